@@ -1,0 +1,181 @@
+"""Every way tokenmill can refuse, drawn once.
+
+An error says what is wrong, where (path, row, line, byte offset, as far as known) and what to do
+about it. Each leaf has a builtin second parent, so ``except FileNotFoundError`` works as people
+expect. Foreign exceptions (msgspec, jinja2, pyarrow, OSError) are translated at the boundary of
+the room that calls the foreign library, with ``from``.
+
+::
+
+    TokenmillError
+    ├── UsageError (ValueError)              the call is wrong: an argument, a flag, a recipe field
+    ├── SourceError (OSError)                the data cannot be read
+    │   ├── SourceMissing (FileNotFoundError)    no such file, or nothing in it
+    │   ├── SourceChanged (RuntimeError)         the file changed while it was being read
+    │   └── RowError (ValueError)                one row is bad; carries a reason of REASONS
+    ├── TokenizerError (ValueError)          a tokenizer cannot be loaded, or is ambiguous
+    ├── TemplateError (ValueError)           a chat template cannot be compiled or must be pinned
+    ├── CacheError (OSError)                 the cache cannot be written: full, read-only, forbidden
+    ├── CorruptionError (ValueError)         stored bytes are not what was written
+    ├── NonDeterminismError (RuntimeError)   two builders made different bytes for one key
+    ├── WorkerError (RuntimeError)           a worker process died, hung or ran out of memory
+    └── StateError (ValueError)              a saved cursor does not fit this data or order
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+REASONS = (
+    "bad_json",  # the bytes are not one JSON object
+    "bad_shape",  # JSON, but not a conversation, text or pair that the format describes
+    "template_error",  # the chat template itself refused the row
+    "template_drops_content",  # the template prints an assistant's text or tool call nowhere
+    "mask_unproven",  # no method could show which characters are the assistant's
+    "trailing_user",  # the conversation ends with a user turn
+    "no_trained_tokens",  # nothing in the row would be trained
+    "overlong",  # longer than max_length
+    "limit",  # a bound on line length, nesting, or a template's work or output
+)
+"""Why a row can be rejected. Every rejected row is counted under exactly one of these."""
+
+
+class TokenmillError(Exception):
+    """Root of the tree: a message plus the place it speaks of.
+
+    Args:
+        message: What is wrong and what to do, without the place.
+        path: File (or directory) concerned.
+        row: Row number within the file, from 0.
+        line: Physical line within the file, from 1.
+        offset: Byte offset within the (decompressed) file.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        path: str | os.PathLike[str] | None = None,
+        row: int | None = None,
+        line: int | None = None,
+        offset: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.path = None if path is None else os.fspath(path)
+        self.row = row
+        self.line = line
+        self.offset = offset
+
+    @property
+    def place(self) -> str:
+        """``file:line (row r, byte o)`` as far as known, else the empty string."""
+        where = self.path or ""
+        if self.line is not None:
+            where += f":{self.line}"
+        details = []
+        if self.row is not None:
+            details.append(f"row {self.row}")
+        if self.offset is not None:
+            details.append(f"byte {self.offset}")
+        if details:
+            where += f" ({', '.join(details)})" if where else ", ".join(details)
+        return where
+
+    def __str__(self) -> str:
+        return f"{self.place}: {self.message}" if self.place else self.message
+
+    def __reduce__(self) -> Any:
+        # OSError's own reduce would lose the keyword arguments on the way to another process.
+        return _rebuild, (type(self), self.message, dict(self.__dict__))
+
+    def as_dict(self) -> dict[str, Any]:
+        """The ``error`` object of the command line's ``--json`` output."""
+        return {
+            "type": type(self).__name__,
+            "message": self.message,
+            "path": self.path,
+            "row": self.row,
+            "line": self.line,
+            "offset": self.offset,
+        }
+
+
+def _rebuild(cls: type[TokenmillError], message: str, state: dict[str, Any]) -> TokenmillError:
+    error = cls.__new__(cls, message)
+    Exception.__init__(error, message)
+    error.__dict__.update(state)
+    return error
+
+
+class UsageError(TokenmillError, ValueError):
+    """The call is wrong: an argument, a flag or a field of a recipe."""
+
+
+class SourceError(TokenmillError, OSError):
+    """The data cannot be read."""
+
+
+class SourceMissing(SourceError, FileNotFoundError):
+    """No such file, or a place that holds no data."""
+
+
+class SourceChanged(SourceError, RuntimeError):
+    """The file changed between two looks at it."""
+
+
+class RowError(SourceError, ValueError):
+    """One row is bad.
+
+    Args:
+        message: What is wrong with the row.
+        reason: One of `REASONS`.
+        path: As in `TokenmillError`, like the rest.
+        row: See there.
+        line: See there.
+        offset: See there.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        reason: str = "bad_shape",
+        path: str | os.PathLike[str] | None = None,
+        row: int | None = None,
+        line: int | None = None,
+        offset: int | None = None,
+    ) -> None:
+        super().__init__(message, path=path, row=row, line=line, offset=offset)
+        if reason not in REASONS:
+            raise AssertionError(f"unknown reason of rejection: {reason!r}")
+        self.reason = reason
+
+
+class TokenizerError(TokenmillError, ValueError):
+    """A tokenizer cannot be loaded, or it is ambiguous which one would encode."""
+
+
+class TemplateError(TokenmillError, ValueError):
+    """A chat template cannot be compiled, or asks for something the recipe must pin."""
+
+
+class CacheError(TokenmillError, OSError):
+    """The cache directory cannot be written: full, read-only or forbidden; nothing was published."""
+
+
+class CorruptionError(TokenmillError, ValueError):
+    """Stored bytes are not what was written."""
+
+
+class NonDeterminismError(TokenmillError, RuntimeError):
+    """Two builders made different bytes for one key."""
+
+
+class WorkerError(TokenmillError, RuntimeError):
+    """A worker process died, hung or ran out of memory more often than it may."""
+
+
+class StateError(TokenmillError, ValueError):
+    """A saved cursor does not fit this data, seed or order."""

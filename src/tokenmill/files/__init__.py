@@ -1,0 +1,39 @@
+"""The only writer of files.
+
+Everything tokenmill leaves on disk goes the same way: a file is written under a *staging*
+directory whose name nobody else can have, synced, closed with its size checked, and then
+*published*: it appears under its final name in one step, if and only if nothing is there yet.
+Directories are staged whole and appear by one rename. Published bytes never change, so readers
+need no lock and a crash leaves at worst a staging directory that harms nobody.
+
+`Staging` owns the temporary directory; `publish_file` and `publish_directory` are the two ways
+out of it; `filesystem_kind` tells where mapping a file is unsafe and must be a read.
+"""
+
+from __future__ import annotations
+
+from tokenmill.files.kind import NETWORK_KINDS, filesystem_kind, is_network
+from tokenmill.files.publish import (
+    Staging,
+    copy_or_link,
+    make_directory,
+    publish_directory,
+    publish_file,
+    sync_directory,
+    write_file,
+    writing_errors,
+)
+
+__all__ = [
+    "NETWORK_KINDS",
+    "Staging",
+    "copy_or_link",
+    "filesystem_kind",
+    "is_network",
+    "make_directory",
+    "publish_directory",
+    "publish_file",
+    "sync_directory",
+    "write_file",
+    "writing_errors",
+]

@@ -1,0 +1,66 @@
+"""Which file system a path lives on.
+
+A mapped file on a network file system can vanish under its reader and end the process with
+SIGBUS; there the store reads with pread instead. The kernel's table of mounts says which kind it
+is; where there is no such table (not Linux) the answer is "unknown", which counts as local.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+
+NETWORK_KINDS = frozenset(
+    {
+        "9p",
+        "afs",
+        "beegfs",
+        "ceph",
+        "cifs",
+        "glusterfs",
+        "gpfs",
+        "lustre",
+        "ncpfs",
+        "nfs",
+        "nfs4",
+        "orangefs",
+        "panfs",
+        "smb3",
+        "smbfs",
+        "virtiofs",
+        "wekafs",
+    }
+)
+"""Kinds on which another machine can change or remove a file that is mapped here."""
+
+_MOUNTS = "/proc/self/mountinfo"
+
+
+def filesystem_kind(path: str | os.PathLike[str]) -> str:
+    """The kind (``ext4``, ``nfs4``, ``fuse.s3fs`` …) of the file system that holds a path."""
+    try:
+        with open(_MOUNTS, encoding="utf-8", errors="surrogateescape") as table:
+            mounts = [_parse(line) for line in table]
+    except OSError:
+        return "unknown"
+    real = os.path.realpath(path)
+    kind, longest = "unknown", -1
+    for mount_point, mount_kind in mounts:
+        inside = real == mount_point or real.startswith(mount_point.rstrip("/") + "/")
+        # A later mount on the same point covers the earlier one, hence ">=".
+        if inside and len(mount_point) >= longest:
+            kind, longest = mount_kind, len(mount_point)
+    return kind
+
+
+def is_network(path: str | os.PathLike[str]) -> bool:
+    """Whether a path lives where mapping is unsafe: a network or FUSE file system."""
+    kind = filesystem_kind(path)
+    return kind in NETWORK_KINDS or kind.startswith("fuse.")
+
+
+def _parse(line: str) -> tuple[str, str]:
+    """Mount point and kind of one line: ``36 35 98:0 /root /mnt opts - ext4 /dev/x rw``."""
+    fields, _, rest = line.partition(" - ")
+    mount_point = re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), fields.split(" ")[4])
+    return mount_point, rest.split(" ")[0]

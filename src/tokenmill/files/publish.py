@@ -1,0 +1,260 @@
+"""Staging and publishing: how bytes become visible, once and whole.
+
+A `Staging` is a directory ``<root>/staging/<host>-<pid>-<random>/``; its owner writes into it with
+`write_file` (synced, checked close, size re-checked) and publishes from it. `publish_file` links
+the staged file to its final name, which fails when something is there; file systems without hard
+links get a rename that does not replace, and at last a plain rename after a look.
+`publish_directory` renames, which fails on a directory that is not empty. Both recognise the case
+of a lost reply (the step was done, yet an error came back) and then count it as their own success.
+
+Modes come from the cache root, not from the umask of whoever came first: a root that its group
+may write gives files that the group may write.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import os
+import secrets
+import shutil
+import socket
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from types import TracebackType
+
+from tokenmill.errors import CacheError
+
+_NO_HARD_LINKS = (
+    errno.EPERM,
+    errno.EOPNOTSUPP,
+    errno.ENOSYS,
+    errno.EMLINK,
+    errno.EXDEV,
+    errno.EACCES,
+    errno.EINVAL,
+)
+_AT_FDCWD = -100
+_RENAME_NOREPLACE = 1
+
+_REMEDIES = {
+    errno.ENOSPC: "the disk is full; free space or choose another cache_dir",
+    errno.EDQUOT: "the disk quota is used up; free space or choose another cache_dir",
+    errno.EROFS: "the file system is read-only; choose a writable cache_dir",
+    errno.EACCES: "no permission to write here; choose another cache_dir",
+    errno.EPERM: "no permission to write here; choose another cache_dir",
+}
+
+Buffer = bytes | bytearray | memoryview
+
+
+@contextlib.contextmanager
+def writing_errors(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Translate an OSError met while writing into a `CacheError` that says what to do."""
+    try:
+        yield
+    except CacheError:
+        raise
+    except OSError as error:
+        remedy = _REMEDIES.get(error.errno or 0, "nothing was published; run the command again")
+        reason = error.strerror or str(error)
+        raise CacheError(f"cannot write: {reason}; {remedy}", path=path) from error
+
+
+def make_directory(path: Path, root: Path) -> None:
+    """Create a directory and its parents below ``root`` with the mode of the root.
+
+    The root itself is created with the caller's umask: its owner decides once who may write.
+    """
+    if path.is_dir():
+        return
+    if path == root or root not in path.parents:
+        path.mkdir(parents=True, exist_ok=True)
+        return
+    make_directory(path.parent, root)
+    try:
+        path.mkdir()
+    except FileExistsError:
+        return
+    _apply_mode(path, root, directory=True)
+
+
+def _apply_mode(path: Path, root: Path, *, directory: bool) -> None:
+    mode = root.stat().st_mode & (0o3777 if directory else 0o666)
+    # Someone else's umask-made directory is theirs to change; ours is not worth an error.
+    with contextlib.suppress(PermissionError):
+        path.chmod(mode)
+
+
+def sync_directory(path: Path) -> None:
+    """Make the names in a directory durable."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        # Some network file systems cannot sync a directory; the names are durable there anyway.
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.EBADF):
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def write_file(path: Path, chunks: Buffer | Iterable[Buffer]) -> int:
+    """Write a new file, sync it, close it, and check that it has the size that was written."""
+    if isinstance(chunks, bytes | bytearray | memoryview):
+        chunks = (chunks,)
+    written = 0
+    with writing_errors(path):
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        try:
+            for chunk in chunks:
+                view = memoryview(chunk).cast("B")
+                while view:  # a short write is not an error, it is a beginning
+                    step = os.write(descriptor, view)
+                    written += step
+                    view = view[step:]
+            os.fsync(descriptor)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
+            raise
+        os.close(descriptor)
+        size = os.stat(path).st_size
+    if size != written:
+        raise CacheError(f"wrote {written} bytes, but the file has {size}", path=path)
+    return written
+
+
+class Staging:
+    """A directory of one's own under ``<root>/staging``, removed on leaving.
+
+    Its name holds host and process id, so that a later collection can prove its owner dead.
+
+    Args:
+        root: The cache directory (or the target of ``--out``) that will receive what is staged.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        unique = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(8)}"
+        self.path = root / "staging" / unique
+
+    def __enter__(self) -> Staging:
+        with writing_errors(self.path):
+            make_directory(self.path, self.root)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        shutil.rmtree(self.path, ignore_errors=True)
+
+    def write(self, name: str, chunks: Buffer | Iterable[Buffer]) -> Path:
+        """Write and sync one staged file."""
+        path = self.path / name
+        with writing_errors(path):
+            make_directory(path.parent, self.root)
+        write_file(path, chunks)
+        with writing_errors(path):
+            _apply_mode(path, self.root, directory=False)
+        return path
+
+    def publish(self, staged: Path, target: Path) -> bool:
+        """Publish one staged file or directory; True when it is ours that is now visible."""
+        with writing_errors(target):
+            make_directory(target.parent, self.root)
+            if staged.is_dir():
+                return publish_directory(staged, target)
+            return publish_file(staged, target)
+
+
+def publish_file(staged: Path, target: Path) -> bool:
+    """Make a staged file visible under its final name if that name is free.
+
+    Returns:
+        True when the visible file is the staged one, False when another was there first.
+    """
+    try:
+        os.link(staged, target)
+    except FileExistsError:
+        return _same_file(staged, target)
+    except OSError as error:
+        if error.errno not in _NO_HARD_LINKS or not staged.exists():
+            raise
+        return _publish_by_rename(staged, target)
+    sync_directory(target.parent)
+    return True
+
+
+def _same_file(staged: Path, target: Path) -> bool:
+    """Whether a reported EEXIST was in truth our own link (the reply got lost)."""
+    return os.path.samestat(os.stat(staged), os.stat(target))
+
+
+def _publish_by_rename(staged: Path, target: Path) -> bool:
+    """The way for file systems without hard links."""
+    before = os.stat(staged)
+    try:
+        _rename_without_replacing(staged, target)
+    except FileExistsError:
+        return os.path.samestat(before, os.stat(target))
+    except OSError as error:
+        if error.errno not in (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP):
+            raise
+        # Neither links nor a guarded rename: equal keys hold equal bytes, so a rename that comes
+        # second replaces a file by its twin.
+        if target.exists():
+            return False
+        os.rename(staged, target)
+    sync_directory(target.parent)
+    return True
+
+
+def _rename_without_replacing(staged: Path, target: Path) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if not hasattr(libc, "renameat2"):
+        raise OSError(errno.ENOSYS, "no renameat2")
+    done = libc.renameat2(
+        _AT_FDCWD, os.fsencode(staged), _AT_FDCWD, os.fsencode(target), _RENAME_NOREPLACE
+    )
+    if done != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code), os.fspath(target))
+
+
+def publish_directory(staged: Path, target: Path) -> bool:
+    """Make a staged directory visible by one rename if its final name is free.
+
+    Returns:
+        True when the visible directory is the staged one, False when another was there first.
+    """
+    before = os.stat(staged)
+    sync_directory(staged)
+    try:
+        os.rename(staged, target)
+    except OSError as error:
+        if error.errno not in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOENT, errno.ENOTDIR):
+            raise
+        if not target.is_dir():
+            raise
+        return os.path.samestat(before, os.stat(target))
+    sync_directory(target.parent)
+    return True
+
+
+def copy_or_link(source: Path, target: Path) -> None:
+    """Give a published file a second name: a hard link where possible, else a synced copy."""
+    try:
+        os.link(source, target)
+        return
+    except FileExistsError:
+        raise
+    except OSError as error:
+        if error.errno not in _NO_HARD_LINKS:
+            raise
+    with open(source, "rb") as reader:
+        write_file(target, iter(lambda: reader.read(1 << 20), b""))

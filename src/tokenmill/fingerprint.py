@@ -1,0 +1,69 @@
+"""One canonical encoding and one digest for every spec and every content.
+
+Two nouns. A *key* names a document (a recipe, a slice, a store): the document is encoded as
+canonical JSON (sorted members, no spaces, UTF-8) and hashed with BLAKE2b to 160 bits, written as
+40 hex digits. A *checksum* guards bytes (a block of a file, a row, a slice of a source): xxh3,
+128 bits as 32 hex digits or 64 bits as an integer, because there are many bytes and no adversary
+between a disk and its reader.
+
+Nothing here depends on hash seeds, locale, insertion order or the version of a library: the same
+value gives the same digest everywhere (promise P5).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import msgspec
+import xxhash
+
+KEY_HEX = 40  # hex digits of a key: 160 bits, so that 2**40 documents do not collide
+CHECKSUM_HEX = 32  # hex digits of a 128-bit checksum
+
+_encoder = msgspec.json.Encoder(order="sorted")
+
+
+def canonical(document: Any) -> bytes:
+    """Encode a document of plain values as canonical JSON.
+
+    Floats keep their shortest form; NaN and infinities have no JSON form and are refused, because
+    two different documents would share the encoding ``null``.
+    """
+    _refuse_non_finite(document)
+    return _encoder.encode(document)
+
+
+def _refuse_non_finite(value: Any) -> None:
+    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
+        raise ValueError(f"{value!r} has no canonical form")
+    if isinstance(value, dict):
+        for member in value.values():
+            _refuse_non_finite(member)
+    elif isinstance(value, list | tuple):
+        for member in value:
+            _refuse_non_finite(member)
+
+
+def key(document: Any) -> str:
+    """The 40 hex digits that name a document."""
+    return hashlib.blake2b(canonical(document), digest_size=KEY_HEX // 2).hexdigest()
+
+
+def checksum(data: bytes | bytearray | memoryview) -> str:
+    """The 128-bit checksum of bytes, as 32 hex digits."""
+    return xxhash.xxh3_128_hexdigest(data)
+
+
+def checksum64(data: bytes | bytearray | memoryview) -> int:
+    """The 64-bit checksum of bytes, as an unsigned integer: one per row in a meta file."""
+    return xxhash.xxh3_64_intdigest(data)
+
+
+def block_checksums(data: bytes | bytearray | memoryview, block_bytes: int) -> list[str]:
+    """64-bit checksums (16 hex digits) of consecutive blocks; the last one may be short."""
+    view = memoryview(data).cast("B")
+    return [
+        xxhash.xxh3_64_hexdigest(view[start : start + block_bytes])
+        for start in range(0, len(view), block_bytes)
+    ]
