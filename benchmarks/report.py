@@ -1,0 +1,85 @@
+"""Collects figures, prints them as they come and writes results.json.
+
+A *figure* is a measured number with a unit and, where an issue or promise states one, a bound it
+must keep: ``at_least`` or ``at_most``. A *ratio* is the figure "peer's seconds / our seconds".
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import platform
+import time
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+LIBRARIES = (
+    "tokenmill", "numpy", "pyarrow", "msgspec", "tokenizers", "fastokens", "minijinja", "jinja2",
+    "transformers", "datasets", "torch", "trl",
+)  # fmt: skip
+
+
+class Report:
+    """The figures of one run."""
+
+    def __init__(self) -> None:
+        self.figures: list[dict[str, Any]] = []
+        self.room = ""
+
+    def figure(
+        self,
+        name: str,
+        value: float,
+        unit: str,
+        *,
+        at_least: float | None = None,
+        at_most: float | None = None,
+        note: str = "",
+    ) -> None:
+        """Record and print one figure; a bound that is not kept is marked, never hidden."""
+        kept = (at_least is None or value >= at_least) and (at_most is None or value <= at_most)
+        bound = ""
+        if at_least is not None:
+            bound = f"  (at least {at_least:g}{'' if kept else ': MISSED'})"
+        elif at_most is not None:
+            bound = f"  (at most {at_most:g}{'' if kept else ': MISSED'})"
+        print(f"{self.room:>8}  {name:<58} {value:>12,.3f} {unit}{bound}  {note}", flush=True)
+        self.figures.append(
+            {"room": self.room, "name": name, "value": value, "unit": unit,
+             "at_least": at_least, "at_most": at_most, "kept": kept, "note": note}
+        )  # fmt: skip
+
+    def ratio(
+        self, name: str, *, ours: float, peer: float, at_least: float | None = None, note: str = ""
+    ) -> None:
+        """How many times faster than the peer, from seconds per unit of the same work."""
+        self.figure(name, peer / ours, "x", at_least=at_least, note=note)
+
+    def write(self, path: Path) -> None:
+        """Write results.json with machine and versions."""
+        versions = {}
+        for name in LIBRARIES:
+            try:
+                versions[name] = metadata.version(name)
+            except metadata.PackageNotFoundError:
+                continue
+        document = {
+            "machine": {"cpus": __import__("os").cpu_count(), "arch": platform.machine(),
+                        "python": platform.python_version()},
+            "versions": versions,
+            "figures": self.figures,
+        }  # fmt: skip
+        path.write_text(json.dumps(document, indent=1) + "\n")
+
+
+def seconds(work: Callable[[], Any], repeat: int = 1) -> float:
+    """Wall time of the fastest of ``repeat`` calls."""
+    best = float("inf")
+    for _ in range(repeat):
+        gc.collect()
+        start = time.perf_counter()
+        work()
+        best = min(best, time.perf_counter() - start)
+    return best

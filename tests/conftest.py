@@ -1,0 +1,53 @@
+"""Fixtures every room's tests share: the real data of ../shared, a cache of one's own."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+PROJECT = Path(__file__).resolve().parent.parent
+SHARED = PROJECT.parent / "shared" / "data"
+
+
+def unpack_shared() -> Path | None:
+    """Lay the shared data out once per user; None where the folder is missing."""
+    stated = os.environ.get("TOKENMILL_TEST_DATA")
+    if stated:
+        return Path(stated)
+    if not (SHARED / "unpack").is_file():
+        return None
+    sizes = "".join(f"{p.name}:{p.stat().st_size};" for p in sorted(SHARED.glob("*.tar.xz")))
+    name = hashlib.sha256(sizes.encode()).hexdigest()[:12]
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    target = cache / "tokenmill-tests" / name
+    subprocess.run([SHARED / "unpack", target], check=True)
+    return target
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    """Directory with tokenizers/, templates/, corpora/ and golden/."""
+    directory = unpack_shared()
+    if directory is None:
+        pytest.skip("needs ../shared/data, which is not beside this checkout")
+    return directory
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """No test sees the user's cache, nor another test's."""
+    cache = tmp_path / "tokenmill-cache"
+    monkeypatch.setenv("TOKENMILL_CACHE_DIR", str(cache))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    return cache
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A test that asks for the shared data carries the marker without being told."""
+    for item in items:
+        if "shared" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.shared)
