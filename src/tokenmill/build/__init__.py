@@ -1,0 +1,1 @@
+"""Recipe to plan, plan to slices on an executor, slices to one committed store."""
