@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
@@ -74,6 +74,7 @@ def test_every_example_gives_the_same_ids_through_fastokens(renders: list[str]) 
 
 
 @settings(max_examples=300, deadline=None)
+@example("e\u0301 \u212b \u0958 \r\n\u2028 \ufb01\x00")
 @given(st.lists(st.sampled_from([*CONTROL, " ", "\n", "0"]) | st.text(), max_size=8).map("".join))
 def test_any_text_survives_encoding_byte_for_byte(text: str) -> None:
     ids = ENGINE.encode(text, add_special_tokens=False).ids
