@@ -73,7 +73,7 @@ class TokenmillError(Exception):
         """``file:line (row r, byte o)`` as far as known, else the empty string."""
         where = self.path or ""
         if self.line is not None:
-            where += f":{self.line}"
+            where += f":{self.line}" if where else f"line {self.line}"
         details = []
         if self.row is not None:
             details.append(f"row {self.row}")
@@ -117,11 +117,11 @@ class SourceError(TokenmillError, OSError):
     """The data cannot be read."""
 
 
-class SourceMissing(SourceError, FileNotFoundError):
+class SourceMissing(SourceError, FileNotFoundError):  # noqa: N818 - a state, not an accident
     """No such file, or a place that holds no data."""
 
 
-class SourceChanged(SourceError, RuntimeError):
+class SourceChanged(SourceError, RuntimeError):  # noqa: N818
     """The file changed between two looks at it."""
 
 
@@ -162,7 +162,7 @@ class TemplateError(TokenmillError, ValueError):
 
 
 class CacheError(TokenmillError, OSError):
-    """The cache directory cannot be written: full, read-only or forbidden; nothing was published."""
+    """The cache cannot be written: full, read-only or forbidden; nothing was published."""
 
 
 class CorruptionError(TokenmillError, ValueError):
