@@ -1,1 +1,1 @@
-"""Tests, one directory per room."""
+"""Tests, by room."""

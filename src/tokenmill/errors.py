@@ -117,11 +117,11 @@ class SourceError(TokenmillError, OSError):
     """The data cannot be read."""
 
 
-class SourceMissing(SourceError, FileNotFoundError):  # noqa: N818 - a state, not an accident
+class SourceMissing(SourceError, FileNotFoundError):
     """No such file, or a place that holds no data."""
 
 
-class SourceChanged(SourceError, RuntimeError):  # noqa: N818
+class SourceChanged(SourceError, RuntimeError):
     """The file changed between two looks at it."""
 
 
