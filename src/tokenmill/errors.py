@@ -73,7 +73,7 @@ class TokenmillError(Exception):
         """``file:line (row r, byte o)`` as far as known, else the empty string."""
         where = self.path or ""
         if self.line is not None:
-            where += f":{self.line}"
+            where += f":{self.line}" if where else f"line {self.line}"
         details = []
         if self.row is not None:
             details.append(f"row {self.row}")
