@@ -144,13 +144,18 @@ class Staging:
     Its name holds host and process id, so that a later collection can prove its owner dead.
 
     Args:
-        root: The cache directory (or the target of ``--out``) that will receive what is staged.
+        root: The cache directory that will receive what is staged.
+        beside: A target outside of any cache; the staging directory is then its hidden sibling,
+            so that the last rename stays within one file system.
     """
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, *, beside: Path | None = None) -> None:
         self.root = root
         unique = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(8)}"
-        self.path = root / "staging" / unique
+        if beside is None:
+            self.path = root / "staging" / unique
+        else:
+            self.path = beside.parent / f".{beside.name}.{unique}"
 
     def __enter__(self) -> Staging:
         with writing_errors(self.path):

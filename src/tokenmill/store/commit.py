@@ -99,9 +99,11 @@ def commit_store(
         staged = staging.path / "store"
         staging.write("store/" + names.PROOF, json.dumps(proof, indent=1).encode() + b"\n")
         tally = _write_columns(cache, placements, staged)
-        staging.write("store/" + names.STATE, _state(staged, store.directory))
+        staging.write(
+            "store/" + names.STATE, state_json(staged / names.TABLE, store.directory.name)
+        )
         staging.write("store/" + names.DATASET_INFO, _DATASET_INFO)
-        files = {name: _file_document(staged / name) for name in names.CHECKED_FILES}
+        files = {name: file_document(staged / name) for name in names.CHECKED_FILES}
         manifest = make_manifest(document, tally.totals(), dict(tokenizer), files)
         staging.write("store/" + names.MANIFEST, encode_manifest(manifest))
         if not staging.publish(staged, store.directory):
@@ -119,7 +121,8 @@ def _require_equal(store: StoreLayout, ours: Document) -> None:
         )
 
 
-def _file_document(path: Path) -> Document:
+def file_document(path: Path) -> Document:
+    """Size and checksum of a file, as a manifest states them."""
     hasher = xxhash.xxh3_128()
     size = 0
     with open(path, "rb") as file:
@@ -182,9 +185,9 @@ def _table_row(placement: Placement, reader: SliceReader, tally: _Tally) -> np.n
 _DATASET_INFO = b"{}\n"
 
 
-def _state(staged: Path, directory: Path, slices: str = "../../slices") -> Iterator[bytes]:
+def state_json(table_path: Path, key: str, slices: str = "../../slices") -> Iterator[bytes]:
     """``state.json`` for `datasets.load_from_disk`, piece by piece: it may be long."""
-    table = load_table(open_bytes(staged / names.TABLE, mapped=False))
+    table = load_table(open_bytes(table_path, mapped=False))
     yield b'{"_data_files": ['
     first = True
     for row in table:
@@ -195,7 +198,7 @@ def _state(staged: Path, directory: Path, slices: str = "../../slices") -> Itera
         yield f'{comma}{{"filename": "{slices}/{key[:2]}/{key}.arrow"}}'.encode()
         first = False
     rest: Document = {
-        "_fingerprint": directory.name[:16],
+        "_fingerprint": key[:16],
         "_format_columns": None,
         "_format_kwargs": {},
         "_format_type": None,

@@ -28,7 +28,7 @@ from tokenmill.origin import Origin
 from tokenmill.store import layout as names
 from tokenmill.store.access import load_array, open_bytes
 from tokenmill.store.checks import check_file, check_totals, warn_about_proof
-from tokenmill.store.layout import StoreLayout
+from tokenmill.store.layout import SliceFiles, StoreLayout
 from tokenmill.store.manifest import Document, read_manifest
 from tokenmill.store.record import META_COLUMNS
 from tokenmill.store.slices import SliceReader
@@ -310,6 +310,14 @@ class Store(Sequence[Row]):
         return self._layout.tokenizer(self.manifest["tokenizer"]["identity"])
 
     # Checks and copies
+
+    def slice_keys(self) -> Iterator[str]:
+        """The key of every slice, in order."""
+        return (entry["key"].tobytes().hex() for entry in self._table)
+
+    def files_of(self, key: str) -> SliceFiles:
+        """Where one slice of this store lies."""
+        return self._layout.slice(key)
 
     def verify(self) -> int:
         """Check every checksum; returns the bytes checked, raises `CorruptionError`."""
