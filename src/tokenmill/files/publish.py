@@ -97,6 +97,17 @@ def _apply_mode(path: Path, root: Path, *, directory: bool) -> None:
         path.chmod(mode)
 
 
+def _apply_modes(staged: Path, root: Path) -> None:
+    """Give a staged file, or everything in a staged directory, the modes of the root."""
+    if not staged.is_dir():
+        _apply_mode(staged, root, directory=False)
+        return
+    for directory, _, files in os.walk(staged):
+        _apply_mode(Path(directory), root, directory=True)
+        for name in files:
+            _apply_mode(Path(directory, name), root, directory=False)
+
+
 def sync_directory(path: Path) -> None:
     """Make the names in a directory durable."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
@@ -146,11 +157,13 @@ class Staging:
     Args:
         root: The cache directory that will receive what is staged.
         beside: A target outside of any cache; the staging directory is then its hidden sibling,
-            so that the last rename stays within one file system.
+            so that the last rename stays within one file system, and the caller's umask holds:
+            the directory around the target (say, /tmp) is nobody's policy.
     """
 
     def __init__(self, root: Path, *, beside: Path | None = None) -> None:
         self.root = root
+        self._own_modes = beside is None
         unique = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(8)}"
         if beside is None:
             self.path = root / "staging" / unique
@@ -158,9 +171,15 @@ class Staging:
             self.path = beside.parent / f".{beside.name}.{unique}"
 
     def __enter__(self) -> Staging:
-        with writing_errors(self.path):
-            make_directory(self.path, self.root)
+        self._make(self.path)
         return self
+
+    def _make(self, directory: Path) -> None:
+        with writing_errors(directory):
+            if self._own_modes:
+                make_directory(directory, self.root)
+            else:
+                directory.mkdir(parents=True, exist_ok=True)
 
     def __exit__(
         self,
@@ -173,17 +192,16 @@ class Staging:
     def write(self, name: str, chunks: Buffer | Iterable[Buffer]) -> Path:
         """Write and sync one staged file."""
         path = self.path / name
-        with writing_errors(path):
-            make_directory(path.parent, self.root)
+        self._make(path.parent)
         write_file(path, chunks)
-        with writing_errors(path):
-            _apply_mode(path, self.root, directory=False)
         return path
 
     def publish(self, staged: Path, target: Path) -> bool:
         """Publish one staged file or directory; True when it is ours that is now visible."""
+        self._make(target.parent)
         with writing_errors(target):
-            make_directory(target.parent, self.root)
+            if self._own_modes:
+                _apply_modes(staged, self.root)
             if staged.is_dir():
                 return publish_directory(staged, target)
             return publish_file(staged, target)
