@@ -29,8 +29,9 @@ def canonical(document: Any) -> bytes:
     """Encode a document of plain values as canonical JSON.
 
     Plain are None, bool, int, float, str, lists or tuples of them, dicts with text keys, and
-    structs, which stand for the dict of their fields. Floats keep their shortest form. Whatever would share its encoding with a different document is
-    refused: NaN and infinities (``null``), bytes (their base64 text), keys that are numbers.
+    structs, which stand for the dict of their fields. Floats keep their shortest form. Whatever
+    would share its encoding with a different document is refused: NaN and infinities (``null``),
+    bytes (their base64 text), keys that are numbers.
     """
     _require_plain(document)
     return _encoder.encode(document)
