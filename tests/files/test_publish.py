@@ -99,6 +99,33 @@ def test_publish_file_from_nothing_is_an_error(tmp_path: Path) -> None:
     assert target.read_bytes() == b"theirs"
 
 
+@pytest.mark.parametrize("kind", ["file", "directory"])
+def test_publish_of_something_cleared_away_meanwhile_is_an_error(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No such file is not a lost reply when what is visible is somebody else's."""
+    staged, target = tmp_path / "staged", tmp_path / "target"
+    for path in (staged, target):
+        if kind == "directory":
+            path.mkdir()
+        else:
+            path.write_bytes(b"x")
+
+    def too_late(*_: Any) -> None:
+        os.replace(staged, tmp_path / "trash")
+        raise FileNotFoundError(errno.ENOENT, "gone")
+
+    monkeypatch.setattr(os, "link", refusing(errno.EPERM))
+    monkeypatch.setattr(module, "_rename_without_replacing", too_late)
+    if kind == "file":
+        with pytest.raises(FileNotFoundError):
+            publish_file(staged, target)
+    else:
+        monkeypatch.setattr(os, "rename", too_late)
+        with pytest.raises(FileNotFoundError):
+            publish_directory(staged, target)
+
+
 @pytest.mark.usefixtures("way")
 def test_publish_file_into_a_missing_directory_is_an_error(tmp_path: Path, staged: Path) -> None:
     with pytest.raises(FileNotFoundError):
