@@ -136,6 +136,14 @@ class SliceReader:
             start = end
         return turns
 
+    def all_turns(self) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int8]]:
+        """All rows' turn ends, where each row's begin (one more than rows), and role numbers."""
+        return (
+            np.frombuffer(self.meta.view(*self.meta.buffer("turn_ends.values")), np.int32),
+            np.frombuffer(self.meta.view(*self.meta.buffer("turn_ends.offsets")), np.int32),
+            np.frombuffer(self.meta.view(*self.meta.buffer("turn_roles.values")), np.int8),
+        )
+
     def carried(self, number: int) -> dict[str, Any]:
         """The carried columns of one row, decoded."""
         return {name: msgspec.json.decode(self._text(name, number)) for name in self.record.carried}
