@@ -162,7 +162,7 @@ class TemplateError(TokenmillError, ValueError):
 
 
 class CacheError(TokenmillError, OSError):
-    """The cache directory cannot be written: full, read-only or forbidden; nothing was published."""
+    """The cache cannot be written: full, read-only or forbidden; nothing was published."""
 
 
 class CorruptionError(TokenmillError, ValueError):
