@@ -1,7 +1,7 @@
 """Packing, on integers: lengths → packs; packs and rows → filled arrays.
 
-`Pack` is the wish, `pack_window` answers it with `Packs` for one window of an order, `fill_packs` and
-`fill_rows` make the arrays. No file is touched and no token copied before a batch is filled.
+`Pack` is the wish, `pack_window` answers it with `Packs` for one window of an order, `fill_packs`
+and `fill_rows` make the arrays. No file is touched and no token copied before a batch is filled.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Filled arrays: rows and packs of token ids as the matrices a trainer wants.
 
-A *piece* here is a pair (ids int32, mask uint8) of views onto stored tokens. `fill_rows` pads pieces into
-one matrix; `fill_packs` lays them side by side. In both, labels are unshifted, -100 where a token is not
-trained, and -100 at the first token of every piece: nothing before it in its own row could predict it.
+A *piece* here is a pair (ids int32, mask uint8) of views onto stored tokens. `fill_rows` pads
+pieces into one matrix; `fill_packs` lays them side by side. In both, labels are unshifted, -100
+where a token is not trained, and -100 at the first token of every piece: nothing before it in its
+own row could predict it.
 
     pack of 8 holding rows  a b c  and  d e        (^ not trained)
         input_ids      a b c d e . . .

@@ -1,16 +1,17 @@
 """Bin packing of lengths: which pack each piece goes into.
 
-Every function here takes an int64 array of lengths (1 ≤ length ≤ capacity) and returns one pack number
-per piece. They are deterministic and know nothing of rows, files or ranks.
+Every function here takes an int64 array of lengths (1 ≤ length ≤ capacity) and returns one pack
+number per piece. They are deterministic and know nothing of rows, files or ranks.
 
     best_fit     longest first, each into the fullest pack that still has room; near-optimal
-    first_fit    in the given order, each into the first pack that has room
-    sequential   in the given order, a new pack when the next piece does not fit; keeps neighbours together
-    balanced     packs as equal in tokens as possible, their number a multiple of the ranks
+    first_fit    in the given order, each into the first pack that has room sequential   in the
+    given order, a new pack when the next piece does not fit; keeps neighbours together balanced
+    packs as equal in tokens as possible, their number a multiple of the ranks
 
-`best_fit` works on groups rather than pieces: all pieces of one length meet all packs with one amount of
-room at once, which gives exactly the packs of the one-by-one algorithm (a pack that took a piece and
-still has room for another such is then the fullest that has) at a fraction of its time.
+`best_fit` works on groups rather than pieces: all pieces of one length meet all packs with one
+amount of room at once, which gives exactly the packs of the one-by-one algorithm (a pack that
+took a piece and still has room for another such is then the fullest that has) at a fraction of
+its time.
 """
 
 from __future__ import annotations
@@ -106,9 +107,9 @@ def sequential(lengths: Int64Array, capacity: int) -> Int64Array:
 def balanced(lengths: Int64Array, capacity: int, ranks: int) -> Int64Array:
     """Packs of about equal token counts, as many as a multiple of ``ranks``.
 
-    Longest first, each piece into the emptiest pack, over the smallest such number of packs for which
-    nothing overflows. Where pieces are fewer than packs, the last packs stay empty: every rank gets the
-    same number of them all the same.
+    Longest first, each piece into the emptiest pack, over the smallest such number of packs for
+    which nothing overflows. Where pieces are fewer than packs, the last packs stay empty: every
+    rank gets the same number of them all the same.
     """
     descending = np.argsort(-lengths, kind="stable")
     ordered = lengths[descending].tolist()

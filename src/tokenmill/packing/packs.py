@@ -1,13 +1,14 @@
 """Packs: pieces of rows laid side by side into sequences of one length.
 
-`Pack` is the user's wish (length, method, window, what to do with rows that are too long). A *piece* is
-a stretch of one row, nearly always the whole of it. `Packs` is the answer for one window of the order:
-pieces sorted by pack, with the bounds of each pack, as integers only; no token is looked at.
+`Pack` is the user's wish (length, method, window, what to do with rows that are too long). A
+*piece* is a stretch of one row, nearly always the whole of it. `Packs` is the answer for one
+window of the order: pieces sorted by pack, with the bounds of each pack, as integers only; no
+token is looked at.
 
     capacity 8:   rows of 5, 4, 3, 3, 1        packs   [5 3] [4 3 1]
 
-Changing length or method therefore re-tokenizes and copies nothing. Within a pack pieces keep the order
-in which they came; packs are numbered by their first piece.
+Changing length or method therefore re-tokenizes and copies nothing. Within a pack pieces keep the
+order in which they came; packs are numbered by their first piece.
 """
 
 from __future__ import annotations
@@ -50,7 +51,9 @@ class Pack:
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise UsageError(f"Pack.{name} must be a positive whole number, not {value!r}")
         if self.method not in METHODS:
-            raise UsageError(f"Pack.method must be one of {', '.join(METHODS)}, not {self.method!r}")
+            raise UsageError(
+                f"Pack.method must be one of {', '.join(METHODS)}, not {self.method!r}"
+            )
         if self.oversize not in OVERSIZE:
             raise UsageError(
                 f"Pack.oversize must be one of {', '.join(OVERSIZE)}, not {self.oversize!r}"

@@ -1,14 +1,14 @@
 """Interleaving sources by weight, computed from the position.
 
-An `Interleave` answers "which source is drawn at position p, and the how-manieth draw of it is that",
-without having walked there. Sources are the leaves of a binary tree. At a node with left share
-num/den, the first p draws hold exactly ⌊(p·num + den/2) / den⌋ of the left side (a Beatty sequence):
-position p is a left draw when that count rises there, and the count before it is the position within
-the left side. So a draw costs one step per level of the tree, in exact integers.
+An `Interleave` answers "which source is drawn at position p, and the how-manieth draw of it is
+that", without having walked there. Sources are the leaves of a binary tree. At a node with left
+share num/den, the first p draws hold exactly ⌊(p·num + den/2) / den⌋ of the left side (a Beatty
+sequence): position p is a left draw when that count rises there, and the count before it is the
+position within the left side. So a draw costs one step per level of the tree, in exact integers.
 
-The shares are exact: with weights 0.7 and 0.3 every ten consecutive positions from a multiple of ten
-hold seven and three. At any position a source is at most one draw per level of the tree away from its
-share. `Fraction`s come from the decimal form of the weights, so 0.7 means 7/10.
+The shares are exact: with weights 0.7 and 0.3 every ten consecutive positions from a multiple of
+ten hold seven and three. At any position a source is at most one draw per level of the tree away
+from its share. `Fraction`s come from the decimal form of the weights, so 0.7 means 7/10.
 """
 
 from __future__ import annotations
@@ -70,13 +70,15 @@ class Interleave:
     def draw(self, position: int) -> tuple[int, int]:
         """Source at a position, and how often it was drawn before: the scalar twin of `draws`."""
         node = self._tree
-        while node.left is not None and node.right is not None:
+        while True:
+            left, right = node.left, node.right
+            if left is None or right is None:
+                return node.first, position
             before = node.left_before(position)
             if node.left_before(position + 1) > before:
-                node, position = node.left, before
+                node, position = left, before
             else:
-                node, position = node.right, position - before
-        return node.first, position
+                node, position = right, position - before
 
     def draws(self, positions: Int64Array) -> tuple[Int64Array, Int64Array]:
         """Sources at many positions, and how often each was drawn before."""

@@ -1,12 +1,14 @@
 """Mixtures: several sources, each in its own order and its own epochs, as one order.
 
-A `Schedule` says, for a position of an epoch of the mixture, which source stands there, in which epoch
-of its own and at which position of that; it owns the policy for an exhausted source. A `MixedOrder`
-asks the sources' own orders and answers with indices into their concatenation.
+A `Schedule` says, for a position of an epoch of the mixture, which source stands there, in which
+epoch of its own and at which position of that; it owns the policy for an exhausted source. A
+`MixedOrder` asks the sources' own orders and answers with indices into their concatenation.
 
-    repeat   an exhausted source starts its next epoch; the mixture's epoch ends when every source was
+    repeat   an exhausted source starts its next epoch; the mixture's epoch ends when every source
+    was
              served whole at least once
-    stop     the mixture's epoch ends when the first source is exhausted; the next epoch goes on where
+    stop     the mixture's epoch ends when the first source is exhausted; the next epoch goes on
+    where
              each source stood, so nothing is passed over
     drop     an exhausted source leaves and the others share its place; every row once per epoch
 
@@ -118,7 +120,7 @@ class MixedOrder:
     def __init__(self, schedule: Schedule, orders: Sequence[Order]) -> None:
         self.schedule = schedule
         self.rows = schedule.rows
-        self._orders = list(orders)
+        self.orders = list(orders)
         self._offsets = np.concatenate(([0], np.cumsum(schedule.sizes))).astype(np.int64)
 
     def indices(self, epoch: int, positions: Int64Array) -> Int64Array:
@@ -129,7 +131,7 @@ class MixedOrder:
             of_source = sources == source
             for own_epoch in np.unique(epochs[of_source]).tolist():
                 here = of_source & (epochs == own_epoch)
-                own = self._orders[source].indices(own_epoch, places[here])
+                own = self.orders[source].indices(own_epoch, places[here])
                 found[here] = own + self._offsets[source]
         return found
 

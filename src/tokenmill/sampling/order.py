@@ -1,14 +1,14 @@
 """Orders: which index stands at position p of epoch e.
 
-An `Order` is a pure function (epoch, position) → index over ``rows`` indices per epoch; it keeps no
-position, so any process can be asked for any part. `FeistelOrder` is the default: our own keyed
-bijection, without memory. `SequentialOrder` is the identity. `MilesOrder` copies the eager dataset of
-miles exactly, with its weaknesses (a whole permutation in memory, and seed + epoch as the key, so that
-seed 42 in epoch 1 is seed 43 in epoch 0). `GroupedOrder` sorts any order by length within windows, so
-that rows of one batch are about equally long and little is padded.
+An `Order` is a pure function (epoch, position) → index over ``rows`` indices per epoch; it keeps
+no position, so any process can be asked for any part. `FeistelOrder` is the default: our own
+keyed bijection, without memory. `SequentialOrder` is the identity. `MilesOrder` copies the eager
+dataset of miles exactly, with its weaknesses (a whole permutation in memory, and seed + epoch as
+the key, so that seed 42 in epoch 1 is seed 43 in epoch 0). `GroupedOrder` sorts any order by
+length within windows, so that rows of one batch are about equally long and little is padded.
 
-No global random generator is read or written here, and nothing depends on the version of one, `miles`
-excepted: it is defined by Python's own ``random.shuffle``.
+No global random generator is read or written here, and nothing depends on the version of one,
+`miles` excepted: it is defined by Python's own ``random.shuffle``.
 """
 
 from __future__ import annotations
@@ -59,6 +59,7 @@ class Recent(Generic[T]):
         self._values: dict[tuple[int, ...], T] = {}
 
     def __call__(self, *key: int) -> T:
+        """The value of a key, remembered or made."""
         found = self._values.get(key)
         if found is None:
             found = self._make(*key)
@@ -150,10 +151,10 @@ class MilesOrder:
 class GroupedOrder:
     """Another order, sorted by length within windows.
 
-    Each window of ``window`` positions is sorted by length and cut into groups of ``group`` rows, and
-    the groups are shuffled: neighbours are alike, steps are not. Both numbers are fixed rather than
-    taken from the batch size, so that the order stays the same function of the position when the batch
-    size or the number of ranks changes.
+    Each window of ``window`` positions is sorted by length and cut into groups of ``group`` rows,
+    and the groups are shuffled: neighbours are alike, steps are not. Both numbers are fixed
+    rather than taken from the batch size, so that the order stays the same function of the
+    position when the batch size or the number of ranks changes.
 
     Args:
         base: The order to regroup.
@@ -191,7 +192,8 @@ class GroupedOrder:
         shuffled = Permutation(groups, key).indices(np.arange(groups))
         # Position → place in the sorted window: whole groups move, the short one keeps its size.
         places = (shuffled[:, None] * self.group + np.arange(self.group)).reshape(-1)
-        return found[places[places < found.size]]
+        grouped: Int64Array = found[places[places < found.size]]
+        return grouped
 
     def indices(self, epoch: int, positions: Int64Array) -> Int64Array:
         """The indices at many positions of one epoch."""

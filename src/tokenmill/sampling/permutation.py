@@ -1,17 +1,18 @@
 """A keyed bijection of ``range(n)`` that needs no memory.
 
-A `Permutation` answers "which index stands at position p" for one key. It is a *generalised Feistel
-network* over Z_a × Z_b with a = ⌈√n⌉ and b = ⌈n/a⌉: a position is split into (left, right), and in
-turn each half is moved, modulo its own size, by a hash of the other half. Every round can be undone
-whatever the hash is, so the whole is a bijection of range(a·b); the fewer than a values beyond n are
-walked over (apply again until the value is below n: *cycle walking*).
+A `Permutation` answers "which index stands at position p" for one key. It is a *generalised
+Feistel network* over Z_a × Z_b with a = ⌈√n⌉ and b = ⌈n/a⌉: a position is split into (left,
+right), and in turn each half is moved, modulo its own size, by a hash of the other half. Every
+round can be undone whatever the hash is, so the whole is a bijection of range(a·b); the fewer
+than a values beyond n are walked over (apply again until the value is below n: *cycle walking*).
 
-Why not the usual network on bits: its domain is a power of two, so up to half of all positions (three
-quarters with equal halves) must walk; here fewer than one in √n do, for any n.
+Why not the usual network on bits: its domain is a power of two, so up to half of all positions
+(three quarters with equal halves) must walk; here fewer than one in √n do, for any n.
 
-The hash is a multiply–xorshift–multiply of the half and a round key, with constants of our own (the
-first eight bytes of ``blake2b("tokenmill order 1: <name>")``, made odd). Scalar Python integers and
-numpy's uint64 compute the same thing; golden vectors hold both to it. It is a shuffle, not a cipher.
+The hash is a multiply–xorshift–multiply of the half and a round key, with constants of our own
+(the first eight bytes of ``blake2b("tokenmill order 1: <name>")``, made odd). Scalar Python
+integers and numpy's uint64 compute the same thing; golden vectors hold both to it. It is a
+shuffle, not a cipher.
 """
 
 from __future__ import annotations
@@ -105,7 +106,7 @@ class Permutation:
         """The indices at many positions: the vectorised twin of `index`."""
         given = np.asarray(positions, dtype=np.int64)
         flat = given.reshape(-1)
-        if flat.size and not (0 <= int(flat.min()) and int(flat.max()) < self.n):
+        if flat.size and not (int(flat.min()) >= 0 and int(flat.max()) < self.n):
             raise IndexError(f"positions {flat.min()}..{flat.max()} of an order of {self.n}")
         found = np.empty(flat.shape, dtype=np.int64)
         for start in range(0, flat.size, _CHUNK):
