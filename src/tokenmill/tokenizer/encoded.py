@@ -53,7 +53,8 @@ class Encoded:
         """int32: trained tokens per row."""
         sums = np.zeros(len(self.mask) + 1, dtype=np.int64)
         np.cumsum(self.mask, out=sums[1:])
-        return np.diff(sums[self.row_starts]).astype(np.int32)
+        counts: np.ndarray = np.diff(sums[self.row_starts]).astype(np.int32)
+        return counts
 
     @property
     def kept(self) -> np.ndarray:

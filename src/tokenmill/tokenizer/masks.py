@@ -56,7 +56,7 @@ def prove(
         return starts, np.ones(len(texts), dtype=bool)
     view = memoryview(joined)
     proven = np.diff(bounds) == lengths
-    for row in np.flatnonzero(proven):
+    for row in np.flatnonzero(proven).tolist():
         proven[row] = view[bounds[row] : bounds[row + 1]] == texts[row]
     return starts, proven
 
@@ -72,7 +72,7 @@ def byte_positions(
         rows: The row of each position.
         ascii_rows: Per row, whether it has as many bytes as characters.
     """
-    wide = np.flatnonzero(~ascii_rows)
+    wide: list[int] = np.flatnonzero(~ascii_rows).tolist()
     if len(wide) == 0:
         return chars
     data = np.frombuffer(b"".join([texts[row] for row in wide]), dtype=np.int8)
@@ -147,4 +147,5 @@ def tokens_before(
     """How many tokens of its row begin before each place: where a turn that ends there ends."""
     found = np.searchsorted(starts, places, side="left")
     found = np.clip(found, row_starts[rows], row_starts[rows + 1])
-    return found - row_starts[rows]
+    before: np.ndarray = found - row_starts[rows]
+    return before
