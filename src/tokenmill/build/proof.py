@@ -32,6 +32,7 @@ class Account:
 
     def add(self, result: dict[str, Any]) -> None:
         """Add one worker's report on one slice."""
+        self.slices_derived += bool(result.get("derived"))
         if not result["built"]:
             return
         self.slices_built += 1

@@ -19,7 +19,12 @@ from tokenmill.build.pipeline import Pipeline
 from tokenmill.build.recipe import Recipe
 from tokenmill.source import Block, read_block
 from tokenmill.store import CacheLayout
-from tokenmill.store.write import encode_slice, publish_slice
+from tokenmill.store.write import (
+    encode_slice,
+    publish_slice,
+    quarantine_slice,
+    slice_is_intact,
+)
 from tokenmill.tokenizer import load
 
 ENTRY = "tokenmill.build.slices:open_builder"
@@ -34,8 +39,12 @@ def open_builder(options: dict[str, Any]) -> Callable[[dict[str, Any]], dict[str
     rebuild = bool(options["rebuild"])
 
     def build(payload: dict[str, Any]) -> dict[str, Any]:
-        if not rebuild and layout.slice(payload["key"]).record.exists():
-            return {"built": False}  # another builder was quicker
+        files = layout.slice(payload["key"])
+        if files.record.exists():
+            if not rebuild:
+                return {"built": False}  # another builder was quicker
+            if not slice_is_intact(files):
+                quarantine_slice(layout, str(files.record))
         return build_slice(pipeline, layout, payload["key"], to_block(payload["block"]))
 
     return build

@@ -103,6 +103,12 @@ class SliceReader:
         mask = self.tokens.view(self._mask_at + start, stop - start)
         return np.frombuffer(ids, np.int32), np.frombuffer(mask, np.uint8)
 
+    def all_tokens(self) -> tuple[NDArray[np.int32], NDArray[np.uint8]]:
+        """Ids and mask of all rows, one after another, checked."""
+        ids = self.tokens.view(self._ids_at, 4 * self.record.tokens)
+        mask = self.tokens.view(self._mask_at, self.record.tokens)
+        return np.frombuffer(ids, np.int32), np.frombuffer(mask, np.uint8)
+
     @cached_property
     def meta(self) -> GuardedFile:
         """The meta file, opened on first use."""
