@@ -19,7 +19,7 @@ from tokenmill.store import Store
 if TYPE_CHECKING:
     from tokenmill.build.executors import Executor
     from tokenmill.build.recipe import Recipe
-    from tokenmill.build.run import Prepared
+    from tokenmill.build.outcome import Prepared
     from tokenmill.source import Rows
 
 Sources = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]

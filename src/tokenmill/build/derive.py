@@ -119,7 +119,9 @@ def kept_columns(reader: SliceReader, limit: int | None) -> SliceColumns:
         rows_in=record.rows_in,
         rejected=sorted(rejected, key=lambda row: (row.row, row.part)),
         carried={
-            name: [text for text, kept in zip(reader.carried_texts(name), keep, strict=True) if kept]
+            name: [
+                text for text, kept in zip(reader.carried_texts(name), keep, strict=True) if kept
+            ]
             for name in record.carried
         },
     )

@@ -58,7 +58,7 @@ class Builder:
         self._options = options
         self._account = account
         self._progress = progress
-        self._keys: dict[int, str] = {}  # of the few tasks that are under way
+        self._under_way: dict[int, tuple[str, Block]] = {}  # the few tasks handed out
         self._passed_over = 0
         # Where a builder starts decides only who makes which slice, so it may be random.
         self._first = random.SystemRandom().randrange(max(plan.slices, 1))
@@ -80,10 +80,11 @@ class Builder:
     def _run(self, setup: Setup, tasks: Iterator[Task], claims: Claims) -> None:
         with contextlib.closing(self._executor.run(setup, tasks)) as finished:  # type: ignore[type-var]
             for done in finished:
-                claims.release(self._keys.pop(done.number))
+                key, block = self._under_way.pop(done.number)
+                claims.release(key)
                 claims.refresh()
                 self._account.add(done.result)
-                self._progress.advance(done.result.get("rows", 0), done.result.get("bytes", 0))
+                self._progress.add(rows=block.rows, size=block.length)
 
     def _missing(self) -> Iterator[tuple[int, str, Block]]:
         """Slices that are not published, from this builder's own place on."""
@@ -113,7 +114,7 @@ class Builder:
             if not self._options.force_recache and not claims.take(key):
                 self._passed_over += 1
                 continue
-            self._keys[number] = key
+            self._under_way[number] = key, block
             last = block.first_row + block.rows - 1
             label = f"{block.path}, rows {block.first_row} to {last}"
             yield Task(number, {"key": key, "block": slices.from_block(block)}, label)
@@ -140,7 +141,7 @@ class Builder:
                 if not derive.can_serve(self._cache, other, limit, recipe.max_length):
                     continue
                 if claims.take(key):
-                    self._keys[number] = key
+                    self._under_way[number] = key, block
                     yield Task(number, {"key": key, "from": other}, f"{block.path}, derived")
                 break
 

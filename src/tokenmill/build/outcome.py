@@ -80,7 +80,7 @@ class Prepared:
 
     def remarks(self) -> Iterator[str]:
         """What a person should know beside the counts."""
-        trimmed = self.account.counts.get("render", {}).get("trimmed_trailing", 0)
+        trimmed = self.account.count("trimmed_trailing")
         if trimmed:
             yield f"{trimmed:,} conversations lost a trailing turn (trailing='trim')"
 

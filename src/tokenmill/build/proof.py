@@ -26,7 +26,7 @@ class Account:
     slices: int = 0
     slices_built: int = 0
     slices_derived: int = 0
-    seconds: Counter[str] = field(default_factory=Counter)
+    seconds: dict[str, float] = field(default_factory=dict)
     counts: dict[str, Counter[str]] = field(default_factory=dict)
     names: dict[str, Counter[str]] = field(default_factory=dict)
 
@@ -36,13 +36,14 @@ class Account:
         if not result["built"]:
             return
         self.slices_built += 1
-        self.seconds.update(result["seconds"])
+        for stage, seconds in result["seconds"].items():
+            self.seconds[stage] = self.seconds.get(stage, 0.0) + seconds
         for room, notes in result["notes"].items():
             for name, value in notes.items():
                 if isinstance(value, str):
                     self.names.setdefault(f"{room}.{name}", Counter())[value] += 1
-                elif isinstance(value, int | float):
-                    self.counts.setdefault(room, Counter())[name] += value  # type: ignore[assignment]
+                elif isinstance(value, int):
+                    self.counts.setdefault(room, Counter())[name] += value
 
     def name(self, what: str) -> str | None:
         """What most slices used, for example ``encode.engine``."""

@@ -11,7 +11,6 @@ worker find out.
 
 from __future__ import annotations
 
-import contextlib
 import tempfile
 import time
 from pathlib import Path
@@ -22,7 +21,7 @@ from tokenmill.build.identify import identity_card
 from tokenmill.build.missing import Builder
 from tokenmill.build.outcome import Prepared, check_rejected
 from tokenmill.build.plan import Plan
-from tokenmill.build.progress import resolve_progress
+from tokenmill.build.progress import open_progress
 from tokenmill.build.proof import Account, proof_document
 from tokenmill.build.recipe import Recipe, RunOptions
 from tokenmill.errors import CorruptionError, SourceError
@@ -58,7 +57,7 @@ def run(
     layout = cache.store(plan.key)
     hit = layout.manifest.exists() and not options.force_recache
     if not hit:
-        with contextlib.closing(resolve_progress(progress, plan.rows, plan.bytes)) as shown:
+        with open_progress(progress, total_rows=plan.rows, total_size=plan.bytes) as shown:
             builder = Builder(plan, cache, executor, options, account, shown)
             _build_and_commit(plan, cache, builder, account)
     store = Store(layout.directory, paths=plan.paths)

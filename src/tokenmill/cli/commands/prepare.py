@@ -16,7 +16,7 @@ from tokenmill.cli.output import Output
 from tokenmill.errors import UsageError
 
 if TYPE_CHECKING:
-    from tokenmill.build.run import Prepared
+    from tokenmill.build.outcome import Prepared
 
 HINTS = {
     "bad_json": "the line is not one JSON object",
