@@ -80,9 +80,18 @@ class Prepared:
 
     def remarks(self) -> Iterator[str]:
         """What a person should know beside the counts."""
-        trimmed = self.account.count("trimmed_trailing")
-        if trimmed:
-            yield f"{trimmed:,} conversations lost a trailing turn (trailing='trim')"
+        rendered = self.store.proof.get("notes", {}).get("render", {})
+        for note, text in REMARKS.items():
+            if rendered.get(note):
+                yield f"{rendered[note]:,} {text}"
+
+
+REMARKS = {
+    "trailing_user": "conversations end with a user turn (trailing='reject' or 'trim')",
+    "trailing_tool_trimmed": "conversations lost tool results after their last assistant turn",
+    "rows_without_closer": "rows whose template closes no turn: nothing tells the model to stop",
+    "slices_redone": "slices were rendered again by the reference: the fast engine differed",
+}
 
 
 def check_rejected(prepared: Prepared, options: RunOptions) -> None:
