@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -63,6 +64,17 @@ def test_different_documents_have_different_keys(one: Any, two: Any) -> None:
 def test_value_without_canonical_form_is_refused(value: Any, wrap: Any) -> None:
     with pytest.raises(ValueError, match="no canonical form"):
         key(wrap(value))
+
+
+class Point(msgspec.Struct):
+    y: float
+    x: list[int]
+
+
+def test_struct_stands_for_the_dict_of_its_fields() -> None:
+    assert key([Point(y=0.5, x=[1])]) == key([{"x": [1], "y": 0.5}])
+    with pytest.raises(ValueError, match="no canonical form"):
+        key({"point": Point(y=float("nan"), x=[])})
 
 
 # These may never change: they name what is already on people's disks.

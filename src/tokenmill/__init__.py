@@ -33,27 +33,45 @@ from tokenmill.errors import (
 if TYPE_CHECKING:
     from tokenmill.api import open_rows, prepare
     from tokenmill.build.recipe import Recipe
+    from tokenmill.dataset import Mixture, View, concat, filtered, mix, split
+    from tokenmill.loader import LengthGrouped, Loader, OrderedView
     from tokenmill.origin import Origin
+    from tokenmill.packing import Pack
     from tokenmill.store import Row, Store, open_store
 
 __version__ = "0.1.0"
 
 _HOMES = {
+    "LengthGrouped": "tokenmill.loader",
+    "Loader": "tokenmill.loader",
+    "Mixture": "tokenmill.dataset",
+    "OrderedView": "tokenmill.loader",
     "Origin": "tokenmill.origin",
+    "Pack": "tokenmill.packing",
     "Recipe": "tokenmill.build.recipe",
     "Row": "tokenmill.store",
     "Store": "tokenmill.store",
+    "View": "tokenmill.dataset",
+    "concat": "tokenmill.dataset",
+    "filtered": "tokenmill.dataset",
+    "mix": "tokenmill.dataset",
     "open_rows": "tokenmill.api",
     "open_store": "tokenmill.store",
     "prepare": "tokenmill.api",
+    "split": "tokenmill.dataset",
 }
 """Public name → the module it lives in."""
 
 __all__ = [
     "CacheError",
     "CorruptionError",
+    "LengthGrouped",
+    "Loader",
+    "Mixture",
     "NonDeterminismError",
+    "OrderedView",
     "Origin",
+    "Pack",
     "Recipe",
     "Row",
     "RowError",
@@ -66,10 +84,15 @@ __all__ = [
     "TokenizerError",
     "TokenmillError",
     "UsageError",
+    "View",
     "WorkerError",
+    "concat",
+    "filtered",
+    "mix",
     "open_rows",
     "open_store",
     "prepare",
+    "split",
 ]
 
 

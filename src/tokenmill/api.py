@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tokenmill.errors import UsageError
@@ -18,7 +19,7 @@ from tokenmill.store import Store
 if TYPE_CHECKING:
     from tokenmill.build.executors import Executor
     from tokenmill.build.recipe import Recipe
-    from tokenmill.build.run import Prepared
+    from tokenmill.build.outcome import Prepared
     from tokenmill.source import Rows
 
 Sources = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
@@ -126,9 +127,13 @@ def run_recipe(
     *,
     executor: str | Executor = "local",
     progress: Any = None,
+    out: str | os.PathLike[str] | None = None,
     **given: Any,
 ) -> Prepared:
-    """`prepare`, returning the store together with the account of what was done."""
+    """`prepare`, returning the store together with the account of what was done.
+
+    ``out`` also makes a self-contained copy there; it is then the store that is returned.
+    """
     from tokenmill.build.recipe import Recipe, RunOptions, load_recipe_file
     from tokenmill.build.run import run
 
@@ -157,7 +162,9 @@ def run_recipe(
         recipe = Recipe(**{n: v for n, v in stated.items() if n in recipe_names})
     stated.update(changed)
     options = RunOptions(**{n: v for n, v in stated.items() if n in run_names})
-    return run(recipe, options, resolve_executor(executor, options.num_workers), progress=progress)
+    workers = resolve_executor(executor, options.num_workers)
+    prepared = run(recipe, options, workers, progress=progress)
+    return prepared if out is None else prepared.copied_to(Path(out))
 
 
 def _is_recipe_file(sources: Any) -> bool:

@@ -28,9 +28,10 @@ _encoder = msgspec.json.Encoder(order="sorted")
 def canonical(document: Any) -> bytes:
     """Encode a document of plain values as canonical JSON.
 
-    Plain are None, bool, int, float, str, lists or tuples of them, and dicts with text keys. Floats
-    keep their shortest form. Whatever would share its encoding with a different document is
-    refused: NaN and infinities (``null``), bytes (their base64 text), keys that are numbers.
+    Plain are None, bool, int, float, str, lists or tuples of them, dicts with text keys, and
+    structs, which stand for the dict of their fields. Floats keep their shortest form. Whatever
+    would share its encoding with a different document is refused: NaN and infinities (``null``),
+    bytes (their base64 text), keys that are numbers.
     """
     _require_plain(document)
     return _encoder.encode(document)
@@ -52,6 +53,9 @@ def _require_plain(value: Any) -> None:
     elif isinstance(value, list | tuple):
         for member in value:
             _require_plain(member)
+    elif isinstance(value, msgspec.Struct):
+        for field in value.__struct_fields__:
+            _require_plain(getattr(value, field))
     else:
         raise ValueError(f"a {type(value).__name__} has no canonical form")
 

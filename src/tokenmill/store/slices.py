@@ -103,6 +103,12 @@ class SliceReader:
         mask = self.tokens.view(self._mask_at + start, stop - start)
         return np.frombuffer(ids, np.int32), np.frombuffer(mask, np.uint8)
 
+    def all_tokens(self) -> tuple[NDArray[np.int32], NDArray[np.uint8]]:
+        """Ids and mask of all rows, one after another, checked."""
+        ids = self.tokens.view(self._ids_at, 4 * self.record.tokens)
+        mask = self.tokens.view(self._mask_at, self.record.tokens)
+        return np.frombuffer(ids, np.int32), np.frombuffer(mask, np.uint8)
+
     @cached_property
     def meta(self) -> GuardedFile:
         """The meta file, opened on first use."""
@@ -135,6 +141,14 @@ class SliceReader:
             turns.append((self.record.roles[role], start, end))
             start = end
         return turns
+
+    def all_turns(self) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int8]]:
+        """All rows' turn ends, where each row's begin (one more than rows), and role numbers."""
+        return (
+            np.frombuffer(self.meta.view(*self.meta.buffer("turn_ends.values")), np.int32),
+            np.frombuffer(self.meta.view(*self.meta.buffer("turn_ends.offsets")), np.int32),
+            np.frombuffer(self.meta.view(*self.meta.buffer("turn_roles.values")), np.int8),
+        )
 
     def carried(self, number: int) -> dict[str, Any]:
         """The carried columns of one row, decoded."""

@@ -11,9 +11,9 @@ Nothing here imports pyarrow, a tokenizer or a template engine.
 
 from __future__ import annotations
 
-import bisect
 import os
 import threading
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, SupportsIndex, overload
@@ -31,6 +31,7 @@ from tokenmill.store.checks import check_file, check_totals, warn_about_proof
 from tokenmill.store.layout import SliceFiles, StoreLayout
 from tokenmill.store.manifest import Document, read_manifest
 from tokenmill.store.record import META_COLUMNS
+from tokenmill.store.row import Row
 from tokenmill.store.slices import SliceReader
 from tokenmill.store.table import load_table
 
@@ -40,53 +41,6 @@ CHECKED_AT_OPEN_BYTES = 256 << 20
 
 MOST_OPEN_SLICES = 4096
 """Upper bound on open slices; each holds one descriptor, so the process's limit may lower it."""
-
-
-class Row:
-    """One training row: token ids and loss mask, and on demand where it comes from."""
-
-    __slots__ = ("_number", "_slice", "_store", "input_ids", "loss_mask")
-
-    def __init__(
-        self,
-        store: Store,
-        at: int,
-        number: int,
-        input_ids: NDArray[np.int32],
-        loss_mask: NDArray[np.uint8],
-    ) -> None:
-        self._store = store
-        self._slice = at
-        self._number = number
-        self.input_ids = input_ids
-        self.loss_mask = loss_mask
-
-    def __len__(self) -> int:
-        return len(self.input_ids)
-
-    @property
-    def origin(self) -> Origin:
-        """The source row this was made from."""
-        return self._store.origin_in(self._slice, self._number)
-
-    @property
-    def turns(self) -> list[tuple[str, int, int]]:
-        """``(role, start, end)`` over tokens; turns follow one another without a gap."""
-        return self._store.slice_at(self._slice).turns(self._number)
-
-    @property
-    def part(self) -> int:
-        """Which turn of its source row this is under ``expand="turns"``, else 0."""
-        return int(self._store.slice_at(self._slice).column("part")[self._number])
-
-    @property
-    def carried(self) -> dict[str, Any]:
-        """The carried columns."""
-        return self._store.slice_at(self._slice).carried(self._number)
-
-    def __repr__(self) -> str:
-        trained = int(self.loss_mask.sum())
-        return f"Row({len(self)} tokens, {trained} trained, {self.origin})"
 
 
 class Store(Sequence[Row]):
@@ -122,12 +76,14 @@ class Store(Sequence[Row]):
         self._open: dict[int, SliceReader] = {}
         self._arrays: dict[str, NDArray[np.int32]] = {}
         self._most_open = _most_open()
+        self.private_directory: Any = None
+        """Owner of a directory that lives as long as this store (``disable_cache``)."""
         self._check_own_files()
         table_file = open_bytes(self._layout.file(names.TABLE), mapped=self._mapped)
-        self._table = load_table(table_file)
-        check_totals(self.manifest, self._table, self._layout)
+        self.table = load_table(table_file)
+        check_totals(self.manifest, self.table, self._layout)
         # Plain integers are searched three times faster than an array is.
-        self._first_rows = np.ascontiguousarray(self._table["first_row"]).data
+        self._first_rows = np.ascontiguousarray(self.table["first_row"]).data
         self._rows: int = self.manifest["totals"]["rows"]
         if verify == "open":
             self.verify()
@@ -152,23 +108,26 @@ class Store(Sequence[Row]):
         """One row, or the rows of a slice as a list (`tm.concat`/`Loader` take views instead)."""
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(self._rows))]
-        i = index.__index__()
+        i = index if type(index) is int else index.__index__()
         if i < 0:
             i += self._rows
         if not 0 <= i < self._rows:
             raise IndexError(f"row {index} of {self._rows}")
-        at = bisect.bisect_right(self._first_rows, i) - 1
+        at = bisect_right(self._first_rows, i) - 1
         reader = self._open.get(at) or self.slice_at(at)
         number = i - self._first_rows[at]
-        ids, mask = reader.row(number)
-        return Row(self, at, number, ids, mask)
+        if reader.ids is None or reader.mask is None or not reader.tokens.clean:
+            return Row(self, at, number, *reader.row(number))
+        # The way of nearly every row, without another call: this is a trainer's inner loop.
+        start, stop = reader.starts[number], reader.starts[number + 1]
+        return Row(self, at, number, reader.ids[start:stop], reader.mask[start:stop])
 
     def batch(self, indices: Iterable[SupportsIndex]) -> list[Row]:
         """Rows in the order asked for."""
         return [self[i] for i in indices]
 
     def __iter__(self) -> Iterator[Row]:
-        for at in range(len(self._table)):
+        for at in range(len(self.table)):
             reader = self.slice_at(at)
             for number in range(reader.record.rows):
                 ids, mask = reader.row(number)
@@ -179,7 +138,7 @@ class Store(Sequence[Row]):
         reader = self._open.get(at)
         if reader is not None:
             return reader
-        entry = self._table[at]
+        entry = self.table[at]
         files = self._layout.slice(entry["key"].tobytes().hex())
         expected = entry["record"].tobytes().hex()
         reader = SliceReader(files, expected, mapped=self._mapped, check=self._verify != "off")
@@ -233,7 +192,7 @@ class Store(Sequence[Row]):
             columns: dict[str, Any] = {}
             for name in wanted:
                 if name == "source":
-                    source = int(self._table[at]["source"])
+                    source = int(self.table[at]["source"])
                     columns[name] = np.full(reader.record.rows, source, np.int32)
                 elif name in META_COLUMNS:
                     columns[name] = reader.column(name)
@@ -269,7 +228,7 @@ class Store(Sequence[Row]):
         )
 
     def _origin(self, at: int, row: int, line: int, offset: int, length: int) -> Origin:
-        entry = self._table[at]
+        entry = self.table[at]
         first_line, first_offset = int(entry["line"]), int(entry["offset"])
         return Origin(
             path=self.sources[int(entry["source"])],
@@ -286,7 +245,7 @@ class Store(Sequence[Row]):
 
     def rejected_rows(self) -> Iterator[tuple[Origin, str, str]]:
         """Origin, reason and detail of every rejected row."""
-        for at in np.flatnonzero(self._table["rejected"]):
+        for at in np.flatnonzero(self.table["rejected"]):
             for row in self.slice_at(int(at)).record.rejected:
                 origin = self._origin(int(at), row.row, row.line, row.offset, row.length)
                 yield origin, row.reason, row.detail
@@ -313,7 +272,7 @@ class Store(Sequence[Row]):
 
     def slice_keys(self) -> Iterator[str]:
         """The key of every slice, in order."""
-        return (entry["key"].tobytes().hex() for entry in self._table)
+        return (entry["key"].tobytes().hex() for entry in self.table)
 
     def files_of(self, key: str) -> SliceFiles:
         """Where one slice of this store lies."""
@@ -321,15 +280,28 @@ class Store(Sequence[Row]):
 
     def verify(self) -> int:
         """Check every checksum; returns the bytes checked, raises `CorruptionError`."""
-        checked = 0
+        checked, errors = self.check_everything()
+        if errors:
+            raise errors[0]
+        return checked
+
+    def check_everything(self) -> tuple[int, list[CorruptionError]]:
+        """Check every checksum; returns the bytes checked and the first error of each part."""
+        checked, errors = 0, []
         for name in names.CHECKED_FILES:
             stated = self.manifest["files"][name]
-            check_file(self._layout.file(name), stated, content=True)
-            checked += stated["size"]
-        for at in range(len(self._table)):
-            checked += self.slice_at(at).check_all()
-            self._check_lengths(at)
-        return checked
+            try:
+                check_file(self._layout.file(name), stated, content=True)
+                checked += stated["size"]
+            except CorruptionError as error:
+                errors.append(error)
+        for at in range(len(self.table)):
+            try:
+                checked += self.slice_at(at).check_all()
+                self._check_lengths(at)
+            except CorruptionError as error:
+                errors.append(error)
+        return checked, errors
 
     def _check_lengths(self, at: int) -> None:
         reader, first = self.slice_at(at), self._first_rows[at]

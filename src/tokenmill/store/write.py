@@ -236,6 +236,17 @@ def quarantine(layout: CacheLayout, path: Path) -> None:
             sync_directory(path.parent)
 
 
+def quarantine_slice(layout: CacheLayout, broken: str | None) -> bool:
+    """Move the slice that a broken file belongs to out of the way; False when it is none."""
+    if broken is None or layout.slices not in Path(broken).parents:
+        return False
+    files = layout.slice(Path(broken).name.partition(".")[0])
+    # The record first: without it the slice is gone for everybody, whatever happens next.
+    for path in (files.record, files.tokens, files.meta):
+        quarantine(layout, path)
+    return True
+
+
 def slice_is_intact(files: SliceFiles) -> bool:
     """Whether a committed slice passes every check (used by repair and ``force_recache``)."""
     try:

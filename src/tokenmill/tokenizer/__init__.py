@@ -15,7 +15,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tokenmill.tokenizer.encoded import Encoded, apply_length
+    from tokenmill.tokenizer.encoded import Encoded, apply_length, overlong_message
     from tokenmill.tokenizer.encoder import Encoder
     from tokenmill.tokenizer.engines import ENGINES, choose_engine, pin_to_one_core
     from tokenmill.tokenizer.identity import IdentityCard
@@ -34,6 +34,7 @@ _HOMES = {
     "choose_engine": "engines",
     "identify": "memo",
     "load": "loading",
+    "overlong_message": "encoded",
     "pin_to_one_core": "engines",
     "recall": "memo",
     "reload": "memo",
@@ -51,6 +52,7 @@ __all__ = [
     "choose_engine",
     "identify",
     "load",
+    "overlong_message",
     "pin_to_one_core",
     "recall",
     "reload",

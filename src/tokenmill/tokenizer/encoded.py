@@ -115,7 +115,12 @@ def _too_long(max_length: int, overlong: str) -> RowError:
         return RowError(
             f"nothing trained is left in the first {max_length} tokens", reason="no_trained_tokens"
         )
-    return RowError(f"longer than max_length={max_length} tokens", reason="overlong")
+    return RowError(overlong_message(max_length), reason="overlong")
+
+
+def overlong_message(max_length: int) -> str:
+    """What a dropped row is told; deriving another limit says it in the same words."""
+    return f"longer than max_length={max_length} tokens"
 
 
 def _cut(encoded: Encoded, lengths: np.ndarray, gone: np.ndarray) -> Encoded:
