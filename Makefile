@@ -1,5 +1,5 @@
 # Two commands matter on a fresh machine: `make demo` and `make test`. Each installs what it needs
-# into .venv and does nothing the second time.
+# into .venv and installs nothing the second time.
 
 PYTHON ?= python3
 VENV   := .venv
@@ -9,6 +9,8 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 PIN    := --constraint constraints.txt
 WORKERS ?= auto
 
+# A recipe that fails leaves no half-made target behind.
+.DELETE_ON_ERROR:
 .PHONY: demo test check bench soak docs clean
 
 demo: $(VENV)/.core
@@ -30,33 +32,37 @@ soak: $(VENV)/.test
 	$(BIN)/python -m pytest -m soak --timeout 3600 $(ARGS)
 
 docs: $(VENV)/.docs
-	$(BIN)/mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 clean:
 	rm -rf $(VENV) site build dist
 
 $(VENV)/.made:
-	$(PYTHON) -m venv $(VENV)
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "tokenmill needs Python 3.11 or newer; say which: make PYTHON=python3.12 …" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
+	  { echo "this Python makes no virtual environments; on Debian or Ubuntu: apt install python3-venv" >&2; exit 1; }
+	$(PYTHON) -m venv --clear $(VENV)
 	$(PIP) install --upgrade pip
-	touch $@
+	@touch $@
 
 $(VENV)/.core: $(VENV)/.made pyproject.toml
 	$(PIP) install --editable . $(PIN)
-	touch $@
+	@touch $@
 
 $(VENV)/.test: $(VENV)/.made pyproject.toml constraints.txt
 	$(PIP) install torch $(PIN)
 	$(PIP) install --editable '.[test]' $(PIN)
-	touch $@
+	@touch $@
 
 $(VENV)/.dev: $(VENV)/.made pyproject.toml constraints.txt
 	$(PIP) install --editable '.[dev]' $(PIN)
-	touch $@
+	@touch $@
 
 $(VENV)/.bench: $(VENV)/.test
 	$(PIP) install --editable '.[bench]' $(PIN)
-	touch $@
+	@touch $@
 
 $(VENV)/.docs: $(VENV)/.made pyproject.toml constraints.txt
 	$(PIP) install --editable '.[docs]' $(PIN)
-	touch $@
+	@touch $@

@@ -73,7 +73,7 @@ class TokenmillError(Exception):
         """``file:line (row r, byte o)`` as far as known, else the empty string."""
         where = self.path or ""
         if self.line is not None:
-            where += f":{self.line}"
+            where += f":{self.line}" if where else f"line {self.line}"
         details = []
         if self.row is not None:
             details.append(f"row {self.row}")
@@ -162,7 +162,7 @@ class TemplateError(TokenmillError, ValueError):
 
 
 class CacheError(TokenmillError, OSError):
-    """The cache directory cannot be written: full, read-only or forbidden; nothing was published."""
+    """The cache cannot be written: full, read-only or forbidden; nothing was published."""
 
 
 class CorruptionError(TokenmillError, ValueError):

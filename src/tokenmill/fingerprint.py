@@ -13,6 +13,7 @@ value gives the same digest everywhere (promise P5).
 from __future__ import annotations
 
 import hashlib
+import math
 from typing import Any
 
 import msgspec
@@ -27,22 +28,36 @@ _encoder = msgspec.json.Encoder(order="sorted")
 def canonical(document: Any) -> bytes:
     """Encode a document of plain values as canonical JSON.
 
-    Floats keep their shortest form; NaN and infinities have no JSON form and are refused, because
-    two different documents would share the encoding ``null``.
+    Plain are None, bool, int, float, str, lists or tuples of them, dicts with text keys, and
+    structs, which stand for the dict of their fields. Floats keep their shortest form. Whatever
+    would share its encoding with a different document is refused: NaN and infinities (``null``),
+    bytes (their base64 text), keys that are numbers.
     """
-    _refuse_non_finite(document)
+    _require_plain(document)
     return _encoder.encode(document)
 
 
-def _refuse_non_finite(value: Any) -> None:
-    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
-        raise ValueError(f"{value!r} has no canonical form")
-    if isinstance(value, dict):
-        for member in value.values():
-            _refuse_non_finite(member)
+def _require_plain(value: Any) -> None:
+    if value is None or isinstance(value, str | int):
+        return
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            raise ValueError(f"{value!r} has no canonical form")
+    elif isinstance(value, dict):
+        for name, member in value.items():
+            if not isinstance(name, str):
+                raise ValueError(
+                    f"a member named {name!r} has no canonical form: name it by a text"
+                )
+            _require_plain(member)
     elif isinstance(value, list | tuple):
         for member in value:
-            _refuse_non_finite(member)
+            _require_plain(member)
+    elif isinstance(value, msgspec.Struct):
+        for field in value.__struct_fields__:
+            _require_plain(getattr(value, field))
+    else:
+        raise ValueError(f"a {type(value).__name__} has no canonical form")
 
 
 def key(document: Any) -> str:

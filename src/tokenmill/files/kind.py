@@ -17,21 +17,30 @@ NETWORK_KINDS = frozenset(
         "beegfs",
         "ceph",
         "cifs",
+        "coda",
+        "fuse",
+        "gfs2",
         "glusterfs",
         "gpfs",
         "lustre",
         "ncpfs",
         "nfs",
         "nfs4",
+        "ocfs2",
         "orangefs",
         "panfs",
+        "pvfs2",
         "smb3",
         "smbfs",
+        "vboxsf",
         "virtiofs",
         "wekafs",
     }
 )
-"""Kinds on which another machine can change or remove a file that is mapped here."""
+"""Kinds on which another machine can change or remove a file that is mapped here.
+
+Plain ``fuse`` is what a mounted bucket that names no subtype calls itself; ``fuseblk`` is a disk.
+"""
 
 _MOUNTS = "/proc/self/mountinfo"
 

@@ -66,11 +66,15 @@ def make_directory(path: Path, root: Path) -> None:
     """Create a directory and its parents below ``root`` with the mode of the root.
 
     The root itself is created with the caller's umask: its owner decides once who may write.
+
+    Raises:
+        CacheError: A symbolic link below the root leads out of it.
     """
-    if path.is_dir():
-        return
     if path == root or root not in path.parents:
         path.mkdir(parents=True, exist_ok=True)
+        return
+    if path.is_dir():
+        _refuse_leading_out(path, root)
         return
     make_directory(path.parent, root)
     try:
@@ -80,11 +84,28 @@ def make_directory(path: Path, root: Path) -> None:
     _apply_mode(path, root, directory=True)
 
 
+def _refuse_leading_out(path: Path, root: Path) -> None:
+    real, real_root = os.path.realpath(path), os.path.realpath(root)
+    if os.path.commonpath([real, real_root]) != real_root:
+        raise CacheError(f"a symbolic link leads out of the cache, to {real}", path=path)
+
+
 def _apply_mode(path: Path, root: Path, *, directory: bool) -> None:
     mode = root.stat().st_mode & (0o3777 if directory else 0o666)
     # Someone else's umask-made directory is theirs to change; ours is not worth an error.
     with contextlib.suppress(PermissionError):
         path.chmod(mode)
+
+
+def _apply_modes(staged: Path, root: Path) -> None:
+    """Give a staged file, or everything in a staged directory, the modes of the root."""
+    if not staged.is_dir():
+        _apply_mode(staged, root, directory=False)
+        return
+    for directory, _, files in os.walk(staged):
+        _apply_mode(Path(directory), root, directory=True)
+        for name in files:
+            _apply_mode(Path(directory, name), root, directory=False)
 
 
 def sync_directory(path: Path) -> None:
@@ -112,6 +133,8 @@ def write_file(path: Path, chunks: Buffer | Iterable[Buffer]) -> int:
                 view = memoryview(chunk).cast("B")
                 while view:  # a short write is not an error, it is a beginning
                     step = os.write(descriptor, view)
+                    if step == 0:
+                        raise OSError(errno.EIO, "the file takes no more bytes")
                     written += step
                     view = view[step:]
             os.fsync(descriptor)
@@ -132,18 +155,31 @@ class Staging:
     Its name holds host and process id, so that a later collection can prove its owner dead.
 
     Args:
-        root: The cache directory (or the target of ``--out``) that will receive what is staged.
+        root: The cache directory that will receive what is staged.
+        beside: A target outside of any cache; the staging directory is then its hidden sibling,
+            so that the last rename stays within one file system, and the caller's umask holds:
+            the directory around the target (say, /tmp) is nobody's policy.
     """
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, *, beside: Path | None = None) -> None:
         self.root = root
+        self._own_modes = beside is None
         unique = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(8)}"
-        self.path = root / "staging" / unique
+        if beside is None:
+            self.path = root / "staging" / unique
+        else:
+            self.path = beside.parent / f".{beside.name}.{unique}"
 
     def __enter__(self) -> Staging:
-        with writing_errors(self.path):
-            make_directory(self.path, self.root)
+        self._make(self.path)
         return self
+
+    def _make(self, directory: Path) -> None:
+        with writing_errors(directory):
+            if self._own_modes:
+                make_directory(directory, self.root)
+            else:
+                directory.mkdir(parents=True, exist_ok=True)
 
     def __exit__(
         self,
@@ -156,17 +192,16 @@ class Staging:
     def write(self, name: str, chunks: Buffer | Iterable[Buffer]) -> Path:
         """Write and sync one staged file."""
         path = self.path / name
-        with writing_errors(path):
-            make_directory(path.parent, self.root)
+        self._make(path.parent)
         write_file(path, chunks)
-        with writing_errors(path):
-            _apply_mode(path, self.root, directory=False)
         return path
 
     def publish(self, staged: Path, target: Path) -> bool:
         """Publish one staged file or directory; True when it is ours that is now visible."""
+        self._make(target.parent)
         with writing_errors(target):
-            make_directory(target.parent, self.root)
+            if self._own_modes:
+                _apply_modes(staged, self.root)
             if staged.is_dir():
                 return publish_directory(staged, target)
             return publish_file(staged, target)
@@ -178,40 +213,52 @@ def publish_file(staged: Path, target: Path) -> bool:
     Returns:
         True when the visible file is the staged one, False when another was there first.
     """
+    before = os.stat(staged)
+    try:
+        ours = _link(staged, target, before)
+    except OSError as error:
+        if error.errno not in _NO_HARD_LINKS:
+            raise
+        ours = _rename(staged, target, before)
+    # Also when another was first: what we do next may rely on a name that its writer, perhaps
+    # dead by now, has not made durable yet.
+    sync_directory(target.parent)
+    return ours
+
+
+def _link(staged: Path, target: Path, before: os.stat_result) -> bool:
     try:
         os.link(staged, target)
     except FileExistsError:
-        return _same_file(staged, target)
-    except OSError as error:
-        if error.errno not in _NO_HARD_LINKS or not staged.exists():
-            raise
-        return _publish_by_rename(staged, target)
-    sync_directory(target.parent)
+        return _is_ours(target, before)
     return True
 
 
-def _same_file(staged: Path, target: Path) -> bool:
-    """Whether a reported EEXIST was in truth our own link (the reply got lost)."""
-    return os.path.samestat(os.stat(staged), os.stat(target))
-
-
-def _publish_by_rename(staged: Path, target: Path) -> bool:
+def _rename(staged: Path, target: Path, before: os.stat_result) -> bool:
     """The way for file systems without hard links."""
-    before = os.stat(staged)
     try:
-        _rename_without_replacing(staged, target)
+        try:
+            _rename_without_replacing(staged, target)
+        except OSError as error:
+            if error.errno not in (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP):
+                raise
+            # Neither links nor a guarded rename: equal keys hold equal bytes, so a rename that
+            # comes second replaces a file by its twin.
+            if target.exists():
+                return _is_ours(target, before)
+            os.rename(staged, target)
     except FileExistsError:
-        return os.path.samestat(before, os.stat(target))
-    except OSError as error:
-        if error.errno not in (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP):
+        return _is_ours(target, before)
+    except FileNotFoundError:
+        # A repeated request finds nothing to rename, because the first one was carried out.
+        if not target.exists() or not _is_ours(target, before):
             raise
-        # Neither links nor a guarded rename: equal keys hold equal bytes, so a rename that comes
-        # second replaces a file by its twin.
-        if target.exists():
-            return False
-        os.rename(staged, target)
-    sync_directory(target.parent)
     return True
+
+
+def _is_ours(target: Path, before: os.stat_result) -> bool:
+    """Whether what is visible is what we staged, so that a reported failure was a lost reply."""
+    return os.path.samestat(before, os.stat(target))
 
 
 def _rename_without_replacing(staged: Path, target: Path) -> None:
@@ -233,17 +280,21 @@ def publish_directory(staged: Path, target: Path) -> bool:
         True when the visible directory is the staged one, False when another was there first.
     """
     before = os.stat(staged)
-    sync_directory(staged)
+    for directory, _, _ in os.walk(staged):
+        sync_directory(Path(directory))
+    ours = True
     try:
         os.rename(staged, target)
     except OSError as error:
-        if error.errno not in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOENT, errno.ENOTDIR):
+        if error.errno not in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOENT):
             raise
         if not target.is_dir():
             raise
-        return os.path.samestat(before, os.stat(target))
+        ours = _is_ours(target, before)
+        if not ours and not staged.is_dir():  # what we staged is gone and nobody has it
+            raise
     sync_directory(target.parent)
-    return True
+    return ours
 
 
 def copy_or_link(source: Path, target: Path) -> None:

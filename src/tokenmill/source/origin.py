@@ -1,7 +1,6 @@
-"""Where a row comes from, and what a source file is: the room's two small public values.
+"""What a source file is; where a row comes from is `tokenmill.origin.Origin`.
 
-An `Origin` names the bytes of one row: the file, the row's number in it, its physical line (text
-formats), the byte offset and length of exactly what ``raw(i)`` returns, in the decompressed file.
+Offset and length of an origin describe exactly what ``raw(i)`` returns, in the decompressed file.
 Parquet and Arrow rows have no line and no offset; their length is that of their canonical JSON.
 
 A `SourceFile` is one file of an opened source with what is known about it: its kind, size, rows
@@ -12,24 +11,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tokenmill.origin import Origin
 
-@dataclass(frozen=True, slots=True)
-class Origin:
-    """The place of one row.
-
-    Attributes:
-        path: The file, as the caller's source led to it.
-        row: Number of the row within the file, from 0.
-        line: Physical line, from 1; None where the format has no lines.
-        offset: Byte offset in the decompressed file; None for Parquet and Arrow.
-        length: Bytes of the row's raw form.
-    """
-
-    path: str
-    row: int
-    line: int | None
-    offset: int | None
-    length: int
+__all__ = ["Origin", "SourceFile"]
 
 
 @dataclass(frozen=True, slots=True)

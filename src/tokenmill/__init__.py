@@ -1,0 +1,109 @@
+"""tokenmill: raw post-training data to the exact tokens and loss masks a trainer should see.
+
+    import tokenmill as tm
+
+    store = tm.prepare("chat.jsonl", tokenizer="path/to/tokenizer")
+    for batch in tm.Loader(store, batch_size=8): ...
+
+Names are loaded on first use (PEP 562): a trainer's worker that only opens a store and iterates a
+loader imports numpy, msgspec and xxhash, and neither pyarrow nor a tokenizer nor a template engine.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from tokenmill.errors import (
+    CacheError,
+    CorruptionError,
+    NonDeterminismError,
+    RowError,
+    SourceChanged,
+    SourceError,
+    SourceMissing,
+    StateError,
+    TemplateError,
+    TokenizerError,
+    TokenmillError,
+    UsageError,
+    WorkerError,
+)
+
+if TYPE_CHECKING:
+    from tokenmill.api import open_rows, prepare
+    from tokenmill.build.recipe import Recipe
+    from tokenmill.dataset import Mixture, View, concat, filtered, mix, split
+    from tokenmill.loader import LengthGrouped, Loader, OrderedView
+    from tokenmill.origin import Origin
+    from tokenmill.packing import Pack
+    from tokenmill.store import Row, Store, open_store
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "LengthGrouped": "tokenmill.loader",
+    "Loader": "tokenmill.loader",
+    "Mixture": "tokenmill.dataset",
+    "OrderedView": "tokenmill.loader",
+    "Origin": "tokenmill.origin",
+    "Pack": "tokenmill.packing",
+    "Recipe": "tokenmill.build.recipe",
+    "Row": "tokenmill.store",
+    "Store": "tokenmill.store",
+    "View": "tokenmill.dataset",
+    "concat": "tokenmill.dataset",
+    "filtered": "tokenmill.dataset",
+    "mix": "tokenmill.dataset",
+    "open_rows": "tokenmill.api",
+    "open_store": "tokenmill.store",
+    "prepare": "tokenmill.api",
+    "split": "tokenmill.dataset",
+}
+"""Public name → the module it lives in."""
+
+__all__ = [
+    "CacheError",
+    "CorruptionError",
+    "LengthGrouped",
+    "Loader",
+    "Mixture",
+    "NonDeterminismError",
+    "OrderedView",
+    "Origin",
+    "Pack",
+    "Recipe",
+    "Row",
+    "RowError",
+    "SourceChanged",
+    "SourceError",
+    "SourceMissing",
+    "StateError",
+    "Store",
+    "TemplateError",
+    "TokenizerError",
+    "TokenmillError",
+    "UsageError",
+    "View",
+    "WorkerError",
+    "concat",
+    "filtered",
+    "mix",
+    "open_rows",
+    "open_store",
+    "prepare",
+    "split",
+]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'tokenmill' has no attribute {name!r}")
+    value = getattr(import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

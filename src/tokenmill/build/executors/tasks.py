@@ -1,0 +1,123 @@
+"""What an executor is given and gives back.
+
+`Setup`, `Task` and `Done` are plain values, so that the same build runs here, in a worker process
+or on another machine. The contract that every executor keeps, and that one test harness tries:
+
+- tasks are pulled lazily, a bounded number ahead of the results that were taken;
+- each task gives exactly one `Done`, in the order of completion;
+- a `TokenmillError` of the callable is raised to the consumer as the same type with the same
+  attributes and is not retried; any other exception becomes a `WorkerError` with its traceback;
+- a worker that dies or stops costs its task a retry, `MAX_RETRIES` times, then a `WorkerError`;
+- whoever stops iterating (close, exception, Ctrl-C) leaves no worker behind.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from tokenmill.errors import TokenmillError, WorkerError
+
+MAX_RETRIES = 2  # more deaths on one task are no accident: a bad row, or too little memory
+
+Work = Callable[[dict[str, Any]], dict[str, Any]]
+"""What a setup's callable returns: one task's payload to its result."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """How a worker gets ready.
+
+    Args:
+        entry: ``"package.module:callable"``, imported where the work happens and called once with
+            `options`; returns the function that does one task. If that function has a ``close``
+            attribute, it is called when there is no more work (not when the worker is killed).
+        options: JSON-able argument of the callable.
+    """
+
+    entry: str
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One piece of work.
+
+    Args:
+        number: The caller's name for it; errors and results carry it.
+        payload: Small JSON-able description of the work.
+        label: What a person would call it, for error messages ("chat.jsonl, rows 0 to 812").
+    """
+
+    number: int
+    payload: dict[str, Any]
+    label: str = ""
+
+    def __str__(self) -> str:
+        return f"task {self.number} ({self.label})" if self.label else f"task {self.number}"
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """One finished piece of work.
+
+    Args:
+        number: The task's.
+        result: What the function returned, after a trip through the encoding (tuples are lists).
+        seconds: How long the function took.
+        worker: Number of the worker, from 0; a replacement inherits the number.
+        attempts: 1, or more where workers died on the way.
+        private_bytes: The worker's private memory when it finished, where the system tells.
+    """
+
+    number: int
+    result: dict[str, Any]
+    seconds: float
+    worker: int
+    attempts: int = 1
+    private_bytes: int | None = None
+
+
+class Executor(Protocol):
+    """Decides where tasks run; see the module's docstring for what it promises."""
+
+    def run(self, setup: Setup, tasks: Iterable[Task]) -> Iterator[Done]:
+        """Do every task, lazily, and yield results in the order of completion.
+
+        Closing the iterator ends the work. Take it with `contextlib.closing`, so that an exception
+        ends the workers at once and not only when the garbage collector gets to it.
+        """
+        ...
+
+
+def open_work(setup: Setup) -> Work:
+    """Import and call the setup's entry; its own errors pass, others become a `WorkerError`."""
+    module_name, _, attribute = setup.entry.partition(":")
+    try:
+        target: Any = importlib.import_module(module_name)
+        for name in attribute.split("."):
+            target = getattr(target, name)
+        work: Work = target(setup.options)
+    except (TokenmillError, MemoryError):
+        raise
+    except Exception as error:
+        raise WorkerError(
+            f"a worker could not get ready: {setup.entry}: {type(error).__name__}: {error}"
+        ) from error
+    return work
+
+
+def close_work(work: Work) -> None:
+    """Tell the function, if it wants to know, that no more work is coming."""
+    close = getattr(work, "close", None)
+    if close is not None:
+        close()
+
+
+def foreign_error(task: Task, error: Exception) -> WorkerError:
+    """An exception that is not of our tree: a defect, so not retried, and named with its task."""
+    if isinstance(error, MemoryError):
+        return WorkerError(f"{task}: out of memory; {error}".removesuffix("; "))
+    return WorkerError(f"{task} failed: {type(error).__name__}: {error}")

@@ -1,0 +1,180 @@
+"""What travels between a parent and its worker: length-prefixed msgspec frames.
+
+A *frame* is four bytes of length (big-endian) and one tagged msgspec message. Downwards go one
+`Begin` and then a `Work` per task; upwards one `Ready`, `Beat`s, and per task a `Finished` or a
+`Failed`. A `Frames` collects bytes as they come and gives whole messages. Errors travel as the name
+of their class in `tokenmill.errors` and their attributes, never as pickles: what a worker sends can
+at most be a wrong value, not code.
+"""
+
+from __future__ import annotations
+
+import struct
+import traceback
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from tokenmill import errors
+from tokenmill.errors import TokenmillError, WorkerError
+
+_LENGTH = struct.Struct(">I")
+MAX_FRAME = 1 << 30  # bytes; a longer one is a damaged stream, and results are meant to be small
+
+
+class Begin(msgspec.Struct, tag=True):
+    """Get ready: import `entry` and call it with `options`."""
+
+    entry: str
+    options: dict[str, Any]
+
+
+class Work(msgspec.Struct, tag=True):
+    """Do one task."""
+
+    number: int
+    payload: dict[str, Any]
+    label: str = ""
+
+
+class Ready(msgspec.Struct, tag=True):
+    """The entry was called; tasks can be done."""
+
+
+class Beat(msgspec.Struct, tag=True):
+    """Still there."""
+
+
+class Finished(msgspec.Struct, tag=True):
+    """A task's result."""
+
+    number: int
+    result: dict[str, Any]
+    seconds: float
+    private_bytes: int | None = None
+
+
+class Failure(msgspec.Struct):
+    """A TokenmillError in transit: class, message, attributes, notes."""
+
+    type: str
+    message: str
+    attributes: dict[str, Any]
+    notes: list[str]
+
+
+class Failed(msgspec.Struct, tag=True):
+    """The callable raised: at a task, or (number None) while getting ready."""
+
+    number: int | None
+    failure: Failure
+
+
+class OutOfMemory(msgspec.Struct, tag=True):
+    """The callable raised MemoryError; the worker ends itself, as if it had been killed for it."""
+
+    number: int | None
+
+
+Down = Begin | Work
+Up = Ready | Beat | Finished | Failed | OutOfMemory
+
+_encoder = msgspec.msgpack.Encoder()
+_down: msgspec.msgpack.Decoder[Down] = msgspec.msgpack.Decoder(Down)
+_up: msgspec.msgpack.Decoder[Up] = msgspec.msgpack.Decoder(Up)
+_plain: msgspec.msgpack.Decoder[dict[str, Any]] = msgspec.msgpack.Decoder(dict[str, Any])
+
+
+def frame(message: Down | Up) -> bytes:
+    """Encode one message with its length before it."""
+    body = _encode(message)
+    if len(body) > MAX_FRAME:
+        raise WorkerError(f"a message of {len(body)} bytes; payloads and results must be small")
+    return _LENGTH.pack(len(body)) + body
+
+
+def as_travelled(value: dict[str, Any]) -> dict[str, Any]:
+    """The value as it looks at the other end, so that inline work sees what a worker would see."""
+    try:
+        return _plain.decode(_encode(value))
+    except msgspec.MsgspecError as error:
+        raise WorkerError(f"{_CANNOT_TRAVEL}: {error}") from error
+
+
+_CANNOT_TRAVEL = "a payload, result or option that is no dict of plain JSON-able values"
+
+
+def _encode(value: Any) -> bytes:
+    try:
+        return _encoder.encode(value)
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise WorkerError(f"{_CANNOT_TRAVEL}: {error}") from error
+
+
+class Frames:
+    """Bytes in, whole messages out."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> None:
+        """Add bytes as they were read."""
+        self._buffer += data
+
+    def bodies(self) -> Iterator[bytes]:
+        """Take out every whole message, still encoded."""
+        while len(self._buffer) >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(self._buffer)
+            if length > MAX_FRAME:
+                raise WorkerError(f"a worker's pipe holds no frames: a length of {length} bytes")
+            end = _LENGTH.size + length
+            if len(self._buffer) < end:
+                return
+            body = bytes(self._buffer[_LENGTH.size : end])
+            del self._buffer[:end]
+            yield body
+
+    def downs(self) -> Iterator[Down]:
+        """Messages for a worker."""
+        for body in self.bodies():
+            yield _down.decode(body)
+
+    def ups(self) -> Iterator[Up]:
+        """Messages for the parent."""
+        for body in self.bodies():
+            try:
+                yield _up.decode(body)
+            except msgspec.MsgspecError as error:
+                raise WorkerError(f"a worker's message cannot be read: {error}") from error
+
+
+def pack_error(error: TokenmillError) -> Failure:
+    """An error as plain values; attributes that have no encoding are left out."""
+    known = next(c for c in type(error).__mro__ if c.__module__ == errors.__name__)
+    attributes = {}
+    for name, value in error.__dict__.items():
+        if name.startswith("__"):
+            continue
+        try:
+            _encoder.encode(value)
+        except (TypeError, ValueError, OverflowError, RecursionError):
+            continue
+        attributes[name] = value
+    notes = list(getattr(error, "__notes__", ()))
+    if error.__cause__ is not None:
+        # The chain itself cannot travel; what a person reads of it can.
+        notes.append("".join(traceback.format_exception(error.__cause__)).rstrip())
+    return Failure(known.__name__, error.message, attributes, notes)
+
+
+def unpack_error(failure: Failure) -> TokenmillError:
+    """The error again, as the class of `tokenmill.errors` it was (or nearest to what it was)."""
+    known = getattr(errors, failure.type, None)
+    if not (isinstance(known, type) and issubclass(known, TokenmillError)):
+        raise WorkerError(f"a worker reported an error of unknown type {failure.type!r}")
+    error = known(failure.message)
+    error.__dict__.update(failure.attributes)
+    for note in failure.notes:
+        error.add_note(note)
+    return error

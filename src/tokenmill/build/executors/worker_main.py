@@ -1,0 +1,179 @@
+"""What a worker process runs: get ready once, then one task after another, until told to end.
+
+Two pipes matter. Over the *channel* (a socket) come `Begin` and `Work` frames and go results and a
+`Beat` every second, sent by a thread so that a slow row does not look like a dead worker. The
+*lifeline* is a pipe on which nothing is ever sent: when its other end closes, because the parent
+closed it or died of anything, the kernel itself kills this process. No thread has to run for that,
+so it works while a C extension holds the interpreter lock for minutes.
+
+Standard output and error go to the parent's bounded tail and never near the channel, so a library
+that prints cannot break the protocol.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import fcntl
+import os
+import select
+import signal
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+from typing import Any
+
+from tokenmill.build.executors import wire
+from tokenmill.build.executors.memory import private_bytes
+from tokenmill.build.executors.tasks import (
+    Setup,
+    Task,
+    Work,
+    close_work,
+    foreign_error,
+    open_work,
+)
+from tokenmill.errors import TokenmillError
+
+READ_BYTES = 1 << 16  # of the channel at once; frames are small
+
+EXIT_OUT_OF_MEMORY = 12  # ENOMEM: the worker ends itself after a MemoryError, to start clean
+
+
+class Sender:
+    """The channel's upward half, shared by the main thread and the heartbeat."""
+
+    def __init__(self, channel: int) -> None:
+        self._channel = channel
+        self._lock = threading.Lock()
+
+    def send(self, message: wire.Up) -> None:
+        """Send one whole frame."""
+        data = memoryview(wire.frame(message))
+        with self._lock:
+            while data:
+                data = data[os.write(self._channel, data) :]
+
+
+def hang_on(lifeline: int) -> None:
+    """Die when the lifeline's other end closes, without any help of this process."""
+    if hasattr(fcntl, "F_SETSIG"):
+        fcntl.fcntl(lifeline, fcntl.F_SETOWN, os.getpid())
+        # Not the default SIGIO: a library may catch or block that one.
+        fcntl.fcntl(lifeline, fcntl.F_SETSIG, signal.SIGKILL)
+        flags = fcntl.fcntl(lifeline, fcntl.F_GETFL)
+        fcntl.fcntl(lifeline, fcntl.F_SETFL, flags | os.O_ASYNC)
+    poll = select.poll()
+    poll.register(lifeline, select.POLLHUP)
+    if poll.poll(0):  # it closed before the kernel was asked to tell
+        os._exit(1)
+
+
+def beat(sender: Sender, seconds: float, parent: int) -> None:
+    """Say that this process is alive, for ever; end it when the parent is another one.
+
+    The second is the net under the lifeline: a process that the parent forked holds a copy of
+    the lifeline's other end, and could keep it open beyond the parent's death.
+    """
+    while True:
+        time.sleep(seconds)
+        if os.getppid() != parent:
+            os._exit(1)
+        try:
+            sender.send(wire.Beat())
+        except OSError:
+            os._exit(1)
+
+
+def messages(channel: int) -> Iterator[wire.Down]:
+    """Messages of the parent, until it closes the channel."""
+    frames = wire.Frames()
+    while True:
+        try:
+            data = os.read(channel, READ_BYTES)
+        except ConnectionError:
+            return
+        if not data:
+            return
+        frames.feed(data)
+        yield from frames.downs()
+
+
+def get_ready(begin: wire.Begin, sender: Sender) -> Work | None:
+    """Call the entry; on an error report it and give None."""
+    try:
+        return open_work(Setup(begin.entry, begin.options))
+    except TokenmillError as error:
+        sender.send(wire.Failed(None, wire.pack_error(error)))
+        return None
+    except MemoryError:
+        sender.send(wire.OutOfMemory(None))
+        os._exit(EXIT_OUT_OF_MEMORY)
+
+
+def do(work: Work, message: wire.Work) -> wire.Up:
+    """Do one task and say how it went."""
+    started = time.perf_counter()
+    try:
+        # The trip shows here, where the traceback is, that the result can travel.
+        result = wire.as_travelled(work(message.payload))
+    except TokenmillError as error:
+        return wire.Failed(message.number, wire.pack_error(error))
+    except MemoryError:
+        traceback.print_exc()
+        return wire.OutOfMemory(message.number)
+    except Exception as error:
+        wrapped = foreign_error(Task(message.number, {}, message.label), error)
+        wrapped.__cause__ = error
+        return wire.Failed(message.number, wire.pack_error(wrapped))
+    seconds = time.perf_counter() - started
+    return wire.Finished(message.number, result, seconds, private_bytes())
+
+
+def serve(channel: int, sender: Sender) -> None:
+    """Answer the parent's messages until it closes the channel."""
+    work: Work | None = None
+    for message in messages(channel):
+        if isinstance(message, wire.Begin):
+            work = get_ready(message, sender)
+            if work is None:
+                return
+            sender.send(wire.Ready())
+        elif work is not None:
+            answer = do(work, message)
+            sender.send(answer)
+            if isinstance(answer, wire.OutOfMemory):
+                os._exit(EXIT_OUT_OF_MEMORY)
+    if work is not None:
+        close_work(work)
+
+
+def main(arguments: dict[str, Any]) -> None:
+    """Run a worker; `LocalExecutor` starts it with the arguments it needs.
+
+    Args:
+        arguments: ``channel`` and ``lifeline`` (file descriptors), ``beat_s`` (seconds between
+            heartbeats), ``parent`` (its process id).
+    """
+    hang_on(arguments["lifeline"])
+    # A signal state inherited from the parent is the parent's business; Ctrl-C reaches only it.
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    faulthandler.enable()  # a crash in an engine leaves its Python frames in the parent's tail
+    for fd in (arguments["channel"], arguments["lifeline"]):
+        os.set_inheritable(fd, False)  # a child of a task must not hold the channel open
+    sender = Sender(arguments["channel"])
+    threading.Thread(
+        target=beat,
+        args=(sender, arguments["beat_s"], arguments["parent"]),
+        name="tokenmill-heartbeat",
+        daemon=True,
+    ).start()
+    try:
+        serve(arguments["channel"], sender)
+    except BaseException:  # SystemExit included: leaving unasked is a failure
+        traceback.print_exc()
+        os._exit(1)
+    # Without the interpreter's tear-down, which some engines take seconds for.
+    os._exit(0)

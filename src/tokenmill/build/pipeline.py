@@ -1,0 +1,149 @@
+"""From the rows of one block to the columns of one slice.
+
+A `Pipeline` holds what a worker loads once: the renderer and the encoder. `run` takes the rows of a
+block through them: parsed values → rendered texts with trained spans → ids and mask → length policy
+→ `SliceColumns`. Each text is rendered once and encoded once. Whatever a room rejects on the way
+keeps its place in the account: rows in = rows served + rows rejected, each with a reason.
+
+`Pipeline.seconds` adds up the time per stage, so that the next bottleneck is visible.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from tokenmill.build.recipe import Recipe
+from tokenmill.chat import Renderer, Rendering
+from tokenmill.errors import RowError
+from tokenmill.source import BlockRows
+from tokenmill.store.columns import SliceColumns
+from tokenmill.store.record import RejectedRow
+from tokenmill.tokenizer import Encoded, Encoder, Tokenizer, apply_length
+
+_DETAIL_CHARS = 300  # a rejection's detail is for a person; a template can raise a whole document
+_json = msgspec.json.Encoder()
+
+Bad = tuple[int, int, RowError]
+"""A rejected row: number within the block, part, why."""
+
+
+class Pipeline:
+    """Everything a worker needs to turn rows into tokens, loaded once.
+
+    Args:
+        recipe: What is to be made.
+        tokenizer: The tokenizer, loaded.
+        engine: Which engine may encode; never changes the result.
+    """
+
+    def __init__(self, recipe: Recipe, tokenizer: Tokenizer, engine: str = "auto") -> None:
+        self.recipe = recipe
+        self.renderer = Renderer(recipe.chat_spec(), tokenizer.template, tokenizer.special_tokens)
+        self.encoder = Encoder(tokenizer, engine)
+        self.seconds: dict[str, float] = defaultdict(float)
+
+    def run(self, rows: BlockRows) -> tuple[SliceColumns, dict[str, Any]]:
+        """Render, encode and mask one block; also what the rooms noted on the way."""
+        bad: list[Bad] = [
+            (i, 0, value) for i, value in enumerate(rows.values) if isinstance(value, RowError)
+        ]
+        good = [i for i, value in enumerate(rows.values) if not isinstance(value, RowError)]
+        with self._stage("render"):
+            rendering = self.renderer.render([rows.values[i] for i in good])
+        bad += [(good[i], part, error) for i, part, error in rendering.rejected]
+        source = np.array([good[i] for i in rendering.source], np.int32)
+        part = np.asarray(rendering.part, np.int32)
+        with self._stage("encode"):
+            turn_ends = [[end for _, end in turns] for turns in rendering.turns]
+            encoded = self.encoder.encode(rendering.texts, rendering.spans, turn_ends)
+            encoded = apply_length(encoded, self.recipe.max_length, self.recipe.overlong)
+        bad += [(int(source[i]), int(part[i]), error) for i, error in encoded.rejected]
+        with self._stage("columns"):
+            columns = self._columns(rows, rendering, encoded, source, part, bad)
+        return columns, {"render": dict(rendering.notes), "encode": dict(encoded.notes)}
+
+    @contextmanager
+    def _stage(self, name: str) -> Iterator[None]:
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[name] += time.perf_counter() - start
+
+    def _columns(
+        self,
+        rows: BlockRows,
+        rendering: Rendering,
+        encoded: Encoded,
+        source: NDArray[np.int32],
+        part: NDArray[np.int32],
+        bad: list[Bad],
+    ) -> SliceColumns:
+        kept = encoded.kept
+        served = source[kept]
+        digests = np.fromiter(
+            (xxhash.xxh3_64_intdigest(rows.raw[i]) for i in served), np.uint64, len(served)
+        )
+        roles, turn_roles = _role_numbers([rendering.turns[i] for i in kept])
+        return SliceColumns(
+            ids=encoded.ids,
+            mask=encoded.mask,
+            starts=_starts(encoded.row_starts, kept),
+            row=served,
+            part=part[kept],
+            line=np.asarray(rows.line, np.int64)[served],
+            offset=np.asarray(rows.offset, np.int64)[served],
+            raw_length=np.asarray(rows.length, np.int64)[served],
+            digest=digests,
+            turn_ends=encoded.turn_ends,
+            turn_roles=turn_roles,
+            turn_starts=_starts(encoded.turn_starts, kept),
+            roles=roles,
+            carried={
+                name: [_carried(rows.values[i], name) for i in served] for name in self.recipe.carry
+            },
+            source_rows=len(rows.values),
+            rows_in=len(source) + len(bad) - len(encoded.rejected),
+            rejected=[_rejected_row(rows, entry) for entry in sorted(bad, key=lambda b: b[:2])],
+        )
+
+
+def _starts(starts: NDArray[np.int64], kept: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Starts of the kept rows; rejected ones are empty, so dropping theirs moves nothing."""
+    return np.append(starts[:-1][kept], starts[-1])
+
+
+def _role_numbers(
+    turns: Sequence[Sequence[tuple[str, int]]],
+) -> tuple[tuple[str, ...], NDArray[np.int8]]:
+    numbers: dict[str, int] = {}
+    flat = [numbers.setdefault(role, len(numbers)) for row in turns for role, _ in row]
+    return tuple(numbers), np.array(flat, np.int8)
+
+
+def _carried(row: dict[str, Any] | RowError, name: str) -> str:
+    """A carried column as JSON text; absent is null."""
+    assert isinstance(row, dict)
+    return _json.encode(row.get(name)).decode()
+
+
+def _rejected_row(rows: BlockRows, entry: Bad) -> RejectedRow:
+    number, part, error = entry
+    return RejectedRow(
+        row=number,
+        part=part,
+        line=int(rows.line[number]),
+        offset=int(rows.offset[number]),
+        length=int(rows.length[number]),
+        reason=error.reason,
+        detail=error.message[:_DETAIL_CHARS],
+    )

@@ -1,0 +1,82 @@
+"""Running a recipe: find the store, or build the slices that are missing and commit it.
+
+`run` walks the way of a preparation: open the rows, learn the tokenizer's identity, compute the
+store's key; if that store is there, it is a *hit* and nothing is written. Otherwise the slices that
+are missing are built wherever the executor likes, and when all are there the store is committed by
+one rename. A slice that turns out to be corrupt on the way is moved to quarantine and built again.
+
+The parent loads no engine: what it must know of the tokenizer it recalls from a memo, or has a
+worker find out.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from tokenmill.build.executors import Executor
+from tokenmill.build.identify import identity_card
+from tokenmill.build.missing import Builder
+from tokenmill.build.outcome import Prepared, check_rejected
+from tokenmill.build.plan import Plan
+from tokenmill.build.progress import open_progress
+from tokenmill.build.proof import Account, proof_document
+from tokenmill.build.recipe import Recipe, RunOptions
+from tokenmill.errors import CorruptionError, SourceError
+from tokenmill.files import default_cache_dir
+from tokenmill.source import open_rows
+from tokenmill.store import CacheLayout, Store
+from tokenmill.store.commit import commit_store
+from tokenmill.store.write import quarantine_slice
+
+REPAIRS = 8  # corrupt slices mended in one run; more is a broken disk, not an accident
+
+
+def run(
+    recipe: Recipe, options: RunOptions, executor: Executor, *, progress: Any = None
+) -> Prepared:
+    """Make or find the store of a recipe.
+
+    Args:
+        recipe: What is to be made.
+        options: How.
+        executor: Where slices are built.
+        progress: As for `tokenmill.prepare`.
+    """
+    start = time.perf_counter()
+    private = tempfile.TemporaryDirectory(prefix="tokenmill-") if options.disable_cache else None
+    root = private.name if private else options.cache_dir or default_cache_dir()
+    cache = CacheLayout(Path(root).absolute())
+    rows = open_rows(list(recipe.sources), cache_dir=cache.root, rehash=options.rehash)
+    if not len(rows):
+        raise SourceError("no rows: every source is empty", path=recipe.sources[0])
+    plan = Plan(recipe, identity_card(recipe, cache.root, executor), rows)
+    account = Account(slices=plan.slices)
+    layout = cache.store(plan.key)
+    hit = layout.manifest.exists() and not options.force_recache
+    if not hit:
+        with open_progress(progress, total_rows=plan.rows, total_size=plan.bytes) as shown:
+            builder = Builder(plan, cache, executor, options, account, shown)
+            _build_and_commit(plan, cache, builder, account)
+    store = Store(layout.directory, paths=plan.paths)
+    store.private_directory = private  # removed when nobody holds the store any more
+    prepared = Prepared(store, hit, account, time.perf_counter() - start)
+    check_rejected(prepared, options)
+    return prepared
+
+
+def _build_and_commit(plan: Plan, cache: CacheLayout, builder: Builder, account: Account) -> None:
+    for _ in range(REPAIRS):
+        builder.build_all()
+        try:
+            proof = proof_document(plan.paths, account)
+            commit_store(cache, plan.document, plan.placements(), plan.tokenizer, proof)
+            return
+        except CorruptionError as error:
+            if not quarantine_slice(cache, error.path):
+                raise
+    raise CorruptionError(
+        f"more than {REPAIRS} slices of this cache are corrupt; look at the disk", path=cache.root
+    )

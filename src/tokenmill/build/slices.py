@@ -1,0 +1,82 @@
+"""What a worker does: load once, then one block after another becomes a published slice.
+
+`open_builder` is the entry that executors import by name where the work happens; it loads the
+tokenizer's copy and the template once and returns the function that builds one slice. A payload is
+a block (a file, a byte span, a digest) and a key; a result is a handful of counters. Rows never
+travel.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from tokenmill.build.pipeline import Pipeline
+from tokenmill.build.recipe import Recipe
+from tokenmill.source import Block, read_block
+from tokenmill.store import CacheLayout
+from tokenmill.store.write import (
+    encode_slice,
+    publish_slice,
+    quarantine_slice,
+    slice_is_intact,
+)
+from tokenmill.tokenizer import load
+
+ENTRY = "tokenmill.build.slices:open_builder"
+
+
+def open_builder(options: dict[str, Any]) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """Load what building needs and return the function that builds one slice."""
+    recipe = Recipe(**options["recipe"])
+    tokenizer = load(options["tokenizer"], backend="file")
+    pipeline = Pipeline(recipe, tokenizer, options["engine"])
+    layout = CacheLayout(Path(options["cache"]))
+    rebuild = bool(options["rebuild"])
+
+    def build(payload: dict[str, Any]) -> dict[str, Any]:
+        files = layout.slice(payload["key"])
+        if files.record.exists():
+            if not rebuild:
+                return {"built": False}  # another builder was quicker
+            if not slice_is_intact(files):
+                quarantine_slice(layout, str(files.record))
+        return build_slice(pipeline, layout, payload["key"], to_block(payload["block"]))
+
+    return build
+
+
+def build_slice(pipeline: Pipeline, layout: CacheLayout, key: str, block: Block) -> dict[str, Any]:
+    """Read, tokenize and publish one slice; returns its counters."""
+    before = dict(pipeline.seconds)
+    start = time.perf_counter()
+    rows = read_block(block)
+    parsed = time.perf_counter()
+    columns, notes = pipeline.run(rows)
+    writing = time.perf_counter()
+    record = publish_slice(layout, encode_slice(key, columns))
+    done = time.perf_counter()
+    stages = {name: total - before.get(name, 0.0) for name, total in pipeline.seconds.items()}
+    return {
+        "built": True,
+        "rows": record.rows,
+        "bytes": block.length,
+        "tokens": record.tokens,
+        "seconds": {"parse": parsed - start, **stages, "write": done - writing},
+        "notes": notes,
+    }
+
+
+def to_block(document: dict[str, Any]) -> Block:
+    """A block that travelled as plain values."""
+    return msgspec.convert(document, Block)
+
+
+def from_block(block: Block) -> dict[str, Any]:
+    """A block as plain values, to travel."""
+    document: dict[str, Any] = msgspec.to_builtins(block)
+    return document

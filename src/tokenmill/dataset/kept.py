@@ -1,0 +1,244 @@
+"""Kept rows: an ascending choice of a view's rows, published and mapped.
+
+A filter or one side of a split is a *choice*: a function from columns to "kept or not". Choosing
+is done once; the row numbers, with lengths and trained counts beside them, are published under
+``<cache>/rows/<key>/`` like everything else (whole or not at all, first writer wins) and mapped,
+so that a `KeptView` costs no memory and pickles as a path and a description. The key is the
+content: the parent's key and the choice's document.
+
+Published beside the store where its cache can be written, else in the user's own cache, else in a
+temporary directory that lives as long as this process. Who unpickles a view whose directory is
+gone chooses again.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import weakref
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from tokenmill import fingerprint
+from tokenmill.dataset.view import CHUNK, Found, Int64Array, View
+from tokenmill.errors import CacheError, CorruptionError
+from tokenmill.files import Staging, is_network
+from tokenmill.store import CacheLayout, Store
+
+RECORD = "kept.json"
+FILES = {"index.bin": "<i8", "lengths.bin": "<i4", "trained.bin": "<i4"}
+KEPT_VERSION = 1
+
+
+class Choice(Protocol):
+    """A function from columns to "kept or not" that can describe itself."""
+
+    @property
+    def columns(self) -> list[str]:
+        """The columns it looks at."""
+
+    def document(self, parent: View) -> Any:
+        """What it depends on, as plain values."""
+
+    def __call__(self, columns: dict[str, Any]) -> npt.NDArray[np.bool_]:
+        """Which rows of a stretch are kept."""
+
+
+class KeptView(View):
+    """Some rows of another view, in its order.
+
+    Args:
+        parent: The other view.
+        choice: Which rows.
+        directory: Where the published index is; None chooses (or finds) it.
+    """
+
+    def __init__(self, parent: View, choice: Choice, directory: str | None = None) -> None:
+        self._parent = parent
+        self._choice = choice
+        self._document = {
+            "kept": KEPT_VERSION,
+            "of": parent.key,
+            "by": choice.document(parent),
+        }
+        self._key = fingerprint.key(self._document)
+        self._directory, self._temporary = _find_or_make(self, directory)
+        self._index, self._lengths, self._trained = _open(self._directory, self._document)
+
+    def __reduce__(self) -> Any:
+        return KeptView, (self._parent, self._choice, str(self._directory))
+
+    @property
+    def document(self) -> Any:
+        """Parent and choice."""
+        return self._document
+
+    @property
+    def key(self) -> str:
+        """Name of the published index."""
+        return self._key
+
+    def __len__(self) -> int:
+        return int(self._index.size)
+
+    def locate(self, indices: Int64Array) -> list[Found]:
+        """Through the index, then the parent."""
+        return self._parent.locate(self._index[indices])
+
+    def columns(self, names: Sequence[str]) -> Iterator[tuple[int, dict[str, Any]]]:
+        """The parent's columns, kept rows only."""
+        for first, columns in self._parent.columns(names):
+            size = len(next(iter(columns.values())))
+            start, stop = np.searchsorted(self._index, [first, first + size]).tolist()
+            within = self._index[start:stop] - first
+            if within.size:
+                yield start, {name: _pick(column, within) for name, column in columns.items()}
+
+    @property
+    def stores(self) -> list[Store]:
+        """The parent's."""
+        return self._parent.stores
+
+    @property
+    def lengths(self) -> npt.NDArray[np.int32]:
+        """Mapped."""
+        return self._lengths
+
+    @property
+    def trained(self) -> npt.NDArray[np.int32]:
+        """Mapped."""
+        return self._trained
+
+    def choose(self) -> Iterator[Int64Array]:
+        """The kept row numbers of the parent, a stretch at a time."""
+        for first, columns in self._parent.columns(self._choice.columns):
+            yield np.flatnonzero(self._choice(columns)).astype("<i8") + first
+
+    def gathered(self, index: Int64Array, name: str) -> Iterator[npt.NDArray[np.int32]]:
+        """Lengths or trained counts of kept rows, a stretch at a time."""
+        for first in range(0, index.size, CHUNK):
+            numbers = np.asarray(index[first : first + CHUNK], dtype=np.int64)
+            asked = self._parent.lengths_at if name == "lengths" else self._parent.trained_at
+            yield asked(numbers).astype("<i4")
+
+
+def _pick(column: Any, within: Int64Array) -> Any:
+    if isinstance(column, np.ndarray):
+        return column[within]
+    return [column[place] for place in within.tolist()]
+
+
+def default_cache() -> Path:
+    """The cache of a user who named none."""
+    stated = os.environ.get("TOKENMILL_CACHE_DIR")
+    if stated:
+        return Path(stated)
+    home = os.environ.get("XDG_CACHE_HOME")
+    return (Path(home) if home else Path.home() / ".cache") / "tokenmill"
+
+
+def _caches(view: View) -> Iterable[Path]:
+    """Where an index may lie: beside the stores, then in the user's own cache."""
+    beside = [s.path.parent.parent for s in view.stores if s.path.parent.name == "stores"]
+    return dict.fromkeys([*beside, default_cache()])
+
+
+def _find_or_make(view: KeptView, directory: str | None) -> tuple[Path, bool]:
+    if directory is not None and (Path(directory) / RECORD).is_file():
+        return Path(directory), False
+    places = [CacheLayout(root).rows / view.key for root in _caches(view)]
+    for place in places:
+        if (place / RECORD).is_file():
+            return place, False
+    for root, place in zip(_caches(view), places, strict=True):
+        try:
+            _publish(view, root, place)
+        except CacheError:
+            continue  # read-only or full: the next place will do
+        return place, False
+    root = Path(tempfile.mkdtemp(prefix="tokenmill-rows-"))
+    weakref.finalize(view, _remove, root, os.getpid())
+    _publish(view, root, root / view.key)
+    return root / view.key, True
+
+
+def _remove(root: Path, owner: int) -> None:
+    if os.getpid() == owner:  # a forked child must not remove its parent's files
+        shutil.rmtree(root, ignore_errors=True)
+
+
+def _publish(view: KeptView, root: Path, place: Path) -> None:
+    with Staging(root) as staging:
+        staged = staging.write(f"{view.key}/index.bin", (c.data for c in view.choose()))
+        index = _array(staged, "<i8")
+        for name in ("lengths", "trained"):
+            staging.write(f"{view.key}/{name}.bin", (c.data for c in view.gathered(index, name)))
+        record = {
+            "document": view.document,
+            "rows": int(index.size),
+            "checksums": {name: _checksum(staged.parent / name) for name in FILES},
+        }
+        staging.write(f"{view.key}/{RECORD}", _encode(record))
+        staging.publish(staged.parent, place)
+
+
+def _encode(record: dict[str, Any]) -> bytes:
+    return fingerprint.canonical(record) + b"\n"
+
+
+def _array(path: Path, dtype: str) -> npt.NDArray[Any]:
+    size = path.stat().st_size
+    if size == 0:
+        return np.zeros(0, dtype=dtype)  # an empty file cannot be mapped
+    if is_network(path):
+        return np.fromfile(path, dtype=dtype)
+    return np.memmap(path, dtype=dtype, mode="r")
+
+
+def _checksum(path: Path) -> str:
+    return fingerprint.checksum(np.ascontiguousarray(_array(path, "u1")).data)
+
+
+def _open(
+    directory: Path, document: Any
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32], npt.NDArray[np.int32]]:
+    """Map a published index, refusing one that is not what was written."""
+    path = directory / RECORD
+    try:
+        data = path.read_bytes()
+        record = msgspec.json.decode(data, type=dict[str, Any])
+        stated, rows, checksums = record["document"], record["rows"], record["checksums"]
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, KeyError) as error:
+        message = f"not a kept-row index ({error}); remove the directory to choose again"
+        raise CorruptionError(message, path=path) from error
+    if data != _encode(record):
+        raise CorruptionError("the right members, but not the bytes that were written", path=path)
+    if fingerprint.canonical(stated) != fingerprint.canonical(document):
+        raise CorruptionError("an index of other rows lies under this key", path=path)
+    arrays = []
+    for name, dtype in FILES.items():
+        file = directory / name
+        try:
+            size = file.stat().st_size
+        except OSError as error:
+            raise CorruptionError(
+                "missing; remove the directory to choose again", path=file
+            ) from error
+        expected = rows * np.dtype(dtype).itemsize
+        if size != expected:
+            raise CorruptionError(f"{size} bytes, expected {expected}", path=file)
+        actual = _checksum(file)
+        if actual != checksums.get(name):
+            raise CorruptionError(
+                f"checksum {actual}, expected {checksums.get(name)}; remove the directory to "
+                "choose again",
+                path=file,
+            )
+        arrays.append(_array(file, dtype))
+    return arrays[0], arrays[1], arrays[2]

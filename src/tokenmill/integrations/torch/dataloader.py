@@ -1,0 +1,179 @@
+"""A DataLoader whose state is exact for any number of workers.
+
+`DataLoader` wraps a plain `torch.utils.data.DataLoader`. The main process computes the steps of a
+`tokenmill.Loader` (integers only) and sends each as the "index" of one batch; a worker fills it;
+batches come back in order. The cursor behind every step waits in a queue of our own here and is
+counted when its batch is handed to the trainer. So what lies prefetched in queues, workers and
+the pinning thread is never counted, and workers hold no state at all: their number, start method
+and prefetch may change at any resume.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.utils import data as torch_data
+
+from tokenmill.dataset import Mixture, View
+from tokenmill.errors import UsageError, WorkerError
+from tokenmill.integrations.torch.dataset import as_tensors
+from tokenmill.loader import Cursor, Loader
+from tokenmill.loader.filler import Filler
+from tokenmill.loader.steps import Step
+from tokenmill.store import Store
+
+TensorBatch = dict[str, Any]
+
+
+class _Steps(torch_data.Dataset[TensorBatch]):  # type: ignore[misc]
+    """What workers hold: a filler, to which a step is an index."""
+
+    def __init__(self, filler: Filler) -> None:
+        self._filler = filler
+
+    def __getitem__(self, step: Step) -> TensorBatch:
+        return as_tensors(self._filler.fill(step))
+
+
+class _Sampler:
+    """Steps from where the loader stands; the cursors behind them wait in a queue."""
+
+    def __init__(self, loader: Loader) -> None:
+        self._loader = loader
+        self.waiting: deque[Cursor] = deque()
+
+    def __iter__(self) -> Iterator[Step]:
+        # Bound now: torch asks for the first step later, and may ask for a second iterator first.
+        waiting = self.waiting
+        steps = self._loader.stream.steps(self._loader.cursor, self._loader.end)
+        return self._walk(steps, waiting)
+
+    @staticmethod
+    def _walk(steps: Iterator[tuple[Step, Cursor]], waiting: deque[Cursor]) -> Iterator[Step]:
+        for step, behind in steps:
+            waiting.append(behind)
+            yield step
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+
+class DataLoader:
+    """Batches of a `tokenmill.Loader` as tensors, filled in worker processes.
+
+    Args:
+        data: A loader, or what a loader is made of. num_workers: Worker processes; 0 fills
+        batches in this one. pin_memory: Hand out batches in page-locked memory. prefetch_factor:
+        Batches per worker that may lie ready. persistent_workers: Keep workers from one ``iter``
+        to the next; then only the latest iterator
+            may be used.
+        multiprocessing_context: fork, forkserver, spawn, or a context.
+        timeout: Seconds to wait for a batch; 0 waits for ever.
+        worker_init_fn: Called in every worker with its number.
+        **arguments: Of `tokenmill.Loader`, when ``data`` is not one.
+    """
+
+    def __init__(
+        self,
+        data: Loader | Store | View | Mixture,
+        *,
+        num_workers: int = 0,
+        pin_memory: bool = False,
+        prefetch_factor: int | None = None,
+        persistent_workers: bool = False,
+        multiprocessing_context: Any = None,
+        timeout: float = 0,
+        worker_init_fn: Callable[[int], None] | None = None,
+        **arguments: Any,
+    ) -> None:
+        if isinstance(data, Loader):
+            if arguments:
+                raise UsageError(f"say {', '.join(arguments)} to the loader, not here")
+            self.loader = data
+        else:
+            self.loader = Loader(data, **arguments)
+        self._persistent = persistent_workers
+        self._sampler = _Sampler(self.loader)
+        self._latest: _Iterator | None = None
+        # A generator of its own: torch would draw a base seed from the global one at every iter().
+        generator = torch.Generator()
+        generator.manual_seed(0)
+        self._torch: Any = torch_data.DataLoader(
+            _Steps(self.loader.stream.filler),
+            batch_size=None,
+            sampler=self._sampler,
+            num_workers=num_workers,
+            pin_memory=pin_memory,
+            prefetch_factor=prefetch_factor,
+            persistent_workers=persistent_workers,
+            multiprocessing_context=multiprocessing_context,
+            timeout=timeout,
+            worker_init_fn=worker_init_fn,
+            collate_fn=_as_it_is,
+            generator=generator,
+        )
+
+    def __iter__(self) -> Iterator[TensorBatch]:
+        self._latest = _Iterator(self)
+        return self._latest
+
+    def __len__(self) -> int:
+        """Steps of the current epoch."""
+        return len(self.loader)
+
+    def set_epoch(self, epoch: int) -> None:
+        """As `tokenmill.Loader.set_epoch`."""
+        self.loader.set_epoch(epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """As `tokenmill.Loader.state_dict`: counts what was handed out."""
+        return self.loader.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """As `tokenmill.Loader.load_state_dict`."""
+        self.loader.load_state_dict(state)
+
+    def served(self) -> dict[str, dict[str, int]]:
+        """As `tokenmill.Loader.served`."""
+        return self.loader.served()
+
+    def open(self) -> tuple[Iterator[TensorBatch], deque[Cursor]]:
+        """A torch iterator from where the loader stands, and the cursors of its batches."""
+        self._sampler.waiting = deque()
+        return iter(self._torch), self._sampler.waiting
+
+    def is_stale(self, iterator: _Iterator) -> bool:
+        """Whether persistent workers now serve another iterator."""
+        return self._persistent and self._latest is not iterator
+
+
+class _Iterator(Iterator[TensorBatch]):
+    def __init__(self, owner: DataLoader) -> None:
+        self._owner = owner
+        self._start()
+
+    def _start(self) -> None:
+        self._jumps = self._owner.loader.jumps
+        self._batches, self._waiting = self._owner.open()
+
+    def __next__(self) -> TensorBatch:
+        if self._owner.is_stale(self):
+            raise UsageError("persistent workers serve one iterator at a time: use the latest")
+        if self._jumps != self._owner.loader.jumps:
+            self._start()
+        try:
+            batch = next(self._batches)
+        except RuntimeError as error:
+            if str(error).startswith("DataLoader worker"):
+                raise WorkerError(str(error)) from error
+            raise
+        self._owner.loader.handed_out(self._waiting.popleft())
+        return batch
+
+
+def _as_it_is(batch: TensorBatch) -> TensorBatch:
+    """Nothing to collate: a step is a whole batch (a function, because workers pickle it)."""
+    return batch

@@ -1,0 +1,140 @@
+"""Map-style datasets: rows by number, as tensors.
+
+`Dataset` is a store or view in the shape of `torch.utils.data.Dataset`: an item is one row with
+input_ids, labels and loss_mask; `__getitems__` fetches a batch's rows at once; `collate` pads
+them to the same arrays that `tokenmill.Loader` hands out. `OrderedDataset` is the same in our
+order: item i is the row at position i of the current epoch, for trainers that own the sampler and
+can be told not to shuffle.
+
+Both pickle under 16 KiB, so any start method of worker processes will do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils import data as torch_data
+
+from tokenmill.dataset import Mixture, View, as_view
+from tokenmill.errors import UsageError
+from tokenmill.loader import LengthGrouped, OrderedView
+from tokenmill.packing import IGNORE, Batch, fill_rows
+from tokenmill.store import Row, Store
+
+Item = dict[str, torch.Tensor]
+
+
+def as_tensors(batch: Batch) -> dict[str, Any]:
+    """Arrays as tensors over the same memory; plain numbers stay."""
+    return {
+        name: torch.from_numpy(value) if isinstance(value, np.ndarray) else value
+        for name, value in batch.items()
+    }
+
+
+def _item(row: Row) -> Item:
+    input_ids = row.input_ids.astype(np.int64)
+    loss_mask = row.loss_mask.copy()
+    loss_mask[:1] = 0  # nothing before it could predict the first token
+    labels = np.where(loss_mask.view(np.bool_), input_ids, np.int64(IGNORE))
+    return {
+        "input_ids": torch.from_numpy(input_ids),
+        "labels": torch.from_numpy(labels),
+        "loss_mask": torch.from_numpy(loss_mask),
+    }
+
+
+class Dataset(torch_data.Dataset[Item]):  # type: ignore[misc]
+    """Rows of a store or view by number.
+
+    Args:
+        data: A store or a view.
+        pad_id: Token that `collate` pads with; None takes the tokenizer's pad, else its eos.
+        pad_side: right or left.
+        pad_to_multiple_of: `collate` rounds widths up to this.
+    """
+
+    def __init__(
+        self,
+        data: Store | View,
+        *,
+        pad_id: int | None = None,
+        pad_side: str = "right",
+        pad_to_multiple_of: int | None = None,
+    ) -> None:
+        self.view = as_view(data)
+        self._pad_id = self.view.pad_id if pad_id is None else pad_id
+        self._pad_side = pad_side
+        self._multiple = pad_to_multiple_of
+
+    def __len__(self) -> int:
+        return len(self.view)
+
+    def __getitem__(self, index: int) -> Item:
+        return _item(self.view[index])
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Item]:
+        return [_item(row) for row in self.view.batch(indices)]
+
+    def collate(self, items: Sequence[Item]) -> dict[str, Any]:
+        """Pad items into a batch, as `tokenmill.Loader` would: the ``collate_fn`` to use."""
+        if self._pad_id is None:
+            raise UsageError("the tokenizer names neither a pad nor an eos token: say pad_id")
+        pieces = [
+            (item["input_ids"].numpy().astype(np.int32), item["loss_mask"].numpy())
+            for item in items
+        ]
+        batch = fill_rows(pieces, self._pad_id, side=self._pad_side, multiple=self._multiple)
+        return as_tensors(batch)
+
+
+class OrderedDataset(Dataset):
+    """The rows of one epoch, in our order.
+
+    The epoch lies in shared memory, so `set_epoch` also reaches persistent workers.
+
+    Args:
+        data: A store, a view or a mixture.
+        seed: Of the order.
+        order: As for the loader.
+        pad_id: As in `Dataset`, like the rest.
+        pad_side: See there.
+        pad_to_multiple_of: See there.
+    """
+
+    def __init__(
+        self,
+        data: Store | View | Mixture,
+        *,
+        seed: int = 42,
+        order: str | LengthGrouped = "feistel",
+        pad_id: int | None = None,
+        pad_side: str = "right",
+        pad_to_multiple_of: int | None = None,
+    ) -> None:
+        super().__init__(
+            data.view if isinstance(data, Mixture) else data,
+            pad_id=pad_id,
+            pad_side=pad_side,
+            pad_to_multiple_of=pad_to_multiple_of,
+        )
+        self._ordered = OrderedView(data, seed=seed, order=order)
+        self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch whose order is served."""
+        self._ordered.set_epoch(epoch)
+        self._epoch.fill_(int(epoch))
+
+    def __len__(self) -> int:
+        return len(self._ordered)
+
+    def __getitem__(self, index: int) -> Item:
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Item]:
+        self._ordered.set_epoch(int(self._epoch))
+        return [_item(row) for row in self._ordered.batch(indices)]

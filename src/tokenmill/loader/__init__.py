@@ -1,0 +1,22 @@
+"""The loader: dataset × order × packing → numpy batches; its state is a small JSON-able cursor.
+
+`Loader` is what people use. Beneath it, `Stream` turns a `Cursor` into a batch and the next cursor
+without keeping anything; `OrderedView` serves trainers that own the sampler.
+"""
+
+from __future__ import annotations
+
+from tokenmill.loader.cursor import Cursor, Passport
+from tokenmill.loader.loader import Loader, LoaderIterator
+from tokenmill.loader.ordered import OrderedView
+from tokenmill.loader.stream import LengthGrouped, Stream
+
+__all__ = [
+    "Cursor",
+    "LengthGrouped",
+    "Loader",
+    "LoaderIterator",
+    "OrderedView",
+    "Passport",
+    "Stream",
+]

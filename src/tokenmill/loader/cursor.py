@@ -1,0 +1,116 @@
+"""The cursor: a few integers that say where in the stream a run stands.
+
+A `Cursor` is (epoch, position), position counting samples of that epoch, at a boundary of global
+batches; when packing, also the window's number and the packs before it, so that a resume packs one
+window only. A `Passport` says which stream it belongs to: dataset, seed, order, packing. Both
+together are the *state*: a flat JSON-able dict under 1 KB, the same on every rank, that loads under
+any number of ranks, workers and any batch size, and that another stream refuses by name.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tokenmill.errors import StateError
+from tokenmill.sampling import ORDER_VERSION
+
+STATE_VERSION = 1
+_KIND = "tokenmill.Loader"
+
+
+@dataclass(frozen=True)
+class Cursor:
+    """A place in the stream, between two global batches.
+
+    Args:
+        epoch: Epoch of the next sample.
+        position: Samples of that epoch already handed out.
+        window: Packing window of the next pack.
+        packs_before: Packs of this epoch before that window.
+    """
+
+    epoch: int = 0
+    position: int = 0
+    window: int = 0
+    packs_before: int = 0
+
+    def next_epoch(self) -> Cursor:
+        """The start of the next epoch."""
+        return Cursor(self.epoch + 1)
+
+
+@dataclass(frozen=True)
+class Passport:
+    """Which stream a cursor belongs to.
+
+    Args:
+        dataset: Key of the data's content.
+        seed: Of the run.
+        order: Name of the order, with its parameters.
+        packing: What packs depend on; None when rows are not packed.
+    """
+
+    dataset: str
+    seed: int
+    order: str
+    packing: dict[str, Any] | None
+
+    def stamp(self, cursor: Cursor, first_epoch: int) -> dict[str, Any]:
+        """The state to save."""
+        state: dict[str, Any] = {
+            "kind": _KIND,
+            "version": STATE_VERSION,
+            "order_version": ORDER_VERSION,
+            "epoch": cursor.epoch,
+            "position": cursor.position,
+            "first_epoch": first_epoch,
+            "dataset": self.dataset,
+            "seed": self.seed,
+            "order": self.order,
+            "packing": self.packing,
+        }
+        if self.packing is not None:
+            state["window"] = cursor.window
+            state["packs_before"] = cursor.packs_before
+        return state
+
+    def admit(self, state: Any) -> tuple[Cursor, int]:
+        """The cursor and first epoch of a saved state.
+
+        Raises:
+            StateError: The state is of another version, dataset, seed, order or packing; the
+                message says which, with both values.
+        """
+        if not isinstance(state, dict) or state.get("kind") != _KIND:
+            raise StateError("not a state of a tokenmill loader")
+        for name, expected in (("version", STATE_VERSION), ("order_version", ORDER_VERSION)):
+            if state.get(name) != expected:
+                raise StateError(
+                    f"the state has {name} {state.get(name)!r}, this tokenmill has {expected}: "
+                    "finish the run with the release that started it"
+                )
+        differing = []
+        for name in ("dataset", "seed", "order", "packing"):
+            ours, theirs = getattr(self, name), state.get(name)
+            if ours != theirs:
+                differing.append(f"{name} (the state's: {theirs!r}, this loader's: {ours!r})")
+        if differing:
+            raise StateError(f"the state is of another {'; and of another '.join(differing)}")
+        names = ["epoch", "position", "first_epoch"]
+        if self.packing is not None:
+            names += ["window", "packs_before"]
+        numbers: dict[str, int] = {}
+        for name in names:
+            number = state.get(name)
+            if isinstance(number, bool) or not isinstance(number, int) or number < 0:
+                raise StateError(f"the state's {name} is {number!r}, not a whole number")
+            numbers[name] = number
+        first_epoch = numbers.pop("first_epoch")
+        cursor = Cursor(**numbers)
+        if cursor.packs_before > cursor.position:
+            raise StateError(
+                f"the state has {cursor.packs_before} packs before its window, but only "
+                f"{cursor.position} before its position"
+            )
+        return cursor, first_epoch

@@ -1,0 +1,206 @@
+"""The loader: dataset × order × packing → numpy batches, with a small cursor as its state.
+
+A `Loader` composes a view (or a mixture), an order and, where wished, packing into one global
+stream, and hands out this rank's part of every global batch. It stands between two batches at any
+time: `state_dict` says where, counting what was handed out; `load_state_dict` goes there, in any
+process, under any number of ranks. ``iter(loader)`` goes on from where the loader stands, so a
+loop that was left and entered again continues; after `set_epoch` or `load_state_dict` running
+iterators follow.
+
+`Stream` is the part that does not move: everything needed to turn a cursor into a batch and the
+next cursor. It is what adapters for host frameworks build on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from tokenmill.dataset import Mixture, View
+from tokenmill.errors import UsageError
+from tokenmill.loader.cursor import Cursor
+from tokenmill.loader.prefetch import Prefetcher
+from tokenmill.loader.stream import LengthGrouped, Stream
+from tokenmill.packing import Batch, Pack
+from tokenmill.store import Store
+
+Handed = tuple[Batch, Cursor]
+
+
+class Loader:
+    """Batches of a store, view or mixture, in an order of our own, resumable to the sample.
+
+    Args:
+        data: A store, a view, or a mixture.
+        batch_size: Samples (rows, or packs) per rank. With ``max_tokens`` it plays no part.
+        seed: Of the order.
+        shuffle: False serves the rows as they stand.
+        order: feistel, miles, sequential or length_grouped (or a `LengthGrouped` with numbers).
+        rank: This rank.
+        world_size: How many ranks share every global batch.
+        epochs: How many epochs the run has; None goes on for ever.
+        last: At the end of an epoch: wrap into the next, drop the rest, or keep a short batch.
+        pad_id: Token of the padding; None takes the tokenizer's pad, else its eos.
+        pad_side: right or left.
+        pad_to_multiple_of: Widths are rounded up to this, as context parallelism wants.
+        max_tokens: Micro-batches by token budget instead of a fixed number of rows.
+        pack: A `Pack` lays rows side by side instead of padding them.
+        prefetch: Batches that a thread fills ahead; 0 fills them when asked.
+        indices: Also hand out ``indices``: the row number of every row in the batch.
+    """
+
+    def __init__(
+        self,
+        data: Store | View | Mixture,
+        batch_size: int = 8,
+        seed: int = 42,
+        shuffle: bool = True,
+        order: str | LengthGrouped = "feistel",
+        rank: int = 0,
+        world_size: int = 1,
+        epochs: int | None = None,
+        last: str = "wrap",
+        pad_id: int | None = None,
+        pad_side: str = "right",
+        pad_to_multiple_of: int | None = None,
+        max_tokens: int | None = None,
+        pack: Pack | None = None,
+        *,
+        prefetch: int = 0,
+        indices: bool = False,
+    ) -> None:
+        if epochs is not None and (
+            isinstance(epochs, bool) or not isinstance(epochs, int) or epochs < 1
+        ):
+            raise UsageError(f"epochs must be a positive whole number or None, not {epochs!r}")
+        if isinstance(prefetch, bool) or not isinstance(prefetch, int) or prefetch < 0:
+            raise UsageError(f"prefetch must be a number of batches from 0, not {prefetch!r}")
+        self.stream = Stream(
+            data,
+            batch_size=batch_size,
+            seed=seed,
+            shuffle=shuffle,
+            order=order,
+            rank=rank,
+            world_size=world_size,
+            last=last,
+            pad_id=pad_id,
+            pad_side=pad_side,
+            pad_to_multiple_of=pad_to_multiple_of,
+            max_tokens=max_tokens,
+            pack=pack,
+            indices=indices,
+        )
+        self.epochs = epochs
+        self.prefetch = prefetch
+        self._cursor = Cursor()
+        self._first_epoch = 0
+        self._jumps = 0
+        self._just_loaded = False
+
+    def __iter__(self) -> LoaderIterator:
+        return LoaderIterator(self)
+
+    def __len__(self) -> int:
+        """Steps of the current epoch; packs and token budgets are cut through once to count."""
+        return self.stream.stepper.count(self._cursor.epoch)
+
+    @property
+    def epoch(self) -> int:
+        """Epoch of the next sample."""
+        return self._cursor.epoch
+
+    @property
+    def end(self) -> int | None:
+        """The first epoch that is not part of the run."""
+        return None if self.epochs is None else self._first_epoch + self.epochs
+
+    def set_epoch(self, epoch: int) -> None:
+        """Go to the start of an epoch; ``epochs`` counts from there.
+
+        Directly after `load_state_dict`, announcing the epoch that the state stands in keeps its
+        place: trainers call this at the top of the epoch they resume.
+        """
+        if isinstance(epoch, bool) or not isinstance(epoch, int | np.integer) or epoch < 0:
+            raise UsageError(f"epoch must be a whole number from 0, not {epoch!r}")
+        resuming = self._just_loaded and self._cursor.epoch == epoch
+        self.jump(self._cursor if resuming else Cursor(int(epoch)), int(epoch))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the run stands, counting what was handed out; the same on every rank."""
+        return self.stream.passport.stamp(self._cursor, self._first_epoch)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go where a saved state stands.
+
+        Raises:
+            StateError: The state is of another dataset, seed, order, packing or version.
+        """
+        cursor, first_epoch = self.stream.passport.admit(state)
+        self.stream.check(cursor)
+        self.jump(cursor, first_epoch)
+        self._just_loaded = True
+
+    def jump(self, cursor: Cursor, first_epoch: int) -> None:
+        """Stand at a cursor; running iterators follow."""
+        self._cursor = cursor
+        self._first_epoch = first_epoch
+        self._jumps += 1
+        self._just_loaded = False
+
+    @property
+    def jumps(self) -> int:
+        """How often the loader was told to stand elsewhere."""
+        return self._jumps
+
+    @property
+    def cursor(self) -> Cursor:
+        """Where the loader stands."""
+        return self._cursor
+
+    def handed_out(self, cursor: Cursor) -> None:
+        """Count a batch as consumed: the loader now stands behind it."""
+        self._cursor = cursor
+        self._just_loaded = False
+
+    def served(self) -> dict[str, dict[str, int]]:
+        """What each source of a mixture gave up to here; a plain dataset is one source, ``data``.
+
+        Computed from the position alone, so it survives any resume: rows, own epoch, position in
+        it, tokens and trained tokens. Tokens of the current own epoch are added up on demand.
+        """
+        return self.stream.served(self._cursor)
+
+
+class LoaderIterator(Iterator[Batch]):
+    """A run through a loader from where it stands; several may run at once.
+
+    Args:
+        loader: Its state follows the batches that any of its iterators hands out.
+    """
+
+    def __init__(self, loader: Loader) -> None:
+        self._loader = loader
+        self._start()
+
+    def _start(self) -> None:
+        self._jumps = self._loader.jumps
+        items = self._loader.stream.batches(self._loader.cursor, self._loader.end)
+        self._items: Iterator[Handed] = items
+        if self._loader.prefetch:
+            self._items = Prefetcher(items, self._loader.prefetch)
+
+    def __next__(self) -> Batch:
+        if self._jumps != self._loader.jumps:
+            self.close()
+            self._start()
+        batch, cursor = next(self._items)
+        self._loader.handed_out(cursor)
+        return batch
+
+    def close(self) -> None:
+        """Let a prefetching thread end; not needed where the iterator is simply dropped."""
+        if isinstance(self._items, Prefetcher):
+            self._items.close()

@@ -1,0 +1,171 @@
+"""Samples: what a position of an epoch holds, a row or a pack.
+
+A `Samples` answers two questions about an epoch: which samples follow a cursor, and how many there
+are. `RowSamples` takes rows straight from an order. `PackSamples` packs the order window by window
+and shuffles each window's packs; it remembers the last two windows, which are pure functions of
+(epoch, number). Both answer with `Packs` (a row is a pack of one piece), as integers only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import numpy as np
+
+from tokenmill.errors import StateError
+from tokenmill.loader.cursor import Cursor
+from tokenmill.packing import Pack, Packs, pack_window
+from tokenmill.sampling import (
+    PURPOSE_PACKS,
+    Int64Array,
+    Order,
+    Permutation,
+    Recent,
+    derive_key,
+)
+
+LengthsAt = Callable[[Int64Array], Int64Array]
+
+
+class Samples(Protocol):
+    """The samples of every epoch."""
+
+    def take(self, cursor: Cursor, count: int) -> tuple[Packs, Cursor]:
+        """Up to ``count`` samples of the cursor's epoch, and the cursor behind them.
+
+        Fewer come only where the epoch ends; the cursor is then the next epoch's start.
+        """
+
+    def count(self, epoch: int) -> int:
+        """How many samples an epoch has."""
+
+    def check(self, cursor: Cursor) -> None:
+        """Refuse a cursor that lies outside of its epoch."""
+
+
+def rows_as_packs(rows: Int64Array, lengths: Int64Array) -> Packs:
+    """Every row a pack of its own."""
+    return Packs(rows, np.zeros_like(rows), lengths, np.arange(rows.size + 1, dtype=np.int64))
+
+
+class RowSamples:
+    """Rows, one per position of the order.
+
+    Args:
+        order: Position → row.
+        lengths_at: Token counts of rows.
+    """
+
+    def __init__(self, order: Order, lengths_at: LengthsAt) -> None:
+        self._order = order
+        self._lengths_at = lengths_at
+
+    def take(self, cursor: Cursor, count: int) -> tuple[Packs, Cursor]:
+        """Rows at the next positions."""
+        stop = min(cursor.position + count, self._order.rows)
+        rows = self._order.indices(cursor.epoch, np.arange(cursor.position, stop, dtype=np.int64))
+        behind = Cursor(cursor.epoch, stop)
+        if stop == self._order.rows:
+            behind = cursor.next_epoch()
+        return rows_as_packs(rows, self._lengths_at(rows)), behind
+
+    def count(self, epoch: int) -> int:
+        """As many as the order has rows."""
+        return self._order.rows
+
+    def check(self, cursor: Cursor) -> None:
+        """Positions run to the number of rows."""
+        if cursor.position > self._order.rows:
+            raise StateError(
+                f"the state's position is {cursor.position}, an epoch has {self._order.rows} rows"
+            )
+
+
+class PackSamples:
+    """Packs, formed inside windows of the order and shuffled inside their window.
+
+    Args:
+        order: Position → row.
+        lengths_at: Token counts of rows.
+        pack: How to pack.
+        ranks: Data-parallel ranks, which only `balanced` asks for.
+        seed: For the shuffle of packs; None leaves them in the order of their first rows.
+    """
+
+    def __init__(
+        self, order: Order, lengths_at: LengthsAt, pack: Pack, ranks: int, seed: int | None
+    ) -> None:
+        self._order = order
+        self._lengths_at = lengths_at
+        self._pack = pack
+        self._ranks = ranks
+        self._seed = seed
+        self.window = pack.window
+        self.windows = -(-order.rows // pack.window)
+        self.packed = Recent(self._packed)
+        self._counts = Recent(self._count)
+
+    def _rows(self, epoch: int, window: int) -> tuple[Int64Array, Int64Array]:
+        start = window * self._pack.window
+        stop = min(start + self._pack.window, self._order.rows)
+        rows = self._order.indices(epoch, np.arange(start, stop, dtype=np.int64))
+        return rows, self._lengths_at(rows)
+
+    def _packed(self, epoch: int, window: int) -> Packs:
+        packs = pack_window(*self._rows(epoch, window), self._pack, self._ranks)
+        if self._seed is None or not len(packs):
+            return packs
+        key = derive_key(PURPOSE_PACKS, self._seed, epoch, window)
+        return packs.take(Permutation(len(packs), key).indices(np.arange(len(packs))))
+
+    def take(self, cursor: Cursor, count: int) -> tuple[Packs, Cursor]:
+        """Packs at the next positions, over as many windows as it takes."""
+        parts: list[Packs] = []
+        while cursor.window < self.windows and count:
+            packs = self.packed(cursor.epoch, cursor.window)
+            first = cursor.position - cursor.packs_before
+            if first > len(packs):
+                raise StateError(
+                    f"the state stands at pack {first} of a window of {len(packs)} packs"
+                )
+            stop = min(first + count, len(packs))
+            parts.append(packs.take(np.arange(first, stop, dtype=np.int64)))
+            count -= stop - first
+            position = cursor.position + stop - first
+            if stop == len(packs):
+                cursor = Cursor(cursor.epoch, position, cursor.window + 1, position)
+            else:
+                cursor = Cursor(cursor.epoch, position, cursor.window, cursor.packs_before)
+        if cursor.window >= self.windows:
+            cursor = cursor.next_epoch()
+        if not parts:
+            nothing = np.zeros(0, dtype=np.int64)
+            parts = [Packs(nothing, nothing, nothing, np.zeros(1, dtype=np.int64))]
+        return Packs.join(parts), cursor
+
+    def count(self, epoch: int) -> int:
+        """Packs of a whole epoch: packs every window of it once."""
+        return self._counts(epoch)
+
+    def _count(self, epoch: int) -> int:
+        return sum(
+            len(pack_window(*self._rows(epoch, window), self._pack, self._ranks))
+            for window in range(self.windows)
+        )
+
+    def fill(self, epoch: int) -> tuple[int, int]:
+        """Packs and tokens in them, of a whole epoch."""
+        packs = tokens = 0
+        for window in range(self.windows):
+            packed = pack_window(*self._rows(epoch, window), self._pack, self._ranks)
+            packs += len(packed)
+            tokens += packed.tokens
+        return packs, tokens
+
+    def check(self, cursor: Cursor) -> None:
+        """The window must exist; the place in it is checked when it is packed."""
+        if cursor.window >= max(self.windows, 1):
+            raise StateError(
+                f"the state stands in window {cursor.window}, an epoch has {self.windows}"
+            )

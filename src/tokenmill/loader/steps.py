@@ -1,0 +1,249 @@
+"""Steps: the global batches of a run, and each rank's share of them.
+
+A `Step` is one global batch as integers: the samples of all ranks, and which of them are this
+rank's. A `Stepper` makes the step behind any cursor, and the cursor behind that step; it keeps
+nothing in between, so the same cursor always gives the same step, in any process.
+
+`BatchStepper` cuts the stream into global batches of ``batch_size × world_size`` samples, of
+which rank r gets the r-th contiguous block. `BudgetStepper` cuts it greedily into micro-batches
+of at most ``max_tokens`` (rows × longest, padded), of which a step holds one per rank. Where an
+epoch ends, ``last`` decides: wrap takes on samples of the next, drop leaves the rest out, keep
+makes a short step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from tokenmill.errors import UsageError
+from tokenmill.loader.cursor import Cursor
+from tokenmill.loader.samples import LengthsAt, Samples, rows_as_packs
+from tokenmill.packing import Packs, padded_width
+from tokenmill.sampling import Order, Recent
+
+LAST = ("wrap", "drop", "keep")
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """How a global batch is shared.
+
+    Args:
+        batch_size: Samples per rank.
+        rank: This rank.
+        world_size: How many ranks there are.
+        last: What happens at an epoch's end: wrap, drop or keep.
+    """
+
+    batch_size: int
+    rank: int
+    world_size: int
+    last: str
+
+    def __post_init__(self) -> None:
+        for name in ("batch_size", "world_size"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise UsageError(f"{name} must be a positive whole number, not {value!r}")
+        if isinstance(self.rank, bool) or not isinstance(self.rank, int):
+            raise UsageError(f"rank must be a whole number, not {self.rank!r}")
+        if not 0 <= self.rank < self.world_size:
+            raise UsageError(f"rank {self.rank} of {self.world_size} ranks")
+        if self.last not in LAST:
+            raise UsageError(f"last must be one of {', '.join(LAST)}, not {self.last!r}")
+
+    @property
+    def global_batch(self) -> int:
+        """Samples per step over all ranks."""
+        return self.batch_size * self.world_size
+
+    def share(self, samples: int) -> tuple[int, int]:
+        """This rank's block of a step: equal blocks, as far as the samples go round."""
+        each, extra = divmod(samples, self.world_size)
+        first = self.rank * each + min(self.rank, extra)
+        return first, first + each + (self.rank < extra)
+
+
+@dataclass(frozen=True)
+class Step:
+    """One global batch as integers.
+
+    Args:
+        packs: The samples of all ranks.
+        first: This rank's first sample.
+        stop: One past its last.
+    """
+
+    packs: Packs
+    first: int
+    stop: int
+
+
+class Stepper(Protocol):
+    """Makes the step behind a cursor."""
+
+    def step(self, cursor: Cursor, end: int | None) -> tuple[Step, Cursor] | None:
+        """The next step and the cursor behind it; None where the run ends.
+
+        Args:
+            cursor: Where the run stands.
+            end: The first epoch that is not part of the run; None when it goes on for ever.
+        """
+
+    def count(self, epoch: int) -> int:
+        """Steps of an epoch that begins with a step."""
+
+
+class BatchStepper:
+    """Global batches of a fixed number of samples.
+
+    Args:
+        samples: Rows or packs.
+        geometry: How they are shared.
+    """
+
+    def __init__(self, samples: Samples, geometry: Geometry) -> None:
+        self._samples = samples
+        self._geometry = geometry
+
+    def step(self, cursor: Cursor, end: int | None) -> tuple[Step, Cursor] | None:
+        """Gather one global batch, over the end of an epoch where ``last`` says so."""
+        wanted = self._geometry.global_batch
+        parts: list[Packs] = []
+        found = 0
+        while found < wanted:
+            # With "wrap" a batch that was begun in the last epoch is completed from the next one.
+            if end is not None and cursor.epoch >= end and not found:
+                return None
+            whole_epoch = cursor == Cursor(cursor.epoch)
+            got, behind = self._samples.take(cursor, wanted - found)
+            ended = behind.epoch > cursor.epoch
+            if whole_epoch and ended:
+                self._refuse_empty(len(got), wanted)
+            cursor = behind
+            found += len(got)
+            parts.append(got)
+            if ended and found < wanted:
+                if self._geometry.last == "keep" and found:
+                    break
+                if self._geometry.last == "drop":
+                    parts, found = [], 0
+        return Step(Packs.join(parts), *self._geometry.share(found)), cursor
+
+    def _refuse_empty(self, samples: int, wanted: int) -> None:
+        """An epoch that can give no batch would be searched for ever."""
+        if not samples:
+            raise UsageError("there is nothing to serve: an epoch has no samples")
+        if self._geometry.last == "drop" and samples < wanted:
+            raise UsageError(
+                f"an epoch has {samples} samples, a global batch {wanted}: last='drop' would "
+                "serve nothing; take a smaller batch, or last='wrap' or 'keep'"
+            )
+
+    def count(self, epoch: int) -> int:
+        """Samples over global batch, rounded as ``last`` says."""
+        samples, wanted = self._samples.count(epoch), self._geometry.global_batch
+        return samples // wanted if self._geometry.last == "drop" else -(-samples // wanted)
+
+
+class BudgetStepper:
+    """Micro-batches by token budget, one per rank and step.
+
+    They are cut greedily, so that a cut depends on the place of the one before only: a state saved
+    at any step goes on with the same micro-batches under any number of ranks.
+
+    Args:
+        order: Position → row.
+        lengths_at: Token counts of rows.
+        geometry: How micro-batches are shared; its batch size plays no part.
+        max_tokens: Rows × longest, padded, per rank.
+        multiple: What the longest is rounded up to.
+    """
+
+    _BLOCK = 1024  # positions looked up at a time
+
+    def __init__(
+        self,
+        order: Order,
+        lengths_at: LengthsAt,
+        geometry: Geometry,
+        max_tokens: int,
+        multiple: int | None,
+    ) -> None:
+        self._order = order
+        self._lengths_at = lengths_at
+        self._geometry = geometry
+        self._max_tokens = max_tokens
+        self._multiple = multiple
+        self._block = Recent(self._look_up, keep=4)
+        self._counts = Recent(self._count)
+
+    def _look_up(self, epoch: int, number: int) -> tuple[list[int], list[int]]:
+        start = number * self._BLOCK
+        stop = min(start + self._BLOCK, self._order.rows)
+        rows = self._order.indices(epoch, np.arange(start, stop, dtype=np.int64))
+        return rows.tolist(), self._lengths_at(rows).tolist()
+
+    def step(self, cursor: Cursor, end: int | None) -> tuple[Step, Cursor] | None:
+        """Cut one micro-batch per rank."""
+        ranks = self._geometry.world_size
+        while True:
+            if end is not None and cursor.epoch >= end:
+                return None
+            began = cursor
+            rows: list[int] = []
+            lengths: list[int] = []
+            bounds = [0]
+            while len(bounds) <= ranks and (
+                cursor.epoch == began.epoch or self._geometry.last == "wrap"
+            ):
+                cursor = self._cut(cursor, rows, lengths)
+                bounds.append(len(rows))
+            cuts = len(bounds) - 1
+            if cuts == ranks or self._geometry.last == "keep":
+                break
+            if began == Cursor(began.epoch):
+                raise UsageError(
+                    f"an epoch has {cuts} micro-batches for {ranks} ranks: last='drop' would serve "
+                    "nothing; take a smaller max_tokens, or last='wrap' or 'keep'"
+                )
+        bounds += [bounds[-1]] * (ranks - cuts)
+        packs = rows_as_packs(np.asarray(rows, dtype=np.int64), np.asarray(lengths, dtype=np.int64))
+        rank = self._geometry.rank
+        return Step(packs, bounds[rank], bounds[rank + 1]), cursor
+
+    def _cut(self, cursor: Cursor, rows: list[int], lengths: list[int]) -> Cursor:
+        """Append the rows of one micro-batch; the cursor behind it."""
+        epoch, position = cursor.epoch, cursor.position
+        held = longest = 0
+        while True:
+            number, place = divmod(position, self._BLOCK)
+            block_rows, block_lengths = self._block(epoch, number)
+            length = block_lengths[place]
+            width = padded_width(max(longest, length), self._multiple)
+            if held and (held + 1) * width > self._max_tokens:
+                return Cursor(epoch, position)
+            rows.append(block_rows[place])
+            lengths.append(length)
+            held += 1
+            longest = max(longest, length)
+            position += 1
+            if position == self._order.rows:
+                epoch, position = epoch + 1, 0
+                if self._geometry.last != "wrap":
+                    return Cursor(epoch)
+
+    def count(self, epoch: int) -> int:
+        """Micro-batches of an epoch over ranks, rounded as ``last`` says: cuts the epoch once."""
+        return self._counts(epoch)
+
+    def _count(self, epoch: int) -> int:
+        cuts, cursor = 0, Cursor(epoch)
+        while cursor.epoch == epoch:
+            cursor = self._cut(cursor, [], [])
+            cuts += 1
+        ranks = self._geometry.world_size
+        return cuts // ranks if self._geometry.last == "drop" else -(-cuts // ranks)

@@ -1,0 +1,237 @@
+"""The stream: everything that turns a cursor into a batch and the next cursor.
+
+A `Stream` is composed once from data, order, packing and geometry, and never moves. Its parts: an
+*order* (position → row), *samples* over it (rows or packs), a *stepper* (global batches), a
+*filler* (arrays), and a *passport* that tells its states from those of other streams.
+`LengthGrouped` names an order with numbers of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from tokenmill.dataset import Mixture, View, as_view
+from tokenmill.errors import UsageError
+from tokenmill.loader.account import Account, served
+from tokenmill.loader.cursor import Cursor, Passport
+from tokenmill.loader.filler import Filler
+from tokenmill.loader.samples import PackSamples, RowSamples, Samples
+from tokenmill.loader.steps import BatchStepper, BudgetStepper, Geometry, Step, Stepper
+from tokenmill.packing import Batch, Pack, oversize_error, padded_width
+from tokenmill.sampling import (
+    FeistelOrder,
+    GroupedOrder,
+    MilesOrder,
+    MixedOrder,
+    Order,
+    Schedule,
+    SequentialOrder,
+    check_seed,
+)
+from tokenmill.store import Store
+
+ORDERS = ("feistel", "miles", "sequential", "length_grouped")
+_CHUNK = 1 << 18  # rows looked at a time where all lengths must be seen
+
+
+@dataclass(frozen=True)
+class LengthGrouped:
+    """The order ``length_grouped`` with numbers of its own.
+
+    Args:
+        window: Positions that are sorted by length together.
+        group: Rows that stay together; best a multiple of the global batch.
+    """
+
+    window: int = 8192
+    group: int = 64
+
+
+class Stream:
+    """Cursor → batch and next cursor; the arguments are those of `Loader`."""
+
+    def __init__(
+        self,
+        data: Store | View | Mixture,
+        *,
+        batch_size: int = 8,
+        seed: int = 42,
+        shuffle: bool = True,
+        order: str | LengthGrouped = "feistel",
+        rank: int = 0,
+        world_size: int = 1,
+        last: str = "wrap",
+        pad_id: int | None = None,
+        pad_side: str = "right",
+        pad_to_multiple_of: int | None = None,
+        max_tokens: int | None = None,
+        pack: Pack | None = None,
+        indices: bool = False,
+    ) -> None:
+        self.mixture = data if isinstance(data, Mixture) else None
+        self.view = data.view if isinstance(data, Mixture) else as_view(data)
+        self.seed = check_seed(seed)
+        self.geometry = Geometry(batch_size, rank, world_size, last)
+        self.pack = pack
+        self.max_tokens = max_tokens
+        if not len(self.view):
+            raise UsageError("there is nothing to serve: the data has no rows")
+        self._check_shape(pad_side, pad_to_multiple_of)
+        name, grouping = _order_name(order, shuffle)
+        self.order = self._make_order(name, grouping)
+        self.samples = self._make_samples(shuffled=name != "sequential")
+        self.stepper = self._make_stepper(pad_to_multiple_of)
+        self.filler = Filler(
+            self.view,
+            self._pad_id(pad_id),
+            pad_side=pad_side,
+            multiple=pad_to_multiple_of,
+            pack_length=None if pack is None else pack.length,
+            indices=indices,
+        )
+        numbers = "" if grouping is None else f"/{grouping.window}/{grouping.group}"
+        self.passport = Passport(
+            dataset=data.key if isinstance(data, Mixture) else self.view.key,
+            seed=self.seed,
+            order=name + numbers,
+            packing=None if pack is None else pack.document(world_size),
+        )
+
+    # Composition
+
+    def _check_shape(self, pad_side: str, multiple: int | None) -> None:
+        if pad_side not in ("right", "left"):
+            raise UsageError(f"pad_side must be right or left, not {pad_side!r}")
+        for name, value in (("pad_to_multiple_of", multiple), ("max_tokens", self.max_tokens)):
+            if value is not None and (
+                isinstance(value, bool) or not isinstance(value, int) or value < 1
+            ):
+                raise UsageError(f"{name} must be a positive whole number, not {value!r}")
+        pack = self.pack
+        if pack is None:
+            return
+        if not isinstance(pack, Pack):
+            raise UsageError(f"pack must be a tm.Pack, not {type(pack).__name__}")
+        if self.max_tokens is not None:
+            raise UsageError("pack and max_tokens exclude each other: a pack is a token budget")
+        if pad_side == "left":
+            raise UsageError("packs have their padding at the tail: pad_side='left' has no meaning")
+        if multiple is not None and pack.length % multiple:
+            raise UsageError(
+                f"packs of {pack.length} tokens are no multiple of pad_to_multiple_of={multiple}"
+            )
+
+    def _pad_id(self, pad_id: int | None) -> int:
+        found = self.view.pad_id if pad_id is None else pad_id
+        if found is None:
+            raise UsageError(
+                "the tokenizer names neither a pad nor an eos token (or the stores disagree): "
+                "say pad_id"
+            )
+        return int(found)
+
+    def _make_order(self, name: str, grouping: LengthGrouped | None) -> Order:
+        def one(rows: int, stream: int) -> Order:
+            if name == "sequential":
+                return SequentialOrder(rows)
+            if name == "miles":
+                return MilesOrder(rows, self.seed)
+            return FeistelOrder(rows, self.seed, stream)
+
+        order: Order
+        if self.mixture is None:
+            order = one(len(self.view), 0)
+        else:
+            sizes = self.mixture.sizes
+            schedule = Schedule(sizes, self.mixture.rates, self.mixture.exhausted)
+            orders = [one(size, number + 1) for number, size in enumerate(sizes)]
+            order = MixedOrder(schedule, orders)
+        if grouping is not None:
+            order = GroupedOrder(
+                order, self.seed, self.view.lengths_at, grouping.window, grouping.group
+            )
+        return order
+
+    def _make_samples(self, *, shuffled: bool) -> Samples:
+        if self.pack is None:
+            return RowSamples(self.order, self.view.lengths_at)
+        if self.pack.oversize == "error":
+            row, length = self._longest()
+            if length > self.pack.length:
+                raise oversize_error(row, length, self.pack)
+        return PackSamples(
+            self.order,
+            self.view.lengths_at,
+            self.pack,
+            self.geometry.world_size,
+            self.seed if shuffled else None,
+        )
+
+    def _make_stepper(self, multiple: int | None) -> Stepper:
+        if self.max_tokens is None:
+            return BatchStepper(self.samples, self.geometry)
+        row, length = self._longest()
+        width = padded_width(length, multiple)
+        if width > self.max_tokens:
+            raise UsageError(
+                f"row {row} takes {width} tokens and max_tokens is {self.max_tokens}: "
+                f"leave it out (tm.filtered(data, 'length <= {self.max_tokens}')) or raise it"
+            )
+        return BudgetStepper(
+            self.order, self.view.lengths_at, self.geometry, self.max_tokens, multiple
+        )
+
+    def _longest(self) -> tuple[int, int]:
+        """The first longest row and its length."""
+        best = (0, 0)
+        for first in range(0, len(self.view), _CHUNK):
+            numbers = np.arange(first, min(first + _CHUNK, len(self.view)), dtype=np.int64)
+            lengths = self.view.lengths_at(numbers)
+            place = int(lengths.argmax())
+            if lengths[place] > best[1]:
+                best = (first + place, int(lengths[place]))
+        return best
+
+    # Service
+
+    def check(self, cursor: Cursor) -> None:
+        """Refuse a cursor that lies outside of its epoch."""
+        self.samples.check(cursor)
+
+    def steps(self, cursor: Cursor, end: int | None) -> Iterator[tuple[Step, Cursor]]:
+        """Steps from a cursor on, each with the cursor behind it."""
+        while True:
+            found = self.stepper.step(cursor, end)
+            if found is None:
+                return
+            yield found
+            cursor = found[1]
+
+    def batches(self, cursor: Cursor, end: int | None) -> Iterator[tuple[Batch, Cursor]]:
+        """Batches from a cursor on, each with the cursor behind it."""
+        for step, behind in self.steps(cursor, end):
+            yield self.filler.fill(step), behind
+
+    def served(self, cursor: Cursor) -> Account:
+        """What each source gave before a cursor."""
+        return served(cursor, self.order, self.samples, self.view, self.mixture)
+
+
+def _order_name(order: str | LengthGrouped, shuffle: bool) -> tuple[str, LengthGrouped | None]:
+    grouping: LengthGrouped | None = None
+    if isinstance(order, LengthGrouped):
+        name, grouping = "length_grouped", order
+    elif order in ORDERS:
+        name = order
+        if name == "length_grouped":
+            grouping = LengthGrouped()
+    else:
+        raise UsageError(f"order must be one of {', '.join(ORDERS)}, not {order!r}")
+    if shuffle:
+        return name, grouping
+    if name not in ("feistel", "sequential"):
+        raise UsageError(f"shuffle=False serves rows as they stand: it excludes order={name!r}")
+    return "sequential", None

@@ -1,0 +1,35 @@
+"""Where a row comes from.
+
+An *Origin* names one record of one source file so exactly that a person can open it and a program
+can read it back: path, row number, physical line, byte offset and length. It travels with every
+row that is served, every rejection and every error. For text formats, offset and length describe
+the row's own bytes in the decompressed file: the line without its end and without a byte order
+mark, or an array's element. Parquet and Arrow rows have a number but neither line nor offset.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Origin(NamedTuple):
+    """One record of one source file.
+
+    Attributes:
+        path: The file, as the caller named it; None when nobody knows it any more.
+        row: Row number within the file, from 0.
+        line: Physical line within the file, from 1; None for formats without lines.
+        offset: Byte offset of the row in the decompressed file; None for formats without one.
+        length: Bytes of the row.
+    """
+
+    path: str | None
+    row: int
+    line: int | None
+    offset: int | None
+    length: int
+
+    def __str__(self) -> str:
+        """``file:line`` for text formats, else ``file#row``."""
+        name = self.path or "?"
+        return f"{name}:{self.line}" if self.line is not None else f"{name}#{self.row}"

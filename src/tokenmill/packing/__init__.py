@@ -1,0 +1,34 @@
+"""Packing, on integers: lengths → packs; packs and rows → filled arrays.
+
+`Pack` is the wish, `pack_window` answers it with `Packs` for one window of an order, `fill_packs`
+and `fill_rows` make the arrays. No file is touched and no token copied before a batch is filled.
+"""
+
+from __future__ import annotations
+
+from tokenmill.packing.fill import IGNORE, Batch, Piece, fill_packs, fill_rows, padded_width
+from tokenmill.packing.packs import (
+    METHODS,
+    OVERSIZE,
+    PACKING_VERSION,
+    Pack,
+    Packs,
+    oversize_error,
+    pack_window,
+)
+
+__all__ = [
+    "IGNORE",
+    "METHODS",
+    "OVERSIZE",
+    "PACKING_VERSION",
+    "Batch",
+    "Pack",
+    "Packs",
+    "Piece",
+    "fill_packs",
+    "fill_rows",
+    "oversize_error",
+    "pack_window",
+    "padded_width",
+]

@@ -1,0 +1,191 @@
+"""Packs: pieces of rows laid side by side into sequences of one length.
+
+`Pack` is the user's wish (length, method, window, what to do with rows that are too long). A
+*piece* is a stretch of one row, nearly always the whole of it. `Packs` is the answer for one
+window of the order: pieces sorted by pack, with the bounds of each pack, as integers only; no
+token is looked at.
+
+    capacity 8:   rows of 5, 4, 3, 3, 1        packs   [5 3] [4 3 1]
+
+Changing length or method therefore re-tokenizes and copies nothing. Within a pack pieces keep the
+order in which they came; packs are numbered by their first piece.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from tokenmill.errors import UsageError
+from tokenmill.packing import fit
+from tokenmill.packing.fit import Int64Array
+
+METHODS = ("best_fit", "first_fit", "sequential", "balanced")
+OVERSIZE = ("error", "drop", "truncate", "split")
+PACKING_VERSION = 1
+"""Version of the functions lengths → packs; part of every saved state of a packing loader."""
+
+
+@dataclass(frozen=True)
+class Pack:
+    """How rows are packed.
+
+    Args:
+        length: Tokens per pack.
+        method: best_fit, first_fit, sequential, or balanced (the one that depends on the ranks).
+        window: Rows of the order that are packed together; larger fills better and resumes slower.
+        oversize: Rows longer than ``length``: error, drop, truncate (keep the beginning) or split.
+    """
+
+    length: int
+    method: str = "best_fit"
+    window: int = 65536
+    oversize: str = "error"
+
+    def __post_init__(self) -> None:
+        for name in ("length", "window"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise UsageError(f"Pack.{name} must be a positive whole number, not {value!r}")
+        if self.method not in METHODS:
+            raise UsageError(
+                f"Pack.method must be one of {', '.join(METHODS)}, not {self.method!r}"
+            )
+        if self.oversize not in OVERSIZE:
+            raise UsageError(
+                f"Pack.oversize must be one of {', '.join(OVERSIZE)}, not {self.oversize!r}"
+            )
+
+    def document(self, ranks: int) -> dict[str, Any]:
+        """What the packs depend on beside the order, for the saved state."""
+        document = {"version": PACKING_VERSION, **asdict(self)}
+        if self.method == "balanced":
+            document["ranks"] = ranks
+        return document
+
+
+@dataclass(frozen=True)
+class Packs:
+    """The packs of one window.
+
+    Args:
+        rows: Row of every piece, pack by pack.
+        starts: First token of the piece within its row.
+        lengths: Tokens of the piece.
+        bounds: Where each pack's pieces begin; one more entry than packs.
+    """
+
+    rows: Int64Array
+    starts: Int64Array
+    lengths: Int64Array
+    bounds: Int64Array
+
+    def __len__(self) -> int:
+        return self.bounds.size - 1
+
+    @property
+    def tokens(self) -> int:
+        """Tokens in all packs together."""
+        return int(self.lengths.sum())
+
+    def take(self, numbers: Int64Array) -> Packs:
+        """Some packs, in the given order."""
+        sizes = self.bounds[numbers + 1] - self.bounds[numbers]
+        bounds = np.concatenate(([0], np.cumsum(sizes))).astype(np.int64)
+        # Place of every piece: its pack's old start plus its place within the pack.
+        shift = np.repeat(self.bounds[numbers] - bounds[:-1], sizes)
+        places = np.arange(bounds[-1], dtype=np.int64) + shift
+        return Packs(self.rows[places], self.starts[places], self.lengths[places], bounds)
+
+    @classmethod
+    def join(cls, parts: list[Packs]) -> Packs:
+        """Packs of several windows behind each other."""
+        if len(parts) == 1:
+            return parts[0]
+        ends = np.cumsum([0] + [part.rows.size for part in parts])
+        bounds = [part.bounds[1:] + end for part, end in zip(parts, ends, strict=False)]
+        return cls(
+            np.concatenate([part.rows for part in parts]),
+            np.concatenate([part.starts for part in parts]),
+            np.concatenate([part.lengths for part in parts]),
+            np.concatenate([np.zeros(1, dtype=np.int64), *bounds]).astype(np.int64),
+        )
+
+
+def pack_window(rows: Int64Array, lengths: Int64Array, pack: Pack, ranks: int = 1) -> Packs:
+    """Pack the rows of one window.
+
+    Args:
+        rows: Row numbers in the order of the stream.
+        lengths: Their token counts.
+        pack: What is wished.
+        ranks: Data-parallel ranks, for `balanced` only.
+    """
+    rows = np.asarray(rows, dtype=np.int64)
+    pieces = _pieces(rows, np.asarray(lengths, dtype=np.int64), pack)
+    methods: dict[str, Callable[[], Int64Array]] = {
+        "best_fit": lambda: fit.best_fit(pieces[2], pack.length),
+        "first_fit": lambda: fit.first_fit(pieces[2], pack.length),
+        "sequential": lambda: fit.sequential(pieces[2], pack.length),
+        "balanced": lambda: fit.balanced(pieces[2], pack.length, ranks),
+    }
+    numbers = methods[pack.method]() if pieces[2].size else np.zeros(0, dtype=np.int64)
+    packs = _sorted_by_pack(*pieces, numbers)
+    if pack.method == "balanced":
+        # Packs without a piece have no number yet; they are real, so that all ranks have as many.
+        missing = -len(packs) % ranks
+        bounds = np.concatenate((packs.bounds, np.repeat(packs.bounds[-1:], missing)))
+        packs = Packs(packs.rows, packs.starts, packs.lengths, bounds)
+    return packs
+
+
+def _pieces(
+    rows: Int64Array, lengths: Int64Array, pack: Pack
+) -> tuple[Int64Array, Int64Array, Int64Array]:
+    """Apply the oversize policy; rows without tokens take no place."""
+    kept = lengths > 0
+    too_long = lengths > pack.length
+    if too_long.any():
+        if pack.oversize == "error":
+            place = int(np.argmax(too_long))
+            raise oversize_error(int(rows[place]), int(lengths[place]), pack)
+        if pack.oversize == "drop":
+            kept &= ~too_long
+        elif pack.oversize == "truncate":
+            lengths = np.minimum(lengths, pack.length)
+    if not kept.all():
+        rows, lengths = rows[kept], lengths[kept]
+    if pack.oversize != "split" or not too_long.any():
+        return rows, np.zeros(rows.size, dtype=np.int64), lengths
+    counts = -(-lengths // pack.length)
+    owner = np.repeat(np.arange(rows.size), counts)
+    first = np.concatenate(([0], np.cumsum(counts)[:-1]))
+    starts = (np.arange(owner.size) - first[owner]) * pack.length
+    return rows[owner], starts, np.minimum(lengths[owner] - starts, pack.length)
+
+
+def oversize_error(row: int, length: int, pack: Pack) -> UsageError:
+    """What to say of a row that does not fit."""
+    return UsageError(
+        f"row {row} has {length} tokens and a pack only {pack.length}; "
+        "choose Pack(oversize='drop' | 'truncate' | 'split') or a larger length"
+    )
+
+
+def _sorted_by_pack(
+    rows: Int64Array, starts: Int64Array, lengths: Int64Array, numbers: Int64Array
+) -> Packs:
+    """Sort pieces by pack, packs by their first piece."""
+    if not numbers.size:
+        return Packs(rows, starts, lengths, np.zeros(1, dtype=np.int64))
+    by_number = np.argsort(numbers, kind="stable")
+    firsts = by_number[np.flatnonzero(np.diff(numbers[by_number], prepend=-1))]
+    renumbered = np.empty(int(numbers.max()) + 1, dtype=np.int64)
+    renumbered[numbers[np.sort(firsts)]] = np.arange(firsts.size)
+    numbers = renumbered[numbers]
+    places = np.argsort(numbers, kind="stable")
+    bounds = np.concatenate(([0], np.cumsum(np.bincount(numbers)))).astype(np.int64)
+    return Packs(rows[places], starts[places], lengths[places], bounds)

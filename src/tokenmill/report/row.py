@@ -1,0 +1,101 @@
+r"""One row made readable.
+
+A `RowView` holds a row's tokens with the text of each, its turns and its origin. A *piece* is the
+text of one token's bytes; bytes that are no whole character alone are written ``\xe4\xbd``. The
+*kind* of a token says how to show it: ``trained`` or ``untrained`` text, ``special`` (a control
+token that is not trained), ``closer`` (a trained control token that ends a turn), and ``control``
+(any other trained control token). Whitespace is made visible by `visible`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tokenmill.origin import Origin
+from tokenmill.store import Store
+from tokenmill.tokenizer import Tokenizer, load
+
+KINDS = ("untrained", "trained", "special", "closer", "control")
+
+_VISIBLE = str.maketrans({" ": "·", "\n": "⏎\n", "\t": "⇥", "\r": "␍", "\u00a0": "⍽"})
+
+
+@dataclass(frozen=True)
+class RowView:
+    """One row, ready to be shown.
+
+    Attributes:
+        number: Its number in the store.
+        ids: Token ids.
+        pieces: Text of each token.
+        mask: 1 where trained.
+        kinds: One of `KINDS` per token.
+        turns: ``(role, start, end)`` over tokens.
+        origin: Where it comes from.
+        carried: The carried columns.
+    """
+
+    number: int
+    ids: list[int]
+    pieces: list[str]
+    mask: list[int]
+    kinds: list[str]
+    turns: list[tuple[str, int, int]]
+    origin: Origin
+    carried: dict[str, Any]
+
+    def document(self) -> dict[str, Any]:
+        """The object that ``tokenmill inspect --json`` prints."""
+        return {
+            "row": self.number,
+            "ids": self.ids,
+            "pieces": self.pieces,
+            "mask": self.mask,
+            "kinds": self.kinds,
+            "turns": [list(turn) for turn in self.turns],
+            "origin": self.origin._asdict(),
+            "carried": self.carried,
+        }
+
+
+def store_tokenizer(store: Store) -> Tokenizer:
+    """The tokenizer a store was made with, from the store's own copy."""
+    return load(str(store.tokenizer_path), backend="file")
+
+
+def view_row(store: Store, number: int, tokenizer: Tokenizer) -> RowView:
+    """Make one row readable."""
+    row = store[number]
+    ids, mask = row.input_ids.tolist(), row.loss_mask.tolist()
+    special = tokenizer.is_special(ids).tolist()
+    return RowView(
+        number=number if number >= 0 else len(store) + number,
+        ids=ids,
+        pieces=[piece.decode("utf-8", "backslashreplace") for piece in tokenizer.pieces(ids)],
+        mask=mask,
+        kinds=token_kinds(mask, special),
+        turns=row.turns,
+        origin=row.origin,
+        carried=row.carried,
+    )
+
+
+def token_kinds(mask: Sequence[int], special: Sequence[bool]) -> list[str]:
+    """How to show each token: a function of what is trained and what is a control token."""
+    kinds = []
+    for at, (trained, control) in enumerate(zip(mask, special, strict=True)):
+        ends = at + 1 == len(mask) or not mask[at + 1]
+        if not control:
+            kinds.append("trained" if trained else "untrained")
+        elif not trained:
+            kinds.append("special")
+        else:
+            kinds.append("closer" if ends else "control")
+    return kinds
+
+
+def visible(piece: str) -> str:
+    """A piece with its whitespace visible."""
+    return piece.translate(_VISIBLE)

@@ -1,0 +1,43 @@
+"""Which index stands at position p of epoch e: pure integer functions.
+
+`Permutation` is the keyed bijection, an `Order` maps (epoch, position) to an index with it,
+`Schedule` and `MixedOrder` do the same for several sources with weights. Nothing here keeps a
+position, reads a file or touches a random generator of anybody else: a cursor is the caller's, and
+saving and loading one is therefore all there is to resuming.
+"""
+
+from __future__ import annotations
+
+from tokenmill.sampling.interleave import Interleave, as_fraction
+from tokenmill.sampling.mixture import EXHAUSTED, MixedOrder, Schedule
+from tokenmill.sampling.order import (
+    PURPOSE_PACKS,
+    FeistelOrder,
+    GroupedOrder,
+    MilesOrder,
+    Order,
+    Recent,
+    SequentialOrder,
+    check_seed,
+)
+from tokenmill.sampling.permutation import ORDER_VERSION, Int64Array, Permutation, derive_key
+
+__all__ = [
+    "EXHAUSTED",
+    "ORDER_VERSION",
+    "PURPOSE_PACKS",
+    "FeistelOrder",
+    "GroupedOrder",
+    "Int64Array",
+    "Interleave",
+    "MilesOrder",
+    "MixedOrder",
+    "Order",
+    "Permutation",
+    "Recent",
+    "Schedule",
+    "SequentialOrder",
+    "as_fraction",
+    "check_seed",
+    "derive_key",
+]

@@ -1,0 +1,18 @@
+"""Slices and stores on disk: write, commit, map, verify.
+
+A *slice* is a contiguous run of source rows turned into tokens: a token file, a meta file and the
+commit record that makes them one. A *store* is an ordered list of slices with totals; its directory
+is at the same time a dataset directory that `datasets.load_from_disk` opens. docs/format.md
+describes every byte.
+
+The read half (`open_store`, `Store`, `Row`) imports numpy, msgspec and xxhash only. The write half
+(`tokenmill.store.write`, `tokenmill.store.commit`) needs pyarrow and is imported by the builders.
+"""
+
+from __future__ import annotations
+
+from tokenmill.store.layout import FORMAT, CacheLayout, StoreLayout
+from tokenmill.store.row import Row
+from tokenmill.store.store import Store, open_store
+
+__all__ = ["FORMAT", "CacheLayout", "Row", "Store", "StoreLayout", "open_store"]

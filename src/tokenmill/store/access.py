@@ -1,0 +1,200 @@
+"""Two ways to the bytes of a published file: mapped, or read on demand.
+
+Published files never change, so mapping them is the fast way. On network file systems a mapped
+file that vanishes ends the process with SIGBUS; there every access is a read (`pread`) that can
+raise instead. Both ways give the same `ByteFile`: a size, views of ranges, and a guard that checks
+each block's checksum the first time a range touches it (promise P7).
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import xxhash
+
+from tokenmill.errors import CorruptionError
+from tokenmill.store.record import BLOCK_BYTES, FileRecord
+
+
+class ByteFile(Protocol):
+    """The bytes of one published file."""
+
+    path: Path
+    size: int
+
+    def view(self, start: int, length: int) -> memoryview:
+        """Bytes ``start`` to ``start + length``."""
+
+
+class MappedFile:
+    """A file in the address space; views cost nothing and keep the mapping alive."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        with _opened(path) as descriptor:
+            self.size = os.fstat(descriptor.number).st_size
+            mapping = mmap.mmap(descriptor.number, 0, prot=mmap.PROT_READ) if self.size else b""
+        self._view = memoryview(mapping)
+
+    def view(self, start: int, length: int) -> memoryview:
+        """Bytes of a range, not copied."""
+        return self._view[start : start + length]
+
+
+class ReadFile:
+    """A file that is read range by range through one descriptor."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._opened = _opened(path)
+        self.size = os.fstat(self._opened.number).st_size
+
+    def view(self, start: int, length: int) -> memoryview:
+        """Bytes of a range, freshly read."""
+        pieces: list[bytes] = []
+        while length > 0:
+            piece = os.pread(self._opened.number, length, start)
+            if not piece:
+                raise CorruptionError(
+                    f"ends early: {length} bytes missing", path=self.path, offset=start
+                )
+            pieces.append(piece)
+            start += len(piece)
+            length -= len(piece)
+        return memoryview(pieces[0] if len(pieces) == 1 else b"".join(pieces))
+
+
+class _opened:  # noqa: N801 - reads as a verb where it is used
+    """A read-only descriptor that is closed with its owner."""
+
+    def __init__(self, path: Path) -> None:
+        self.number = -1
+        try:
+            # Published files are never symlinks; following one could lead out of the cache.
+            self.number = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except FileNotFoundError as error:
+            raise CorruptionError(
+                "missing; it was removed or never copied: prepare again", path=path
+            ) from error
+        except OSError as error:
+            raise CorruptionError(f"cannot be opened: {error.strerror}", path=path) from error
+
+    def __enter__(self) -> _opened:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        number, self.number = self.number, -1
+        if number >= 0:
+            os.close(number)
+
+    def __del__(self) -> None:
+        self.close()
+
+
+def open_bytes(path: Path, *, mapped: bool) -> ByteFile:
+    """Open a published file one way or the other."""
+    return MappedFile(path) if mapped else ReadFile(path)
+
+
+class GuardedFile:
+    """A published file whose blocks are checked against their checksums on first touch.
+
+    Args:
+        path: The file.
+        record: What it must be.
+        mapped: Map it, or read it range by range.
+        check: False trusts the bytes (``verify="off"``); sizes are still compared.
+    """
+
+    def __init__(self, path: Path, record: FileRecord, *, mapped: bool, check: bool) -> None:
+        self.path = path
+        self.record = record
+        self._bytes = open_bytes(path, mapped=mapped)
+        if self._bytes.size != record.size:
+            raise CorruptionError(
+                f"{self._bytes.size} bytes, expected {record.size}",
+                path=path,
+                offset=min(self._bytes.size, record.size),
+            )
+        blocks = -(-record.size // BLOCK_BYTES)
+        if len(record.blocks) != blocks:
+            raise CorruptionError(
+                f"record has {len(record.blocks)} block checksums, expected {blocks}", path=path
+            )
+        self._unchecked = bytearray(b"\1" * blocks) if check else bytearray()
+        self.clean = not any(self._unchecked)
+        """True once every block was seen to be intact: then `view` need not ask."""
+
+    def view(self, start: int, length: int) -> memoryview:
+        """Bytes of a range, every block of it checked."""
+        if not self.clean:
+            self.check(start, length)
+        return self._bytes.view(start, length)
+
+    def buffer(self, name: str) -> tuple[int, int]:
+        """Position and size of a named buffer, refused when it lies outside of the file."""
+        try:
+            start, length = self.record.buffers[name]
+        except KeyError:
+            raise CorruptionError(f"record knows no buffer {name!r}", path=self.path) from None
+        if start < 0 or length < 0 or start + length > self.record.size:
+            raise CorruptionError(
+                f"buffer {name!r} lies at {start}+{length}, outside of {self.record.size} bytes",
+                path=self.path,
+            )
+        return start, length
+
+    def unchecked_view(self, start: int, length: int) -> memoryview:
+        """Bytes of a range whose blocks the caller checks with `check` before using them."""
+        return self._bytes.view(start, length)
+
+    def check(self, start: int, length: int) -> None:
+        """Check the blocks that a range touches and that were not checked before."""
+        if self.clean or length <= 0:
+            return
+        first, last = start // BLOCK_BYTES, (start + length - 1) // BLOCK_BYTES
+        touched = False
+        for block in range(first, last + 1):
+            if self._unchecked[block]:
+                self._check_block(block)
+                self._unchecked[block] = 0
+                touched = True
+        if touched:
+            self.clean = not any(self._unchecked)
+
+    def _check_block(self, block: int) -> None:
+        start = block * BLOCK_BYTES
+        length = min(BLOCK_BYTES, self.record.size - start)
+        actual = xxhash.xxh3_64_hexdigest(self._bytes.view(start, length))
+        expected = self.record.blocks[block]
+        if actual != expected:
+            raise CorruptionError(
+                f"block {block} has checksum {actual}, expected {expected}; "
+                "`tokenmill prepare --force-recache` rebuilds it",
+                path=self.path,
+                offset=start,
+            )
+
+    def check_all(self) -> int:
+        """Check every block again, whatever was checked before; returns the bytes read."""
+        for block in range(len(self.record.blocks)):
+            self._check_block(block)
+        return self.record.size
+
+
+def load_array(path: Path, dtype: str, count: int, *, mapped: bool) -> np.ndarray[Any, Any]:
+    """The whole of a flat file as an array, mapped or read; its size must be exact."""
+    wanted = count * np.dtype(dtype).itemsize
+    file = open_bytes(path, mapped=mapped)
+    if file.size != wanted:
+        raise CorruptionError(
+            f"{file.size} bytes, expected {wanted}", path=path, offset=min(file.size, wanted)
+        )
+    return np.frombuffer(file.view(0, wanted), dtype)

@@ -1,0 +1,95 @@
+"""Self-contained copies: a store that can be moved, mailed or mounted alone.
+
+`copy_store` makes a directory that is itself a store, with its slices and its tokenizer beneath it
+(hard links where the file system allows, else synced copies). Key, document and rows are the same;
+``state.json`` points into the directory, so the manifest is signed anew. The copy is staged as a
+hidden sibling of the target and appears by one rename, like everything else.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tokenmill.errors import TokenmillError, UsageError
+from tokenmill.files import Staging, copy_or_link, publish_directory, writing_errors
+from tokenmill.store import layout as names
+from tokenmill.store.commit import file_document, state_json
+from tokenmill.store.layout import SliceFiles
+from tokenmill.store.manifest import encode_manifest, make_manifest
+from tokenmill.store.store import Store
+
+
+def copy_store(store: Store, target: Path) -> Path:
+    """Make a self-contained copy of a store at ``target``.
+
+    Args:
+        store: An open store.
+        target: A directory that does not exist, is empty, or already is a copy of this store.
+
+    Returns:
+        The target.
+    """
+    target = target.absolute()
+    if target.exists() and not (target.is_dir() and not any(target.iterdir())):
+        return _already_there(store, target)
+    with writing_errors(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+    with Staging(target.parent, beside=target) as staging:
+        staged = staging.path
+        with writing_errors(target):
+            _link_slices(store, staged)
+            _link_tokenizer(store, staged)
+            for name in (names.TABLE, names.LENGTHS, names.TRAINED, names.DATASET_INFO):
+                copy_or_link(store.path / name, staged / name)
+            if (store.path / names.PROOF).is_file():
+                copy_or_link(store.path / names.PROOF, staged / names.PROOF)
+        staging.write(names.STATE, state_json(staged / names.TABLE, store.key, "slices"))
+        old = store.manifest
+        files = {**old["files"], names.STATE: file_document(staged / names.STATE)}
+        manifest = make_manifest(old["document"], old["totals"], old["tokenizer"], files)
+        staging.write(names.MANIFEST, encode_manifest(manifest))
+        with writing_errors(target):
+            if not publish_directory(staged, target):
+                return _already_there(store, target)
+    return target
+
+
+def _already_there(store: Store, target: Path) -> Path:
+    try:
+        found = Store(target)
+    except TokenmillError as error:
+        raise UsageError(
+            "exists and is not a copy of this store; name another directory", path=target
+        ) from error
+    if found.key != store.key:
+        raise UsageError(
+            f"holds store {found.key[:12]}, not {store.key[:12]}; name another directory",
+            path=target,
+        )
+    return target
+
+
+def _link_slices(store: Store, staged: Path) -> None:
+    for key in store.slice_keys():
+        source = store.files_of(key)
+        copied = SliceFiles(staged / "slices" / key[:2], key)
+        copied.directory.mkdir(parents=True, exist_ok=True)
+        if copied.record.exists():  # equal stretches of a source are one slice
+            continue
+        copy_or_link(source.tokens, copied.tokens)
+        copy_or_link(source.meta, copied.meta)
+        copy_or_link(source.record, copied.record)
+
+
+def _link_tokenizer(store: Store, staged: Path) -> None:
+    source = store.tokenizer_path
+    (staged / "tokenizer").mkdir(parents=True)
+    if not source.is_dir():
+        return
+    for path in sorted(source.rglob("*")):
+        copied = staged / "tokenizer" / path.relative_to(source)
+        if path.is_dir():
+            copied.mkdir(parents=True, exist_ok=True)
+        else:
+            copied.parent.mkdir(parents=True, exist_ok=True)
+            copy_or_link(path, copied)

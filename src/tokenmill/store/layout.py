@@ -1,0 +1,149 @@
+"""The one object that owns all paths of format 1.
+
+A *cache* holds slices, stores, tokenizers and row indexes under one root; a *store* is a directory
+of its own that finds its slices either beside it in the same cache (``../../slices``) or beneath
+itself (a self-contained copy made by ``--out``). Nothing else in the program joins these names, so
+the whole layout can be read here, and a name taken from a file is checked here before it becomes
+a path: it must be a key, which cannot lead out of the cache.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from tokenmill.errors import CorruptionError
+from tokenmill.fingerprint import KEY_HEX
+
+FORMAT = 1
+
+MANIFEST = "manifest.json"
+TABLE = "slices.bin"
+LENGTHS = "lengths.bin"
+TRAINED = "trained.bin"
+STATE = "state.json"
+DATASET_INFO = "dataset_info.json"
+PROOF = "proof.json"
+
+CHECKED_FILES = (TABLE, LENGTHS, TRAINED, STATE, DATASET_INFO)
+"""Files of a store directory whose digests the manifest holds."""
+
+_KEY = re.compile(rf"[0-9a-f]{{{KEY_HEX}}}")
+
+
+def check_key(key: str, path: Path) -> str:
+    """A key read from a file, refused unless it is one (it is about to become a path)."""
+    if not isinstance(key, str) or not _KEY.fullmatch(key):
+        raise CorruptionError(f"{key!r} is not a key of {KEY_HEX} hex digits", path=path)
+    return key
+
+
+@dataclass(frozen=True)
+class SliceFiles:
+    """The three files of one slice."""
+
+    directory: Path
+    key: str
+
+    @property
+    def tokens(self) -> Path:
+        """Token ids and loss mask, an Arrow IPC stream."""
+        return self.directory / f"{self.key}.arrow"
+
+    @property
+    def meta(self) -> Path:
+        """Origins, turns and carried columns, an Arrow IPC stream."""
+        return self.directory / f"{self.key}.meta.arrow"
+
+    @property
+    def record(self) -> Path:
+        """The commit record, published last: no record, no slice."""
+        return self.directory / f"{self.key}.json"
+
+
+@dataclass(frozen=True)
+class CacheLayout:
+    """Every path below one cache directory."""
+
+    root: Path
+
+    @property
+    def slices(self) -> Path:
+        """Directory of all slices."""
+        return self.root / "slices"
+
+    @property
+    def stores(self) -> Path:
+        """Directory of all stores."""
+        return self.root / "stores"
+
+    @property
+    def tokenizers(self) -> Path:
+        """Directory of tokenizer copies and of the memo of their identities."""
+        return self.root / "tokenizers"
+
+    @property
+    def rows(self) -> Path:
+        """Directory of row indexes."""
+        return self.root / "rows"
+
+    @property
+    def quarantine(self) -> Path:
+        """Where corrupt slices are moved, never to be read again."""
+        return self.root / "quarantine"
+
+    def slice(self, key: str) -> SliceFiles:
+        """The files of one slice."""
+        return SliceFiles(self.slices / key[:2], key)
+
+    def store(self, key: str) -> StoreLayout:
+        """The directory of one store in this cache."""
+        return StoreLayout(self.stores / key)
+
+    def tokenizer(self, identity: str) -> Path:
+        """The copy of one tokenizer."""
+        return self.tokenizers / identity
+
+
+@dataclass(frozen=True)
+class StoreLayout:
+    """Every path of one store directory, in a cache or self-contained."""
+
+    directory: Path
+
+    @property
+    def manifest(self) -> Path:
+        """The document that names everything else."""
+        return self.directory / MANIFEST
+
+    @property
+    def proof(self) -> Path:
+        """Advisory: engine, audits, versions, paths as first seen."""
+        return self.directory / PROOF
+
+    def file(self, name: str) -> Path:
+        """One of `CHECKED_FILES`."""
+        return self.directory / name
+
+    @property
+    def is_self_contained(self) -> bool:
+        """Whether slices and tokenizer lie beneath this directory (``--out``)."""
+        return (self.directory / "slices").is_dir()
+
+    @property
+    def slices(self) -> Path:
+        """Where this store's slices are."""
+        if self.is_self_contained:
+            return self.directory / "slices"
+        return self.directory.parent.parent / "slices"
+
+    def slice(self, key: str) -> SliceFiles:
+        """The files of one slice of this store."""
+        return SliceFiles(self.slices / key[:2], key)
+
+    def tokenizer(self, identity: str) -> Path:
+        """The copy of this store's tokenizer."""
+        if self.is_self_contained:
+            return self.directory / "tokenizer"
+        return self.directory.parent.parent / "tokenizers" / identity

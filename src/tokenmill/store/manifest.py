@@ -1,0 +1,114 @@
+"""The manifest: the one document that names everything in a store.
+
+It holds the format, the key, the whole *key document* (recipe, tokenizer identity, sources by
+content: what the key was computed from), totals, and a digest for each of the store's other files
+and for itself. It names no path, no host and no time; those are in ``proof.json``, which is
+advisory. Opening a store compares the key with its document and every digest with its file, so a
+store that was edited, mixed up with another or cut short is refused before a row is served.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from tokenmill import fingerprint
+from tokenmill.errors import CorruptionError, SourceMissing, UsageError
+from tokenmill.store.layout import CHECKED_FILES, FORMAT, StoreLayout, check_key
+
+Document = dict[str, Any]
+
+TOTALS = ("source_rows", "rows_in", "rows", "tokens", "trained_tokens", "slices")
+
+
+def make_manifest(
+    document: Document,
+    totals: Document,
+    tokenizer: Document,
+    files: dict[str, Document],
+) -> Document:
+    """Compose a manifest and sign it with its own digest."""
+    manifest = {
+        "format": FORMAT,
+        "key": fingerprint.key(document),
+        "document": document,
+        "totals": totals,
+        "tokenizer": tokenizer,
+        "files": files,
+    }
+    return {**manifest, "digest": fingerprint.key(manifest)}
+
+
+def encode_manifest(manifest: Document) -> bytes:
+    """The bytes on disk: canonical, so that equal manifests are equal files."""
+    return fingerprint.canonical(manifest) + b"\n"
+
+
+def read_manifest(layout: StoreLayout) -> Document:
+    """Read and check a manifest (not the files it names)."""
+    path = layout.manifest
+    try:
+        data = path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise _not_a_store(layout.directory) from error
+    try:
+        manifest = msgspec.json.decode(data, type=dict[str, Any])
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise CorruptionError(f"not a manifest: {error}", path=path) from error
+    stated = manifest.get("format")
+    if stated != FORMAT:
+        raise CorruptionError(
+            f"written as format {stated!r}, this version reads format {FORMAT}; prepare it again",
+            path=path,
+        )
+    _check_digest(manifest, path)
+    _check_members(manifest, path)
+    if data != encode_manifest(manifest):
+        raise CorruptionError("the right members, but not the bytes that were written", path=path)
+    return manifest
+
+
+def _not_a_store(directory: Path) -> UsageError | SourceMissing:
+    if not os.path.lexists(directory):
+        return SourceMissing(
+            "no such store; `tokenmill prepare` makes one and prints its path", path=directory
+        )
+    return UsageError(
+        "not a tokenmill store (it has no manifest.json); "
+        "give the path that `tokenmill prepare` printed",
+        path=directory,
+    )
+
+
+def _check_digest(manifest: Document, path: Path) -> None:
+    stated = manifest.get("digest")
+    unsigned = {name: value for name, value in manifest.items() if name != "digest"}
+    actual = fingerprint.key(unsigned)
+    if stated != actual:
+        raise CorruptionError(f"digest is {actual}, expected {stated}", path=path)
+    key = fingerprint.key(manifest.get("document"))
+    if manifest.get("key") != key:
+        raise CorruptionError(
+            f"the key document has key {key}, expected {manifest.get('key')}", path=path
+        )
+
+
+def _check_members(manifest: Document, path: Path) -> None:
+    """The digest guards against accidents; a hand-made manifest must still be well formed."""
+    check_key(manifest["key"], path)
+    totals, tokenizer, files = (manifest.get(m) for m in ("totals", "tokenizer", "files"))
+    if not isinstance(totals, dict) or any(
+        not isinstance(totals.get(name), int) or totals[name] < 0 for name in TOTALS
+    ):
+        raise CorruptionError(f"totals must be the counts {', '.join(TOTALS)}", path=path)
+    if not isinstance(tokenizer, dict):
+        raise CorruptionError("says nothing of its tokenizer", path=path)
+    check_key(tokenizer.get("identity", ""), path)
+    if not isinstance(files, dict) or set(files) != set(CHECKED_FILES):
+        raise CorruptionError(f"must name the files {', '.join(CHECKED_FILES)}", path=path)
+    for name, stated in files.items():
+        if not isinstance(stated, dict) or not isinstance(stated.get("size"), int):
+            raise CorruptionError(f"states no size of {name}", path=path)

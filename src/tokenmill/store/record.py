@@ -1,0 +1,130 @@
+"""The commit record: what makes two files a slice.
+
+A slice is a token file and a meta file; the *commit record* is the small JSON document that is
+published after both and says what they must be: counts, role names, rejected rows, sizes, a
+checksum for every block and the position of every buffer. A reader needs nothing else to map a
+slice: it never parses Arrow. The record holds no path, no time and no host, so two builders of one
+key write the same bytes; its own digest stands in the table of every store that uses the slice.
+
+The *content* digest is taken over the values (not over the files), so that two builders whose
+Arrow libraries write another header are still seen to agree.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from tokenmill.errors import CorruptionError, TokenmillError
+from tokenmill.fingerprint import canonical
+from tokenmill.store.layout import FORMAT, SliceFiles
+
+BLOCK_BYTES = 1 << 20
+"""Bytes guarded by one checksum: small enough that a random row checks little on first touch."""
+
+TOKEN_BUFFERS = ("input_ids.offsets", "input_ids.values", "loss_mask.offsets", "loss_mask.values")
+
+META_COLUMNS = {
+    "row_in_slice": "int32",
+    "part": "int32",
+    "line_in_slice": "int64",
+    "offset_in_slice": "int64",
+    "raw_length": "int64",
+    "digest": "uint64",
+    "length": "int32",
+    "trained": "int32",
+}
+"""Fixed-width columns of the meta file and their types; -1 stands for "has none"."""
+
+CARRIED = "carried."
+"""Prefix of a carried column's name in the meta file, so that it cannot hide one of ours."""
+
+
+class RejectedRow(msgspec.Struct, frozen=True, array_like=True):
+    """One row that is not in the token file, and why; positions count from the slice's start."""
+
+    row: int
+    part: int
+    line: int
+    offset: int
+    length: int
+    reason: str
+    detail: str
+
+
+class FileRecord(msgspec.Struct, frozen=True):
+    """What one file of the slice must be.
+
+    Attributes:
+        size: Bytes.
+        blocks: xxh3-64 of each block of `BLOCK_BYTES`, as 16 hex digits.
+        buffers: Name of a buffer → (position, bytes).
+    """
+
+    size: int
+    blocks: tuple[str, ...]
+    buffers: dict[str, tuple[int, int]]
+
+
+class CommitRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The document published last; see the module."""
+
+    format: int
+    slice: str
+    content: str
+    source_rows: int
+    rows_in: int
+    rows: int
+    tokens: int
+    trained: int
+    roles: tuple[str, ...]
+    carried: tuple[str, ...]
+    rejected: tuple[RejectedRow, ...]
+    token_file: FileRecord
+    meta_file: FileRecord
+
+    def encode(self) -> bytes:
+        """The bytes on disk."""
+        return canonical(msgspec.to_builtins(self)) + b"\n"
+
+
+_decoder = msgspec.json.Decoder(CommitRecord)
+_probe = msgspec.json.Decoder(dict[str, Any])
+
+
+def decode_record(data: bytes, files: SliceFiles) -> CommitRecord:
+    """Read a commit record, refusing another format, another slice and inconsistent counts."""
+    try:
+        record = _decoder.decode(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise _refusal(data, files, error) from error
+    if record.format != FORMAT:
+        raise _other_format(record.format, files)
+    if record.slice != files.key:
+        raise CorruptionError(
+            f"record of slice {record.slice}, expected {files.key}", path=files.record
+        )
+    if record.rows_in != record.rows + len(record.rejected):
+        raise CorruptionError(
+            f"{record.rows_in} rows in, but {record.rows} kept + {len(record.rejected)} rejected",
+            path=files.record,
+        )
+    return record
+
+
+def _refusal(data: bytes, files: SliceFiles, error: Exception) -> TokenmillError:
+    try:
+        stated = _probe.decode(data).get("format")
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return CorruptionError(f"not a commit record: {error}", path=files.record)
+    if stated != FORMAT:
+        return _other_format(stated, files)
+    return CorruptionError(f"not a commit record: {error}", path=files.record)
+
+
+def _other_format(stated: Any, files: SliceFiles) -> CorruptionError:
+    return CorruptionError(
+        f"written as format {stated!r}, this version reads format {FORMAT}; prepare it again",
+        path=files.record,
+    )

@@ -1,0 +1,350 @@
+"""The store as its readers see it: rows by integer.
+
+A `Store` is an ordered list of slices behind one list of rows. Opening reads the manifest, checks
+the digests of the store's own files and maps the table; no slice is touched until a row of it is
+asked for, and only a bounded number stays open. ``store[i]`` finds the slice by bisection and
+returns a `Row` of two views; origin, turns and carried columns are looked up when they are read.
+
+Stores are immutable, picklable as their path, and safe to use from threads and after a fork.
+Nothing here imports pyarrow, a tokenizer or a template engine.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, SupportsIndex, overload
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from tokenmill.errors import CorruptionError, UsageError
+from tokenmill.files import is_network
+from tokenmill.origin import Origin
+from tokenmill.store import layout as names
+from tokenmill.store.access import load_array, open_bytes
+from tokenmill.store.checks import check_file, check_totals, warn_about_proof
+from tokenmill.store.layout import SliceFiles, StoreLayout
+from tokenmill.store.manifest import Document, read_manifest
+from tokenmill.store.record import META_COLUMNS
+from tokenmill.store.row import Row
+from tokenmill.store.slices import SliceReader
+from tokenmill.store.table import load_table
+
+VERIFY = ("lazy", "open", "off")
+CHECKED_AT_OPEN_BYTES = 256 << 20
+"""Row-sized files up to this size are checked at open (about 0.1 s); larger ones on first use."""
+
+MOST_OPEN_SLICES = 4096
+"""Upper bound on open slices; each holds one descriptor, so the process's limit may lower it."""
+
+
+class Store(Sequence[Row]):
+    """Rows by integer over the slices of one preparation.
+
+    Args:
+        path: The store's directory.
+        verify: ``lazy`` checks blocks as they are read, ``open`` everything now, ``off`` nothing
+            but sizes.
+        paths: The source files of this call, in the manifest's order; None takes those that
+            ``proof.json`` remembers.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        verify: str = "lazy",
+        *,
+        paths: Sequence[str] | None = None,
+    ) -> None:
+        if verify not in VERIFY:
+            raise UsageError(f"verify is {verify!r}; it is one of {', '.join(VERIFY)}")
+        self.path = Path(path)
+        self._verify = verify
+        self._layout = StoreLayout(self.path)
+        self.manifest: Document = read_manifest(self._layout)
+        self.key: str = self.manifest["key"]
+        self._mapped = not is_network(self.path)
+        self._given_paths = tuple(paths) if paths is not None else None
+        self._known_paths: tuple[str | None, ...] | None = None
+        self._proof: Document | None = None
+        self._lock = threading.Lock()
+        self._open: dict[int, SliceReader] = {}
+        self._arrays: dict[str, NDArray[np.int32]] = {}
+        self._most_open = _most_open()
+        self.private_directory: Any = None
+        """Owner of a directory that lives as long as this store (``disable_cache``)."""
+        self._check_own_files()
+        table_file = open_bytes(self._layout.file(names.TABLE), mapped=self._mapped)
+        self.table = load_table(table_file)
+        check_totals(self.manifest, self.table, self._layout)
+        # Plain integers are searched three times faster than an array is.
+        self._first_rows = np.ascontiguousarray(self.table["first_row"]).data
+        self._rows: int = self.manifest["totals"]["rows"]
+        if verify == "open":
+            self.verify()
+
+    def _check_own_files(self) -> None:
+        for name in names.CHECKED_FILES:
+            stated = self.manifest["files"][name]
+            large = stated["size"] > CHECKED_AT_OPEN_BYTES and name != names.TABLE
+            content = self._verify != "off" and not large
+            check_file(self._layout.file(name), stated, content=content)
+
+    # Rows
+
+    def __len__(self) -> int:
+        return self._rows
+
+    @overload
+    def __getitem__(self, index: SupportsIndex) -> Row: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Row]: ...
+    def __getitem__(self, index: SupportsIndex | slice) -> Row | list[Row]:
+        """One row, or the rows of a slice as a list (`tm.concat`/`Loader` take views instead)."""
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(self._rows))]
+        i = index if type(index) is int else index.__index__()
+        if i < 0:
+            i += self._rows
+        if not 0 <= i < self._rows:
+            raise IndexError(f"row {index} of {self._rows}")
+        at = bisect_right(self._first_rows, i) - 1
+        reader = self._open.get(at) or self.slice_at(at)
+        number = i - self._first_rows[at]
+        if reader.ids is None or reader.mask is None or not reader.tokens.clean:
+            return Row(self, at, number, *reader.row(number))
+        # The way of nearly every row, without another call: this is a trainer's inner loop.
+        start, stop = reader.starts[number], reader.starts[number + 1]
+        return Row(self, at, number, reader.ids[start:stop], reader.mask[start:stop])
+
+    def batch(self, indices: Iterable[SupportsIndex]) -> list[Row]:
+        """Rows in the order asked for."""
+        return [self[i] for i in indices]
+
+    def __iter__(self) -> Iterator[Row]:
+        for at in range(len(self.table)):
+            reader = self.slice_at(at)
+            for number in range(reader.record.rows):
+                ids, mask = reader.row(number)
+                yield Row(self, at, number, ids, mask)
+
+    def slice_at(self, at: int) -> SliceReader:
+        """The reader of the n-th slice, opened if need be."""
+        reader = self._open.get(at)
+        if reader is not None:
+            return reader
+        entry = self.table[at]
+        files = self._layout.slice(entry["key"].tobytes().hex())
+        expected = entry["record"].tobytes().hex()
+        reader = SliceReader(files, expected, mapped=self._mapped, check=self._verify != "off")
+        if reader.record.rows != entry["rows"] or reader.record.tokens != entry["tokens"]:
+            raise CorruptionError(
+                f"slice has {reader.record.rows} rows and {reader.record.tokens} tokens, the "
+                f"store expects {entry['rows']} and {entry['tokens']}",
+                path=files.record,
+            )
+        with self._lock:
+            while len(self._open) >= self._most_open:
+                self._open.pop(next(iter(self._open)))
+            self._open[at] = reader
+        return reader
+
+    # Columns
+
+    @property
+    def lengths(self) -> NDArray[np.int32]:
+        """Tokens of every row."""
+        return self._row_array(names.LENGTHS)
+
+    @property
+    def trained(self) -> NDArray[np.int32]:
+        """Trained tokens of every row."""
+        return self._row_array(names.TRAINED)
+
+    def _row_array(self, name: str) -> NDArray[np.int32]:
+        array = self._arrays.get(name)
+        if array is None:
+            stated, path = self.manifest["files"][name], self._layout.file(name)
+            if self._verify == "lazy" and stated["size"] > CHECKED_AT_OPEN_BYTES:
+                check_file(path, stated, content=True)
+            array = load_array(path, "<i4", self._rows, mapped=self._mapped)
+            self._arrays[name] = array
+        return array
+
+    def columns(self, wanted: Iterable[str]) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Meta columns slice by slice, for filters and splits.
+
+        Args:
+            wanted: Names of fixed columns (``digest``, ``length``, ``trained``, …), ``source``
+                (index of the source file), or carried columns (lists of JSON text).
+
+        Yields:
+            Number of the first row, and each wanted column over the slice's rows.
+        """
+        wanted = list(wanted)
+        for at, first in enumerate(self._first_rows):
+            reader = self.slice_at(at)
+            columns: dict[str, Any] = {}
+            for name in wanted:
+                if name == "source":
+                    source = int(self.table[at]["source"])
+                    columns[name] = np.full(reader.record.rows, source, np.int32)
+                elif name in META_COLUMNS:
+                    columns[name] = reader.column(name)
+                elif name in reader.record.carried:
+                    columns[name] = reader.carried_texts(name)
+                else:
+                    known = [*META_COLUMNS, "source", *reader.record.carried]
+                    raise UsageError(f"no column {name!r}; there are {', '.join(known)}")
+            yield first, columns
+
+    # Where rows come from
+
+    @property
+    def sources(self) -> tuple[str | None, ...]:
+        """Paths of the source files: of this call, else as first seen."""
+        if self._given_paths is not None:
+            return self._given_paths
+        if self._known_paths is None:
+            known = self.proof.get("paths", [])
+            count = len(self.manifest["document"].get("sources", known))
+            self._known_paths = (*known, *[None] * (count - len(known)))
+        return self._known_paths
+
+    def origin_in(self, at: int, number: int) -> Origin:
+        """The origin of row ``number`` of slice ``at``."""
+        reader = self.slice_at(at)
+        return self._origin(
+            at,
+            int(reader.column("row_in_slice")[number]),
+            int(reader.column("line_in_slice")[number]),
+            int(reader.column("offset_in_slice")[number]),
+            int(reader.column("raw_length")[number]),
+        )
+
+    def _origin(self, at: int, row: int, line: int, offset: int, length: int) -> Origin:
+        entry = self.table[at]
+        first_line, first_offset = int(entry["line"]), int(entry["offset"])
+        return Origin(
+            path=self.sources[int(entry["source"])],
+            row=int(entry["source_row"]) + row,
+            line=first_line + line if first_line and line >= 0 else None,
+            offset=first_offset + offset if first_offset >= 0 and offset >= 0 else None,
+            length=length,
+        )
+
+    @property
+    def rejected(self) -> dict[str, int]:
+        """Rejected rows by reason."""
+        return dict(self.manifest["totals"]["rejected"])
+
+    def rejected_rows(self) -> Iterator[tuple[Origin, str, str]]:
+        """Origin, reason and detail of every rejected row."""
+        for at in np.flatnonzero(self.table["rejected"]):
+            for row in self.slice_at(int(at)).record.rejected:
+                origin = self._origin(int(at), row.row, row.line, row.offset, row.length)
+                yield origin, row.reason, row.detail
+
+    @property
+    def proof(self) -> Document:
+        """Engine, renderer, audits, versions: advisory; damaged, it is a warning and empty."""
+        if self._proof is None:
+            try:
+                self._proof = msgspec.json.decode(
+                    self._layout.proof.read_bytes(), type=dict[str, Any]
+                )
+            except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+                warn_about_proof(self._layout.proof, error)
+                self._proof = {}
+        return self._proof
+
+    @property
+    def tokenizer_path(self) -> Path:
+        """The copy of the tokenizer this store was made with."""
+        return self._layout.tokenizer(self.manifest["tokenizer"]["identity"])
+
+    # Checks and copies
+
+    def slice_keys(self) -> Iterator[str]:
+        """The key of every slice, in order."""
+        return (entry["key"].tobytes().hex() for entry in self.table)
+
+    def files_of(self, key: str) -> SliceFiles:
+        """Where one slice of this store lies."""
+        return self._layout.slice(key)
+
+    def verify(self) -> int:
+        """Check every checksum; returns the bytes checked, raises `CorruptionError`."""
+        checked, errors = self.check_everything()
+        if errors:
+            raise errors[0]
+        return checked
+
+    def check_everything(self) -> tuple[int, list[CorruptionError]]:
+        """Check every checksum; returns the bytes checked and the first error of each part."""
+        checked, errors = 0, []
+        for name in names.CHECKED_FILES:
+            stated = self.manifest["files"][name]
+            try:
+                check_file(self._layout.file(name), stated, content=True)
+                checked += stated["size"]
+            except CorruptionError as error:
+                errors.append(error)
+        for at in range(len(self.table)):
+            try:
+                checked += self.slice_at(at).check_all()
+                self._check_lengths(at)
+            except CorruptionError as error:
+                errors.append(error)
+        return checked, errors
+
+    def _check_lengths(self, at: int) -> None:
+        reader, first = self.slice_at(at), self._first_rows[at]
+        for name, array in (("length", self.lengths), ("trained", self.trained)):
+            if not np.array_equal(reader.column(name), array[first : first + reader.record.rows]):
+                raise CorruptionError(
+                    f"column {name!r} differs from the store's own", path=reader.files.meta
+                )
+
+    def __reduce__(self) -> Any:
+        return _reopen, (str(self.path), self._verify, self._given_paths)
+
+    def __repr__(self) -> str:
+        totals = self.manifest["totals"]
+        return f"Store({self.key[:12]}, {totals['rows']:,} rows, {totals['tokens']:,} tokens)"
+
+
+def _reopen(path: str, verify: str, paths: tuple[str, ...] | None) -> Store:
+    return Store(path, verify, paths=paths)
+
+
+def _most_open() -> int:
+    """A quarter of the descriptors this process may have, within bounds."""
+    try:
+        import resource
+
+        allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    except (ImportError, OSError):
+        allowed = 1024
+    return max(16, min(MOST_OPEN_SLICES, allowed // 4))
+
+
+def open_store(path: str | os.PathLike[str], verify: str = "lazy") -> Store:
+    """Open a finished store.
+
+    Args:
+        path: What ``tokenmill prepare`` printed, or the directory given to ``--out``.
+        verify: ``lazy`` checks every block before its first row is served, ``open`` checks all of
+            it now, ``off`` trusts the bytes.
+
+    Raises:
+        CorruptionError: The store's own files are not what was written.
+        SourceMissing: There is no such directory.
+        UsageError: The directory is not a store.
+    """
+    return Store(path, verify)

@@ -1,0 +1,70 @@
+"""The table of slices: ``slices.bin``.
+
+A store is an ordered list of slices. The table gives each a row of fixed width, so that a million
+of them are mapped and searched, never parsed: which slice (its key), which commit record exactly
+(its digest), which rows it serves (the number of the first), and where its bytes stand in which
+source. Sixty-four bytes of header say what the file is; everything is little-endian.
+"""
+
+from __future__ import annotations
+
+import struct
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tokenmill.errors import CorruptionError
+from tokenmill.store.access import ByteFile
+
+MAGIC = b"TOKMILL\0"
+VERSION = 1
+HEADER_BYTES = 64  # keeps the rows aligned for any member, with room for what a later version adds
+
+SLICE_ROW = np.dtype(
+    [
+        ("key", "u1", 20),  # slice key
+        ("record", "u1", 16),  # xxh3-128 of the commit record's bytes
+        ("source", "<u4"),  # index into the manifest's sources
+        ("rows", "<u4"),  # rows served
+        ("rejected", "<u4"),  # rows rejected, so that a search for them skips most slices
+        ("first_row", "<i8"),  # number of its first row in the store
+        ("source_row", "<i8"),  # number, within the source, of its first source row
+        ("line", "<i8"),  # physical line of its first byte, from 1; 0 when the format has none
+        ("offset", "<i8"),  # byte offset in the decompressed source; -1 when it has none
+        ("tokens", "<i8"),
+        ("trained", "<i8"),
+    ]
+)
+"""One slice of a store: 96 bytes."""
+
+_HEADER = struct.Struct("<8sIIQ")
+
+
+def header(count: int) -> bytes:
+    """The first bytes of a table of ``count`` slices."""
+    packed = _HEADER.pack(MAGIC, VERSION, SLICE_ROW.itemsize, count)
+    return packed.ljust(HEADER_BYTES, b"\0")
+
+
+def load_table(file: ByteFile) -> NDArray[np.void]:
+    """View a table in place, checking header and size."""
+    if file.size < HEADER_BYTES:
+        raise CorruptionError(
+            f"{file.size} bytes, shorter than its header", path=file.path, offset=file.size
+        )
+    magic, version, width, count = _HEADER.unpack_from(file.view(0, HEADER_BYTES))
+    if magic != MAGIC or version != VERSION or width != SLICE_ROW.itemsize:
+        raise CorruptionError(
+            f"not a slice table of version {VERSION} (magic {magic!r}, version {version}, "
+            f"width {width})",
+            path=file.path,
+            offset=0,
+        )
+    expected = HEADER_BYTES + count * width
+    if file.size != expected:
+        raise CorruptionError(
+            f"{file.size} bytes, expected {expected} for {count} slices",
+            path=file.path,
+            offset=min(file.size, expected),
+        )
+    return np.frombuffer(file.view(HEADER_BYTES, count * width), SLICE_ROW)

@@ -1,0 +1,256 @@
+"""Writing one slice: columns to Arrow bytes, Arrow bytes to published files.
+
+`encode_slice` turns `SliceColumns` into the bytes of the token file and the meta file (each an
+Arrow IPC stream with one record batch) and the commit record that describes them; buffer
+positions are found by reading the stream back in place, so they are proven by the library that
+others will read it with. `publish_slice` stages, syncs and publishes the three files, the record
+last.
+
+Two builders of one slice both succeed: the second finds equal bytes, or equal content under
+another Arrow header and then adopts the bytes that are there. Different content for one key is a
+`NonDeterminismError`, and what was published stays. A half-published file that is broken (its own
+content digest does not fit) is moved to quarantine, the only permitted replacement.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import xxhash
+
+from tokenmill.errors import CorruptionError, NonDeterminismError
+from tokenmill.files import Staging, make_directory, sync_directory, writing_errors
+from tokenmill.fingerprint import block_checksums
+from tokenmill.store.columns import SliceColumns
+from tokenmill.store.layout import FORMAT, CacheLayout, SliceFiles
+from tokenmill.store.record import BLOCK_BYTES, CARRIED, META_COLUMNS, CommitRecord, FileRecord
+from tokenmill.store.slices import SliceReader, read_record
+
+_OWN_METADATA = b"tokenmill"
+_WRITE = pa.ipc.IpcWriteOptions(compression=None, use_threads=False)
+
+
+@dataclass(frozen=True)
+class EncodedSlice:
+    """The bytes of a slice's three files."""
+
+    record: CommitRecord
+    tokens: pa.Buffer
+    meta: pa.Buffer
+
+
+def encode_slice(key: str, columns: SliceColumns) -> EncodedSlice:
+    """Lay a slice out as format 1."""
+    content = columns.content()
+    starts = pa.array(columns.starts.astype(np.int32))
+    token_batch = {
+        "input_ids": pa.ListArray.from_arrays(starts, _plain(columns.ids, pa.int32())),
+        "loss_mask": pa.ListArray.from_arrays(starts, _plain(columns.mask.view("i1"), pa.int8())),
+    }
+    tokens, token_record = _encode(token_batch, key, content)
+    meta, meta_record = _encode(_meta_batch(columns), key, content)
+    record = CommitRecord(
+        format=FORMAT,
+        slice=key,
+        content=content,
+        source_rows=columns.source_rows,
+        rows_in=columns.rows_in,
+        rows=len(columns.row),
+        tokens=len(columns.ids),
+        trained=int(columns.trained.sum(dtype=np.int64)),
+        roles=columns.roles,
+        carried=tuple(columns.carried),
+        rejected=tuple(columns.rejected),
+        token_file=token_record,
+        meta_file=meta_record,
+    )
+    return EncodedSlice(record, tokens, meta)
+
+
+def _plain(values: np.ndarray[Any, Any], kind: pa.DataType) -> pa.Array:
+    return pa.array(np.ascontiguousarray(values), type=kind)
+
+
+def _meta_batch(columns: SliceColumns) -> dict[str, pa.Array]:
+    fixed = {
+        "row_in_slice": columns.row,
+        "part": columns.part,
+        "line_in_slice": columns.line,
+        "offset_in_slice": columns.offset,
+        "raw_length": columns.raw_length,
+        "digest": columns.digest,
+        "length": columns.lengths,
+        "trained": columns.trained,
+    }
+    batch = {name: pa.array(np.asarray(fixed[name], META_COLUMNS[name])) for name in META_COLUMNS}
+    turn_starts = pa.array(columns.turn_starts.astype(np.int32))
+    batch["turn_ends"] = pa.ListArray.from_arrays(turn_starts, pa.array(columns.turn_ends))
+    batch["turn_roles"] = pa.ListArray.from_arrays(turn_starts, pa.array(columns.turn_roles))
+    for name, texts in columns.carried.items():
+        batch[CARRIED + name] = pa.array(texts, pa.string())
+    return batch
+
+
+def _encode(batch: dict[str, pa.Array], key: str, content: str) -> tuple[pa.Buffer, FileRecord]:
+    own = f'{{"format":{FORMAT},"slice":"{key}","content":"{content}"}}'.encode()
+    schema = pa.schema(
+        [pa.field(name, array.type, nullable=True) for name, array in batch.items()],
+        metadata={_OWN_METADATA: own},
+    )
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, schema, options=_WRITE) as writer:
+        writer.write_batch(pa.record_batch(list(batch.values()), schema=schema))
+    data = sink.getvalue()
+    record = FileRecord(
+        size=data.size,
+        blocks=tuple(block_checksums(memoryview(data), BLOCK_BYTES)),
+        buffers=_positions(data),
+    )
+    return data, record
+
+
+def _positions(data: pa.Buffer) -> dict[str, tuple[int, int]]:
+    """Where each buffer lies in a stream, from reading it back without copying."""
+    batch = pa.ipc.open_stream(data).read_next_batch()
+    positions = {}
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        for label, buffer, size in _buffers(column):
+            at = buffer.address - data.address if buffer is not None and size else 0
+            positions[name + label] = (at, size)
+    return positions
+
+
+def _buffers(column: pa.Array) -> list[tuple[str, pa.Buffer | None, int]]:
+    """Name suffix, buffer and exact size (Arrow pads) of what a reader needs of a column."""
+    rows = len(column)
+    if pa.types.is_list(column.type):
+        values = column.values
+        width = values.type.bit_width // 8
+        return [
+            (".offsets", column.buffers()[1], 4 * (rows + 1)),
+            (".values", values.buffers()[1], width * len(values)),
+        ]
+    if pa.types.is_string(column.type):
+        offsets = np.frombuffer(column.buffers()[1], np.int32, rows + 1)
+        return [
+            (".offsets", column.buffers()[1], 4 * (rows + 1)),
+            (".values", column.buffers()[2], int(offsets[-1])),
+        ]
+    return [("", column.buffers()[1], column.type.bit_width // 8 * rows)]
+
+
+def publish_slice(layout: CacheLayout, encoded: EncodedSlice) -> CommitRecord:
+    """Publish a slice and return the commit record that is now in force."""
+    files = layout.slice(encoded.record.slice)
+    record = encoded.record
+    with Staging(layout.root) as staging:
+        tokens = staging.write("tokens", memoryview(encoded.tokens))
+        if not staging.publish(tokens, files.tokens):
+            adopted = _adopt(layout, files.tokens, encoded, encoded.tokens, staging, tokens)
+            record = _with(record, token_file=adopted)
+        meta = staging.write("meta", memoryview(encoded.meta))
+        if not staging.publish(meta, files.meta):
+            adopted = _adopt(layout, files.meta, encoded, encoded.meta, staging, meta)
+            record = _with(record, meta_file=adopted)
+        data = record.encode()
+        if not staging.publish(staging.write("record", data), files.record):
+            published, _ = read_record(files)
+            if published.content != record.content:
+                raise _disagreement(files.record, published.content, record.content)
+            return published
+    return record
+
+
+def _with(record: CommitRecord, **changes: FileRecord) -> CommitRecord:
+    members = {name: getattr(record, name) for name in record.__struct_fields__}
+    return CommitRecord(**{**members, **changes})
+
+
+def _adopt(
+    layout: CacheLayout,
+    published: Path,
+    encoded: EncodedSlice,
+    ours: pa.Buffer,
+    staging: Staging,
+    staged: Path,
+) -> FileRecord:
+    """What the record must say of a file that another builder published first."""
+    data = pa.py_buffer(published.read_bytes())
+    if data.equals(ours):
+        return _described(data)
+    stated = _stated_content(data)
+    if stated == encoded.record.content and _same_values(data, ours):
+        return _described(data)
+    if stated is not None and stated != encoded.record.content:
+        raise _disagreement(published, stated, encoded.record.content)
+    # It says it is what we made, or cannot even say so, yet its values differ: it is broken.
+    quarantine(layout, published)
+    if not staging.publish(staged, published):
+        return _adopt(layout, published, encoded, ours, staging, staged)
+    return _described(ours)
+
+
+def _described(data: pa.Buffer) -> FileRecord:
+    blocks = tuple(block_checksums(memoryview(data), BLOCK_BYTES))
+    return FileRecord(size=data.size, blocks=blocks, buffers=_positions(data))
+
+
+def _stated_content(data: pa.Buffer) -> str | None:
+    try:
+        own = pa.ipc.open_stream(data).schema.metadata[_OWN_METADATA]
+        return str(own, "ascii").split('"content":"')[1].split('"')[0]
+    except (pa.ArrowInvalid, KeyError, TypeError, IndexError, OSError, UnicodeError):
+        return None
+
+
+def _same_values(data: pa.Buffer, ours: pa.Buffer) -> bool:
+    try:
+        theirs = pa.ipc.open_stream(data).read_all()
+        theirs.validate(full=True)
+    except (pa.ArrowInvalid, OSError):
+        return False
+    return bool(theirs.equals(pa.ipc.open_stream(ours).read_all()))
+
+
+def _disagreement(path: Path, published: str, ours: str) -> NonDeterminismError:
+    return NonDeterminismError(
+        f"the published content is {published}, this build made {ours} from the same inputs; "
+        "what is published stays. Please report this with the recipe",
+        path=path,
+    )
+
+
+def quarantine(layout: CacheLayout, path: Path) -> None:
+    """Move a corrupt file where nobody reads it; its name is then free to be rebuilt."""
+    with writing_errors(path):
+        make_directory(layout.quarantine, layout.root)
+        target = layout.quarantine / f"{path.name}.{xxhash.xxh3_64_hexdigest(os.urandom(16))}"
+        with contextlib.suppress(FileNotFoundError):  # another builder was quicker
+            os.rename(path, target)
+            sync_directory(path.parent)
+
+
+def quarantine_slice(layout: CacheLayout, broken: str | None) -> bool:
+    """Move the slice that a broken file belongs to out of the way; False when it is none."""
+    if broken is None or layout.slices not in Path(broken).parents:
+        return False
+    files = layout.slice(Path(broken).name.partition(".")[0])
+    # The record first: without it the slice is gone for everybody, whatever happens next.
+    for path in (files.record, files.tokens, files.meta):
+        quarantine(layout, path)
+    return True
+
+
+def slice_is_intact(files: SliceFiles) -> bool:
+    """Whether a committed slice passes every check (used by repair and ``force_recache``)."""
+    try:
+        SliceReader(files, None, mapped=False, check=False).check_all()
+    except CorruptionError:
+        return False
+    return True

@@ -1,0 +1,68 @@
+"""Text and trained spans in; ids and proven masks out.
+
+`load` makes a `Tokenizer` of whatever names one (directory, tokenizer.json, hub id, object) and
+refuses where it would be ambiguous who encodes. Its `IdentityCard` names it by what it does;
+`identify` gives the card without loading an engine when it was seen before. An `Encoder` encodes
+batches with the fastest engine that is shown to equal the reference, proves for every row where
+its tokens lie, and answers with `Encoded`; `apply_length` is the length policy.
+
+Importing this package loads no engine, no transformers and no pyarrow: names resolve on first use.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tokenmill.tokenizer.encoded import Encoded, apply_length, overlong_message
+    from tokenmill.tokenizer.encoder import Encoder
+    from tokenmill.tokenizer.engines import ENGINES, choose_engine, pin_to_one_core
+    from tokenmill.tokenizer.identity import IdentityCard
+    from tokenmill.tokenizer.load import BACKENDS, load
+    from tokenmill.tokenizer.memo import identify, recall, reload, remember
+    from tokenmill.tokenizer.tokenizer import Tokenizer
+
+_HOMES = {
+    "BACKENDS": "load",
+    "ENGINES": "engines",
+    "Encoded": "encoded",
+    "Encoder": "encoder",
+    "IdentityCard": "identity",
+    "Tokenizer": "tokenizer",
+    "apply_length": "encoded",
+    "choose_engine": "engines",
+    "identify": "memo",
+    "load": "load",
+    "overlong_message": "encoded",
+    "pin_to_one_core": "engines",
+    "recall": "memo",
+    "reload": "memo",
+    "remember": "memo",
+}
+
+__all__ = [
+    "BACKENDS",
+    "ENGINES",
+    "Encoded",
+    "Encoder",
+    "IdentityCard",
+    "Tokenizer",
+    "apply_length",
+    "choose_engine",
+    "identify",
+    "load",
+    "overlong_message",
+    "pin_to_one_core",
+    "recall",
+    "reload",
+    "remember",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value

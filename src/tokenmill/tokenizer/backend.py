@@ -1,0 +1,190 @@
+"""The backend: the document (tokenizer.json) of what really encodes, read and put in one form.
+
+A backend is the JSON that `tokenizers` reads and writes. The same tokenizer has many spellings:
+pretty-printed or not, merges as ``"a b"`` or ``["a", "b"]``, fields that newer versions of the
+library write out although they hold the default, truncation and padding left behind by whoever
+used the object last. `canonical_backend` removes what cannot change an id, so that one tokenizer
+has one digest whichever version of the library wrote it and whatever was done with it before.
+
+Left out: ``version``, ``truncation``, ``padding`` (we never truncate or pad while encoding),
+``post_processor`` (it only adds special tokens, which we never ask for, and trims offsets),
+``decoder``, every ``trim_offsets``, and whether an added token is called special: transformers
+changes those on loading, and they concern what is skipped or shown, never an id.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from tokenmill import fingerprint
+from tokenmill.errors import TokenizerError
+
+IGNORED = ("version", "truncation", "padding", "post_processor", "decoder")
+"""Members of a tokenizer.json that cannot change the ids of a text encoded without additions."""
+
+# What a missing member means, per type: older files omit what newer ones write out.
+_MISSING_IS_TRUE = {
+    "ByteLevel": ("add_prefix_space", "use_regex"),
+    "Metaspace": ("split",),
+}
+_ADDED_TOKEN_FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
+_SINGLE_COMPONENT = ("normalizers", "pretokenizers", "processors", "decoders")
+
+
+def parse_backend(data: bytes, *, path: str | None = None) -> dict[str, Any]:
+    """Read a tokenizer.json and check that it is one."""
+    try:
+        document = msgspec.json.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise TokenizerError(f"not a tokenizer.json: {error}", path=path) from error
+    model = document.get("model") if isinstance(document, dict) else None
+    if not isinstance(model, dict) or not isinstance(model.get("vocab"), dict | list):
+        raise TokenizerError("not a tokenizer.json: it has no model with a vocab", path=path)
+    return document  # type: ignore[no-any-return]
+
+
+class _ModelSkim(msgspec.Struct):
+    vocab: dict[str, int] | list[tuple[str, float]]
+    type: str | None = None
+    byte_fallback: bool | None = None
+    continuing_subword_prefix: str | None = None
+
+
+class _Skim(msgspec.Struct):
+    model: _ModelSkim
+    added_tokens: list[dict[str, Any]] | None = None
+    normalizer: Any = None
+    pre_tokenizer: Any = None
+    decoder: Any = None
+
+
+def skim_backend(data: bytes, *, path: str | None = None) -> dict[str, Any]:
+    """A tokenizer.json without its merges: all that a piece table needs, at half the price."""
+    try:
+        return msgspec.to_builtins(msgspec.json.decode(data, type=_Skim))  # type: ignore[no-any-return]
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return parse_backend(data, path=path)
+
+
+def refuse_randomness(document: dict[str, Any], *, path: str | None = None) -> None:
+    """BPE dropout draws different ids for one text each time, which no store can promise."""
+    if document["model"].get("dropout"):
+        raise TokenizerError(
+            "the tokenizer's model has BPE dropout, so its ids are random;"
+            ' set "dropout" to null in tokenizer.json',
+            path=path,
+        )
+
+
+def added_tokens(document: dict[str, Any]) -> list[dict[str, Any]]:
+    """The added tokens with all flags stated, by id."""
+    tokens = []
+    for token in document.get("added_tokens") or ():
+        special = bool(token.get("special", False))
+        full = {"id": token["id"], "content": token["content"], "special": special}
+        for flag in _ADDED_TOKEN_FLAGS[:3]:
+            full[flag] = bool(token.get(flag, False))
+        full["normalized"] = bool(token.get("normalized", not special))
+        tokens.append(full)
+    return sorted(tokens, key=lambda token: int(token["id"]))
+
+
+def vocabulary(document: dict[str, Any]) -> list[tuple[str, int]]:
+    """(token, id) of the model's own vocabulary; a Unigram's ids are positions."""
+    vocab = document["model"]["vocab"]
+    if isinstance(vocab, dict):
+        return list(vocab.items())
+    return [(entry[0], index) for index, entry in enumerate(vocab)]
+
+
+def components(document: dict[str, Any], section: str) -> list[dict[str, Any]]:
+    """The steps of ``normalizer`` or ``pre_tokenizer``, sequences flattened."""
+    steps: list[dict[str, Any]] = []
+
+    def walk(step: Any) -> None:
+        if not isinstance(step, dict):
+            return
+        for name in _SINGLE_COMPONENT:
+            if isinstance(step.get(name), list):
+                for inner in step[name]:
+                    walk(inner)
+                return
+        steps.append(step)
+
+    walk(document.get(section))
+    return steps
+
+
+def canonical_backend(document: dict[str, Any]) -> dict[str, Any]:
+    """The one form of a backend: what its digest is taken of."""
+    model = dict(document["model"])
+    model["type"] = model.get("type") or _model_type(model)
+    merges = model.pop("merges", None)
+    vocab = model.pop("vocab")
+    plain: dict[str, Any] = {
+        "model": _plain(model),
+        "vocab": vocab if isinstance(vocab, dict) else [_scored(*entry) for entry in vocab],
+        "added_tokens": [
+            {name: value for name, value in token.items() if name != "special"}
+            for token in added_tokens(document)
+        ],
+    }
+    if merges is not None:
+        # A token may hold a space only in the pair form, so the pair form is the common one.
+        plain["merges"] = [
+            merge if isinstance(merge, list) else merge.split(" ", 1) for merge in merges
+        ]
+    for section in ("normalizer", "pre_tokenizer"):
+        plain[section] = [_plain(step) for step in components(document, section)]
+    known = {*IGNORED, "added_tokens", "model", "normalizer", "pre_tokenizer"}
+    for name, value in document.items():
+        if name not in known:
+            plain[f"other:{name}"] = _plain(value)
+    return plain
+
+
+def _scored(token: str, score: float) -> list[Any]:
+    """A Unigram's entry; `tokenizers` rewrites scores with an error in the last place."""
+    return [token, float(f"{score:.13g}")]
+
+
+def _model_type(model: dict[str, Any]) -> str:
+    """Old files do not say which model they hold; its members do."""
+    if isinstance(model["vocab"], list):
+        return "Unigram"
+    if "merges" in model:
+        return "BPE"
+    return "WordPiece" if "max_input_chars_per_word" in model else "WordLevel"
+
+
+def backend_digest(document: dict[str, Any]) -> str:
+    """The digest of a backend, equal for all spellings of one tokenizer."""
+    return fingerprint.key(canonical_backend(document))
+
+
+def _plain(value: Any) -> Any:
+    """A value without members that say nothing: null, false, the empty string."""
+    if isinstance(value, list):
+        return [_plain(member) for member in value]
+    if not isinstance(value, dict):
+        return value
+    value = dict(value)
+    for name in _MISSING_IS_TRUE.get(value.get("type", ""), ()):
+        value.setdefault(name, True)
+    if value.get("type") == "Metaspace":
+        _modern_metaspace(value)
+    return {
+        name: _plain(member)
+        for name, member in value.items()
+        if member is not None and member is not False and member != "" and name != "trim_offsets"
+    }
+
+
+def _modern_metaspace(step: dict[str, Any]) -> None:
+    """Older files say ``add_prefix_space``, newer ones ``prepend_scheme``; both may be there."""
+    step.pop("str_rep", None)
+    prefix = step.pop("add_prefix_space", None)
+    if step.get("prepend_scheme") is None:
+        step["prepend_scheme"] = "never" if prefix is False else "always"

@@ -1,0 +1,317 @@
+"""The encoder: texts and trained spans in, ids and proven masks out.
+
+Each text is encoded once, whole, without added special tokens, by whichever engine was chosen.
+Then every row must show where its tokens lie. Where the tokens' bytes, joined, are the text's
+bytes, the running sum of their lengths says it; the other rows are encoded again by the
+reference, whose offsets say it; where those make no sense either, the row is rejected.
+
+Three guards keep a fast engine honest: a sample of the rows of every call, chosen by their
+content, is compared with the reference; so is every row that needs the reference's offsets; and
+a row on which the engine itself fails goes to the reference. One difference and the whole call is
+done again by the reference, and `Encoded.notes` says so. So the engine never changes the result.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import numpy as np
+
+from tokenmill import fingerprint
+from tokenmill.errors import RowError
+from tokenmill.tokenizer import masks
+from tokenmill.tokenizer.encoded import Encoded
+from tokenmill.tokenizer.engines import Engine, HfEngine, choose_engine, refuse_interrupts
+from tokenmill.tokenizer.tokenizer import Tokenizer
+
+AUDIT_SHARE = 512  # one byte of this many is encoded a second time by the reference …
+AUDIT_LEAST = 4096  # … but at least so many bytes per call, the size of one or two rows
+AUDIT_CANDIDATES = 64  # rows that the hash of their content puts in front of the others
+CHUNK_BYTES = 1 << 20  # proof and mask work on this much text at a time, to stay in the cache
+
+TurnEnds = Sequence[Sequence[int]]
+
+
+class _MismatchError(Exception):
+    """The engine's ids differ from the reference's; the argument is how many rows did."""
+
+
+class Encoder:
+    """Encodes batches with one tokenizer.
+
+    Args:
+        tokenizer: What to encode with.
+        engine: ``auto``, ``fastokens`` or ``hf``; changes the speed only.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, engine: str = "auto") -> None:
+        self.tokenizer = tokenizer
+        self.reference = HfEngine(tokenizer)
+        self.engine, self.engine_reason = choose_engine(tokenizer, engine)
+
+    def encode(
+        self,
+        texts: Sequence[str],
+        spans: masks.Spans | None = None,
+        turn_ends: TurnEnds | None = None,
+    ) -> Encoded:
+        """Encode a batch.
+
+        Args:
+            texts: One rendered text per row.
+            spans: Per row the trained spans in characters, sorted and disjoint, or None for a
+                row that is trained whole. None: all rows are.
+            turn_ends: Per row where its turns end, in characters, rising. None: no turns.
+        """
+        spans = [None] * len(texts) if spans is None else spans
+        turn_ends = [()] * len(texts) if turn_ends is None else turn_ends
+        if not len(texts) == len(spans) == len(turn_ends):
+            raise ValueError(
+                f"{len(texts)} texts, {len(spans)} lists of spans, {len(turn_ends)} of turns"
+            )
+        batch = _Batch(texts, spans, turn_ends)
+        notes: dict[str, object] = {"engine": self.engine.name, "audited": 0, "mismatches": 0,
+                                    "engine_failures": 0, "reference_rows": 0}  # fmt: skip
+        try:
+            return self._encode(batch, self.engine, notes)
+        except _MismatchError as mismatch:
+            notes.update(engine=self.reference.name, mismatches=mismatch.args[0])
+            return self._encode(batch, self.reference, notes)
+
+    def _encode(self, batch: _Batch, engine: Engine, notes: dict[str, object]) -> Encoded:
+        if engine.name == self.reference.name:
+            ids, row_starts = self.reference.encode(batch.texts)
+        else:
+            ids, row_starts, failures = self._encode_surely(engine, batch.texts)
+            notes["engine_failures"] = failures
+            notes["audited"] = self._audit(batch, ids, row_starts)
+        mask = np.zeros(len(ids), dtype=np.uint8)
+        ends = np.zeros(len(batch.end_rows), dtype=np.int64)
+        proven = np.ones(len(batch.texts), dtype=bool)
+        for first, last in batch.chunks():
+            self._place_proven(batch, first, last, ids, row_starts, mask, ends, proven)
+        rest = np.flatnonzero(~proven)
+        notes["reference_rows"] = len(rest)
+        if len(rest):
+            self._place_by_offsets(batch, rest, ids, row_starts, mask, ends)
+        for row, whole in enumerate(batch.whole):
+            if whole:
+                mask[row_starts[row] : row_starts[row + 1]] = 1
+        return _finish(batch, ids, row_starts, mask, ends, notes)
+
+    def _encode_surely(
+        self, engine: Engine, texts: Sequence[str]
+    ) -> tuple[np.ndarray, np.ndarray, int]:
+        """Encode by the engine, and by the reference what the engine fails on."""
+        try:
+            return *engine.encode(texts), 0
+        except BaseException as error:
+            refuse_interrupts(error)
+            if len(texts) <= 1:
+                return *self.reference.encode(texts), len(texts)
+        half = len(texts) // 2  # find the texts it fails on by halving: they are few
+        ids, starts, failures = self._encode_surely(engine, texts[:half])
+        more_ids, more_starts, more_failures = self._encode_surely(engine, texts[half:])
+        joined = np.concatenate((starts, more_starts[1:] + starts[-1]))
+        return np.concatenate((ids, more_ids)), joined, failures + more_failures
+
+    def _audit(self, batch: _Batch, ids: np.ndarray, row_starts: np.ndarray) -> int:
+        """Compare a sample with the reference; the same rows for the same texts, always."""
+        rows = batch.audit_sample()
+        wanted, starts = self.reference.encode([batch.texts[row] for row in rows])
+        _refuse_mismatch(rows, ids, row_starts, wanted, starts)
+        return len(rows)
+
+    def _place_proven(
+        self,
+        batch: _Batch,
+        first: int,
+        last: int,
+        ids: np.ndarray,
+        row_starts: np.ndarray,
+        mask: np.ndarray,
+        ends: np.ndarray,
+        proven: np.ndarray,
+    ) -> None:
+        """Masks and turn ends of rows first..last-1, as far as their bytes prove them."""
+        begin, end = int(row_starts[first]), int(row_starts[last])
+        local_starts = row_starts[first : last + 1] - begin
+        utf8 = batch.utf8[first:last]
+        table = self.tokenizer.table
+        offsets, proven[first:last] = masks.prove(table, ids[begin:end], local_starts, utf8)
+        base = offsets[local_starts].astype(np.int64)  # where each row's bytes start
+        starts, stops = offsets[:-1], offsets[1:]
+        if table.prefix != "never":  # an invented space belongs to the character after it
+            stops = np.maximum(stops, starts + 1)
+        is_ascii = batch.is_ascii[first:last]
+        some = batch.spans_of(first, last)
+        rows = batch.span_rows[some] - first
+        from_bytes = base[rows] + masks.byte_positions(
+            utf8, batch.span_starts[some], rows, is_ascii
+        )
+        to_bytes = base[rows] + masks.byte_positions(utf8, batch.span_ends[some], rows, is_ascii)
+        known = proven[first:last][rows]
+        mask[begin:end] = masks.trained_tokens(
+            starts, stops, local_starts, from_bytes[known], to_bytes[known], rows[known]
+        )
+        some = batch.turns_of(first, last)
+        rows = batch.end_rows[some] - first
+        places = base[rows] + masks.byte_positions(utf8, batch.end_chars[some], rows, is_ascii)
+        ends[some] = masks.tokens_before(starts, local_starts, places, rows)
+
+    def _place_by_offsets(
+        self,
+        batch: _Batch,
+        rows: np.ndarray,
+        ids: np.ndarray,
+        row_starts: np.ndarray,
+        mask: np.ndarray,
+        ends: np.ndarray,
+    ) -> None:
+        """Masks and turn ends of the other rows, by the reference's offsets in characters."""
+        texts = [batch.texts[row] for row in rows]
+        wanted, starts, offsets = self.reference.encode_with_offsets(texts)
+        _refuse_mismatch(rows, ids, row_starts, wanted, starts)
+        for place, row in enumerate(rows.tolist()):
+            begin, end = int(row_starts[row]), int(row_starts[row + 1])
+            opens, closes = offsets[starts[place] : starts[place + 1]].T
+            one = np.array([0, end - begin], dtype=np.int64)
+            spans, turns = batch.spans_of(row, row + 1), batch.turns_of(row, row + 1)
+            if not _sensible(opens, closes, len(texts[place])):
+                if not batch.whole[row]:
+                    batch.reject(row, "the tokenizer's offsets do not say where its tokens lie")
+                opens = np.maximum.accumulate(opens)  # good enough to show where turns end
+            closes = np.maximum(closes, opens + 1)
+            zeros = np.zeros(spans.stop - spans.start, dtype=np.int64)
+            mask[begin:end] = masks.trained_tokens(
+                opens, closes, one, batch.span_starts[spans], batch.span_ends[spans], zeros
+            )
+            zeros = np.zeros(turns.stop - turns.start, dtype=np.int64)
+            ends[turns] = masks.tokens_before(opens, one, batch.end_chars[turns], zeros)
+
+
+class _Batch:
+    """The rows of one call in the shapes that the steps need, and the rejections so far."""
+
+    def __init__(self, texts: Sequence[str], spans: masks.Spans, turn_ends: TurnEnds) -> None:
+        self.rejected: dict[int, RowError] = {}
+        self.texts = list(texts)
+        self.utf8: list[bytes] = []
+        for row, text in enumerate(self.texts):
+            try:
+                self.utf8.append(text.encode("utf-8"))
+            except UnicodeEncodeError as error:
+                self.utf8.append(b"")
+                self.rejected[row] = RowError(
+                    f"half of a surrogate pair at character {error.start}", reason="bad_json"
+                )
+        chars = np.fromiter(map(len, self.texts), dtype=np.int64, count=len(self.texts))
+        self.bytes = np.fromiter(map(len, self.utf8), dtype=np.int64, count=len(self.texts))
+        self.span_starts, self.span_ends, self.span_rows = masks.flatten_spans(spans)
+        self.turn_counts = np.fromiter(map(len, turn_ends), dtype=np.int64, count=len(turn_ends))
+        self.end_rows = np.repeat(np.arange(len(self.texts)), self.turn_counts)
+        self.end_chars = np.array([end for ends in turn_ends for end in ends], dtype=np.int64)
+        self._refuse_bad_places(chars)
+        for row in self.rejected:
+            self.texts[row], self.utf8[row], self.bytes[row], chars[row] = "", b"", 0, 0
+        if self.rejected:
+            gone = np.zeros(len(self.texts), dtype=bool)
+            gone[list(self.rejected)] = True
+            stay = ~gone[self.span_rows]
+            self.span_starts, self.span_ends = self.span_starts[stay], self.span_ends[stay]
+            self.span_rows = self.span_rows[stay]
+            self.end_chars = np.where(gone[self.end_rows], 0, self.end_chars)
+        self.is_ascii = chars == self.bytes
+        self.whole = [span is None for span in spans]
+
+    def _refuse_bad_places(self, chars: np.ndarray) -> None:
+        """Spans and turns that lie outside their text or go backwards prove nothing."""
+        bad = (self.span_starts < 0) | (self.span_ends < self.span_starts)
+        bad |= self.span_ends > chars[self.span_rows]
+        for row in np.unique(self.span_rows[bad]).tolist():
+            self.reject(row, "a trained span lies outside the text")
+        bad = (self.end_chars < 0) | (self.end_chars > chars[self.end_rows])
+        same_row = self.end_rows[1:] == self.end_rows[:-1]
+        bad[1:] |= same_row & (self.end_chars[1:] < self.end_chars[:-1])
+        for row in np.unique(self.end_rows[bad]).tolist():
+            self.reject(row, "a turn ends outside the text or before it starts")
+
+    def reject(self, row: int, message: str) -> None:
+        """Reject a row whose mask cannot be proven."""
+        self.rejected.setdefault(row, RowError(message, reason="mask_unproven"))
+
+    def chunks(self) -> list[tuple[int, int]]:
+        """Runs of rows of about `CHUNK_BYTES`."""
+        total = np.cumsum(self.bytes)
+        cuts = np.flatnonzero(np.diff(total // CHUNK_BYTES, prepend=0)).tolist()
+        bounds = sorted({0, *cuts, len(self.texts)})
+        return list(itertools.pairwise(bounds))
+
+    def spans_of(self, first: int, last: int) -> slice:
+        """The spans of rows first..last-1."""
+        start, stop = np.searchsorted(self.span_rows, [first, last])
+        return slice(int(start), int(stop))
+
+    def turns_of(self, first: int, last: int) -> slice:
+        """The turn ends of rows first..last-1."""
+        start, stop = np.searchsorted(self.end_rows, [first, last])
+        return slice(int(start), int(stop))
+
+    def audit_sample(self) -> np.ndarray:
+        """The rows that the hash of their content picks, within the budget of bytes."""
+        hashes = np.fromiter(
+            map(fingerprint.checksum64, self.utf8), dtype=np.uint64, count=len(self.utf8)
+        )
+        order = np.argsort(hashes, kind="stable")[:AUDIT_CANDIDATES]
+        budget = max(AUDIT_LEAST, int(self.bytes.sum()) // AUDIT_SHARE)
+        sizes = self.bytes[order]
+        within = order[np.cumsum(sizes) <= budget]
+        return within if len(within) else order[np.argsort(sizes, kind="stable")[:1]]
+
+
+def _refuse_mismatch(
+    rows: np.ndarray,
+    ids: np.ndarray,
+    row_starts: np.ndarray,
+    wanted: np.ndarray,
+    starts: np.ndarray,
+) -> None:
+    different = sum(
+        not np.array_equal(
+            ids[row_starts[row] : row_starts[row + 1]], wanted[starts[place] : starts[place + 1]]
+        )
+        for place, row in enumerate(rows.tolist())
+    )
+    if different:
+        raise _MismatchError(different)
+
+
+def _sensible(opens: np.ndarray, closes: np.ndarray, chars: int) -> bool:
+    """Whether offsets lie in the text and do not go backwards."""
+    if len(opens) == 0:
+        return True
+    inside = int(opens.min()) >= 0 and int(closes.max()) <= chars and bool((opens <= closes).all())
+    return inside and bool((np.diff(opens) >= 0).all()) and bool((np.diff(closes) >= 0).all())
+
+
+def _finish(
+    batch: _Batch,
+    ids: np.ndarray,
+    row_starts: np.ndarray,
+    mask: np.ndarray,
+    ends: np.ndarray,
+    notes: dict[str, object],
+) -> Encoded:
+    turn_starts = np.zeros(len(batch.texts) + 1, dtype=np.int64)
+    np.cumsum(batch.turn_counts, out=turn_starts[1:])
+    encoded = Encoded(
+        ids=ids,
+        row_starts=row_starts,
+        mask=mask,
+        turn_ends=ends.astype(np.int32),
+        turn_starts=turn_starts,
+        rejected=sorted(batch.rejected.items(), key=lambda item: item[0]),
+        notes=dict(notes),
+    )
+    return encoded.without(batch.rejected)

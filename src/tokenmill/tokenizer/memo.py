@@ -1,0 +1,240 @@
+"""The memo: a tokenizer's identity card, remembered by the digests of its files.
+
+Finding an identity costs loading engines, and comparing with AutoTokenizer costs importing
+transformers: seconds. `recall` costs milliseconds and imports neither: it hashes the files that
+could matter and looks up ``<cache_dir>/tokenizers/memo/<key>.json``. The key also holds the
+arguments and the versions of tokenizers and transformers, so another version looks again.
+
+`identify` recalls, or else finds out and remembers; ``<cache_dir>/tokenizers/<identity>/`` then
+holds the tokenizer itself, ready to decode and, for `reload`, to encode without transformers. The
+memo is part of no key. A cache that cannot be written or a damaged memo only costs the time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+
+from tokenmill import fingerprint
+from tokenmill.errors import CacheError
+from tokenmill.files import Staging
+from tokenmill.tokenizer.identity import FORMAT, IdentityCard
+from tokenmill.tokenizer.place import find_place
+
+if TYPE_CHECKING:
+    from tokenmill.tokenizer.tokenizer import Tokenizer
+
+VERSION = 1  # raised when finding an identity changes, so that old memos are not believed
+DIRECTORY = "tokenizers"
+
+# What AutoTokenizer or we read in a tokenizer's directory; weights and the like are not opened.
+_NAMES = (
+    "tokenizer", "special_tokens_map.json", "added_tokens.json", "vocab", "merges.txt",
+    "config.json", "chat_template", "tekken.json", "spiece.model", "sentencepiece",
+)  # fmt: skip
+_SUFFIXES = (".jinja", ".model", ".tiktoken", ".py")
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def _file_digests(directory: Path) -> dict[str, str]:
+    digests = {}
+    for folder in (directory, directory / "additional_chat_templates"):
+        if not folder.is_dir():
+            continue
+        for path in sorted(folder.iterdir()):
+            if path.name.startswith(_NAMES) or path.suffix in _SUFFIXES:
+                with contextlib.suppress(IsADirectoryError):
+                    name = str(path.relative_to(directory))
+                    digests[name] = fingerprint.checksum(path.read_bytes())
+    return digests
+
+
+def memo_key(
+    source: Any, *, backend: str, chat_template: Any, trust_remote_code: bool
+) -> str | None:
+    """The name of the memo of such a call; None where there are no files to name it by."""
+    if not isinstance(source, str | os.PathLike):
+        return None
+    place = find_place(source)
+    if isinstance(chat_template, str | os.PathLike) and len(os.fspath(chat_template)) < 4096:
+        with contextlib.suppress(OSError, ValueError):
+            chat_template = {"file": Path(chat_template).read_text(encoding="utf-8")}
+    if isinstance(chat_template, os.PathLike):
+        return None  # it does not exist; loading will say so
+    try:
+        files = _file_digests(place.directory)
+        if place.named:
+            files["named"] = fingerprint.checksum(place.file.read_bytes())
+    except OSError:
+        return None
+    return fingerprint.key(
+        {
+            "memo": [VERSION, FORMAT],
+            "files": files,
+            "backend": backend,
+            "chat_template": chat_template,
+            "trust_remote_code": trust_remote_code,
+            "versions": [_version("tokenizers"), _version("transformers")],
+        }
+    )
+
+
+class _Key(NamedTuple):
+    """A memo's name and the cache that would hold it."""
+
+    cache_dir: Path
+    name: str
+
+
+def _key_in(
+    cache_dir: str | os.PathLike[str] | None,
+    source: Any,
+    backend: str,
+    chat_template: Any,
+    trust_remote_code: bool,
+) -> _Key | None:
+    if cache_dir is None:
+        return None
+    name = memo_key(
+        source, backend=backend, chat_template=chat_template, trust_remote_code=trust_remote_code
+    )
+    return None if name is None else _Key(Path(cache_dir), name)
+
+
+def _memo_path(key: _Key) -> Path:
+    return key.cache_dir / DIRECTORY / "memo" / f"{key.name}.json"
+
+
+def recall(
+    source: Any,
+    *,
+    cache_dir: str | os.PathLike[str],
+    backend: str = "auto",
+    chat_template: Any = None,
+    trust_remote_code: bool = False,
+) -> IdentityCard | None:
+    """The remembered card of a tokenizer, or None; loads no engine."""
+    key = _key_in(cache_dir, source, backend, chat_template, trust_remote_code)
+    return None if key is None else _read(_memo_path(key))
+
+
+def _read(path: Path) -> IdentityCard | None:
+    try:
+        document = msgspec.json.decode(path.read_bytes())
+        card = document["card"]
+        if fingerprint.checksum(fingerprint.canonical(card)) != document["checksum"]:
+            return None
+        return IdentityCard.from_dict(card)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None  # absent or damaged: it is only a memo
+
+
+def identify(
+    source: Any,
+    *,
+    cache_dir: str | os.PathLike[str] | None = None,
+    backend: str = "auto",
+    chat_template: Any = None,
+    trust_remote_code: bool = False,
+) -> IdentityCard:
+    """The card of a tokenizer: recalled, or found out and remembered.
+
+    Args:
+        source: As for `load`, like the rest.
+        cache_dir: Where to look and to remember; None for nowhere.
+        backend: See `load`.
+        chat_template: See `load`.
+        trust_remote_code: See `load`.
+    """
+    key = _key_in(cache_dir, source, backend, chat_template, trust_remote_code)
+    if key is not None:
+        card = _read(_memo_path(key))
+        if card is not None:
+            return card
+    return _load_and_remember(key, source, backend, chat_template, trust_remote_code).card
+
+
+def reload(
+    source: Any,
+    *,
+    cache_dir: str | os.PathLike[str] | None = None,
+    backend: str = "auto",
+    chat_template: Any = None,
+    trust_remote_code: bool = False,
+) -> Tokenizer:
+    """`load` by way of the memo: the second time without AutoTokenizer or transformers."""
+    key = _key_in(cache_dir, source, backend, chat_template, trust_remote_code)
+    if key is not None:
+        card = _read(_memo_path(key))
+        stored = None if card is None else _stored(key.cache_dir, card)
+        if stored is not None:
+            return stored
+    return _load_and_remember(key, source, backend, chat_template, trust_remote_code)
+
+
+def _load_and_remember(
+    key: _Key | None, source: Any, backend: str, chat_template: Any, trust_remote_code: bool
+) -> Tokenizer:
+    from tokenmill.tokenizer.load import load  # here: recalling must not pay for it
+
+    tokenizer = load(
+        source, backend=backend, chat_template=chat_template, trust_remote_code=trust_remote_code
+    )
+    if key is not None:
+        remember(tokenizer, key.cache_dir, key.name)
+    return tokenizer
+
+
+def _stored(cache_dir: Path, card: IdentityCard) -> Tokenizer | None:
+    """The tokenizer under its identity, if it is there and whole."""
+    from tokenmill.tokenizer.tokenizer import Tokenizer
+
+    path = cache_dir / DIRECTORY / card.key / "tokenizer.json"
+    try:
+        data = path.read_bytes()
+    except OSError:
+        return None
+    if fingerprint.checksum(data) != card.checksum:
+        return None
+    tokenizer = Tokenizer(
+        data,
+        template=card.template,
+        special_tokens=card.special_tokens,
+        backend=card.backend,
+        path=path,
+        notes=card.notes,
+    )
+    tokenizer.__dict__["card"] = card
+    return tokenizer
+
+
+def remember(tokenizer: Tokenizer, cache_dir: Path, key: str | None = None) -> Path:
+    """Keep a tokenizer under its identity, and its card under ``key``; give where it is kept."""
+    card = tokenizer.card
+    home = cache_dir / DIRECTORY / card.key
+    document = {
+        "card": card.as_dict(),
+        "checksum": fingerprint.checksum(fingerprint.canonical(card.as_dict())),
+    }
+    memo = None if key is None else _memo_path(_Key(cache_dir, key))
+    if home.is_dir() and (memo is None or memo.exists()):
+        return home
+    with contextlib.suppress(CacheError), Staging(cache_dir) as staging:
+        if not home.is_dir():
+            for name, data in tokenizer.files().items():
+                staging.write(f"files/{name}", data)
+            staging.publish(staging.path / "files", home)
+        if memo is not None:
+            staging.publish(staging.write("memo.json", fingerprint.canonical(document)), memo)
+    return home

@@ -1,0 +1,218 @@
+"""A loaded tokenizer: the backend that encodes, with its template and special tokens.
+
+`Tokenizer` holds the bytes of one tokenizer.json and makes everything else from them when it is
+first asked for: the reference (`tokenizers.Tokenizer`), the piece table, the identity. So it
+costs little to make, and little to send to another process: one read from a file travels as the
+file's path and checksum, and is refused there if the file has changed meanwhile.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from functools import cached_property
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from tokenmill import fingerprint
+from tokenmill.errors import TokenizerError
+from tokenmill.tokenizer.backend import (
+    added_tokens,
+    backend_digest,
+    parse_backend,
+    refuse_randomness,
+    skim_backend,
+    vocabulary,
+)
+from tokenmill.tokenizer.battery import probe_text
+from tokenmill.tokenizer.identity import IdentityCard, Template, identity_document
+from tokenmill.tokenizer.pieces import PieceTable
+
+
+class Tokenizer:
+    """One tokenizer, by the bytes of its backend.
+
+    Args:
+        data: tokenizer.json of the backend that encodes.
+        template: Chat template source, several by name, or None.
+        special_tokens: Named special tokens (``eos_token`` …) as text.
+        backend: Who encodes: ``file`` or ``transformers``.
+        path: The file that ``data`` was read from, if any; lets the object travel as a path.
+        notes: What was found while loading, for people.
+    """
+
+    def __init__(
+        self,
+        data: bytes,
+        *,
+        template: Template = None,
+        special_tokens: dict[str, str] | None = None,
+        backend: str = "file",
+        path: str | os.PathLike[str] | None = None,
+        notes: dict[str, str] | None = None,
+    ) -> None:
+        self.data = data
+        self.template = template
+        self.special_tokens = dict(special_tokens or {})
+        self.backend = backend
+        self.path = None if path is None else os.path.abspath(path)
+        self.notes = dict(notes or {})
+
+    def __repr__(self) -> str:
+        return f"Tokenizer({self.path or 'in memory'}, backend={self.backend!r})"
+
+    @cached_property
+    def reference(self) -> Any:
+        """The `tokenizers.Tokenizer` whose ids are the truth; it neither truncates nor pads."""
+        try:
+            import tokenizers
+
+            reference = tokenizers.Tokenizer.from_buffer(self.data)
+        except Exception as error:
+            raise TokenizerError(f"tokenizers cannot load it: {error}", path=self.path) from error
+        reference.no_truncation()
+        reference.no_padding()
+        # A post-processor could only trim offsets here, and a mask needs them whole.
+        reference.post_processor = tokenizers.processors.Sequence([])
+        return reference
+
+    @cached_property
+    def _skimmed(self) -> dict[str, Any]:
+        return skim_backend(self.data, path=self.path)
+
+    @cached_property
+    def table(self) -> PieceTable:
+        """Bytes per token id."""
+        table = PieceTable(self._skimmed)
+        _ = self._ids_of_special_tokens, self.added_contents
+        del self._skimmed  # a vocabulary as Python objects is tens of MB; the table is enough
+        return table
+
+    @cached_property
+    def added_contents(self) -> tuple[str, ...]:
+        """The added tokens as text, by id."""
+        return tuple(token["content"] for token in added_tokens(self._skimmed))
+
+    @cached_property
+    def _ids_of_special_tokens(self) -> dict[str, int]:
+        wanted = set(self.special_tokens.values())
+        found = {token: number for token, number in vocabulary(self._skimmed) if token in wanted}
+        for token in added_tokens(self._skimmed):
+            if token["content"] in wanted:
+                found[token["content"]] = token["id"]
+        return {name: found[token] for name, token in self.special_tokens.items() if token in found}
+
+    @property
+    def pad_id(self) -> int | None:
+        """Id of the pad token, if there is one."""
+        return self._ids_of_special_tokens.get("pad_token")
+
+    @property
+    def eos_id(self) -> int | None:
+        """Id of the end-of-sequence token, if there is one."""
+        return self._ids_of_special_tokens.get("eos_token")
+
+    @property
+    def bos_id(self) -> int | None:
+        """Id of the beginning-of-sequence token, if there is one."""
+        return self._ids_of_special_tokens.get("bos_token")
+
+    @cached_property
+    def card(self) -> IdentityCard:
+        """Identity and all that can be known without loading an engine."""
+        document = parse_backend(self.data, path=self.path)
+        refuse_randomness(document, path=self.path)
+        probe = probe_text([token["content"] for token in added_tokens(document)])
+        identity = identity_document(
+            backend=backend_digest(document),
+            template=self.template,
+            special_tokens=self.special_tokens,
+            probe_ids=self.reference.encode(probe, add_special_tokens=False).ids,
+        )
+        return IdentityCard(
+            identity=identity,
+            key=fingerprint.key(identity),
+            template=self.template,
+            special_tokens=self.special_tokens,
+            pad_id=self.pad_id,
+            eos_id=self.eos_id,
+            bos_id=self.bos_id,
+            backend=self.backend,
+            checksum=fingerprint.checksum(self.data),
+            notes=self.notes,
+        )
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """The document that names this tokenizer by what it does."""
+        return self.card.identity
+
+    @property
+    def key(self) -> str:
+        """The 40 hex digits of `identity`."""
+        return self.card.key
+
+    def files(self) -> dict[str, bytes]:
+        """A tokenizer directory: enough to encode, decode and render elsewhere, and alike."""
+        config: dict[str, Any] = dict(self.special_tokens)
+        if isinstance(self.template, dict):
+            config["chat_template"] = [
+                {"name": name, "template": source} for name, source in self.template.items()
+            ]
+        elif self.template is not None:
+            # Not as a .jinja file: reading one back would turn \r\n into \n.
+            config["chat_template"] = self.template
+        return {
+            "tokenizer.json": self.data,
+            "tokenizer_config.json": msgspec.json.format(fingerprint.canonical(config), indent=1),
+        }
+
+    def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = False) -> str:
+        """The text of ids, as the tokenizer's own decoder prints it."""
+        numbers = [int(number) for number in ids]
+        return str(self.reference.decode(numbers, skip_special_tokens=skip_special_tokens))
+
+    def pieces(self, ids: Iterable[int]) -> list[bytes]:
+        """The bytes that each id stands for; joined, they are the text where nothing was lost."""
+        return self.table.pieces(ids)
+
+    def is_special(self, ids: Iterable[int]) -> np.ndarray:
+        """Per id, whether it is a special (control) token."""
+        numbers = np.asarray(list(ids), dtype=np.int64)
+        inside = (numbers >= 0) & (numbers < len(self.table))
+        return inside & self.table.is_special[np.where(inside, numbers, 0)]
+
+    def __getstate__(self) -> dict[str, Any]:
+        state: dict[str, Any] = {
+            "template": self.template,
+            "special_tokens": self.special_tokens,
+            "backend": self.backend,
+            "path": self.path,
+            "notes": self.notes,
+        }
+        if self.path is None:
+            state["data"] = self.data
+        else:
+            state["checksum"] = fingerprint.checksum(self.data)
+        if "card" in self.__dict__:  # computing it needs an engine; carrying it does not
+            state["card"] = self.card
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        checksum = state.pop("checksum", None)
+        self.__dict__.update(state)
+        if checksum is not None:
+            self.data = _read_unchanged(str(self.path), checksum)
+
+
+def _read_unchanged(path: str, checksum: str) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            data = file.read()
+    except OSError as error:
+        raise TokenizerError(f"cannot read it any more: {error.strerror}", path=path) from error
+    if fingerprint.checksum(data) != checksum:
+        raise TokenizerError("it changed since this tokenizer was loaded", path=path)
+    return data

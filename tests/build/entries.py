@@ -1,0 +1,156 @@
+"""Entry points that the executors' tests name by dotted path; a worker imports nothing else.
+
+`open_worker` returns a function that does what a task's payload says: compute, print, hold the
+interpreter lock, die in one of many ways. Faults that must happen once leave a mark in a
+directory, so that the retry finds it and goes on.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from tokenmill.errors import RowError, UsageError
+
+FAULTS = {
+    "SIGKILL": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "SIGSEGV": lambda: ctypes.string_at(0),
+    "SIGTERM": lambda: os.kill(os.getpid(), signal.SIGTERM),
+    "SIGSTOP": lambda: os.kill(os.getpid(), signal.SIGSTOP),
+    "exit": lambda: os._exit(7),
+    "exit0": lambda: os._exit(0),
+    "sys.exit": lambda: sys.exit(3),
+    "MemoryError": lambda: exhaust(),
+}
+
+
+def exhaust() -> None:
+    raise MemoryError("no room for the test's sake")
+
+
+def once(mark: str | None) -> bool:
+    """True for the first caller only; without a mark, always."""
+    if mark is None:
+        return True
+    try:
+        os.close(os.open(mark, os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        return False
+    return True
+
+
+def hold_interpreter(seconds: float) -> None:
+    """Keep the interpreter lock and burn CPU, as an engine's long call may."""
+    text = ctypes.create_string_buffer(b"x" * (1 << 22))
+    strlen = ctypes.PyDLL(None).strlen  # unlike CDLL's, its calls do not let the lock go
+    end = time.monotonic() + seconds
+    sys.setswitchinterval(3600)  # and between two calls nobody may ask for it
+    while time.monotonic() < end:
+        strlen(text)
+    sys.setswitchinterval(0.005)
+
+
+def open_worker(options: dict[str, Any]) -> Any:
+    if options.get("bad"):
+        raise UsageError("options are bad", path="recipe.yaml")
+    if options.get("broken"):
+        raise KeyError("broken")
+    if "die_starting" in options and once(options.get("mark")):
+        FAULTS[options["die_starting"]]()
+    return Worker(options)
+
+
+class Worker:
+    def __init__(self, options: dict[str, Any]) -> None:
+        self.options = options
+
+    def __call__(self, payload: dict[str, Any]) -> dict[str, Any]:
+        return getattr(self, payload["do"])(payload)
+
+    def close(self) -> None:
+        if "closed" in self.options:
+            Path(self.options["closed"], str(os.getpid())).touch()
+        if self.options.get("close_fails"):
+            raise RuntimeError("close failed for the test's sake")
+
+    def square(self, payload: dict[str, Any]) -> dict[str, Any]:
+        if "fault" in payload and payload["when"] == "start" and once(payload.get("mark")):
+            FAULTS[payload["fault"]]()
+        value = payload["value"] ** 2
+        if "fault" in payload and payload["when"] == "middle" and once(payload.get("mark")):
+            time.sleep(0.05)
+            FAULTS[payload["fault"]]()
+        return {"value": value, "pair": (value, [str(value)])}
+
+    def raise_row_error(self, payload: dict[str, Any]) -> dict[str, Any]:
+        error = RowError("bad row", reason="bad_json", path="a.jsonl", row=3, line=4, offset=99)
+        error.add_note("a note")
+        raise error
+
+    def raise_foreign(self, payload: dict[str, Any]) -> dict[str, Any]:
+        raise ZeroDivisionError("for the test's sake")
+
+    def unencodable(self, payload: dict[str, Any]) -> dict[str, Any]:
+        return {"value": object()}
+
+    def no_dict(self, payload: dict[str, Any]) -> Any:
+        return [1, 2]
+
+    def shout(self, payload: dict[str, Any]) -> dict[str, Any]:
+        """Flood both standard streams, from Python and from below it."""
+        line = "x" * 1000
+        for i in range(payload["lines"]):
+            print(line, file=sys.stdout if i % 2 else sys.stderr)
+        sys.stdout.flush()
+        os.write(1, b"\x00\x00\x00\x05 not a frame\n")
+        os.system("echo from a child; echo from a child >&2")
+        if payload.get("fault"):
+            print("the last words" + "y" * payload.get("long", 0), file=sys.stderr, flush=True)
+            FAULTS[payload["fault"]]()
+        return {"lines": payload["lines"]}
+
+    def sleep(self, payload: dict[str, Any]) -> dict[str, Any]:
+        if "pids" in payload:
+            Path(payload["pids"], str(os.getpid())).touch()
+        if payload.get("hold"):
+            hold_interpreter(payload["seconds"])
+        else:
+            time.sleep(payload["seconds"])
+        return {"slept": payload["seconds"]}
+
+    def leave_child(self, payload: dict[str, Any]) -> dict[str, Any]:
+        """Fork a child that keeps the channel open, then die."""
+        if once(payload["mark"]):
+            if os.fork() == 0:
+                time.sleep(20)
+                os._exit(0)
+            FAULTS["SIGKILL"]()
+        return {"value": 1}
+
+    def describe(self, payload: dict[str, Any]) -> dict[str, Any]:
+        import tokenmill.errors
+
+        return {
+            "pid": os.getpid(),
+            "cores": sorted(os.sched_getaffinity(0)),
+            "tokenmill": tokenmill.errors.__file__,
+            "path": sys.path,
+            "threads": threads_of(os.getpid()),
+            "env": dict(os.environ),
+        }
+
+    def import_engine(self, payload: dict[str, Any]) -> dict[str, Any]:
+        import tokenizers
+
+        words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "?": 1}, unk_token="?"))
+        words.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+        return {"ids": [e.ids for e in words.encode_batch([payload["text"]] * 100)][-1]}
+
+
+def threads_of(pid: int) -> int:
+    return len(os.listdir(f"/proc/{pid}/task"))

@@ -1,0 +1,1 @@
+"""Tests of what the package bundles: example rows and the small tokenizer."""

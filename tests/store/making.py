@@ -1,0 +1,75 @@
+"""Small stores made directly from columns, without tokenizer or template: the public fake."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from tokenmill import fingerprint
+from tokenmill.store import CacheLayout, Store
+from tokenmill.store.columns import SliceColumns
+from tokenmill.store.commit import Placement, commit_store
+from tokenmill.store.record import RejectedRow
+from tokenmill.store.write import encode_slice, publish_slice
+
+ROLES = ("system", "user", "assistant")
+
+
+def make_columns(
+    lengths: Sequence[int],
+    *,
+    seed: int = 0,
+    rejected: Sequence[RejectedRow] = (),
+    carried: dict[str, list[str]] | None = None,
+) -> SliceColumns:
+    """Random rows of the given lengths; each has three turns and trains the last."""
+    rng = np.random.default_rng(seed)
+    counts = np.asarray(lengths, np.int64)
+    starts = np.concatenate([[0], np.cumsum(counts)])
+    ids = rng.integers(0, 50_000, int(starts[-1]), dtype=np.int32)
+    mask = np.zeros(len(ids), np.uint8)
+    ends = []
+    for start, count in zip(starts, counts, strict=False):
+        third = int(count) // 3
+        ends += [third, 2 * third, int(count)]
+        mask[start + 2 * third : start + count] = 1
+    rows = len(counts)
+    return SliceColumns(
+        ids=ids,
+        mask=mask,
+        starts=starts,
+        row=np.arange(rows, dtype=np.int32),
+        part=np.zeros(rows, np.int32),
+        line=np.arange(rows, dtype=np.int64),
+        offset=np.arange(rows, dtype=np.int64) * 100,
+        raw_length=np.full(rows, 99, np.int64),
+        digest=rng.integers(0, 2**63, rows, dtype=np.uint64),
+        turn_ends=np.array(ends, np.int32),
+        turn_roles=np.array([0, 1, 2] * rows, np.int8),
+        turn_starts=np.arange(rows + 1, dtype=np.int64) * 3,
+        roles=ROLES,
+        source_rows=rows + len(rejected),
+        rows_in=rows + len(rejected),
+        rejected=rejected,
+        carried=carried or {},
+    )
+
+
+def make_store(
+    root: Path, slices: Sequence[SliceColumns], *, name: str = "fake", pad_id: int | None = 0
+) -> Store:
+    """Publish the slices under one source and commit a store of them."""
+    cache = CacheLayout(root)
+    placements, row, offset = [], 0, 0
+    for number, columns in enumerate(slices):
+        key = fingerprint.key([name, number])
+        publish_slice(cache, encode_slice(key, columns))
+        placements.append(Placement(key, 0, row, row + 1, offset))
+        row += columns.source_rows
+        offset += 100 * columns.source_rows
+    document = {"format": 1, "recipe": {"name": name}, "sources": [{"digest": name}]}
+    tokenizer = {"identity": fingerprint.key(name), "pad_id": pad_id, "eos_id": 1}
+    layout = commit_store(cache, document, placements, tokenizer, {"paths": [f"{name}.jsonl"]})
+    return Store(layout.directory)

@@ -1,0 +1,152 @@
+"""T10: whatever happens to a published file, no wrong row is served (promise P7)."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.store.making import make_columns, make_store
+from tokenmill.errors import CorruptionError, TokenmillError
+from tokenmill.store import Store, open_store
+from tokenmill.store.layout import PROOF
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    carried = {"lang": ['"en"'] * 5}
+    slices = [make_columns([30, 40, 50, 1, 900], seed=n, carried=carried) for n in range(3)]
+    return make_store(tmp_path / "cache", slices)
+
+
+def rows_of(store: Store) -> list[tuple[list[int], list[int], object]]:
+    return [
+        (r.input_ids.tolist(), r.loss_mask.tolist(), (r.origin, tuple(r.turns), r.carried))
+        for r in store
+    ]
+
+
+def files_of(store: Store) -> Iterator[Path]:
+    root = store.path.parent.parent
+    for path in sorted(root.rglob("*")):
+        if path.is_file() and path.name != PROOF:
+            yield path
+
+
+def refused_or_right(store: Store, expected: list[object]) -> str | None:
+    """Read everything; None when it was right, else the refusal."""
+    try:
+        again = open_store(store.path)
+        assert rows_of(again) == expected
+        assert again.lengths.tolist() == [len(row[0]) for row in expected]  # type: ignore[index]
+        assert again.trained.tolist() == [sum(row[1]) for row in expected]  # type: ignore[index]
+        list(again.rejected_rows())
+    except CorruptionError as error:
+        return str(error) if error.path else None
+    return None
+
+
+def test_verify_intact_store_checks_every_byte_of_slices(store: Store) -> None:
+    slices = sum(p.stat().st_size for p in files_of(store) if p.suffix == ".arrow")
+    assert store.verify() > slices
+
+
+def test_bit_flips_anywhere_are_refused_by_verify_and_never_served(store: Store) -> None:
+    expected = rows_of(store)
+    rng = random.Random(7)
+    paths = list(files_of(store))
+    unnoticed = 0
+    for _ in range(1000):
+        path = rng.choice(paths)
+        data = bytearray(path.read_bytes())
+        at = rng.randrange(len(data))
+        original = data[at]
+        data[at] ^= 1 << rng.randrange(8)
+        path.write_bytes(data)
+        if refused_or_right(store, expected) is None:
+            # A flip in bytes that no row needs (Arrow's own header) is still found by verify.
+            unnoticed += 1
+            with pytest.raises(CorruptionError):
+                open_store(store.path).verify()
+        data[at] = original
+        path.write_bytes(data)
+    assert unnoticed < 500
+    assert rows_of(open_store(store.path)) == expected
+
+
+def test_truncation_and_extension_of_every_file_is_refused(store: Store) -> None:
+    expected = rows_of(store)
+    for path in files_of(store):
+        data = path.read_bytes()
+        cuts = {0, 1, len(data) // 2, len(data) - 1, len(data) - 8}
+        for changed in [*(data[:cut] for cut in cuts if cut >= 0), data + b"\0", data + data]:
+            path.write_bytes(changed)
+            assert refused_or_right(store, expected) is not None, (path.name, len(changed))
+        path.write_bytes(data)
+
+
+def test_missing_file_is_refused_by_name(store: Store) -> None:
+    expected = rows_of(store)
+    for path in files_of(store):
+        aside = path.with_name("aside")
+        path.rename(aside)
+        try:
+            refusal = refused_or_right(store, expected)
+        except TokenmillError as error:  # without its manifest a directory is no store at all
+            refusal = str(error)
+        assert refusal is not None
+        assert path.name in refusal
+        aside.rename(path)
+
+
+def test_swapped_slices_are_refused(store: Store) -> None:
+    expected = rows_of(store)
+    for suffix in (".arrow", ".meta.arrow", ".json"):
+        slices = store.path.parent.parent / "slices"
+        names = sorted(
+            p for p in slices.rglob(f"*{suffix}")
+            if suffix != ".arrow" or not p.name.endswith(".meta.arrow")
+        )  # fmt: skip
+        one, other = names[0], names[1]
+        kept = one.read_bytes(), other.read_bytes()
+        one.write_bytes(kept[1])
+        other.write_bytes(kept[0])
+        assert refused_or_right(store, expected) is not None
+        one.write_bytes(kept[0])
+        other.write_bytes(kept[1])
+
+
+def test_other_format_is_refused_with_both_versions(store: Store) -> None:
+    manifest = store.path / "manifest.json"
+    manifest.write_bytes(manifest.read_bytes().replace(b'"format":1', b'"format":2'))
+    with pytest.raises(CorruptionError, match="format 2, this version reads format 1"):
+        open_store(store.path)
+
+
+def test_symlink_in_place_of_a_slice_is_not_followed(store: Store, tmp_path: Path) -> None:
+    path = next(p for p in files_of(store) if p.name.endswith(".arrow") and "meta" not in p.name)
+    outside = tmp_path / "outside"
+    shutil.move(path, outside)
+    path.symlink_to(outside)
+    with pytest.raises(CorruptionError, match="cannot be opened"):
+        rows_of(open_store(store.path))
+
+
+def test_damaged_proof_is_a_warning_and_rows_are_served(store: Store) -> None:
+    expected = [row[:2] for row in rows_of(store)]
+    (store.path / PROOF).write_bytes(b"{")
+    again = open_store(store.path)
+    with pytest.warns(UserWarning, match="not affected"):
+        assert again.proof == {}
+    assert [row[:2] for row in rows_of(again)] == expected
+    assert again[0].origin.path is None
+
+
+def test_verify_off_still_compares_sizes(store: Store) -> None:
+    path = next(p for p in files_of(store) if p.name.endswith(".meta.arrow"))
+    path.write_bytes(path.read_bytes()[:-8])
+    with pytest.raises(CorruptionError, match="expected"):
+        rows_of(open_store(store.path, verify="off"))

@@ -1,0 +1,147 @@
+"""What goes into a slice comes out of the store, through us and through `datasets`."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.store.making import make_columns, make_store
+from tokenmill import UsageError
+from tokenmill.errors import SourceMissing
+from tokenmill.origin import Origin
+from tokenmill.store import Store, open_store
+from tokenmill.store.record import RejectedRow
+
+REJECTED = (RejectedRow(3, 0, 3, 300, 20, "bad_json", "ends early"),)
+
+
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    slices=st.lists(st.lists(st.integers(1, 400), max_size=30), min_size=1, max_size=4).filter(
+        lambda lists: any(lists)
+    )
+)
+def test_store_any_slices_serves_every_row_as_written(
+    tmp_path_factory: pytest.TempPathFactory, slices: list[list[int]]
+) -> None:
+    columns = [make_columns(lengths, seed=n) for n, lengths in enumerate(slices)]
+    store = make_store(tmp_path_factory.mktemp("cache"), columns)
+    at = 0
+    for part in columns:
+        for row in range(len(part.row)):
+            ids = part.ids[part.starts[row] : part.starts[row + 1]]
+            mask = part.mask[part.starts[row] : part.starts[row + 1]]
+            served = store[at]
+            assert served.input_ids.dtype == np.int32
+            assert served.loss_mask.dtype == np.uint8
+            np.testing.assert_array_equal(served.input_ids, ids)
+            np.testing.assert_array_equal(served.loss_mask, mask)
+            assert store.lengths[at] == len(ids)
+            assert store.trained[at] == mask.sum()
+            assert served.turns[-1] == ("assistant", 2 * (len(ids) // 3), len(ids))
+            at += 1
+    assert len(store) == at
+    assert [len(row) for row in store] == store.lengths.tolist()
+
+
+def test_store_negative_and_out_of_range_indexes_follow_lists(tmp_path: Path) -> None:
+    store = make_store(tmp_path, [make_columns([5, 6]), make_columns([7])])
+    assert len(store[-1]) == 7
+    assert len(store[np.int64(1)]) == 6
+    assert [len(row) for row in store[::-1]] == [7, 6, 5]
+    assert [len(row) for row in store.batch([2, 0])] == [7, 5]
+    for wrong in (3, -4):
+        with pytest.raises(IndexError, match="of 3"):
+            store[wrong]
+
+
+def test_store_rejected_rows_keep_their_origin(tmp_path: Path) -> None:
+    store = make_store(tmp_path, [make_columns([5, 6, 7]), make_columns([4], rejected=REJECTED)])
+    assert store.rejected == {"bad_json": 1}
+    assert list(store.rejected_rows()) == [
+        (Origin("fake.jsonl", 6, 7, 600, 20), "bad_json", "ends early")
+    ]
+    assert store[3].origin == Origin("fake.jsonl", 3, 4, 300, 99)
+
+
+def test_store_carried_columns_come_back_as_values(tmp_path: Path) -> None:
+    texts = ['"en"', '{"a":[1,null]}', "null"]
+    store = make_store(tmp_path, [make_columns([3, 4, 5], carried={"lang": texts})])
+    assert [row.carried["lang"] for row in store] == ["en", {"a": [1, None]}, None]
+    ((first, columns),) = list(store.columns(["digest", "lang", "source"]))
+    assert first == 0
+    assert columns["lang"] == texts
+    assert columns["source"].tolist() == [0, 0, 0]
+
+
+def test_store_pickled_is_small_and_reopens(tmp_path: Path) -> None:
+    store = make_store(tmp_path, [make_columns([5] * 2000)])
+    data = pickle.dumps(store)
+    assert len(data) < 16 << 10
+    again: Store = pickle.loads(data)
+    np.testing.assert_array_equal(again[1999].input_ids, store[1999].input_ids)
+
+
+def test_store_opened_by_datasets_has_exactly_our_columns(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    empty = make_columns([], rejected=REJECTED)
+    store = make_store(tmp_path, [make_columns([5, 60]), empty, make_columns([7, 1], seed=1)])
+    seen = datasets.load_from_disk(str(store.path))
+    assert seen.column_names == ["input_ids", "loss_mask"]
+    assert len(seen) == len(store)
+    for ours, theirs in zip(store, seen, strict=True):
+        assert ours.input_ids.tolist() == theirs["input_ids"]
+        assert ours.loss_mask.tolist() == theirs["loss_mask"]
+
+
+def test_store_without_mapping_reads_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mapped = make_store(tmp_path, [make_columns([500, 6]), make_columns([7])])
+    monkeypatch.setattr("tokenmill.store.store.is_network", lambda _: True)
+    read = open_store(mapped.path)
+    for one, other in zip(mapped, read, strict=True):
+        np.testing.assert_array_equal(one.input_ids, other.input_ids)
+        np.testing.assert_array_equal(one.loss_mask, other.loss_mask)
+        assert one.origin == other.origin
+    np.testing.assert_array_equal(mapped.lengths, read.lengths)
+
+
+def test_store_more_slices_than_may_be_open_keeps_descriptors_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tokenmill.store.store._most_open", lambda: 3)
+    store = make_store(tmp_path, [make_columns([4], seed=n) for n in range(12)])
+    kept = [store[i].input_ids for i in range(12)]
+    assert len(store._open) == 3
+    for i in reversed(range(12)):  # views outlive the slice that was closed behind them
+        np.testing.assert_array_equal(store[i].input_ids, kept[i])
+
+
+def test_open_store_elsewhere_says_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(SourceMissing, match="prepare"):
+        open_store(tmp_path / "nothing")
+    with pytest.raises(UsageError, match=r"manifest\.json"):
+        open_store(tmp_path)
+    store = make_store(tmp_path, [make_columns([4])])
+    with pytest.raises(UsageError, match="lazy, open, off"):
+        open_store(store.path, verify="maybe")
+
+
+def test_reading_a_store_loads_no_heavy_library(tmp_path: Path) -> None:
+    store = make_store(tmp_path, [make_columns([4, 5])])
+    heavy = ["pyarrow", "jinja2", "tokenizers", "transformers", "datasets", "torch", "ray"]
+    code = (
+        "import sys; from tokenmill import open_store\n"
+        f"row = open_store({str(store.path)!r})[1]; row.origin, row.turns, row.carried\n"
+        f"print([m for m in {heavy} if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,90 @@
+"""Errors: the place they speak of, the way to another process, the object for --json."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tokenmill import errors
+from tokenmill.errors import REASONS, RowError, TokenmillError
+
+
+def all_classes(root: type[TokenmillError] = TokenmillError) -> list[type[TokenmillError]]:
+    children = [leaf for child in root.__subclasses__() for leaf in all_classes(child)]
+    return [root, *[child for child in children if child.__module__ == "tokenmill.errors"]]
+
+
+@pytest.mark.parametrize("cls", all_classes())
+@given(
+    message=st.text(),
+    path=st.none() | st.text(),
+    row=st.none() | st.integers(0),
+    line=st.none() | st.integers(1),
+    offset=st.none() | st.integers(0),
+    protocol=st.integers(2, pickle.HIGHEST_PROTOCOL),
+)
+def test_error_pickled_keeps_every_attribute(
+    cls: type[TokenmillError], message: str, protocol: int, **place: Any
+) -> None:
+    # Under OSError a second positional argument would become an errno; there is none here.
+    error = cls(message, **place)
+    error.add_note("seen in worker 3")
+    for twin in (pickle.loads(pickle.dumps(error, protocol)), copy.copy(error)):
+        assert type(twin) is cls
+        assert twin.__dict__ == error.__dict__
+        assert str(twin) == str(error)
+        assert twin.args == error.args == (message,)
+        assert twin.as_dict() == error.as_dict()
+
+
+@pytest.mark.parametrize("reason", REASONS)
+def test_row_error_pickled_keeps_its_reason(reason: str) -> None:
+    error = RowError("x", reason=reason, path="a", row=0)
+    assert pickle.loads(pickle.dumps(error)).reason == reason
+
+
+def test_row_error_with_unknown_reason_is_refused() -> None:
+    with pytest.raises(AssertionError, match="unlucky"):
+        RowError("x", reason="unlucky")
+
+
+@pytest.mark.parametrize(
+    ("place", "text"),
+    [
+        ({}, "broken"),
+        ({"path": "a.jsonl"}, "a.jsonl: broken"),
+        ({"path": Path("a.jsonl"), "line": 3}, "a.jsonl:3: broken"),
+        ({"path": "a", "row": 0, "line": 1, "offset": 0}, "a:1 (row 0, byte 0): broken"),
+        ({"path": "a", "offset": 7}, "a (byte 7): broken"),
+        ({"row": 2}, "row 2: broken"),
+        ({"row": 2, "offset": 9}, "row 2, byte 9: broken"),
+        ({"line": 4}, "line 4: broken"),
+        ({"line": 4, "row": 3}, "line 4 (row 3): broken"),
+    ],
+)
+def test_place_names_as_much_as_is_known(place: dict[str, Any], text: str) -> None:
+    assert str(TokenmillError("broken", **place)) == text
+    # OSError has a str() of its own, which must not come through.
+    assert str(errors.SourceMissing("broken", **place)) == text
+
+
+def test_as_dict_has_the_keys_of_the_command_line() -> None:
+    error = errors.CorruptionError("cut", path=Path("s/a.arrow"), offset=64)
+    assert error.as_dict() == {
+        "type": "CorruptionError", "message": "cut", "path": "s/a.arrow", "row": None, "line": None,
+        "offset": 64,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("cls", all_classes()[1:])
+def test_every_leaf_is_caught_by_its_builtin_parent(cls: type[TokenmillError]) -> None:
+    builtin = [base for base in cls.__mro__ if base.__module__ == "builtins"]
+    assert builtin[0] is not Exception, f"{cls.__name__} has no builtin parent of its own"
+    with pytest.raises(builtin[0]):
+        raise cls("x")
