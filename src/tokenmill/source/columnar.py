@@ -20,19 +20,19 @@ import msgspec
 import numpy as np
 import xxhash
 
-from tokenmill.errors import CacheError, RowError
+from tokenmill.errors import CacheError, RowError, SourceError
 from tokenmill.fingerprint import canonical, checksum, key
+from tokenmill.origin import Origin
 from tokenmill.source import pool
 from tokenmill.source.block import Block, BlockRows, changed
 from tokenmill.source.bytefile import LocalFile, Signature
 from tokenmill.source.copy import CopyFile, write_copy
-from tokenmill.source.entry import FileEntry
+from tokenmill.source.entry import FileEntry, SourceFile
 from tokenmill.source.find import Found
 from tokenmill.source.index import index_key, write_index
 from tokenmill.source.jsonform import RowForm, encode
 from tokenmill.source.limits import INDEX_FORMAT, MIB
 from tokenmill.source.lines import LineReader
-from tokenmill.source.origin import Origin, SourceFile
 from tokenmill.source.parse import parse
 from tokenmill.source.reader import Part, Value
 from tokenmill.source.scan import LineScan
@@ -102,9 +102,15 @@ class ColumnReader:
     def stream(self, first: int, last: int) -> Iterator[tuple[int, list[Value]]]:
         """Rows in order, a batch at a time."""
         table, form = self._opened or self._open()
-        for row, batch in table.batches(first, last):
-            self._check()
-            yield row, form.rows(batch, row)
+        self._check()
+        try:
+            for row, batch in table.batches(first, last):
+                values = form.rows(batch, row)
+                self._check()
+                yield row, values
+        except SourceError:
+            self._check()  # changed rather than damaged?
+            raise
 
     def values(self, rows: Sequence[int]) -> list[Value]:
         """Many rows in the given order; each group that holds one is decoded once."""
@@ -289,8 +295,10 @@ def read_columnar_block(block: Block) -> BlockRows:
     if last > cursor.table.rows:
         raise changed(block)
     form = RowForm(cursor.table.schema, block.path)
-    values = [value for row, batch in cursor.take(first, last) for value in form.rows(batch, row)]
-    file.check()
+    try:
+        values = [v for row, batch in cursor.take(first, last) for v in form.rows(batch, row)]
+    finally:
+        file.check()  # changed rather than damaged?
     _cursors[:] = [(os.getpid(), block.location, block.signature, cursor)]
     raw = [b"" if isinstance(value, RowError) else encode(value) for value in values]
     unknown = np.full(len(raw), -1, dtype=np.int64)
