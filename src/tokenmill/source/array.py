@@ -27,6 +27,7 @@ from tokenmill.source.limits import MAX_ARRAY_GAP, MAX_ROW, MIB, SCAN_BUFFER
 from tokenmill.source.scan import BOM
 from tokenmill.source.spans import WHITE_SPACE
 
+_STEPWISE = 64  # bytes of white space that all spans skip together; what has more goes alone
 _SLACK = 8  # bytes behind the data that the hash may touch
 Bytes = npt.NDArray[np.uint8]
 
@@ -90,14 +91,25 @@ def _trimmed(data: Bytes, begins: Integers, stops: Integers) -> tuple[Integers, 
     """Spans without the white space at their ends; an empty one is left at its stop."""
     starts, ends = begins.copy(), stops.copy()
     moving = np.flatnonzero((starts < ends) & _IS_SPACE[data[np.minimum(starts, len(data) - 1)]])
-    while len(moving):
+    for _ in range(_STEPWISE):
         starts[moving] += 1
         at = starts[moving]
         moving = moving[(at < ends[moving]) & _IS_SPACE[data[np.minimum(at, len(data) - 1)]]]
+        if not len(moving):
+            break
+    for span in moving.tolist():
+        text = data[starts[span] : ends[span]].tobytes()
+        starts[span] += len(text) - len(text.lstrip(WHITE_SPACE))
     moving = np.flatnonzero((starts < ends) & _IS_SPACE[data[ends - 1]])
-    while len(moving):
+    for _ in range(_STEPWISE):
         ends[moving] -= 1
         moving = moving[(starts[moving] < ends[moving]) & _IS_SPACE[data[ends[moving] - 1]]]
+        if not len(moving):
+            break
+    for span in moving.tolist():
+        ends[span] = starts[span] + len(
+            data[starts[span] : ends[span]].tobytes().rstrip(WHITE_SPACE)
+        )
     return starts, ends
 
 

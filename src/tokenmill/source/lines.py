@@ -5,7 +5,7 @@ and opens nothing until a row is wanted; the `pool` closes it when too many are 
 and any forked process may use it: reads carry their offset, and what is open is replaced whole,
 never changed.
 
-While rows are read, the file's stat is looked at again every 0.1 ms. Another size or a vanished
+While rows are read, the file's stat is looked at again every 20 µs. Another size or a vanished
 name is `SourceChanged`. Only other times (a touch, a chmod, a new hard link, or an edit in place)
 have the row's block hashed again: the content decides.
 """
@@ -21,12 +21,13 @@ from typing import Any
 import numpy as np
 
 from tokenmill.errors import RowError, SourceChanged
+from tokenmill.origin import Origin
 from tokenmill.source import pool
 from tokenmill.source.assemble import LONG_GAP, START_SHIFT, BlockEntry
 from tokenmill.source.block import Block, digest_of
 from tokenmill.source.bytefile import ByteFile, LocalFile, Signature
 from tokenmill.source.cut import Integers
-from tokenmill.source.entry import FileEntry
+from tokenmill.source.entry import FileEntry, SourceFile
 from tokenmill.source.index import Index
 from tokenmill.source.limits import (
     COALESCE_GAP,
@@ -36,14 +37,13 @@ from tokenmill.source.limits import (
     RECHECK_SECONDS,
     STREAM_BYTES,
 )
-from tokenmill.source.origin import Origin, SourceFile
 from tokenmill.source.parse import over_limit, parse
 from tokenmill.source.reader import Part, Value
 from tokenmill.source.shelf import Shelf
 from tokenmill.source.spans import coalesce, end_of_element, end_of_line
 
 _PAGE_SHIFT = ENTRIES_PER_PAGE.bit_length() - 1
-_STREAM_ROWS = 1 << 16  # rows located at once: their numbers take two megabytes
+_STREAM_ROWS = 1 << 14  # rows located at once
 
 
 class _Opened:
@@ -245,7 +245,7 @@ class LineReader:
         return found
 
     def raw_stream(self, first: int, last: int) -> Iterator[tuple[int, list[bytes | RowError]]]:
-        """The bytes of the rows ``first:last`` in order, about a megabyte at a time."""
+        """The bytes of the rows ``first:last`` in order, a portion at a time."""
         index = self.index
         while first < last:
             upto = min(last, first + _STREAM_ROWS)

@@ -16,8 +16,9 @@ from itertools import accumulate
 from typing import Any, overload
 
 from tokenmill.errors import RowError, UsageError
+from tokenmill.origin import Origin
 from tokenmill.source.block import Block
-from tokenmill.source.origin import Origin, SourceFile
+from tokenmill.source.entry import SourceFile
 from tokenmill.source.reader import Part, Reader
 
 _BATCH = 4096  # rows fetched at once when a view does not run in order
