@@ -265,17 +265,18 @@ def start_program(
     script = tmp_path / name
     script.write_text(
         "import os, sys, time, threading, signal\n"
+        f"sys.path += {[str(ROOT / 'src'), str(ROOT)]!r}\n"  # what only this process knows
         f"open({str(tmp_path / 'runs')!r}, 'a').write('run\\n')\n"
         "from tokenmill.build.executors import LocalExecutor, Setup, Task\n"
         f"SETUP = Setup({ENTRY!r}, {{}})\n"
         f"PIDS = {str(tmp_path / 'pids')!r}\n"
         "os.makedirs(PIDS)\n" + body
     )
-    path = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     return subprocess.Popen(
         [sys.executable, str(script)],
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": path, **environment},
+        env={**kept, **environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -376,6 +377,24 @@ def test_users_script_runs_once_and_its_directory_is_no_danger(tmp_path: Path) -
     assert (tmp_path / "runs").read_text() == "run\n"
 
 
+def test_package_of_the_working_directory_is_found_by_workers_of_a_session() -> None:
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    session = (
+        "import sys; assert sys.path[0] == ''\n"
+        "from tokenmill.build.executors import LocalExecutor, Setup, Task\n"
+        f"sys.path.append({str(ROOT)!r}); SETUP = Setup({ENTRY!r}, {{}})\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", session + SUM],
+        cwd=ROOT / "src",
+        env=kept,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (ended.stdout, ended.stderr) == ("140\n", "")
+
+
 def test_works_after_threads_with_engine_parallelism_and_a_reset_sigpipe(tmp_path: Path) -> None:
     body = """
 import tokenizers
@@ -389,14 +408,16 @@ signal.signal(signal.SIGCHLD, signal.SIG_IGN)
 signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGIO, signal.SIGTERM, signal.SIGUSR1})
 tasks = [Task(n, {"do": "import_engine", "text": "a b a"}) for n in range(4)]
 print([d.result["ids"] for d in LocalExecutor(2).run(SETUP, tasks)])
-run = LocalExecutor(1).run(SETUP, [Task(n, {"do": "describe"}) for n in range(4)])
-os.kill(next(run).result["pid"], signal.SIGKILL)
-time.sleep(0.3)  # the next task is sent to a dead worker
-print(len(list(run)))
+def deadly():
+    yield Task(0, {"do": "sleep", "seconds": 0, "pids": PIDS})
+    os.kill(int(os.listdir(PIDS)[0]), signal.SIGKILL)
+    time.sleep(0.3)
+    yield Task(1, {"do": "square", "value": 1})  # which is sent to a dead worker
+print([d.attempts for d in LocalExecutor(1).run(SETUP, deadly())])
 """
     program = start_program(tmp_path, body + SUM, TOKENIZERS_PARALLELISM="true")
     output, _ = program.communicate(timeout=60)
-    assert output == f"{[[0, 1, 0]] * 4}\n3\n140\n"
+    assert output == f"{[[0, 1, 0]] * 4}\n[1, 2]\n140\n"
 
 
 @pytest.mark.parametrize(
