@@ -110,7 +110,7 @@ class Worker:
         os.write(1, b"\x00\x00\x00\x05 not a frame\n")
         os.system("echo from a child; echo from a child >&2")
         if payload.get("fault"):
-            print("the last words", file=sys.stderr, flush=True)
+            print("the last words" + "y" * payload.get("long", 0), file=sys.stderr, flush=True)
             FAULTS[payload["fault"]]()
         return {"lines": payload["lines"]}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -70,6 +71,8 @@ def test_tasks_are_pulled_lazily_and_a_bounded_number_ahead(executor: Executor) 
         for taken, _ in enumerate(itertools.islice(run, 200), start=1):
             # Three workers: at most three at work and a few results not yet taken.
             assert pulled - taken <= 10
+            if taken < 20:
+                time.sleep(0.01)  # workers are faster than this consumer
 
 
 def test_error_of_the_task_iterable_passes(executor: Executor) -> None:
@@ -179,9 +182,10 @@ def test_workers_see_the_parents_package_and_are_pinned_to_one_core_each() -> No
     assert all(d.result["tokenmill"] == wire.errors.__file__ for d in done)
     assert all("" not in d.result["path"] for d in done)
     # Nothing of ours in their environment, which their own children would inherit.
+    steering = ("PYTHON", "TOKEN", "OMP", "RAYON")
     for d in done:
-        d.result["env"].pop("LC_CTYPE", None)  # Python's own, in a C locale
-    assert all(d.result["env"].items() <= dict(os.environ).items() for d in done)
+        theirs = {k: v for k, v in d.result["env"].items() if k.startswith(steering)}
+        assert theirs == {k: v for k, v in os.environ.items() if k.startswith(steering)}
 
 
 def test_workers_are_not_pinned_where_it_is_not_wanted() -> None:

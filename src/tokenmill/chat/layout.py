@@ -1,4 +1,4 @@
-"""Layouts: the glue that a template prints around the texts of one kind of conversation.
+r"""Layouts: the glue that a template prints around the texts of one kind of conversation.
 
 Conversations of one *signature* (the same roles, whitespace and thinking tags in the same places)
 get the same glue from a template. A `Layout` is learned once per signature from a proven row: the
@@ -9,7 +9,7 @@ render. A row that is not equal gets a proof of its own.
 
 ::
 
-    render   <|im_start|>user\\n Hi <|im_end|>\\n<|im_start|>assistant\\n Hello <|im_end|>\\n
+    render   <|im_start|>user\n Hi <|im_end|>\n<|im_start|>assistant\n Hello <|im_end|>\n
     glue     └───── g0 ──────┘    └────────────── g1 ───────────────┘       └─── g2 ───┘
     span                                               from g1's end to byte 10 of g2
 """
@@ -21,8 +21,8 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
 
+from tokenmill.chat.checks import Proof, Span
 from tokenmill.chat.marks import CALL, cut
-from tokenmill.chat.spans import Proof, Span
 
 Anchor = tuple[int, int]  # number of the glue, offset in it
 
@@ -30,7 +30,7 @@ Anchor = tuple[int, int]  # number of the glue, offset in it
 class Layout:
     """Glue, order of texts, and the anchors of spans and turns."""
 
-    __slots__ = ("closed", "ends", "glue", "glue_starts", "order", "plain_order", "roles", "spans")
+    __slots__ = ("closed", "ends", "glue", "order", "plain_order", "roles", "spans")
 
     def __init__(self, proof: Proof) -> None:
         glue: list[str] = []
@@ -42,9 +42,7 @@ class Layout:
         self.glue = glue
         self.order = [hit.piece for hit in proof.hits]
         self.plain_order = self.order == list(range(len(proof.pieces)))
-        # Characters of glue before each glue: what a text's place is counted from.
-        self.glue_starts = [0, *accumulate(map(len, glue))][: len(glue)]
-        anchors = _Anchors(proof, self.glue_starts)
+        anchors = _Anchors(proof)
         self.spans = [(anchors(start), anchors(end)) for start, end in proof.spans]
         self.roles = [role for role, _ in proof.ends]
         self.ends = [anchors(end) for _, end in proof.ends]
@@ -78,9 +76,8 @@ class Layout:
 class _Anchors:
     """Positions in a proven render as (how many texts lie before, characters of glue before)."""
 
-    def __init__(self, proof: Proof, glue_starts: list[int]) -> None:
+    def __init__(self, proof: Proof) -> None:
         self._hits = proof.hits
-        del glue_starts
 
     def __call__(self, position: int) -> Anchor:
         texts = [hit for hit in self._hits if hit.end <= position]

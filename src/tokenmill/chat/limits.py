@@ -28,7 +28,7 @@ def _members(value: Any) -> Iterable[Any]:
     return value.values() if isinstance(value, dict) else value
 
 
-class LimitReached(Exception):  # noqa: N818 - an outcome, not a mistake of ours
+class LimitReached(Exception):
     """The template took more than it may."""
 
 
@@ -112,9 +112,9 @@ def price_operator(budget: Budget, operator: str, left: Any, right: Any) -> None
                 budget.make(len(repeated) * max(times, 0))
                 return
     elif operator == "**":
-        if isinstance(left, int) and isinstance(right, int):
-            if left.bit_length() * max(right, 0) > LONGEST_NUMBER:
-                raise LimitReached("the template makes an enormous number")
+        whole = isinstance(left, int) and isinstance(right, int)
+        if whole and left.bit_length() * max(right, 0) > LONGEST_NUMBER:
+            raise LimitReached("the template makes an enormous number")
     elif operator == "%":
         if isinstance(left, str):
             price_format(left, right)

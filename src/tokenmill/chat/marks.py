@@ -1,4 +1,4 @@
-"""Marked renders: private-use characters around each message's text show where it is printed.
+r"""Marked renders: private-use characters around each message's text show where it is printed.
 
 A *piece* is a run of one message's own characters: its content inside the outer whitespace, cut at
 the thinking tags that the template knows; its reasoning; the strings in its tool calls. `Marker`
@@ -9,7 +9,7 @@ it start with ``<tool_response>``?) could otherwise be led to print something el
 
 ::
 
-    "  <think>hmm</think> hi \\n"   →   "  <think>⟨hmm⟩</think> ⟨hi⟩ \\n"
+    "  <think>hmm</think> hi \n"   →   "  <think>⟨hmm⟩</think> ⟨hi⟩ \n"
         whitespace and tags stay outside, so that trimming and splitting do what they always do
 """
 
@@ -130,7 +130,7 @@ class Marker:
         self.pieces: list[Piece] = []
         self._thinking = thinking
         self._compared = compared
-        self._used = {c for c in MARK.findall(_all_text(messages) + _all_text(besides))}
+        self._used = set(MARK.findall(_all_text(messages) + _all_text(besides)))
         self._alphabet = (
             chr(code) for code in range(FIRST_MARK, LAST_MARK) if chr(code) not in self._used
         )

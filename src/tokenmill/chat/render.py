@@ -12,15 +12,16 @@ gives several, numbered by ``part``.
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tokenmill.chat.fast import FastTemplate, audited
+from tokenmill.chat.checks import Proof, Span
+from tokenmill.chat.fast import LONGEST, FastTemplate, audited
 from tokenmill.chat.layout import Layout, Signatures, learnable
 from tokenmill.chat.shapes import Conversation, Plain, conversation, read
-from tokenmill.chat.spans import Proof, Prover, Span
+from tokenmill.chat.spans import Prover
 from tokenmill.chat.spec import ChatSpec
 from tokenmill.chat.template import ReferenceTemplate
 from tokenmill.errors import RowError, TemplateError, UsageError
@@ -38,7 +39,11 @@ class Rendering:
     spans: list[list[Span] | None] = field(default_factory=list)
     turns: list[list[tuple[str, int]]] = field(default_factory=list)
     rejected: list[tuple[int, int, RowError]] = field(default_factory=list)
-    notes: Counter[str] = field(default_factory=Counter)
+    notes: dict[str, int | str] = field(default_factory=dict)
+
+    def note(self, name: str, count: int = 1) -> None:
+        """Add to one of the counters that go into the proof."""
+        self.notes[name] = int(self.notes.get(name, 0)) + count
 
 
 @dataclass(slots=True)
@@ -49,6 +54,10 @@ class Job:
     part: int
     talk: Conversation
     trained: tuple[int, ...] | None  # None: everything
+    engine: _Engine
+    signature: Any = None
+    texts: list[str] | None = None
+    fast: str | None = None
 
 
 class _Engine:
@@ -141,37 +150,64 @@ class Renderer:
             TemplateError: The template asks for a date that the spec does not pin.
         """
         result = Rendering()
-        if self._fast and all(engine.fast for engine in self._engines.values()):
+        if self._fast and any(engine.fast for engine in self._engines.values()):
             if self._render(rows, result, fast=True):
-                result.notes["slices_fast"] = 1
+                result.notes["renderer"] = "minijinja"
                 return result
-            mismatches = result.notes["mismatches"]
-            result = Rendering()
-            result.notes["mismatches"] = mismatches
-            result.notes["slices_redone"] = 1
+            redone, result = result, Rendering()
+            result.notes["mismatches"] = redone.notes["mismatches"]
+            result.notes["audited"] = redone.notes["audited"]
         self._render(rows, result, fast=False)
-        result.notes["slices_reference"] = 1
+        result.notes["renderer"] = "jinja2"
         return result
 
     def _render(self, rows: Sequence[Any], result: Rendering, *, fast: bool) -> bool:
         """One pass; False where the fast engine was seen to differ."""
+        pending: list[Job | Plain | RowError] = []
+        sources: list[int] = []
         for index, row in enumerate(rows):
             try:
                 found = read(row, self.spec)
-                if isinstance(found, Plain):
-                    self._plain(index, found, result)
-                    continue
-                jobs = self._jobs(index, found, result)
+                jobs = [found] if isinstance(found, Plain) else self._jobs(index, found, result)
+                pending += jobs
+                sources += [index] * len(jobs)
             except RowError as error:
-                result.rejected.append((index, 0, error))
-                continue
-            for job in jobs:
-                try:
-                    if not self._job(job, result, fast):
+                pending.append(error)
+                sources.append(index)
+        if fast:
+            self._render_fast([job for job in pending if isinstance(job, Job)])
+        for index, job in zip(sources, pending, strict=True):
+            try:
+                if isinstance(job, Job):
+                    if job.fast is None:
+                        self._accept_proof(job, self._prove(job, result), result)
+                    elif not self._compare(job, result):
                         return False
-                except RowError as error:
-                    result.rejected.append((job.source, job.part, error))
+                elif isinstance(job, Plain):
+                    self._plain(index, job, result)
+                else:
+                    raise job
+            except RowError as error:
+                part = job.part if isinstance(job, Job) else 0
+                result.rejected.append((index, part, error))
         return True
+
+    def _render_fast(self, jobs: list[Job]) -> None:
+        """Let the fast engine render what it may."""
+        for engine in self._engines.values():
+            if engine.fast is None:
+                continue
+            ours = [
+                job
+                for job in jobs
+                if job.engine is engine and job.talk.simple and job.talk.tools is None
+            ]
+            for job in ours:
+                job.signature, job.texts = engine.signatures.read(job.talk.messages)
+            short = [job for job in ours if sum(map(len, job.texts or ())) < LONGEST]
+            texts = engine.fast.render_many([job.talk.messages for job in short])
+            for job, text in zip(short, texts, strict=True):
+                job.fast = text
 
     def _plain(self, index: int, found: Plain, result: Rendering) -> None:
         everything = self.spec.trained(found.shape)
@@ -219,8 +255,8 @@ class Renderer:
         """The texts that one conversation gives, and what is trained in each."""
         train_on = self.spec.trained(talk.shape)
         if train_on == "everything":
-            return [Job(index, 0, talk, None)]
-        _trim(talk, self.spec.trailing, result.notes)
+            return [Job(index, 0, talk, None, self._for(talk.tools))]
+        _trim(talk, self.spec.trailing, result)
         messages = talk.messages
         assistants = [i for i, m in enumerate(messages) if m["role"] == "assistant"]
         wanted = assistants
@@ -234,7 +270,7 @@ class Renderer:
             raise RowError("no assistant turn of this row is to be trained",
                            reason="no_trained_tokens")  # fmt: skip
         if self.spec.expand != "turns":
-            return [Job(index, 0, talk, tuple(wanted))]
+            return [Job(index, 0, talk, tuple(wanted), self._for(talk.tools))]
         chosen = set(wanted)
         return [
             Job(
@@ -242,44 +278,37 @@ class Renderer:
                 turn,
                 Conversation(talk.shape, messages[: i + 1], talk.tools, simple=talk.simple),
                 (i,),
+                self._for(talk.tools),
             )
             for turn, i in enumerate(assistants)
             if i in chosen
         ]
 
-    def _job(self, job: Job, result: Rendering, fast: bool) -> bool:
-        """Make one text; False where the fast engine was seen to differ."""
-        engine = self._for(job.talk.tools)
-        talk, trained = job.talk, job.trained
-        if not (fast and talk.simple and talk.tools is None):
-            self._accept_proof(job, self._prove(engine, job, result), result)
-            return True
-        signature, texts = engine.signatures.read(talk.messages)
-        key = (signature, trained)
-        layout = engine.layouts.get(key)
-        if layout is None:
-            if key not in engine.layouts:
-                proof = self._prove(engine, job, result)
-                self._learn(engine, key, proof)
-            else:
-                proof = self._prove(engine, job, result)
+    def _compare(self, job: Job, result: Rendering) -> bool:
+        """Prove a fast render by a layout; False where the reference was seen to differ."""
+        engine, text, texts = job.engine, job.fast, job.texts
+        assert text is not None
+        assert texts is not None
+        layout = engine.layouts.get((job.signature, job.trained))
+        if layout is None or text != layout.expected(texts):
+            proof = self._prove(job, result)
+            if proof.text != text:
+                result.note("rows_fast_differs")
+            if (job.signature, job.trained) not in engine.layouts:
+                self._learn(engine, (job.signature, job.trained), proof)
             self._accept_proof(job, proof, result)
             return True
-        text = engine.fast.render(talk.messages) if engine.fast else None
-        if text is None or text != layout.expected(texts):
-            result.notes["not_equal"] += 1
-            self._accept_proof(job, self._prove(engine, job, result), result)
-            return True
         if audited(len(result.texts), text):
-            result.notes["audited"] += 1
-            if engine.reference.render(talk.messages) != text:
-                result.notes["mismatches"] += 1
+            result.note("audited")
+            if engine.reference.render(job.talk.messages) != text:
+                result.note("mismatches")
                 return False
         spans, turns = layout.place(texts)
-        result.notes["proven_by_equality"] += 1
         if not layout.closed:
-            result.notes["rows_without_closer"] += 1
-        self._accept(result, job.source, job.part, text, None if trained is None else spans, turns)
+            result.note("rows_without_closer")
+        self._accept(
+            result, job.source, job.part, text, None if job.trained is None else spans, turns
+        )
         return True
 
     def _learn(self, engine: _Engine, key: Any, proof: Proof) -> None:
@@ -287,23 +316,22 @@ class Renderer:
         if len(engine.layouts) > LAYOUTS_KEPT:
             engine.layouts.popitem(last=False)
 
-    def _prove(self, engine: _Engine, job: Job, result: Rendering) -> Proof:
-        result.notes["rendered_reference"] += 1
-        if job.trained is not None:
-            proof = engine.prover.prove(job.talk.messages, job.talk.tools, job.trained)
-            if proof.dropped:
-                result.notes["generation_drops"] += 1
-            how = "generation" if engine.reference.has_generation else "marks"
-            result.notes[f"proven_by_{how}"] += 1
-            return proof
-        return engine.prover.follow(job.talk.messages, job.talk.tools)
+    def _prove(self, job: Job, result: Rendering) -> Proof:
+        result.note("rows_reference")
+        prover = job.engine.prover
+        if job.trained is None:
+            return prover.follow(job.talk.messages, job.talk.tools)
+        proof = prover.prove(job.talk.messages, job.talk.tools, job.trained)
+        if proof.dropped:
+            result.note("generation_drops")
+        return proof
 
     def _accept_proof(self, job: Job, proof: Proof, result: Rendering) -> None:
         if job.trained is not None and not proof.spans:
             raise RowError("the template prints nothing of what is to be trained",
                            reason="no_trained_tokens")  # fmt: skip
         if any(not turn.closed for turn in proof.turns.values()):
-            result.notes["rows_without_closer"] += 1
+            result.note("rows_without_closer")
         spans = None if job.trained is None else proof.spans
         self._accept(result, job.source, job.part, proof.text, spans, proof.ends)
 
@@ -321,21 +349,22 @@ def _zero(value: Any) -> bool:
     return isinstance(value, (int, float)) and value == 0
 
 
-def _trim(talk: Conversation, trailing: str, notes: Counter[str]) -> None:
+def _trim(talk: Conversation, trailing: str, result: Rendering) -> None:
     """Cut what follows the last assistant turn, as far as the spec says."""
     messages = talk.messages
     end = len(messages)
     while end and messages[end - 1]["role"] in ("tool", "function", "ipython"):
         end -= 1
     if end < len(messages):
-        notes["trailing_tool_trimmed"] += 1
+        result.note("trimmed_tool_turns")
     if end and messages[end - 1]["role"] == "user":
-        notes["trailing_user"] += 1
+        result.note("trailing_user")
         if trailing == "reject":
             raise RowError(
                 "the conversation ends with a user turn (trailing='trim' cuts it)",
                 reason="trailing_user",
             )
+        result.note("trimmed_trailing")
         while end and messages[end - 1]["role"] in ("user", "tool", "function", "ipython"):
             end -= 1
     if end < len(messages):

@@ -44,7 +44,7 @@ class _Charges(jinja2.visitor.NodeTransformer):
 
 
 def _filter(
-    node: jinja2.nodes.Expr, name: str, arguments: list[jinja2.nodes.Expr], line: int
+    node: jinja2.nodes.Node, name: str, arguments: list[jinja2.nodes.Expr], line: int
 ) -> jinja2.nodes.Expr:
     return jinja2.nodes.Filter(node, name, arguments, [], None, None, lineno=line)
 
@@ -77,7 +77,7 @@ class BoundedEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
 
     def bounded(self, name: str, function: Any) -> Any:
         """A filter that is priced before it runs and measured after."""
-        passes = jinja2.utils._PassArg.from_obj(function)  # type: ignore[attr-defined]
+        passes = jinja2.utils._PassArg.from_obj(function)
         skip = 0 if passes is None else 1
         budget = self.budget
 

@@ -135,9 +135,10 @@ def conversation(shape: str, turns: list[Any]) -> Conversation:
     return Conversation(shape, messages, simple=simple)
 
 
-def _message(turn: Any) -> Message:
-    if not isinstance(turn, dict):
-        raise RowError(f"a message must be an object, not {type(turn).__name__}")
+def _message(value: Any) -> Message:
+    if not isinstance(value, dict):
+        raise RowError(f"a message must be an object, not {type(value).__name__}")
+    turn: Message = value
     role = turn.get("role")
     if not isinstance(role, str) or not role:
         raise RowError(f"a message has no role: its keys are {', '.join(sorted(turn)) or 'none'}")

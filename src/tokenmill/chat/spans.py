@@ -10,53 +10,24 @@ then is there a `Proof`; otherwise a `RowError` says what could not be shown. No
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
-from tokenmill.chat.marks import (
-    CALL,
-    REASONING,
-    TEXT,
-    Hit,
-    Marker,
-    Piece,
-    compared_strings,
-    literals,
-    thinking_tags,
+from tokenmill.chat.checks import (
+    Proof,
+    Span,
+    Turn,
+    check_inside,
+    check_printed,
+    ends_by_hits,
+    ends_by_turns,
 )
+from tokenmill.chat.marks import Hit, Marker, compared_strings, literals, thinking_tags
 from tokenmill.chat.template import ReferenceTemplate
 from tokenmill.chat.turns import Boundaries, Question
 from tokenmill.errors import RowError
 
-Span = tuple[int, int]
-
 # Two characters that generation blocks print around themselves; texts that hold them get others.
 GENERATION_MARKS = ("\U0010fffc", "\U0010fffd")
-
-
-@dataclass(slots=True)
-class Turn:
-    """An assistant turn in a render: header, what is trained, closer, start of the next."""
-
-    message: int
-    header: int
-    start: int
-    stop: int
-    end: int
-    closed: bool = True
-
-
-@dataclass(slots=True)
-class Proof:
-    """What was shown about one render."""
-
-    text: str
-    hits: list[Hit]
-    pieces: list[Piece]
-    turns: dict[int, Turn]
-    dropped: str = ""
-    spans: list[Span] = field(default_factory=list)
-    ends: list[tuple[str, int]] = field(default_factory=list)
 
 
 class Prover:
@@ -93,21 +64,21 @@ class Prover:
         proof = Proof(text, hits, marker.pieces, {})
         if self.template.has_generation:
             try:
-                self.check_printed(messages, proof)
+                check_printed(messages, proof)
             except RowError as error:
                 # Its author has said what is trained, also of turns it prints only in part: that
                 # is taken as said, and recorded.
                 proof.dropped = error.message
             spans = self.generation_spans(messages, tools, text)
             proof.spans = self._choose(messages, proof, spans, trained)
-            proof.ends = _ends_by_hits(messages, proof)
+            proof.ends = ends_by_hits(messages, proof)
         else:
             question = self._boundaries.question(marker, tools)
             self._find_turns(messages, proof, question)
-            self.check_printed(messages, proof)
+            check_printed(messages, proof)
             proof.spans = self._marked_spans(proof, trained)
-            proof.ends = _ends_by_turns(messages, proof)
-        _check_inside(messages, proof, trained)
+            proof.ends = ends_by_turns(messages, proof)
+        check_inside(messages, proof, trained)
         return proof
 
     def follow(self, messages: list[dict[str, Any]], tools: list[Any] | None) -> Proof:
@@ -118,7 +89,7 @@ class Prover:
         except RowError:
             return Proof(text, [], [], {}, ends=[("text", len(text))])
         proof = Proof(text, hits, marker.pieces, {})
-        proof.ends = _ends_by_hits(messages, proof)
+        proof.ends = ends_by_hits(messages, proof)
         return proof
 
     def _mark(
@@ -247,73 +218,6 @@ class Prover:
                 kept.append(span)
         return kept
 
-    def check_printed(self, messages: list[dict[str, Any]], proof: Proof) -> None:
-        """Refuse what an assistant said and the template prints nowhere, or twice."""
-        assistants = [i for i, m in enumerate(messages) if m["role"] == "assistant"]
-        if not assistants:
-            return
-        printed: dict[int, int] = {}
-        for hit in proof.hits:
-            printed[hit.piece] = printed.get(hit.piece, 0) + 1
-        reasoned: dict[int, bool] = {}
-        for number, piece in enumerate(proof.pieces):
-            if messages[piece.message]["role"] != "assistant":
-                continue
-            count = printed.get(number, 0)
-            if piece.kind == REASONING:
-                reasoned[piece.message] = reasoned.get(piece.message, False) or bool(count)
-            elif not count:
-                what = "text" if piece.kind == TEXT else "tool call"
-                raise _dropped(f"the {what} {_short(piece.text)} of turn {piece.message}")
-            if count > 1:
-                raise RowError(
-                    f"the template prints {_short(piece.text)} of turn {piece.message} twice",
-                    reason="mask_unproven",
-                )
-        last = assistants[-1]
-        if reasoned.get(last) is False:
-            raise _dropped(f"the reasoning of the last turn ({last})")
-        for index in assistants:
-            _check_calls(messages[index], index, proof)
-
-
-def _dropped(what: str) -> RowError:
-    return RowError(
-        f"the template prints {what} nowhere, so a model would learn an answer without it",
-        reason="template_drops_content",
-    )
-
-
-def _short(text: str) -> str:
-    return repr(text if len(text) <= 40 else text[:37] + "…")
-
-
-def call_names(message: dict[str, Any]) -> list[str]:
-    """Names of the functions a message calls."""
-    calls = list(message.get("tool_calls") or [])
-    if message.get("function_call"):
-        calls.append(message["function_call"])
-    found = []
-    for call in calls:
-        function = call.get("function", call) if isinstance(call, dict) else None
-        if isinstance(function, dict) and isinstance(function.get("name"), str):
-            found.append(function["name"])
-    return found
-
-
-def _check_calls(message: dict[str, Any], index: int, proof: Proof) -> None:
-    names = call_names(message)
-    if not names:
-        return
-    turn = proof.turns.get(index)
-    text = proof.text if turn is None else proof.text[turn.start : turn.stop]
-    for name in names:
-        if name not in text:
-            raise _dropped(f"the call of {_short(name)} in turn {index}")
-    if any(p.message == index and p.kind == CALL for p in proof.pieces):
-        return
-    # Arguments that could not be marked must at least be there, as they are or as JSON.
-
 
 def _trailing(message: dict[str, Any]) -> str:
     content = message.get("content")
@@ -346,66 +250,3 @@ def _owners(assistants: list[int], proof: Proof, spans: list[Span]) -> list[int 
         if owner is None and number and (spans[number][0] == spans[number - 1][1]):
             owners[number] = owners[number - 1]  # a closer in a block of its own
     return owners
-
-
-def _check_inside(messages: list[dict[str, Any]], proof: Proof, trained: Sequence[int]) -> None:
-    """Every trained text lies in a span, no other text touches one, spans do not overlap."""
-    last = 0
-    for start, end in proof.spans:
-        if start < last or end > len(proof.text):
-            raise RowError("two assistant turns overlap in the render", reason="mask_unproven")
-        last = end
-    wanted = set(trained)
-    for hit in proof.hits:
-        if hit.start == hit.end:
-            continue
-        inside = any(s <= hit.start and hit.end <= e for s, e in proof.spans)
-        touched = inside or any(s < hit.end and hit.start < e for s, e in proof.spans)
-        if hit.message in wanted and not inside:
-            raise RowError(
-                f"a text of the assistant turn {hit.message} lies outside what would be trained",
-                reason="mask_unproven",
-            )
-        if hit.message not in wanted and touched:
-            role = messages[hit.message]["role"]
-            raise RowError(
-                f"a text of turn {hit.message} ({role}) lies inside what would be trained",
-                reason="mask_unproven",
-            )
-
-
-def _ends_by_turns(messages: list[dict[str, Any]], proof: Proof) -> list[tuple[str, int]]:
-    """Role and end of every turn: an assistant's by proof, others up to the next header."""
-    last_hit: dict[int, int] = {hit.message: hit.end for hit in proof.hits}
-    ends: list[tuple[str, int]] = []
-    position = 0
-    for index, message in enumerate(messages):
-        following = proof.turns.get(index + 1)
-        turn = proof.turns.get(index)
-        if turn is not None:
-            position = max(position, turn.end)
-        elif following is not None:
-            position = max(position, following.header)
-        else:
-            position = max(position, last_hit.get(index, position))
-        ends.append((message["role"], position))
-    if ends:
-        ends[-1] = (ends[-1][0], len(proof.text))
-    return ends
-
-
-def _ends_by_hits(messages: list[dict[str, Any]], proof: Proof) -> list[tuple[str, int]]:
-    """Role and end of every turn where the template itself says the spans."""
-    last_hit: dict[int, int] = {hit.message: hit.end for hit in proof.hits}
-    ends: list[tuple[str, int]] = []
-    position = 0
-    for index, message in enumerate(messages):
-        reached = last_hit.get(index, position)
-        for start, end in proof.spans:
-            if message["role"] == "assistant" and start <= reached <= end:
-                reached = end
-        position = max(position, reached)
-        ends.append((message["role"], position))
-    if ends:
-        ends[-1] = (ends[-1][0], len(proof.text))
-    return ends

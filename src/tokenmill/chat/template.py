@@ -37,7 +37,7 @@ MONTHS = (
 )  # fmt: skip
 
 
-class DateAsked(Exception):  # noqa: N818 - becomes a TemplateError at the boundary
+class DateAsked(Exception):
     """A template called strftime_now and no date is pinned."""
 
 

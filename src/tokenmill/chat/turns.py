@@ -1,4 +1,4 @@
-"""Where turns start and end: learned from the template itself, never from a list of markers.
+r"""Where turns start and end: learned from the template itself, never from a list of markers.
 
 Glue is what the template prints between the messages' texts. For an assistant turn two questions
 are put to the template, with marked renders of the conversation cut off at that turn:
@@ -12,8 +12,8 @@ are put to the template, with marked renders of the conversation cut off at that
 
 ::
 
-    …user text⟩<|im_end|>\\n<|im_start|>assistant\\n<think>\\n\\n</think>\\n\\n⟨text⟩<|im_end|>\\n<|im_start|>user
-               └ turn before ┘└ generation prompt ┘└──────── trained ────────────────┘
+    …user text⟩<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n⟨text⟩<|im_end|>\n<|im…
+               └turn before┘└─ generation prompt ─┘└─────────── trained ──────────┘
 
 Answers are remembered per glue, so a thousand turns of one kind cost two questions.
 """
@@ -78,10 +78,9 @@ def common_suffix(left: str, right: str) -> str:
     return left[len(left) - length :]
 
 
-SPREAD = (
-    re.compile(  # an opener in several units: <|open|>think<|sep|>, <|channel|>analysis<|message|>
-        rf"({TAG.pattern})\s*(?:think|thinking|thought|analysis|reasoning)\s*(?:{TAG.pattern})?\s*$"
-    )
+# An opener in several units: <|open|>think<|sep|>, <|channel|>analysis<|message|>.
+SPREAD = re.compile(
+    rf"({TAG.pattern})\s*(?:think|thinking|thought|analysis|reasoning)\s*(?:{TAG.pattern})?\s*$"
 )
 
 

@@ -184,8 +184,12 @@ def _publish(view: KeptView, root: Path, place: Path) -> None:
             "rows": int(index.size),
             "checksums": {name: _checksum(staged.parent / name) for name in FILES},
         }
-        staging.write(f"{view.key}/{RECORD}", fingerprint.canonical(record) + b"\n")
+        staging.write(f"{view.key}/{RECORD}", _encode(record))
         staging.publish(staged.parent, place)
+
+
+def _encode(record: dict[str, Any]) -> bytes:
+    return fingerprint.canonical(record) + b"\n"
 
 
 def _array(path: Path, dtype: str) -> npt.NDArray[Any]:
@@ -207,10 +211,14 @@ def _open(
     """Map a published index, refusing one that is not what was written."""
     path = directory / RECORD
     try:
-        record = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+        data = path.read_bytes()
+        record = msgspec.json.decode(data, type=dict[str, Any])
         stated, rows, checksums = record["document"], record["rows"], record["checksums"]
-    except (OSError, msgspec.MsgspecError, KeyError) as error:
-        raise CorruptionError(f"not a kept-row index: {error}", path=path) from error
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, KeyError) as error:
+        message = f"not a kept-row index ({error}); remove the directory to choose again"
+        raise CorruptionError(message, path=path) from error
+    if data != _encode(record):
+        raise CorruptionError("the right members, but not the bytes that were written", path=path)
     if fingerprint.canonical(stated) != fingerprint.canonical(document):
         raise CorruptionError("an index of other rows lies under this key", path=path)
     arrays = []

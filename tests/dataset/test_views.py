@@ -1,0 +1,322 @@
+"""Views against a plain list of row numbers."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.store.making import make_columns, make_store
+from tokenmill.dataset import View, as_view, concat, filtered, mix, split, split_points
+from tokenmill.errors import CorruptionError, UsageError
+from tokenmill.store import Store
+
+
+@pytest.fixture(scope="module")
+def stores(tmp_path_factory: pytest.TempPathFactory) -> tuple[Store, Store]:
+    root = tmp_path_factory.mktemp("cache")
+    rng = np.random.default_rng(3)
+
+    def slice_of(count: int, seed: int) -> object:
+        langs = ["en", "de", "fr", None]
+        return make_columns(
+            rng.integers(3, 40, count).tolist(),
+            seed=seed,
+            carried={
+                "lang": [_json(langs[i % 4]) for i in range(count)],
+                "meta": [_json({"score": i / 10, "tag": {"deep": i % 3}}) for i in range(count)],
+            },
+        )
+
+    one = make_store(root, [slice_of(20, 1), slice_of(13, 2)], name="one")
+    two = make_store(root, [slice_of(9, 3)], name="two")
+    return one, two
+
+
+def _json(value: object) -> str:
+    import json
+
+    return json.dumps(value)
+
+
+def first_ids(view: View, indices: list[int]) -> list[list[int]]:
+    return [row.input_ids.tolist() for row in view.batch(indices)]
+
+
+def everything(store: Store) -> list[list[int]]:
+    return [row.input_ids.tolist() for row in store]
+
+
+def test_views_composed_at_random_equal_lists(stores: tuple[Store, Store]) -> None:
+    one, two = stores
+
+    @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(data=st.data())
+    def compare(data: st.DataObject) -> None:
+        view, model = as_view(one), everything(one)
+        for _ in range(data.draw(st.integers(1, 4))):
+            kind = data.draw(st.sampled_from(["slice", "concat", "filter", "split", "pickle"]))
+            if kind == "slice":
+                ends = st.integers(-len(model) - 3, len(model) + 3)
+                start, stop = data.draw(ends), data.draw(ends)
+                view, model = view[start:stop], model[start:stop]
+            elif kind == "concat":
+                view, model = concat([view, two]), model + everything(two)
+            elif kind == "filter":
+                limit = data.draw(st.integers(1, 45))
+                view = filtered(view, f"length < {limit}")
+                model = [ids for ids in model if len(ids) < limit]
+            elif kind == "split":
+                side = data.draw(st.integers(0, 1))
+                digests = np.concatenate([c["digest"] for _, c in view.columns(["digest"])] or [[]])
+                inside = split_points(digests, 5) < np.uint64(0.5 * 2**64)
+                view = split(view, {"a": 0.5, "b": 0.5}, seed=5)[side]
+                model = [ids for ids, i in zip(model, inside, strict=True) if i != bool(side)]
+            else:
+                view = pickle.loads(pickle.dumps(view))
+            assert len(view) == len(model)
+        if model:
+            picks = data.draw(
+                st.lists(st.integers(-len(model), len(model) - 1), min_size=1, max_size=8)
+            )
+            assert first_ids(view, picks) == [model[i] for i in picks]
+        assert [row.input_ids.tolist() for row in view] == model
+        assert view.lengths.tolist() == [len(ids) for ids in model]
+        numbers = np.arange(len(model))
+        assert view.lengths_at(numbers).tolist() == view.lengths.tolist()
+        assert view.trained_at(numbers).tolist() == view.trained.tolist()
+        assert view.total("lengths") == sum(len(ids) for ids in model)
+
+    compare()
+
+
+def test_view_slices_with_steps_follow_lists(stores: tuple[Store, Store]) -> None:
+    view, model = as_view(stores[0]), everything(stores[0])
+    for cut in (slice(None, None, -1), slice(20, 3, -4), slice(2, None, 5), slice(-3, None)):
+        assert [row.input_ids.tolist() for row in view[cut]] == model[cut]
+        assert view[cut].lengths.tolist() == [len(ids) for ids in model[cut]]
+
+
+def test_view_numpy_integers_negatives_and_bounds_follow_lists(stores: tuple[Store, Store]) -> None:
+    view = concat(stores)
+    assert view[np.int64(-1)].input_ids.tolist() == everything(stores[1])[-1]
+    assert view[np.uint8(3)].input_ids.tolist() == everything(stores[0])[3]
+    for wrong in (len(view), -len(view) - 1):
+        with pytest.raises(IndexError, match=f"row {wrong}"):
+            view[wrong]
+    with pytest.raises(TypeError):
+        view[1.5]  # type: ignore[call-overload]
+
+
+def test_view_keys_name_content_and_nothing_else(stores: tuple[Store, Store]) -> None:
+    one, two = stores
+    views = [
+        as_view(one), as_view(two), as_view(one)[1:], as_view(one)[2:], concat([one, two]),
+        concat([two, one]), filtered(one, "length < 9"), filtered(one, "length < 10"),
+        *split(one, {"a": 0.5, "b": 0.5}), *split(one, {"a": 0.5, "b": 0.5}, seed=1),
+    ]  # fmt: skip
+    assert len({view.key for view in views}) == len(views)
+    assert as_view(one).key == one.key
+    assert filtered(one, "length<9").key == filtered(one, " length  <  9 ").key
+
+
+@pytest.mark.parametrize(
+    ("where", "kept"),
+    [
+        ("length < 20 and trained > 3", lambda i, n, t: n < 20 and t > 3),
+        ("10 <= length < 20 or length == 39", lambda i, n, t: 10 <= n < 20 or n == 39),
+        ("not length < 20", lambda i, n, t: n >= 20),
+        ("trained / length > 0.34 and length % 2 == 1", lambda i, n, t: t / n > 0.34 and n % 2),
+        ("carried.lang == 'en'", lambda i, n, t: i % 4 == 0),
+        ("carried.lang in ('en', 'de') and length > 9", lambda i, n, t: i % 4 < 2 and n > 9),
+        ("carried.lang is None", lambda i, n, t: i % 4 == 3),
+        ("carried.lang < 'em'", lambda i, n, t: i % 4 == 1),
+        ("carried.meta.score >= 0.5", lambda i, n, t: i >= 5),
+        ("carried['meta']['tag'].deep * 2 == 4", lambda i, n, t: i % 3 == 2),
+        ("carried.meta.missing is not None", lambda i, n, t: False),
+        ("file == 'one.jsonl' and source == 'one.jsonl'", lambda i, n, t: True),
+        ("source != 'one.jsonl'", lambda i, n, t: False),
+    ],
+)
+def test_filter_expressions_keep_what_they_say(
+    stores: tuple[Store, Store], where: str, kept: object
+) -> None:
+    store = stores[0]
+    expected = []
+    for number in range(len(store)):
+        place = number if number < 20 else number - 20  # carried values count from 0 per slice
+        if kept(place, int(store.lengths[number]), int(store.trained[number])):  # type: ignore[operator]
+            expected.append(store[number].input_ids.tolist())
+    assert [row.input_ids.tolist() for row in filtered(store, where)] == expected
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        "__import__('os').system('true')", "length.__class__", "open('x')", "lambda: 1", "size < 3",
+        "[x for x in (1,)]", "length <", "length; trained", "f'{length}'", "carried", "x := 3",
+        "length if trained else 0", "length ** 9 ** 9 > 0", "carried[0] == 1", "(" * 3000,
+        "length < 1 " * 2000, "1 << 3", "carried.lang.upper() == 'EN'",
+    ],
+)  # fmt: skip
+def test_filter_anything_but_comparisons_is_refused(
+    stores: tuple[Store, Store], where: str
+) -> None:
+    with pytest.raises(UsageError):
+        filtered(stores[0], where)
+
+
+def test_filter_callable_unknown_column_and_wrong_types_are_refused(
+    stores: tuple[Store, Store],
+) -> None:
+    with pytest.raises(UsageError, match="text"):
+        filtered(stores[0], lambda row: True)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="no column 'colour'"):
+        filtered(stores[0], "carried.colour == 'red'")
+    with pytest.raises(UsageError, match="cannot be answered"):
+        filtered(stores[0], "carried.lang < 3")
+
+
+def test_split_rows_stay_on_their_side_when_others_come_or_go(tmp_path: Path) -> None:
+    rng = np.random.default_rng(1)
+    old = make_columns(rng.integers(3, 9, 400).tolist(), seed=1)
+    new = make_columns(rng.integers(3, 9, 300).tolist(), seed=2)
+    before = make_store(tmp_path / "a", [old], name="before")
+    after = make_store(tmp_path / "b", [new, old], name="after")
+    shares = {"train": 0.9, "val": 0.1}
+
+    def digests(view: View) -> set[int]:
+        return {int(d) for _, c in view.columns(["digest"]) for d in c["digest"]}
+
+    train, val = split(before, shares)
+    train_after, val_after = split(after, shares)
+    assert digests(train) <= digests(train_after)
+    assert digests(val) <= digests(val_after)
+    assert not digests(train_after) & digests(val_after)
+    assert len(train) + len(val) == 400
+    assert 15 < len(val) < 75
+    assert digests(split(before, shares, seed=1)[1]) != digests(val)
+
+
+def test_split_points_never_change() -> None:
+    found = split_points([0, 1, 2**63, 2**64 - 1], 0).tolist()
+    assert found == split_points(np.asarray([0, 1, 2**63, 2**64 - 1], np.uint64), 0).tolist()
+    assert found == GOLDEN_POINTS
+    assert split_points([0], 1).tolist() != found[:1]
+
+
+GOLDEN_POINTS = [
+    9236879893005533980,
+    14802220423699367860,
+    15434222201637483509,
+    4505700450476164628,
+]
+
+
+@pytest.mark.parametrize(
+    "shares", [{}, {"a": 0.5}, {"a": 0.5, "b": 0.6}, {"a": 1.5, "b": -0.5}, {"a": True}, [0.5, 0.5]]
+)
+def test_split_impossible_shares_are_refused(stores: tuple[Store, Store], shares: object) -> None:
+    with pytest.raises(UsageError):
+        split(stores[0], shares)  # type: ignore[arg-type]
+
+
+def test_kept_rows_are_published_once_and_found_again(stores: tuple[Store, Store]) -> None:
+    store = stores[0]
+    first = filtered(store, "length < 33")
+    directory = store.path.parent.parent / "rows" / first.key
+    assert sorted(p.name for p in directory.iterdir()) == [
+        "index.bin", "kept.json", "lengths.bin", "trained.bin"
+    ]  # fmt: skip
+    stamp = (directory / "index.bin").stat()
+    again = filtered(store, "length < 33")
+    assert (directory / "index.bin").stat().st_mtime_ns == stamp.st_mtime_ns
+    assert again.key == first.key
+    assert isinstance(again._index, np.memmap)
+
+
+def test_kept_rows_pickle_small_whatever_their_number(tmp_path: Path) -> None:
+    columns = make_columns([3] * 50_000)
+    view = filtered(make_store(tmp_path, [columns], name="many"), "length == 3")
+    assert len(view) == 50_000
+    data = pickle.dumps(view)
+    assert len(data) < 16 << 10
+    assert len(pickle.loads(data)) == 50_000
+
+
+@pytest.mark.parametrize("name", ["index.bin", "lengths.bin", "trained.bin", "kept.json"])
+@pytest.mark.parametrize("damage", ["flip", "cut", "missing"])
+def test_kept_rows_damaged_index_is_refused(tmp_path: Path, name: str, damage: str) -> None:
+    store = make_store(tmp_path, [make_columns([3, 4, 5])])
+    view = filtered(store, "length > 3")
+    file = tmp_path / "rows" / view.key / name
+    data = bytearray(file.read_bytes())
+    file.unlink()
+    if damage == "flip":
+        data[len(data) // 2] ^= 1
+        file.write_bytes(data)
+    elif damage == "cut":
+        file.write_bytes(data[:-1])
+    with pytest.raises(CorruptionError, match=view.key):
+        filtered(store, "length > 3")
+
+
+def test_kept_rows_without_any_writable_cache_live_in_a_temporary_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = make_store(tmp_path / "cache", [make_columns([3, 4, 5, 6])])
+    (tmp_path / "cache" / "staging").rmdir()
+    (tmp_path / "cache" / "staging").write_text("not a directory")  # root ignores modes
+    (tmp_path / "blocked").write_text("nor this")
+    monkeypatch.setenv("TOKENMILL_CACHE_DIR", str(tmp_path / "blocked"))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    view = filtered(store, "length > 4")
+    assert [len(row) for row in view] == [5, 6]
+    (place,) = tmp_path.glob("tokenmill-rows-*")
+    data = pickle.dumps(view)
+    assert [len(row) for row in pickle.loads(data)] == [5, 6]
+    del view
+    assert not place.exists()
+    assert [len(row) for row in pickle.loads(data)] == [5, 6]  # chosen again
+
+
+def test_mixture_weights_are_checked_by_name(stores: tuple[Store, Store]) -> None:
+    one, two = stores
+    for weights in ({"a": 1}, {"a": 1, "c": 1}, {"a": 0, "b": 1}, {"a": -1, "b": 1},
+                    {"a": "1", "b": 1}, {"a": float("nan"), "b": 1}, {"a": True, "b": 1}):  # fmt: skip
+        with pytest.raises(UsageError):
+            mix({"a": one, "b": two}, weights)  # type: ignore[arg-type]
+    for wrong in ({"by": "bytes"}, {"exhausted": "cry"}):
+        with pytest.raises(UsageError):
+            mix({"a": one, "b": two}, {"a": 1, "b": 1}, **wrong)
+    with pytest.raises(UsageError):
+        mix({}, {})
+    with pytest.raises(UsageError, match="no rows"):
+        mix({"a": as_view(one)[:0]}, {"a": 1})
+
+
+def test_mixture_key_changes_with_every_part(stores: tuple[Store, Store]) -> None:
+    one, two = stores
+    mixtures = [
+        mix({"a": one, "b": two}, {"a": 0.7, "b": 0.3}),
+        mix({"a": one, "b": two}, {"a": 0.6, "b": 0.4}),
+        mix({"a": two, "b": one}, {"a": 0.7, "b": 0.3}),
+        mix({"a": one, "b": two}, {"a": 0.7, "b": 0.3}, by="tokens"),
+        mix({"a": one, "b": two}, {"a": 0.7, "b": 0.3}, exhausted="drop"),
+        mix({"a": one, "b": two}),
+    ]
+    assert len({mixture.key for mixture in mixtures}) == len(mixtures)
+    assert len(pickle.dumps(mixtures[0])) < 16 << 10
+
+
+def test_pad_id_is_taken_only_where_stores_agree(tmp_path: Path) -> None:
+    one = make_store(tmp_path / "a", [make_columns([3])], pad_id=7)
+    two = make_store(tmp_path / "b", [make_columns([4])], name="two", pad_id=8)
+    none = make_store(tmp_path / "c", [make_columns([5])], name="none", pad_id=None)
+    assert as_view(one).pad_id == 7
+    assert as_view(none).pad_id == 1  # the end-of-sequence token
+    assert concat([one, two]).pad_id is None

@@ -1,0 +1,116 @@
+"""Orders: miles exactly, sequential, grouped by length, and nobody's random generator touched."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tokenmill.errors import UsageError
+from tokenmill.sampling import FeistelOrder, GroupedOrder, MilesOrder, Order, SequentialOrder
+
+LENGTHS = np.random.default_rng(7).integers(1, 5000, 5000)
+
+
+def lengths_at(rows: np.ndarray) -> np.ndarray:
+    return LENGTHS[rows]
+
+
+def test_miles_order_small_vectors_are_those_of_its_eager_dataset() -> None:
+    expected = {0: [7, 3, 2, 8, 5, 6, 9, 4, 0, 1], 1: [8, 1, 5, 6, 9, 7, 3, 2, 4, 0]}
+    order = MilesOrder(10, 42)
+    for epoch, indices in expected.items():
+        assert order.indices(epoch, np.arange(10)).tolist() == indices
+        assert [order.index(epoch, p) for p in range(10)] == indices
+
+
+def test_miles_order_golden_shuffles_are_reproduced(shared: Path) -> None:
+    lines = (shared / "golden" / "miles" / "shuffle.jsonl").read_text().splitlines()
+    assert lines
+    for line in lines:
+        case = json.loads(line)
+        order = MilesOrder(case["n"], case["seed"])
+        found = order.indices(case["epoch"], np.arange(case["n"]))
+        assert found.tolist() == case["permutation"]
+
+
+@pytest.mark.parametrize(
+    "order",
+    [
+        SequentialOrder(5000),
+        FeistelOrder(5000, 3),
+        MilesOrder(5000, 3),
+        GroupedOrder(FeistelOrder(5000, 3), 3, lengths_at, 512, 16),
+        GroupedOrder(SequentialOrder(5000), 3, lengths_at, 700, 33),
+    ],
+    ids=["sequential", "feistel", "miles", "grouped", "grouped_odd"],
+)
+class TestEveryOrder:
+    """One contract for all orders."""
+
+    def test_epoch_holds_every_row_once(self, order: Order) -> None:
+        for epoch in (0, 1, 5):
+            found = order.indices(epoch, np.arange(5000))
+            assert np.array_equal(np.sort(found), np.arange(5000))
+
+    def test_twins_agree_at_any_positions(self, order: Order) -> None:
+        positions = np.random.default_rng(0).integers(0, 5000, 300)
+        for epoch in (0, 2):
+            found = order.indices(epoch, positions)
+            assert found.tolist() == [order.index(epoch, int(p)) for p in positions]
+
+    def test_parts_equal_the_whole(self, order: Order) -> None:
+        whole = order.indices(1, np.arange(5000))
+        parts = [order.indices(1, np.arange(s, min(s + 77, 5000))) for s in range(0, 5000, 77)]
+        assert np.array_equal(np.concatenate(parts), whole)
+
+    def test_global_random_generators_are_not_touched(self, order: Order) -> None:
+        random.seed(1)
+        np.random.seed(1)
+        before = random.getstate(), np.random.get_state()[1].tolist()
+        order.indices(3, np.arange(5000))
+        assert (random.getstate(), np.random.get_state()[1].tolist()) == before
+
+
+def test_grouped_order_neighbours_are_about_equally_long_and_groups_are_shuffled() -> None:
+    order = GroupedOrder(FeistelOrder(5000, 3), 3, lengths_at, 1024, 32)
+    lengths = LENGTHS[order.indices(0, np.arange(4096))].reshape(-1, 32)
+    plain = LENGTHS[FeistelOrder(5000, 3).indices(0, np.arange(4096))].reshape(-1, 32)
+
+    def padding(groups: np.ndarray) -> float:
+        return 1 - groups.sum() / (groups.max(axis=1) * 32).sum()
+
+    assert padding(lengths) < 0.06
+    assert padding(plain) > 0.4
+    middles = np.median(lengths[:32], axis=1)
+    assert abs(np.corrcoef(middles, np.arange(32))[0, 1]) < 0.6  # not from short to long
+
+
+@settings(max_examples=40, deadline=None)
+@given(rows=st.integers(1, 400), window=st.integers(1, 130), group=st.integers(1, 40))
+def test_grouped_order_any_window_and_group_keeps_windows_apart(
+    rows: int, window: int, group: int
+) -> None:
+    base = FeistelOrder(rows, 9)
+    order = GroupedOrder(base, 9, lengths_at, window, group)
+    for start in range(0, rows, window):
+        positions = np.arange(start, min(start + window, rows))
+        found, expected = order.indices(2, positions), base.indices(2, positions)
+        assert sorted(found.tolist()) == sorted(expected.tolist())
+
+
+@pytest.mark.parametrize("seed", [-1, 2**64, 1.5, "42", True])
+def test_order_impossible_seed_is_refused(seed: object) -> None:
+    with pytest.raises(UsageError, match="seed"):
+        FeistelOrder(10, seed)  # type: ignore[arg-type]
+
+
+def test_sources_of_a_mixture_are_shuffled_differently() -> None:
+    positions = np.arange(1000)
+    one, other = FeistelOrder(1000, 1, 1), FeistelOrder(1000, 1, 2)
+    assert np.count_nonzero(one.indices(0, positions) == other.indices(0, positions)) < 10
