@@ -6,7 +6,7 @@ one when that dropped nothing as overlong. The result is bit for bit what tokeni
 given, including the words of its rejections; tests compare the two.
 
 Which limits were built before for the same *base* (everything that shapes a row except the limit)
-is remembered as empty files ``<cache>/limits/<base>/<limit>``: a hint, whose absence costs only time.
+is remembered as empty files ``<cache>/limits/<base>/<limit>``: a hint, whose absence costs time.
 """
 
 from __future__ import annotations

@@ -99,7 +99,7 @@ class RunOptions:
     """How it is to be made; part of no key."""
 
     on_bad_row: str = "reject"
-    max_rejected: float | int | None = None
+    max_rejected: float | int | str | None = None
     num_workers: int | None = None
     cache_dir: str | os.PathLike[str] | None = None
     force_recache: bool = False
@@ -110,6 +110,7 @@ class RunOptions:
     def __post_init__(self) -> None:
         _one_of("on_bad_row", self.on_bad_row, ON_BAD_ROW)
         _one_of("engine", self.engine, ENGINES)
+        object.__setattr__(self, "max_rejected", _count_or_share(self.max_rejected))
         workers = self.num_workers
         if workers is not None and (isinstance(workers, bool) or workers < 0):
             raise UsageError(f"num_workers is {workers!r}; it is 0 (inline), a count, or None")
@@ -120,6 +121,23 @@ class RunOptions:
 def _one_of(name: str, value: Any, allowed: Sequence[str]) -> None:
     if value not in allowed:
         raise UsageError(f"{name} is {value!r}; it is one of {', '.join(allowed)}")
+
+
+def _count_or_share(value: Any) -> int | float | None:
+    """``10`` is a count of rows, ``1%`` (or 0.01) a share of them."""
+    share: Any = value
+    if isinstance(value, str):
+        try:
+            share = float(value[:-1]) / 100 if value.endswith("%") else int(value)
+        except ValueError:
+            share = -1
+    if share is None:
+        return None
+    if isinstance(share, bool) or not isinstance(share, int | float) or not share >= 0:
+        raise UsageError(f"max_rejected is {value!r}; it is a count of rows or a share like 1%")
+    if isinstance(share, float) and share > 1:
+        raise UsageError(f"max_rejected is {value!r}; a share is at most 100%")
+    return share
 
 
 def _names(value: Any, name: str) -> tuple[str, ...]:

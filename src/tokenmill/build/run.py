@@ -11,15 +11,18 @@ worker find out.
 
 from __future__ import annotations
 
+import os
+import shutil
 import tempfile
 import time
+import weakref
 from pathlib import Path
 from typing import Any
 
 from tokenmill.build.executors import Executor
 from tokenmill.build.identify import identity_card
 from tokenmill.build.missing import Builder
-from tokenmill.build.outcome import Prepared, check_rejected
+from tokenmill.build.outcome import Prepared
 from tokenmill.build.plan import Plan
 from tokenmill.build.progress import open_progress
 from tokenmill.build.proof import Account, proof_document
@@ -46,25 +49,40 @@ def run(
         progress: As for `tokenmill.prepare`.
     """
     start = time.perf_counter()
-    private = tempfile.TemporaryDirectory(prefix="tokenmill-") if options.disable_cache else None
-    root = private.name if private else options.cache_dir or default_cache_dir()
-    cache = CacheLayout(Path(root).absolute())
+    private = PrivateDirectory() if options.disable_cache else None
+    cache = cache_of(private.path if private else options.cache_dir)
+    planned = plan(recipe, options, executor, cache)
+    account = Account(slices=planned.slices)
+    layout = cache.store(planned.key)
+    hit = layout.manifest.exists() and not options.force_recache
+    if not hit:
+        with open_progress(progress, total_rows=planned.rows, total_size=planned.bytes) as shown:
+            builder = Builder(planned, cache, executor, options, account, shown)
+            _build_and_commit(planned, cache, builder, account)
+    store = Store(layout.directory, paths=planned.paths)
+    store.private_directory = private  # removed when nobody holds the store any more
+    return Prepared(store, hit, account, time.perf_counter() - start, options)
+
+
+def cache_of(directory: str | os.PathLike[str] | None) -> CacheLayout:
+    """The cache at a directory; None is the user's own."""
+    return CacheLayout(Path(directory or default_cache_dir()).absolute())
+
+
+def plan(recipe: Recipe, options: RunOptions, executor: Executor, cache: CacheLayout) -> Plan:
+    """What a recipe needs: opens the rows and learns the tokenizer's identity; builds nothing."""
     rows = open_rows(list(recipe.sources), cache_dir=cache.root, rehash=options.rehash)
     if not len(rows):
         raise SourceError("no rows: every source is empty", path=recipe.sources[0])
-    plan = Plan(recipe, identity_card(recipe, cache.root, executor), rows)
-    account = Account(slices=plan.slices)
-    layout = cache.store(plan.key)
-    hit = layout.manifest.exists() and not options.force_recache
-    if not hit:
-        with open_progress(progress, total_rows=plan.rows, total_size=plan.bytes) as shown:
-            builder = Builder(plan, cache, executor, options, account, shown)
-            _build_and_commit(plan, cache, builder, account)
-    store = Store(layout.directory, paths=plan.paths)
-    store.private_directory = private  # removed when nobody holds the store any more
-    prepared = Prepared(store, hit, account, time.perf_counter() - start)
-    check_rejected(prepared, options)
-    return prepared
+    return Plan(recipe, identity_card(recipe, cache.root, executor), rows)
+
+
+class PrivateDirectory:
+    """A temporary directory that is removed, without a word, when nobody holds this object."""
+
+    def __init__(self) -> None:
+        self.path = Path(tempfile.mkdtemp(prefix="tokenmill-"))
+        self._finalizer = weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
 
 
 def _build_and_commit(plan: Plan, cache: CacheLayout, builder: Builder, account: Account) -> None:

@@ -12,12 +12,13 @@ from pathlib import Path
 
 import typer
 
-from tokenmill.cli.app import app
+from tokenmill.cli.app import app, require_command
 from tokenmill.cli.output import Output
 from tokenmill.errors import UsageError
 
-cache_app = typer.Typer(help="What the cache holds, and what nobody needs.", no_args_is_help=True)
+cache_app = typer.Typer(help="What the cache holds, and what nobody needs.")
 app.add_typer(cache_app, name="cache")
+cache_app.callback(invoke_without_command=True)(require_command)
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
@@ -32,7 +33,7 @@ def list_cache(
     from tokenmill.store.collect import survey
 
     root = Path(cache_dir or default_cache_dir())
-    output = Output(as_json=as_json)
+    output = Output.current()
     found = survey(root)
 
     def show() -> None:
@@ -60,7 +61,7 @@ def gc(
     from tokenmill.store.collect import collect
 
     root = Path(cache_dir or default_cache_dir())
-    output = Output(as_json=as_json)
+    output = Output.current()
     done = collect(
         root,
         grace_s=_seconds(grace, "--grace"),

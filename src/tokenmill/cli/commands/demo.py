@@ -32,12 +32,12 @@ def demo(
     """Try the whole way on bundled rows."""
     from tokenmill.api import run_recipe
     from tokenmill.cli.commands.inspect import show_row
-    from tokenmill.cli.commands.prepare import report_rejected
+    from tokenmill.cli.commands.prepare import report
     from tokenmill.cli.commands.stats import show_stats
     from tokenmill.report.row import store_tokenizer, view_row
     from tokenmill.report.stats import store_stats
 
-    output = Output(as_json=as_json)
+    output = Output.current()
     examples = Path(str(resources.files("tokenmill") / "examples"))
     sources = [str(examples / "conversations.jsonl"), str(examples / "dirty.jsonl")]
     tokenizer = str(examples / "tokenizer")
@@ -47,7 +47,7 @@ def demo(
 
     step(1, "tokenmill prepare conversations.jsonl dirty.jsonl --tokenizer tokenizer/")
     first = run_recipe(sources, tokenizer, cache_dir=cache_dir, progress=False)
-    report_rejected(output, first)
+    report(output, first)
     step(2, "the same again: found by content, nothing is built")
     second = run_recipe(sources, tokenizer, cache_dir=cache_dir, progress=False)
     output.say(f"hit: {second.hit}, {second.seconds * 1000:.0f} ms, {second.path}")

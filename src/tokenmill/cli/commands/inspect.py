@@ -43,7 +43,7 @@ def inspect(
     if not -len(opened) <= row < len(opened):
         raise UsageError(f"--row {row}: the store has {len(opened):,} rows")
     view = view_row(opened, row, store_tokenizer(opened))
-    output = Output(as_json=as_json)
+    output = Output.current()
     output.result(view.document(), lambda: show_row(output.screen, view))
 
 

@@ -18,7 +18,7 @@ from tokenmill.errors import UsageError
 
 @app.command()
 def rows(
-    sources: list[str] = typer.Argument(..., metavar="SRC…"),
+    sources: list[str] = typer.Argument(..., metavar="SRC"),
     row: int | None = typer.Option(None, help="Show this row."),
     scan: bool = typer.Option(False, help="Parse every row and count the bad ones."),
     cache_dir: str | None = typer.Option(None),
@@ -28,7 +28,7 @@ def rows(
     """Index rows, count them, show one."""
     from tokenmill.api import open_rows
 
-    output = Output(as_json=as_json)
+    output = Output.current()
     start = time.perf_counter()
     opened = open_rows(list(sources), cache_dir=cache_dir, rehash=rehash)
     document = {

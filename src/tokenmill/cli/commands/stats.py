@@ -26,7 +26,7 @@ def stats(
     from tokenmill.report.stats import store_stats
     from tokenmill.store import open_store
 
-    output = Output(as_json=as_json)
+    output = Output.current()
     document = store_stats(open_store(store))
     output.result(document, lambda: show_stats(output.screen, document))
 

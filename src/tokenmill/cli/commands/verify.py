@@ -20,7 +20,7 @@ def verify(
     """Check every checksum of a store."""
     from tokenmill.store import open_store
 
-    output = Output(as_json=as_json)
+    output = Output.current()
     checked, errors = open_store(store).check_everything()
     document = {
         "ok": not errors,
