@@ -15,7 +15,7 @@ import tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from tests.tokenizer.families import family, family_json
-from tokenmill.errors import TokenizerError, UsageError
+from tokenmill.errors import CorruptionError, TokenizerError, UsageError
 from tokenmill.tokenizer import Encoder, Tokenizer, load
 from tokenmill.tokenizer import transformers_door as door
 
@@ -248,9 +248,20 @@ def test_files_make_a_directory_with_the_same_identity(directory: Path, tmp_path
         copy.mkdir()
         for name, data in tokenizer.files().items():
             (copy / name).write_bytes(data)
-        again = load(copy)
+        again = load(copy, backend="file")
         assert again.key == tokenizer.key
         assert again.template == tokenizer.template
+
+
+def test_damaged_copy_is_refused_with_the_file_named(directory: Path, tmp_path: Path) -> None:
+    for damaged in ("tokenizer.json", "tokenizer_config.json"):
+        copy = tmp_path / f"copy-{damaged}"
+        copy.mkdir()
+        for name, data in load(directory, backend="file").files().items():
+            (copy / name).write_bytes(data.replace(b"m_end", b"m_ent") if name == damaged else data)
+        with pytest.raises(CorruptionError, match="expected") as caught:
+            load(copy, backend="file")
+        assert caught.value.path == str(copy / damaged)
 
 
 def test_pieces_decode_and_special_ids_say_what_tokens_are() -> None:
