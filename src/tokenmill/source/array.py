@@ -22,13 +22,12 @@ import numpy.typing as npt
 from tokenmill.errors import SourceError
 from tokenmill.source.assemble import Assembler, Entries
 from tokenmill.source.bytefile import ByteFile
-from tokenmill.source.cut import Cutter, Integers, first_qualified
+from tokenmill.source.cut import SLACK, Cutter, Integers, first_qualified
 from tokenmill.source.limits import MAX_ARRAY_GAP, MAX_ROW, MIB, SCAN_BUFFER
 from tokenmill.source.scan import BOM
 from tokenmill.source.spans import WHITE_SPACE
 
 _STEPWISE = 64  # bytes of white space that all spans skip together; what has more goes alone
-_SLACK = 8  # bytes behind the data that the hash may touch
 Bytes = npt.NDArray[np.uint8]
 
 _STEPS = np.zeros(256, dtype=np.int8)
@@ -153,7 +152,7 @@ class ArrayScan:
         base, size = self._position, self._capacity
         first = True
         while True:
-            buffer = bytearray(size + _SLACK)
+            buffer = bytearray(size + SLACK)
             filled = self._file.read_into(memoryview(buffer)[:size], base)
             found = find_elements(np.frombuffer(buffer, dtype=np.uint8, count=filled))
             if not found.consumed:
