@@ -94,8 +94,9 @@ def prepare(
         out=out,
         **given,
     )
-    output.result(prepared.summary(), lambda: print_path(prepared))
+    # First what can still fail: it reads rows, and stdout must hold one object in any case.
     report_rejected(output, prepared)
+    output.result(prepared.summary(), lambda: print_path(prepared))
 
 
 def print_path(prepared: Prepared) -> None:
