@@ -11,9 +11,8 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import typer
-
 from tokenmill.cli.app import app
+from tokenmill.cli.options import AsJson, CacheDir
 from tokenmill.cli.output import Output
 from tokenmill.errors import StateError
 
@@ -26,8 +25,8 @@ SHOWN_TOKENS = 220  # a row that fits a screen
 
 @app.command()
 def demo(
-    cache_dir: str | None = typer.Option(None),
-    as_json: bool = typer.Option(False, "--json"),
+    cache_dir: CacheDir = None,
+    as_json: AsJson = False,
 ) -> None:
     """Try the whole way on bundled rows."""
     from tokenmill.api import run_recipe

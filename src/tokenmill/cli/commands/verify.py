@@ -9,13 +9,14 @@ from __future__ import annotations
 import typer
 
 from tokenmill.cli.app import app
+from tokenmill.cli.options import AsJson, StorePath
 from tokenmill.cli.output import Output
 
 
 @app.command()
 def verify(
-    store: str = typer.Argument(..., metavar="STORE"),
-    as_json: bool = typer.Option(False, "--json"),
+    store: StorePath,
+    as_json: AsJson = False,
 ) -> None:
     """Check every checksum of a store."""
     from tokenmill.store import open_store
