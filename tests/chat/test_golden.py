@@ -97,9 +97,7 @@ def test_marked_twins_of_training_templates_train_the_same_words(shared: Path) -
 
 def tokens(tokenizer: Tokenizer, text: str, spans: list[tuple[int, int]]) -> Any:
     encoding = tokenizer.encode(text, add_special_tokens=False)
-    mask = [
-        int(any(start < b and a < end for a, b in spans)) for start, end in encoding.offsets
-    ]
+    mask = [int(any(start < b and a < end for a, b in spans)) for start, end in encoding.offsets]
     return encoding.ids, mask, encoding.offsets
 
 
@@ -176,8 +174,7 @@ def test_prover_learns_two_boundaries_for_a_thousand_turns(shared: Path) -> None
     source = (shared / "tokenizers" / "qwen3" / "chat_template.jinja").read_text()
     prover = Prover(ReferenceTemplate(source, {}, None), "stop")
     messages = [
-        {"role": "user" if i % 2 == 0 else "assistant", "content": f"word {i}"}
-        for i in range(1000)
+        {"role": "user" if i % 2 == 0 else "assistant", "content": f"word {i}"} for i in range(1000)
     ]
     proof = prover.prove(messages, None, [i for i in range(1000) if i % 2])
     assert len(proof.spans) == 500

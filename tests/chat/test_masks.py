@@ -106,7 +106,9 @@ def test_user_text_of_any_kind_stays_untrained(name: str, odd: str) -> None:
     assert 1 in result.source
 
 
-@pytest.mark.parametrize("name", ["chatml", "trimming", "inst", "unclosed", "returning", "standing"])
+@pytest.mark.parametrize(
+    "name", ["chatml", "trimming", "inst", "unclosed", "returning", "standing"]
+)
 @pytest.mark.parametrize(
     "odd",
     [
@@ -282,7 +284,9 @@ def test_assistants_in_a_row_and_many_systems_are_proven() -> None:
 
 
 def test_refusal_of_the_template_is_a_rejection_with_its_message() -> None:
-    result = render(INST, [{"role": "system", "content": "S"}, *turns("a", "one")], turns("a", "one"))
+    result = render(
+        INST, [{"role": "system", "content": "S"}, *turns("a", "one")], turns("a", "one")
+    )
     assert reasons(result) == ["template_error"]
     assert "only user and assistant" in result.rejected[0][2].message
     assert result.source == [1]

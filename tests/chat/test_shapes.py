@@ -90,7 +90,9 @@ def test_shape_arguments_that_are_no_json_object_stay_text() -> None:
         assert messages(row)[1]["tool_calls"] == [call]
 
 
-@pytest.mark.parametrize("tools", [[{"name": "f"}], {"name": "f"}, '[{"name": "f"}]', '{"name": "f"}'])
+@pytest.mark.parametrize(
+    "tools", [[{"name": "f"}], {"name": "f"}, '[{"name": "f"}]', '{"name": "f"}']
+)
 def test_shape_tools_in_every_spelling_are_one_list(tools: Any) -> None:
     found = read({"messages": HELLO, "tools": tools}, ChatSpec())
     assert isinstance(found, Conversation)

@@ -136,5 +136,3 @@ def test_any_sequence_of_actions_equals_the_lists_at_length(corpus: Corpus, name
             suppress_health_check=list(HealthCheck),
         ),
     )  # fmt: skip
-
-

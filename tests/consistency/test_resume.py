@@ -36,9 +36,7 @@ def job(corpus: Corpus, name: str, state: Any, take: int | None, **more: Any) ->
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_resume_at_every_step_in_a_new_process(
-    corpus: Corpus, nursery: Nursery, name: str
-) -> None:
+def test_resume_at_every_step_in_a_new_process(corpus: Corpus, nursery: Nursery, name: str) -> None:
     batches, states = uninterrupted(corpus, name)
     assert len(batches) > 10
     for step, state in enumerate(states):
