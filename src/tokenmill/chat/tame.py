@@ -16,7 +16,17 @@ from collections.abc import Iterator, Sequence
 from jinja2 import nodes
 
 LARGEST_GROWTH = 4096  # how often one value may be copied on its way through assignments
-PADDING = {"center", "ljust", "rjust", "zfill", "expandtabs", "format", "format_map", "indent"}
+FILTERS = frozenset(
+    "abs attr bool capitalize count d default dictsort e escape first float groupby int items last"
+    " length list lower map max min reject rejectattr reverse round safe select selectattr sort"
+    " string sum title tojson tokenmill_concat tokenmill_walk trim unique upper".split()
+)  # none of them makes more than a few times what it is given
+METHODS = frozenset(
+    "append capitalize changed count cycle endswith find get index isalnum isalpha isdigit islower"
+    " isnumeric isspace isupper items keys lower lstrip pop rfind rindex rstrip split splitlines"
+    " startswith strip title upper values".split()
+)
+FUNCTIONS = frozenset("raise_exception strftime_now range namespace dict caller".split())
 FOREIGN = (nodes.Include, nodes.Import, nodes.FromImport, nodes.Extends, nodes.Pow)
 
 
@@ -26,7 +36,9 @@ def is_tame(tree: nodes.Template) -> bool:
         return False
     if not all(_small_factor(node) for node in tree.find_all(nodes.Mul)):
         return False
-    if not all(_bounded_call(node) for node in tree.find_all((nodes.Filter, nodes.Call))):
+    macros = {macro.name for macro in tree.find_all(nodes.Macro)}
+    calls = tree.find_all((nodes.Filter, nodes.Call))
+    if not all(_bounded_call(node, macros) for node in calls):
         return False
     return _grows_slowly(list(_assignments(tree)))
 
@@ -38,20 +50,26 @@ def _small_factor(node: nodes.Mul) -> bool:
     )
 
 
-def _bounded_call(node: nodes.Expr) -> bool:
+def _bounded_call(node: nodes.Expr, macros: set[str]) -> bool:
+    """Whether a filter, method or function makes no more than a few times what it is given."""
     if isinstance(node, nodes.Filter):
-        name: str = node.name
-        arguments = [*node.args, *(keyword.value for keyword in node.kwargs)]
+        name, known = node.name, FILTERS
     elif isinstance(node, nodes.Call) and isinstance(node.node, nodes.Getattr):
-        name = node.node.attr
-        arguments = [*node.args, *(keyword.value for keyword in node.kwargs)]
+        name, known = node.node.attr, METHODS
+    elif isinstance(node, nodes.Call) and isinstance(node.node, nodes.Name):
+        name, known = node.node.name, FUNCTIONS | macros
+    elif isinstance(node, nodes.Call) and isinstance(node.node, nodes.ExtensionAttribute):
+        return True  # a generation block
     else:
-        return True
-    if name in PADDING:
-        return all(_small(argument) for argument in arguments) and name not in ("format",)
+        return False
+    arguments = [*node.args, *(keyword.value for keyword in node.kwargs)]
+    if name == "indent":
+        return all(_small(argument) for argument in arguments)
+    if name == "tojson":
+        return all(_small(argument) for argument in arguments)
     if name in ("replace", "join"):
         return all(_short(argument) for argument in arguments)
-    return True
+    return name in known
 
 
 def _small(node: nodes.Node) -> bool:
@@ -106,10 +124,24 @@ def _names(body: Sequence[nodes.Node]) -> Counter[str]:
             found[node.node.name] += 0
         else:
             inner = _names(list(node.iter_child_nodes()))
-            if isinstance(node, nodes.For):
+            if isinstance(node, nodes.For) or _lengthens(node):
                 inner = Counter({name: 2 * count for name, count in inner.items()})
             found += inner
     return found
+
+
+def _lengthens(node: nodes.Node) -> bool:
+    """Whether a step makes more than it is given: harmless once, not in a circle."""
+    if isinstance(node, nodes.Filter):
+        name = node.name
+    elif isinstance(node, nodes.Call) and isinstance(node.node, nodes.Getattr):
+        name = node.node.attr
+    else:
+        return isinstance(node, nodes.Mul)
+    if name == "replace":
+        lengths = [len(str(a.value)) for a in node.args if isinstance(a, nodes.Const)]
+        return lengths != sorted(lengths, reverse=True) or len(lengths) < 2
+    return name in ("join", "tojson", "string", "indent")
 
 
 def _grows_slowly(assignments: list[tuple[list[str], Counter[str]]]) -> bool:
