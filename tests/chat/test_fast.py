@@ -16,10 +16,14 @@ SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
 
 def rows(count: int, text: str = "answer") -> list[dict[str, Any]]:
     return [
-        {"messages": [{"role": "user", "content": f"question {i}"},
-                      {"role": "assistant", "content": f"{text} {i}"}]}
+        {
+            "messages": [
+                {"role": "user", "content": f"question {i}"},
+                {"role": "assistant", "content": f"{text} {i}"},
+            ]
+        }
         for i in range(count)
-    ]  # fmt: skip
+    ]
 
 
 def same(left: Any, right: Any) -> None:
@@ -36,10 +40,14 @@ def same(left: Any, right: Any) -> None:
 @pytest.mark.parametrize("train_on", ["all_assistant_messages", "everything"])
 def test_fast_and_reference_give_the_same(name: str, train_on: str) -> None:
     data = [
-        *rows(9), *rows(3, "  spaced "), *rows(3, "<think>hm</think>\n"), *rows(2, "\x1c odd \x1c"),
-        {"messages": [{"role": "system", "content": "S"}, *rows(1)[0]["messages"]]}, {"messages": []},
+        *rows(9),
+        *rows(3, "  spaced "),
+        *rows(3, "<think>hm</think>\n"),
+        *rows(2, "\x1c odd \x1c"),
+        {"messages": [{"role": "system", "content": "S"}, *rows(1)[0]["messages"]]},
+        {"messages": []},
         *rows(200, "ünïcode 你好 \U0001f389"),
-    ]  # fmt: skip
+    ]
     spec = ChatSpec(train_on=train_on)
     quick = Renderer(spec, ALL[name], SPECIAL).render(data)
     slow = Renderer(spec, ALL[name], SPECIAL, fast=False).render(data)
@@ -119,7 +127,9 @@ def test_difference_seen_by_an_audit_redoes_the_batch(monkeypatch: pytest.Monkey
 def test_battery_keeps_templates_out_that_the_engines_read_differently() -> None:
     html = CHATML.replace("{{ m.content }}", "{{ m.content | e }}")
     plain = ReferenceTemplate(html, {}, None)
-    assert FastTemplate.of(plain, None) is None or Renderer(ChatSpec(), html).render(rows(2)).rejected
+    assert (
+        FastTemplate.of(plain, None) is None or Renderer(ChatSpec(), html).render(rows(2)).rejected
+    )
     assert FastTemplate.of(ReferenceTemplate(INST, SPECIAL, None), None) is not None
     assert FastTemplate.of(ReferenceTemplate(THINKING, SPECIAL, None), None) is not None
 

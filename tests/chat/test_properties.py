@@ -19,11 +19,32 @@ REFERENCES = {name: ReferenceTemplate(source, SPECIAL, None) for name, source in
 
 PIECES = st.sampled_from(
     [
-        " ", "\n", "\n\n", "\t", "<think>", "</think>", "<|im_end|>", "<|im_start|>user\n", "</s>",
-        "<|over|>", "[INST]", "\U000f0000", "\U0010fffd", "\x00\x1e\x00", "é", "你好", "👋🏽", "{{ x }}",
-        "\x1c", "\u2028", "<|", "|>", "0", "a b",
+        " ",
+        "\n",
+        "\n\n",
+        "\t",
+        "<think>",
+        "</think>",
+        "<|im_end|>",
+        "<|im_start|>user\n",
+        "</s>",
+        "<|over|>",
+        "[INST]",
+        "\U000f0000",
+        "\U0010fffd",
+        "\x00\x1e\x00",
+        "é",
+        "你好",
+        "👋🏽",
+        "{{ x }}",
+        "\x1c",
+        "\u2028",
+        "<|",
+        "|>",
+        "0",
+        "a b",
     ]
-)  # fmt: skip
+)
 TEXT = st.lists(PIECES, max_size=5).map("".join)
 KEY = "abcdefghij"
 
@@ -45,8 +66,11 @@ def check(name: str, messages: list[dict[str, Any]], renderer: Renderer) -> None
     assert len(result.texts) + len(result.rejected) == 2
     for *_, error in result.rejected:
         assert error.reason in (
-            "template_error", "template_drops_content", "mask_unproven", "no_trained_tokens"
-        )  # fmt: skip
+            "template_error",
+            "template_drops_content",
+            "mask_unproven",
+            "no_trained_tokens",
+        )
     for text, spans, turns in zip(result.texts, result.spans, result.turns, strict=True):
         assert spans
         assert text == REFERENCES[name].render(messages)
@@ -70,6 +94,10 @@ def check(name: str, messages: list[dict[str, Any]], renderer: Renderer) -> None
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(messages=conversations(), name=st.sampled_from(sorted(ALL)))
 @example(messages=[{"role": "assistant", "content": ""}], name="chatml")
+@example(
+    messages=[{"role": "user", "content": "QaZ"}, {"role": "assistant", "content": ""}],
+    name="unclosed",
+)
 def test_random_conversations_are_proven_or_rejected(
     messages: list[dict[str, Any]], name: str
 ) -> None:
@@ -78,21 +106,53 @@ def test_random_conversations_are_proven_or_rejected(
 
 
 @settings(max_examples=150, deadline=None)
-@given(row=st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4),
-    lambda inner: st.lists(inner, max_size=3)
-    | st.dictionaries(st.sampled_from(["messages", "role", "content", "text", "tools", "system",
-                                       "tool_calls", "from", "value", "prompt", "completion",
-                                       "function", "arguments", "name", "type"]), inner, max_size=4),
-    max_leaves=12,
-))  # fmt: skip
+@given(
+    row=st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4),
+        lambda inner: (
+            st.lists(inner, max_size=3)
+            | st.dictionaries(
+                st.sampled_from(
+                    [
+                        "messages",
+                        "role",
+                        "content",
+                        "text",
+                        "tools",
+                        "system",
+                        "tool_calls",
+                        "from",
+                        "value",
+                        "prompt",
+                        "completion",
+                        "function",
+                        "arguments",
+                        "name",
+                        "type",
+                    ]
+                ),
+                inner,
+                max_size=4,
+            )
+        ),
+        max_leaves=12,
+    )
+)
 def test_random_rows_are_rejected_never_raised(row: Any) -> None:
     """Whatever JSON holds, a row is accepted or rejected; the renderer itself never falls over."""
     renderer = RENDERERS["chatml"]
-    result = renderer.render([row, {"messages": [{"role": "user", "content": row},
-                                                 {"role": "assistant", "content": "x"}]},
-                              {"messages": [{"role": "user", "content": "x"},
-                                            {"role": "assistant", "content": "y", "tool_calls": row}]}])  # fmt: skip
+    result = renderer.render(
+        [
+            row,
+            {"messages": [{"role": "user", "content": row}, {"role": "assistant", "content": "x"}]},
+            {
+                "messages": [
+                    {"role": "user", "content": "x"},
+                    {"role": "assistant", "content": "y", "tool_calls": row},
+                ]
+            },
+        ]
+    )
     assert len(result.texts) + len(result.rejected) == 3
 
 

@@ -1,3 +1,4 @@
+# ruff: noqa: E501 - templates on one line are easier to compare
 """The reference renderer: transformers' behaviour, a pinned date, and hostile templates (P15)."""
 
 from __future__ import annotations
@@ -161,7 +162,9 @@ def test_sandbox_refuses_with_a_template_error(source: str) -> None:
         assert "class" not in result.texts[0].split("<|im_start|>")[0]
 
 
-@pytest.mark.parametrize("source", ["{% for %}", "{{ x", "{% if %}{% endif %}", "{% generation %}x"])
+@pytest.mark.parametrize(
+    "source", ["{% for %}", "{{ x", "{% if %}{% endif %}", "{% generation %}x"]
+)
 def test_template_that_does_not_compile_is_a_template_error(source: str) -> None:
     with pytest.raises(TemplateError, match="line 1"):
         Renderer(ChatSpec(), source)

@@ -16,17 +16,22 @@ from collections.abc import Iterator, Sequence
 from jinja2 import nodes
 
 LARGEST_GROWTH = 4096  # how often one value may be copied on its way through assignments
-FILTERS = frozenset(
-    "abs attr bool capitalize count d default dictsort e escape first float groupby int items last"
-    " length list lower map max min reject rejectattr reverse round safe select selectattr sort"
-    " string sum title tojson tokenmill_concat tokenmill_walk trim unique upper".split()
-)  # none of them makes more than a few times what it is given
-METHODS = frozenset(
-    "append capitalize changed count cycle endswith find get index isalnum isalpha isdigit islower"
-    " isnumeric isspace isupper items keys lower lstrip pop rfind rindex rstrip split splitlines"
-    " startswith strip title upper values".split()
-)
-FUNCTIONS = frozenset("raise_exception strftime_now range namespace dict caller".split())
+# fmt: off
+# None of these makes more than a few times what it is given.
+FILTERS = {
+    "abs", "attr", "bool", "capitalize", "count", "d", "default", "dictsort", "e", "escape",
+    "first", "float", "groupby", "int", "items", "last", "length", "list", "lower", "map", "max", "min",
+    "reject", "rejectattr", "reverse", "round", "safe", "select", "selectattr", "sort", "string",
+    "sum", "title", "tokenmill_concat", "tokenmill_walk", "trim", "unique", "upper",
+}
+METHODS = {
+    "append", "capitalize", "changed", "count", "cycle", "endswith", "find", "get", "index",
+    "isalnum", "isalpha", "isdigit", "islower", "isnumeric", "isspace", "isupper", "items", "keys",
+    "lower", "lstrip", "pop", "rfind", "rindex", "rstrip", "split", "splitlines", "startswith",
+    "strip", "title", "upper", "values",
+}
+FUNCTIONS = {"raise_exception", "strftime_now", "range", "namespace", "dict", "caller"}
+# fmt: on
 FOREIGN = (nodes.Include, nodes.Import, nodes.FromImport, nodes.Extends, nodes.Pow)
 
 
@@ -58,14 +63,10 @@ def _bounded_call(node: nodes.Expr, macros: set[str]) -> bool:
         name, known = node.node.attr, METHODS
     elif isinstance(node, nodes.Call) and isinstance(node.node, nodes.Name):
         name, known = node.node.name, FUNCTIONS | macros
-    elif isinstance(node, nodes.Call) and isinstance(node.node, nodes.ExtensionAttribute):
-        return True  # a generation block
-    else:
-        return False
+    else:  # a generation block
+        return isinstance(node, nodes.Call) and isinstance(node.node, nodes.ExtensionAttribute)
     arguments = [*node.args, *(keyword.value for keyword in node.kwargs)]
-    if name == "indent":
-        return all(_small(argument) for argument in arguments)
-    if name == "tojson":
+    if name in ("indent", "tojson"):
         return all(_small(argument) for argument in arguments)
     if name in ("replace", "join"):
         return all(_short(argument) for argument in arguments)
