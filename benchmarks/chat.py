@@ -1,4 +1,4 @@
-"""Rendering and proving beside the peers' rendering, on real chat (one process, Qwen3's template)."""
+"""Rendering and proving beside the peers' rendering, on real chat, one process, Qwen3."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ Anchor = tuple[int, int]  # number of the glue, offset in it
 class Layout:
     """Glue, order of texts, and the anchors of spans and turns."""
 
-    __slots__ = ("closed", "ends", "glue", "order", "plain_order", "roles", "spans")
+    __slots__ = ("closed", "ends", "glue", "order", "plain_order", "spans")
 
     def __init__(self, proof: Proof) -> None:
         glue: list[str] = []
@@ -43,8 +43,7 @@ class Layout:
         self.plain_order = self.order == list(range(len(proof.pieces)))
         anchors = _Anchors(proof)
         self.spans = [(anchors(start), anchors(end)) for start, end in proof.spans]
-        self.roles = [role for role, _ in proof.ends]
-        self.ends = [anchors(end) for _, end in proof.ends]
+        self.ends = [(role, *anchors(end)) for role, end in proof.ends]
         self.closed = all(turn.closed for turn in proof.turns.values())
 
     def expected(self, texts: list[str]) -> str:
@@ -65,11 +64,7 @@ class Layout:
             (before[first] + start, before[last] + end)
             for (first, start), (last, end) in self.spans
         ]
-        ends = [
-            (role, before[number] + offset)
-            for role, (number, offset) in zip(self.roles, self.ends, strict=True)
-        ]
-        return spans, ends
+        return spans, [(role, before[number] + offset) for role, number, offset in self.ends]
 
 
 class _Anchors:
