@@ -8,6 +8,13 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# Time is not an assertion: the machine is shared, and what is slow here is measured by `make bench`.
+settings.register_profile(
+    "tokenmill", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
+)
+settings.load_profile("tokenmill")
 
 PROJECT = Path(__file__).resolve().parent.parent
 SHARED = PROJECT.parent / "shared" / "data"

@@ -11,7 +11,7 @@ keeps its place in the account: rows in = rows served + rows rejected, each with
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -49,7 +49,7 @@ class Pipeline:
         self.recipe = recipe
         self.renderer = Renderer(recipe.chat_spec(), tokenizer.template, tokenizer.special_tokens)
         self.encoder = Encoder(tokenizer, engine)
-        self.seconds: Counter[str] = Counter()
+        self.seconds: dict[str, float] = defaultdict(float)
 
     def run(self, rows: BlockRows) -> tuple[SliceColumns, dict[str, Any]]:
         """Render, encode and mask one block; also what the rooms noted on the way."""

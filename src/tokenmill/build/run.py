@@ -1,42 +1,40 @@
 """Running a recipe: find the store, or build the slices that are missing and commit it.
 
 `run` walks the way of a preparation: open the rows, learn the tokenizer's identity, compute the
-store's key; if that store is there, it is a *hit* and nothing is written. Otherwise every block
-whose slice is not yet published becomes a task, an executor runs them wherever it likes, and when
-all slices are there the store is committed by one rename. Nobody waits for a lock: any number of
-processes may run the same recipe, start at different places and share what each has published.
+store's key; if that store is there, it is a *hit* and nothing is written. Otherwise the slices that
+are missing are built wherever the executor likes, and when all are there the store is committed by
+one rename. A slice that turns out to be corrupt on the way is moved to quarantine and built again.
 
 The parent loads no engine: what it must know of the tokenizer it recalls from a memo, or has a
-worker find out. `Prepared` is the store with the account of what was done.
+worker find out.
 """
 
 from __future__ import annotations
 
-import contextlib
-import itertools
-import random
+import os
+import shutil
 import tempfile
 import time
-from collections.abc import Iterator
-from dataclasses import fields
+import weakref
 from pathlib import Path
 from typing import Any
 
-from tokenmill.build import proof as proofs
-from tokenmill.build.executors import Executor, Setup, Task
+from tokenmill.build.executors import Executor
 from tokenmill.build.identify import identity_card
-from tokenmill.build.keys import shape_key, slice_key, source_documents, store_document
-from tokenmill.build.outcome import Prepared, check_rejected
-from tokenmill.build.progress import Progress, resolve_progress
+from tokenmill.build.missing import Builder
+from tokenmill.build.outcome import Prepared
+from tokenmill.build.plan import Plan
+from tokenmill.build.progress import open_progress
+from tokenmill.build.proof import Account, proof_document
 from tokenmill.build.recipe import Recipe, RunOptions
-from tokenmill.build.slices import ENTRY, from_block
-from tokenmill.errors import SourceError
-from tokenmill.files import default_cache_dir
-from tokenmill.fingerprint import key as fingerprint_key
-from tokenmill.source import Block, Rows, open_rows
+from tokenmill.errors import CacheError, CorruptionError, SourceError
+from tokenmill.files import Staging, default_cache_dir
+from tokenmill.source import open_rows
 from tokenmill.store import CacheLayout, Store
-from tokenmill.store.commit import Placement, commit_store
-from tokenmill.tokenizer import IdentityCard
+from tokenmill.store.commit import commit_store
+from tokenmill.store.quarantine import quarantine_of
+
+REPAIRS = 8  # corrupt slices mended in one run; more is a broken disk, not an accident
 
 
 def run(
@@ -51,132 +49,75 @@ def run(
         progress: As for `tokenmill.prepare`.
     """
     start = time.perf_counter()
-    private = tempfile.TemporaryDirectory(prefix="tokenmill-") if options.disable_cache else None
-    root = private.name if private else options.cache_dir or default_cache_dir()
-    cache = CacheLayout(Path(root).absolute())
+    private = PrivateDirectory() if options.disable_cache else None
+    cache = cache_of(private.path if private else options.cache_dir)
+    planned = plan(recipe, options, executor, cache)
+    account = Account(slices=planned.slices)
+    layout = cache.store(planned.key)
+    hit = layout.manifest.exists() and not options.force_recache
+    if not hit:
+        _require_writable(cache)
+        with open_progress(progress, total_rows=planned.rows, total_size=planned.bytes) as shown:
+            builder = Builder(planned, cache, executor, options, account, shown)
+            _build_and_commit(planned, cache, builder, executor, account)
+    store = Store(layout.directory, paths=planned.paths)
+    store.private_directory = private  # removed when nobody holds the store any more
+    return Prepared(store, hit, account, time.perf_counter() - start, options)
+
+
+def cache_of(directory: str | os.PathLike[str] | None) -> CacheLayout:
+    """The cache at a directory; None is the user's own."""
+    return CacheLayout(Path(directory or default_cache_dir()).absolute())
+
+
+def plan(recipe: Recipe, options: RunOptions, executor: Executor, cache: CacheLayout) -> Plan:
+    """What a recipe needs: opens the rows and learns the tokenizer's identity; builds nothing."""
     rows = open_rows(list(recipe.sources), cache_dir=cache.root, rehash=options.rehash)
     if not len(rows):
         raise SourceError("no rows: every source is empty", path=recipe.sources[0])
-    card = identity_card(recipe, cache.root, executor)
-    plan = Plan(recipe, card, rows)
-    layout = cache.store(plan.key)
-    built = proofs.Account()
-    hit = layout.manifest.exists() and not options.force_recache
-    if not hit:
-        with contextlib.closing(resolve_progress(progress, plan.rows, plan.bytes)) as shown:
-            _build_missing(plan, cache, executor, options, built, shown)
-        proof = proofs.proof_document(plan.paths, built)
-        commit_store(cache, plan.document, plan.placements(), plan.tokenizer, proof)
-    store = Store(layout.directory, paths=plan.paths)
-    store.private_directory = private  # removed when nobody holds the store any more
-    prepared = Prepared(store, hit, built, time.perf_counter() - start)
-    check_rejected(prepared, options)
-    return prepared
+    return Plan(recipe, identity_card(recipe, cache.root, executor), rows)
 
 
-class Plan:
-    """Which slices a recipe needs, in order: a function of recipe, identity and content.
+class PrivateDirectory:
+    """A temporary directory that is removed, without a word, when nobody holds this object."""
 
-    Nothing is kept per slice; blocks are walked again whenever they are needed.
-    """
-
-    def __init__(self, recipe: Recipe, card: IdentityCard, rows: Rows) -> None:
-        self.recipe = recipe
-        self.card = card
-        self._rows = rows
-        shaping = recipe.document()
-        self.shape = shape_key(shaping, card.key)
-        sources = source_documents(rows.blocks())
-        self.document = store_document(shaping, card.identity, sources)
-        self.key = fingerprint_key(self.document)
-        self.rows = sum(source["rows"] for source in sources)
-        self.bytes = sum(source["bytes"] for source in sources)
-        self.paths = [str(rows.files[source["file"]].path) for source in sources]
-        self._source_of_file = {source["file"]: n for n, source in enumerate(sources)}
-
-    @property
-    def tokenizer(self) -> dict[str, Any]:
-        """What the manifest says of the tokenizer."""
-        card = self.card
-        return {
-            "identity": card.key,
-            "pad_id": card.pad_id,
-            "eos_id": card.eos_id,
-            "bos_id": card.bos_id,
-        }
-
-    def slices(self) -> Iterator[tuple[str, Block]]:
-        """Every slice's key and the block it is made of, in order."""
-        return ((slice_key(self.shape, block), block) for block in self._rows.blocks())
-
-    def placements(self) -> Iterator[Placement]:
-        """Every slice's place in the store, in order."""
-        for key, block in self.slices():
-            yield Placement(
-                key=key,
-                source=self._source_of_file[block.file],
-                source_row=block.first_row,
-                line=block.first_line,
-                offset=block.offset,
-            )
+    def __init__(self) -> None:
+        self.path = Path(tempfile.mkdtemp(prefix="tokenmill-"))
+        self._finalizer = weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
 
 
-def _build_missing(
-    plan: Plan,
-    cache: CacheLayout,
-    executor: Executor,
-    options: RunOptions,
-    account: proofs.Account,
-    progress: Progress,
+def _require_writable(cache: CacheLayout) -> None:
+    """Say that the cache cannot be written before anything is loaded for it."""
+    with Staging(cache.root):
+        pass
+
+
+def _build_and_commit(
+    planned: Plan, cache: CacheLayout, builder: Builder, executor: Executor, account: Account
 ) -> None:
-    setup = Setup(
-        ENTRY,
-        {
-            "recipe": _recipe_to_travel(plan.recipe),
-            "tokenizer": str(cache.tokenizer(plan.card.key)),
-            "engine": options.engine,
-            "cache": str(cache.root),
-            "rebuild": options.force_recache,
-        },
+    for _ in range(REPAIRS):
+        try:
+            _require_tokenizer(planned, cache, executor)
+            builder.build_all()
+            proof = proof_document(planned.paths, account)
+            commit_store(cache, planned.document, planned.placements(), planned.tokenizer, proof)
+            return
+        except CorruptionError as error:
+            if not quarantine_of(cache, error.path):
+                raise
+    raise CorruptionError(
+        f"more than {REPAIRS} slices of this cache are corrupt; look at the disk", path=cache.root
     )
-    tasks = _tasks(plan, cache, options, account, progress)
-    with contextlib.closing(executor.run(setup, tasks)) as finished:  # type: ignore[type-var]
-        for done in finished:
-            account.add(done.result)
-            progress.advance(done.result.get("source_rows", 0), done.result.get("bytes", 0))
 
 
-def _recipe_to_travel(recipe: Recipe) -> dict[str, Any]:
-    """The recipe without what a worker does not need and what cannot travel."""
-    return {field.name: getattr(recipe, field.name) for field in fields(recipe)} | {
-        "sources": ["-"],
-        "tokenizer": "-",
-        "chat_template": None,
-    }
-
-
-def _tasks(
-    plan: Plan,
-    cache: CacheLayout,
-    options: RunOptions,
-    account: proofs.Account,
-    progress: Progress,
-) -> Iterator[Task]:
-    """The slices that are not published yet, from a place of this builder's own.
-
-    Where it starts decides only which builder makes which slice, so it may be random.
-    """
-    count = sum(1 for _ in plan.slices())
-    account.slices = count
-    first = random.SystemRandom().randrange(count)
-    numbered = itertools.chain(
-        itertools.islice(enumerate(plan.slices()), first, None),
-        itertools.islice(enumerate(plan.slices()), 0, first),
-    )
-    for number, (key, block) in numbered:
-        if not options.force_recache and cache.slice(key).record.exists():
-            progress.advance(block.rows, block.length)
-            continue
-        last = block.first_row + block.rows - 1
-        label = f"{block.path}, rows {block.first_row} to {last}"
-        yield Task(number, {"key": key, "block": from_block(block)}, label)
+def _require_tokenizer(planned: Plan, cache: CacheLayout, executor: Executor) -> None:
+    """See that the tokenizer's copy is there, which workers load; it may be in quarantine now."""
+    copy = cache.tokenizer(planned.card.key)
+    if not copy.is_dir():
+        identity_card(planned.recipe, cache.root, executor)
+    if not copy.is_dir():
+        raise CacheError(
+            "the tokenizer's copy could not be written; run the command again, or choose another "
+            "cache_dir",
+            path=copy,
+        )

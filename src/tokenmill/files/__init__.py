@@ -23,11 +23,13 @@ from tokenmill.files.publish import (
     write_file,
     writing_errors,
 )
+from tokenmill.files.root import default_cache_dir
 
 __all__ = [
     "NETWORK_KINDS",
     "Staging",
     "copy_or_link",
+    "default_cache_dir",
     "filesystem_kind",
     "is_network",
     "make_directory",

@@ -20,7 +20,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from tokenmill.errors import CorruptionError
-from tokenmill.store.access import GuardedFile, open_bytes
+from tokenmill.store.access import GuardedFile, open_bytes, reading_errors
 from tokenmill.store.layout import SliceFiles
 from tokenmill.store.record import CARRIED, META_COLUMNS, CommitRecord, decode_record
 
@@ -103,6 +103,12 @@ class SliceReader:
         mask = self.tokens.view(self._mask_at + start, stop - start)
         return np.frombuffer(ids, np.int32), np.frombuffer(mask, np.uint8)
 
+    def all_tokens(self) -> tuple[NDArray[np.int32], NDArray[np.uint8]]:
+        """Ids and mask of all rows, one after another, checked."""
+        ids = self.tokens.view(self._ids_at, 4 * self.record.tokens)
+        mask = self.tokens.view(self._mask_at, self.record.tokens)
+        return np.frombuffer(ids, np.int32), np.frombuffer(mask, np.uint8)
+
     @cached_property
     def meta(self) -> GuardedFile:
         """The meta file, opened on first use."""
@@ -164,10 +170,8 @@ class SliceReader:
 
 
 def _check_size(files: SliceFiles, expected: int) -> None:
-    try:
+    with reading_errors(files.meta):
         actual = files.meta.stat().st_size
-    except FileNotFoundError as error:
-        raise CorruptionError("missing; prepare again", path=files.meta) from error
     if actual != expected:
         raise CorruptionError(
             f"{actual} bytes, expected {expected}", path=files.meta, offset=min(actual, expected)

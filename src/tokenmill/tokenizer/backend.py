@@ -6,8 +6,10 @@ library write out although they hold the default, truncation and padding left be
 used the object last. `canonical_backend` removes what cannot change an id, so that one tokenizer
 has one digest whichever version of the library wrote it and whatever was done with it before.
 
-Left out: ``version``, ``truncation``, ``padding`` (we never truncate or pad while encoding) and
-``post_processor`` (it only adds special tokens, which we never ask for, and trims offsets).
+Left out: ``version``, ``truncation``, ``padding`` (we never truncate or pad while encoding),
+``post_processor`` (it only adds special tokens, which we never ask for, and trims offsets),
+``decoder``, every ``trim_offsets``, and whether an added token is called special: transformers
+changes those on loading, and they concern what is skipped or shown, never an id.
 """
 
 from __future__ import annotations
@@ -19,12 +21,12 @@ import msgspec
 from tokenmill import fingerprint
 from tokenmill.errors import TokenizerError
 
-IGNORED = ("version", "truncation", "padding", "post_processor")
+IGNORED = ("version", "truncation", "padding", "post_processor", "decoder")
 """Members of a tokenizer.json that cannot change the ids of a text encoded without additions."""
 
 # What a missing member means, per type: older files omit what newer ones write out.
 _MISSING_IS_TRUE = {
-    "ByteLevel": ("add_prefix_space", "trim_offsets", "use_regex"),
+    "ByteLevel": ("add_prefix_space", "use_regex"),
     "Metaspace": ("split",),
 }
 _ADDED_TOKEN_FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
@@ -46,6 +48,7 @@ def parse_backend(data: bytes, *, path: str | None = None) -> dict[str, Any]:
 class _ModelSkim(msgspec.Struct):
     vocab: dict[str, int] | list[tuple[str, float]]
     type: str | None = None
+    dropout: float | None = None
     byte_fallback: bool | None = None
     continuing_subword_prefix: str | None = None
 
@@ -98,7 +101,7 @@ def vocabulary(document: dict[str, Any]) -> list[tuple[str, int]]:
 
 
 def components(document: dict[str, Any], section: str) -> list[dict[str, Any]]:
-    """The steps of ``normalizer``, ``pre_tokenizer`` or ``decoder``, sequences flattened."""
+    """The steps of ``normalizer`` or ``pre_tokenizer``, sequences flattened."""
     steps: list[dict[str, Any]] = []
 
     def walk(step: Any) -> None:
@@ -123,21 +126,29 @@ def canonical_backend(document: dict[str, Any]) -> dict[str, Any]:
     vocab = model.pop("vocab")
     plain: dict[str, Any] = {
         "model": _plain(model),
-        "vocab": vocab if isinstance(vocab, dict) else [[entry[0], entry[1]] for entry in vocab],
-        "added_tokens": added_tokens(document),
+        "vocab": vocab if isinstance(vocab, dict) else [_scored(*entry) for entry in vocab],
+        "added_tokens": [
+            {name: value for name, value in token.items() if name != "special"}
+            for token in added_tokens(document)
+        ],
     }
     if merges is not None:
         # A token may hold a space only in the pair form, so the pair form is the common one.
         plain["merges"] = [
             merge if isinstance(merge, list) else merge.split(" ", 1) for merge in merges
         ]
-    for section in ("normalizer", "pre_tokenizer", "decoder"):
+    for section in ("normalizer", "pre_tokenizer"):
         plain[section] = [_plain(step) for step in components(document, section)]
-    known = {*IGNORED, "added_tokens", "model", "normalizer", "pre_tokenizer", "decoder"}
+    known = {*IGNORED, "added_tokens", "model", "normalizer", "pre_tokenizer"}
     for name, value in document.items():
         if name not in known:
             plain[f"other:{name}"] = _plain(value)
     return plain
+
+
+def _scored(token: str, score: float) -> list[Any]:
+    """A Unigram's entry; `tokenizers` rewrites scores with an error in the last place."""
+    return [token, float(f"{score:.13g}")]
 
 
 def _model_type(model: dict[str, Any]) -> str:
@@ -168,7 +179,7 @@ def _plain(value: Any) -> Any:
     return {
         name: _plain(member)
         for name, member in value.items()
-        if member is not None and member is not False and member != ""
+        if member is not None and member is not False and member != "" and name != "trim_offsets"
     }
 
 

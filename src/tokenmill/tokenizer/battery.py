@@ -17,7 +17,8 @@ from collections.abc import Iterable, Sequence
 _SPACES = (" ", "\t", "\n", "\r\n", "\r", "\u00a0", "\u3000", "\u2028", "\u0085", "\u200b", "\x0b")
 _WORDS = (
     "Hello", "world", "the", "quick", "naïve", "Straße", "ИЖЕВСК", "Ελλάδα", "你好",
-    "日本語テキスト", "한국어", "עברית", "العربية", "हिन्दी", "ไทย", "𝔘𝔫𝔦", "🙂", "12345", "3.14", "x=y", "don't", "A",
+    "日本語テキスト", "한국어", "עברית", "العربية", "हिन्दी", "ไทย", "𝔘𝔫𝔦", "🙂",
+    "12345", "3.14", "x=y", "don't", "A",
 )  # fmt: skip
 _TRICKY = (
     # Contractions, also where upper case and ſ (long s) or K (Kelvin) fold to ASCII letters.

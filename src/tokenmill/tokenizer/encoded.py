@@ -51,9 +51,12 @@ class Encoded:
     @property
     def trained(self) -> np.ndarray:
         """int32: trained tokens per row."""
-        sums = np.zeros(len(self.mask) + 1, dtype=np.int64)
-        np.cumsum(self.mask, out=sums[1:])
-        return np.diff(sums[self.row_starts]).astype(np.int32)
+        counts = np.zeros(len(self), dtype=np.int32)
+        filled = np.flatnonzero(np.diff(self.row_starts))
+        if len(filled):  # rows that hold something lie end to end
+            starts = self.row_starts[filled]
+            counts[filled] = np.add.reduceat(self.mask, starts, dtype=np.int32)
+        return counts
 
     @property
     def kept(self) -> np.ndarray:
@@ -114,7 +117,12 @@ def _too_long(max_length: int, overlong: str) -> RowError:
         return RowError(
             f"nothing trained is left in the first {max_length} tokens", reason="no_trained_tokens"
         )
-    return RowError(f"longer than max_length={max_length} tokens", reason="overlong")
+    return RowError(overlong_message(max_length), reason="overlong")
+
+
+def overlong_message(max_length: int) -> str:
+    """What a dropped row is told; deriving another limit says it in the same words."""
+    return f"longer than max_length={max_length} tokens"
 
 
 def _cut(encoded: Encoded, lengths: np.ndarray, gone: np.ndarray) -> Encoded:

@@ -16,7 +16,7 @@ import contextlib
 import os
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
@@ -24,6 +24,10 @@ from tokenmill import fingerprint
 from tokenmill.errors import CacheError
 from tokenmill.files import Staging
 from tokenmill.tokenizer.identity import FORMAT, IdentityCard
+from tokenmill.tokenizer.place import find_place
+
+if TYPE_CHECKING:
+    from tokenmill.tokenizer.tokenizer import Tokenizer
 
 VERSION = 1  # raised when finding an identity changes, so that old memos are not believed
 DIRECTORY = "tokenizers"
@@ -60,8 +64,6 @@ def memo_key(
     source: Any, *, backend: str, chat_template: Any, trust_remote_code: bool
 ) -> str | None:
     """The name of the memo of such a call; None where there are no files to name it by."""
-    from tokenmill.tokenizer.load import find_place  # here: it would be a circle at the top
-
     if not isinstance(source, str | os.PathLike):
         return None
     place = find_place(source)
@@ -88,8 +90,30 @@ def memo_key(
     )
 
 
-def _memo_path(cache_dir: Path, key: str) -> Path:
-    return cache_dir / DIRECTORY / "memo" / f"{key}.json"
+class _Key(NamedTuple):
+    """A memo's name and the cache that would hold it."""
+
+    cache_dir: Path
+    name: str
+
+
+def _key_in(
+    cache_dir: str | os.PathLike[str] | None,
+    source: Any,
+    backend: str,
+    chat_template: Any,
+    trust_remote_code: bool,
+) -> _Key | None:
+    if cache_dir is None:
+        return None
+    name = memo_key(
+        source, backend=backend, chat_template=chat_template, trust_remote_code=trust_remote_code
+    )
+    return None if name is None else _Key(Path(cache_dir), name)
+
+
+def _memo_path(key: _Key) -> Path:
+    return key.cache_dir / DIRECTORY / "memo" / f"{key.name}.json"
 
 
 def recall(
@@ -101,10 +125,8 @@ def recall(
     trust_remote_code: bool = False,
 ) -> IdentityCard | None:
     """The remembered card of a tokenizer, or None; loads no engine."""
-    key = memo_key(
-        source, backend=backend, chat_template=chat_template, trust_remote_code=trust_remote_code
-    )
-    return None if key is None else _read(_memo_path(Path(cache_dir), key))
+    key = _key_in(cache_dir, source, backend, chat_template, trust_remote_code)
+    return None if key is None else _read(_memo_path(key))
 
 
 def _read(path: Path) -> IdentityCard | None:
@@ -135,40 +157,46 @@ def identify(
         chat_template: See `load`.
         trust_remote_code: See `load`.
     """
-    return reload(
-        source, cache_dir=cache_dir, backend=backend, chat_template=chat_template,
-        trust_remote_code=trust_remote_code, only_card=True,
-    )  # fmt: skip
+    key = _key_in(cache_dir, source, backend, chat_template, trust_remote_code)
+    if key is not None:
+        card = _read(_memo_path(key))
+        if card is not None:
+            return card
+    return _load_and_remember(key, source, backend, chat_template, trust_remote_code).card
 
 
 def reload(
     source: Any,
     *,
-    cache_dir: str | os.PathLike[str] | None,
+    cache_dir: str | os.PathLike[str] | None = None,
     backend: str = "auto",
     chat_template: Any = None,
     trust_remote_code: bool = False,
-    only_card: bool = False,
-) -> Any:
-    """Load a tokenizer by way of the memo: a second time without comparing or transformers."""
-    from tokenmill.tokenizer.load import load
-
-    arguments = {"backend": backend, "chat_template": chat_template,
-                 "trust_remote_code": trust_remote_code}  # fmt: skip
-    key = None if cache_dir is None else memo_key(source, **arguments)
-    if key is not None and cache_dir is not None:
-        card = _read(_memo_path(Path(cache_dir), key))
-        if card is not None:
-            found = card if only_card else _stored(Path(cache_dir), card)
-            if found is not None:
-                return found
-    tokenizer = load(source, **arguments)
-    if key is not None and cache_dir is not None:
-        remember(tokenizer, Path(cache_dir), key)
-    return tokenizer.card if only_card else tokenizer
+) -> Tokenizer:
+    """`load` by way of the memo: the second time without AutoTokenizer or transformers."""
+    key = _key_in(cache_dir, source, backend, chat_template, trust_remote_code)
+    if key is not None:
+        card = _read(_memo_path(key))
+        stored = None if card is None else _stored(key.cache_dir, card)
+        if stored is not None:
+            return stored
+    return _load_and_remember(key, source, backend, chat_template, trust_remote_code)
 
 
-def _stored(cache_dir: Path, card: IdentityCard) -> Any:
+def _load_and_remember(
+    key: _Key | None, source: Any, backend: str, chat_template: Any, trust_remote_code: bool
+) -> Tokenizer:
+    from tokenmill.tokenizer.loading import load  # here: recalling must not pay for it
+
+    tokenizer = load(
+        source, backend=backend, chat_template=chat_template, trust_remote_code=trust_remote_code
+    )
+    if key is not None:
+        remember(tokenizer, key.cache_dir, key.name)
+    return tokenizer
+
+
+def _stored(cache_dir: Path, card: IdentityCard) -> Tokenizer | None:
     """The tokenizer under its identity, if it is there and whole."""
     from tokenmill.tokenizer.tokenizer import Tokenizer
 
@@ -191,7 +219,7 @@ def _stored(cache_dir: Path, card: IdentityCard) -> Any:
     return tokenizer
 
 
-def remember(tokenizer: Any, cache_dir: Path, key: str | None = None) -> Path:
+def remember(tokenizer: Tokenizer, cache_dir: Path, key: str | None = None) -> Path:
     """Keep a tokenizer under its identity, and its card under ``key``; give where it is kept."""
     card = tokenizer.card
     home = cache_dir / DIRECTORY / card.key
@@ -199,7 +227,7 @@ def remember(tokenizer: Any, cache_dir: Path, key: str | None = None) -> Path:
         "card": card.as_dict(),
         "checksum": fingerprint.checksum(fingerprint.canonical(card.as_dict())),
     }
-    memo = None if key is None else _memo_path(cache_dir, key)
+    memo = None if key is None else _memo_path(_Key(cache_dir, key))
     if home.is_dir() and (memo is None or memo.exists()):
         return home
     with contextlib.suppress(CacheError), Staging(cache_dir) as staging:

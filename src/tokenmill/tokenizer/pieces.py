@@ -159,5 +159,6 @@ def _prefix(document: dict[str, Any]) -> Prefix:
             scheme = step.get("prepend_scheme")
             if scheme is None:
                 scheme = "never" if step.get("add_prefix_space") is False else "always"
-            return scheme if scheme in ("first", "always") else "never"
+            known: dict[str, Prefix] = {"first": "first", "always": "always"}
+            return known.get(str(scheme), "never")
     return "never"

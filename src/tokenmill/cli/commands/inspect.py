@@ -7,11 +7,12 @@ colour (a pipe, ``NO_COLOR``) trained stretches stand in ``⟦ ⟧``.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from tokenmill.cli.app import app
+from tokenmill.cli.options import AsJson, StorePath
 from tokenmill.cli.output import Output
 from tokenmill.errors import UsageError
 
@@ -31,9 +32,9 @@ STYLES = {
 
 @app.command()
 def inspect(
-    store: str = typer.Argument(..., metavar="STORE"),
-    row: int = typer.Option(0, help="Number of the row; negative counts from the end."),
-    as_json: bool = typer.Option(False, "--json"),
+    store: StorePath,
+    row: Annotated[int, typer.Option(help="Number of the row; negative counts from the end.")] = 0,
+    as_json: AsJson = False,
 ) -> None:
     """Show one row's tokens and mask."""
     from tokenmill.report.row import store_tokenizer, view_row
@@ -43,7 +44,7 @@ def inspect(
     if not -len(opened) <= row < len(opened):
         raise UsageError(f"--row {row}: the store has {len(opened):,} rows")
     view = view_row(opened, row, store_tokenizer(opened))
-    output = Output(as_json=as_json)
+    output = Output.current()
     output.result(view.document(), lambda: show_row(output.screen, view))
 
 

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import typer
-
 from tokenmill.cli.app import app
+from tokenmill.cli.options import AsJson, StorePath
 from tokenmill.cli.output import Output
 
 if TYPE_CHECKING:
@@ -19,14 +18,14 @@ if TYPE_CHECKING:
 
 @app.command()
 def stats(
-    store: str = typer.Argument(..., metavar="STORE"),
-    as_json: bool = typer.Option(False, "--json"),
+    store: StorePath,
+    as_json: AsJson = False,
 ) -> None:
     """Count rows, tokens and trained tokens."""
     from tokenmill.report.stats import store_stats
     from tokenmill.store import open_store
 
-    output = Output(as_json=as_json)
+    output = Output.current()
     document = store_stats(open_store(store))
     output.result(document, lambda: show_stats(output.screen, document))
 

@@ -1,8 +1,7 @@
 """Loading: from whatever names a tokenizer to a `Tokenizer`.
 
-A *place* is where its files lie: a directory, or one tokenizer.json with what lies beside it. A
-hub id becomes a directory through huggingface_hub (which honours HF_HUB_OFFLINE). An object, be
-it a `tokenizers.Tokenizer` or a tokenizer of transformers, is taken as it is.
+A path or hub id leads to a `Place` with files; an object, be it a `tokenizers.Tokenizer` or a
+tokenizer of transformers, is taken as it is.
 
 Who encodes (``backend``): ``file`` is the tokenizer.json, ``transformers`` is what AutoTokenizer
 makes of the directory, ``auto`` is the file, after AutoTokenizer, where transformers is
@@ -13,71 +12,23 @@ the model serves, so loading stops and names the choice. Naming a tokenizer.json
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tokenmill.errors import TokenizerError, UsageError
+from tokenmill import fingerprint
+from tokenmill.errors import CorruptionError, TokenizerError, UsageError
 from tokenmill.tokenizer import transformers_door as door
 from tokenmill.tokenizer.backend import refuse_randomness, skim_backend
-from tokenmill.tokenizer.templates import choose_template, read_special_tokens, read_template
-from tokenmill.tokenizer.tokenizer import Tokenizer
+from tokenmill.tokenizer.place import INSTALL, Place, find_place
+from tokenmill.tokenizer.templates import (
+    choose_template,
+    read_config,
+    read_special_tokens,
+    read_template,
+)
+from tokenmill.tokenizer.tokenizer import CHECKSUMS, Tokenizer
 
 BACKENDS = ("auto", "file", "transformers")
-HUB_FILES = (
-    "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt",
-    "*.model", "*.tiktoken", "config.json", "chat_template*", "additional_chat_templates/*",
-)  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where a tokenizer's files lie.
-
-    Attributes:
-        directory: What AutoTokenizer would be given.
-        file: The tokenizer.json; it may be missing in a directory.
-        named: Whether the caller named the file itself, which is a choice of the backend.
-    """
-
-    directory: Path
-    file: Path
-    named: bool
-
-
-def find_place(source: str | os.PathLike[str]) -> Place:
-    """Where a path or hub id leads."""
-    path = Path(source)
-    if path.is_dir():
-        return Place(path, path / "tokenizer.json", named=False)
-    if path.is_file():
-        return Place(path.parent, path, named=True)
-    text = os.fspath(source)
-    if not isinstance(source, str) or text.startswith((".", "/", "~")) or text.endswith(".json"):
-        raise TokenizerError("no such tokenizer directory or file", path=text)
-    directory = _from_hub(text)
-    return Place(directory, directory / "tokenizer.json", named=False)
-
-
-def _from_hub(name: str) -> Path:
-    """The files of a hub id, ``owner/name`` or ``owner/name@revision``, as a local directory."""
-    try:
-        import huggingface_hub
-    except ImportError as error:
-        raise TokenizerError(
-            f"no such directory; to load {name!r} from the hub: {door.INSTALL}", path=name
-        ) from error
-    repository, _, revision = name.partition("@")
-    try:
-        found = huggingface_hub.snapshot_download(
-            repository, revision=revision or None, allow_patterns=list(HUB_FILES)
-        )
-    except Exception as error:
-        raise TokenizerError(
-            f"neither a directory here nor on the hub ({type(error).__name__}: {error})",
-            path=name,
-        ) from error
-    return Path(found)
 
 
 def load(
@@ -120,12 +71,14 @@ def _load_place(
     if not place.file.is_file():
         if backend == "auto" and door.is_installed():
             return _load_auto(place, trust_remote_code)
-        remedy = f"; to convert what is there: {door.INSTALL}" if backend == "auto" else ""
+        remedy = f"; to convert what is there: {INSTALL}" if backend == "auto" else ""
         raise TokenizerError(f"there is no tokenizer.json{remedy}", path=place.directory)
     try:
         data = place.file.read_bytes()
     except OSError as error:
         raise TokenizerError(f"cannot read it: {error.strerror}", path=place.file) from error
+    if (place.directory / CHECKSUMS).is_file() and not place.named:
+        _check_copy(place.directory)
     ours = Tokenizer(
         data,
         template=read_template(place.directory),
@@ -136,6 +89,18 @@ def _load_place(
     if backend == "auto" and not place.named and door.is_installed():
         _refuse_ambiguity(place, ours, template_given, trust_remote_code)
     return ours
+
+
+def _check_copy(directory: Path) -> None:
+    """A copy that tokenmill made must be as it was made; a flipped bit would be other ids."""
+    for name, expected in read_config(directory, CHECKSUMS).items():
+        path = directory / os.path.basename(name)
+        actual = fingerprint.checksum(path.read_bytes()) if path.is_file() else "nothing"
+        if actual != expected:
+            raise CorruptionError(
+                f"checksum {actual}, expected {expected}; remove this directory and prepare again",
+                path=path,
+            )
 
 
 def _load_auto(place: Place, trust_remote_code: bool) -> Tokenizer:

@@ -1,0 +1,164 @@
+"""Deriving: another ``max_length`` without tokenizing again.
+
+With ``overlong="drop"`` a limit only decides which rows are kept, so the slice of one limit can be
+made from the slice of another by copying rows: from a larger limit (or none) always, from a smaller
+one when that dropped nothing as overlong. The result is bit for bit what tokenizing would have
+given, including the words of its rejections; tests compare the two.
+
+Which limits were built before for the same *base* (everything that shapes a row except the limit)
+is remembered as empty files ``<cache>/limits/<base>/<limit>``: a hint, whose absence costs time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tokenmill.build.keys import shape_key
+from tokenmill.errors import CorruptionError
+from tokenmill.files import make_directory
+from tokenmill.store import CacheLayout
+from tokenmill.store.columns import SliceColumns
+from tokenmill.store.record import RejectedRow
+from tokenmill.store.slices import SliceReader, read_record
+from tokenmill.store.write import encode_slice, publish_slice
+from tokenmill.tokenizer import overlong_message
+
+ENTRY = "tokenmill.build.derive:open_deriver"
+_NO_LIMIT = "none"
+
+
+def base_key(recipe: dict[str, Any], identity: str) -> str:
+    """Everything that shapes a row except its limit."""
+    return shape_key({**recipe, "max_length": None, "overlong": None}, identity)
+
+
+def known_limits(root: Path, base: str) -> list[int | None]:
+    """Limits built before for a base: none first, then the largest, whose slices hold the most."""
+    try:
+        names = [path.name for path in (root / "limits" / base).iterdir()]
+    except OSError:
+        return []
+    numbers = sorted((int(name) for name in names if name.isdigit()), reverse=True)
+    return [None, *numbers] if _NO_LIMIT in names else list(numbers)
+
+
+def remember_limit(root: Path, base: str, limit: int | None) -> None:
+    """Note that slices of this limit are being built."""
+    directory = root / "limits" / base
+    with contextlib.suppress(OSError):  # a hint only
+        make_directory(directory, root)
+        (directory / (_NO_LIMIT if limit is None else str(limit))).touch()
+
+
+def can_serve(layout: CacheLayout, key: str, limit: int | None, wanted: int | None) -> bool:
+    """Whether the slice of one limit holds every row that another would keep."""
+    files = layout.slice(key)
+    if not files.record.exists():
+        return False
+    if limit is None or (wanted is not None and limit >= wanted):
+        return True
+    try:
+        record, _ = read_record(files)
+    except CorruptionError:
+        return False
+    return all(row.reason != "overlong" for row in record.rejected)
+
+
+def open_deriver(options: dict[str, Any]) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """Entry for executors: returns the function that derives one slice."""
+    layout = CacheLayout(Path(options["cache"]))
+    limit = options["max_length"]
+
+    def derive(payload: dict[str, Any]) -> dict[str, Any]:
+        source = layout.slice(payload["from"])
+        try:
+            reader = SliceReader(source, None, mapped=False, check=True)
+            columns = kept_columns(reader, limit)
+        except CorruptionError:
+            return {"built": False, "derived": False}  # then it is tokenized like any other
+        publish_slice(layout, encode_slice(payload["key"], columns))
+        return {"built": False, "derived": True}
+
+    return derive
+
+
+def kept_columns(reader: SliceReader, limit: int | None) -> SliceColumns:
+    """The columns of a slice under another limit."""
+    record = reader.record
+    lengths = reader.column("length")
+    keep = np.ones(record.rows, bool) if limit is None else lengths <= limit
+    starts = np.asarray(reader.starts, np.int64)
+    ends, bounds, roles = reader.all_turns()
+    rejected = [_reworded(row, limit) for row in record.rejected]
+    rejected += [_dropped(reader, int(row), limit) for row in np.flatnonzero(~keep)]
+    kept_turns = np.repeat(keep, np.diff(bounds))
+    names, numbers = _renumbered(record.roles, roles[kept_turns])
+    ids, mask = reader.all_tokens()
+    kept_tokens = np.repeat(keep, np.diff(starts))
+    return SliceColumns(
+        ids=ids[kept_tokens],
+        mask=mask[kept_tokens],
+        starts=_starts(np.diff(starts)[keep]),
+        row=reader.column("row_in_slice")[keep],
+        part=reader.column("part")[keep],
+        line=reader.column("line_in_slice")[keep],
+        offset=reader.column("offset_in_slice")[keep],
+        raw_length=reader.column("raw_length")[keep],
+        digest=reader.column("digest")[keep],
+        turn_ends=ends[kept_turns],
+        turn_roles=numbers,
+        turn_starts=_starts(np.diff(bounds)[keep]),
+        roles=names,
+        source_rows=record.source_rows,
+        rows_in=record.rows_in,
+        rejected=sorted(rejected, key=lambda row: (row.row, row.part)),
+        carried={
+            name: [
+                text for text, kept in zip(reader.carried_texts(name), keep, strict=True) if kept
+            ]
+            for name in record.carried
+        },
+    )
+
+
+def _starts(lengths: NDArray[Any]) -> NDArray[np.int64]:
+    return np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]).astype(np.int64)
+
+
+def _renumbered(
+    names: tuple[str, ...], roles: NDArray[np.int8]
+) -> tuple[tuple[str, ...], NDArray[np.int8]]:
+    """Role numbers in order of first appearance, as a slice made from these rows alone has them."""
+    present, first = np.unique(roles, return_index=True)
+    order = present[np.argsort(first)]
+    number = np.zeros(max(len(names), 1), np.int8)
+    number[order] = np.arange(len(order))
+    return tuple(names[n] for n in order), number[roles]
+
+
+def _reworded(row: RejectedRow, limit: int | None) -> RejectedRow:
+    """A row that was too long before is too long now: under the limit of this recipe."""
+    if row.reason != "overlong" or limit is None:
+        return row
+    return RejectedRow(
+        row.row, row.part, row.line, row.offset, row.length, row.reason, overlong_message(limit)
+    )
+
+
+def _dropped(reader: SliceReader, number: int, limit: int | None) -> RejectedRow:
+    assert limit is not None
+    return RejectedRow(
+        row=int(reader.column("row_in_slice")[number]),
+        part=int(reader.column("part")[number]),
+        line=int(reader.column("line_in_slice")[number]),
+        offset=int(reader.column("offset_in_slice")[number]),
+        length=int(reader.column("raw_length")[number]),
+        reason="overlong",
+        detail=overlong_message(limit),
+    )

@@ -1,0 +1,159 @@
+"""Building what is missing: rounds of tasks until every slice of the plan is published.
+
+A `Builder` walks the plan from a place of its own (so that builders that run at the same time meet
+late), passes over slices that are published or that a live builder has claimed, and hands the rest
+to the executor: first those that can be *derived* from another limit's slice, which needs no
+tokenizer, then those to be *built*. What others had claimed is looked at again in the next round:
+by then it is published, or its claimer is dead and it is ours to take.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import random
+import time
+from collections.abc import Iterator
+from dataclasses import fields
+from typing import Any
+
+from tokenmill.build import derive, slices
+from tokenmill.build.claims import Claims
+from tokenmill.build.executors import Executor, Setup, Task
+from tokenmill.build.keys import slice_key
+from tokenmill.build.plan import Plan
+from tokenmill.build.progress import Progress
+from tokenmill.build.proof import Account
+from tokenmill.build.recipe import Recipe, RunOptions
+from tokenmill.source import Block
+from tokenmill.store import CacheLayout
+
+WAIT_S = 0.2  # seconds between looks at slices that other builders are at
+
+
+class Builder:
+    """One process's share in building a plan.
+
+    Args:
+        plan: What is needed.
+        cache: Where it goes.
+        executor: Where the work runs.
+        options: How.
+        account: Receives what workers report.
+        progress: Receives what was done.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        cache: CacheLayout,
+        executor: Executor,
+        options: RunOptions,
+        account: Account,
+        progress: Progress,
+    ) -> None:
+        self._plan = plan
+        self._cache = cache
+        self._executor = executor
+        self._options = options
+        self._account = account
+        self._progress = progress
+        self._under_way: dict[int, tuple[str, Block]] = {}  # the few tasks handed out
+        self._passed_over = 0
+        # Where a builder starts decides only who makes which slice, so it may be random.
+        self._first = random.SystemRandom().randrange(max(plan.slices, 1))
+
+    def build_all(self) -> None:
+        """Return when every slice of the plan is published."""
+        plan = self._plan
+        derive.remember_limit(self._cache.root, plan.base, plan.recipe.max_length)
+        with Claims(self._cache.root) as claims:
+            while True:
+                if not self._options.force_recache:
+                    self._run(self._derive_setup(), self._derive_tasks(claims), claims)
+                self._passed_over = 0
+                self._run(self._build_setup(), self._build_tasks(claims), claims)
+                if not self._passed_over:
+                    return
+                time.sleep(WAIT_S)
+
+    def _run(self, setup: Setup, tasks: Iterator[Task], claims: Claims) -> None:
+        with contextlib.closing(self._executor.run(setup, tasks)) as finished:  # type: ignore[type-var]
+            for done in finished:
+                key, block = self._under_way.pop(done.number)
+                claims.release(key)
+                self._account.add(done.result)
+                self._progress.add(rows=block.rows, size=block.length)
+
+    def _missing(self) -> Iterator[tuple[int, str, Block]]:
+        """Slices that are not published, from this builder's own place on."""
+        numbered = itertools.chain(
+            itertools.islice(enumerate(self._plan.walk()), self._first, None),
+            itertools.islice(enumerate(self._plan.walk()), 0, self._first),
+        )
+        for number, (key, block) in numbered:
+            if self._options.force_recache or not self._cache.slice(key).record.exists():
+                yield number, key, block
+
+    def _build_setup(self) -> Setup:
+        return Setup(
+            slices.ENTRY,
+            {
+                "recipe": _to_travel(self._plan.recipe),
+                "tokenizer": str(self._cache.tokenizer(self._plan.card.key)),
+                "card": self._plan.card.as_dict(),
+                "engine": self._options.engine,
+                "cache": str(self._cache.root),
+                "rebuild": self._options.force_recache,
+            },
+        )
+
+    def _build_tasks(self, claims: Claims) -> Iterator[Task]:
+        for number, key, block in self._missing():
+            if not self._options.force_recache and not claims.take(key):
+                self._passed_over += 1
+                continue
+            self._under_way[number] = key, block
+            last = block.first_row + block.rows - 1
+            label = f"{block.path}, rows {block.first_row} to {last}"
+            yield Task(number, {"key": key, "block": slices.from_block(block)}, label)
+
+    def _derive_setup(self) -> Setup:
+        limit = self._plan.recipe.max_length
+        return Setup(derive.ENTRY, {"cache": str(self._cache.root), "max_length": limit})
+
+    def _derive_tasks(self, claims: Claims) -> Iterator[Task]:
+        recipe = self._plan.recipe
+        if recipe.overlong != "drop" and recipe.max_length is not None:
+            return
+        limits = derive.known_limits(self._cache.root, self._plan.base)
+        shapes = {
+            limit: self._plan.shape_with_limit(limit)
+            for limit in limits
+            if limit != recipe.max_length
+        }
+        if not shapes:
+            return
+        for number, key, block in self._missing():
+            for limit, shape in shapes.items():
+                other = slice_key(shape, block)
+                if not derive.can_serve(self._cache, other, limit, recipe.max_length):
+                    continue
+                if claims.take(key):
+                    self._under_way[number] = key, block
+                    yield Task(number, {"key": key, "from": other}, f"{block.path}, derived")
+                break
+
+
+def _to_travel(recipe: Recipe) -> dict[str, Any]:
+    """The recipe without what a worker does not need or what cannot travel."""
+    document = {field.name: getattr(recipe, field.name) for field in fields(recipe)}
+    kwargs = recipe.template_kwargs
+    return {
+        **document,
+        "sources": ["-"],
+        "tokenizer": None,
+        "chat_template": None,  # it is in the tokenizer's copy
+        "template_kwargs": None if kwargs is None else dict(kwargs),
+        "carry": list(recipe.carry),
+    }

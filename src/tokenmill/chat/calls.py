@@ -1,0 +1,145 @@
+"""Tools, tool calls and typed content parts: the normalisations that are documented.
+
+Data sets write one thing in several ways; templates understand one of them. What is rewritten
+here, and nothing else (promise P14):
+
+* tools: a list, one description, or either as JSON text, become a list; null and empty text: none;
+* tool calls: a list, one call, or either as JSON text, become a list;
+* a call's ``arguments`` that are the JSON text of an object become that object;
+* content parts of type text (``text`` or ``value``) are joined to one string; reasoning parts
+  become ``reasoning_content``, tool_call parts ``tool_calls``; where other parts (images) remain,
+  the content stays a list, its text parts spelled ``{"type": "text", "text": …}``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from tokenmill.errors import RowError
+
+TEXT_PARTS = ("text", "input_text", "output_text")
+REASONING_PARTS = ("reasoning", "thinking")
+CALL_PARTS = ("tool_call", "function_call")
+
+
+def decode(text: str, what: str) -> Any:
+    """The value of JSON text inside a row, by the same parser as the row itself."""
+    try:
+        return msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError, UnicodeEncodeError) as error:
+        raise RowError(f"{what} is a string but not JSON: {error}") from error
+
+
+def tool_list(value: Any) -> list[Any] | None:
+    """The tool descriptions of a row as a list, None where it has none."""
+    if isinstance(value, str):
+        value = decode(value, "tools") if value.strip() else None
+    if value is None:
+        return None
+    if isinstance(value, dict):
+        return [value]
+    if not isinstance(value, list):
+        raise RowError(f"tools must be a list, not {type(value).__name__}")
+    tools = [decode(tool, "a tool") if isinstance(tool, str) else tool for tool in value]
+    for tool in tools:
+        if not isinstance(tool, dict):
+            raise RowError(f"a tool must be an object, not {type(tool).__name__}")
+    return tools
+
+
+def call_list(value: Any) -> list[dict[str, Any]]:
+    """Tool calls as a list of objects with decoded arguments."""
+    if isinstance(value, str):
+        value = decode(value, "tool_calls") if value.strip() else []
+    if value is None:
+        return []
+    if isinstance(value, dict):
+        value = [value]
+    if not isinstance(value, list):
+        raise RowError(f"tool_calls must be a list, not {type(value).__name__}")
+    return [_call(call) for call in value]
+
+
+def _call(call: Any) -> dict[str, Any]:
+    if isinstance(call, str):
+        call = decode(call, "a tool call")
+    if not isinstance(call, dict):
+        raise RowError(f"a tool call must be an object, not {type(call).__name__}")
+    function = call.get("function")
+    if isinstance(function, dict):
+        decoded = _arguments(function)
+        return call if decoded is function else {**call, "function": decoded}
+    return _arguments(call)
+
+
+def _arguments(function: dict[str, Any]) -> dict[str, Any]:
+    arguments = function.get("arguments")
+    if not isinstance(arguments, str):
+        return function
+    try:
+        value = msgspec.json.decode(arguments)
+    except (msgspec.DecodeError, RecursionError, UnicodeEncodeError):
+        return function  # not JSON: the template gets the text as it is
+    return {**function, "arguments": value} if isinstance(value, dict) else function
+
+
+def function_call(value: Any, what: str) -> list[dict[str, Any]]:
+    """Calls written as ``{"name": …, "arguments": …}`` text, in the form templates know."""
+    found = decode(value, what) if isinstance(value, str) else value
+    calls = found if isinstance(found, list) else [found]
+    named = []
+    for call in calls:
+        if not isinstance(call, dict) or not isinstance(call.get("function", call), dict):
+            raise RowError(f"{what} must be an object with a name and arguments")
+        if not isinstance(call.get("function", call).get("name"), str):
+            raise RowError(f"{what} has no name")
+        named.append(call if "function" in call else {"type": "function", "function": call})
+    return call_list(named)
+
+
+def join_parts(message: dict[str, Any], parts: list[Any]) -> dict[str, Any]:
+    """A message whose content is a list of typed parts, with the known parts put in place."""
+    texts: list[str] = []
+    others: list[Any] = []
+    reasoning: list[str] = []
+    calls: list[dict[str, Any]] = []
+    mixed = False
+    for part in parts:
+        if isinstance(part, str):
+            part = {"type": "text", "text": part}
+        if not isinstance(part, dict):
+            raise RowError(f"a content part must be an object, not {type(part).__name__}")
+        kind = part.get("type") or ("text" if "text" in part else None)
+        if kind in TEXT_PARTS:
+            text = _text(part, "text")
+            texts.append(text)
+            others.append({**_without(part, ("value",)), "type": "text", "text": text})
+        elif kind in REASONING_PARTS:
+            reasoning.append(_text(part, str(kind)))
+        elif kind in CALL_PARTS:
+            calls += function_call(part.get("value", part.get("text", part)), "a tool_call part")
+        else:
+            mixed = True
+            others.append(part)
+    result = {**message, "content": others if mixed else "".join(texts)}
+    if reasoning and result.get("reasoning_content") is None:
+        result["reasoning_content"] = "".join(reasoning)
+    if calls:
+        result["tool_calls"] = call_list(result.get("tool_calls")) + calls
+    return result
+
+
+def _without(part: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
+    return {name: value for name, value in part.items() if name not in names}
+
+
+def _text(part: dict[str, Any], kind: str) -> str:
+    for name in (kind, "text", "value", "content"):
+        value = part.get(name)
+        if isinstance(value, str):
+            return value
+    if any(name in part and part[name] is None for name in (kind, "text", "value")):
+        return ""
+    raise RowError(f"a content part of type {kind!r} holds no text")

@@ -1,0 +1,245 @@
+"""From a row of any known shape to one conversation.
+
+A *shape* is how a data set writes a conversation: OpenAI messages, ShareGPT (``from``/``value``),
+Alpaca (instruction, input, output), prompt+completion, plain text. `read` recognises the shape by
+the row's keys (or takes the one the spec names) and returns a `Conversation`, or a `Plain` for
+text and for prompt+completion strings, which no template touches.
+
+Nothing is invented: unknown keys pass through to the template, and the rewritings are the ones
+that `calls` and `docs/masks.md` list. A row that is no conversation raises `RowError` (bad_shape).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tokenmill.chat.calls import call_list, function_call, join_parts, tool_list
+from tokenmill.chat.spec import ChatSpec
+from tokenmill.errors import RowError
+
+Message = dict[str, Any]
+
+SHAREGPT_ROLES = {
+    "human": "user",
+    "user": "user",
+    "gpt": "assistant",
+    "assistant": "assistant",
+    "chatgpt": "assistant",
+    "model": "assistant",
+    "system": "system",
+    "developer": "developer",
+    "function_call": "assistant",
+    "observation": "tool",
+    "tool": "tool",
+    "function": "tool",
+    "function_response": "tool",
+}
+
+
+@dataclass(slots=True)
+class Conversation:
+    """Messages in a template's language.
+
+    ``completion`` is the index of the first message that belongs to a completion (0 where the row
+    has none), ``simple`` says that every message holds a role and a text and nothing else.
+    """
+
+    shape: str
+    messages: list[Message]
+    tools: list[Any] | None = None
+    completion: int = 0
+    simple: bool = False
+
+
+@dataclass(slots=True)
+class Plain:
+    """Text that no template touches: ``prompt`` is not trained, ``text`` is."""
+
+    shape: str
+    prompt: str
+    text: str
+
+
+def read(row: Any, spec: ChatSpec) -> Conversation | Plain:
+    """Recognise one row.
+
+    Raises:
+        RowError: The row has none of the known shapes, or not the one the spec names.
+    """
+    if not isinstance(row, dict):
+        raise RowError(f"a row must be an object, not {type(row).__name__}")
+    shape = spec.format
+    if shape == "auto":
+        shape = detect(row, spec)
+    if shape == "text":
+        return Plain("text", "", _string(row, spec.text_key))
+    if shape == "prompt_completion":
+        return _pair(row, spec)
+    if shape == "alpaca":
+        found = _alpaca(row)
+    else:
+        key = _messages_key(row, spec)
+        turns = row[key]
+        if type(turns) is not list:
+            turns = _list(turns, key)
+        if shape == "messages":
+            found = conversation("messages", turns)
+        else:
+            found = Conversation("sharegpt", [_sharegpt(turn) for turn in turns])
+    tools = row.get(spec.tools_key)
+    if tools is not None:
+        found.tools = tool_list(tools)
+    system = row.get(spec.system_key)
+    if system is not None:
+        _lead_with_system(found, system)
+    if not found.messages:
+        raise RowError("the conversation is empty")
+    return found
+
+
+def detect(row: dict[str, Any], spec: ChatSpec) -> str:
+    """The shape that a row's keys tell."""
+    for key in (spec.messages_key,) if spec.messages_key else ("messages", "conversations"):
+        turns = row.get(key)
+        if turns is not None:
+            first = turns[0] if isinstance(turns, list) and turns else None
+            if isinstance(first, dict) and "role" not in first and "from" in first:
+                return "sharegpt"
+            return "messages"
+    if row.get(spec.prompt_key) is not None and row.get(spec.completion_key) is not None:
+        return "prompt_completion"
+    if row.get("instruction") is not None and row.get("output") is not None:
+        return "alpaca"
+    if row.get(spec.text_key) is not None:
+        return "text"
+    known = ", ".join(sorted(map(str, row))[:8])
+    raise RowError(
+        "no conversation, pair or text in this row; its columns are "
+        f"{known or 'none'} (messages_key=, prompt_key=, text_key= name others)"
+    )
+
+
+def conversation(shape: str, turns: list[Any]) -> Conversation:
+    """OpenAI messages, rewritten only where the documented normalisations say so."""
+    for turn in turns:
+        # The common case costs two lookups per message: a role and a text, nothing else.
+        if type(turn) is not dict or len(turn) != 2:
+            break
+        role = turn.get("role")
+        if type(turn.get("content")) is not str or type(role) is not str or not role:
+            break
+    else:
+        return Conversation(shape, turns, simple=True)
+    messages = [_message(turn) for turn in turns]
+    simple = all(len(turn) == 2 and type(turn["content"]) is str for turn in messages)
+    return Conversation(shape, messages, simple=simple)
+
+
+def _message(value: Any) -> Message:
+    if not isinstance(value, dict):
+        raise RowError(f"a message must be an object, not {type(value).__name__}")
+    turn: Message = value
+    role = turn.get("role")
+    if not isinstance(role, str) or not role:
+        raise RowError(f"a message has no role: its keys are {', '.join(sorted(turn)) or 'none'}")
+    content = turn.get("content")
+    if content is None:
+        turn = {**turn, "content": ""}
+    elif isinstance(content, list):
+        turn = join_parts(turn, content)
+    elif isinstance(content, dict) and content.get("type"):
+        turn = join_parts(turn, [content])
+    elif not isinstance(content, str):
+        raise RowError(f"content must be text or parts, not {type(content).__name__}")
+    calls = turn.get("tool_calls")
+    if calls is not None:
+        rewritten = call_list(calls)
+        if rewritten != calls:
+            turn = {**turn, "tool_calls": rewritten}
+    return turn
+
+
+def _sharegpt(turn: Any) -> Message:
+    if not isinstance(turn, dict):
+        raise RowError(f"a turn must be an object, not {type(turn).__name__}")
+    speaker = turn.get("from", turn.get("role"))
+    role = SHAREGPT_ROLES.get(speaker) if isinstance(speaker, str) else None
+    if role is None:
+        known = ", ".join(SHAREGPT_ROLES)
+        raise RowError(f"a turn is from {speaker!r}; known are {known}")
+    value = turn.get("value", turn.get("content"))
+    rest = {k: v for k, v in turn.items() if k not in ("from", "role", "value", "content")}
+    if speaker == "function_call":
+        calls = function_call(value, "a function_call turn")
+        return _message({"role": role, "content": "", "tool_calls": calls, **rest})
+    return _message({"role": role, "content": value, **rest})
+
+
+def _alpaca(row: dict[str, Any]) -> Conversation:
+    instruction = _string(row, "instruction")
+    context = row.get("input")
+    if context is not None and not isinstance(context, str):
+        raise RowError(f"'input' must be text, not {type(context).__name__}")
+    user = f"{instruction}\n\n{context}" if context else instruction
+    messages = [
+        {"role": "user", "content": user},
+        {"role": "assistant", "content": _string(row, "output")},
+    ]
+    return Conversation("alpaca", messages, completion=1, simple=True)
+
+
+def _pair(row: dict[str, Any], spec: ChatSpec) -> Conversation | Plain:
+    prompt, completion = row.get(spec.prompt_key), row.get(spec.completion_key)
+    if isinstance(prompt, str) and isinstance(completion, str):
+        return Plain("prompt_completion", prompt, completion)
+    head = _half(prompt, "user", spec.prompt_key)
+    tail = _half(completion, "assistant", spec.completion_key)
+    found = conversation("prompt_completion", [*head, *tail])
+    found.completion = len(head)
+    if row.get(spec.tools_key) is not None:
+        found.tools = tool_list(row[spec.tools_key])
+    if row.get(spec.system_key) is not None:
+        _lead_with_system(found, row[spec.system_key])
+    return found
+
+
+def _half(value: Any, role: str, key: str) -> list[Any]:
+    if isinstance(value, str):
+        return [{"role": role, "content": value}]
+    if isinstance(value, dict):
+        return [value]
+    if isinstance(value, list) and value:
+        return value
+    raise RowError(f"{key!r} must be text or messages, not {type(value).__name__}")
+
+
+def _lead_with_system(found: Conversation, system: Any) -> None:
+    if not isinstance(system, str):
+        raise RowError(f"the system column must be text, not {type(system).__name__}")
+    if not system or any(m["role"] in ("system", "developer") for m in found.messages):
+        return
+    found.messages = [{"role": "system", "content": system}, *found.messages]
+    if found.completion or found.shape in ("prompt_completion", "alpaca"):
+        found.completion += 1
+
+
+def _messages_key(row: dict[str, Any], spec: ChatSpec) -> str:
+    names = (spec.messages_key,) if spec.messages_key else ("messages", "conversations")
+    for name in names:
+        if row.get(name) is not None:
+            return name
+    raise RowError(f"no column {' or '.join(map(repr, names))} in this row")
+
+
+def _list(value: Any, key: str) -> list[Any]:
+    if isinstance(value, tuple):
+        return list(value)
+    raise RowError(f"{key!r} must be a list of messages, not {type(value).__name__}")
+
+
+def _string(row: dict[str, Any], key: str) -> str:
+    value = row.get(key)
+    if not isinstance(value, str):
+        raise RowError(f"{key!r} must be text, not {type(value).__name__}")
+    return value

@@ -1,0 +1,241 @@
+"""The reference renderer: jinja2 set up as transformers sets it up, with limits.
+
+`ReferenceTemplate` compiles one chat template and renders conversations. The environment is the
+one `apply_chat_template` uses: the immutable sandbox, trimmed blocks, loop controls, a `tojson`
+that does not escape HTML, `raise_exception`, `strftime_now`, and `{% generation %}` blocks. Ours
+differs in three ways that no honest template notices: work and output are bounded (`limits`), the
+date is pinned by the recipe instead of read from a clock, and what depends on chance (`random`,
+`lipsum`) is refused. Generation blocks put two private-use characters around what they print, so
+that their place survives macros and filters; `render` takes them out again and returns the spans.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+import jinja2
+import jinja2.ext
+import jinja2.nodes
+import jinja2.runtime
+import jinja2.utils
+
+from tokenmill.chat import limits
+from tokenmill.chat.sandbox import BoundedEnvironment, TemplateRaised
+from tokenmill.errors import RowError, TemplateError
+
+GENERATION_TAG = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
+REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
+REMEDY = 'the template prints the date: pin it with date="2026-11-15" (--date 2026-11-15)'
+DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
+MONTHS = (
+    "January", "February", "March", "April", "May", "June", "July", "August", "September",
+    "October", "November", "December",
+)  # fmt: skip
+
+
+class DateAsked(Exception):
+    """A template called strftime_now and no date is pinned."""
+
+
+class GenerationBlocks(jinja2.ext.Extension):
+    """Parses ``{% generation %}`` and asks the environment what to print around its body."""
+
+    tags = {"generation"}  # noqa: RUF012 - jinja2's own spelling
+
+    def parse(self, parser: Any) -> jinja2.nodes.Node:
+        """Turn the block into a call block, which is what transformers does."""
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        call = self.call_method("_wrap")
+        return jinja2.nodes.CallBlock(call, [], [], body).set_lineno(line)
+
+    def _wrap(self, caller: Any) -> str:
+        opening, closing = self.environment.generation_marks  # type: ignore[attr-defined]
+        return f"{opening}{caller()}{closing}"
+
+
+class Namespace(jinja2.utils.Namespace):
+    """`namespace()` that keeps underscore names out, as transformers' does."""
+
+    def __init__(*args: Any, **kwargs: Any) -> None:
+        self, rest = args[0], args[1:]
+        attributes = dict(*rest, **kwargs)
+        for name in attributes:
+            _refuse_underscore(name)
+        jinja2.utils.Namespace.__init__(self, attributes)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _refuse_underscore(name)
+        super().__setitem__(name, value)
+
+
+def _refuse_underscore(name: Any) -> None:
+    if isinstance(name, str) and name.startswith("_"):
+        raise jinja2.exceptions.SecurityError(f"namespace attribute {name!r} is not allowed")
+
+
+class TemplateDict:
+    """The `dict` that templates may call."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+        """As the builtin."""
+        return dict(*args, **kwargs)
+
+    def fromkeys(self, *args: Any) -> dict[Any, Any]:
+        """As the builtin's class method."""
+        return dict.fromkeys(*args)
+
+
+def tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """JSON without HTML escapes, as transformers gives it to templates."""
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+    )
+
+
+def pinned_strftime(date: str | None) -> Any:
+    """`strftime_now` of a day that does not move, in the C locale whatever the host's is."""
+    day = None if date is None else datetime.strptime(date, "%Y-%m-%d")
+
+    def strftime_now(format: str) -> str:  # noqa: A002 - the name templates may use
+        if day is None:
+            raise DateAsked
+        limits.price_format(format)
+        words = {
+            "%a": DAYS[day.weekday()][:3],
+            "%A": DAYS[day.weekday()],
+            "%b": MONTHS[day.month - 1][:3],
+            "%h": MONTHS[day.month - 1][:3],
+            "%B": MONTHS[day.month - 1],
+            "%p": "AM",
+        }
+        named = re.sub("%(?:%|[aAbhBp])", lambda m: words.get(m[0], m[0]), format)
+        return day.strftime(named)
+
+    return strftime_now
+
+
+def _raise(message: Any) -> None:
+    raise TemplateRaised(str(message))
+
+
+def alias_reasoning(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Reasoning under the names that templates read, as transformers fills them in."""
+    aliased = messages
+    for index, message in enumerate(messages):
+        for key in REASONING_KEYS:
+            reasoning = message.get(key)
+            if reasoning is not None:
+                if aliased is messages:
+                    aliased = list(messages)
+                aliased[index] = {"thinking": reasoning, **message, "reasoning_content": reasoning}
+                break
+    return aliased
+
+
+def characters(value: Any) -> int:
+    """How much text (and how many values) a template is given."""
+    if isinstance(value, str):
+        return len(value) + 1
+    if isinstance(value, dict):
+        return 1 + sum(characters(key) + characters(item) for key, item in value.items())
+    if isinstance(value, (list, tuple)):
+        return 1 + sum(map(characters, value))
+    return 1
+
+
+class ReferenceTemplate:
+    """One compiled chat template.
+
+    Args:
+        source: Jinja source.
+        variables: Special tokens and template_kwargs: what every render of it sees.
+        date: The pinned day, None where the recipe pins none.
+    """
+
+    def __init__(self, source: str, variables: Mapping[str, Any], date: str | None) -> None:
+        self.source = source
+        self.variables = {"documents": None, **variables}
+        self._environment = BoundedEnvironment([GenerationBlocks, jinja2.ext.loopcontrols])
+        self._environment.filters["tojson"] = self._environment.bounded("tojson", tojson)
+        self._environment.globals["raise_exception"] = _raise
+        self._environment.globals["strftime_now"] = pinned_strftime(date)
+        self._environment.globals["dict"] = TemplateDict()
+        self._environment.globals["namespace"] = Namespace
+        self.has_generation = bool(GENERATION_TAG.search(source))
+        try:
+            self.tree = self._environment.parse(source)
+            code = self._environment.compile(self.tree)
+            self._template = jinja2.Template.from_code(
+                self._environment, code, self._environment.make_globals(None)
+            )
+        except jinja2.TemplateSyntaxError as error:
+            raise TemplateError(f"line {error.lineno} of the template: {error.message}") from error
+        except (jinja2.TemplateError, RecursionError, ValueError, OverflowError) as error:
+            raise TemplateError(f"the template cannot be compiled: {error}") from error
+
+    def render(
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[Any] | None = None,
+        *,
+        add_generation_prompt: bool = False,
+        generation_marks: tuple[str, str] = ("", ""),
+    ) -> str:
+        """The text of one conversation.
+
+        Args:
+            messages: The conversation.
+            tools: Tool descriptions.
+            add_generation_prompt: Whether to open an assistant turn at the end.
+            generation_marks: What to print before and after every generation block.
+
+        Raises:
+            RowError: The template refuses the conversation (template_error) or takes too much of
+                the machine (limit).
+            TemplateError: It asks for a date that is not pinned.
+        """
+        budget = self._environment.budget
+        size = characters(messages) + (characters(tools) if tools else 0)
+        budget.refill(size)
+        self._environment.generation_marks = generation_marks
+        pieces: list[str] = []
+        try:
+            for piece in self._template.generate(
+                messages=alias_reasoning(messages),
+                tools=tools,
+                add_generation_prompt=add_generation_prompt,
+                **self.variables,
+            ):
+                budget.make(len(piece))
+                pieces.append(piece)
+        except DateAsked:
+            raise TemplateError(REMEDY) from None
+        except limits.LimitReached as error:
+            raise RowError(f"{error}", reason="limit") from error
+        except (RecursionError, MemoryError, OverflowError) as error:
+            raise RowError(
+                f"the template goes too deep or too far: {error}", reason="limit"
+            ) from error
+        except TemplateRaised as error:
+            raise RowError(f"the template refuses: {error}", reason="template_error") from error
+        except Exception as error:  # a template can raise whatever Python can
+            kind = type(error).__name__
+            raise RowError(
+                f"the template fails ({kind}: {error})", reason="template_error"
+            ) from error
+        return "".join(pieces)

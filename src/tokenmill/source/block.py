@@ -1,0 +1,221 @@
+"""Blocks: the pieces of a source that a build hands to its workers.
+
+A `Block` is a small value that any process can read back with `read_block`, without an index: it
+carries the byte span (or row range) and the digest that the bytes must have. `BlockRows` is what
+is in it: raw bytes and parsed value (or `RowError`) of every row, with positions relative to the
+block, so that equal blocks in different files give equal results.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+import xxhash
+
+from tokenmill.errors import RowError, SourceChanged
+from tokenmill.source.bytefile import ByteFile, LocalFile, Signature
+from tokenmill.source.cut import Integers
+from tokenmill.source.limits import MAX_ROW, MIB
+from tokenmill.source.parse import over_limit, parse
+from tokenmill.source.scan import BLANK, BOM
+
+
+class Block(msgspec.Struct, frozen=True, kw_only=True):
+    """A run of rows of one file.
+
+    Attributes:
+        file: Position of the file in ``rows.files``.
+        path: The file as the caller names it.
+        kind: "lines", "array", "parquet" or "arrow".
+        first_row: Number of its first row within the file.
+        rows: How many rows it has; a stretch of blank lines can be a block without any.
+        first_line: Physical line at which it starts, from 1; None for columnar files.
+        offset: Where it starts in the decompressed file; None for columnar files.
+        length: Bytes of it; for columnar files an estimate of the decoded size.
+        digest: 32 hex digits: xxh3-128 of the bytes; for columnar files of (content, row range).
+        location: The file as an absolute path.
+        copy: Directory of the seekable copy that holds the decompressed bytes, or empty.
+        signature: The file's stat when it was opened.
+        settled: Whether an equal signature proves equal bytes.
+        content: Digest of the whole file, for columnar files.
+    """
+
+    file: int
+    path: str
+    kind: str
+    first_row: int
+    rows: int
+    first_line: int | None
+    offset: int | None
+    length: int
+    digest: str
+    location: str
+    copy: str = ""
+    signature: tuple[int, int, int, int] = (0, 0, 0, 0)
+    settled: bool = True
+    content: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockRows:
+    """The rows of a block.
+
+    Attributes:
+        raw: The bytes of each row; empty for a row over the limit.
+        values: What the parser made of each: a dict, or the RowError with its full place.
+        line: Line within the block, from 0; -1 where the format has none.
+        offset: Byte offset within the block; -1 where the format has none.
+        length: Bytes of each row.
+    """
+
+    raw: list[bytes]
+    values: list[dict[str, Any] | RowError]
+    line: Integers
+    offset: Integers
+    length: Integers
+
+
+def read_block(block: Block) -> BlockRows:
+    """Read and parse a block.
+
+    Raises:
+        SourceChanged: The file no longer holds the bytes that the block was made of.
+    """
+    if block.kind in ("parquet", "arrow"):
+        from tokenmill.source.columnar import read_columnar_block
+
+        return read_columnar_block(block)
+    file = _open(block)
+    offset = block.offset or 0
+    if block.length > 2 * MAX_ROW:
+        return _over_limit(block, file, offset)
+    data = file.pread(block.length, offset)
+    if xxhash.xxh3_128_hexdigest(data) != block.digest:
+        raise changed(block)
+    spans = _line_spans(data, offset) if block.kind == "lines" else _element_spans(data, offset)
+    if len(spans) != block.rows:
+        # Cannot happen while digest and rule are the same; a wrong block must not pass.
+        raise changed(block)
+    raw = [data[start:end] for _, start, end in spans]
+    columns = np.array(spans, dtype=np.int64).reshape(-1, 3)
+    rows = BlockRows(
+        raw, [], columns[:, 0].copy(), columns[:, 1].copy(), columns[:, 2] - columns[:, 1]
+    )
+    for number, (text, (line, start, _)) in enumerate(zip(raw, spans, strict=True)):
+        try:
+            rows.values.append(parse(text))
+        except RowError as error:
+            rows.values.append(_placed(block, number, line, start, error))
+            if error.reason == "limit" and len(text) > MAX_ROW:
+                raw[number] = b""
+    return rows
+
+
+def _placed(block: Block, number: int, line: int, start: int, error: RowError) -> RowError:
+    placed = RowError(
+        error.message,
+        reason=error.reason,
+        path=block.path,
+        row=block.first_row + number,
+        line=None if block.first_line is None else block.first_line + line,
+        offset=None if block.offset is None else block.offset + start,
+    )
+    placed.__cause__ = error.__cause__
+    return placed
+
+
+def _open(block: Block) -> ByteFile:
+    if block.copy:
+        from pathlib import Path
+
+        from tokenmill.source.copy import CopyFile
+
+        return CopyFile(Path(block.copy), block.path)
+    # The digest decides, not the stat: a file that was only touched is still itself.
+    return LocalFile(block.location)
+
+
+def changed(block: Block) -> SourceChanged:
+    """The error for a block whose bytes are gone."""
+    return SourceChanged(
+        "the file changed since it was opened: these bytes are not what was planned; start again",
+        path=block.path,
+        row=block.first_row,
+        line=block.first_line,
+        offset=block.offset,
+    )
+
+
+def _line_spans(data: bytes, offset: int) -> list[tuple[int, int, int]]:
+    """(line, start, end) of every row, by the same rule as the scan."""
+    spans = []
+    start = 0
+    pieces = data.split(b"\n")
+    last = len(pieces) - 1
+    for line, piece in enumerate(pieces):
+        begin, end = start, start + len(piece)
+        if line < last and piece.endswith(b"\r"):
+            end -= 1
+        if line == 0 and offset == 0 and piece.startswith(BOM):
+            begin += len(BOM)
+        if data[begin : begin + 1] not in (b" ", b"\t", b"\r", b"\n", b"") or (
+            data[begin:end].strip(BLANK)
+        ):
+            spans.append((line, begin, end))
+        start += len(piece) + 1
+    return spans
+
+
+def _element_spans(data: bytes, offset: int) -> list[tuple[int, int, int]]:
+    from tokenmill.source.array import element_spans
+
+    starts, ends = element_spans(data, opens=offset == 0)
+    breaks = np.flatnonzero(np.frombuffer(data, dtype=np.uint8) == 10)
+    lines = np.searchsorted(breaks, starts)
+    return list(zip(lines.tolist(), starts.tolist(), ends.tolist(), strict=True))
+
+
+def _over_limit(block: Block, file: ByteFile, offset: int) -> BlockRows:
+    """A block of one row that is too long: check it without holding it."""
+    hashed, done = xxhash.xxh3_128(), 0
+    while done < block.length:
+        data = file.pread(min(MIB, block.length - done), offset + done)
+        if not data:
+            break
+        hashed.update(data)
+        done += len(data)
+    if hashed.hexdigest() != block.digest:
+        raise changed(block)
+    nothing = np.empty(0, dtype=np.int64)
+    if not block.rows:
+        return BlockRows([], [], nothing, nothing, nothing)
+    head = file.pread(len(BOM), offset)
+    start = len(BOM) if offset == 0 and head == BOM else 0
+    tail = file.pread(2, offset + block.length - 2)
+    end = block.length - (2 if tail == b"\r\n" else tail.endswith(b"\n"))
+    error = RowError(over_limit(end - start), reason="limit")
+    return BlockRows(
+        [b""],
+        [_placed(block, 0, 0, start, error)],
+        np.array([0], dtype=np.int64),
+        np.array([start], dtype=np.int64),
+        np.array([end - start], dtype=np.int64),
+    )
+
+
+def digest_of(file: ByteFile, offset: int, length: int) -> str:
+    """The digest of a span, read piece by piece."""
+    hashed, done = xxhash.xxh3_128(), 0
+    while done < length:
+        data = file.pread(min(MIB, length - done), offset + done)
+        if not data:
+            raise SourceChanged("the file became shorter", path=file.path, offset=offset + done)
+        hashed.update(data)
+        done += len(data)
+    return hashed.hexdigest()
+
+
+__all__ = ["Block", "BlockRows", "Signature", "changed", "digest_of", "read_block"]

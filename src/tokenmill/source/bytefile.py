@@ -1,0 +1,148 @@
+"""Bytes by offset: the door behind which files, copies and (later) remote objects stand.
+
+A `ByteFile` has a size, reads at an offset without a shared position (so threads and forked
+processes need no lock), and can tell whether it is still what it was. A `Signature` is what a
+stat says about a file; two equal ones mean "the same bytes" only when the file had come to rest
+before it was read, which `settled` decides as git does for its index.
+
+`LocalFile` is the only kind for now: one descriptor, closed when the last user drops it.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import time
+from typing import NamedTuple, Protocol
+
+from tokenmill.errors import SourceChanged, SourceError, SourceMissing, UsageError
+from tokenmill.source.limits import RACY_COARSE_NS, RACY_NS
+
+
+class ByteFile(Protocol):
+    """Anything that gives bytes by offset."""
+
+    path: str
+    size: int
+
+    def pread(self, length: int, offset: int) -> bytes:
+        """Up to ``length`` bytes from ``offset``; fewer only at the end."""
+        ...
+
+    def read_into(self, target: memoryview, offset: int) -> int:
+        """Fill a buffer from ``offset``; how many bytes were there."""
+        ...
+
+    def check(self) -> None:
+        """Raise `SourceChanged` when this is no longer the file that was opened."""
+        ...
+
+
+class Signature(NamedTuple):
+    """What tells one state of a file from another without reading it."""
+
+    size: int
+    mtime_ns: int
+    ctime_ns: int
+    inode: int
+
+    @classmethod
+    def of(cls, status: os.stat_result) -> Signature:
+        """Take it from a stat."""
+        return cls(status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
+
+    def settled(self, now_ns: int) -> bool:
+        """Whether a later write would be bound to show in the signature.
+
+        A file written within the clock tick of its own timestamps can be written again without
+        a trace. ``now_ns`` is the time before its first byte was read.
+        """
+        coarse = self.mtime_ns % 1_000_000 == 0 and self.ctime_ns % 1_000_000 == 0
+        margin = RACY_COARSE_NS if coarse else RACY_NS
+        return max(self.mtime_ns, self.ctime_ns) + margin < now_ns
+
+
+class LocalFile:
+    """A file of this machine's file systems, read with pread.
+
+    Args:
+        path: The file.
+        expected: The signature it must have; anything else is `SourceChanged`.
+    """
+
+    def __init__(self, path: str, expected: Signature | None = None) -> None:
+        self.path = path
+        self.fd = -1
+        self.opened_ns = time.time_ns()
+        try:
+            # Not blocking: a pipe given by mistake must be refused, not waited for.
+            self.fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            status = os.fstat(self.fd)
+        except FileNotFoundError as error:
+            if expected is not None:
+                raise SourceChanged("the file is gone", path=path) from error
+            raise SourceMissing("no such file", path=path) from error
+        except OSError as error:
+            raise SourceError(f"cannot be opened: {error.strerror}", path=path) from error
+        if not stat.S_ISREG(status.st_mode):
+            raise UsageError("not a regular file: rows need random access", path=path)
+        self.signature = Signature.of(status)
+        self.size = status.st_size
+        if expected is not None and self.signature != expected:
+            raise SourceChanged(_difference(expected, self.signature), path=path)
+
+    def __del__(self) -> None:
+        if self.fd >= 0:
+            os.close(self.fd)
+
+    def pread(self, length: int, offset: int) -> bytes:
+        """Read; a short answer of the kernel is continued."""
+        try:
+            data = os.pread(self.fd, length, offset)
+            while len(data) < length:
+                more = os.pread(self.fd, length - len(data), offset + len(data))
+                if not more:
+                    break
+                data += more
+        except OSError as error:
+            raise SourceError(
+                f"cannot be read: {error.strerror}", path=self.path, offset=offset
+            ) from error
+        return data
+
+    def read_into(self, target: memoryview, offset: int) -> int:
+        """Read into a reused buffer."""
+        done = 0
+        try:
+            while done < len(target):
+                step = os.preadv(self.fd, [target[done:]], offset + done)
+                if step == 0:
+                    break
+                done += step
+        except OSError as error:
+            raise SourceError(
+                f"cannot be read: {error.strerror}", path=self.path, offset=offset
+            ) from error
+        return done
+
+    def now(self) -> Signature:
+        """What the open file's stat says now; a file without a name counts as another."""
+        status = os.fstat(self.fd)
+        if status.st_nlink == 0:
+            raise SourceChanged("the file was removed or replaced", path=self.path)
+        return Signature.of(status)
+
+    def check(self) -> None:
+        """Compare the open file's stat with the one at opening."""
+        now = self.now()
+        if now != self.signature:
+            raise SourceChanged(_difference(self.signature, now), path=self.path)
+
+
+def _difference(before: Signature, after: Signature) -> str:
+    parts = [
+        f"{name} was {old}, is {new}"
+        for name, old, new in zip(before._fields, before, after, strict=True)
+        if old != new
+    ]
+    return f"the file changed since it was indexed ({', '.join(parts)}); open it again"

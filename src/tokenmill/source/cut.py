@@ -1,0 +1,160 @@
+"""Where blocks begin: a pure function of the bytes.
+
+A *block* is a run of whole lines (or array elements) of about 8 MiB and the unit in which content
+is hashed, built and reused. A block opens at the first row that *qualifies* once its predecessor
+holds `CUT_MIN` bytes. A row qualifies when a 64-bit hash of its own bytes falls below its share
+``length / CUT_MEAN`` of all hashes, so that block sizes do not depend on row sizes. Where no row
+qualifies in time, the line that would end beyond `CUT_MAX` opens a block; a line larger than that
+is a block of its own.
+
+Since the row alone decides, an insertion moves only the cuts beside it: the next qualifying row
+is the same as before. Nothing here knows of files or buffers: a `Cutter` is fed lines in portions
+of any size and gives the same cuts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from tokenmill.source.limits import CUT_HASHED, CUT_MAX, CUT_MEAN, CUT_MIN, CUT_SHORT
+
+Integers = npt.NDArray[np.int64]
+Hashes = npt.NDArray[np.uint64]
+Buffer = bytes | bytearray | memoryview
+
+SLACK = CUT_SHORT + 8  # bytes behind the data that hashing may touch without counting them
+_PORTION = 2048  # rows hashed before looking whether one qualified
+_MULTIPLY = np.uint64(0x9E3779B97F4A7C15)  # 2**64 / golden ratio, odd: spreads every input bit
+_FINAL_1 = np.uint64(0xBF58476D1CE4E5B9)  # the two multipliers of the splitmix64 finaliser
+_FINAL_2 = np.uint64(0x94D049BB133111EB)
+_SHARE = np.uint64((1 << 64) // CUT_MEAN)  # of all hashes, per byte of a row
+
+
+class Cutter:
+    """Finds the lines that open a block.
+
+    Args:
+        start: Offset at which the first block opens.
+    """
+
+    def __init__(self, start: int = 0) -> None:
+        self.block_start = start
+
+    def feed(
+        self, starts: Integers, stops: Integers, first_qualified: Callable[[int, int], int]
+    ) -> list[int]:
+        """Take the next lines.
+
+        Args:
+            starts: Offset of each line, ascending.
+            stops: Offset behind each line's terminator.
+            first_qualified: Given ``lo, hi``, the first of these lines that is a row and
+                qualifies, else -1. Only asked for lines beyond the minimum.
+
+        Returns:
+            Positions, within the fed lines, of those that open a block.
+        """
+        cuts: list[int] = []
+        count, next_line = len(starts), 0
+        while next_line < count:
+            eligible = int(np.searchsorted(starts, self.block_start + CUT_MIN))
+            forced = int(np.searchsorted(stops, self.block_start + CUT_MAX, side="right"))
+            if forced < count and starts[forced] <= self.block_start:
+                forced += 1  # the block's first line is larger than a block: it stays alone
+            lo, hi = max(next_line, eligible), min(forced, count)
+            cut = first_qualified(lo, hi) if lo < hi else -1
+            if cut < 0:
+                if forced >= count:
+                    break
+                cut = forced
+            cuts.append(cut)
+            self.block_start = int(starts[cut])
+            next_line = cut + 1
+        return cuts
+
+
+def first_qualified(buffer: Buffer, starts: Integers, lengths: Integers, lo: int, hi: int) -> int:
+    """The first row of ``lo:hi`` that qualifies, else -1.
+
+    Args:
+        buffer: Holds the rows; with `SLACK` more bytes behind the last one nothing is copied.
+        starts: Offset of each row in the buffer.
+        lengths: Bytes of each row.
+        lo: First row to look at.
+        hi: Behind the last row to look at.
+    """
+    for first in range(lo, hi, _PORTION):
+        last = min(first + _PORTION, hi)
+        sizes = lengths[first:last]
+        hashes = row_hashes(buffer, starts[first:last], sizes)
+        shares = np.minimum(sizes, CUT_MEAN - 1).astype(np.uint64) * _SHARE
+        found = np.flatnonzero(hashes < shares)
+        if len(found):
+            return first + int(found[0])
+    return -1
+
+
+def row_hashes(buffer: Buffer, starts: Integers, lengths: Integers) -> Hashes:
+    """A 64-bit hash of each row (of its first `CUT_HASHED` bytes and its length).
+
+    Short rows, of which there are millions, go through numpy: their little-endian 8-byte words
+    (the last one padded with zeros) are folded one after the other into ``h = (h ^ word) * M``
+    with a shift between, then finished as in splitmix64. Longer rows go to xxh3.
+    """
+    hashes = np.empty(len(starts), dtype=np.uint64)
+    short = lengths <= CUT_SHORT
+    if short.all():
+        return _mix_short(buffer, starts, lengths)
+    chosen = np.flatnonzero(short)
+    hashes[chosen] = _mix_short(buffer, starts[chosen], lengths[chosen])
+    view = memoryview(buffer)
+    for row in np.flatnonzero(~short).tolist():
+        start, length = int(starts[row]), int(lengths[row])
+        part = view[start : start + min(length, CUT_HASHED)]
+        hashes[row] = xxhash.xxh3_64_intdigest(part, seed=length)
+    return hashes
+
+
+def _mix_short(buffer: Buffer, starts: Integers, lengths: Integers) -> Hashes:
+    if not len(starts):
+        return np.empty(0, dtype=np.uint64)
+    order = np.argsort(-lengths.astype(np.int16), kind="stable")  # longest first: a prefix is left
+    starts, lengths = starts[order], lengths[order]
+    mixed = lengths.astype(np.uint64) * _MULTIPLY
+    words = _words(buffer, starts, int(lengths[0]))
+    positions = np.arange(0, int(lengths[0]), 8)
+    with_word = np.searchsorted(-lengths, -positions, side="left").tolist()
+    with_whole_word = np.searchsorted(-lengths, -(positions + 8), side="right").tolist()
+    for number, (rows, whole) in enumerate(zip(with_word, with_whole_word, strict=True)):
+        word = words[:rows, number]
+        if whole < rows:  # what stands behind a row's end must not count
+            shift = ((8 * number + 8 - lengths[whole:rows]) << 3).astype(np.uint64)
+            word[whole:] = (word[whole:] << shift) >> shift
+        part = mixed[:rows]
+        part ^= word
+        part *= _MULTIPLY
+        part ^= part >> np.uint64(29)
+    mixed ^= mixed >> np.uint64(30)
+    mixed *= _FINAL_1
+    mixed ^= mixed >> np.uint64(27)
+    mixed *= _FINAL_2
+    mixed ^= mixed >> np.uint64(31)
+    hashes = np.empty_like(mixed)
+    hashes[order] = mixed
+    return hashes
+
+
+def _words(buffer: Buffer, starts: Integers, longest: int) -> Hashes:
+    """The first bytes of every row as a matrix of 8-byte words, one row of it each."""
+    width = max(8, (longest + 7) // 8 * 8)
+    if int(starts.max()) + width > len(buffer):
+        buffer = bytes(buffer) + bytes(width)
+    # A window begins at every byte: picking windows copies a row at once, not word by word.
+    windows: npt.NDArray[np.uint8] = np.ndarray(
+        shape=(len(buffer) - width + 1, width), dtype=np.uint8, buffer=buffer, strides=(1, 1)
+    )
+    return windows[starts].view("<u8")

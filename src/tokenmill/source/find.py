@@ -1,0 +1,161 @@
+"""From an address to files, in a stable order, each with its format.
+
+The name decides the format: ``.jsonl`` ``.ndjson`` ``.json`` (each also ``.gz`` ``.zst``),
+``.parquet``, ``.arrow``. A directory means the data files directly in it, sorted by name, hidden
+ones and files of other kinds skipped; one made by ``save_to_disk`` means the files that its
+state.json lists. A glob means the files it matches, sorted. Directory and glob must lead to one
+format; a list of sources may mix them.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+from typing import NamedTuple
+
+import msgspec
+
+from tokenmill.errors import SourceError, SourceMissing, UsageError
+from tokenmill.source.address import Address
+
+_FAMILIES = {
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".json": "json",
+    ".parquet": "parquet",
+    ".arrow": "arrow",
+}
+_COMPRESSIONS = {".gz": "gz", ".zst": "zst"}
+KNOWN = ".jsonl, .ndjson, .json (also .gz, .zst), .parquet, .arrow"
+
+
+class Found(NamedTuple):
+    """A file and what its name says about it."""
+
+    path: str
+    family: str  # "jsonl", "json", "parquet", "arrow"
+    compression: str  # "", "gz", "zst"
+
+
+def find(address: Address) -> list[Found]:
+    """The files of an address.
+
+    Raises:
+        SourceMissing: Nothing is there.
+        UsageError: Several formats, an unknown one, or a split that is not there.
+    """
+    path = address.path
+    if os.path.isdir(path):
+        return _directory(path, address.split)
+    if address.split is not None:
+        raise UsageError(
+            f"split {address.split!r} was asked for, but only directories made by save_to_disk "
+            "have splits",
+            path=path,
+        )
+    if os.path.lexists(path):
+        return [_named(path)]
+    if glob.has_magic(path):
+        matches = sorted(p for p in glob.glob(path, recursive=True) if not os.path.isdir(p))
+        if not matches:
+            raise SourceMissing("no file matches", path=path)
+        found = [one for one in map(form_of, matches) if one is not None]
+        return _one_format(path, found, f"none of the {len(matches)} matching files is {KNOWN}")
+    raise SourceMissing("no such file or directory", path=path)
+
+
+def form_of(path: str) -> Found | None:
+    """What a file's name says; None when it is no format of ours."""
+    stem, extension = os.path.splitext(path)
+    compression = _COMPRESSIONS.get(extension.lower(), "")
+    if compression:
+        extension = os.path.splitext(stem)[1]
+    family = _FAMILIES.get(extension.lower())
+    if family is None or (compression and family not in ("jsonl", "json")):
+        return None
+    return Found(path, family, compression)
+
+
+def _named(path: str) -> Found:
+    found = form_of(path)
+    if found is None:
+        raise UsageError(f"its name says no known format ({KNOWN})", path=path)
+    return found
+
+
+def _one_format(path: str, found: list[Found], otherwise: str) -> list[Found]:
+    if not found:
+        raise SourceMissing(otherwise, path=path)
+    examples = {one.family: one.path for one in reversed(found)}
+    if len(examples) > 1:
+        names = ", ".join(f"{family} ({examples[family]})" for family in sorted(examples))
+        raise UsageError(f"several formats in one place: {names}; name one by a glob", path=path)
+    return found
+
+
+def _directory(path: str, split: str | None) -> list[Found]:
+    if os.path.isfile(os.path.join(path, "dataset_dict.json")):
+        return _saved(os.path.join(path, _chosen_split(path, split)))
+    if os.path.isfile(os.path.join(path, "state.json")):
+        if split is not None and split != (own := _own_split(path)):
+            raise UsageError(f"there is no split {split!r}, this is {own!r}", path=path)
+        return _saved(path)
+    if split is not None:
+        raise UsageError(
+            f"no splits here (asked for {split!r}): not made by save_to_disk", path=path
+        )
+    try:
+        names = sorted(name for name in os.listdir(path) if not name.startswith("."))
+    except OSError as error:
+        raise SourceError(f"cannot be listed: {error.strerror}", path=path) from error
+    paths = [os.path.join(path, name) for name in names]
+    found = [one for one in map(form_of, filter(os.path.isfile, paths)) if one is not None]
+    return _one_format(path, found, f"the directory holds no data file ({KNOWN})")
+
+
+def _read_json(path: str) -> dict[str, object]:
+    try:
+        with open(path, "rb") as file:
+            document = msgspec.json.decode(file.read(), type=dict[str, object])
+    except FileNotFoundError as error:
+        raise SourceMissing("no such file", path=path) from error
+    except (OSError, ValueError, msgspec.MsgspecError) as error:
+        raise SourceError(f"cannot be read: {error}", path=path) from error
+    return document
+
+
+def _chosen_split(path: str, split: str | None) -> str:
+    splits = _read_json(os.path.join(path, "dataset_dict.json")).get("splits")
+    if not isinstance(splits, list) or not all(isinstance(name, str) for name in splits):
+        raise SourceError("dataset_dict.json names no splits", path=path)
+    if split is None:
+        raise UsageError(
+            f"has the splits {', '.join(splits)}: name one, as in {path}@{splits[0]}", path=path
+        )
+    if split not in splits:
+        raise UsageError(f"there is no split {split!r}, only {', '.join(splits)}", path=path)
+    return split
+
+
+def _own_split(path: str) -> str:
+    return str(_read_json(os.path.join(path, "state.json")).get("_split"))
+
+
+def _saved(path: str) -> list[Found]:
+    """The Arrow files of a directory made by ``Dataset.save_to_disk``."""
+    state = _read_json(os.path.join(path, "state.json"))
+    if state.get("_indices_data_files"):
+        raise UsageError(
+            "was saved with an indices mapping by an old version; save it again after "
+            "flatten_indices()",
+            path=path,
+        )
+    files = state.get("_data_files")
+    if not isinstance(files, list):
+        raise SourceError("state.json lists no data files", path=path)
+    names = [one.get("filename") for one in files if isinstance(one, dict)]
+    if len(names) != len(files) or not all(isinstance(name, str) for name in names):
+        raise SourceError("state.json lists no data files", path=path)
+    if not names:
+        raise SourceMissing("the saved dataset has no rows", path=path)
+    return [Found(os.path.join(path, str(name)), "arrow", "") for name in names]

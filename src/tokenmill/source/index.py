@@ -1,0 +1,249 @@
+"""The row index of a line or array file, on disk and mapped.
+
+An artefact of four parts in one directory: ``entries.bin`` (four bytes per row, see `assemble`),
+``table.bin`` (the table of blocks, then one xxh3-64 per page of entries) and ``index.json`` (what
+it is, counts, and checksums of the other two's sizes and of the table), which seals the rest. The
+index is a function of kind and content, so its key is made of the content's digest alone: the same
+data as .jsonl, .jsonl.gz and .jsonl.zst, under any name, has one index.
+
+Opening reads json and table; entries are mapped, and a page of them is checked when it is first
+touched. On network file systems, where a map can end the process, pages are read instead.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import xxhash
+
+from tokenmill.errors import CorruptionError
+from tokenmill.files import Staging, is_network
+from tokenmill.fingerprint import canonical, checksum, key
+from tokenmill.source.assemble import (
+    BLOCK_TABLE,
+    LONG_GAP,
+    START_SHIFT,
+    Assembler,
+    BlockEntry,
+    Entries,
+    table_of,
+)
+from tokenmill.source.cut import Integers
+from tokenmill.source.limits import ENTRIES_PER_PAGE, INDEX_FORMAT
+from tokenmill.source.shelf import Shelf
+
+_PAGE = 4 * ENTRIES_PER_PAGE  # bytes
+
+
+def content_digest(kind: str, blocks: Sequence[BlockEntry]) -> str:
+    """The digest of a file's (decompressed) content: its kind and its blocks'."""
+    return key({"kind": kind, "blocks": [block.digest for block in blocks]})
+
+
+def index_key(kind: str, digest: str) -> str:
+    """The name of the index of a content."""
+    return key({"what": "row index", "format": INDEX_FORMAT, "kind": kind, "digest": digest})
+
+
+class IndexDocument(msgspec.Struct, frozen=True, kw_only=True):
+    """index.json."""
+
+    format: int
+    kind: str
+    bytes: int
+    rows: int
+    blocks: int
+    digest: str
+    table: str  # checksum of table.bin
+
+
+def write_index(shelf: Shelf, kind: str, scan: Any, *, repair: bool = False) -> IndexDocument:
+    """Run a scan and publish its index.
+
+    Args:
+        shelf: Where to.
+        kind: "lines" or "array".
+        scan: Has ``entries()``, ``assembler`` and ``bytes``, as `LineScan`.
+        repair: Check an index that is there already, and replace it if it is corrupt.
+    """
+    assembler: Assembler = scan.assembler
+    checks: list[int] = []
+    with Staging(shelf.root) as staging:
+        staging.write("index/entries.bin", _paged(scan.entries(), checks))
+        table = table_of(assembler.blocks) + np.array(checks, dtype="<u8").tobytes()
+        document = IndexDocument(
+            format=INDEX_FORMAT,
+            kind=kind,
+            bytes=scan.bytes,
+            rows=assembler.rows,
+            blocks=len(assembler.blocks),
+            digest=content_digest(kind, assembler.blocks),
+            table=checksum(table),
+        )
+        staging.write("index/table.bin", table)
+        plain = msgspec.to_builtins(document)
+        sealed = {"index": plain, "check": checksum(canonical(plain))}
+        staging.write("index/index.json", canonical(sealed))
+        name = index_key(kind, document.digest)
+        if repair and shelf.has(name):
+            try:
+                Index(shelf.place(name)).check_all()
+            except CorruptionError:
+                shelf.set_aside(name)
+        shelf.publish(staging, staging.path / "index", name)
+    return document
+
+
+def _paged(entries: Iterator[Entries], checks: list[int]) -> Iterator[bytes]:
+    """The entries' bytes in whole pages, noting each page's checksum."""
+    held = bytearray()
+    for portion in entries:
+        held += portion.astype("<u4", copy=False).tobytes()
+        whole = len(held) - len(held) % _PAGE
+        if whole:
+            yield from _checked(bytes(held[:whole]), checks)
+            del held[:whole]
+    if held:
+        yield from _checked(bytes(held), checks)
+
+
+def _checked(data: bytes, checks: list[int]) -> Iterator[bytes]:
+    checks.extend(
+        xxhash.xxh3_64_intdigest(data[start : start + _PAGE])
+        for start in range(0, len(data), _PAGE)
+    )
+    yield data
+
+
+class Index:
+    """An opened index.
+
+    Args:
+        directory: The artefact.
+
+    Attributes:
+        document: Its index.json.
+        offsets: Offset of each block, and the file's size.
+        first_rows: First row of each block, and the number of rows.
+        entries: The mapped entries, or an object that reads them.
+        checked: One byte per page: whether it was found good.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        try:
+            sealed = msgspec.json.decode((directory / "index.json").read_bytes())
+            if checksum(canonical(sealed["index"])) != sealed["check"]:
+                raise CorruptionError("the index does not match its checksum", path=directory)
+            self.document = document = msgspec.convert(sealed["index"], IndexDocument)
+            table = (directory / "table.bin").read_bytes()
+            size = os.stat(directory / "entries.bin").st_size
+        except (OSError, ValueError, KeyError, TypeError, msgspec.MsgspecError) as error:
+            if isinstance(error, CorruptionError):
+                raise
+            raise CorruptionError(f"the index cannot be read: {error}", path=directory) from error
+        self._expect("table.bin", "checksum", document.table, checksum(table))
+        self._expect("entries.bin", "size", 4 * document.rows, size)
+        split = document.blocks * BLOCK_TABLE.itemsize
+        self.table = np.frombuffer(table[:split], dtype=BLOCK_TABLE)
+        self._checks = np.frombuffer(table[split:], dtype="<u8")
+        self.offsets: list[int] = [*self.table["offset"].tolist(), document.bytes]
+        self.first_rows: list[int] = [*self.table["first_row"].tolist(), document.rows]
+        self._offsets = np.array(self.offsets, dtype=np.int64)
+        self._first_rows = np.array(self.first_rows, dtype=np.int64)
+        self.checked = bytearray(len(self._checks))
+        self.entries: memoryview | PreadEntries = self._map(size)
+
+    def _expect(self, name: str, what: str, expected: object, actual: object) -> None:
+        if expected != actual:
+            raise CorruptionError(
+                f"{what} should be {expected}, is {actual}; remove the directory "
+                "or open with rehash=True",
+                path=self.directory / name,
+            )
+
+    def _map(self, size: int) -> memoryview | PreadEntries:
+        path = self.directory / "entries.bin"
+        if size <= _PAGE or is_network(path):
+            # Small ones are not worth a descriptor; network ones must not be mapped.
+            if size <= _PAGE:
+                return memoryview(path.read_bytes()).cast("I")
+            return PreadEntries(path)
+        with open(path, "rb") as file:
+            mapped = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
+        return memoryview(mapped).cast("I")
+
+    def check_page(self, page: int) -> None:
+        """Check a page of entries and the next, which a page's last row looks into."""
+        for number in range(page, min(page + 2, len(self.checked))):
+            data = self.entries[number * ENTRIES_PER_PAGE : (number + 1) * ENTRIES_PER_PAGE]
+            found = xxhash.xxh3_64_intdigest(data)
+            self._expect("entries.bin", f"page {number}", int(self._checks[number]), found)
+            self.checked[number] = 1
+
+    def check_all(self) -> None:
+        """Check every page, not only those touched."""
+        for page in range(len(self.checked)):
+            self.check_page(page)
+
+    def block(self, number: int) -> BlockEntry:
+        """One line of the table of blocks."""
+        line = self.table[number]
+        return BlockEntry(
+            offset=int(line["offset"]),
+            length=int(line["length"]),
+            first_row=int(line["first_row"]),
+            rows=int(line["rows"]),
+            first_line=int(line["first_line"]),
+            lines=int(line["lines"]),
+            digest=line["digest"].tobytes().hex(),
+        )
+
+    def locate(self, rows: Integers) -> tuple[Integers, Integers]:
+        """Offsets and lengths of ascending rows; a length of -1 stands for a long gap."""
+        if not len(rows):
+            return rows, rows
+        for page in np.unique(rows // ENTRIES_PER_PAGE).tolist():
+            if not self.checked[page]:
+                self.check_page(page)
+        blocks = np.searchsorted(self._first_rows, rows, side="right") - 1
+        words = self._words(rows)
+        follows = rows + 1 < self._first_rows[blocks + 1]
+        stops = self._offsets[blocks + 1] - self._offsets[blocks]
+        stops[follows] = self._words(rows[follows] + 1) >> START_SHIFT
+        starts = (words >> START_SHIFT).astype(np.int64)
+        gaps = (words & LONG_GAP).astype(np.int64)
+        lengths = stops - starts - gaps
+        lengths[gaps == LONG_GAP] = -1
+        return starts + self._offsets[blocks], lengths
+
+    def _words(self, rows: Integers) -> Entries:
+        if isinstance(self.entries, PreadEntries):
+            return np.array([self.entries[row] for row in rows.tolist()], dtype=np.uint32)
+        return np.frombuffer(self.entries, dtype=np.uint32)[rows]
+
+
+class PreadEntries:
+    """Entries read on demand: what a map offers, for file systems where maps are unsafe.
+
+    Args:
+        path: entries.bin.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def __del__(self) -> None:
+        os.close(self._fd)
+
+    def __getitem__(self, wanted: Any) -> Any:
+        if isinstance(wanted, slice):
+            length = 4 * (wanted.stop - wanted.start)
+            return memoryview(os.pread(self._fd, length, 4 * wanted.start)).cast("I")
+        return int.from_bytes(os.pread(self._fd, 4, 4 * wanted), "little")

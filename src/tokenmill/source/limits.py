@@ -1,0 +1,44 @@
+"""Every constant of the room, with its unit and its reason.
+
+Three groups. The *cut* constants decide where blocks of a file begin: they are part of the disk
+format, because a block's bytes are part of a slice's key; changing one rebuilds everybody's
+cache. The *bounds* keep hostile input harmless: a row, its nesting and what a compressed file
+may grow to. The *working sizes* only trade memory for speed and may change at any time.
+"""
+
+from __future__ import annotations
+
+KIB = 1 << 10
+MIB = 1 << 20
+
+# --- cut: part of format 1 ------------------------------------------------------------------
+CUT_MIN = 6 * MIB  # bytes of a block before a row may open the next one
+CUT_MEAN = 2 * MIB  # further bytes until a row qualifies, on average: blocks of about 8 MiB
+CUT_MAX = 16 * MIB  # bytes of a block at most, one larger row aside; starts fit into 24 bits
+CUT_HASHED = 64 * KIB  # bytes of a row that decide whether it opens a block
+CUT_SHORT = 256  # bytes; rows up to this are mixed in numpy, longer ones with xxh3
+COLUMNAR_BLOCK = 8 * MIB  # decoded bytes of a block of a columnar file, about
+INDEX_FORMAT = 1  # version of everything that this room publishes under rows/
+
+# --- bounds -----------------------------------------------------------------------------------
+MAX_ROW = 64 * MIB  # bytes of one row: beyond it the row is rejected unread (reason "limit")
+MAX_NESTING = 256  # levels of one row: well inside what every parser and template can walk
+MAX_ARRAY_GAP = 1 * MIB  # bytes of white space between two elements of a JSON array
+MAX_EXPANSION = 1000  # decompressed bytes per compressed byte (text reaches about 20 to 100) ...
+FREE_EXPANSION = 64 * MIB  # ... counted only beyond this many decompressed bytes
+MAX_DECOMPRESSED = 1 << 42  # bytes of one decompressed file: 4 TiB
+
+# --- working sizes ---------------------------------------------------------------------------
+SCAN_BUFFER = 1 * MIB  # bytes; small, because numpy's temporaries are a multiple of it
+STREAM_BYTES = 256 * KIB  # bytes parsed at once when iterating; dicts take ten times that
+COALESCE_GAP = 16 * KIB  # bytes between two wanted rows that are cheaper to read than to skip
+COALESCE_MAX = 4 * MIB  # bytes of one coalesced read
+FRAME = 128 * KIB  # decompressed bytes of a frame of a seekable copy (part of the copy's files)
+FRAMES_KEPT = 16  # decompressed frames kept per copy: 2 MiB
+ENTRIES_PER_PAGE = 16 * KIB  # index entries guarded by one checksum: 64 KiB (part of the index)
+OPEN_FILES = 32  # sources whose descriptors and maps are kept open at once, per process
+RECHECK_SECONDS = 20e-6  # how long a look at the file's stat is believed while reading rows
+RACY_NS = 100_000_000  # a stat is trusted when it is older than this at the time of reading ...
+RACY_COARSE_NS = 2_500_000_000  # ... on file systems whose clock ticks in (two) seconds
+EMBEDDED_FILES = 24  # files described inside a pickle; more are published as a list beside it
+"""A pickled view stays under 16 KiB: 24 entries with long paths are about 12 KiB."""

@@ -1,0 +1,177 @@
+"""Opening a source: addresses to files, files to entries, entries to `Rows`.
+
+`open_rows` is the room's front door. `reopen` is its back door for pickles: it takes the entries
+that were known when the view was pickled, so that a worker neither lists directories nor scans;
+each file is compared with its entry when it is first read. Up to a couple of dozen files travel
+inside the pickle; a longer list is published on the shelf and only its key travels.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from tokenmill.errors import CacheError, SourceError, SourceMissing, UsageError
+from tokenmill.files import Staging, default_cache_dir
+from tokenmill.fingerprint import canonical, key
+from tokenmill.source.address import parse_address
+from tokenmill.source.catalog import describe
+from tokenmill.source.entry import FileEntry
+from tokenmill.source.find import find
+from tokenmill.source.limits import EMBEDDED_FILES, INDEX_FORMAT
+from tokenmill.source.lines import LineReader
+from tokenmill.source.reader import Part, Reader
+from tokenmill.source.rows import Layout, Rows
+from tokenmill.source.shelf import Shelf, is_forbidden, private_shelf
+
+Source = str | os.PathLike[str]
+_LISTING = "files.json"
+
+
+class _State(msgspec.Struct, frozen=True):
+    """What a layout is made of."""
+
+    files: list[tuple[FileEntry, str]]  # with the cache directory that holds the index
+    parts: list[Part]
+
+
+def open_rows(
+    source: Source | Iterable[Source],
+    *,
+    cache_dir: Source | None = None,
+    rehash: bool = False,
+) -> Rows:
+    """Open files as one lazy sequence of rows.
+
+    Args:
+        source: A file, directory or glob, each optionally with a slice (``path@[a:b]``) or a split
+            (``directory@train[:1000]``); or several of these, concatenated in the given order.
+        cache_dir: Where indexes are kept; see `default_cache_dir`.
+        rehash: Read every file again instead of trusting an unchanged stat.
+
+    Raises:
+        SourceMissing: A file is missing or empty, or there is no row at all.
+        UsageError: An address is malformed, or formats are mixed.
+        SourceError: A file is truncated, or not what its name says.
+    """
+    addresses = [source] if isinstance(source, str | os.PathLike) else list(source)
+    if not addresses:
+        raise UsageError("no source was given")
+    shelf = Shelf(
+        Path(os.path.abspath(cache_dir if cache_dir is not None else default_cache_dir()))
+    )
+    known: dict[str, int] = {}
+    files: list[tuple[FileEntry, str]] = []
+    parts: list[Part] = []
+    total = 0
+    for text in addresses:
+        if not isinstance(text, str | os.PathLike):
+            raise UsageError(f"a source is a path, not {type(text).__name__}")
+        address = parse_address(os.fspath(text))
+        runs = []
+        for found in find(address):
+            number = known.get(found.path)
+            if number is None:
+                entry, place = describe(found, shelf, rehash=rehash)
+                number = known[found.path] = len(files)
+                files.append((entry, str(place.root)))
+            runs.append(Part(number, 0, files[number][0].rows))
+        count = sum(run.last for run in runs)
+        total += count
+        if address.selection is not None:
+            runs = _select(runs, *address.selection.resolve(count))
+        parts.extend(runs)
+    if total == 0:
+        raise SourceMissing("the source holds no rows", path=files[0][0].path)
+    return _rows(_State(files, [part for part in parts if part.first < part.last]), shelf)
+
+
+def _select(runs: list[Part], first: int, last: int) -> list[Part]:
+    """The rows ``first:last`` of a concatenation of whole files."""
+    chosen = []
+    before = 0
+    for run in runs:
+        begin, end = max(first - before, 0), min(last - before, run.last)
+        if begin < end:
+            chosen.append(Part(run.file, begin, end))
+        before += run.last
+    return chosen
+
+
+def _rows(state: _State, shelf: Shelf) -> Rows:
+    return Rows(_layout(state, _Travelling(state, shelf)))
+
+
+def _layout(state: _State, pickled: Any) -> Layout:
+    readers = [_reader(entry, Shelf(Path(root)), n) for n, (entry, root) in enumerate(state.files)]
+    return Layout(readers, state.parts, pickled)
+
+
+def _reader(entry: FileEntry, shelf: Shelf, number: int) -> Reader:
+    if entry.kind in ("parquet", "arrow"):
+        from tokenmill.source.columnar import ColumnReader
+
+        return ColumnReader(entry, shelf, number)
+    return LineReader(entry, shelf, number)
+
+
+class _Travelling:
+    """The pickled form of a layout: small whatever the number of files.
+
+    Args:
+        state: What the layout is made of.
+        shelf: Where a long list of files is published, when somebody pickles.
+    """
+
+    def __init__(self, state: _State, shelf: Shelf) -> None:
+        self._state = state
+        self._shelf = shelf
+
+    def __reduce__(self) -> Any:
+        data = canonical(msgspec.to_builtins(self._state))
+        if len(self._state.files) <= EMBEDDED_FILES and len(data) < 12_000:
+            return _embedded, (data,)
+        name = key({"what": "files", "format": INDEX_FORMAT, "list": data.decode()})
+        try:
+            root = _publish(self._shelf, name, data)
+        except CacheError as error:
+            if not is_forbidden(error):
+                raise
+            root = _publish(private_shelf(), name, data)
+        return _published, (str(root), name)
+
+
+def _publish(shelf: Shelf, name: str, data: bytes) -> Path:
+    if not shelf.has(name):
+        with Staging(shelf.root) as staging:
+            staging.write(f"files/{_LISTING}", data)
+            shelf.publish(staging, staging.path / "files", name)
+    return shelf.root
+
+
+def _embedded(data: bytes) -> Layout:
+    state = msgspec.json.decode(data, type=_State)
+    return _layout(state, _Travelling(state, Shelf(Path(state.files[0][1]))))
+
+
+def _published(root: str, name: str) -> Layout:
+    shelf = Shelf(Path(root))
+    try:
+        data = (shelf.place(name) / _LISTING).read_bytes()
+    except OSError as error:
+        raise SourceError(
+            f"the list of files of a pickled view is gone: {error.strerror}", path=error.filename
+        ) from error
+    if key({"what": "files", "format": INDEX_FORMAT, "list": data.decode()}) != name:
+        raise SourceError("the list of files of a pickled view is damaged", path=shelf.place(name))
+    state = msgspec.json.decode(data, type=_State)
+    return _layout(state, _Travelling(state, shelf))
+
+
+def reopen(layout: Layout, places: tuple[int, int, int]) -> Rows:
+    """A pickled view, opened again."""
+    return Rows(layout, range(*places))

@@ -1,0 +1,188 @@
+"""Rows: an opened source, read row by row on demand.
+
+A `Rows` is a view: a range of positions over a `Layout`, which is a list of *parts*, each a run of
+rows of one file. Nothing is read until asked for. Slicing gives another view of the same layout;
+pickling gives a small description that any process opens again without scanning.
+
+``rows[i]`` parses one row and raises `RowError` with its origin when it is bad; ``scan()`` goes
+over all of them and accounts for the bad ones instead. Iterating streams.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+from typing import Any, overload
+
+from tokenmill.errors import RowError, UsageError
+from tokenmill.origin import Origin
+from tokenmill.source.block import Block
+from tokenmill.source.entry import SourceFile
+from tokenmill.source.reader import Part, Reader
+
+_BATCH = 4096  # rows fetched at once when a view does not run in order
+
+
+class Layout:
+    """What all views of one opened source share.
+
+    Args:
+        readers: One per file, in the order of first appearance.
+        parts: Runs of rows of these files, in the order of the source.
+        travelling: Pickles as a small value that unpickles as the same layout.
+    """
+
+    def __init__(self, readers: list[Reader], parts: list[Part], travelling: Any) -> None:
+        self.readers = readers
+        self.parts = parts
+        self.travelling = travelling
+        self.starts = [0, *accumulate(part.last - part.first for part in parts)]
+
+    def at(self, position: int) -> tuple[Reader, int]:
+        """The reader and row number of a position."""
+        number = bisect_right(self.starts, position) - 1
+        part = self.parts[number]
+        return self.readers[part.file], part.first + position - self.starts[number]
+
+    def runs(self, first: int, last: int) -> Iterator[tuple[int, Part]]:
+        """The parts of a contiguous range, with the position at which each begins."""
+        number = bisect_right(self.starts, first) - 1
+        while first < last:
+            part = self.parts[number]
+            begin = part.first + first - self.starts[number]
+            end = min(part.last, part.first + last - self.starts[number])
+            if begin < end:
+                yield first, Part(part.file, begin, end)
+            first += end - begin
+            number += 1
+
+
+class Rows(Sequence[dict[str, Any]]):
+    """A lazy sequence of rows.
+
+    Args:
+        layout: Files and parts.
+        places: The positions of the layout that this view shows; all by default.
+    """
+
+    def __init__(self, layout: Layout, places: range | None = None) -> None:
+        self._layout = layout
+        self._places = range(layout.starts[-1]) if places is None else places
+        # A single part, the usual case, needs no search.
+        self._only = layout.readers[layout.parts[0].file] if len(layout.parts) == 1 else None
+        self._shift = layout.parts[0].first if self._only is not None else 0
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    @overload
+    def __getitem__(self, index: int) -> dict[str, Any]: ...
+    @overload
+    def __getitem__(self, index: slice) -> Rows: ...
+    def __getitem__(self, index: int | slice) -> dict[str, Any] | Rows:
+        try:
+            place = self._places[index]
+        except IndexError:
+            raise IndexError(f"row {index} of {len(self)}") from None
+        if isinstance(place, int):
+            if self._only is not None:
+                return self._only.value(place + self._shift)
+            reader, row = self._layout.at(place)
+            return reader.value(row)
+        return Rows(self._layout, place)
+
+    def _at(self, index: int) -> tuple[Reader, int]:
+        try:
+            return self._layout.at(self._places[index])
+        except IndexError:
+            raise IndexError(f"row {index} of {len(self)}") from None
+
+    def raw(self, index: int) -> bytes:
+        """The row's own bytes; for Parquet and Arrow its canonical JSON."""
+        reader, row = self._at(index)
+        return reader.raw(row)
+
+    def origin(self, index: int) -> Origin:
+        """Where the row is."""
+        reader, row = self._at(index)
+        return reader.origin(row)
+
+    def batch(self, indices: Sequence[int]) -> list[dict[str, Any]]:
+        """Rows in the given order, neighbouring ones read together.
+
+        Raises:
+            RowError: The first bad row among them.
+        """
+        values = self._values(indices)
+        for value in values:
+            if isinstance(value, RowError):
+                raise value
+        return values  # type: ignore[return-value]
+
+    def _values(self, indices: Sequence[int]) -> list[dict[str, Any] | RowError]:
+        if self._only is not None:
+            try:
+                return self._only.values([self._places[n] + self._shift for n in indices])
+            except IndexError:
+                pass  # the loop below says which
+        by_reader: dict[int, tuple[Reader, list[int], list[int]]] = {}
+        for position, index in enumerate(indices):
+            reader, row = self._at(index)
+            _, rows, positions = by_reader.setdefault(id(reader), (reader, [], []))
+            rows.append(row)
+            positions.append(position)
+        values: list[Any] = [None] * len(indices)
+        for reader, rows, positions in by_reader.values():
+            for position, value in zip(positions, reader.values(rows), strict=True):
+                values[position] = value
+        return values
+
+    def scan(self) -> Iterator[tuple[int, dict[str, Any] | RowError]]:
+        """Every row in order with its index: a dict, or the RowError it would raise."""
+        if self._places.step != 1:
+            for first in range(0, len(self), _BATCH):
+                chosen = range(first, min(first + _BATCH, len(self)))
+                yield from zip(chosen, self._values(chosen), strict=True)
+            return
+        begin = self._places.start
+        for place, part in self._layout.runs(begin, self._places.stop):
+            reader = self._layout.readers[part.file]
+            for first, values in reader.stream(part.first, part.last):
+                yield from enumerate(values, place - begin + first - part.first)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        for _, value in self.scan():
+            if isinstance(value, RowError):
+                raise value
+            yield value
+
+    @property
+    def files(self) -> list[SourceFile]:
+        """The files of the source. Parquet and Arrow files are hashed when first asked."""
+        return [reader.source_file() for reader in self._layout.readers]
+
+    def blocks(self) -> Iterator[Block]:
+        """The view as content-cut blocks: what a build plans with.
+
+        A block that the view shows only in part is cut down to those rows.
+
+        Raises:
+            UsageError: The view leaves rows out in between.
+        """
+        if self._places.step != 1:
+            raise UsageError("blocks need a contiguous view, not one with a step")
+        for _, part in self._layout.runs(self._places.start, self._places.stop):
+            yield from self._layout.readers[part.file].blocks(part)
+
+    def __repr__(self) -> str:
+        paths = [reader.entry.path for reader in self._layout.readers[:3]]
+        more = len(self._layout.readers) - len(paths)
+        names = ", ".join(paths) + (f" and {more} more" if more > 0 else "")
+        return f"<Rows {len(self)} of {names}>"
+
+    def __reduce__(self) -> Any:
+        from tokenmill.source.open import reopen
+
+        places = self._places
+        return reopen, (self._layout.travelling, (places.start, places.stop, places.step))

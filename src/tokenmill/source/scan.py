@@ -1,0 +1,202 @@
+"""Finding the rows of a line file at memory speed.
+
+One pass with one reused buffer (a mapped scan would count as resident memory): newlines are found
+by numpy, blank lines are told apart, the `Cutter` says where blocks open, the `Assembler` hashes
+and makes entries. The buffer always begins at a line's first byte; it grows for a long line up to
+the limit of a row, and a line beyond that is only walked over, never held.
+
+A row is a line that holds more than spaces, tabs and carriage returns; its bytes exclude the
+newline, one carriage return before it, and a byte order mark at the very start of the file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from tokenmill.source.assemble import Assembler, Entries
+from tokenmill.source.bytefile import ByteFile
+from tokenmill.source.cut import SLACK, Cutter, Integers, first_qualified
+from tokenmill.source.limits import MAX_ROW, SCAN_BUFFER
+
+BOM = b"\xef\xbb\xbf"
+BLANK = b" \t\r"
+_NEWLINE = 10
+
+Bytes = npt.NDArray[np.uint8]
+
+
+class LineScan:
+    """One pass over a line file.
+
+    Args:
+        file: Where the bytes are.
+        buffer_bytes: Size of the read buffer; no result depends on it.
+
+    Attributes:
+        assembler: Holds the blocks and counts once `entries` is exhausted.
+        bytes: Bytes seen.
+    """
+
+    def __init__(self, file: ByteFile, buffer_bytes: int = SCAN_BUFFER) -> None:
+        self.assembler = Assembler()
+        self.bytes = 0
+        self._file = file
+        self._capacity = buffer_bytes
+        self._cutter = Cutter()
+        self._buffer = bytearray(buffer_bytes + SLACK)
+        self._mask = np.empty(0, dtype=bool)
+
+    def entries(self) -> Iterator[Entries]:
+        """Scan, giving entries as they become known."""
+        base = held = 0  # offset of the buffer's first byte, bytes kept from the last round
+        while True:
+            held = self._make_room(held)
+            read = self._read(held, base + held)
+            filled = held + read
+            data: Bytes = np.frombuffer(self._buffer, dtype=np.uint8, count=filled)
+            breaks = self._line_breaks(data, held)
+            if read == 0:
+                if filled:
+                    yield self._lines(data, base, np.append(breaks, filled))
+                self.bytes = base + filled
+                yield self.assembler.finish(self.bytes)
+                return
+            if len(breaks):
+                yield self._lines(data, base, breaks)
+                done = int(breaks[-1]) + 1
+            elif filled > MAX_ROW:
+                entries, done = self._walk_over(base, filled)
+                yield entries
+                base, held = base + done, 0
+                continue
+            else:
+                done = 0
+            held = filled - done
+            memoryview(self._buffer)[:held] = bytes(memoryview(self._buffer)[done:filled])
+            base += done
+
+    def _line_breaks(self, data: Bytes, held: int) -> Integers:
+        """Where the newlines among the new bytes are."""
+        fresh = data[held:]
+        if len(self._mask) < len(fresh):
+            self._mask = np.empty(len(fresh), dtype=bool)
+        mask = self._mask[: len(fresh)]  # reused: fresh pages would cost more than the comparison
+        np.equal(fresh, _NEWLINE, out=mask)
+        breaks = np.flatnonzero(mask)
+        breaks += held
+        return breaks
+
+    def _make_room(self, held: int) -> int:
+        """Grow for a line that fills the buffer, shrink after it."""
+        size = len(self._buffer) - SLACK
+        wanted = self._capacity
+        while wanted < 2 * held:
+            wanted *= 2
+        if wanted != size:
+            # Views of the old buffer may be alive, so it is replaced and not resized.
+            self._mask = np.empty(0, dtype=bool)
+            fresh = bytearray(wanted + SLACK)
+            fresh[:held] = memoryview(self._buffer)[:held]
+            self._buffer = fresh
+        return held
+
+    def _read(self, held: int, offset: int) -> int:
+        end = len(self._buffer) - SLACK
+        return self._file.read_into(memoryview(self._buffer)[held:end], offset)
+
+    def _lines(self, data: Bytes, base: int, breaks: Integers) -> Entries:
+        """Account for whole lines; ``breaks`` are their ends, the last may be the file's."""
+        starts = np.empty(len(breaks), dtype=np.int64)
+        starts[0] = 0
+        starts[1:] = breaks[:-1] + 1
+        stops = np.minimum(breaks + 1, len(data))
+        ends = breaks - self._carriage_returns(data, starts, breaks)
+        row_starts = starts
+        if base == 0 and self._buffer[: len(BOM)] == BOM:
+            row_starts = starts.copy()
+            row_starts[0] = len(BOM)
+        blank = self._blank(data, row_starts, ends)
+        if blank is not None:
+            rows = np.flatnonzero(~blank)
+            row_starts, row_ends = row_starts[rows], ends[rows]
+        else:
+            rows, row_ends = None, ends
+        lengths = row_ends - row_starts
+
+        def qualified(lo: int, hi: int) -> int:
+            if rows is None:
+                return first_qualified(self._buffer, row_starts, lengths, lo, hi)
+            first, last = np.searchsorted(rows, (lo, hi)).tolist()
+            found = first_qualified(self._buffer, row_starts, lengths, first, last)
+            return int(rows[found]) if found >= 0 else -1
+
+        lines = starts + base
+        cuts = self._cutter.feed(lines, stops + base, qualified)
+        return self.assembler.feed(
+            memoryview(self._buffer)[: int(stops[-1])],
+            base,
+            row_starts + base,
+            row_ends + base,
+            lines,
+            [int(lines[cut]) for cut in cuts],
+        )
+
+    @staticmethod
+    def _carriage_returns(data: Bytes, starts: Integers, breaks: Integers) -> npt.NDArray[np.bool_]:
+        found: npt.NDArray[np.bool_] = (data[breaks - 1] == 13) & (breaks > starts)
+        if breaks[-1] == len(data):  # the file's end is no line break, nothing precedes it
+            found[-1] = False
+        return found
+
+    @staticmethod
+    def _blank(data: Bytes, starts: Integers, ends: Integers) -> npt.NDArray[np.bool_] | None:
+        """Which lines are blank; None when none is."""
+        empty = ends <= starts
+        first = data[np.minimum(starts, len(data) - 1)]
+        suspects = np.flatnonzero(((first == 32) | (first == 9) | (first == 13)) & ~empty)
+        if not len(suspects) and not empty.any():
+            return None
+        for line in suspects.tolist():
+            text = data[starts[line] : ends[line]].tobytes()
+            empty[line] = not text.strip(BLANK)
+        return empty
+
+    def _walk_over(self, base: int, filled: int) -> tuple[Entries, int]:
+        """A line beyond the limit: find its end without holding it.
+
+        It is larger than a block, so it opens one whatever its hash says, and the next line opens
+        the next.
+
+        Returns:
+            The entries that became known, and how many bytes the line has with its newline.
+        """
+        nothing = np.empty(0, dtype=np.int64)
+        line = np.array([base], dtype=np.int64)
+        cuts = self._cutter.feed(line, line + filled, lambda lo, hi: -1)
+        piece = memoryview(self._buffer)[:filled]
+        start = base + (len(BOM) if base == 0 and piece[: len(BOM)] == BOM else 0)
+        blank = not bytes(piece[start - base :]).strip(BLANK)
+        entries = [self.assembler.feed(piece, base, nothing, nothing, line, [base] * len(cuts))]
+        position, last = base + filled, piece[-1]
+        while True:
+            size = self._file.read_into(memoryview(self._buffer)[: self._capacity], position)
+            piece = memoryview(self._buffer)[:size]
+            found = self._buffer.find(b"\n", 0, size)
+            if found >= 0:
+                piece = piece[: found + 1]
+            text = bytes(piece)
+            blank = blank and not text.strip(BLANK + b"\n")
+            done = position + len(piece)
+            if found >= 0 or size == 0:
+                end = done - (found >= 0)
+                before = text[-2] if len(text) > 1 else last
+                end -= found >= 0 and before == 13
+                row = nothing if blank else np.array([start], dtype=np.int64)
+                stop = nothing if blank else np.array([end], dtype=np.int64)
+                entries.append(self.assembler.feed(piece, position, row, stop, nothing, []))
+                return np.concatenate(entries), done - base
+            entries.append(self.assembler.feed(piece, position, nothing, nothing, nothing, []))
+            position, last = done, piece[-1]

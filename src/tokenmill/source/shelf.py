@@ -1,0 +1,119 @@
+"""Where this room keeps what it made: directories ``rows/<key>`` that appear whole.
+
+A `Shelf` is the cache directory seen by this room, and the only object that joins its paths. Its
+artefacts are directories published by one rename: row indexes, seekable copies, and *notes*, small
+self-checking JSON documents that say "this state of that file has this index". An artefact is a
+function of its key, so whoever comes second finds what it would have made.
+
+Where the cache cannot be written (read-only, forbidden), a private shelf in the temporary
+directory takes its place; it ends with the process that made it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import errno
+import os
+import secrets
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from tokenmill.errors import CacheError, CorruptionError
+from tokenmill.files import Staging
+from tokenmill.fingerprint import canonical, checksum
+
+_FORBIDDEN = (errno.EROFS, errno.EACCES, errno.EPERM)
+_NOTE = "note.json"
+
+
+class Shelf:
+    """The ``rows/`` part of one cache directory.
+
+    Args:
+        root: The cache directory.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def place(self, key: str) -> Path:
+        """Where the artefact of a key is, or would be."""
+        if not (len(key) == 40 and set(key) <= set("0123456789abcdef")):
+            raise CorruptionError(f"not a key: {key[:60]!r}", path=self.root)
+        return self.root / "rows" / key
+
+    def has(self, key: str) -> bool:
+        """Whether the artefact is there."""
+        return self.place(key).is_dir()
+
+    def publish(self, staging: Staging, staged: Path, key: str) -> Path:
+        """Make a staged directory the artefact of a key, unless there is one."""
+        staging.publish(staged, self.place(key))
+        return self.place(key)
+
+    def set_aside(self, key: str) -> None:
+        """Move a corrupt artefact out of the way; whoever reads it keeps what it has open."""
+        aside = self.root / "quarantine"
+        with contextlib.suppress(FileNotFoundError):
+            aside.mkdir(exist_ok=True)
+            os.rename(self.place(key), aside / f"rows-{key}-{secrets.token_hex(4)}")
+
+    def note(self, key: str) -> dict[str, Any] | None:
+        """The note of a key; one that does not check out is as good as none."""
+        try:
+            data = (self.place(key) / _NOTE).read_bytes()
+            sealed = msgspec.json.decode(data)
+            if checksum(canonical(sealed["note"])) == sealed["check"]:
+                note: dict[str, Any] = sealed["note"]
+                return note
+        except (OSError, ValueError, TypeError, KeyError):
+            pass
+        return None
+
+    def write_note(self, key: str, note: dict[str, Any]) -> None:
+        """Publish a note; one that is there and whole stays."""
+        sealed = {"note": note, "check": checksum(canonical(note))}
+        with Staging(self.root) as staging:
+            staging.write(f"note/{_NOTE}", canonical(sealed))
+            self.publish(staging, staging.path / "note", key)
+            if self.note(key) is None:
+                self.set_aside(key)
+                self.publish(staging, staging.path / "note", key)
+
+
+_private: list[tuple[int, Path]] = []
+
+
+def private_shelf() -> Shelf:
+    """A shelf in the temporary directory, one per process, removed when it ends."""
+    found = existing_private_shelf()
+    if found is not None:
+        return found
+    root = Path(tempfile.mkdtemp(prefix="tokenmill-rows-"))
+    _private.append((os.getpid(), root))
+    atexit.register(_remove_private, os.getpid(), root)
+    return Shelf(root)
+
+
+def existing_private_shelf() -> Shelf | None:
+    """The private shelf, if this process needed one before."""
+    if _private and _private[-1][0] == os.getpid():
+        return Shelf(_private[-1][1])
+    return None
+
+
+def _remove_private(pid: int, root: Path) -> None:
+    # A forked child inherits the registration, but not the directory.
+    if os.getpid() == pid:
+        shutil.rmtree(root, ignore_errors=True)
+
+
+def is_forbidden(error: CacheError) -> bool:
+    """Whether the cache cannot be written by this user at all (rather than: is full, broken)."""
+    cause = error.__cause__
+    return isinstance(cause, OSError) and cause.errno in _FORBIDDEN

@@ -1,0 +1,210 @@
+"""What a cache holds, and removing what nobody needs: the only remover there is.
+
+`survey` lists stores and counts the rest. `collect` works in two phases with a grace period between
+them: the first call *marks* (a list of names with the time, under ``gc/``), a later call *removes*
+what was marked at least ``grace`` seconds ago and is still not needed. So a reader that has a store
+open when it is marked can finish, and a builder that takes up a marked slice makes it needed again.
+
+Needed are all stores (unless older than the caller says, or named by the caller) and every slice
+that a store's table names. Not needed: slices of no store, staging directories whose owner is dead,
+and quarantined files. Whatever goes wrong, the price is a slice built again, never a wrong row.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import socket
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from tokenmill.errors import TokenmillError, UsageError
+from tokenmill.files import Staging, sync_directory, writing_errors
+from tokenmill.store.access import open_bytes
+from tokenmill.store.layout import TABLE, CacheLayout
+from tokenmill.store.manifest import read_manifest
+from tokenmill.store.table import load_table
+
+GRACE_S = 24 * 3600.0
+"""Seconds between marking and removing: longer than an epoch's reader keeps a slice unopened."""
+
+
+@dataclass
+class Collection:
+    """What one call of `collect` did."""
+
+    marked: list[str] = field(default_factory=list)
+    removed: list[str] = field(default_factory=list)
+    freed_bytes: int = 0
+
+
+def survey(root: Path) -> dict[str, Any]:
+    """The object that ``tokenmill cache list --json`` prints."""
+    layout = CacheLayout(root)
+    entries = []
+    for path in _directories(layout.stores):
+        entry: dict[str, Any] = {"key": path.name, "path": str(path), "bytes": _size(path)}
+        try:
+            manifest = read_manifest(layout.store(path.name))
+            totals = manifest["totals"]
+            entry |= {name: totals[name] for name in ("rows", "tokens", "trained_tokens", "slices")}
+            entry["made"] = path.stat().st_mtime
+        except TokenmillError as error:
+            entry["error"] = str(error)
+        entries.append(entry)
+    entries.sort(key=lambda entry: entry.get("made", 0.0))
+    parts = ("slices", "stores", "tokenizers", "rows", "staging", "quarantine")
+    sizes = {name: _size(root / name) for name in parts}
+    return {"entries": entries, "bytes": sum(sizes.values()), "parts": sizes}
+
+
+def collect(
+    root: Path,
+    *,
+    grace_s: float = GRACE_S,
+    older_than_s: float | None = None,
+    stores: Iterable[str] = (),
+    dry_run: bool = False,
+    now: float | None = None,
+) -> Collection:
+    """Mark what nobody needs, and remove what was marked long enough ago.
+
+    Args:
+        root: The cache directory.
+        grace_s: Seconds between marking and removing.
+        older_than_s: Stores made longer ago than this are not needed; None keeps all.
+        stores: Keys of stores that are not needed.
+        dry_run: Only say what would be done.
+        now: The time, for tests.
+    """
+    layout = CacheLayout(root)
+    now = time.time() if now is None else now
+    condemned = _condemned_stores(layout, older_than_s, set(stores), now)
+    needed = _needed_slices(layout, condemned)
+    unneeded = {f"stores/{key}" for key in condemned}
+    unneeded |= {f"slices/{key}" for key in _slice_keys(layout) if key not in needed}
+    unneeded |= {f"staging/{path.name}" for path in _dead_staging(root)}
+    unneeded |= {f"quarantine/{path.name}" for path in _entries(layout.quarantine)}
+    marks = _read_marks(root)
+    done = Collection()
+    due = sorted(name for name in unneeded if name in marks and now - marks[name] >= grace_s)
+    done.marked = sorted(unneeded - set(marks))
+    for name in due:
+        done.freed_bytes += _remove(layout, name, dry_run=dry_run)
+        done.removed.append(name)
+    if not dry_run:
+        kept = {name: marks[name] for name in marks if name in unneeded and name not in due}
+        _write_marks(root, kept | dict.fromkeys(done.marked, now))
+    return done
+
+
+def _condemned_stores(
+    layout: CacheLayout, older_than_s: float | None, named: set[str], now: float
+) -> set[str]:
+    present = {path.name: path.stat().st_mtime for path in _directories(layout.stores)}
+    unknown = named - set(present)
+    if unknown:
+        raise UsageError(f"no such store: {', '.join(sorted(unknown))}", path=layout.stores)
+    if older_than_s is not None:
+        named = named | {key for key, made in present.items() if now - made > older_than_s}
+    return named
+
+
+def _needed_slices(layout: CacheLayout, condemned: set[str]) -> set[str]:
+    needed: set[str] = set()
+    for path in _directories(layout.stores):
+        if path.name not in condemned:
+            # A store whose table cannot be read stops the collection: its slices are unknown.
+            table = load_table(open_bytes(path / TABLE, mapped=False))
+            needed.update(entry["key"].tobytes().hex() for entry in table)
+    return needed
+
+
+def _slice_keys(layout: CacheLayout) -> Iterator[str]:
+    for shelf in _directories(layout.slices):
+        yield from {path.name.partition(".")[0] for path in shelf.iterdir()}
+
+
+def _dead_staging(root: Path) -> Iterator[Path]:
+    """Staging directories of this machine whose process is gone: the proof of death."""
+    here = socket.gethostname()
+    for path in _directories(root / "staging"):
+        host, _, rest = path.name.rpartition("-")[0].rpartition("-")
+        if host == here and rest.isdigit() and not Path(f"/proc/{rest}").exists():
+            yield path
+
+
+def _remove(layout: CacheLayout, name: str, *, dry_run: bool) -> int:
+    kind, _, rest = name.partition("/")
+    if kind == "slices":
+        files = layout.slice(rest)
+        # The record first: a slice without one is no slice, so nobody sees half of it.
+        paths = [files.record, files.tokens, files.meta]
+    else:
+        paths = [layout.root / kind / rest]
+    freed = 0
+    for path in paths:
+        freed += _size(path)
+        if dry_run:
+            continue
+        with writing_errors(path):
+            if path.is_dir() and not path.is_symlink():
+                _remove_directory(layout.root, path)
+            else:
+                path.unlink(missing_ok=True)
+    return freed
+
+
+def _remove_directory(root: Path, path: Path) -> None:
+    """Out of sight by one rename, then removed: nobody opens half a store."""
+    with Staging(root) as staging:
+        with contextlib.suppress(FileNotFoundError):
+            os.rename(path, staging.path / "gone")
+        sync_directory(path.parent)
+        shutil.rmtree(staging.path / "gone", ignore_errors=True)
+
+
+def _marks_path(root: Path) -> Path:
+    return root / "gc" / "marks.json"
+
+
+def _read_marks(root: Path) -> dict[str, float]:
+    try:
+        return msgspec.json.decode(_marks_path(root).read_bytes(), type=dict[str, float])
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+        return {}  # lost marks only mean that the grace period starts anew
+
+
+def _write_marks(root: Path, marks: dict[str, float]) -> None:
+    path = _marks_path(root)
+    with Staging(root) as staging:
+        staged = staging.write("marks.json", msgspec.json.encode(marks))
+        with writing_errors(path):
+            path.parent.mkdir(exist_ok=True)
+            os.replace(staged, path)  # marks are not published data: the newest list counts
+
+
+def _directories(path: Path) -> list[Path]:
+    return [entry for entry in _entries(path) if entry.is_dir() and not entry.is_symlink()]
+
+
+def _entries(path: Path) -> list[Path]:
+    try:
+        return sorted(path.iterdir())
+    except OSError:
+        return []
+
+
+def _size(path: Path) -> int:
+    if path.is_dir() and not path.is_symlink():
+        return sum(_size(Path(entry.path)) for entry in os.scandir(path))
+    try:
+        return path.lstat().st_size
+    except OSError:
+        return 0

@@ -1,0 +1,161 @@
+"""The house itself: sizes, docstrings, layers, lazy imports, public names, the drawn tree."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import tokenmill
+from tokenmill import errors
+
+PROJECT = Path(__file__).resolve().parent.parent
+PACKAGE = Path(tokenmill.__file__).parent
+MODULES = sorted(PACKAGE.rglob("*.py"))
+HEAVY = ("pyarrow", "jinja2", "minijinja", "tokenizers", "fastokens", "transformers", "datasets",
+         "torch", "ray", "pandas", "trl")  # fmt: skip
+MOST_LINES = 400
+LEAST_DOCSTRING = 200  # characters: enough to introduce a module's nouns
+
+VERBS = ("open_rows", "open_store", "prepare", "mix", "split")
+NOUNS = ("Loader", "Origin", "Pack", "Recipe")
+EXCEPTIONS = ("TokenmillError", "UsageError", "SourceError", "SourceMissing", "SourceChanged",
+              "RowError", "TokenizerError", "TemplateError", "CacheError", "CorruptionError",
+              "NonDeterminismError", "WorkerError", "StateError")  # fmt: skip
+
+
+def run(program: str, *arguments: str | Path) -> str:
+    """What a program prints in a fresh interpreter."""
+    environment = {**os.environ, "PYTHONPATH": str(PACKAGE.parent)}
+    answer = subprocess.run(
+        [sys.executable, "-c", program, *arguments], env=environment, capture_output=True, text=True
+    )
+    assert answer.returncode == 0, answer.stderr
+    return answer.stdout
+
+
+def test_modules_open_with_their_nouns() -> None:
+    short = {}
+    for path in MODULES:
+        text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+        if len(text) < LEAST_DOCSTRING:
+            short[str(path.relative_to(PACKAGE))] = len(text)
+    assert not short, f"docstrings under {LEAST_DOCSTRING} characters: {short}"
+
+
+def test_files_stay_small() -> None:
+    long = {}
+    for room in ("src", "tests", "benchmarks", "scripts"):
+        for path in (PROJECT / room).rglob("*.py"):
+            lines = len(path.read_text(encoding="utf-8").splitlines())
+            if lines > MOST_LINES:
+                long[str(path.relative_to(PROJECT))] = lines
+    assert not long, f"over {MOST_LINES} lines: {long}"
+
+
+def test_every_room_stands_in_a_layer() -> None:
+    settings = tomllib.loads((PROJECT / "pyproject.toml").read_text(encoding="utf-8"))
+    contracts = settings["tool"]["importlinter"]["contracts"]
+    layers = next(contract["layers"] for contract in contracts if contract["type"] == "layers")
+    placed = {room.strip(" ()") for layer in layers for room in layer.split("|")}
+    rooms = {path.stem for path in PACKAGE.glob("*.py")}
+    rooms |= {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
+    assert rooms - {"__init__", "__main__"} <= placed
+
+
+def test_reading_names_load_none_of_the_heavy_libraries() -> None:
+    program = (
+        "import sys; from tokenmill import open_store, Loader;"
+        f"print([name for name in {HEAVY!r} if name in sys.modules])"
+    )
+    assert run(program) == "[]\n"
+
+
+def test_reading_a_store_loads_none_of_the_heavy_libraries(tmp_path: Path) -> None:
+    examples = PACKAGE / "examples"
+    prepare = (
+        "import sys, tokenmill as tm;"
+        "print(tm.prepare(sys.argv[1], tokenizer=sys.argv[2], executor='inline').path)"
+    )
+    store = run(prepare, examples / "conversations.jsonl", examples / "tokenizer").strip()
+    read = (
+        "import sys; from tokenmill import open_store, Loader;"
+        "store = open_store(sys.argv[1]); row = store[len(store) // 2];"
+        "batch = next(iter(Loader(store, batch_size=4)));"
+        "assert batch['input_ids'].shape[0] == 4; assert len(row.input_ids);"
+        f"print([name for name in {HEAVY!r} if name in sys.modules])"
+    )
+    assert run(read, store) == "[]\n"
+
+
+def test_help_of_the_command_line_loads_none_of_the_heavy_libraries() -> None:
+    program = (
+        "import sys\nfrom tokenmill.cli import main\nsys.argv = ['tokenmill', '--help']\n"
+        "try:\n    main()\nexcept SystemExit as end:\n    assert not end.code\n"
+        f"print([name for name in {HEAVY!r} if name in sys.modules])"
+    )
+    shown = run(program)
+    assert "prepare" in shown
+    assert shown.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize("name", [*VERBS, *NOUNS, *EXCEPTIONS])
+def test_public_name_is_importable_and_listed(name: str) -> None:
+    assert getattr(tokenmill, name).__doc__
+    assert name in tokenmill.__all__
+    assert name in dir(tokenmill)
+
+
+def test_public_names_are_sorted_and_there() -> None:
+    assert list(tokenmill.__all__) == sorted(tokenmill.__all__)
+    assert [name for name in tokenmill.__all__ if not hasattr(tokenmill, name)] == []
+
+
+def test_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="nonsense"):
+        _ = tokenmill.nonsense
+
+
+def drawn_tree() -> dict[str, tuple[str | None, str | None]]:
+    """Name → (parent in our tree, builtin parent), as the docstring of `errors` draws it."""
+    tree: dict[str, tuple[str | None, str | None]] = {}
+    above: list[str] = []
+    for line in (errors.__doc__ or "").splitlines():
+        found = re.match(r"^ {4}([│ ├└─]*)(\w+Error|Source\w+)(?: \((\w+)\))?(?:\s|$)", line)
+        if not found:
+            continue
+        depth = len(found[1]) // 4
+        above[depth:] = [found[2]]
+        tree[found[2]] = (above[depth - 1] if depth else None, found[3])
+    return tree
+
+
+def test_exceptions_are_the_drawn_tree() -> None:
+    real: dict[str, tuple[str | None, str | None]] = {}
+    for name, cls in vars(errors).items():
+        if not (isinstance(cls, type) and issubclass(cls, errors.TokenmillError)):
+            continue
+        ours = [base.__name__ for base in cls.__bases__ if base.__module__ == errors.__name__]
+        theirs = [
+            base.__name__ for base in cls.__bases__ if vars(builtins).get(base.__name__) is base
+        ]
+        assert len(ours) <= 1
+        is_root = cls is errors.TokenmillError
+        real[name] = (ours[0] if ours else None, None if is_root else theirs[0])
+    assert drawn_tree() == real
+    assert set(real) == set(EXCEPTIONS)
+
+
+def test_version_is_one_and_the_same() -> None:
+    settings = tomllib.loads((PROJECT / "pyproject.toml").read_text(encoding="utf-8"))
+    changes = (PROJECT / "CHANGELOG.md").read_text(encoding="utf-8")
+    newest = re.search(r"^## (\d+\.\d+\.\d+)", changes, re.MULTILINE)
+    assert newest is not None
+    assert tokenmill.__version__ == settings["project"]["version"] == newest[1]
