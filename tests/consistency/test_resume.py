@@ -41,8 +41,8 @@ def test_resume_at_every_step_in_a_new_process(corpus: Corpus, nursery: Nursery,
     assert len(batches) > 10
     pids = {os.getpid()}
     for step, state in enumerate(states):
-        # Far enough to cross the next end of a window; every seventh goes on to the very end.
-        take = None if step % 7 == 0 else 5
+        # Far enough to cross the next end of a window; every eleventh goes on to the very end.
+        take = None if step % 11 == 0 else 3
         report = nursery.run(job(corpus, name, state, take))
         pids.add(report["pid"])
         stop = len(batches) if take is None else min(step + take, len(batches))
