@@ -1,4 +1,4 @@
-"""Any sequence of next, save, load, set_epoch, new geometry and crash equals a walk through lists."""
+"""Any sequence of next, save, load, set_epoch, new geometry and crash equals a walk over lists."""
 
 from __future__ import annotations
 
