@@ -39,7 +39,13 @@ def read_record(files: SliceFiles, expected: str | None = None) -> tuple[CommitR
         raise CorruptionError(
             f"commit record has digest {digest}, the store expects {expected}", path=files.record
         )
-    return decode_record(data, files), digest
+    record = decode_record(data, files)
+    # A store's table vouches for the bytes; without one they must be those that were written.
+    if expected is None and record.encode() != data:
+        raise CorruptionError(
+            "the right members, but not the bytes that were written", path=files.record
+        )
+    return record, digest
 
 
 class SliceReader:
