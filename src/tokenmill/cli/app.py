@@ -51,6 +51,8 @@ def run(arguments: list[str]) -> int:
     known: dict[str, Any] = {}
     try:
         outcome = app(arguments, prog_name="tokenmill", standalone_mode=False, obj=known)
+        if outcome == INTERRUPTED:  # what typer makes of Ctrl-C
+            return _interrupted()
         return outcome if isinstance(outcome, int) else 0
     except click.exceptions.Exit as exit_request:
         return exit_request.exit_code
@@ -62,12 +64,16 @@ def run(arguments: list[str]) -> int:
     except TokenmillError as error:
         return _fail(error, as_json, known)
     except (KeyboardInterrupt, click.Abort):
-        Output().say("interrupted; every finished slice stays usable, run the same command again")
-        return INTERRUPTED
+        return _interrupted()
     except BrokenPipeError:
         # The reader went away (`tokenmill … | head`); nothing more can be said on stdout.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+
+
+def _interrupted() -> int:
+    Output().say("interrupted; every finished slice stays usable, run the same command again")
+    return INTERRUPTED
 
 
 def _fail(error: TokenmillError, as_json: bool, known: dict[str, Any]) -> int:

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from tokenmill.errors import CorruptionError
 from tokenmill.store.access import GuardedFile, open_bytes, reading_errors
 from tokenmill.store.layout import SliceFiles
-from tokenmill.store.record import CARRIED, META_COLUMNS, CommitRecord, decode_record
+from tokenmill.store.record import CARRIED, META_COLUMNS, UNREADABLE, CommitRecord, decode_record
 
 
 def read_record(files: SliceFiles, expected: str | None = None) -> tuple[CommitRecord, str]:
@@ -158,7 +158,14 @@ class SliceReader:
 
     def carried(self, number: int) -> dict[str, Any]:
         """The carried columns of one row, decoded."""
-        return {name: msgspec.json.decode(self._text(name, number)) for name in self.record.carried}
+        try:
+            return {
+                name: msgspec.json.decode(self._text(name, number)) for name in self.record.carried
+            }
+        except UNREADABLE as error:
+            raise CorruptionError(
+                f"a carried column is not JSON: {error}", path=self.files.meta
+            ) from error
 
     def carried_texts(self, name: str) -> list[str]:
         """One carried column of the whole slice, as JSON text."""
