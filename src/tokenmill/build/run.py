@@ -27,12 +27,12 @@ from tokenmill.build.plan import Plan
 from tokenmill.build.progress import open_progress
 from tokenmill.build.proof import Account, proof_document
 from tokenmill.build.recipe import Recipe, RunOptions
-from tokenmill.errors import CorruptionError, SourceError
-from tokenmill.files import default_cache_dir
+from tokenmill.errors import CacheError, CorruptionError, SourceError
+from tokenmill.files import Staging, default_cache_dir
 from tokenmill.source import open_rows
 from tokenmill.store import CacheLayout, Store
 from tokenmill.store.commit import commit_store
-from tokenmill.store.write import quarantine_slice
+from tokenmill.store.quarantine import quarantine_of
 
 REPAIRS = 8  # corrupt slices mended in one run; more is a broken disk, not an accident
 
@@ -56,9 +56,10 @@ def run(
     layout = cache.store(planned.key)
     hit = layout.manifest.exists() and not options.force_recache
     if not hit:
+        _require_writable(cache)
         with open_progress(progress, total_rows=planned.rows, total_size=planned.bytes) as shown:
             builder = Builder(planned, cache, executor, options, account, shown)
-            _build_and_commit(planned, cache, builder, account)
+            _build_and_commit(planned, cache, builder, executor, account)
     store = Store(layout.directory, paths=planned.paths)
     store.private_directory = private  # removed when nobody holds the store any more
     return Prepared(store, hit, account, time.perf_counter() - start, options)
@@ -85,16 +86,38 @@ class PrivateDirectory:
         self._finalizer = weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
 
 
-def _build_and_commit(plan: Plan, cache: CacheLayout, builder: Builder, account: Account) -> None:
+def _require_writable(cache: CacheLayout) -> None:
+    """Say that the cache cannot be written before anything is loaded for it."""
+    with Staging(cache.root):
+        pass
+
+
+def _build_and_commit(
+    planned: Plan, cache: CacheLayout, builder: Builder, executor: Executor, account: Account
+) -> None:
     for _ in range(REPAIRS):
-        builder.build_all()
         try:
-            proof = proof_document(plan.paths, account)
-            commit_store(cache, plan.document, plan.placements(), plan.tokenizer, proof)
+            _require_tokenizer(planned, cache, executor)
+            builder.build_all()
+            proof = proof_document(planned.paths, account)
+            commit_store(cache, planned.document, planned.placements(), planned.tokenizer, proof)
             return
         except CorruptionError as error:
-            if not quarantine_slice(cache, error.path):
+            if not quarantine_of(cache, error.path):
                 raise
     raise CorruptionError(
         f"more than {REPAIRS} slices of this cache are corrupt; look at the disk", path=cache.root
     )
+
+
+def _require_tokenizer(planned: Plan, cache: CacheLayout, executor: Executor) -> None:
+    """See that the tokenizer's copy is there, which workers load; it may be in quarantine now."""
+    copy = cache.tokenizer(planned.card.key)
+    if not copy.is_dir():
+        identity_card(planned.recipe, cache.root, executor)
+    if not copy.is_dir():
+        raise CacheError(
+            "the tokenizer's copy could not be written; run the command again, or choose another "
+            "cache_dir",
+            path=copy,
+        )

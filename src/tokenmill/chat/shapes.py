@@ -126,7 +126,8 @@ def conversation(shape: str, turns: list[Any]) -> Conversation:
         # The common case costs two lookups per message: a role and a text, nothing else.
         if type(turn) is not dict or len(turn) != 2:
             break
-        if type(turn.get("content")) is not str or type(turn.get("role")) is not str:
+        role = turn.get("role")
+        if type(turn.get("content")) is not str or type(role) is not str or not role:
             break
     else:
         return Conversation(shape, turns, simple=True)

@@ -24,7 +24,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
 
-from tokenmill.errors import CacheError
+from tokenmill.errors import CacheError, TokenmillError
 
 _NO_HARD_LINKS = (
     errno.EPERM,
@@ -54,8 +54,8 @@ def writing_errors(path: str | os.PathLike[str]) -> Iterator[None]:
     """Translate an OSError met while writing into a `CacheError` that says what to do."""
     try:
         yield
-    except CacheError:
-        raise
+    except TokenmillError:
+        raise  # from here, or from whoever makes the chunks: some of them are OSErrors too
     except OSError as error:
         remedy = _REMEDIES.get(error.errno or 0, "nothing was published; run the command again")
         reason = error.strerror or str(error)

@@ -22,12 +22,12 @@ import numpy.typing as npt
 from tokenmill.errors import SourceError
 from tokenmill.source.assemble import Assembler, Entries
 from tokenmill.source.bytefile import ByteFile
-from tokenmill.source.cut import Cutter, Integers, first_qualified
+from tokenmill.source.cut import SLACK, Cutter, Integers, first_qualified
 from tokenmill.source.limits import MAX_ARRAY_GAP, MAX_ROW, MIB, SCAN_BUFFER
 from tokenmill.source.scan import BOM
 from tokenmill.source.spans import WHITE_SPACE
 
-_SLACK = 8  # bytes behind the data that the hash may touch
+_STEPWISE = 64  # bytes of white space that all spans skip together; what has more goes alone
 Bytes = npt.NDArray[np.uint8]
 
 _STEPS = np.zeros(256, dtype=np.int8)
@@ -90,14 +90,25 @@ def _trimmed(data: Bytes, begins: Integers, stops: Integers) -> tuple[Integers, 
     """Spans without the white space at their ends; an empty one is left at its stop."""
     starts, ends = begins.copy(), stops.copy()
     moving = np.flatnonzero((starts < ends) & _IS_SPACE[data[np.minimum(starts, len(data) - 1)]])
-    while len(moving):
+    for _ in range(_STEPWISE):
         starts[moving] += 1
         at = starts[moving]
         moving = moving[(at < ends[moving]) & _IS_SPACE[data[np.minimum(at, len(data) - 1)]]]
+        if not len(moving):
+            break
+    for span in moving.tolist():
+        text = data[starts[span] : ends[span]].tobytes()
+        starts[span] += len(text) - len(text.lstrip(WHITE_SPACE))
     moving = np.flatnonzero((starts < ends) & _IS_SPACE[data[ends - 1]])
-    while len(moving):
+    for _ in range(_STEPWISE):
         ends[moving] -= 1
         moving = moving[(starts[moving] < ends[moving]) & _IS_SPACE[data[ends[moving] - 1]]]
+        if not len(moving):
+            break
+    for span in moving.tolist():
+        ends[span] = starts[span] + len(
+            data[starts[span] : ends[span]].tobytes().rstrip(WHITE_SPACE)
+        )
     return starts, ends
 
 
@@ -141,7 +152,7 @@ class ArrayScan:
         base, size = self._position, self._capacity
         first = True
         while True:
-            buffer = bytearray(size + _SLACK)
+            buffer = bytearray(size + SLACK)
             filled = self._file.read_into(memoryview(buffer)[:size], base)
             found = find_elements(np.frombuffer(buffer, dtype=np.uint8, count=filled))
             if not found.consumed:

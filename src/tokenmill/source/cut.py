@@ -15,7 +15,6 @@ of any size and gives the same cuts.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -27,7 +26,8 @@ Integers = npt.NDArray[np.int64]
 Hashes = npt.NDArray[np.uint64]
 Buffer = bytes | bytearray | memoryview
 
-_PORTION = 4096  # rows hashed before looking whether one qualified
+SLACK = CUT_SHORT + 8  # bytes behind the data that hashing may touch without counting them
+_PORTION = 2048  # rows hashed before looking whether one qualified
 _MULTIPLY = np.uint64(0x9E3779B97F4A7C15)  # 2**64 / golden ratio, odd: spreads every input bit
 _FINAL_1 = np.uint64(0xBF58476D1CE4E5B9)  # the two multipliers of the splitmix64 finaliser
 _FINAL_2 = np.uint64(0x94D049BB133111EB)
@@ -81,7 +81,7 @@ def first_qualified(buffer: Buffer, starts: Integers, lengths: Integers, lo: int
     """The first row of ``lo:hi`` that qualifies, else -1.
 
     Args:
-        buffer: Holds the rows, and at least eight more bytes behind the last one.
+        buffer: Holds the rows; with `SLACK` more bytes behind the last one nothing is copied.
         starts: Offset of each row in the buffer.
         lengths: Bytes of each row.
         lo: First row to look at.
@@ -120,20 +120,19 @@ def row_hashes(buffer: Buffer, starts: Integers, lengths: Integers) -> Hashes:
 
 
 def _mix_short(buffer: Buffer, starts: Integers, lengths: Integers) -> Hashes:
-    # An 8-byte word can begin at every byte: a view with stride 1 instead of eight gathers.
-    words: np.ndarray[Any, np.dtype[np.uint64]] = np.ndarray(
-        shape=(max(len(buffer) - 7, 0),), dtype="<u8", buffer=buffer, strides=(1,)
-    )
+    if not len(starts):
+        return np.empty(0, dtype=np.uint64)
     order = np.argsort(-lengths.astype(np.int16), kind="stable")  # longest first: a prefix is left
     starts, lengths = starts[order], lengths[order]
     mixed = lengths.astype(np.uint64) * _MULTIPLY
-    positions = np.arange(0, int(lengths[0]) if len(lengths) else 0, 8)
+    words = _words(buffer, starts, int(lengths[0]))
+    positions = np.arange(0, int(lengths[0]), 8)
     with_word = np.searchsorted(-lengths, -positions, side="left").tolist()
     with_whole_word = np.searchsorted(-lengths, -(positions + 8), side="right").tolist()
-    for position, rows, whole in zip(positions.tolist(), with_word, with_whole_word, strict=True):
-        word = words[starts[:rows] + position]
+    for number, (rows, whole) in enumerate(zip(with_word, with_whole_word, strict=True)):
+        word = words[:rows, number]
         if whole < rows:  # what stands behind a row's end must not count
-            shift = ((position + 8 - lengths[whole:rows]) << 3).astype(np.uint64)
+            shift = ((8 * number + 8 - lengths[whole:rows]) << 3).astype(np.uint64)
             word[whole:] = (word[whole:] << shift) >> shift
         part = mixed[:rows]
         part ^= word
@@ -147,3 +146,15 @@ def _mix_short(buffer: Buffer, starts: Integers, lengths: Integers) -> Hashes:
     hashes = np.empty_like(mixed)
     hashes[order] = mixed
     return hashes
+
+
+def _words(buffer: Buffer, starts: Integers, longest: int) -> Hashes:
+    """The first bytes of every row as a matrix of 8-byte words, one row of it each."""
+    width = max(8, (longest + 7) // 8 * 8)
+    if int(starts.max()) + width > len(buffer):
+        buffer = bytes(buffer) + bytes(width)
+    # A window begins at every byte: picking windows copies a row at once, not word by word.
+    windows: npt.NDArray[np.uint8] = np.ndarray(
+        shape=(len(buffer) - width + 1, width), dtype=np.uint8, buffer=buffer, strides=(1, 1)
+    )
+    return windows[starts].view("<u8")

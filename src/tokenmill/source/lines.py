@@ -5,62 +5,43 @@ and opens nothing until a row is wanted; the `pool` closes it when too many are 
 and any forked process may use it: reads carry their offset, and what is open is replaced whole,
 never changed.
 
-While rows are read, the file's stat is looked at again every 0.1 ms. Another size or a vanished
-name is `SourceChanged`. Only other times (a touch, a chmod, a new hard link, or an edit in place)
-have the row's block hashed again: the content decides.
+While rows are read, the file's stat is looked at again every 20 µs (see `opened`). Another size or
+a vanished name is `SourceChanged`. Only other times (a touch, a chmod, a new hard link, or an edit
+in place) have the row's block hashed again: the content decides.
 """
 
 from __future__ import annotations
 
-import os
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from time import monotonic
 from typing import Any
 
 import numpy as np
 
 from tokenmill.errors import RowError, SourceChanged
+from tokenmill.origin import Origin
 from tokenmill.source import pool
-from tokenmill.source.assemble import LONG_GAP, START_SHIFT, BlockEntry
+from tokenmill.source.assemble import BlockEntry
 from tokenmill.source.block import Block, digest_of
-from tokenmill.source.bytefile import ByteFile, LocalFile, Signature
+from tokenmill.source.bytefile import ByteFile, LocalFile
 from tokenmill.source.cut import Integers
-from tokenmill.source.entry import FileEntry
+from tokenmill.source.entry import FileEntry, SourceFile
 from tokenmill.source.index import Index
 from tokenmill.source.limits import (
     COALESCE_GAP,
     COALESCE_MAX,
     ENTRIES_PER_PAGE,
     MAX_ROW,
-    RECHECK_SECONDS,
     STREAM_BYTES,
 )
-from tokenmill.source.origin import Origin, SourceFile
+from tokenmill.source.opened import OpenLines
 from tokenmill.source.parse import over_limit, parse
 from tokenmill.source.reader import Part, Value
 from tokenmill.source.shelf import Shelf
-from tokenmill.source.spans import coalesce, end_of_element, end_of_line
+from tokenmill.source.spans import coalesce
 
 _PAGE_SHIFT = ENTRIES_PER_PAGE.bit_length() - 1
-_STREAM_ROWS = 1 << 16  # rows located at once: their numbers take two megabytes
-
-
-class _Opened:
-    """What a reader holds while it is open; dropped as one."""
-
-    def __init__(self, file: ByteFile, index: Index) -> None:
-        self.file = file
-        self.fd = file.fd if isinstance(file, LocalFile) else -1
-        self.index = index
-        self.entries = index.entries
-        self.checked = index.checked
-        self.first_rows = index.first_rows
-        self.offsets = index.offsets
-        self.believed_until = 0.0
-        self.signature = file.signature if isinstance(file, LocalFile) else None
-        self.verified: set[int] = set()  # blocks found good ...
-        self.verified_under: Signature | None = None  # ... while the file had this signature
+_STREAM_ROWS = 1 << 14  # rows located at once
 
 
 class LineReader:
@@ -78,7 +59,7 @@ class LineReader:
         self.rows = entry.rows
         self._shelf = shelf
         self._index: Index | None = None
-        self._opened: _Opened | None = None
+        self._opened: OpenLines | None = None
 
     @property
     def index(self) -> Index:
@@ -95,8 +76,8 @@ class LineReader:
             return CopyFile(self._shelf.place(self.entry.copy), self.entry.path)
         return LocalFile(self.entry.location, self.entry.expected)
 
-    def _open(self) -> _Opened:
-        opened = _Opened(self.open_file(), self.index)
+    def _open(self) -> OpenLines:
+        opened = OpenLines(self.open_file(), self.index)
         self._opened = opened
         pool.opened(self)
         return opened
@@ -110,69 +91,36 @@ class LineReader:
 
     def value(self, row: int) -> dict[str, Any]:
         """Parse one row."""
-        # The hot path of rows[i]: a pread, a parse, and as little as possible around them.
-        opened = self._opened or self._open()
-        if monotonic() > opened.believed_until:
-            self._look_again(opened, row)
-        offset, length = self._locate(opened, row)
-        if opened.fd >= 0 and 0 <= length <= MAX_ROW:
-            data = os.pread(opened.fd, length, offset)
-            if len(data) != length:
-                data = self.raw(row)
-        else:
-            data = self.raw(row)
+        value = (self._opened or self._open()).value(row)
+        if value is not None:
+            return value
+        raw = self.raw(row)
         try:
-            return parse(data)
+            return parse(raw)
         except RowError as error:
             raise self.explain(row, error) from error
 
     def raw(self, row: int) -> bytes:
         """The bytes of one row."""
         opened = self._opened or self._open()
-        if monotonic() > opened.believed_until:
-            self._look_again(opened, row)
-        offset, length = self.span(row)
+        opened.look_again(row)
+        offset, length = opened.locate(row)
         if length > MAX_ROW:
             raise self.explain(row, RowError(over_limit(length), reason="limit"))
+        return self._pread(opened, offset, length)
+
+    def _pread(self, opened: OpenLines, offset: int, length: int) -> bytes:
         data = opened.file.pread(length, offset)
         if len(data) != length:
             raise self._shorter(offset)
         return data
 
-    def _locate(self, opened: _Opened, row: int) -> tuple[int, int]:
-        """Offset and length of one row; a length below 0 stands for a long gap."""
-        if not opened.checked[row >> _PAGE_SHIFT]:
-            opened.index.check_page(row >> _PAGE_SHIFT)
-        first_rows, offsets = opened.first_rows, opened.offsets
-        word = opened.entries[row]
-        block = bisect_right(first_rows, row) - 1
-        offset, start, gap = offsets[block], word >> START_SHIFT, word & LONG_GAP
-        if row + 1 < first_rows[block + 1]:
-            stop = opened.entries[row + 1] >> START_SHIFT
-        else:
-            stop = offsets[block + 1] - offset
-        return offset + start, -1 if gap == LONG_GAP else stop - start - gap
+    def _shorter(self, offset: int) -> SourceChanged:
+        return SourceChanged("the file became shorter", path=self.entry.path, offset=offset)
 
     def span(self, row: int) -> tuple[int, int]:
         """Offset and length of one row."""
-        opened = self._opened or self._open()
-        offset, length = self._locate(opened, row)
-        if length < 0:
-            length = self._end(opened, row, offset) - offset
-        return offset, length
-
-    def _end(self, opened: _Opened, row: int, offset: int) -> int:
-        """Where a row ends that is followed by a long gap."""
-        block = bisect_right(opened.first_rows, row) - 1
-        limit = opened.offsets[block + 1]
-        if row + 1 < opened.first_rows[block + 1]:
-            limit = self._locate(opened, row + 1)[0]
-        if self.entry.kind == "lines":
-            return end_of_line(opened.file, offset, limit)
-        return end_of_element(opened.file, offset, limit, row + 1 == self.rows)
-
-    def _shorter(self, offset: int) -> SourceChanged:
-        return SourceChanged("the file became shorter", path=self.entry.path, offset=offset)
+        return (self._opened or self._open()).locate(row)
 
     def origin(self, row: int) -> Origin:
         """Where one row is."""
@@ -201,8 +149,8 @@ class LineReader:
     def explain(self, row: int, error: RowError) -> RowError:
         """The same error with its place, after making sure that it is the row's own fault."""
         opened = self._opened or self._open()
-        self._look_again(opened, row)
-        offset, _ = self.span(row)
+        opened.look_again(row)
+        offset, _ = opened.locate(row)
         return RowError(
             error.message,
             reason=error.reason,
@@ -222,30 +170,31 @@ class LineReader:
         wanted = np.asarray(rows, dtype=np.int64)
         order = np.argsort(wanted, kind="stable")
         wanted = wanted[order]
-        self._look_again(opened, int(wanted[0]))
         offsets, lengths = opened.index.locate(wanted)
+        for place in np.flatnonzero(lengths < 0).tolist():  # long gaps
+            lengths[place] = opened.locate(int(wanted[place]))[1]
         found: list[bytes | RowError] = [b""] * len(rows)
-        spans: list[tuple[int, int]] = []
-        places: list[int] = []
-        for place, row, offset, length in zip(
-            order.tolist(), wanted.tolist(), offsets.tolist(), lengths.tolist(), strict=True
-        ):
-            size = length if length >= 0 else self._end(opened, row, offset) - offset
-            if size > MAX_ROW:
-                found[place] = self.explain(row, RowError(over_limit(size), reason="limit"))
-            else:
-                spans.append((offset, size))
-                places.append(place)
-        for first, last, start, stop in coalesce(spans, COALESCE_GAP, COALESCE_MAX):
-            data = opened.file.pread(stop - start, start)
-            if len(data) != stop - start:
-                raise self._shorter(start)
-            for place, (offset, size) in zip(places[first:last], spans[first:last], strict=True):
-                found[place] = data[offset - start : offset - start + size]
+        for place in np.flatnonzero(lengths > MAX_ROW).tolist():
+            row = int(wanted[place])
+            error = RowError(over_limit(int(lengths[place])), reason="limit")
+            found[int(order[place])] = self.explain(row, error)
+            lengths[place] = 0
+        places, sizes = order.tolist(), lengths.tolist()
+        for first, last, start, stop in coalesce(offsets, lengths, COALESCE_GAP, COALESCE_MAX):
+            opened.look_again(int(wanted[first]))
+            data = self._pread(opened, start, stop - start)
+            if last - first == 1:
+                if data:
+                    found[places[first]] = data
+                continue
+            opened.look_again(int(wanted[last - 1]))
+            for number, offset in enumerate((offsets[first:last] - start).tolist(), first):
+                if sizes[number]:
+                    found[places[number]] = data[offset : offset + sizes[number]]
         return found
 
     def raw_stream(self, first: int, last: int) -> Iterator[tuple[int, list[bytes | RowError]]]:
-        """The bytes of the rows ``first:last`` in order, about a megabyte at a time."""
+        """The bytes of the rows ``first:last`` in order, a portion at a time."""
         index = self.index
         while first < last:
             upto = min(last, first + _STREAM_ROWS)
@@ -258,7 +207,8 @@ class LineReader:
 
     def _portion(self, first: int, offsets: Integers, lengths: Integers) -> list[bytes | RowError]:
         opened = self._opened or self._open()
-        self._look_again(opened, first)
+        opened.look_again(first)
+        opened.look_again(first + len(offsets) - 1)
         start, stop = int(offsets[0]), int(offsets[-1] + lengths[-1])
         if int(lengths.min()) < 0 or stop - start > 2 * STREAM_BYTES:
             return self.raws(range(first, first + len(offsets)))
@@ -337,34 +287,3 @@ class LineReader:
             end = self.span(last)[0]
         digest = digest_of(self.open_file(), offset, end - offset)
         return BlockEntry(offset, end - offset, first, last - first, line, 0, digest)
-
-    # --- has it changed? -------------------------------------------------------------------
-
-    def _look_again(self, opened: _Opened, row: int) -> None:
-        opened.believed_until = monotonic() + RECHECK_SECONDS
-        if opened.signature is None or not isinstance(opened.file, LocalFile):
-            return  # a copy on the shelf checks its own frames
-        now = opened.file.now()
-        if now == opened.signature:
-            return
-        if now.size != opened.signature.size:
-            opened.file.check()
-        self._verify_block(opened, row, now)
-
-    def _verify_block(self, opened: _Opened, row: int, now: Signature) -> None:
-        """The times changed, not the size: see whether the row's block is what it was."""
-        opened.believed_until = 0.0  # every further row may be in another block
-        number = bisect_right(opened.first_rows, row) - 1
-        if now != opened.verified_under:
-            opened.verified, opened.verified_under = set(), now
-        if number in opened.verified:
-            return
-        block = self.index.block(number)
-        if digest_of(opened.file, block.offset, block.length) != block.digest:
-            raise SourceChanged(
-                f"bytes {block.offset} to {block.offset + block.length} are not what was indexed; "
-                "open the file again",
-                path=self.entry.path,
-                offset=block.offset,
-            )
-        opened.verified.add(number)

@@ -10,9 +10,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from tokenmill.errors import RowError
+from tokenmill.origin import Origin
 from tokenmill.source.block import Block
-from tokenmill.source.entry import FileEntry
-from tokenmill.source.origin import Origin, SourceFile
+from tokenmill.source.entry import FileEntry, SourceFile
 
 Value = dict[str, Any] | RowError
 

@@ -16,8 +16,9 @@ from itertools import accumulate
 from typing import Any, overload
 
 from tokenmill.errors import RowError, UsageError
+from tokenmill.origin import Origin
 from tokenmill.source.block import Block
-from tokenmill.source.origin import Origin, SourceFile
+from tokenmill.source.entry import SourceFile
 from tokenmill.source.reader import Part, Reader
 
 _BATCH = 4096  # rows fetched at once when a view does not run in order
@@ -84,12 +85,12 @@ class Rows(Sequence[dict[str, Any]]):
             place = self._places[index]
         except IndexError:
             raise IndexError(f"row {index} of {len(self)}") from None
-        if isinstance(place, range):
-            return Rows(self._layout, place)
-        if self._only is not None:
-            return self._only.value(place + self._shift)
-        reader, row = self._layout.at(place)
-        return reader.value(row)
+        if isinstance(place, int):
+            if self._only is not None:
+                return self._only.value(place + self._shift)
+            reader, row = self._layout.at(place)
+            return reader.value(row)
+        return Rows(self._layout, place)
 
     def _at(self, index: int) -> tuple[Reader, int]:
         try:
@@ -120,6 +121,11 @@ class Rows(Sequence[dict[str, Any]]):
         return values  # type: ignore[return-value]
 
     def _values(self, indices: Sequence[int]) -> list[dict[str, Any] | RowError]:
+        if self._only is not None:
+            try:
+                return self._only.values([self._places[n] + self._shift for n in indices])
+            except IndexError:
+                pass  # the loop below says which
         by_reader: dict[int, tuple[Reader, list[int], list[int]]] = {}
         for position, index in enumerate(indices):
             reader, row = self._at(index)

@@ -18,12 +18,11 @@ import numpy.typing as npt
 
 from tokenmill.source.assemble import Assembler, Entries
 from tokenmill.source.bytefile import ByteFile
-from tokenmill.source.cut import Cutter, Integers, first_qualified
+from tokenmill.source.cut import SLACK, Cutter, Integers, first_qualified
 from tokenmill.source.limits import MAX_ROW, SCAN_BUFFER
 
 BOM = b"\xef\xbb\xbf"
 BLANK = b" \t\r"
-_SLACK = 8  # bytes behind the data that the hash may touch
 _NEWLINE = 10
 
 Bytes = npt.NDArray[np.uint8]
@@ -47,7 +46,8 @@ class LineScan:
         self._file = file
         self._capacity = buffer_bytes
         self._cutter = Cutter()
-        self._buffer = bytearray(buffer_bytes + _SLACK)
+        self._buffer = bytearray(buffer_bytes + SLACK)
+        self._mask = np.empty(0, dtype=bool)
 
     def entries(self) -> Iterator[Entries]:
         """Scan, giving entries as they become known."""
@@ -57,8 +57,7 @@ class LineScan:
             read = self._read(held, base + held)
             filled = held + read
             data: Bytes = np.frombuffer(self._buffer, dtype=np.uint8, count=filled)
-            breaks = np.flatnonzero(data[held:] == _NEWLINE)
-            breaks += held
+            breaks = self._line_breaks(data, held)
             if read == 0:
                 if filled:
                     yield self._lines(data, base, np.append(breaks, filled))
@@ -79,21 +78,33 @@ class LineScan:
             memoryview(self._buffer)[:held] = bytes(memoryview(self._buffer)[done:filled])
             base += done
 
+    def _line_breaks(self, data: Bytes, held: int) -> Integers:
+        """Where the newlines among the new bytes are."""
+        fresh = data[held:]
+        if len(self._mask) < len(fresh):
+            self._mask = np.empty(len(fresh), dtype=bool)
+        mask = self._mask[: len(fresh)]  # reused: fresh pages would cost more than the comparison
+        np.equal(fresh, _NEWLINE, out=mask)
+        breaks = np.flatnonzero(mask)
+        breaks += held
+        return breaks
+
     def _make_room(self, held: int) -> int:
         """Grow for a line that fills the buffer, shrink after it."""
-        size = len(self._buffer) - _SLACK
+        size = len(self._buffer) - SLACK
         wanted = self._capacity
         while wanted < 2 * held:
             wanted *= 2
         if wanted != size:
             # Views of the old buffer may be alive, so it is replaced and not resized.
-            fresh = bytearray(wanted + _SLACK)
+            self._mask = np.empty(0, dtype=bool)
+            fresh = bytearray(wanted + SLACK)
             fresh[:held] = memoryview(self._buffer)[:held]
             self._buffer = fresh
         return held
 
     def _read(self, held: int, offset: int) -> int:
-        end = len(self._buffer) - _SLACK
+        end = len(self._buffer) - SLACK
         return self._file.read_into(memoryview(self._buffer)[held:end], offset)
 
     def _lines(self, data: Bytes, base: int, breaks: Integers) -> Entries:

@@ -8,40 +8,44 @@ newline, or the last byte of an element before its comma or the array's bracket.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from itertools import pairwise
+
+import numpy as np
 
 from tokenmill.source.bytefile import ByteFile
+from tokenmill.source.cut import Integers
 
 _STEP = 1 << 16  # bytes
 WHITE_SPACE = b" \t\r\n"  # JSON's
 
 
 def coalesce(
-    spans: Sequence[tuple[int, int]], max_gap: int, max_bytes: int
+    offsets: Integers, lengths: Integers, max_gap: int, max_bytes: int
 ) -> Iterator[tuple[int, int, int, int]]:
     """Join neighbouring spans into reads.
 
     Args:
-        spans: (offset, length), ascending by offset; equal and overlapping ones are fine.
+        offsets: Where each span begins, ascending; spans may be equal but do not overlap else.
+        lengths: Bytes of each span.
         max_gap: Bytes between two spans that are read rather than skipped.
         max_bytes: A read is not made longer than this by joining.
 
     Yields:
         (first span, behind the last span, offset of the read, end of the read).
     """
-    first = 0
-    while first < len(spans):
-        start = spans[first][0]
-        stop = start + spans[first][1]
-        last = first + 1
-        while last < len(spans):
-            offset, length = spans[last]
-            reach = max(stop, offset + length)
-            if offset - stop > max_gap or reach - start > max_bytes:
-                break
-            stop, last = reach, last + 1
-        yield first, last, start, stop
-        first = last
+    ends = offsets + lengths
+    far = np.flatnonzero(offsets[1:] - ends[:-1] > max_gap) + 1
+    bounds = [0, *far.tolist(), len(offsets)]
+    begins, stops = offsets.tolist(), ends.tolist()
+    for first, behind in pairwise(bounds):
+        while first < behind:
+            last = behind
+            if stops[behind - 1] - begins[first] > max_bytes:
+                fits = int(np.searchsorted(ends, begins[first] + max_bytes, side="right"))
+                last = min(max(fits, first + 1), behind)
+            yield first, last, begins[first], stops[last - 1]
+            first = last
 
 
 def end_of_line(file: ByteFile, offset: int, limit: int) -> int:

@@ -17,6 +17,7 @@ import msgspec
 
 from tokenmill import fingerprint
 from tokenmill.errors import CorruptionError, SourceMissing, UsageError
+from tokenmill.store.access import reading_errors
 from tokenmill.store.layout import CHECKED_FILES, FORMAT, StoreLayout, check_key
 
 Document = dict[str, Any]
@@ -51,9 +52,12 @@ def read_manifest(layout: StoreLayout) -> Document:
     """Read and check a manifest (not the files it names)."""
     path = layout.manifest
     try:
-        data = path.read_bytes()
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise _not_a_store(layout.directory) from error
+        with reading_errors(path):
+            data = path.read_bytes()
+    except CorruptionError as error:
+        if isinstance(error.__cause__, FileNotFoundError | NotADirectoryError):
+            raise _not_a_store(layout.directory) from error
+        raise
     try:
         manifest = msgspec.json.decode(data, type=dict[str, Any])
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:

@@ -20,7 +20,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from tokenmill.errors import CorruptionError
-from tokenmill.store.access import GuardedFile, open_bytes
+from tokenmill.store.access import GuardedFile, open_bytes, reading_errors
 from tokenmill.store.layout import SliceFiles
 from tokenmill.store.record import CARRIED, META_COLUMNS, CommitRecord, decode_record
 
@@ -170,10 +170,8 @@ class SliceReader:
 
 
 def _check_size(files: SliceFiles, expected: int) -> None:
-    try:
+    with reading_errors(files.meta):
         actual = files.meta.stat().st_size
-    except FileNotFoundError as error:
-        raise CorruptionError("missing; prepare again", path=files.meta) from error
     if actual != expected:
         raise CorruptionError(
             f"{actual} bytes, expected {expected}", path=files.meta, offset=min(actual, expected)
