@@ -68,7 +68,7 @@ def test_second_call_removes_after_the_grace_only(tmp_path: Path) -> None:
 def test_taken_up_again_means_unmarked(tmp_path: Path) -> None:
     key = stray_slice(tmp_path)
     collect(tmp_path, grace_s=DAY, now=0.0)
-    document = {"format": 1, "recipe": {}, "sources": []}
+    document = {"format": 1, "recipe": {}, "sources": [{"digest": "x"}]}
     commit_store(
         CacheLayout(tmp_path),
         document,
@@ -90,7 +90,7 @@ def test_store_committed_while_collecting_keeps_its_slices(
     """A builder takes a marked slice up between the look around and the removal."""
     key = stray_slice(tmp_path)
     collect(tmp_path, grace_s=0, now=0.0)
-    document = {"format": 1, "recipe": {}, "sources": []}
+    document = {"format": 1, "recipe": {}, "sources": [{"digest": "x"}]}
     looked = collecting._read_marks
 
     def commit_meanwhile(root: Path) -> dict[str, float]:
