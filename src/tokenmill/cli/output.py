@@ -63,8 +63,8 @@ class Output:
         return Console(highlight=False, soft_wrap=True)
 
     def say(self, text: str) -> None:
-        """Tell people something."""
-        self.people.print(text, markup=False)
+        """Tell people something; paths and words of the data cannot speak to the terminal."""
+        self.people.print(harmless(text), markup=False)
 
     def result(self, document: dict[str, Any], show: Callable[[], None]) -> None:
         """End a command."""
@@ -81,6 +81,15 @@ class Output:
 
 
 _current: ContextVar[Output] = ContextVar("output")
+
+
+_HARMLESS = {code: chr(0x2400 + code) for code in range(0x20) if code not in (0x09, 0x0A)}
+_HARMLESS |= {0x7F: "␡", **{code: f"\\x{code:02x}" for code in range(0x80, 0xA0)}}
+
+
+def harmless(text: str) -> str:
+    """Text without control characters, tab and line end aside: data must not steer a terminal."""
+    return text.translate(_HARMLESS)
 
 
 def one_line(text: str, most: int = 160) -> str:

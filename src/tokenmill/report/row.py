@@ -19,7 +19,12 @@ from tokenmill.tokenizer import Tokenizer, load
 
 KINDS = ("untrained", "trained", "special", "closer", "control")
 
-_VISIBLE = str.maketrans({" ": "·", "\n": "⏎\n", "\t": "⇥", "\r": "␍", "\u00a0": "⍽"})
+# Data must not speak to the terminal: control characters (and those that turn the direction of
+# text) are shown as pictures or escapes, never sent.
+_VISIBLE = {code: chr(0x2400 + code) for code in range(0x20)}
+_VISIBLE |= {0x7F: "␡", **{code: f"\\x{code:02x}" for code in range(0x80, 0xA0)}}
+_VISIBLE |= {code: f"\\u{code:04x}" for code in (*range(0x202A, 0x202F), *range(0x2066, 0x206A))}
+_VISIBLE |= {ord(" "): "·", ord("\n"): "⏎\n", ord("\t"): "⇥", 0xA0: "⍽"}
 
 
 @dataclass(frozen=True)
