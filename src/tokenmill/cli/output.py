@@ -16,6 +16,8 @@ from contextvars import ContextVar
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from tokenmill.report.characters import harmless
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -81,15 +83,6 @@ class Output:
 
 
 _current: ContextVar[Output] = ContextVar("output")
-
-
-_HARMLESS = {code: chr(0x2400 + code) for code in range(0x20) if code not in (0x09, 0x0A)}
-_HARMLESS |= {0x7F: "␡", **{code: f"\\x{code:02x}" for code in range(0x80, 0xA0)}}
-
-
-def harmless(text: str) -> str:
-    """Text without control characters, tab and line end aside: data must not steer a terminal."""
-    return text.translate(_HARMLESS)
 
 
 def one_line(text: str, most: int = 160) -> str:

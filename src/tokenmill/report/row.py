@@ -4,7 +4,7 @@ A `RowView` holds a row's tokens with the text of each, its turns and its origin
 text of one token's bytes; bytes that are no whole character alone are written ``\xe4\xbd``. The
 *kind* of a token says how to show it: ``trained`` or ``untrained`` text, ``special`` (a control
 token that is not trained), ``closer`` (a trained control token that ends a turn), and ``control``
-(any other trained control token). Whitespace is made visible by `visible`.
+(any other trained control token). How whitespace is shown is said in `characters`.
 """
 
 from __future__ import annotations
@@ -18,13 +18,6 @@ from tokenmill.store import Store
 from tokenmill.tokenizer import Tokenizer, load
 
 KINDS = ("untrained", "trained", "special", "closer", "control")
-
-# Data must not speak to the terminal: control characters (and those that turn the direction of
-# text) are shown as pictures or escapes, never sent.
-_VISIBLE = {code: chr(0x2400 + code) for code in range(0x20)}
-_VISIBLE |= {0x7F: "␡", **{code: f"\\x{code:02x}" for code in range(0x80, 0xA0)}}
-_VISIBLE |= {code: f"\\u{code:04x}" for code in (*range(0x202A, 0x202F), *range(0x2066, 0x206A))}
-_VISIBLE |= {ord(" "): "·", ord("\n"): "⏎\n", ord("\t"): "⇥", 0xA0: "⍽"}
 
 
 @dataclass(frozen=True)
@@ -99,8 +92,3 @@ def token_kinds(mask: Sequence[int], special: Sequence[bool]) -> list[str]:
         else:
             kinds.append("closer" if ends else "control")
     return kinds
-
-
-def visible(piece: str) -> str:
-    """A piece with its whitespace visible."""
-    return piece.translate(_VISIBLE)

@@ -13,8 +13,9 @@ import typer
 
 from tokenmill.cli.app import app
 from tokenmill.cli.options import AsJson, StorePath
-from tokenmill.cli.output import Output, harmless
+from tokenmill.cli.output import Output
 from tokenmill.errors import UsageError
+from tokenmill.report.characters import harmless, visible
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -54,8 +55,6 @@ def inspect(
 def show_row(console: Console, view: RowView) -> None:
     """Print a row, turn by turn."""
     from rich.text import Text
-
-    from tokenmill.report.row import visible
 
     plain = not console.is_terminal or console.no_color
     trained = sum(view.mask)

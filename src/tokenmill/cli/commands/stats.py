@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from tokenmill.cli.app import app
 from tokenmill.cli.options import AsJson, StorePath
-from tokenmill.cli.output import Output, harmless
+from tokenmill.cli.output import Output
+from tokenmill.report.characters import harmless
 
 if TYPE_CHECKING:
     from rich.console import Console
