@@ -92,6 +92,21 @@ def _require_writable(cache: CacheLayout) -> None:
         pass
 
 
+def _all_there(planned: Plan, cache: CacheLayout) -> bool:
+    """Whether no slice went between its being found and the commit of the store that needs it.
+
+    `cache gc` hides what it removes and then looks at stores; this looks after the store is there.
+    """
+    for key, _ in planned.walk():
+        files = cache.slice(key)
+        if not files.record.exists():
+            return False
+        for path in (files.tokens, files.meta):
+            if not path.exists():
+                raise CorruptionError("gone, though its commit record is there", path=path)
+    return True
+
+
 def _build_and_commit(
     planned: Plan, cache: CacheLayout, builder: Builder, executor: Executor, account: Account
 ) -> None:
@@ -101,7 +116,8 @@ def _build_and_commit(
             builder.build_all()
             proof = proof_document(planned.paths, account)
             commit_store(cache, planned.document, planned.placements(), planned.tokenizer, proof)
-            return
+            if _all_there(planned, cache):
+                return
         except CorruptionError as error:
             if not quarantine_of(cache, error.path):
                 raise
