@@ -20,8 +20,8 @@ LARGEST_GROWTH = 4096  # how often one value may be copied on its way through as
 # None of these makes more than a few times what it is given.
 FILTERS = {
     "abs", "attr", "bool", "capitalize", "count", "d", "default", "dictsort", "e", "escape",
-    "first", "float", "groupby", "int", "items", "last", "length", "list", "lower", "map", "max", "min",
-    "reject", "rejectattr", "reverse", "round", "safe", "select", "selectattr", "sort", "string",
+    "first", "float", "groupby", "int", "items", "last", "length", "list", "lower", "map", "max",
+    "min", "reject", "rejectattr", "reverse", "round", "safe", "select", "selectattr", "sort", "string",
     "sum", "title", "tokenmill_concat", "tokenmill_walk", "trim", "unique", "upper",
 }
 METHODS = {

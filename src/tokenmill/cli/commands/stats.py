@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+WIDEST = 10_000  # columns
+
 
 @app.command()
 def stats(
@@ -54,7 +56,8 @@ def show_stats(console: Console, document: dict[str, Any]) -> None:
     for table in (lengths, roles, sources):
         if table.row_count and len(table.columns) > 1:
             console.print()
-            console.print(table)
+            # Wider than any screen: a long path runs over the edge instead of being folded.
+            console.print(table, width=WIDEST, crop=False)
 
 
 def _table(first: str, *numbers: str) -> Table:
@@ -71,7 +74,7 @@ def _add(table: Table, name: str, numbers: Iterable[int], *rest: str) -> None:
 
     # A Text is taken as it stands; a path such as [a].jsonl is no markup.
     table.add_row(
-        Text(harmless(name), overflow="fold"), *(f"{number:,}" for number in numbers), *rest
+        Text(harmless(name), no_wrap=True), *(f"{number:,}" for number in numbers), *rest
     )
 
 
