@@ -18,8 +18,8 @@ from tokenmill.store import Store
 
 if TYPE_CHECKING:
     from tokenmill.build.executors import Executor
-    from tokenmill.build.recipe import Recipe
     from tokenmill.build.outcome import Prepared
+    from tokenmill.build.recipe import Recipe
     from tokenmill.source import Rows
 
 Sources = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
