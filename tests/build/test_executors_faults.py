@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from tests.build import entries
-from tests.build.watching import nothing_left, wait_until  # noqa: F401 - autouse
+from tests.build.watching import nothing_left  # noqa: F401 - autouse
 from tokenmill.build.executors import MAX_RETRIES, LocalExecutor, Setup, Task
 from tokenmill.build.executors.process import TAIL_BYTES, describe_exit
 from tokenmill.errors import WorkerError

@@ -106,7 +106,7 @@ def artefacts(cache: Path, name: str) -> list[Path]:
     return sorted((cache / "rows").glob(f"*/{name}"))
 
 
-@pytest.mark.parametrize("name", ["index.json", "table.bin", "entries.bin"])
+@pytest.mark.parametrize("name", ["index.json", "table.bin", "starts.bin"])
 def test_index_damaged_anywhere_is_refused_or_unharmed_and_repaired(
     name: str, tmp_path: Path, own_cache: Path
 ) -> None:
@@ -160,7 +160,7 @@ def test_notes_damaged_or_pointing_to_nothing_cost_a_scan(
 
 def test_hit_needs_no_write_and_a_miss_goes_private(tmp_path: Path, own_cache: Path) -> None:
     if os.geteuid() == 0:
-        pytest.skip("root writes everywhere; see the test with a file in the way")
+        pytest.skip("root may write anywhere; the next test refuses by force")
     path, other = jsonl(ROWS[:30], tmp_path / "a"), jsonl(ROWS[:31], tmp_path / "b")
     settle()
     open_rows(path)
@@ -249,7 +249,7 @@ def test_killed_indexer_leaves_nothing_that_harms(tmp_path: Path) -> None:
             stdout=subprocess.DEVNULL,
         )
         deadline = time.time() + 20
-        while not list(cache.glob("staging/*/index/entries.bin")) and time.time() < deadline:
+        while not list(cache.glob("staging/*/index/starts.bin")) and time.time() < deadline:
             if opener.poll() is not None:
                 break
             time.sleep(0.002)
@@ -263,8 +263,8 @@ def test_killed_indexer_leaves_nothing_that_harms(tmp_path: Path) -> None:
     assert killed >= 1
     for index in artefacts(cache, "index.json"):
         assert sorted(part.name for part in index.parent.iterdir()) == [
-            "entries.bin",
             "index.json",
+            "starts.bin",
             "table.bin",
         ]
 

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from tokenmill.source.assemble import Assembler, Entries
+from tokenmill.source.assemble import Assembler
 from tokenmill.source.bytefile import ByteFile
 from tokenmill.source.cut import SLACK, Cutter, Integers, first_qualified
 from tokenmill.source.limits import MAX_ROW, SCAN_BUFFER
@@ -24,8 +24,20 @@ from tokenmill.source.limits import MAX_ROW, SCAN_BUFFER
 BOM = b"\xef\xbb\xbf"
 BLANK = b" \t\r"
 _NEWLINE = 10
+_HEAP_BLOCK = 4 << 20  # bytes: larger than any array of a scan
 
 Bytes = npt.NDArray[np.uint8]
+
+
+def settle_heap() -> None:
+    """Have the allocator keep what numpy frees, instead of returning it a hundred times a second.
+
+    glibc raises its thresholds for mapping and trimming when a large block is freed; without this
+    a third of a scan's time would go into faulting the same pages in again. The block itself is
+    never touched. Other allocators do not care.
+    """
+    block = bytearray(_HEAP_BLOCK)
+    del block
 
 
 class LineScan:
@@ -48,9 +60,10 @@ class LineScan:
         self._cutter = Cutter()
         self._buffer = bytearray(buffer_bytes + SLACK)
         self._mask = np.empty(0, dtype=bool)
+        settle_heap()
 
-    def entries(self) -> Iterator[Entries]:
-        """Scan, giving entries as they become known."""
+    def starts(self) -> Iterator[Integers]:
+        """Scan, giving the start of every row, and at last the end of the file."""
         base = held = 0  # offset of the buffer's first byte, bytes kept from the last round
         while True:
             held = self._make_room(held)
@@ -62,14 +75,15 @@ class LineScan:
                 if filled:
                     yield self._lines(data, base, np.append(breaks, filled))
                 self.bytes = base + filled
-                yield self.assembler.finish(self.bytes)
+                self.assembler.finish(self.bytes)
+                yield np.array([self.bytes], dtype=np.int64)
                 return
             if len(breaks):
                 yield self._lines(data, base, breaks)
                 done = int(breaks[-1]) + 1
             elif filled > MAX_ROW:
-                entries, done = self._walk_over(base, filled)
-                yield entries
+                starts, done = self._walk_over(base, filled)
+                yield starts
                 base, held = base + done, 0
                 continue
             else:
@@ -107,7 +121,7 @@ class LineScan:
         end = len(self._buffer) - SLACK
         return self._file.read_into(memoryview(self._buffer)[held:end], offset)
 
-    def _lines(self, data: Bytes, base: int, breaks: Integers) -> Entries:
+    def _lines(self, data: Bytes, base: int, breaks: Integers) -> Integers:
         """Account for whole lines; ``breaks`` are their ends, the last may be the file's."""
         starts = np.empty(len(breaks), dtype=np.int64)
         starts[0] = 0
@@ -134,15 +148,11 @@ class LineScan:
             return int(rows[found]) if found >= 0 else -1
 
         lines = starts + base
-        cuts = self._cutter.feed(lines, stops + base, qualified)
-        return self.assembler.feed(
-            memoryview(self._buffer)[: int(stops[-1])],
-            base,
-            row_starts + base,
-            row_ends + base,
-            lines,
-            [int(lines[cut]) for cut in cuts],
-        )
+        cuts = [int(lines[cut]) for cut in self._cutter.feed(lines, stops + base, qualified)]
+        found = row_starts + base
+        portion = memoryview(self._buffer)[: int(stops[-1])]
+        self.assembler.feed(portion, base, found, lines, cuts)
+        return found
 
     @staticmethod
     def _carriage_returns(data: Bytes, starts: Integers, breaks: Integers) -> npt.NDArray[np.bool_]:
@@ -164,14 +174,14 @@ class LineScan:
             empty[line] = not text.strip(BLANK)
         return empty
 
-    def _walk_over(self, base: int, filled: int) -> tuple[Entries, int]:
+    def _walk_over(self, base: int, filled: int) -> tuple[Integers, int]:
         """A line beyond the limit: find its end without holding it.
 
         It is larger than a block, so it opens one whatever its hash says, and the next line opens
         the next.
 
         Returns:
-            The entries that became known, and how many bytes the line has with its newline.
+            The row's start, and how many bytes the line has with its newline.
         """
         nothing = np.empty(0, dtype=np.int64)
         line = np.array([base], dtype=np.int64)
@@ -179,24 +189,16 @@ class LineScan:
         piece = memoryview(self._buffer)[:filled]
         start = base + (len(BOM) if base == 0 and piece[: len(BOM)] == BOM else 0)
         blank = not bytes(piece[start - base :]).strip(BLANK)
-        entries = [self.assembler.feed(piece, base, nothing, nothing, line, [base] * len(cuts))]
-        position, last = base + filled, piece[-1]
+        self.assembler.feed(piece, base, nothing, line, [base] * len(cuts))
+        position = base + filled
         while True:
             size = self._file.read_into(memoryview(self._buffer)[: self._capacity], position)
-            piece = memoryview(self._buffer)[:size]
             found = self._buffer.find(b"\n", 0, size)
-            if found >= 0:
-                piece = piece[: found + 1]
-            text = bytes(piece)
-            blank = blank and not text.strip(BLANK + b"\n")
-            done = position + len(piece)
-            if found >= 0 or size == 0:
-                end = done - (found >= 0)
-                before = text[-2] if len(text) > 1 else last
-                end -= found >= 0 and before == 13
-                row = nothing if blank else np.array([start], dtype=np.int64)
-                stop = nothing if blank else np.array([end], dtype=np.int64)
-                entries.append(self.assembler.feed(piece, position, row, stop, nothing, []))
-                return np.concatenate(entries), done - base
-            entries.append(self.assembler.feed(piece, position, nothing, nothing, nothing, []))
-            position, last = done, piece[-1]
+            piece = memoryview(self._buffer)[: found + 1 if found >= 0 else size]
+            blank = blank and not bytes(piece).strip(BLANK + b"\n")
+            ended = found >= 0 or size == 0
+            row = np.array([start], dtype=np.int64) if ended and not blank else nothing
+            self.assembler.feed(piece, position, row, nothing, [])
+            position += len(piece)
+            if ended:
+                return row, position - base
