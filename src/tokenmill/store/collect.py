@@ -25,7 +25,7 @@ from typing import Any
 import msgspec
 
 from tokenmill.errors import TokenmillError, UsageError
-from tokenmill.files import Staging, sync_directory, writing_errors
+from tokenmill.files import Staging, make_directory, sync_directory, writing_errors
 from tokenmill.store.access import open_bytes
 from tokenmill.store.layout import TABLE, CacheLayout
 from tokenmill.store.manifest import read_manifest
@@ -90,6 +90,7 @@ def collect(
     unneeded = {f"stores/{key}" for key in condemned}
     unneeded |= {f"slices/{key}" for key in _slice_keys(layout) if key not in needed}
     unneeded |= {f"staging/{path.name}" for path in _dead_staging(root)}
+    unneeded |= {f"staging/claims/{path.name}" for path in _old_claims(root, now - grace_s)}
     unneeded |= {f"quarantine/{path.name}" for path in _entries(layout.quarantine)}
     marks = _read_marks(root)
     done = Collection()
@@ -162,6 +163,14 @@ def _hide_slices(layout: CacheLayout, due: list[str], condemned: set[str]) -> se
     return {f"slices/{key}" for key in needed}
 
 
+def _old_claims(root: Path, since: float) -> Iterator[Path]:
+    """Claims that nobody touched for long; a builder touches its own every few seconds."""
+    for path in _entries(root / "staging" / "claims"):
+        with contextlib.suppress(OSError):
+            if path.lstat().st_mtime < since:
+                yield path
+
+
 def _paths(layout: CacheLayout, name: str) -> list[Path]:
     kind, _, rest = name.partition("/")
     if kind != "slices":
@@ -207,7 +216,7 @@ def _write_marks(root: Path, marks: dict[str, float]) -> None:
     with Staging(root) as staging:
         staged = staging.write("marks.json", msgspec.json.encode(marks))
         with writing_errors(path):
-            path.parent.mkdir(exist_ok=True)
+            make_directory(path.parent, root)
             os.replace(staged, path)  # marks are not published data: the newest list counts
 
 
