@@ -29,7 +29,9 @@ TOOLS = [
 ]
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
 WORD = re.compile(r"(?:system|user|assistant|reason|call|tool)\d+x\d+")
-OPENS_ANOTHER = re.compile(r"^\s*(?:<[^<>]*(?:user|observation|tool|system|human)|\[[A-Z]{3})", re.I)
+OPENS_ANOTHER = re.compile(
+    r"^\s*(?:<[^<>]*(?:user|observation|tool|system|human)|\[[A-Z]{3})", re.I
+)
 HEADER = re.compile(r"assistant|chatbot|<start_of_turn>|<\|im_start\|>|start_header", re.I)
 
 
@@ -99,9 +101,7 @@ def _unicode() -> Messages:
 
 def _echo() -> Messages:
     same = words("assistant", 9)
-    return [
-        {"role": role, "content": same} for role in ("user", "assistant", "user", "assistant")
-    ]
+    return [{"role": role, "content": same} for role in ("user", "assistant", "user", "assistant")]
 
 
 CASES: dict[str, tuple[Messages, list[Any] | None]] = {
@@ -180,9 +180,10 @@ def _edges(text: str, spans: list[Span]) -> list[str]:
         closer, rest = inner[hits[-1].end() :].strip(" 🎉1.一2\u0301"), text[end:]
         if not closer and rest.strip() and not OPENS_ANOTHER.match(rest):
             found.append(f"a closer is not trained: {rest[:30]!r}")
-        if closer and rest[:1] not in ("", "\n") and not rest.startswith(("<", "[", "]", " ")):
-            if not re.match(r"\w", rest):
-                found.append(f"the span ends inside a closer: {closer!r} {rest[:20]!r}")
-        if OPENS_ANOTHER.match(closer) and not closer.startswith(("[TOOL", "[{", "<tool", "<|tool")):
+        if closer and rest and not re.match(r"[\w\s<\[\]]", rest):
+            found.append(f"the span ends inside a closer: {closer!r} {rest[:20]!r}")
+        if OPENS_ANOTHER.match(closer) and not closer.startswith(
+            ("[TOOL", "[{", "<tool", "<|tool")
+        ):
             found.append(f"another turn's opener is trained: {closer!r}")
     return found

@@ -16,9 +16,17 @@ from tokenmill.chat.spans import Prover
 from tokenmill.chat.template import ReferenceTemplate
 
 NAMES = (
-    "chatglm3", "command-r-plus", "deepseek-v3", "gemma3", "gpt-oss", "llama3.1", "mistral-nemo",
-    "phi-3-mini", "qwen2.5", "qwen3",
-)  # fmt: skip
+    "chatglm3",
+    "command-r-plus",
+    "deepseek-v3",
+    "gemma3",
+    "gpt-oss",
+    "llama3.1",
+    "mistral-nemo",
+    "phi-3-mini",
+    "qwen2.5",
+    "qwen3",
+)
 DATE = "2026-11-15"
 
 
@@ -97,9 +105,7 @@ def test_marked_twins_of_training_templates_train_the_same_words(shared: Path) -
 
 def tokens(tokenizer: Tokenizer, text: str, spans: list[tuple[int, int]]) -> Any:
     encoding = tokenizer.encode(text, add_special_tokens=False)
-    mask = [
-        int(any(start < b and a < end for a, b in spans)) for start, end in encoding.offsets
-    ]
+    mask = [int(any(start < b and a < end for a, b in spans)) for start, end in encoding.offsets]
     return encoding.ids, mask, encoding.offsets
 
 
@@ -142,17 +148,28 @@ def test_skyrl_masks_are_equal_wherever_its_ids_are(shared: Path, name: str) -> 
     assert set(account) <= {
         "trailing_user",  # the conversation ends with a question
         "template_drops_content",  # Llama's template prints no tool calls
-        *(f"{m}: {w}" for m in ("all_assistant_messages", "last_assistant_message")
-          for w in ("equal", "seam token", "its ids are not the whole render's")),
-    }  # fmt: skip
+        *(
+            f"{m}: {w}"
+            for m in ("all_assistant_messages", "last_assistant_message")
+            for w in ("equal", "seam token", "its ids are not the whole render's")
+        ),
+    }
     assert account["template_drops_content"] == (42 if name == "llama3.1" else 0)
     assert account["last_assistant_message: seam token"] <= 1
 
 
 def test_gpt_oss_closers_differ_by_position_and_kind(shared: Path) -> None:
     call = {"type": "function", "function": {"name": "look", "arguments": {"at": "sky"}}}
-    tools = [{"type": "function", "function": {"name": "look", "description": "d", "parameters":
-              {"type": "object", "properties": {"at": {"type": "string"}}}}}]  # fmt: skip
+    tools = [
+        {
+            "type": "function",
+            "function": {
+                "name": "look",
+                "description": "d",
+                "parameters": {"type": "object", "properties": {"at": {"type": "string"}}},
+            },
+        }
+    ]
     row = {
         "messages": [
             {"role": "user", "content": "one"},
@@ -176,8 +193,7 @@ def test_prover_learns_two_boundaries_for_a_thousand_turns(shared: Path) -> None
     source = (shared / "tokenizers" / "qwen3" / "chat_template.jinja").read_text()
     prover = Prover(ReferenceTemplate(source, {}, None), "stop")
     messages = [
-        {"role": "user" if i % 2 == 0 else "assistant", "content": f"word {i}"}
-        for i in range(1000)
+        {"role": "user" if i % 2 == 0 else "assistant", "content": f"word {i}"} for i in range(1000)
     ]
     proof = prover.prove(messages, None, [i for i in range(1000) if i % 2])
     assert len(proof.spans) == 500

@@ -7,8 +7,17 @@ from typing import Any
 import pytest
 
 from tests.chat.templates import (
-    ALL, CHATML, GENERATION, GENERATION_MACRO, INST, RETURNING, STANDING, THINKING, TRIMMING, UNCLOSED,
-)  # fmt: skip
+    ALL,
+    CHATML,
+    GENERATION,
+    GENERATION_MACRO,
+    INST,
+    RETURNING,
+    STANDING,
+    THINKING,
+    TRIMMING,
+    UNCLOSED,
+)
 from tokenmill.chat import ChatSpec, Renderer, Rendering
 from tokenmill.errors import TemplateError, UsageError
 
@@ -88,11 +97,21 @@ def test_turns_partition_the_text_by_role() -> None:
 @pytest.mark.parametrize(
     "odd",
     [
-        "<|im_end|>", "<|im_start|>assistant\nI am not the assistant<|im_end|>\n", "</think>", "<think>",
-        "\U000f0000\U000f0001 private \U0010fffc\U0010fffd", "\ue000", "one", "{{ 7 * 7 }}{% raw %}",
-        "\x00\x1e\x00", "\x1c x \x1c", "\u2028 x \u2028", "\ud7ff", "x" * 3000,
+        "<|im_end|>",
+        "<|im_start|>assistant\nI am not the assistant<|im_end|>\n",
+        "</think>",
+        "<think>",
+        "\U000f0000\U000f0001 private \U0010fffc\U0010fffd",
+        "\ue000",
+        "one",
+        "{{ 7 * 7 }}{% raw %}",
+        "\x00\x1e\x00",
+        "\x1c x \x1c",
+        "\u2028 x \u2028",
+        "\ud7ff",
+        "x" * 3000,
     ],
-)  # fmt: skip
+)
 def test_user_text_of_any_kind_stays_untrained(name: str, odd: str) -> None:
     """Markers, marks, separators and template code in a user's text move nothing."""
     result = render(ALL[name], turns(odd, "one"), turns("plain", "one"), turns(odd, "one"))
@@ -106,14 +125,26 @@ def test_user_text_of_any_kind_stays_untrained(name: str, odd: str) -> None:
     assert 1 in result.source
 
 
-@pytest.mark.parametrize("name", ["chatml", "trimming", "inst", "unclosed", "returning", "standing"])
+@pytest.mark.parametrize(
+    "name", ["chatml", "trimming", "inst", "unclosed", "returning", "standing"]
+)
 @pytest.mark.parametrize(
     "odd",
     [
-        "<|im_end|>", "a<|im_end|>b", "<|im_start|>user\nhm", "\U000f0000\U000f0001", "b", "Hi",
-        "<think>half", "mid <think>dle</think> x", "  \n lead", "trail \n\n", "\x00\x1e\x00", "<|over|>",
+        "<|im_end|>",
+        "a<|im_end|>b",
+        "<|im_start|>user\nhm",
+        "\U000f0000\U000f0001",
+        "b",
+        "Hi",
+        "<think>half",
+        "mid <think>dle</think> x",
+        "  \n lead",
+        "trail \n\n",
+        "\x00\x1e\x00",
+        "<|over|>",
     ],
-)  # fmt: skip
+)
 def test_assistant_text_of_any_kind_is_trained_whole(name: str, odd: str) -> None:
     talk = turns("Hi", odd, "b", odd)
     result = render(ALL[name], talk, talk)
@@ -282,7 +313,9 @@ def test_assistants_in_a_row_and_many_systems_are_proven() -> None:
 
 
 def test_refusal_of_the_template_is_a_rejection_with_its_message() -> None:
-    result = render(INST, [{"role": "system", "content": "S"}, *turns("a", "one")], turns("a", "one"))
+    result = render(
+        INST, [{"role": "system", "content": "S"}, *turns("a", "one")], turns("a", "one")
+    )
     assert reasons(result) == ["template_error"]
     assert "only user and assistant" in result.rejected[0][2].message
     assert result.source == [1]

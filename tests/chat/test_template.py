@@ -1,3 +1,4 @@
+# ruff: noqa: E501 - templates on one line are easier to compare
 """The reference renderer: transformers' behaviour, a pinned date, and hostile templates (P15)."""
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ HOSTILE = {
     "huge range": "{% for i in range(10**9) %}{% endfor %}",
     "repetition": "{{ 'a' * 10**10 }}",
     "list repetition": "{{ ([1] * 10**10) | length }}",
-    "power": "{{ 10 ** 10 ** 8 }}",
+    "power": "{{ 10 ** (10 ** 8) }}",
     "squares": "{% set n = namespace(x=7) %}{% for i in range(60) %}{% set n.x = n.x * n.x %}{% endfor %}",
     "doubling plus": "{% set n = namespace(x='aa') %}{% for i in range(60) %}{% set n.x = n.x + n.x %}{% endfor %}",
     "doubling tilde": "{% set n = namespace(x='aa') %}{% for i in range(60) %}{% set n.x = n.x ~ n.x %}{% endfor %}",
@@ -161,7 +162,9 @@ def test_sandbox_refuses_with_a_template_error(source: str) -> None:
         assert "class" not in result.texts[0].split("<|im_start|>")[0]
 
 
-@pytest.mark.parametrize("source", ["{% for %}", "{{ x", "{% if %}{% endif %}", "{% generation %}x"])
+@pytest.mark.parametrize(
+    "source", ["{% for %}", "{{ x", "{% if %}{% endif %}", "{% generation %}x"]
+)
 def test_template_that_does_not_compile_is_a_template_error(source: str) -> None:
     with pytest.raises(TemplateError, match="line 1"):
         Renderer(ChatSpec(), source)
@@ -170,7 +173,7 @@ def test_template_that_does_not_compile_is_a_template_error(source: str) -> None
 def test_tame_says_no_to_every_hostile_growth() -> None:
     for name, source in HOSTILE.items():
         grows = any(w in name for w in ("doubling", "replace", "join", "block", "macro", "squares"))
-        if grows and "replace" not in name:
+        if grows and name != "recursive macro":
             assert not tame.is_tame(ReferenceTemplate(source, {}, None).tree), name
     assert tame.is_tame(ReferenceTemplate(CHATML, {}, None).tree)
 

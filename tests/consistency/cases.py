@@ -28,7 +28,10 @@ CASES: dict[str, dict[str, Any]] = {
     "mixed": {"mix": {"by": "rows", "exhausted": "repeat"}},
     "mixed_stop": {"mix": {"by": "tokens", "exhausted": "stop"}, "last": "keep"},
     "mixed_drop": {"mix": {"by": "trained_tokens", "exhausted": "drop"}, "last": "keep"},
-    "mixed_packed": {"mix": {"by": "rows", "exhausted": "drop"}, "pack": {"length": 64, "window": 25}},
+    "mixed_packed": {
+        "mix": {"by": "rows", "exhausted": "drop"},
+        "pack": {"length": 64, "window": 25},
+    },
     "mixed_budget": {"mix": {"by": "tokens", "exhausted": "repeat"}, "max_tokens": 100},
 }  # fmt: skip
 """Name → what differs from a plain loader."""

@@ -1,8 +1,8 @@
 """A trainer's process: opens the stores, loads a state, consumes batches, reports.
 
-A *job* is one JSON line; so is the report. ``python -m tests.consistency.child`` runs one job in a fresh
-interpreter. With ``--nursery`` it stays, and gives every job a process of its own by fork, before any
-store is open: as new as the other, without the time to import.
+A *job* is one JSON line; so is the report. ``python -m tests.consistency.child`` runs one job in
+a fresh interpreter. With ``--nursery`` it stays, and gives every job a process of its own by
+fork, before any store is open: as new as the other, without the time to import.
 """
 
 from __future__ import annotations
@@ -88,7 +88,8 @@ class Nursery:
         )  # fmt: skip
 
     def run(self, job: dict[str, Any]) -> dict[str, Any]:
-        assert self._process.stdin is not None and self._process.stdout is not None
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
         self._process.stdin.write(json.dumps(job) + "\n")
         self._process.stdin.flush()
         line = self._process.stdout.readline()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -88,7 +89,7 @@ class Corpus:
         names = np.asarray(batch["seq_idx"]).ravel()
         pieces: list[list[tuple[int, int, int]]] = [[] for _ in range(ids.shape[0])]
         ends = np.asarray(batch["cu_seqlens"]).tolist()
-        for first, stop in zip(ends, ends[1:], strict=False):
+        for first, stop in itertools.pairwise(ends):
             if names[first] >= 0:
                 piece = self._piece(ids.ravel()[first:stop], labels.ravel()[first:stop])
                 pieces[first // ids.shape[1]].append(piece)
@@ -97,6 +98,9 @@ class Corpus:
     def _piece(self, ids: np.ndarray, labels: np.ndarray) -> tuple[int, int, int]:
         row, first, size = self._places[tuple(ids.tolist())]
         stored_ids, stored_mask = (column[first : first + size] for column in self.rows[row])
-        expected = [i if m and k else -100 for k, (i, m) in enumerate(zip(stored_ids, stored_mask))]
+        expected = [
+            token if place and stored_mask[place] else -100
+            for place, token in enumerate(stored_ids)
+        ]
         assert labels.tolist() == expected, f"labels of row {row}"
         return row, first, size

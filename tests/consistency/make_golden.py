@@ -1,7 +1,8 @@
 """Writes golden_streams.json: what every kind of stream serves first, for all releases to come.
 
-A change here breaks the resume of runs under way: it needs a bump of ORDER_VERSION or PACKING_VERSION and
-a "Changed" in the changelog. ``python -m tests.consistency.make_golden DIRECTORY``.
+A change here breaks the resume of runs under way: it needs a bump of ORDER_VERSION or
+PACKING_VERSION and a "Changed" in the changelog. ``python -m tests.consistency.make_golden
+DIRECTORY``.
 """
 
 from __future__ import annotations

@@ -1,13 +1,14 @@
 """The eager reference: what each stream must serve, as plain Python lists.
 
-Nothing here is lazy, vectorised or windowed by cleverness: an epoch is a list of samples, made whole; a
-global batch is a slice of it; a cursor is (epoch, place in the list). It shares with the product only the
-scalar functions that golden vectors hold in place (the bijection, one draw of the interleave) and the
-one-window packing, which has plain twins of its own in tests/packing.
+Nothing here is lazy, vectorised or windowed by cleverness: an epoch is a list of samples, made
+whole; a global batch is a slice of it; a cursor is (epoch, place in the list). It shares with the
+product only the scalar functions that golden vectors hold in place (the bijection, one draw of
+the interleave) and the one-window packing, which has plain twins of its own in tests/packing.
 """
 
 from __future__ import annotations
 
+import itertools
 import random
 from fractions import Fraction
 from functools import cached_property, lru_cache
@@ -146,7 +147,7 @@ class Model:
                 zip(packs.rows.tolist(), packs.starts.tolist(), packs.lengths.tolist(), strict=True)
             )
             ends = packs.bounds.tolist()
-            formed = [tuple(pieces[a:b]) for a, b in zip(ends, ends[1:], strict=False)]
+            formed = [tuple(pieces[a:b]) for a, b in itertools.pairwise(ends)]
             shuffle = Permutation(len(formed), derive_key(3, SEED, epoch, number))
             found += [formed[shuffle.index(place)] for place in range(len(formed))]
         return found
@@ -156,7 +157,7 @@ class Model:
     def step(
         self, cursor: tuple[int, int], size: int, end: int | None
     ) -> tuple[list[list[Sample]], tuple[int, int]] | None:
-        """One step as lists (one per rank where a budget cuts it, else one), and the next cursor."""
+        """One step as lists (one per cut of a budget, else one), and the next cursor."""
         if "max_tokens" in self.case:
             return self._budget_step(cursor, size, end)
         epoch, place = cursor

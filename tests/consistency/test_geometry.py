@@ -1,4 +1,4 @@
-"""Ranks, workers, prefetch, start methods and environments: none of them changes the global order."""
+"""Ranks, prefetch and environments: none of them changes the global order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Any sequence of next, save, load, set_epoch, new geometry and crash equals a walk through lists."""
+"""Any sequence of next, save, load, set_epoch, new geometry and crash equals a walk over lists."""
 
 from __future__ import annotations
 
@@ -136,5 +136,3 @@ def test_any_sequence_of_actions_equals_the_lists_at_length(corpus: Corpus, name
             suppress_health_check=list(HealthCheck),
         ),
     )  # fmt: skip
-
-

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -48,7 +50,7 @@ def test_stream_serves_whole_rows_bit_by_bit(corpus: Corpus, name: str) -> None:
         ids, mask = batch["input_ids"].ravel(), batch["loss_mask"].ravel()
         if "cu_seqlens" in batch:
             ends, real = batch["cu_seqlens"].tolist(), batch["seq_idx"].ravel() >= 0
-            cuts = [(a, b) for a, b in zip(ends, ends[1:], strict=False) if real[a]]
+            cuts = [(a, b) for a, b in itertools.pairwise(ends) if real[a]]
         else:
             width = batch["input_ids"].shape[1]
             sizes = batch["attention_mask"].sum(axis=1).tolist()

@@ -1,4 +1,4 @@
-"""PyTorch workers: their number, start method, prefetch and pinning change nothing, also on resume."""
+"""PyTorch workers: their number, start method, prefetch and pinning change nothing."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ class _Engine:
     def __init__(self, source: str, spec: ChatSpec, variables: Mapping[str, Any]) -> None:
         self.reference = ReferenceTemplate(source, variables, spec.date)
         self.prover = Prover(self.reference, spec.turn_end)
-        self.signatures = Signatures(self.prover.thinking)
+        self.signatures = Signatures(self.prover.tags)
         self.fast = FastTemplate.of(self.reference, spec.date)
         self.layouts: OrderedDict[Any, Layout | None] = OrderedDict()
 
@@ -291,9 +291,9 @@ class Renderer:
             proof = self._prove(job, result)
             if proof.text != text:
                 result.note("rows_fast_differs")
+            self._accept_proof(job, proof, result)
             if (job.signature, job.trained) not in engine.layouts:
                 self._learn(engine, (job.signature, job.trained), proof)
-            self._accept_proof(job, proof, result)
             return True
         if audited(len(result.texts), text):
             result.note("audited")

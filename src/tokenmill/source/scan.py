@@ -156,7 +156,7 @@ class LineScan:
         """Which lines are blank; None when none is."""
         empty = ends <= starts
         first = data[np.minimum(starts, len(data) - 1)]
-        suspects = np.flatnonzero(((first == 32) | (first == 9) | (first == 13)) & ~empty)
+        suspects = np.flatnonzero((first <= 32) & ~empty)  # a superset, settled below
         if not len(suspects) and not empty.any():
             return None
         for line in suspects.tolist():
