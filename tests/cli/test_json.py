@@ -27,6 +27,8 @@ def test_prepare_json_tells_build_then_hit(shell: Shell, dirty: Path) -> None:
     assert (built["hit"], built["slices"], built["slices_built"]) == (False, 1, 1)
     assert built["rows_in"] == built["source_rows"] == 10
     assert built["rows_out"] == 7
+    assert built["engine"] in ("fastokens", "hf")
+    assert built["renderer"]
     assert built["rejected"] == {"bad_json": 1, "bad_shape": 1, "trailing_user": 1}
     store = open_store(built["path"])
     assert (len(store), store.key) == (7, built["key"])
