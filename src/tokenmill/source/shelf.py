@@ -71,7 +71,7 @@ class Shelf:
             if checksum(canonical(sealed["note"])) == sealed["check"]:
                 note: dict[str, Any] = sealed["note"]
                 return note
-        except (OSError, ValueError, TypeError, KeyError):
+        except (OSError, ValueError, TypeError, KeyError, RecursionError):
             pass
         return None
 
