@@ -73,9 +73,7 @@ def _add(table: Table, name: str, numbers: Iterable[int], *rest: str) -> None:
     from rich.text import Text
 
     # A Text is taken as it stands; a path such as [a].jsonl is no markup.
-    table.add_row(
-        Text(harmless(name), no_wrap=True), *(f"{number:,}" for number in numbers), *rest
-    )
+    table.add_row(Text(harmless(name), no_wrap=True), *(f"{number:,}" for number in numbers), *rest)
 
 
 def _share(part: int, whole: int) -> str:
