@@ -1,6 +1,7 @@
 """Where the cache is when nobody says: one rule for every room.
 
 ``$TOKENMILL_CACHE_DIR``, else ``$XDG_CACHE_HOME/tokenmill``, else ``~/.cache/tokenmill``.
+A caller's ``cache_dir`` always comes first; nothing is created here.
 """
 
 from __future__ import annotations

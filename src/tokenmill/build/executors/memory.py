@@ -1,4 +1,8 @@
-"""How much memory is a process's own: resident pages less those shared with files and others."""
+"""How much memory is a process's own: resident pages less those shared with files and others.
+
+Executors send the number back with every result, so that the promise of bounded memory (P12) can
+be looked at while a build runs. Where the system does not tell, it is None and nothing is claimed.
+"""
 
 from __future__ import annotations
 
