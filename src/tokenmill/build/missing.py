@@ -82,7 +82,6 @@ class Builder:
             for done in finished:
                 key, block = self._under_way.pop(done.number)
                 claims.release(key)
-                claims.refresh()
                 self._account.add(done.result)
                 self._progress.add(rows=block.rows, size=block.length)
 
@@ -102,7 +101,7 @@ class Builder:
             {
                 "recipe": _to_travel(self._plan.recipe),
                 "tokenizer": str(self._cache.tokenizer(self._plan.card.key)),
-                "identity": self._plan.card.key,
+                "card": self._plan.card.as_dict(),
                 "engine": self._options.engine,
                 "cache": str(self._cache.root),
                 "rebuild": self._options.force_recache,

@@ -17,23 +17,22 @@ import msgspec
 
 from tokenmill.build.pipeline import Pipeline
 from tokenmill.build.recipe import Recipe
+from tokenmill.errors import CorruptionError, TokenizerError
+from tokenmill.fingerprint import checksum
 from tokenmill.source import Block, read_block
 from tokenmill.store import CacheLayout
-from tokenmill.store.write import (
-    encode_slice,
-    publish_slice,
-    quarantine_slice,
-    slice_is_intact,
-)
-from tokenmill.tokenizer import load
+from tokenmill.store.quarantine import quarantine_slice, slice_is_intact
+from tokenmill.store.write import encode_slice, publish_slice
+from tokenmill.tokenizer import Tokenizer, load
 
 ENTRY = "tokenmill.build.slices:open_builder"
+COPY = "tokenizer.json"
 
 
 def open_builder(options: dict[str, Any]) -> Callable[[dict[str, Any]], dict[str, Any]]:
     """Load what building needs and return the function that builds one slice."""
     recipe = Recipe(**options["recipe"])
-    tokenizer = load(options["tokenizer"], backend="file")
+    tokenizer = load_copy(Path(options["tokenizer"]), options["card"])
     pipeline = Pipeline(recipe, tokenizer, options["engine"])
     layout = CacheLayout(Path(options["cache"]))
     rebuild = bool(options["rebuild"])
@@ -44,10 +43,26 @@ def open_builder(options: dict[str, Any]) -> Callable[[dict[str, Any]], dict[str
             if not rebuild:
                 return {"built": False}  # another builder was quicker
             if not slice_is_intact(files):
-                quarantine_slice(layout, str(files.record))
+                quarantine_slice(layout, payload["key"])
         return build_slice(pipeline, layout, payload["key"], to_block(payload["block"]))
 
     return build
+
+
+def load_copy(path: Path, card: dict[str, Any]) -> Tokenizer:
+    """Load the cache's copy of a tokenizer, refused unless it is the one the keys were made of.
+
+    Raises:
+        CorruptionError: The copy is damaged: its tokens would be published under a wrong key.
+    """
+    try:
+        tokenizer = load(path, backend="file")
+    except TokenizerError as error:
+        raise CorruptionError(f"the tokenizer's copy: {error.message}", path=path / COPY) from error
+    stated = card["checksum"], card["template"], card["special_tokens"]
+    if (checksum(tokenizer.data), tokenizer.template, tokenizer.special_tokens) != stated:
+        raise CorruptionError("the tokenizer's copy is not what was written", path=path / COPY)
+    return tokenizer
 
 
 def build_slice(pipeline: Pipeline, layout: CacheLayout, key: str, block: Block) -> dict[str, Any]:

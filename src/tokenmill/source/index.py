@@ -141,7 +141,7 @@ class Index:
             self.document = document = msgspec.convert(sealed["index"], IndexDocument)
             table = (directory / "table.bin").read_bytes()
             size = os.stat(directory / "starts.bin").st_size
-        except (OSError, ValueError, KeyError, TypeError, msgspec.MsgspecError) as error:
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             if isinstance(error, CorruptionError):
                 raise
             raise CorruptionError(f"the index cannot be read: {error}", path=directory) from error

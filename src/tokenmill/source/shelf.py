@@ -25,7 +25,7 @@ from typing import Any
 import msgspec
 
 from tokenmill.errors import CacheError, CorruptionError
-from tokenmill.files import Staging
+from tokenmill.files import Staging, make_directory
 from tokenmill.fingerprint import canonical, checksum
 
 _FORBIDDEN = (errno.EROFS, errno.EACCES, errno.EPERM)
@@ -61,7 +61,7 @@ class Shelf:
         """Move a corrupt artefact out of the way; whoever reads it keeps what it has open."""
         aside = self.root / "quarantine"
         with contextlib.suppress(FileNotFoundError):
-            aside.mkdir(exist_ok=True)
+            make_directory(aside, self.root)
             os.rename(self.place(key), aside / f"rows-{key}-{secrets.token_hex(4)}")
 
     def note(self, key: str) -> dict[str, Any] | None:
@@ -72,7 +72,7 @@ class Shelf:
             if checksum(canonical(sealed["note"])) == sealed["check"]:
                 note: dict[str, Any] = sealed["note"]
                 return note
-        except (OSError, ValueError, TypeError, KeyError):
+        except (OSError, ValueError, TypeError, KeyError, RecursionError):
             pass
         return None
 

@@ -8,16 +8,43 @@ each block's checksum the first time a range touches it (promise P7).
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import mmap
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 import xxhash
 
-from tokenmill.errors import CorruptionError
+from tokenmill.errors import CacheError, CorruptionError
 from tokenmill.store.record import BLOCK_BYTES, FileRecord
+
+REMEDY = "`tokenmill prepare --force-recache` rebuilds it"
+
+_DAMAGE = (errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.EIO, errno.ESTALE)
+
+
+@contextlib.contextmanager
+def reading_errors(path: Path) -> Iterator[None]:
+    """Translate an OSError met while reading what was published.
+
+    A file that is gone, is no file or cannot be read from the disk is corrupt, and may be moved
+    out of the way and rebuilt. That this process may not read it or has too many files open says
+    nothing against the file, so that is a `CacheError`, and nobody touches it.
+    """
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise CorruptionError(f"missing; {REMEDY}", path=path) from error
+    except OSError as error:
+        if error.errno in _DAMAGE:
+            raise CorruptionError(
+                f"cannot be read: {error.strerror}; {REMEDY}", path=path
+            ) from error
+        raise CacheError(f"cannot be read: {error.strerror}", path=path) from error
 
 
 class ByteFile(Protocol):
@@ -37,7 +64,9 @@ class MappedFile:
         self.path = path
         with _opened(path) as descriptor:
             self.size = os.fstat(descriptor.number).st_size
-            mapping = mmap.mmap(descriptor.number, 0, prot=mmap.PROT_READ) if self.size else b""
+            with reading_errors(path):
+                size = self.size
+                mapping = mmap.mmap(descriptor.number, 0, prot=mmap.PROT_READ) if size else b""
         self._view = memoryview(mapping)
 
     def view(self, start: int, length: int) -> memoryview:
@@ -57,7 +86,8 @@ class ReadFile:
         """Bytes of a range, freshly read."""
         pieces: list[bytes] = []
         while length > 0:
-            piece = os.pread(self._opened.number, length, start)
+            with reading_errors(self.path):
+                piece = os.pread(self._opened.number, length, start)
             if not piece:
                 raise CorruptionError(
                     f"ends early: {length} bytes missing", path=self.path, offset=start
@@ -73,15 +103,9 @@ class _opened:  # noqa: N801 - reads as a verb where it is used
 
     def __init__(self, path: Path) -> None:
         self.number = -1
-        try:
+        with reading_errors(path):
             # Published files are never symlinks; following one could lead out of the cache.
             self.number = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-        except FileNotFoundError as error:
-            raise CorruptionError(
-                "missing; it was removed or never copied: prepare again", path=path
-            ) from error
-        except OSError as error:
-            raise CorruptionError(f"cannot be opened: {error.strerror}", path=path) from error
 
     def __enter__(self) -> _opened:
         return self
@@ -176,8 +200,7 @@ class GuardedFile:
         expected = self.record.blocks[block]
         if actual != expected:
             raise CorruptionError(
-                f"block {block} has checksum {actual}, expected {expected}; "
-                "`tokenmill prepare --force-recache` rebuilds it",
+                f"block {block} has checksum {actual}, expected {expected}; {REMEDY}",
                 path=self.path,
                 offset=start,
             )

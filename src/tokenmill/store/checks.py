@@ -16,6 +16,7 @@ import numpy as np
 import xxhash
 
 from tokenmill.errors import CorruptionError
+from tokenmill.store.access import REMEDY, reading_errors
 from tokenmill.store.layout import TABLE, StoreLayout
 from tokenmill.store.manifest import Document
 
@@ -25,11 +26,11 @@ _READ_BYTES = 1 << 20
 def check_file(path: Path, stated: Document, *, content: bool) -> None:
     """Compare a file's size, and its checksum if ``content``, with what the manifest states."""
     hasher = xxhash.xxh3_128()
-    try:
+    with reading_errors(path):
         size = path.stat().st_size
         if size != stated["size"]:
             raise CorruptionError(
-                f"{size} bytes, expected {stated['size']}",
+                f"{size} bytes, expected {stated['size']}; {REMEDY}",
                 path=path,
                 offset=min(size, stated["size"]),
             )
@@ -38,11 +39,10 @@ def check_file(path: Path, stated: Document, *, content: bool) -> None:
         with open(path, "rb") as file:
             while piece := file.read(_READ_BYTES):
                 hasher.update(piece)
-    except FileNotFoundError as error:
-        raise CorruptionError("missing", path=path) from error
     if hasher.hexdigest() != stated.get("checksum"):
         raise CorruptionError(
-            f"checksum is {hasher.hexdigest()}, expected {stated.get('checksum')}", path=path
+            f"checksum is {hasher.hexdigest()}, expected {stated.get('checksum')}; {REMEDY}",
+            path=path,
         )
 
 

@@ -5,6 +5,7 @@ source, from which row, line and byte. This module reads each commit record, rec
 writes the table, the lengths and the trained counts as it goes (nothing is kept per slice but a
 hundred bytes on their way to disk), then state and info files for `datasets.load_from_disk`, the
 manifest over all of them and the advisory proof. The directory is staged whole and appears at once.
+Where a store of this key is there already it is compared, and moved to quarantine if it is corrupt.
 """
 
 from __future__ import annotations
@@ -19,13 +20,15 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from tokenmill.errors import NonDeterminismError
+from tokenmill.errors import CorruptionError, NonDeterminismError, UsageError
 from tokenmill.files import Staging, write_file, writing_errors
 from tokenmill.fingerprint import key as fingerprint_key
 from tokenmill.store import layout as names
 from tokenmill.store.access import open_bytes
+from tokenmill.store.checks import check_file
 from tokenmill.store.layout import CacheLayout, StoreLayout
 from tokenmill.store.manifest import Document, encode_manifest, make_manifest, read_manifest
+from tokenmill.store.quarantine import quarantine
 from tokenmill.store.record import CommitRecord
 from tokenmill.store.slices import SliceReader
 from tokenmill.store.table import SLICE_ROW, header, load_table
@@ -95,7 +98,7 @@ def commit_store(
         The store that is now visible, ours or an equal one that came first.
     """
     store = cache.store(fingerprint_key(document))
-    with Staging(cache.root) as staging:
+    with writing_errors(store.directory), Staging(cache.root) as staging:
         staged = staging.path / "store"
         staging.write("store/" + names.PROOF, json.dumps(proof, indent=1).encode() + b"\n")
         tally = _write_columns(cache, placements, staged)
@@ -106,19 +109,28 @@ def commit_store(
         files = {name: file_document(staged / name) for name in names.CHECKED_FILES}
         manifest = make_manifest(document, tally.totals(), dict(tokenizer), files)
         staging.write("store/" + names.MANIFEST, encode_manifest(manifest))
-        if not staging.publish(staged, store.directory):
-            _require_equal(store, manifest)
+        if not staging.publish(staged, store.directory) and not _agrees(store, manifest):
+            quarantine(cache, store.directory)
+            if not staging.publish(staged, store.directory) and not _agrees(store, manifest):
+                raise CorruptionError("corrupt again as soon as it was mended", path=store.manifest)
     return store
 
 
-def _require_equal(store: StoreLayout, ours: Document) -> None:
-    published = read_manifest(store)
+def _agrees(store: StoreLayout, ours: Document) -> bool:
+    """Whether the published store is ours; False when its own files are not whole."""
+    try:
+        published = read_manifest(store)
+        for name, stated in published["files"].items():
+            check_file(store.file(name), stated, content=True)
+    except (CorruptionError, UsageError):  # the latter: it has no manifest
+        return False
     if published["digest"] != ours["digest"]:
         raise NonDeterminismError(
             f"the published manifest has digest {published['digest']}, this build made "
             f"{ours['digest']} from the same inputs; what is published stays",
             path=store.manifest,
         )
+    return True
 
 
 def file_document(path: Path) -> Document:
@@ -137,7 +149,6 @@ def _write_columns(cache: CacheLayout, placements: Iterable[Placement], staged: 
     tally = _Tally()
     body, lengths, trained = (staged / f"{n}.part" for n in ("table", "lengths", "trained"))
     with (
-        writing_errors(staged),
         open(body, "wb") as table_file,
         open(lengths, "wb") as lengths_file,
         open(trained, "wb") as trained_file,

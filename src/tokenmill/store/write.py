@@ -14,23 +14,22 @@ content digest does not fit) is moved to quarantine, the only permitted replacem
 
 from __future__ import annotations
 
-import contextlib
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import xxhash
 
-from tokenmill.errors import CorruptionError, NonDeterminismError
-from tokenmill.files import Staging, make_directory, sync_directory, writing_errors
+from tokenmill.errors import NonDeterminismError
+from tokenmill.files import Staging
 from tokenmill.fingerprint import block_checksums
+from tokenmill.store.access import reading_errors
 from tokenmill.store.columns import SliceColumns
-from tokenmill.store.layout import FORMAT, CacheLayout, SliceFiles
+from tokenmill.store.layout import FORMAT, CacheLayout
+from tokenmill.store.quarantine import quarantine
 from tokenmill.store.record import BLOCK_BYTES, CARRIED, META_COLUMNS, CommitRecord, FileRecord
-from tokenmill.store.slices import SliceReader, read_record
+from tokenmill.store.slices import read_record
 
 _OWN_METADATA = b"tokenmill"
 _WRITE = pa.ipc.IpcWriteOptions(compression=None, use_threads=False)
@@ -181,7 +180,8 @@ def _adopt(
     staged: Path,
 ) -> FileRecord:
     """What the record must say of a file that another builder published first."""
-    data = pa.py_buffer(published.read_bytes())
+    with reading_errors(published):
+        data = pa.py_buffer(published.read_bytes())
     if data.equals(ours):
         return _described(data)
     stated = _stated_content(data)
@@ -224,33 +224,3 @@ def _disagreement(path: Path, published: str, ours: str) -> NonDeterminismError:
         "what is published stays. Please report this with the recipe",
         path=path,
     )
-
-
-def quarantine(layout: CacheLayout, path: Path) -> None:
-    """Move a corrupt file where nobody reads it; its name is then free to be rebuilt."""
-    with writing_errors(path):
-        make_directory(layout.quarantine, layout.root)
-        target = layout.quarantine / f"{path.name}.{xxhash.xxh3_64_hexdigest(os.urandom(16))}"
-        with contextlib.suppress(FileNotFoundError):  # another builder was quicker
-            os.rename(path, target)
-            sync_directory(path.parent)
-
-
-def quarantine_slice(layout: CacheLayout, broken: str | None) -> bool:
-    """Move the slice that a broken file belongs to out of the way; False when it is none."""
-    if broken is None or layout.slices not in Path(broken).parents:
-        return False
-    files = layout.slice(Path(broken).name.partition(".")[0])
-    # The record first: without it the slice is gone for everybody, whatever happens next.
-    for path in (files.record, files.tokens, files.meta):
-        quarantine(layout, path)
-    return True
-
-
-def slice_is_intact(files: SliceFiles) -> bool:
-    """Whether a committed slice passes every check (used by repair and ``force_recache``)."""
-    try:
-        SliceReader(files, None, mapped=False, check=False).check_all()
-    except CorruptionError:
-        return False
-    return True

@@ -136,7 +136,7 @@ def _read(path: Path) -> IdentityCard | None:
         if fingerprint.checksum(fingerprint.canonical(card)) != document["checksum"]:
             return None
         return IdentityCard.from_dict(card)
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None  # absent or damaged: it is only a memo
 
 
@@ -186,7 +186,7 @@ def reload(
 def _load_and_remember(
     key: _Key | None, source: Any, backend: str, chat_template: Any, trust_remote_code: bool
 ) -> Tokenizer:
-    from tokenmill.tokenizer.load import load  # here: recalling must not pay for it
+    from tokenmill.tokenizer.loading import load  # here: recalling must not pay for it
 
     tokenizer = load(
         source, backend=backend, chat_template=chat_template, trust_remote_code=trust_remote_code

@@ -1,0 +1,38 @@
+"""Fixtures of fault tests: one zygote for all, sources, and what a clean build of them shows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from tests.faults.tools import Zygote, compile_shim
+from tests.faults.world import Picture, picture, prepare_arguments, write_sources
+
+
+class Clean(NamedTuple):
+    """Sources and what an undisturbed preparation of them publishes."""
+
+    sources: Path
+    cache: Path
+    picture: Picture
+    said: dict[str, object]
+
+
+@pytest.fixture(scope="session")
+def zygote() -> Iterator[Zygote]:
+    running = Zygote(compile_shim())
+    yield running
+    running.close()
+
+
+@pytest.fixture(scope="session")
+def clean(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Clean:
+    """A clean build; tests must not write into its cache."""
+    directory = tmp_path_factory.mktemp("clean")
+    sources, cache = write_sources(directory / "sources"), directory / "cache"
+    outcome = zygote.one(prepare_arguments(sources, cache))
+    assert outcome.exit == 0, outcome.stderr
+    return Clean(sources, cache, picture(cache), outcome.said)

@@ -1,0 +1,150 @@
+"""T03 and T07: calls that fail, disks that fill up, replies that get lost (P1, P2).
+
+A failing call gives a typed error (or costs nothing where the step was a courtesy), publishes
+nothing that is not whole, leaves other stores alone; and the same command works afterwards.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import random
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.faults.conftest import Clean
+from tests.faults.tools import Outcome, Zygote, environment, fault, require_mounts
+from tests.faults.world import picture, prepare_arguments, write_sources
+
+FAILURES = [
+    ("open", errno.ENOSPC), ("open", errno.EIO), ("open", errno.EMFILE), ("write", errno.ENOSPC),
+    ("write", errno.EIO), ("fsync", errno.EIO), ("close", errno.EIO), ("close", errno.EDQUOT),
+    ("link", errno.ENOSPC), ("rename", errno.EIO), ("mkdir", errno.ENOSPC),
+]  # fmt: skip
+NAMES = [f"{call} {errno.errorcode[code]}" for call, code in FAILURES]
+
+
+def count(zygote: Zygote, clean: Clean, cache: Path, call: str) -> int:
+    armed = fault(call, cache, 1 << 40, "count")
+    outcome = zygote.one(prepare_arguments(clean.sources, cache), fault=armed)
+    assert outcome.exit == 0, outcome.stderr
+    shutil.rmtree(cache)
+    return outcome.seen
+
+
+def fail_and_recover(
+    zygote: Zygote, clean: Clean, cache: Path, nth: int, call: str, code: int, *, sticky: bool
+) -> str | None:
+    """One failure; returns the type of the error, or None where the command got over it."""
+    arguments = prepare_arguments(clean.sources, cache)
+    failed = zygote.one(arguments, fault=fault(call, cache, nth, "error", code, sticky=sticky))
+    where = f"{call} number {nth}, {errno.errorcode[code]}"
+    assert failed.exit in (0, 1), (where, failed.stderr)
+    assert failed.stdout, (where, failed.stderr)  # an error that nobody translated is a traceback
+    assert failed.exit == 0 or failed.error in ("CacheError", "CorruptionError"), (where, failed)
+    zygote.judge(cache)
+    before = picture(cache)
+    assert before.items() <= clean.picture.items(), where
+    again = zygote.one(arguments)
+    assert again.exit == 0, (where, again.stderr)
+    assert picture(cache) == clean.picture, where
+    return failed.error
+
+
+@pytest.mark.parametrize(("call", "code"), FAILURES, ids=NAMES)
+def test_call_that_fails_at_a_sampled_step_is_a_typed_error(
+    zygote: Zygote, clean: Clean, tmp_path: Path, call: str, code: int
+) -> None:
+    cache = tmp_path / "cache"
+    total = count(zygote, clean, cache, call)
+    rng = random.Random(f"{call} {code}")
+    refused = 0
+    for nth in {1, total, rng.randrange(1, total + 1), rng.randrange(1, total + 1)}:
+        sticky = rng.random() < 0.5
+        refused += bool(fail_and_recover(zygote, clean, cache, nth, call, code, sticky=sticky))
+        shutil.rmtree(cache)
+    assert refused
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(("call", "code"), FAILURES, ids=NAMES)
+def test_call_that_fails_at_every_step_is_a_typed_error(
+    zygote: Zygote, clean: Clean, tmp_path: Path, call: str, code: int
+) -> None:
+    cache = tmp_path / "cache"
+    for nth in range(1, count(zygote, clean, cache, call) + 1):
+        for sticky in (False, True):
+            fail_and_recover(zygote, clean, cache, nth, call, code, sticky=sticky)
+            shutil.rmtree(cache)
+
+
+@pytest.mark.parametrize(
+    ("action", "code"), [("short", 0), ("error", errno.EINTR)], ids=["short writes", "interrupted"]
+)
+def test_writes_that_are_short_or_interrupted_are_finished(
+    zygote: Zygote, clean: Clean, tmp_path: Path, action: str, code: int
+) -> None:
+    cache = tmp_path / "cache"
+    for nth in (1, 7):
+        armed = fault("write", cache, nth, action, code, sticky=action == "short")
+        outcome = zygote.one(prepare_arguments(clean.sources, cache), fault=armed)
+        assert outcome.exit == 0, outcome.stderr
+        assert picture(cache) == clean.picture
+        shutil.rmtree(cache)
+
+
+@pytest.mark.parametrize(("call", "samples"), [("link", 6), ("rename", 6)])
+def test_lost_reply_is_recognised_as_own_success(
+    zygote: Zygote, clean: Clean, tmp_path: Path, call: str, samples: int
+) -> None:
+    cache = tmp_path / "cache"
+    total = count(zygote, clean, cache, call)
+    chosen = random.Random(3).sample(range(1, total), min(samples, total - 1))
+    for nth in {*chosen, total}:  # the last rename is the store's own
+        armed = fault(call, cache, nth, "lost", errno.EEXIST)
+        outcome = zygote.one(prepare_arguments(clean.sources, cache), fault=armed)
+        assert outcome.exit == 0, (nth, outcome.stderr)
+        assert picture(cache) == clean.picture
+        assert not list((cache / "quarantine").glob("*"))
+        shutil.rmtree(cache)
+
+
+def on_small_disk(options: str, arguments: list[str], cache: Path, log: Path) -> Outcome:
+    """Run a command whose cache is a disk of its own, and keep a copy of what it left there."""
+    script = (
+        f"mount -t tmpfs -o {options} none {cache} && cp -a {cache}.old/. {cache}/ && "
+        f'"$@" > {log}; code=$?; cp -a {cache} {cache}.after; exit $code'
+    )
+    command = [sys.executable, "-m", "tokenmill", *arguments]
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", script, "sh", *command],
+        capture_output=True,
+        text=True,
+        env=environment(),
+    )
+    return Outcome(done.returncode, False, 0, log.read_text(), done.stderr)
+
+
+@pytest.mark.parametrize(
+    "options", ["size=2m", "size=64m,nr_inodes=150"], ids=["no space left", "no inodes left"]
+)
+def test_full_disk_is_a_typed_error_and_other_stores_stay(
+    zygote: Zygote, clean: Clean, tmp_path: Path, options: str
+) -> None:
+    require_mounts()
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    shutil.copytree(clean.cache, tmp_path / "cache.old")
+    larger = write_sources(tmp_path / "more", files=24, rows=150, seed=9)
+    outcome = on_small_disk(options, prepare_arguments(larger, cache), cache, tmp_path / "log")
+    assert outcome.exit == 1, outcome.stderr
+    assert outcome.error == "CacheError"
+    assert "disk is full" in json.loads(outcome.stdout)["error"]["message"]
+    after = tmp_path / "cache.after"
+    found = zygote.judge(after)
+    assert found["stores"] == 1
+    assert clean.picture.items() <= picture(after).items()

@@ -1,0 +1,160 @@
+"""The tools of fault tests, and how tests are skipped by name where one is missing.
+
+`Zygote` talks to the process of `zygote.py`; `Outcome` is how one run of it ended. `compile_shim`
+makes ``shim.c`` a library; `start_command` runs a real ``tokenmill`` in a process of its own;
+`require_*` skip.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tokenmill
+
+PACKAGES = Path(tokenmill.__file__).resolve().parent.parent
+PROJECT = Path(__file__).resolve().parents[2]
+CALLS = ("open", "write", "fsync", "close", "link", "rename", "mkdir")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How one run ended: exit code (negative: a signal), output, calls that the shim counted."""
+
+    exit: int
+    late: bool
+    seen: int
+    stdout: str
+    stderr: str
+
+    @property
+    def said(self) -> dict[str, Any]:
+        """The one JSON object on its standard output."""
+        assert self.stdout, self.stderr
+        document: dict[str, Any] = json.loads(self.stdout)
+        return document
+
+    @property
+    def error(self) -> str | None:
+        """The type of its typed error, if there is one."""
+        return self.said["error"]["type"] if self.exit else None
+
+
+def environment(**more: str) -> dict[str, str]:
+    """The environment of a process that imports this tokenmill and these tests."""
+    path = os.pathsep.join([str(PACKAGES), str(PROJECT)])
+    # Engines with threads of their own only make small runs slower.
+    return {**os.environ, "PYTHONPATH": path, "TOKENIZERS_PARALLELISM": "false", **more}
+
+
+def fault(
+    calls: str, directory: Path, nth: int, action: str, code: int = 0, *, sticky: bool = False
+) -> str:
+    """What the shim is armed with."""
+    return f"{calls}|{directory}|{nth}|{int(sticky)}|{action}|{code}"
+
+
+class Zygote:
+    """A running zygote; see its module."""
+
+    def __init__(self, shim: Path | None, **more: str) -> None:
+        self.shim = shim
+        if shim is not None:
+            more["LD_PRELOAD"] = str(shim)
+        self._process = subprocess.Popen(
+            [sys.executable, "-W", "ignore", "-m", "tests.faults.zygote"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment(**more),
+        )
+        assert self._process.stdout is not None
+        assert self._process.stdout.readline() == "ready\n"
+
+    def run(self, *runs: dict[str, Any], timeout: float = 60) -> list[Outcome]:
+        """Run all at the same moment; a run that is late was killed."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        if self.shim is None and any("fault" in run for run in runs):
+            pytest.skip("needs gcc, to compile the shim that makes system calls fail")
+        self._process.stdin.write(json.dumps({"runs": runs, "timeout": timeout}) + "\n")
+        self._process.stdin.flush()
+        outcomes = [Outcome(**told) for told in json.loads(self._process.stdout.readline())]
+        assert not any(outcome.late for outcome in outcomes), outcomes
+        return outcomes
+
+    def one(self, arguments: list[str], **more: Any) -> Outcome:
+        """Run one command."""
+        (outcome,) = self.run({"arguments": arguments, **more})
+        return outcome
+
+    def judge(self, cache: Path) -> dict[str, Any]:
+        """What a fresh reader sees in a cache; fails when something visible is not whole."""
+        (outcome,) = self.run({"call": "tests.faults.world:judged", "argument": str(cache)})
+        assert outcome.exit == 0, outcome.stdout + outcome.stderr
+        return outcome.said
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.close()
+        self._process.wait(30)
+        self._process.stdout.close()
+
+
+@functools.cache
+def compile_shim() -> Path | None:
+    """The shim as a library, or None without a compiler."""
+    compiler = shutil.which("gcc") or shutil.which("cc")
+    if compiler is None or not sys.platform.startswith("linux"):
+        return None
+    made = Path(tempfile.mkdtemp(prefix="tokenmill-shim-")) / "shim.so"
+    source = Path(__file__).parent / "shim.c"
+    done = subprocess.run(
+        [compiler, "-shared", "-fPIC", "-O1", "-o", made, source, "-ldl"], capture_output=True
+    )
+    assert done.returncode == 0, done.stderr.decode()
+    return made
+
+
+def start_command(arguments: list[str], **more: str) -> subprocess.Popen[str]:
+    """A real ``tokenmill`` in a process of its own."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "tokenmill", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(**more),
+    )
+
+
+def require_strace() -> None:
+    """Skip where system calls cannot be traced."""
+    if shutil.which("strace") is None:
+        pytest.skip("needs strace")
+    if subprocess.run(["strace", "-o", "/dev/null", "true"], capture_output=True).returncode:
+        pytest.skip("strace may not trace here")
+
+
+@functools.cache
+def _may_mount() -> bool:
+    if shutil.which("unshare") is None:
+        return False
+    tried = ["unshare", "--mount", "mount", "-t", "tmpfs", "none", "/mnt"]
+    return subprocess.run(tried, capture_output=True).returncode == 0
+
+
+def require_mounts() -> None:
+    """Skip where this user may not mount in a namespace of its own."""
+    if not _may_mount():
+        pytest.skip("needs mount namespaces (unshare --mount)")

@@ -1,0 +1,123 @@
+"""A process that has everything imported and forks a fresh one for every command.
+
+Starting Python and importing costs most of a small preparation. The *zygote* pays it once: it reads
+requests (JSON, one per line) from its standard input, forks a child per run, lets all children of a
+request start at the same moment, waits for them and answers with how each ended. A child has read
+nothing of any cache and loaded no engine, so it is as fresh as a new interpreter for what is tried.
+
+A run is a command line of tokenmill, or ``call`` with a function's name and one argument. Its
+``fault`` arms the shim that the zygote was started with.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import json
+import os
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+
+def preload() -> None:
+    """Import what a preparation imports, the lazily imported included."""
+    for name in (
+        "tokenmill.api", "tokenmill.build.run", "tokenmill.build.slices", "tokenmill.build.derive",
+        "tokenmill.build.identify", "tokenmill.cli.app", "tokenmill.cli.commands",
+        "tokenmill.tokenizer.load", "tokenmill.tokenizer.encoder", "tokenmill.store.collect",
+        "tests.faults.world", "jinja2", "minijinja", "tokenizers", "rich.console", "pyarrow",
+    ):  # fmt: skip
+        importlib.import_module(name)
+    import numpy
+    import pyarrow
+
+    pyarrow.array(numpy.zeros(1))  # what pyarrow itself imports on first use
+
+
+def live(run: dict[str, Any], directory: Path, gate: int) -> None:
+    """The child: wait for the start, do one run, leave what it printed; never returns."""
+    code = 70
+    try:
+        os.setsid()
+        for number, name in ((1, "stdout"), (2, "stderr")):
+            os.dup2(os.open(directory / name, os.O_WRONLY | os.O_CREAT), number)
+        os.environ.update(run.get("environment", {}))
+        if "umask" in run:
+            os.umask(run["umask"])
+        os.read(gate, 1)
+        time.sleep(run.get("delay", 0.0))
+        shim = ctypes.CDLL(None) if run.get("fault") else None
+        if shim is not None:
+            shim.tokenmill_arm(run["fault"].encode())
+        if "call" in run:
+            module, _, function = run["call"].partition(":")
+            code = getattr(importlib.import_module(module), function)(run["argument"])
+        else:
+            from tokenmill.cli import main
+
+            code = main(run["arguments"])
+        if shim is not None:
+            seen = shim.tokenmill_seen()
+            shim.tokenmill_arm(None)
+            (directory / "seen").write_text(str(seen))
+        sys.stdout.flush()
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def answer(request: dict[str, Any], directory: Path) -> list[dict[str, Any]]:
+    """Run everything of a request at once and say how each ended."""
+    gate, opening = os.pipe()
+    children = []
+    for number, run in enumerate(request["runs"]):
+        place = directory / str(number)
+        place.mkdir()
+        pid = os.fork()
+        if pid == 0:
+            os.close(opening)
+            live(run, place, gate)
+        children.append((pid, place))
+    os.close(opening)
+    os.close(gate)
+    deadline = time.monotonic() + request["timeout"]
+    return [ending(pid, place, deadline) for pid, place in children]
+
+
+def ending(pid: int, place: Path, deadline: float) -> dict[str, Any]:
+    """Wait for one child, killing it when its time is over."""
+    late = False
+    while True:
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        if ended:
+            break
+        if time.monotonic() > deadline:
+            late = True
+            os.kill(pid, signal.SIGCONT)
+            os.kill(pid, signal.SIGKILL)
+        time.sleep(0.005)
+    texts = {}
+    for name in ("stdout", "stderr", "seen"):
+        path = place / name
+        texts[name] = path.read_text() if path.exists() else ""
+    seen = int(texts.pop("seen") or 0)
+    return {"exit": os.waitstatus_to_exitcode(status), "late": late, "seen": seen, **texts}
+
+
+def main() -> None:
+    preload()
+    print("ready", flush=True)
+    for line in sys.stdin:
+        with tempfile.TemporaryDirectory(prefix="tokenmill-zygote-") as directory:
+            print(json.dumps(answer(json.loads(line), Path(directory))), flush=True)
+
+
+if __name__ == "__main__":
+    main()
