@@ -120,8 +120,8 @@ def generate(path: Path, rows: int) -> None:
     with path.open("w") as file:
         for first in range(0, rows, 10_000):
             file.writelines(
-                f'{{"text": "row {number} {" ".join(chance.choices(WORDS, k=4))}", '
-                f'"label": {number % 7}, "metadata": {{"source": "m{number % 9}", "k": {number % 997}}}}}\n'
+                f'{{"text": "row {number} {" ".join(chance.choices(WORDS, k=4))}", "label": '
+                f'{number % 7}, "metadata": {{"source": "made", "k": {number % 9973}}}}}\n'
                 for number in range(first, min(first + 10_000, rows))
             )
 

@@ -18,6 +18,7 @@ import os
 import secrets
 import shutil
 import tempfile
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -87,17 +88,19 @@ class Shelf:
 
 
 _private: list[tuple[int, Path]] = []
+_making = threading.Lock()
 
 
 def private_shelf() -> Shelf:
     """A shelf in the temporary directory, one per process, removed when it ends."""
-    found = existing_private_shelf()
-    if found is not None:
-        return found
-    root = Path(tempfile.mkdtemp(prefix="tokenmill-rows-"))
-    _private.append((os.getpid(), root))
-    atexit.register(_remove_private, os.getpid(), root)
-    return Shelf(root)
+    with _making:
+        found = existing_private_shelf()
+        if found is not None:
+            return found
+        root = Path(tempfile.mkdtemp(prefix="tokenmill-rows-"))
+        _private.append((os.getpid(), root))
+        atexit.register(_remove_private, os.getpid(), root)
+        return Shelf(root)
 
 
 def existing_private_shelf() -> Shelf | None:
