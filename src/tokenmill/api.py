@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
-from pathlib import Path
+from dataclasses import fields
+from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 from tokenmill.errors import UsageError
@@ -18,8 +18,8 @@ from tokenmill.store import Store
 
 if TYPE_CHECKING:
     from tokenmill.build.executors import Executor
-    from tokenmill.build.recipe import Recipe
     from tokenmill.build.outcome import Prepared
+    from tokenmill.build.recipe import Recipe, RunOptions
     from tokenmill.source import Rows
 
 Sources = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
@@ -117,66 +117,90 @@ def prepare(
     """
     given = dict(locals())
     sources, tokenizer = given.pop("sources"), given.pop("tokenizer")
-    executor, progress = given.pop("executor"), given.pop("progress")
-    return run_recipe(sources, tokenizer, executor=executor, progress=progress, **given).store
+    return run_recipe(sources, tokenizer, **_changed_from_defaults(given)).store
 
 
 def run_recipe(
     sources: Any,
     tokenizer: Any = None,
     *,
-    executor: str | Executor = "local",
+    executor: str | Executor | None = None,
     progress: Any = None,
-    out: str | os.PathLike[str] | None = None,
+    judge: bool = True,
     **given: Any,
 ) -> Prepared:
     """`prepare`, returning the store together with the account of what was done.
 
-    ``out`` also makes a self-contained copy there; it is then the store that is returned.
+    Whatever is given counts, default or not: it overrides what a recipe says. Without ``judge``
+    the caller looks at the account first and calls `Prepared.judge` itself.
     """
-    from tokenmill.build.recipe import Recipe, RunOptions, load_recipe_file
     from tokenmill.build.run import run
+
+    recipe, options, workers = resolve_call(sources, tokenizer, executor, given)
+    prepared = run(recipe, options, workers, progress=progress)
+    if judge:
+        prepared.judge()
+    return prepared
+
+
+def explain_recipe(
+    sources: Any,
+    tokenizer: Any = None,
+    *,
+    executor: str | Executor | None = None,
+    **given: Any,
+) -> dict[str, Any]:
+    """Whether such a `run_recipe` would be a hit, and what differs from the nearest store."""
+    from tokenmill.build.run import cache_of, plan
+    from tokenmill.build.why import explain
+
+    recipe, options, workers = resolve_call(sources, tokenizer, executor, given)
+    cache = cache_of(options.cache_dir)
+    return explain(plan(recipe, options, workers, cache), cache)
+
+
+def resolve_call(
+    sources: Any, tokenizer: Any, executor: str | Executor | None, given: Mapping[str, Any]
+) -> tuple[Recipe, RunOptions, Executor]:
+    """What is to be made, how and where, from arguments, a `Recipe` or ``recipe.yaml``."""
+    from tokenmill.build.recipe import Recipe, RunOptions, load_recipe_file
 
     recipe_names = {field.name for field in fields(Recipe)}
     run_names = {field.name for field in fields(RunOptions)}
     unknown = sorted(set(given) - recipe_names - run_names)
     if unknown:
         raise UsageError(f"unknown arguments: {', '.join(unknown)}")
-    changed = _changed_from_defaults(given, Recipe, RunOptions)
+    stated: dict[str, Any] = {}
     if isinstance(sources, Recipe):
-        stated: dict[str, Any] = {}
-        recipe = sources
-        if tokenizer is not None:
-            changed["tokenizer"] = tokenizer
-        recipe = replace(recipe, **{n: v for n, v in changed.items() if n in recipe_names})
-    else:
-        stated = load_recipe_file(sources) if _is_recipe_file(sources) else {"sources": sources}
-        if tokenizer is not None:
-            stated["tokenizer"] = tokenizer
-        stated.update(changed)
-        executor = stated.pop("executor", executor) if executor == "local" else executor
-        if stated.get("tokenizer") is None:
-            raise UsageError("no tokenizer: name a directory, a tokenizer.json or a hub id")
-        if not stated.get("sources"):
-            raise UsageError("no sources: name at least one file, directory or glob")
-        recipe = Recipe(**{n: v for n, v in stated.items() if n in recipe_names})
-    stated.update(changed)
+        stated = {name: getattr(sources, name) for name in recipe_names}
+    elif _is_recipe_file(sources):
+        stated = load_recipe_file(sources)
+    elif sources is not None:
+        stated = {"sources": sources}
+    stated.update(given)
+    if tokenizer is not None:
+        stated["tokenizer"] = tokenizer
+    executor = executor or stated.pop("executor", "local")
+    if stated.get("tokenizer") is None:
+        raise UsageError("no tokenizer: name a directory, a tokenizer.json or a hub id")
+    if not stated.get("sources"):
+        raise UsageError("no sources: name at least one file, directory or glob")
+    recipe = Recipe(**{n: v for n, v in stated.items() if n in recipe_names})
     options = RunOptions(**{n: v for n, v in stated.items() if n in run_names})
-    workers = resolve_executor(executor, options.num_workers)
-    prepared = run(recipe, options, workers, progress=progress)
-    return prepared if out is None else prepared.copied_to(Path(out))
+    return recipe, options, resolve_executor(executor, options.num_workers)
 
 
 def _is_recipe_file(sources: Any) -> bool:
     return isinstance(sources, str | os.PathLike) and os.fspath(sources).endswith(RECIPE_ENDINGS)
 
 
-def _changed_from_defaults(given: dict[str, Any], *classes: Any) -> dict[str, Any]:
-    defaults = {field.name: field.default for cls in classes for field in fields(cls)}
+def _changed_from_defaults(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Python cannot tell an argument left out from its default, so a default says nothing."""
+    defaults = {name: item.default for name, item in signature(prepare).parameters.items()}
     return {
         name: value
         for name, value in given.items()
-        if not (value == defaults[name] or (value is None and defaults[name] is None))
+        if not (value is defaults[name] or value == defaults[name])
     }
 
 

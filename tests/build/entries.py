@@ -7,6 +7,7 @@ directory, so that the retry finds it and goes on.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -140,7 +141,7 @@ class Worker:
             "cores": sorted(os.sched_getaffinity(0)),
             "tokenmill": tokenmill.errors.__file__,
             "path": sys.path,
-            "threads": threads_of(os.getpid()),
+            "shared_memory": shared_memory_of("self"),
             "env": dict(os.environ),
         }
 
@@ -152,5 +153,10 @@ class Worker:
         return {"ids": [e.ids for e in words.encode_batch([payload["text"]] * 100)][-1]}
 
 
-def threads_of(pid: int) -> int:
-    return len(os.listdir(f"/proc/{pid}/task"))
+def shared_memory_of(pid: int | str) -> list[str]:
+    """Everything below /dev/shm that a process has mapped or open."""
+    held = [line.split()[-1] for line in Path(f"/proc/{pid}/maps").read_text().splitlines()]
+    for fd in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            held.append(os.readlink(fd))
+    return sorted({path for path in held if path.startswith("/dev/shm")})

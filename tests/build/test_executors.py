@@ -21,9 +21,11 @@ from tokenmill.build.executors import (
     LocalExecutor,
     Setup,
     Task,
+    local,
     wire,
 )
 from tokenmill.build.executors.cores import core_of_worker, cpu_quota, usable_cores
+from tokenmill.build.executors.process import WorkerProcess
 from tokenmill.errors import RowError, TokenmillError, UsageError, WorkerError
 
 ENTRY = f"{entries.__name__}:open_worker"
@@ -52,7 +54,10 @@ def test_results_of_every_executor_are_equal(executor: Executor) -> None:
     assert all(d.private_bytes is not None and d.private_bytes > 1 << 20 for d in done)
 
 
-def test_no_tasks_start_nothing(executor: Executor) -> None:
+def test_no_tasks_load_and_start_nothing(
+    executor: Executor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local, "WorkerProcess", None)
     assert list(executor.run(Setup("no.such.module:x"), [])) == []
 
 
@@ -95,12 +100,18 @@ def test_typed_error_travels_with_type_attributes_and_notes(executor: Executor) 
     assert "a note" in error.__notes__
 
 
-def test_results_before_an_error_are_delivered(executor: Executor) -> None:
-    numbers = []
-    tasks = [*squares(5), Task(5, {"do": "raise_row_error"}), *squares(100)]
+def test_result_that_comes_with_an_error_is_delivered_before_it(tmp_path: Path) -> None:
+    tasks = [Task(n, {"do": "sleep", "seconds": 0, "pids": str(tmp_path)}) for n in range(2)]
+    run = LocalExecutor(2).run(SETUP, [*tasks, Task(2, {"do": "raise_row_error"})])
+    numbers = [next(run).number]
+    # One worker has the failing task by now; wait, without listening, until both are through.
+    while len(os.listdir(tmp_path)) < 2:
+        time.sleep(0.01)
+    time.sleep(0.2)
+    numbers.append(next(run).number)
+    assert sorted(numbers) == [0, 1]
     with pytest.raises(RowError):
-        numbers.extend(done.number for done in executor.run(SETUP, tasks))
-    assert len(numbers) >= 3
+        next(run)
 
 
 @pytest.mark.parametrize(
@@ -193,9 +204,19 @@ def test_workers_are_not_pinned_where_it_is_not_wanted() -> None:
     assert set(done.result["cores"]) == os.sched_getaffinity(0)
 
 
-def test_fewer_tasks_than_workers_start_only_as_many_workers() -> None:
-    done = list(LocalExecutor(8).run(SETUP, [Task(n, {"do": "describe"}) for n in range(2)]))
-    assert len({d.result["pid"] for d in done}) <= 2
+def test_fewer_tasks_than_workers_start_only_as_many_workers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    started = []
+
+    class Counted(WorkerProcess):
+        def __init__(self, *arguments: object) -> None:
+            started.append(arguments)
+            super().__init__(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(local, "WorkerProcess", Counted)
+    assert len(list(LocalExecutor(8).run(SETUP, squares(2)))) == 2
+    assert len(started) == 2
 
 
 @pytest.mark.parametrize("workers", [0, -1, True, 1.5, "2"])

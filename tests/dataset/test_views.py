@@ -286,8 +286,10 @@ def test_kept_rows_without_any_writable_cache_live_in_a_temporary_file(
 
 def test_mixture_weights_are_checked_by_name(stores: tuple[Store, Store]) -> None:
     one, two = stores
-    for weights in ({"a": 1}, {"a": 1, "c": 1}, {"a": 0, "b": 1}, {"a": -1, "b": 1},
-                    {"a": "1", "b": 1}, {"a": float("nan"), "b": 1}, {"a": True, "b": 1}):  # fmt: skip
+    wrong_weights = [{"a": 1}, {"a": 1, "c": 1}] + [
+        {"a": wrong, "b": 1} for wrong in (0, -1, "1", float("nan"), float("inf"), True, None)
+    ]
+    for weights in wrong_weights:
         with pytest.raises(UsageError):
             mix({"a": one, "b": two}, weights)  # type: ignore[arg-type]
     for wrong in ({"by": "bytes"}, {"exhausted": "cry"}):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -77,7 +79,7 @@ def test_fill_packs_cell_by_cell(packs: list[list[Piece]]) -> None:
         for column, cell in enumerate(cells):
             assert tuple(batch[name][number, column] for name in names) == cell
     assert batch["cu_seqlens"].tolist() == ends
-    assert batch["max_seqlen"] == max(b - a for a, b in zip(ends, ends[1:], strict=False))
+    assert batch["max_seqlen"] == max(b - a for a, b in itertools.pairwise(ends))
 
 
 def test_fill_full_pack_has_no_tail_segment() -> None:

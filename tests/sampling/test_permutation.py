@@ -7,7 +7,7 @@ import json
 import math
 import tracemalloc
 from collections import Counter
-from itertools import permutations
+from itertools import pairwise, permutations
 
 import numpy as np
 import pytest
@@ -113,7 +113,7 @@ def test_permutation_statistics_look_like_a_shuffle(n: int) -> None:
         correlation = np.corrcoef(table[:-1], table[1:])[0, 1]
         assert abs(correlation) < 6 / math.sqrt(n)
     # 4. Epochs agree in about one place each.
-    same = sum(np.count_nonzero(a == b) for a, b in zip(tables, tables[1:], strict=False))
+    same = sum(np.count_nonzero(a == b) for a, b in pairwise(tables))
     assert abs(same - (epochs - 1)) < 6 * math.sqrt(epochs) + 3
 
 

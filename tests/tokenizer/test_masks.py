@@ -68,8 +68,8 @@ def test_mask_of_random_rows_and_spans_equals_oracle(name: str, batch: list) -> 
 def test_most_rows_of_ordinary_text_are_proven_without_reference(name: str) -> None:
     texts = [f"<|im_start|>\nHello {n} world<|im_end|>\n<|im_start|>你好" for n in range(20)]
     notes = encoder_of(name).encode(texts, [[(0, 5)]] * 20).notes
-    lossless = name in ("byte_level", "fallback_prepend", "fallback_gemma", "metaspace_first")
-    assert notes["reference_rows"] == (0 if lossless else 20)
+    # Lower case and white space that a token swallows are lost; nothing else here is.
+    assert notes["reference_rows"] == (20 if name in ("word_piece", "stripping") else 0)
 
 
 def test_mask_where_normal_form_grows_one_turn_and_shrinks_another_is_by_offsets() -> None:
@@ -90,7 +90,7 @@ def test_mask_where_normal_form_grows_one_turn_and_shrinks_another_is_by_offsets
 
 
 def test_invented_space_belongs_to_the_character_after_it() -> None:
-    text = "<|im_start|>你好"  # "▁" is invented before 你 and is a token of its own
+    text = "<|im_start|>猫好"  # "▁" is invented before 猫 and is a token of its own
     encoded = encoder_of("fallback_prepend").encode([text] * 2, [[(12, 13)], [(13, 14)]])
     pieces = family("fallback_prepend").pieces(encoded.row(0)[0])
     assert pieces[1] == b" "

@@ -1,7 +1,7 @@
 """What a preparation came to.
 
 `Prepared` is the store together with the account of how it was made or found; `summary` is the
-object that ``tokenmill prepare --json`` prints. `check_rejected` applies what the caller said about
+object that ``tokenmill prepare --json`` prints. `Prepared.judge` applies what the caller said about
 bad rows: it is part of no key, so a hit is judged exactly as a build.
 """
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +28,14 @@ class Prepared:
         hit: Whether it was there already.
         account: What workers did in this run.
         seconds: From the call to the open store.
+        options: What the caller said about rejected rows, among other things.
     """
 
     store: Store
     hit: bool
     account: Account
     seconds: float
+    options: RunOptions
 
     @property
     def path(self) -> Path:
@@ -71,55 +72,62 @@ class Prepared:
             "audit_mismatches": proof.get("audit_mismatches"),
         }
 
-    def examples(self, reason: str, most: int) -> Iterator[tuple[Origin, str]]:
-        """The first rejected rows of one reason."""
-        found = (
-            (origin, detail) for origin, why, detail in self.store.rejected_rows() if why == reason
-        )
-        return islice(found, most)
+    def judge(self) -> None:
+        """Turn rejected rows into an error where the caller asked for it, or where no row is left.
+
+        Raises:
+            RowError: The first rejected row, with ``on_bad_row="raise"``.
+            SourceError: No row is left, or more were rejected than ``max_rejected`` allows.
+        """
+        totals, limit = self.store.manifest["totals"], self.options.max_rejected
+        count, source = totals["rows_in"] - totals["rows"], self.store.sources[0]
+        reasons = ", ".join(f"{number:,} {why}" for why, number in totals["rejected"].items())
+        if count and self.options.on_bad_row == "raise":
+            origin, reason, detail = next(iter(self.store.rejected_rows()))
+            raise RowError(
+                f"{detail} ({reason}; {count:,} rows in all)",
+                reason=reason,
+                path=origin.path,
+                row=origin.row,
+                line=origin.line,
+                offset=origin.offset,
+            )
+        if not totals["rows"]:
+            raise SourceError(f"no row left: all {count:,} were rejected ({reasons})", path=source)
+        if limit is None:
+            return
+        share = isinstance(limit, float)
+        if count > (limit * totals["rows_in"] if share else limit):
+            raise SourceError(
+                f"{count:,} of {totals['rows_in']:,} rows rejected ({reasons}), more than "
+                f"max_rejected={f'{limit:.4g}' if share else limit} allows",
+                path=source,
+            )
+
+    def examples(self, most: int) -> dict[str, list[tuple[Origin, str]]]:
+        """The first rejected rows of each reason, with what was said of them."""
+        wanted = {why: min(most, n) for why, n in self.store.rejected.items()}
+        found: dict[str, list[tuple[Origin, str]]] = {why: [] for why in wanted}
+        missing = sum(wanted.values())
+        for origin, why, detail in self.store.rejected_rows():
+            if not missing:
+                break
+            if len(found[why]) < wanted[why]:
+                found[why].append((origin, detail))
+                missing -= 1
+        return found
 
     def remarks(self) -> Iterator[str]:
         """What a person should know beside the counts."""
         rendered = self.store.proof.get("notes", {}).get("render", {})
         for note, text in REMARKS.items():
-            if rendered.get(note):
+            if rendered.get(note) and note not in self.store.rejected:
                 yield f"{rendered[note]:,} {text}"
 
 
 REMARKS = {
-    "trailing_user": "conversations end with a user turn (trailing='reject' or 'trim')",
+    "trailing_user": "conversations ended with a user turn, which was cut (trailing='trim')",
     "trailing_tool_trimmed": "conversations lost tool results after their last assistant turn",
     "rows_without_closer": "rows whose template closes no turn: nothing tells the model to stop",
     "slices_redone": "slices were rendered again by the reference: the fast engine differed",
 }
-
-
-def check_rejected(prepared: Prepared, options: RunOptions) -> None:
-    """Turn rejected rows into an error where the caller asked for it."""
-    totals = prepared.store.manifest["totals"]
-    count = totals["rows_in"] - totals["rows"]
-    reasons = ", ".join(f"{number:,} {why}" for why, number in totals["rejected"].items())
-    if count and options.on_bad_row == "raise":
-        origin, reason, detail = next(iter(prepared.store.rejected_rows()))
-        raise RowError(
-            f"{detail} ({reason}; {count:,} rows in all)",
-            reason=reason,
-            path=origin.path,
-            row=origin.row,
-            line=origin.line,
-            offset=origin.offset,
-        )
-    if not totals["rows"]:
-        raise SourceError(
-            f"no row left: all {count:,} were rejected ({reasons})", path=prepared.store.sources[0]
-        )
-    limit = options.max_rejected
-    if limit is None:
-        return
-    allowed = limit * totals["rows_in"] if isinstance(limit, float) else limit
-    if count > allowed:
-        raise SourceError(
-            f"{count:,} of {totals['rows_in']:,} rows rejected ({reasons}), more than "
-            f"--max-rejected allows",
-            path=prepared.store.sources[0],
-        )

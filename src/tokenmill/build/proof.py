@@ -48,22 +48,13 @@ class Account:
                     self.counts.setdefault(room, Counter())[name] += value
 
     def name(self, what: str) -> str | None:
-        """What most slices used, for example ``encode.engine``."""
+        """What slices used, most often first, for example ``encode.engine``."""
         used = self.names.get(what)
-        return used.most_common(1)[0][0] if used else None
+        return "+".join(name for name, _ in used.most_common()) if used else None
 
     def count(self, room: str, name: str) -> int:
         """A counter of one room, for example ``render``, ``audited``."""
         return self.counts.get(room, Counter())[name]
-
-    @property
-    def renderer(self) -> str | None:
-        """Which template engine rendered: the fast one, the reference, or both."""
-        used = {
-            "minijinja": self.count("render", "slices_fast"),
-            "jinja2": self.count("render", "slices_reference"),
-        }
-        return "+".join(name for name, slices in used.items() if slices) or None
 
 
 def proof_document(paths: list[str], account: Account) -> dict[str, Any]:
@@ -72,12 +63,13 @@ def proof_document(paths: list[str], account: Account) -> dict[str, Any]:
         "paths": paths,
         "made": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "engine": account.name("encode.engine"),
-        "renderer": account.renderer,
+        "renderer": account.name("render.renderer"),
         # Texts and ids are audited on samples of their own; the larger is what surely was.
         "audited_rows": max(account.count(room, "audited") for room in ROOMS),
         "audit_mismatches": sum(account.count(room, "mismatches") for room in ROOMS),
         "slices": account.slices,
         "slices_built": account.slices_built,
+        "stage_seconds": {name: round(spent, 3) for name, spent in account.seconds.items()},
         "notes": {room: dict(counter) for room, counter in sorted(account.counts.items())},
         "used": {name: dict(counter) for name, counter in sorted(account.names.items())},
         "versions": {"python": platform.python_version(), **_versions()},

@@ -65,6 +65,9 @@ class Recipe:
             raise UsageError("no sources: name at least one file, directory or glob")
         _one_of("tokenizer_backend", self.tokenizer_backend, BACKENDS)
         _one_of("overlong", self.overlong, OVERLONG)
+        # "no" in a recipe is a text, and a text is true: never for a question like these.
+        _yes_or_no("trust_remote_code", self.trust_remote_code)
+        _yes_or_no("append_eos", self.append_eos)
         if self.max_length is not None and (
             isinstance(self.max_length, bool)
             or not isinstance(self.max_length, int)
@@ -99,7 +102,7 @@ class RunOptions:
     """How it is to be made; part of no key."""
 
     on_bad_row: str = "reject"
-    max_rejected: float | int | None = None
+    max_rejected: float | int | str | None = None
     num_workers: int | None = None
     cache_dir: str | os.PathLike[str] | None = None
     force_recache: bool = False
@@ -110,9 +113,16 @@ class RunOptions:
     def __post_init__(self) -> None:
         _one_of("on_bad_row", self.on_bad_row, ON_BAD_ROW)
         _one_of("engine", self.engine, ENGINES)
+        object.__setattr__(self, "max_rejected", _count_or_share(self.max_rejected))
         workers = self.num_workers
-        if workers is not None and (isinstance(workers, bool) or workers < 0):
+        if workers is not None and (
+            isinstance(workers, bool) or not isinstance(workers, int) or workers < 0
+        ):
             raise UsageError(f"num_workers is {workers!r}; it is 0 (inline), a count, or None")
+        if not isinstance(self.cache_dir, str | os.PathLike | None):
+            raise UsageError(f"cache_dir is {self.cache_dir!r}; it is a path or None")
+        for name in ("force_recache", "disable_cache", "rehash"):
+            _yes_or_no(name, getattr(self, name))
         if self.disable_cache and self.force_recache:
             raise UsageError("disable_cache and force_recache exclude each other")
 
@@ -120,6 +130,28 @@ class RunOptions:
 def _one_of(name: str, value: Any, allowed: Sequence[str]) -> None:
     if value not in allowed:
         raise UsageError(f"{name} is {value!r}; it is one of {', '.join(allowed)}")
+
+
+def _yes_or_no(name: str, value: Any) -> None:
+    if not isinstance(value, bool):
+        raise UsageError(f"{name} is {value!r}; it is true or false")
+
+
+def _count_or_share(value: Any) -> int | float | None:
+    """``10`` is a count of rows, ``1%`` (or 0.01) a share of them."""
+    share: Any = value
+    if isinstance(value, str):
+        try:
+            share = float(value[:-1]) / 100 if value.endswith("%") else int(value)
+        except ValueError:
+            share = -1
+    if share is None:
+        return None
+    if isinstance(share, bool) or not isinstance(share, int | float) or not share >= 0:
+        raise UsageError(f"max_rejected is {value!r}; it is a count of rows or a share like 1%")
+    if isinstance(share, float) and share > 1:
+        raise UsageError(f"max_rejected is {value!r}; a share is at most 100%")
+    return share
 
 
 def _names(value: Any, name: str) -> tuple[str, ...]:
@@ -156,6 +188,8 @@ def load_recipe_file(path: str | os.PathLike[str]) -> dict[str, Any]:
     for name in ("sources", "tokenizer", "chat_template", "cache_dir"):
         if name in document:
             document[name] = _relative_to(path.parent, document[name])
+    if not isinstance(document.get("executor", ""), str):
+        raise UsageError(f"executor is {document['executor']!r}; it is a name", path=path)
     if not isinstance(document.get("date"), str | None):
         document["date"] = str(document["date"])  # YAML reads an unquoted date as one
     return document

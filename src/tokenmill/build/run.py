@@ -11,15 +11,18 @@ worker find out.
 
 from __future__ import annotations
 
+import os
+import shutil
 import tempfile
 import time
+import weakref
 from pathlib import Path
 from typing import Any
 
 from tokenmill.build.executors import Executor
 from tokenmill.build.identify import identity_card
 from tokenmill.build.missing import Builder
-from tokenmill.build.outcome import Prepared, check_rejected
+from tokenmill.build.outcome import Prepared
 from tokenmill.build.plan import Plan
 from tokenmill.build.progress import open_progress
 from tokenmill.build.proof import Account, proof_document
@@ -31,6 +34,7 @@ from tokenmill.store import CacheLayout, Store
 from tokenmill.store.commit import commit_store
 from tokenmill.store.quarantine import quarantine_of
 
+MOST_LOOKED_AT = 4096  # slices whose files a hit looks for: about 30 ms
 REPAIRS = 8  # corrupt slices mended in one run; more is a broken disk, not an accident
 
 
@@ -46,26 +50,41 @@ def run(
         progress: As for `tokenmill.prepare`.
     """
     start = time.perf_counter()
-    private = tempfile.TemporaryDirectory(prefix="tokenmill-") if options.disable_cache else None
-    root = private.name if private else options.cache_dir or default_cache_dir()
-    cache = CacheLayout(Path(root).absolute())
+    private = PrivateDirectory() if options.disable_cache else None
+    cache = cache_of(private.path if private else options.cache_dir)
+    planned = plan(recipe, options, executor, cache)
+    account = Account(slices=planned.slices)
+    layout = cache.store(planned.key)
+    hit = layout.manifest.exists() and not options.force_recache and _slices_exist(planned, cache)
+    if not hit:
+        _require_writable(cache)
+        with open_progress(progress, total_rows=planned.rows, total_size=planned.bytes) as shown:
+            builder = Builder(planned, cache, executor, options, account, shown)
+            _build_and_commit(planned, cache, builder, executor, account)
+    store = Store(layout.directory, paths=planned.paths)
+    store.private_directory = private  # removed when nobody holds the store any more
+    return Prepared(store, hit, account, time.perf_counter() - start, options)
+
+
+def cache_of(directory: str | os.PathLike[str] | None) -> CacheLayout:
+    """The cache at a directory; None is the user's own."""
+    return CacheLayout(Path(directory or default_cache_dir()).absolute())
+
+
+def plan(recipe: Recipe, options: RunOptions, executor: Executor, cache: CacheLayout) -> Plan:
+    """What a recipe needs: opens the rows and learns the tokenizer's identity; builds nothing."""
     rows = open_rows(list(recipe.sources), cache_dir=cache.root, rehash=options.rehash)
     if not len(rows):
         raise SourceError("no rows: every source is empty", path=recipe.sources[0])
-    plan = Plan(recipe, identity_card(recipe, cache.root, executor), rows)
-    account = Account(slices=plan.slices)
-    layout = cache.store(plan.key)
-    hit = layout.manifest.exists() and not options.force_recache
-    if not hit:
-        _require_writable(cache)
-        with open_progress(progress, total_rows=plan.rows, total_size=plan.bytes) as shown:
-            builder = Builder(plan, cache, executor, options, account, shown)
-            _build_and_commit(plan, cache, builder, executor, account)
-    store = Store(layout.directory, paths=plan.paths)
-    store.private_directory = private  # removed when nobody holds the store any more
-    prepared = Prepared(store, hit, account, time.perf_counter() - start)
-    check_rejected(prepared, options)
-    return prepared
+    return Plan(recipe, identity_card(recipe, cache.root, executor), rows)
+
+
+class PrivateDirectory:
+    """A temporary directory that is removed, without a word, when nobody holds this object."""
+
+    def __init__(self) -> None:
+        self.path = Path(tempfile.mkdtemp(prefix="tokenmill-"))
+        self._finalizer = weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
 
 
 def _require_writable(cache: CacheLayout) -> None:
@@ -74,16 +93,48 @@ def _require_writable(cache: CacheLayout) -> None:
         pass
 
 
+def _slices_exist(planned: Plan, cache: CacheLayout) -> bool:
+    """Whether a store that is there still has its slices; else they are built again.
+
+    Somebody may have cleaned up by hand. Beyond `MOST_LOOKED_AT` slices the look would cost more
+    than a hit may; a reader then meets a typed error.
+    """
+    if planned.slices > MOST_LOOKED_AT:
+        return True
+    return all(
+        path.exists()
+        for key, _ in planned.walk()
+        for files in (cache.slice(key),)
+        for path in (files.record, files.tokens, files.meta)
+    )
+
+
+def _all_there(planned: Plan, cache: CacheLayout) -> bool:
+    """Whether no slice went between its being found and the commit of the store that needs it.
+
+    `cache gc` hides what it removes and then looks at stores; this looks after the store is there.
+    """
+    for key, _ in planned.walk():
+        files = cache.slice(key)
+        if not files.record.exists():
+            return False
+        for path in (files.tokens, files.meta):
+            if not path.exists():
+                raise CorruptionError("gone, though its commit record is there", path=path)
+    return True
+
+
 def _build_and_commit(
-    plan: Plan, cache: CacheLayout, builder: Builder, executor: Executor, account: Account
+    planned: Plan, cache: CacheLayout, builder: Builder, executor: Executor, account: Account
 ) -> None:
     for _ in range(REPAIRS):
         try:
-            _require_tokenizer(plan, cache, executor)
+            _require_tokenizer(planned, cache, executor)
             builder.build_all()
-            proof = proof_document(plan.paths, account)
-            commit_store(cache, plan.document, plan.placements(), plan.tokenizer, proof)
-            return
+            proof = proof_document(planned.paths, account)
+            commit_store(cache, planned.document, planned.placements(), planned.tokenizer, proof)
+            if _all_there(planned, cache):
+                return
         except CorruptionError as error:
             if not quarantine_of(cache, error.path):
                 raise
@@ -92,11 +143,11 @@ def _build_and_commit(
     )
 
 
-def _require_tokenizer(plan: Plan, cache: CacheLayout, executor: Executor) -> None:
+def _require_tokenizer(planned: Plan, cache: CacheLayout, executor: Executor) -> None:
     """See that the tokenizer's copy is there, which workers load; it may be in quarantine now."""
-    copy = cache.tokenizer(plan.card.key)
+    copy = cache.tokenizer(planned.card.key)
     if not copy.is_dir():
-        identity_card(plan.recipe, cache.root, executor)
+        identity_card(planned.recipe, cache.root, executor)
     if not copy.is_dir():
         raise CacheError(
             "the tokenizer's copy could not be written; run the command again, or choose another "

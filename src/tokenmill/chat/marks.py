@@ -59,20 +59,21 @@ def literals(tree: jinja2.nodes.Template) -> set[str]:
     return found
 
 
-def thinking_tags(strings: Iterable[str]) -> re.Pattern[str] | None:
-    """The thinking tags among a template's strings, as one pattern; None where it knows none."""
+def thinking_tags(strings: Iterable[str]) -> set[str]:
+    """The thinking tags among a template's strings."""
     tags = {t for s in strings for t in TAG.findall(s) if THINKING.search(t)}
     # A template that cuts at "</think>" means "<think>" too, named or not.
     tags |= {t.replace("/", "", 1) for t in tags if CLOSING.search(t) and "/" in t}
-    return _any_of(tags)
+    return tags
 
 
 def compared_strings(strings: Iterable[str]) -> re.Pattern[str] | None:
     """Markup among a template's strings that content might be compared with or cut at."""
-    return _any_of({s.strip() for s in strings if re.search(r"[<\[|{]", s) and len(s) < 64})
+    return any_of({s.strip() for s in strings if re.search(r"[<\[|{]", s) and len(s) < 64})
 
 
-def _any_of(tags: Iterable[str]) -> re.Pattern[str] | None:
+def any_of(tags: Iterable[str]) -> re.Pattern[str] | None:
+    """One pattern for any of these strings, the longest first; None where there are none."""
     ordered = sorted((re.escape(tag) for tag in tags if tag), key=lambda t: (-len(t), t))
     return re.compile(f"({'|'.join(ordered)})") if ordered else None
 

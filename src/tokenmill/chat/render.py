@@ -66,7 +66,7 @@ class _Engine:
     def __init__(self, source: str, spec: ChatSpec, variables: Mapping[str, Any]) -> None:
         self.reference = ReferenceTemplate(source, variables, spec.date)
         self.prover = Prover(self.reference, spec.turn_end)
-        self.signatures = Signatures(self.prover.thinking)
+        self.signatures = Signatures(self.prover.tags)
         self.fast = FastTemplate.of(self.reference, spec.date)
         self.layouts: OrderedDict[Any, Layout | None] = OrderedDict()
 
@@ -99,8 +99,8 @@ class Renderer:
         elif template is not None:
             self._sources = dict(template)
         self._engines: dict[str, _Engine] = {}
-        for name in self._sources:
-            self._engine(name)  # a template that does not compile is refused here, not at a row
+        if "default" in self._sources and spec.format != "text":
+            self._engine("default")  # one that does not compile is refused here, not at a row
 
     def _engine(self, name: str) -> _Engine:
         if name not in self._engines:
@@ -150,15 +150,12 @@ class Renderer:
             TemplateError: The template asks for a date that the spec does not pin.
         """
         result = Rendering()
-        if self._fast and any(engine.fast for engine in self._engines.values()):
-            if self._render(rows, result, fast=True):
-                result.notes["renderer"] = "minijinja"
-                return result
+        if not self._render(rows, result, fast=self._fast):
             redone, result = result, Rendering()
-            result.notes["mismatches"] = redone.notes["mismatches"]
-            result.notes["audited"] = redone.notes["audited"]
-        self._render(rows, result, fast=False)
-        result.notes["renderer"] = "jinja2"
+            result.note("mismatches", int(redone.notes["mismatches"]))
+            result.note("audited", int(redone.notes["audited"]))
+            self._render(rows, result, fast=False)
+        result.notes["renderer"] = "minijinja" if "rows_fast" in result.notes else "jinja2"
         return result
 
     def _render(self, rows: Sequence[Any], result: Rendering, *, fast: bool) -> bool:
@@ -294,9 +291,9 @@ class Renderer:
             proof = self._prove(job, result)
             if proof.text != text:
                 result.note("rows_fast_differs")
+            self._accept_proof(job, proof, result)
             if (job.signature, job.trained) not in engine.layouts:
                 self._learn(engine, (job.signature, job.trained), proof)
-            self._accept_proof(job, proof, result)
             return True
         if audited(len(result.texts), text):
             result.note("audited")
@@ -304,6 +301,7 @@ class Renderer:
                 result.note("mismatches")
                 return False
         spans, turns = layout.place(texts)
+        result.note("rows_fast")
         if not layout.closed:
             result.note("rows_without_closer")
         self._accept(

@@ -21,7 +21,7 @@ from tokenmill.chat.checks import (
     ends_by_hits,
     ends_by_turns,
 )
-from tokenmill.chat.marks import Hit, Marker, compared_strings, literals, thinking_tags
+from tokenmill.chat.marks import Hit, Marker, any_of, compared_strings, literals, thinking_tags
 from tokenmill.chat.template import ReferenceTemplate
 from tokenmill.chat.turns import Boundaries, Question
 from tokenmill.errors import RowError
@@ -42,7 +42,8 @@ class Prover:
         self.template = template
         self.turn_end = turn_end
         strings = literals(template.tree)
-        self.thinking = thinking_tags(strings)
+        self.tags = thinking_tags(strings)
+        self.thinking = any_of(self.tags)
         self._compared = compared_strings(strings)
         self._boundaries = Boundaries(template)
 

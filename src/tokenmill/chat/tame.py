@@ -16,7 +16,22 @@ from collections.abc import Iterator, Sequence
 from jinja2 import nodes
 
 LARGEST_GROWTH = 4096  # how often one value may be copied on its way through assignments
-PADDING = {"center", "ljust", "rjust", "zfill", "expandtabs", "format", "format_map", "indent"}
+# fmt: off
+# None of these makes more than a few times what it is given.
+FILTERS = {
+    "abs", "attr", "bool", "capitalize", "count", "d", "default", "dictsort", "e", "escape",
+    "first", "float", "groupby", "int", "items", "last", "length", "list", "lower", "map", "max",
+    "min", "reject", "rejectattr", "reverse", "round", "safe", "select", "selectattr", "sort", "string",
+    "sum", "title", "tokenmill_concat", "tokenmill_walk", "trim", "unique", "upper",
+}
+METHODS = {
+    "append", "capitalize", "changed", "count", "cycle", "endswith", "find", "get", "index",
+    "isalnum", "isalpha", "isdigit", "islower", "isnumeric", "isspace", "isupper", "items", "keys",
+    "lower", "lstrip", "pop", "rfind", "rindex", "rstrip", "split", "splitlines", "startswith",
+    "strip", "title", "upper", "values",
+}
+FUNCTIONS = {"raise_exception", "strftime_now", "range", "namespace", "dict", "caller"}
+# fmt: on
 FOREIGN = (nodes.Include, nodes.Import, nodes.FromImport, nodes.Extends, nodes.Pow)
 
 
@@ -26,7 +41,9 @@ def is_tame(tree: nodes.Template) -> bool:
         return False
     if not all(_small_factor(node) for node in tree.find_all(nodes.Mul)):
         return False
-    if not all(_bounded_call(node) for node in tree.find_all((nodes.Filter, nodes.Call))):
+    macros = {macro.name for macro in tree.find_all(nodes.Macro)}
+    calls = tree.find_all((nodes.Filter, nodes.Call))
+    if not all(_bounded_call(node, macros) for node in calls):
         return False
     return _grows_slowly(list(_assignments(tree)))
 
@@ -38,20 +55,22 @@ def _small_factor(node: nodes.Mul) -> bool:
     )
 
 
-def _bounded_call(node: nodes.Expr) -> bool:
+def _bounded_call(node: nodes.Expr, macros: set[str]) -> bool:
+    """Whether a filter, method or function makes no more than a few times what it is given."""
     if isinstance(node, nodes.Filter):
-        name: str = node.name
-        arguments = [*node.args, *(keyword.value for keyword in node.kwargs)]
+        name, known = node.name, FILTERS
     elif isinstance(node, nodes.Call) and isinstance(node.node, nodes.Getattr):
-        name = node.node.attr
-        arguments = [*node.args, *(keyword.value for keyword in node.kwargs)]
-    else:
-        return True
-    if name in PADDING:
-        return all(_small(argument) for argument in arguments) and name not in ("format",)
+        name, known = node.node.attr, METHODS
+    elif isinstance(node, nodes.Call) and isinstance(node.node, nodes.Name):
+        name, known = node.node.name, FUNCTIONS | macros
+    else:  # a generation block
+        return isinstance(node, nodes.Call) and isinstance(node.node, nodes.ExtensionAttribute)
+    arguments = [*node.args, *(keyword.value for keyword in node.kwargs)]
+    if name in ("indent", "tojson"):
+        return all(_small(argument) for argument in arguments)
     if name in ("replace", "join"):
         return all(_short(argument) for argument in arguments)
-    return True
+    return name in known
 
 
 def _small(node: nodes.Node) -> bool:
@@ -106,10 +125,24 @@ def _names(body: Sequence[nodes.Node]) -> Counter[str]:
             found[node.node.name] += 0
         else:
             inner = _names(list(node.iter_child_nodes()))
-            if isinstance(node, nodes.For):
+            if isinstance(node, nodes.For) or _lengthens(node):
                 inner = Counter({name: 2 * count for name, count in inner.items()})
             found += inner
     return found
+
+
+def _lengthens(node: nodes.Node) -> bool:
+    """Whether a step makes more than it is given: harmless once, not in a circle."""
+    if isinstance(node, nodes.Filter):
+        name = node.name
+    elif isinstance(node, nodes.Call) and isinstance(node.node, nodes.Getattr):
+        name = node.node.attr
+    else:
+        return isinstance(node, nodes.Mul)
+    if name == "replace":
+        lengths = [len(str(a.value)) for a in node.args if isinstance(a, nodes.Const)]
+        return lengths != sorted(lengths, reverse=True) or len(lengths) < 2
+    return name in ("join", "tojson", "string", "indent")
 
 
 def _grows_slowly(assignments: list[tuple[list[str], Counter[str]]]) -> bool:

@@ -179,7 +179,10 @@ class ReferenceTemplate:
         self.has_generation = bool(GENERATION_TAG.search(source))
         try:
             self.tree = self._environment.parse(source)
-            self._template = self._environment.from_string(source)
+            code = self._environment.compile(self.tree)
+            self._template = jinja2.Template.from_code(
+                self._environment, code, self._environment.make_globals(None)
+            )
         except jinja2.TemplateSyntaxError as error:
             raise TemplateError(f"line {error.lineno} of the template: {error.message}") from error
         except (jinja2.TemplateError, RecursionError, ValueError, OverflowError) as error:

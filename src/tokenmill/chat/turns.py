@@ -327,13 +327,14 @@ class Question:
         return self._ended(closer, len(closer), own)
 
     def _ended(self, closer: str, turn: int, own: str) -> End:
-        """The end of a turn from what closes it; whitespace alone closes nothing."""
+        """The end of a turn from what closes it.
+
+        Whitespace after a closer is not part of it; where the template prints nothing else (RWKV: a
+        blank line), it is the closer. The content's own last whitespace closes nothing.
+        """
         if closer.strip():
             return End(len(closer.rstrip()), turn, True)
-        kept = 0
-        while kept < min(len(own), len(closer)) and own[kept] == closer[kept]:
-            kept += 1
-        return End(kept, turn, False)
+        return End(len(closer), turn, not own.startswith(closer))
 
     def _closers(self, index: int, anchor: Hit | None) -> list[str]:
         """What may close this turn: as history (before a generation prompt), then as the last."""

@@ -1,8 +1,9 @@
 """The commands by name, and the one place where an error becomes an exit code.
 
-Typer declares the commands; `run` calls it so that every failure passes here: a wrong call exits
+Typer declares the commands; `run` invokes one so that every failure passes here: a wrong call exits
 with 2, bad data or a bad cache with 1, Ctrl-C with 130. With ``--json`` a failure is an object with
-the member ``error`` on stdout; for people it is a sentence on stderr, never a traceback.
+the member ``error`` on stdout, beside what the command knew by then; for people it is a sentence on
+stderr. Only a defect of our own shows a traceback.
 """
 
 from __future__ import annotations
@@ -11,22 +12,25 @@ import os
 import sys
 from typing import Any
 
-import click
 import typer
 
-from tokenmill.cli.output import Output, print_json
+from tokenmill.cli.output import Output
 from tokenmill.errors import TokenmillError, UsageError
 
 app = typer.Typer(
     name="tokenmill",
     help="Post-training data to exact tokens and proven loss masks.",
-    no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
 
 INTERRUPTED = 130  # 128 + SIGINT, what a shell expects
+
+# Typer brings a click of its own since 0.26 and used the installed one before: its own names
+# are the only way to both.
+_WrongCall: type[Exception] = typer.BadParameter.__bases__[0]
+_ClickProblem: type[Exception] = _WrongCall.__bases__[0]
 
 
 @app.callback(invoke_without_command=True)
@@ -39,45 +43,63 @@ def _root(
 
         typer.echo(f"tokenmill {__version__}")
         raise typer.Exit
+    require_command(context)
+
+
+def require_command(context: typer.Context) -> None:
+    """For groups: without a command, say which there are."""
     if context.invoked_subcommand is None:
-        raise click.UsageError("name a command; `tokenmill --help` lists them")
+        typer.echo(context.get_help(), err=True)
+        raise UsageError("name a command")
 
 
 def run(arguments: list[str]) -> int:
     """Run one command and say what went wrong, if anything did."""
     from tokenmill.cli import commands  # noqa: F401 - registers the commands
 
-    as_json = "--json" in arguments
-    known: dict[str, Any] = {}
+    output = Output(as_json="--json" in arguments)
     try:
-        outcome = app(arguments, prog_name="tokenmill", standalone_mode=False, obj=known)
-        if outcome == INTERRUPTED:  # what typer makes of Ctrl-C
-            return _interrupted()
-        return outcome if isinstance(outcome, int) else 0
-    except click.exceptions.Exit as exit_request:
-        return exit_request.exit_code
-    except click.ClickException as error:
-        wrong = UsageError(error.format_message())
-        if not as_json and isinstance(error, click.UsageError) and error.ctx is not None:
-            click.echo(error.ctx.get_usage(), err=True)
-        return _fail(wrong, as_json, known)
-    except TokenmillError as error:
-        return _fail(error, as_json, known)
-    except (KeyboardInterrupt, click.Abort):
-        return _interrupted()
+        with output.as_current():
+            return _invoke(arguments, output)
+    except KeyboardInterrupt:
+        output.failure({"type": "KeyboardInterrupt", "message": "interrupted"})
+        output.say("interrupted; what is finished stays usable, run the same command again")
+        return INTERRUPTED
     except BrokenPipeError:
         # The reader went away (`tokenmill … | head`); nothing more can be said on stdout.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except Exception as error:
+        output.failure({"type": type(error).__name__, "message": str(error)})
+        raise
 
 
-def _interrupted() -> int:
-    Output().say("interrupted; every finished slice stays usable, run the same command again")
-    return INTERRUPTED
+def _invoke(arguments: list[str], output: Output) -> int:
+    command = typer.main.get_command(app)
+    try:
+        # Typer's own `main` would turn interrupts and broken pipes into exits before we see them.
+        with command.make_context("tokenmill", arguments) as context:
+            command.invoke(context)
+        sys.stdout.flush()  # a reader that went away shows here, not at interpreter exit
+        return 0
+    except typer.Exit as exit_request:
+        return exit_request.exit_code
+    except typer.Abort as error:
+        raise KeyboardInterrupt from error
+    except _ClickProblem as error:
+        return _refuse(error, output)
+    except TokenmillError as error:
+        output.failure(error.as_dict())
+        output.say(f"tokenmill: {error}")
+        return 2 if isinstance(error, UsageError) else 1
 
 
-def _fail(error: TokenmillError, as_json: bool, known: dict[str, Any]) -> int:
-    if as_json:
-        print_json({**known, "error": error.as_dict()})
-    Output().say(f"tokenmill: {error}")
-    return 2 if isinstance(error, UsageError) else 1
+def _refuse(error: Any, output: Output) -> int:
+    """A call that the parser of arguments does not understand."""
+    wrong = UsageError(error.format_message())
+    output.failure(wrong.as_dict())
+    context = getattr(error, "ctx", None)
+    if context is not None:
+        output.say(context.get_usage())
+    output.say(f"tokenmill: {wrong}")
+    return 2

@@ -55,7 +55,7 @@ def writing_errors(path: str | os.PathLike[str]) -> Iterator[None]:
     try:
         yield
     except TokenmillError:
-        raise  # ours already, though some of them are OSErrors: a source that changed, say
+        raise  # from here, or from whoever makes the chunks: some of them are OSErrors too
     except OSError as error:
         remedy = _REMEDIES.get(error.errno or 0, "nothing was published; run the command again")
         reason = error.strerror or str(error)

@@ -220,6 +220,22 @@ class Stream:
         return served(cursor, self.order, self.samples, self.view, self.mixture)
 
 
+def packing_plan(
+    data: Store | View | Mixture,
+    pack: Pack,
+    *,
+    order: str = "feistel",
+    seed: int = 42,
+    epoch: int = 0,
+    world_size: int = 1,
+) -> tuple[int, int]:
+    """Packs of one epoch as a loader would make them, and the tokens in them."""
+    # The plan asks for no token, so any padding will do.
+    stream = Stream(data, seed=seed, order=order, world_size=world_size, pack=pack, pad_id=0)
+    assert isinstance(stream.samples, PackSamples)
+    return stream.samples.fill(epoch)
+
+
 def _order_name(order: str | LengthGrouped, shuffle: bool) -> tuple[str, LengthGrouped | None]:
     grouping: LengthGrouped | None = None
     if isinstance(order, LengthGrouped):

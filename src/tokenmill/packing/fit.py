@@ -4,9 +4,9 @@ Every function here takes an int64 array of lengths (1 ≤ length ≤ capacity) 
 number per piece. They are deterministic and know nothing of rows, files or ranks.
 
     best_fit     longest first, each into the fullest pack that still has room; near-optimal
-    first_fit    in the given order, each into the first pack that has room sequential   in the
-    given order, a new pack when the next piece does not fit; keeps neighbours together balanced
-    packs as equal in tokens as possible, their number a multiple of the ranks
+    first_fit    in the given order, each into the first pack that has room
+    sequential   in the given order, a new pack when the next piece does not fit
+    balanced     packs as equal in tokens as possible, their number a multiple of the ranks
 
 `best_fit` works on groups rather than pieces: all pieces of one length meet all packs with one
 amount of room at once, which gives exactly the packs of the one-by-one algorithm (a pack that

@@ -4,12 +4,10 @@ A `Schedule` says, for a position of an epoch of the mixture, which source stand
 epoch of its own and at which position of that; it owns the policy for an exhausted source. A
 `MixedOrder` asks the sources' own orders and answers with indices into their concatenation.
 
-    repeat   an exhausted source starts its next epoch; the mixture's epoch ends when every source
-    was
-             served whole at least once
+    repeat   an exhausted source starts its next epoch; the mixture's epoch ends when every
+             source was served whole at least once
     stop     the mixture's epoch ends when the first source is exhausted; the next epoch goes on
-    where
-             each source stood, so nothing is passed over
+             where each source stood, so nothing is passed over
     drop     an exhausted source leaves and the others share its place; every row once per epoch
 
 Under `repeat` and `stop` epochs of the mixture only mark places on one endless interleaved stream.

@@ -10,18 +10,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from tokenmill.origin import Origin
+
 if TYPE_CHECKING:
     from tokenmill.source.block import Block, BlockRows, read_block
+    from tokenmill.source.entry import SourceFile
     from tokenmill.source.open import open_rows
-    from tokenmill.source.origin import Origin, SourceFile
     from tokenmill.source.rows import Rows
 
 _HOMES = {
     "Block": "block",
     "BlockRows": "block",
-    "Origin": "origin",
     "Rows": "rows",
-    "SourceFile": "origin",
+    "SourceFile": "entry",
     "open_rows": "open",
     "read_block": "block",
 }

@@ -57,7 +57,7 @@ def _gzip(file: ByteFile) -> Iterator[tuple[int, bytes]]:
     """(compressed bytes read, next piece) of a gzip file."""
     from isal import igzip_lib, isal_zlib
 
-    errors = (isal_zlib.error, igzip_lib.IsalError)
+    errors: Any = (isal_zlib.error, igzip_lib.IsalError)
     decoder: Any = isal_zlib.decompressobj(_GZIP_WBITS)
     position, begun = 0, False
     while data := file.pread(_GZIP_INPUT, position):

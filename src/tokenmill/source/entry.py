@@ -3,9 +3,14 @@
 A `FileEntry` is plain JSON-able data: where the file is, which state of it was seen, which index
 (and seekable copy) on the shelf belongs to that content. It is what notes store, pickles carry and
 readers start from, so that a worker neither scans nor globs again.
+
+A `SourceFile` is the part of it that callers see: kind, size, rows and a digest of the content
+(decompressed) that no path, time or compression changes.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import msgspec
 
@@ -43,3 +48,22 @@ class FileEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def expected(self) -> Signature:
         """The signature that the file must still have."""
         return Signature(*self.signature)
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFile:
+    """One file of an opened source.
+
+    Attributes:
+        path: The file.
+        kind: "lines", "array", "parquet" or "arrow".
+        bytes: Size of the content; decompressed for .gz and .zst.
+        rows: Rows in the file.
+        digest: 40 hex digits that name the content.
+    """
+
+    path: str
+    kind: str
+    bytes: int
+    rows: int
+    digest: str

@@ -14,7 +14,7 @@ MIB = 1 << 20
 # --- cut: part of format 1 ------------------------------------------------------------------
 CUT_MIN = 6 * MIB  # bytes of a block before a row may open the next one
 CUT_MEAN = 2 * MIB  # further bytes until a row qualifies, on average: blocks of about 8 MiB
-CUT_MAX = 16 * MIB  # bytes of a block at most, one larger row aside; starts fit into 24 bits
+CUT_MAX = 16 * MIB  # bytes of a block at most, one larger row aside
 CUT_HASHED = 64 * KIB  # bytes of a row that decide whether it opens a block
 CUT_SHORT = 256  # bytes; rows up to this are mixed in numpy, longer ones with xxh3
 COLUMNAR_BLOCK = 8 * MIB  # decoded bytes of a block of a columnar file, about
@@ -30,14 +30,15 @@ MAX_DECOMPRESSED = 1 << 42  # bytes of one decompressed file: 4 TiB
 
 # --- working sizes ---------------------------------------------------------------------------
 SCAN_BUFFER = 1 * MIB  # bytes; small, because numpy's temporaries are a multiple of it
-STREAM_BYTES = 1 * MIB  # bytes read at once when iterating in order
+STREAM_BYTES = 256 * KIB  # bytes parsed at once when iterating; dicts take ten times that
 COALESCE_GAP = 16 * KIB  # bytes between two wanted rows that are cheaper to read than to skip
+LARGE_ROW = 1 * MIB  # bytes; a larger stretch is read alone, and only as far as the row goes
 COALESCE_MAX = 4 * MIB  # bytes of one coalesced read
 FRAME = 128 * KIB  # decompressed bytes of a frame of a seekable copy (part of the copy's files)
 FRAMES_KEPT = 16  # decompressed frames kept per copy: 2 MiB
-ENTRIES_PER_PAGE = 16 * KIB  # index entries guarded by one checksum: 64 KiB (part of the index)
+STARTS_PER_PAGE = 8 * KIB  # starts of rows guarded by one checksum: 64 KiB (part of the index)
 OPEN_FILES = 32  # sources whose descriptors and maps are kept open at once, per process
-RECHECK_SECONDS = 100e-6  # how long a look at the file's stat is believed while reading rows
+RECHECK_SECONDS = 50e-6  # how long a look at the file's stat is believed while reading rows
 RACY_NS = 100_000_000  # a stat is trusted when it is older than this at the time of reading ...
 RACY_COARSE_NS = 2_500_000_000  # ... on file systems whose clock ticks in (two) seconds
 EMBEDDED_FILES = 24  # files described inside a pickle; more are published as a list beside it

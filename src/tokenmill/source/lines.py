@@ -5,62 +5,42 @@ and opens nothing until a row is wanted; the `pool` closes it when too many are 
 and any forked process may use it: reads carry their offset, and what is open is replaced whole,
 never changed.
 
-While rows are read, the file's stat is looked at again every 0.1 ms. Another size or a vanished
-name is `SourceChanged`. Only other times (a touch, a chmod, a new hard link, or an edit in place)
-have the row's block hashed again: the content decides.
+While rows are read, the file's stat is looked at again every 50 µs (see `opened`). Another size or
+a vanished name is `SourceChanged`. Only other times (a touch, a chmod, a new hard link, or an edit
+in place) have the row's block hashed again: the content decides.
 """
 
 from __future__ import annotations
 
-import os
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from time import monotonic
 from typing import Any
 
 import numpy as np
 
 from tokenmill.errors import RowError, SourceChanged
+from tokenmill.origin import Origin
 from tokenmill.source import pool
-from tokenmill.source.assemble import LONG_GAP, START_SHIFT, BlockEntry
+from tokenmill.source.assemble import BlockEntry
 from tokenmill.source.block import Block, digest_of
-from tokenmill.source.bytefile import ByteFile, LocalFile, Signature
+from tokenmill.source.bytefile import ByteFile, LocalFile
 from tokenmill.source.cut import Integers
-from tokenmill.source.entry import FileEntry
+from tokenmill.source.entry import FileEntry, SourceFile
 from tokenmill.source.index import Index
 from tokenmill.source.limits import (
     COALESCE_GAP,
     COALESCE_MAX,
-    ENTRIES_PER_PAGE,
+    LARGE_ROW,
     MAX_ROW,
-    RECHECK_SECONDS,
     STREAM_BYTES,
 )
-from tokenmill.source.origin import Origin, SourceFile
+from tokenmill.source.opened import Hot, OpenLines
 from tokenmill.source.parse import over_limit, parse
 from tokenmill.source.reader import Part, Value
 from tokenmill.source.shelf import Shelf
-from tokenmill.source.spans import coalesce, end_of_element, end_of_line
+from tokenmill.source.spans import coalesce
 
-_PAGE_SHIFT = ENTRIES_PER_PAGE.bit_length() - 1
-_STREAM_ROWS = 1 << 16  # rows located at once: their numbers take two megabytes
-
-
-class _Opened:
-    """What a reader holds while it is open; dropped as one."""
-
-    def __init__(self, file: ByteFile, index: Index) -> None:
-        self.file = file
-        self.fd = file.fd if isinstance(file, LocalFile) else -1
-        self.index = index
-        self.entries = index.entries
-        self.checked = index.checked
-        self.first_rows = index.first_rows
-        self.offsets = index.offsets
-        self.believed_until = 0.0
-        self.signature = file.signature if isinstance(file, LocalFile) else None
-        self.verified: set[int] = set()  # blocks found good ...
-        self.verified_under: Signature | None = None  # ... while the file had this signature
+_STREAM_ROWS = 1 << 14  # rows located at once
 
 
 class LineReader:
@@ -78,7 +58,7 @@ class LineReader:
         self.rows = entry.rows
         self._shelf = shelf
         self._index: Index | None = None
-        self._opened: _Opened | None = None
+        self._opened: OpenLines | None = None
 
     @property
     def index(self) -> Index:
@@ -95,8 +75,8 @@ class LineReader:
             return CopyFile(self._shelf.place(self.entry.copy), self.entry.path)
         return LocalFile(self.entry.location, self.entry.expected)
 
-    def _open(self) -> _Opened:
-        opened = _Opened(self.open_file(), self.index)
+    def _open(self) -> OpenLines:
+        opened = OpenLines(self.open_file(), self.index)
         self._opened = opened
         pool.opened(self)
         return opened
@@ -110,74 +90,43 @@ class LineReader:
 
     def value(self, row: int) -> dict[str, Any]:
         """Parse one row."""
-        # The hot path of rows[i]: a pread, a parse, and as little as possible around them.
-        opened = self._opened or self._open()
-        if monotonic() > opened.believed_until:
-            self._look_again(opened, row)
-        offset, length = self._locate(opened, row)
-        if opened.fd >= 0 and 0 <= length <= MAX_ROW:
-            data = os.pread(opened.fd, length, offset)
-            if len(data) != length:
-                data = self.raw(row)
-        else:
-            data = self.raw(row)
+        hot = (self._opened or self._open()).hot
+        if hot is not None:
+            value = hot.value(row)
+            if value is not None:
+                return value
+        raw = self.raw(row)
         try:
-            return parse(data)
+            return parse(raw)
         except RowError as error:
             raise self.explain(row, error) from error
+
+    def hot(self) -> Hot | None:
+        """The open file's short way to ordinary rows."""
+        return (self._opened or self._open()).hot
 
     def raw(self, row: int) -> bytes:
         """The bytes of one row."""
         opened = self._opened or self._open()
-        if monotonic() > opened.believed_until:
-            self._look_again(opened, row)
-        offset, length = self.span(row)
+        opened.look_again(row)
+        start, stop = opened.stretch(row)
+        if stop - start <= LARGE_ROW:
+            return opened.trimmed(row, opened.pread(start, stop))
+        offset, length = opened.locate(row)
         if length > MAX_ROW:
             raise self.explain(row, RowError(over_limit(length), reason="limit"))
-        data = opened.file.pread(length, offset)
-        if len(data) != length:
-            raise self._shorter(offset)
-        return data
-
-    def _locate(self, opened: _Opened, row: int) -> tuple[int, int]:
-        """Offset and length of one row; a length below 0 stands for a long gap."""
-        if not opened.checked[row >> _PAGE_SHIFT]:
-            opened.index.check_page(row >> _PAGE_SHIFT)
-        first_rows, offsets = opened.first_rows, opened.offsets
-        word = opened.entries[row]
-        block = bisect_right(first_rows, row) - 1
-        offset, start, gap = offsets[block], word >> START_SHIFT, word & LONG_GAP
-        if row + 1 < first_rows[block + 1]:
-            stop = opened.entries[row + 1] >> START_SHIFT
-        else:
-            stop = offsets[block + 1] - offset
-        return offset + start, -1 if gap == LONG_GAP else stop - start - gap
-
-    def span(self, row: int) -> tuple[int, int]:
-        """Offset and length of one row."""
-        opened = self._opened or self._open()
-        offset, length = self._locate(opened, row)
-        if length < 0:
-            length = self._end(opened, row, offset) - offset
-        return offset, length
-
-    def _end(self, opened: _Opened, row: int, offset: int) -> int:
-        """Where a row ends that is followed by a long gap."""
-        block = bisect_right(opened.first_rows, row) - 1
-        limit = opened.offsets[block + 1]
-        if row + 1 < opened.first_rows[block + 1]:
-            limit = self._locate(opened, row + 1)[0]
-        if self.entry.kind == "lines":
-            return end_of_line(opened.file, offset, limit)
-        return end_of_element(opened.file, offset, limit, row + 1 == self.rows)
-
-    def _shorter(self, offset: int) -> SourceChanged:
-        return SourceChanged("the file became shorter", path=self.entry.path, offset=offset)
+        return opened.pread(offset, offset + length)
 
     def origin(self, row: int) -> Origin:
         """Where one row is."""
-        offset, length = self.span(row)
+        opened = self._opened or self._open()
+        opened.look_again(row)
+        offset, length = opened.locate(row)
         return Origin(self.entry.path, row, self.line(row, offset), offset, length)
+
+    def length(self, row: int) -> int:
+        """Bytes of one row."""
+        return (self._opened or self._open()).locate(row)[1]
 
     def line(self, row: int, offset: int) -> int:
         """The physical line of one row."""
@@ -193,7 +142,7 @@ class LineReader:
         while position < offset:
             data = opened.file.pread(min(offset - position, STREAM_BYTES), position)
             if not data:
-                raise self._shorter(position)
+                raise SourceChanged("the file became shorter", path=self.entry.path)
             line += data.count(b"\n")
             position += len(data)
         return line
@@ -201,8 +150,8 @@ class LineReader:
     def explain(self, row: int, error: RowError) -> RowError:
         """The same error with its place, after making sure that it is the row's own fault."""
         opened = self._opened or self._open()
-        self._look_again(opened, row)
-        offset, _ = self.span(row)
+        opened.look_again(row)
+        offset, _ = opened.stretch(row)
         return RowError(
             error.message,
             reason=error.reason,
@@ -214,78 +163,88 @@ class LineReader:
 
     # --- many rows -------------------------------------------------------------------------
 
-    def raws(self, rows: Sequence[int]) -> list[bytes | RowError]:
-        """The bytes of many rows in the given order, neighbours read together."""
-        if not len(rows):
-            return []
+    def _stretches(self, rows: Sequence[int]) -> list[bytes | RowError]:
+        """What stands from each row to the next, in the given order, neighbours read together."""
         opened = self._opened or self._open()
         wanted = np.asarray(rows, dtype=np.int64)
         order = np.argsort(wanted, kind="stable")
         wanted = wanted[order]
-        self._look_again(opened, int(wanted[0]))
-        offsets, lengths = opened.index.locate(wanted)
+        starts, stops = opened.index.locate(wanted)
         found: list[bytes | RowError] = [b""] * len(rows)
-        spans: list[tuple[int, int]] = []
-        places: list[int] = []
-        for place, row, offset, length in zip(
-            order.tolist(), wanted.tolist(), offsets.tolist(), lengths.tolist(), strict=True
-        ):
-            size = length if length >= 0 else self._end(opened, row, offset) - offset
-            if size > MAX_ROW:
-                found[place] = self.explain(row, RowError(over_limit(size), reason="limit"))
-            else:
-                spans.append((offset, size))
-                places.append(place)
-        for first, last, start, stop in coalesce(spans, COALESCE_GAP, COALESCE_MAX):
-            data = opened.file.pread(stop - start, start)
-            if len(data) != stop - start:
-                raise self._shorter(start)
-            for place, (offset, size) in zip(places[first:last], spans[first:last], strict=True):
-                found[place] = data[offset - start : offset - start + size]
+        places = order.tolist()
+        large = np.flatnonzero(stops - starts > LARGE_ROW)
+        for number in large.tolist():
+            found[places[number]] = self._raw_or_error(int(wanted[number]))
+        if len(large):
+            rest = np.flatnonzero(stops - starts <= LARGE_ROW)
+            wanted, starts, stops = wanted[rest], starts[rest], stops[rest]
+            places = order[rest].tolist()
+        for first, last, begin, end in coalesce(starts, stops, COALESCE_GAP, COALESCE_MAX):
+            opened.look_again(int(wanted[first]))
+            data = opened.pread(begin, end)
+            if last - first == 1:
+                found[places[first]] = data
+                continue
+            opened.look_again(int(wanted[last - 1]))
+            froms = (starts[first:last] - begin).tolist()
+            tos = (stops[first:last] - begin).tolist()
+            for place, a, b in zip(places[first:last], froms, tos, strict=True):
+                found[place] = data[a:b]
         return found
 
-    def raw_stream(self, first: int, last: int) -> Iterator[tuple[int, list[bytes | RowError]]]:
-        """The bytes of the rows ``first:last`` in order, about a megabyte at a time."""
-        index = self.index
-        while first < last:
-            upto = min(last, first + _STREAM_ROWS)
-            offsets, lengths = index.locate(np.arange(first, upto))
-            while len(offsets):
-                count = max(1, int(np.searchsorted(offsets, offsets[0] + STREAM_BYTES)))
-                yield first, self._portion(first, offsets[:count], lengths[:count])
-                offsets, lengths = offsets[count:], lengths[count:]
-                first += count
-
-    def _portion(self, first: int, offsets: Integers, lengths: Integers) -> list[bytes | RowError]:
-        opened = self._opened or self._open()
-        self._look_again(opened, first)
-        start, stop = int(offsets[0]), int(offsets[-1] + lengths[-1])
-        if int(lengths.min()) < 0 or stop - start > 2 * STREAM_BYTES:
-            return self.raws(range(first, first + len(offsets)))
-        data = opened.file.pread(stop - start, start)
-        if len(data) != stop - start:
-            raise self._shorter(start)
-        begins = offsets - start
-        ends = begins + lengths
-        return [data[a:b] for a, b in zip(begins.tolist(), ends.tolist(), strict=True)]
+    def _raw_or_error(self, row: int) -> bytes | RowError:
+        try:
+            return self.raw(row)
+        except RowError as error:
+            return error
 
     def values(self, rows: Sequence[int]) -> list[Value]:
         """Many parsed rows in the given order."""
-        return [self._parsed(row, raw) for row, raw in zip(rows, self.raws(rows), strict=True)]
+        if not len(rows):
+            return []
+        return self._parsed(rows, self._stretches(rows))
 
     def stream(self, first: int, last: int) -> Iterator[tuple[int, list[Value]]]:
-        """The parsed rows ``first:last`` in order."""
-        for begin, raws in self.raw_stream(first, last):
-            try:
-                yield begin, [parse(raw) for raw in raws]  # type: ignore[arg-type]
-            except (RowError, TypeError):
-                yield begin, [self._parsed(row, raw) for row, raw in enumerate(raws, begin)]
+        """The parsed rows ``first:last`` in order, a portion at a time."""
+        index = self.index
+        while first < last:
+            upto = min(last, first + _STREAM_ROWS)
+            starts, stops = index.locate(np.arange(first, upto))
+            while len(starts):
+                count = max(1, int(np.searchsorted(stops, starts[0] + STREAM_BYTES)))
+                rows = range(first, first + count)
+                yield first, self._parsed(rows, self._portion(rows, starts[:count], stops[:count]))
+                starts, stops = starts[count:], stops[count:]
+                first += count
 
-    def _parsed(self, row: int, raw: bytes | RowError) -> Value:
-        if isinstance(raw, RowError):
-            return raw
+    def _portion(self, rows: range, starts: Integers, stops: Integers) -> list[bytes | RowError]:
+        begin, end = int(starts[0]), int(stops[-1])
+        if end - begin > LARGE_ROW:
+            return self._stretches(rows)
+        opened = self._opened or self._open()
+        opened.look_again(rows[0])
+        opened.look_again(rows[-1])
+        data = opened.pread(begin, end)
+        froms, tos = (starts - begin).tolist(), (stops - begin).tolist()
+        return [data[a:b] for a, b in zip(froms, tos, strict=True)]
+
+    def _parsed(self, rows: Sequence[int], stretches: list[bytes | RowError]) -> list[Value]:
+        if self.entry.kind == "lines":
+            try:
+                # What stands behind a line is white space to the parser.
+                return [parse(stretch) for stretch in stretches]  # type: ignore[arg-type]
+            except (RowError, TypeError):
+                pass
+        return [self._outcome(row, text) for row, text in zip(rows, stretches, strict=True)]
+
+    def _outcome(self, row: int, stretch: bytes | RowError) -> Value:
+        if isinstance(stretch, RowError):
+            return stretch
+        opened = self._opened or self._open()
         try:
-            return parse(raw)
+            # Trimming what is trimmed already would cut an element's own bracket off.
+            whole = opened.stretch(row)[1] - opened.stretch(row)[0] <= LARGE_ROW
+            return parse(opened.trimmed(row, stretch) if whole else stretch)
         except RowError as error:
             placed = self.explain(row, error)
             placed.__cause__ = error
@@ -326,45 +285,17 @@ class LineReader:
             )
             number += 1
 
+    def _start(self, row: int) -> int:
+        return (self._opened or self._open()).stretch(row)[0]
+
     def _cut_down(self, block: BlockEntry, first: int, last: int) -> BlockEntry:
         """The rows ``first:last`` of a block as a block with a digest of its own."""
         offset, line = block.offset, block.first_line
         if first > block.first_row:
-            offset = self.span(first)[0]
+            offset = self._start(first)
             line = self.line(first, offset)
         end = block.offset + block.length
         if last < block.first_row + block.rows:
-            end = self.span(last)[0]
+            end = self._start(last)
         digest = digest_of(self.open_file(), offset, end - offset)
         return BlockEntry(offset, end - offset, first, last - first, line, 0, digest)
-
-    # --- has it changed? -------------------------------------------------------------------
-
-    def _look_again(self, opened: _Opened, row: int) -> None:
-        opened.believed_until = monotonic() + RECHECK_SECONDS
-        if opened.signature is None or not isinstance(opened.file, LocalFile):
-            return  # a copy on the shelf checks its own frames
-        now = opened.file.now()
-        if now == opened.signature:
-            return
-        if now.size != opened.signature.size:
-            opened.file.check()
-        self._verify_block(opened, row, now)
-
-    def _verify_block(self, opened: _Opened, row: int, now: Signature) -> None:
-        """The times changed, not the size: see whether the row's block is what it was."""
-        opened.believed_until = 0.0  # every further row may be in another block
-        number = bisect_right(opened.first_rows, row) - 1
-        if now != opened.verified_under:
-            opened.verified, opened.verified_under = set(), now
-        if number in opened.verified:
-            return
-        block = self.index.block(number)
-        if digest_of(opened.file, block.offset, block.length) != block.digest:
-            raise SourceChanged(
-                f"bytes {block.offset} to {block.offset + block.length} are not what was indexed; "
-                "open the file again",
-                path=self.entry.path,
-                offset=block.offset,
-            )
-        opened.verified.add(number)

@@ -21,8 +21,8 @@ import numpy as np
 from tokenmill.errors import RowError
 from tokenmill.source.limits import MAX_NESTING, MAX_ROW
 
-_decode = msgspec.json.Decoder(dict[str, Any]).decode
-_SHALLOW = 2 * MAX_NESTING  # bytes: fewer cannot nest too deeply, each level takes two
+decode = msgspec.json.Decoder(dict[str, Any]).decode  # for `parse`, and rows known to be short
+SHALLOW = 2 * MAX_NESTING  # bytes: fewer cannot nest too deeply, each level takes two
 _STRINGS = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
 
 
@@ -32,10 +32,10 @@ def parse(raw: bytes | memoryview) -> dict[str, Any]:
     Raises:
         RowError: Without a place; the caller knows it and adds it.
     """
-    if len(raw) > _SHALLOW:
+    if len(raw) > SHALLOW:
         _check_bounds(raw)
     try:
-        return _decode(raw)
+        return decode(raw)
     except RecursionError:
         return _parse_on_fresh_stack(bytes(raw))
     except (msgspec.MsgspecError, ValueError) as error:
@@ -71,7 +71,7 @@ def _parse_on_fresh_stack(raw: bytes) -> dict[str, Any]:
 
     def work() -> None:
         try:
-            outcome.append(_decode(raw))
+            outcome.append(decode(raw))
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             outcome.append(error)
 

@@ -10,9 +10,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from tokenmill.errors import RowError
+from tokenmill.origin import Origin
 from tokenmill.source.block import Block
-from tokenmill.source.entry import FileEntry
-from tokenmill.source.origin import Origin, SourceFile
+from tokenmill.source.entry import FileEntry, SourceFile
+from tokenmill.source.opened import Hot
 
 Value = dict[str, Any] | RowError
 
@@ -32,6 +33,10 @@ class Reader(Protocol):
 
     def value(self, row: int) -> dict[str, Any]:
         """One parsed row, or RowError."""
+        ...
+
+    def hot(self) -> Hot | None:
+        """The short way to ordinary rows, where there is one."""
         ...
 
     def raw(self, row: int) -> bytes:

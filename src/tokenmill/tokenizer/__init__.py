@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from tokenmill.tokenizer.encoder import Encoder
     from tokenmill.tokenizer.engines import ENGINES, choose_engine, pin_to_one_core
     from tokenmill.tokenizer.identity import IdentityCard
-    from tokenmill.tokenizer.load import BACKENDS, load
+    from tokenmill.tokenizer.loading import BACKENDS, load
     from tokenmill.tokenizer.memo import identify, recall, reload, remember
     from tokenmill.tokenizer.tokenizer import Tokenizer
 
 _HOMES = {
-    "BACKENDS": "load",
+    "BACKENDS": "loading",
     "ENGINES": "engines",
     "Encoded": "encoded",
     "Encoder": "encoder",
@@ -33,7 +33,7 @@ _HOMES = {
     "apply_length": "encoded",
     "choose_engine": "engines",
     "identify": "memo",
-    "load": "load",
+    "load": "loading",
     "overlong_message": "encoded",
     "pin_to_one_core": "engines",
     "recall": "memo",

@@ -48,6 +48,7 @@ def parse_backend(data: bytes, *, path: str | None = None) -> dict[str, Any]:
 class _ModelSkim(msgspec.Struct):
     vocab: dict[str, int] | list[tuple[str, float]]
     type: str | None = None
+    dropout: float | None = None
     byte_fallback: bool | None = None
     continuing_subword_prefix: str | None = None
 

@@ -51,9 +51,11 @@ class Encoded:
     @property
     def trained(self) -> np.ndarray:
         """int32: trained tokens per row."""
-        sums = np.zeros(len(self.mask) + 1, dtype=np.int64)
-        np.cumsum(self.mask, out=sums[1:])
-        counts: np.ndarray = np.diff(sums[self.row_starts]).astype(np.int32)
+        counts = np.zeros(len(self), dtype=np.int32)
+        filled = np.flatnonzero(np.diff(self.row_starts))
+        if len(filled):  # rows that hold something lie end to end
+            starts = self.row_starts[filled]
+            counts[filled] = np.add.reduceat(self.mask, starts, dtype=np.int32)
         return counts
 
     @property

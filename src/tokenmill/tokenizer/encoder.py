@@ -25,7 +25,7 @@ from tokenmill.tokenizer.encoded import Encoded
 from tokenmill.tokenizer.engines import Engine, HfEngine, choose_engine, refuse_interrupts
 from tokenmill.tokenizer.tokenizer import Tokenizer
 
-AUDIT_SHARE = 512  # one byte of this many is encoded a second time by the reference …
+AUDIT_SHARE = 1024  # one byte of this many is encoded a second time by the reference …
 AUDIT_LEAST = 4096  # … but at least so many bytes per call, the size of one or two rows
 AUDIT_CANDIDATES = 64  # rows that the hash of their content puts in front of the others
 CHUNK_BYTES = 1 << 20  # proof and mask work on this much text at a time, to stay in the cache
@@ -49,6 +49,7 @@ class Encoder:
         self.tokenizer = tokenizer
         self.reference = HfEngine(tokenizer)
         self.engine, self.engine_reason = choose_engine(tokenizer, engine)
+        self.table = tokenizer.table  # made here, so that the first batch costs what others do
 
     def encode(
         self,
@@ -80,7 +81,11 @@ class Encoder:
             return self._encode(batch, self.reference, notes)
 
     def _encode(self, batch: _Batch, engine: Engine, notes: dict[str, object]) -> Encoded:
-        if engine.name == self.reference.name:
+        offsets = None
+        if engine.name == self.reference.name and self.table.hopeless:
+            # Most rows will ask for offsets: get them now instead of encoding twice.
+            ids, row_starts, offsets = self.reference.encode_with_offsets(batch.texts)
+        elif engine.name == self.reference.name:
             ids, row_starts = self.reference.encode(batch.texts)
         else:
             ids, row_starts, failures = self._encode_surely(engine, batch.texts)
@@ -94,7 +99,14 @@ class Encoder:
         rest = np.flatnonzero(~proven)
         notes["reference_rows"] = len(rest)
         if len(rest):
-            self._place_by_offsets(batch, rest, ids, row_starts, mask, ends)
+            if offsets is None:
+                wanted, starts, offsets = self.reference.encode_with_offsets(
+                    [batch.texts[row] for row in rest]
+                )
+                _refuse_mismatch(rest, ids, row_starts, wanted, starts)
+            else:
+                starts = row_starts[rest]
+            self._place_by_offsets(batch, rest, starts, offsets, row_starts, mask, ends)
         for row, whole in enumerate(batch.whole):
             if whole:
                 mask[row_starts[row] : row_starts[row + 1]] = 1
@@ -138,47 +150,43 @@ class Encoder:
         begin, end = int(row_starts[first]), int(row_starts[last])
         local_starts = row_starts[first : last + 1] - begin
         utf8 = batch.utf8[first:last]
-        table = self.tokenizer.table
+        table = self.table
         offsets, proven[first:last] = masks.prove(table, ids[begin:end], local_starts, utf8)
         base = offsets[local_starts].astype(np.int64)  # where each row's bytes start
         starts, stops = offsets[:-1], offsets[1:]
         if table.prefix != "never":  # an invented space belongs to the character after it
             stops = np.maximum(stops, starts + 1)
-        is_ascii = batch.is_ascii[first:last]
+        chars = masks.CharMap(utf8, batch.is_ascii[first:last])
         some = batch.spans_of(first, last)
         rows = batch.span_rows[some] - first
-        from_bytes = base[rows] + masks.byte_positions(
-            utf8, batch.span_starts[some], rows, is_ascii
-        )
-        to_bytes = base[rows] + masks.byte_positions(utf8, batch.span_ends[some], rows, is_ascii)
+        from_bytes = base[rows] + chars.positions(batch.span_starts[some], rows)
+        to_bytes = base[rows] + chars.positions(batch.span_ends[some], rows)
         known = proven[first:last][rows]
         mask[begin:end] = masks.trained_tokens(
             starts, stops, local_starts, from_bytes[known], to_bytes[known], rows[known]
         )
         some = batch.turns_of(first, last)
         rows = batch.end_rows[some] - first
-        places = base[rows] + masks.byte_positions(utf8, batch.end_chars[some], rows, is_ascii)
+        places = base[rows] + chars.positions(batch.end_chars[some], rows)
         ends[some] = masks.tokens_before(starts, local_starts, places, rows)
 
     def _place_by_offsets(
         self,
         batch: _Batch,
         rows: np.ndarray,
-        ids: np.ndarray,
+        starts: np.ndarray,
+        offsets: np.ndarray,
         row_starts: np.ndarray,
         mask: np.ndarray,
         ends: np.ndarray,
     ) -> None:
         """Masks and turn ends of the other rows, by the reference's offsets in characters."""
-        texts = [batch.texts[row] for row in rows]
-        wanted, starts, offsets = self.reference.encode_with_offsets(texts)
-        _refuse_mismatch(rows, ids, row_starts, wanted, starts)
         for place, row in enumerate(rows.tolist()):
             begin, end = int(row_starts[row]), int(row_starts[row + 1])
-            opens, closes = offsets[starts[place] : starts[place + 1]].T
+            opens, closes = offsets[starts[place] : starts[place] + end - begin].T
             one = np.array([0, end - begin], dtype=np.int64)
             spans, turns = batch.spans_of(row, row + 1), batch.turns_of(row, row + 1)
-            if not _sensible(opens, closes, len(texts[place])):
+            if not _sensible(opens, closes, len(batch.texts[row])):
                 if not batch.whole[row]:
                     batch.reject(row, "the tokenizer's offsets do not say where its tokens lie")
                 opens = np.maximum.accumulate(opens)  # good enough to show where turns end
@@ -211,7 +219,8 @@ class _Batch:
         self.span_starts, self.span_ends, self.span_rows = masks.flatten_spans(spans)
         self.turn_counts = np.fromiter(map(len, turn_ends), dtype=np.int64, count=len(turn_ends))
         self.end_rows = np.repeat(np.arange(len(self.texts)), self.turn_counts)
-        self.end_chars = np.array([end for ends in turn_ends for end in ends], dtype=np.int64)
+        flat = itertools.chain.from_iterable(turn_ends)
+        self.end_chars = np.fromiter(flat, dtype=np.int64, count=len(self.end_rows))
         self._refuse_bad_places(chars)
         for row in self.rejected:
             self.texts[row], self.utf8[row], self.bytes[row], chars[row] = "", b"", 0, 0

@@ -2,8 +2,8 @@
 
 The rule: a token is trained when any of its bytes lies in a trained span. Three steps, all on
 flat arrays. `prove` shows for which rows the tokens' bytes, joined, are exactly the text's bytes:
-only there is the running sum of byte lengths the table of offsets. `byte_positions` turns the
-spans' characters into bytes. `trained_tokens` and `tokens_before` turn places into tokens.
+only there is the running sum of byte lengths the table of offsets. `CharMap` turns the spans'
+characters into bytes. `trained_tokens` and `tokens_before` turn places into tokens.
 
 ::
 
@@ -16,6 +16,7 @@ belongs to the character that follows it, as the offsets of `tokenizers` say it 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -61,51 +62,58 @@ def prove(
     return starts, proven
 
 
-def byte_positions(
-    texts: Sequence[bytes], chars: np.ndarray, rows: np.ndarray, ascii_rows: np.ndarray
-) -> np.ndarray:
-    """Byte positions (within their row) of character positions (within their row).
+class CharMap:
+    """Where the characters of some rows lie in their bytes.
 
     Args:
         texts: UTF-8 of each row.
-        chars: Character positions, 0 to the row's number of characters.
-        rows: The row of each position.
-        ascii_rows: Per row, whether it has as many bytes as characters.
+        ascii_rows: Per row, whether it has as many bytes as characters; nothing is stored of it.
     """
-    wide: list[int] = np.flatnonzero(~ascii_rows).tolist()
-    if len(wide) == 0:
-        return chars
-    data = np.frombuffer(b"".join([texts[row] for row in wide]), dtype=np.int8)
-    # Continuation bytes are 0x80..0xBF, as signed numbers below -64: all others start a character.
-    heads = np.flatnonzero(data >= -64)
-    lengths = np.fromiter((len(texts[row]) for row in wide), dtype=np.int64, count=len(wide))
-    byte_starts = np.concatenate(([0], np.cumsum(lengths)))
-    char_starts = np.searchsorted(heads, byte_starts)
-    heads = np.append(heads, len(data))
-    place = np.full(len(texts), -1, dtype=np.int64)
-    place[wide] = np.arange(len(wide))
-    concerned = place[rows]
-    inside = concerned >= 0
-    positions = chars.copy()
-    which = concerned[inside]
-    positions[inside] = heads[char_starts[which] + chars[inside]] - byte_starts[which]
-    return positions
+
+    def __init__(self, texts: Sequence[bytes], ascii_rows: np.ndarray) -> None:
+        wide: list[int] = np.flatnonzero(~ascii_rows).tolist()
+        self._place = np.full(len(texts), -1, dtype=np.int64)
+        self._place[wide] = np.arange(len(wide))
+        some = [texts[row] for row in wide]
+        data = np.frombuffer(b"".join(some), dtype=np.int8)
+        # Continuation bytes are 0x80..0xBF, as signed numbers below -64: all others start a
+        # character.
+        self._heads = np.flatnonzero(data >= -64)
+        self._byte_starts = np.cumsum([0, *map(len, some)])
+        self._char_starts = np.searchsorted(self._heads, self._byte_starts)
+
+    def positions(self, chars: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        """Byte positions of character positions, both counted within their row.
+
+        Args:
+            chars: Character positions, 0 to the row's number of characters.
+            rows: The row of each.
+        """
+        place = self._place[rows]
+        wide = place >= 0
+        if not wide.any():
+            return chars
+        positions = chars.copy()
+        which = place[wide]
+        index = self._char_starts[which] + chars[wide]
+        at_end = index == self._char_starts[which + 1]
+        index[at_end] = 0
+        found = self._heads[index] - self._byte_starts[which]
+        ends = self._byte_starts[which + 1] - self._byte_starts[which]
+        positions[wide] = np.where(at_end, ends, found)
+        return positions
 
 
 def flatten_spans(spans: Spans) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Starts, ends and row numbers of all spans that hold something, flat."""
-    flat = [
-        (row, start, end)
-        for row, list_of_spans in enumerate(spans)
-        if list_of_spans
-        for start, end in list_of_spans
-        if start != end
-    ]
-    if not flat:
-        none = np.zeros(0, dtype=np.int64)
-        return none, none, none
-    table = np.array(flat, dtype=np.int64)
-    return table[:, 1], table[:, 2], table[:, 0]
+    counts = np.fromiter((len(row) if row else 0 for row in spans), np.int64, len(spans))
+    total = int(counts.sum())
+    pairs = itertools.chain.from_iterable(row for row in spans if row)
+    numbers = np.fromiter(itertools.chain.from_iterable(pairs), np.int64, 2 * total)
+    starts, ends = numbers[::2], numbers[1::2]
+    rows = np.repeat(np.arange(len(spans)), counts)
+    some = starts != ends
+    return (starts, ends, rows) if some.all() else (starts[some], ends[some], rows[some])
 
 
 def trained_tokens(
@@ -129,12 +137,13 @@ def trained_tokens(
     mask = np.zeros(len(starts), dtype=np.uint8)
     if len(span_starts) == 0 or len(starts) == 0:
         return mask
-    first = np.searchsorted(ends, span_starts, side="right")
-    last = np.searchsorted(starts, span_ends, side="left")
+    # In the haystack's own type: else the search would copy all of it into the needles'.
+    first = np.searchsorted(ends, span_starts.astype(ends.dtype), side="right")
+    last = np.searchsorted(starts, span_ends.astype(starts.dtype), side="left")
     first = np.maximum(first, row_starts[span_rows])
     last = np.minimum(last, row_starts[span_rows + 1])
     some = first < last
-    steps = np.zeros(len(starts) + 1, dtype=np.int32)
+    steps = np.zeros(len(starts) + 1, dtype=np.int16)  # deeper than spans that share one token
     np.add.at(steps, first[some], 1)
     np.add.at(steps, last[some], -1)
     np.greater(np.cumsum(steps[:-1], out=steps[:-1]), 0, out=mask, casting="unsafe")
@@ -145,7 +154,7 @@ def tokens_before(
     starts: np.ndarray, row_starts: np.ndarray, places: np.ndarray, rows: np.ndarray
 ) -> np.ndarray:
     """How many tokens of its row begin before each place: where a turn that ends there ends."""
-    found = np.searchsorted(starts, places, side="left")
+    found = np.searchsorted(starts, places.astype(starts.dtype), side="left")
     found = np.clip(found, row_starts[rows], row_starts[rows + 1])
     before: np.ndarray = found - row_starts[rows]
     return before

@@ -186,7 +186,7 @@ def reload(
 def _load_and_remember(
     key: _Key | None, source: Any, backend: str, chat_template: Any, trust_remote_code: bool
 ) -> Tokenizer:
-    from tokenmill.tokenizer.load import load  # here: recalling must not pay for it
+    from tokenmill.tokenizer.loading import load  # here: recalling must not pay for it
 
     tokenizer = load(
         source, backend=backend, chat_template=chat_template, trust_remote_code=trust_remote_code

@@ -30,6 +30,9 @@ from tokenmill.tokenizer.battery import probe_text
 from tokenmill.tokenizer.identity import IdentityCard, Template, identity_document
 from tokenmill.tokenizer.pieces import PieceTable
 
+CHECKSUMS = "tokenmill_checksums.json"
+"""A copy of ours says what its files must be; loading it checks them."""
+
 
 class Tokenizer:
     """One tokenizer, by the bytes of its backend.
@@ -164,10 +167,12 @@ class Tokenizer:
         elif self.template is not None:
             # Not as a .jinja file: reading one back would turn \r\n into \n.
             config["chat_template"] = self.template
-        return {
+        files = {
             "tokenizer.json": self.data,
             "tokenizer_config.json": msgspec.json.format(fingerprint.canonical(config), indent=1),
         }
+        sums = {name: fingerprint.checksum(data) for name, data in files.items()}
+        return {**files, CHECKSUMS: fingerprint.canonical(sums)}
 
     def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = False) -> str:
         """The text of ids, as the tokenizer's own decoder prints it."""

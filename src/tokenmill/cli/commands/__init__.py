@@ -6,6 +6,16 @@ A module here holds a command's signature and the words it says; the work is don
 
 from __future__ import annotations
 
-from tokenmill.cli.commands import cache, demo, inspect, prepare, rows, stats, verify
+from tokenmill.cli.commands import (
+    cache,
+    demo,
+    inspect,
+    pack,
+    prepare,
+    rows,
+    stats,
+    verify,
+    why,
+)
 
-__all__ = ["cache", "demo", "inspect", "prepare", "rows", "stats", "verify"]
+__all__ = ["cache", "demo", "inspect", "pack", "prepare", "rows", "stats", "verify", "why"]

@@ -9,63 +9,78 @@ from __future__ import annotations
 import re
 import time
 from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
-from tokenmill.cli.app import app
+from tokenmill.cli.app import app, require_command
+from tokenmill.cli.options import AsJson, CacheDir
 from tokenmill.cli.output import Output
 from tokenmill.errors import UsageError
 
-cache_app = typer.Typer(help="What the cache holds, and what nobody needs.", no_args_is_help=True)
+cache_app = typer.Typer(help="What the cache holds, and what nobody needs.")
 app.add_typer(cache_app, name="cache")
+cache_app.callback(invoke_without_command=True)(require_command)
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 @cache_app.command("list")
 def list_cache(
-    cache_dir: str | None = typer.Option(None),
-    as_json: bool = typer.Option(False, "--json"),
+    cache_dir: CacheDir = None,
+    as_json: AsJson = False,
 ) -> None:
     """List the stores of the cache and the bytes of its parts."""
     from tokenmill.files import default_cache_dir
     from tokenmill.store.collect import survey
 
     root = Path(cache_dir or default_cache_dir())
-    output = Output(as_json=as_json)
+    output = Output.current()
     found = survey(root)
 
-    def show() -> None:
-        for entry in found["entries"]:
-            made = time.strftime("%Y-%m-%d %H:%M", time.localtime(entry.get("made", 0)))
-            rows = entry.get("rows", entry.get("error"))
-            typer.echo(f"{entry['key'][:12]}  {made}  {rows:>12,} rows  {entry['path']}")
-        parts = ", ".join(f"{name} {size:,}" for name, size in found["parts"].items() if size)
-        output.say(f"{root}: {found['bytes']:,} bytes ({parts})")
+    output.result(found, lambda: show_cache(output, root, found))
 
-    output.result(found, show)
+
+def show_cache(output: Output, root: Path, found: dict[str, Any]) -> None:
+    """One line per store, oldest first; what the parts weigh."""
+    for entry in found["entries"]:
+        if "error" in entry:
+            typer.echo(f"{entry['key'][:12]}  DAMAGED  {entry['error']}")
+            continue
+        made = time.strftime("%Y-%m-%d %H:%M", time.localtime(entry["made"]))
+        counts = f"{entry['rows']:>12,} rows  {entry['tokens']:>15,} tokens"
+        typer.echo(f"{entry['key'][:12]}  {made}  {counts}  {entry['path']}")
+    parts = ", ".join(f"{name} {size:,}" for name, size in found["parts"].items() if size)
+    output.say(f"{root}: {found['bytes']:,} bytes{f' ({parts})' if parts else ''}")
 
 
 @cache_app.command("gc")
 def gc(
-    cache_dir: str | None = typer.Option(None),
-    grace: str = typer.Option("24h", help="Time between marking and removing: 30m, 24h, 7d."),
-    older_than: str | None = typer.Option(None, help="Also give up stores made longer ago."),
-    store: list[str] = typer.Option([], help="Also give up this store (its key); repeatable."),
-    dry_run: bool = typer.Option(False, help="Only say what would be done."),
-    as_json: bool = typer.Option(False, "--json"),
+    cache_dir: CacheDir = None,
+    grace: Annotated[
+        str, typer.Option(help="Time between marking and removing: 30m, 24h, 7d.")
+    ] = "24h",
+    older_than: Annotated[
+        str | None, typer.Option(help="Also give up stores made longer ago: 30d.")
+    ] = None,
+    store: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY", help="Also give up this store; repeatable."),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option(help="Only say what would be done.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Mark what nobody needs; remove what was marked before the grace period."""
     from tokenmill.files import default_cache_dir
     from tokenmill.store.collect import collect
 
     root = Path(cache_dir or default_cache_dir())
-    output = Output(as_json=as_json)
+    output = Output.current()
     done = collect(
         root,
         grace_s=_seconds(grace, "--grace"),
         older_than_s=None if older_than is None else _seconds(older_than, "--older-than"),
-        stores=store,
+        stores=store or (),
         dry_run=dry_run,
     )
     document = {"entries": done.removed, "bytes": done.freed_bytes, "marked": done.marked}

@@ -11,9 +11,8 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import typer
-
 from tokenmill.cli.app import app
+from tokenmill.cli.options import AsJson, CacheDir
 from tokenmill.cli.output import Output
 from tokenmill.errors import StateError
 
@@ -26,18 +25,18 @@ SHOWN_TOKENS = 220  # a row that fits a screen
 
 @app.command()
 def demo(
-    cache_dir: str | None = typer.Option(None),
-    as_json: bool = typer.Option(False, "--json"),
+    cache_dir: CacheDir = None,
+    as_json: AsJson = False,
 ) -> None:
     """Try the whole way on bundled rows."""
     from tokenmill.api import run_recipe
     from tokenmill.cli.commands.inspect import show_row
-    from tokenmill.cli.commands.prepare import report_rejected
+    from tokenmill.cli.commands.prepare import report
     from tokenmill.cli.commands.stats import show_stats
     from tokenmill.report.row import store_tokenizer, view_row
     from tokenmill.report.stats import store_stats
 
-    output = Output(as_json=as_json)
+    output = Output.current()
     examples = Path(str(resources.files("tokenmill") / "examples"))
     sources = [str(examples / "conversations.jsonl"), str(examples / "dirty.jsonl")]
     tokenizer = str(examples / "tokenizer")
@@ -47,7 +46,7 @@ def demo(
 
     step(1, "tokenmill prepare conversations.jsonl dirty.jsonl --tokenizer tokenizer/")
     first = run_recipe(sources, tokenizer, cache_dir=cache_dir, progress=False)
-    report_rejected(output, first)
+    report(output, first)
     step(2, "the same again: found by content, nothing is built")
     second = run_recipe(sources, tokenizer, cache_dir=cache_dir, progress=False)
     output.say(f"hit: {second.hit}, {second.seconds * 1000:.0f} ms, {second.path}")

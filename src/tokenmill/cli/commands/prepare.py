@@ -1,144 +1,118 @@
 """``tokenmill prepare``: builds or finds a store.
 
 The flags are the Python names with dashes. The summary on stderr groups rejected rows by reason
-with an example and a hint; ``--max-rejected`` turns a surprise into exit code 1.
+with an example and a hint; ``--max-rejected`` turns a surprise into exit code 1, after the summary.
 """
 
 from __future__ import annotations
 
-import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from tokenmill.cli.app import app
-from tokenmill.cli.output import Output
+from tokenmill.cli.options import AsJson, RecipeFlags, takes_recipe
+from tokenmill.cli.output import Output, one_line
 from tokenmill.errors import UsageError
 
 if TYPE_CHECKING:
     from tokenmill.build.outcome import Prepared
 
 HINTS = {
-    "bad_json": "the line is not one JSON object",
-    "bad_shape": "name the columns (--messages-key, --format …) or mend the row",
+    "bad_json": "one line is one JSON object, in UTF-8",
+    "bad_shape": "name the columns (--format, --messages-key …) or mend the row",
     "template_error": "the chat template itself refuses this conversation",
     "template_drops_content": "the template prints this content nowhere; use one that does",
-    "mask_unproven": "no method could show what is the assistant's; see docs/masks.md",
+    "mask_unproven": "no method could show which text is the assistant's; see docs/masks.md",
     "trailing_user": "--trailing trim keeps such rows without their last turn",
-    "no_trained_tokens": "nothing in the row would be trained",
+    "no_trained_tokens": "look at --train-on, and at weights in the messages",
     "overlong": "--overlong truncate keeps the first --max-length tokens",
-    "limit": "a bound on line length, nesting or a template's work was reached",
+    "limit": "the row is larger, deeper or costlier to render than any real one",
 }
 EXAMPLES = 1  # rejected rows shown per reason; all of them are in the store
 
 
 @app.command()
+@takes_recipe
 def prepare(
-    sources: list[str] = typer.Argument(None, metavar="SRC…", help="Files, directories, globs."),
-    tokenizer: str | None = typer.Option(None, help="Directory, tokenizer.json or hub id."),
-    config: str | None = typer.Option(None, help="recipe.yaml; other flags override it."),
-    tokenizer_backend: str = typer.Option("auto", help="auto | transformers | file"),
-    trust_remote_code: bool = typer.Option(False, help="Let a tokenizer bring its own code."),
-    format: str = typer.Option(  # noqa: A002
-        "auto", help="auto | messages | sharegpt | alpaca | prompt_completion | text"
-    ),
-    messages_key: str | None = typer.Option(None, help="Column of the conversation."),
-    tools_key: str = typer.Option("tools"),
-    system_key: str = typer.Option("system"),
-    text_key: str = typer.Option("text"),
-    prompt_key: str = typer.Option("prompt"),
-    completion_key: str = typer.Option("completion"),
-    chat_template: str | None = typer.Option(None, help="File with a Jinja chat template."),
-    template_kwargs: str | None = typer.Option(None, help="JSON object of template variables."),
-    date: str | None = typer.Option(None, help="YYYY-MM-DD, for templates that print the date."),
-    train_on: str | None = typer.Option(
-        None, help="all_assistant_messages | last_assistant_message | completion | everything"
-    ),
-    turn_end: str = typer.Option("stop", help="stop | turn"),
-    expand: str = typer.Option("none", help="none | turns"),
-    trailing: str = typer.Option("reject", help="reject | trim"),
-    append_eos: bool = typer.Option(True),
-    max_length: int | None = typer.Option(None, help="Most tokens of a row."),
-    overlong: str = typer.Option("drop", help="drop | truncate"),
-    carry: list[str] = typer.Option([], help="Column to keep beside the tokens; repeatable."),
-    on_bad_row: str = typer.Option("reject", help="reject | raise"),
-    max_rejected: str | None = typer.Option(None, help="10 or 1%: more is exit code 1."),
-    num_workers: int | None = typer.Option(None, help="0 runs inline; default: all cores."),
-    cache_dir: str | None = typer.Option(None),
-    force_recache: bool = typer.Option(False, help="Build again and compare."),
-    disable_cache: bool = typer.Option(False, help="Leave nothing in the cache; needs --out."),
-    executor: str = typer.Option("local", help="local | inline"),
-    engine: str = typer.Option("auto", help="auto | fastokens | hf; never changes the result"),
-    out: str | None = typer.Option(None, help="Also make a self-contained copy here."),
-    as_json: bool = typer.Option(False, "--json", help="One JSON object on stdout."),
+    flags: RecipeFlags,
+    *,
+    on_bad_row: Annotated[str, typer.Option(help="reject | raise")] = "reject",
+    max_rejected: Annotated[
+        str | None, typer.Option(help="10 rows or 1%: more is exit code 1.")
+    ] = None,
+    force_recache: Annotated[bool, typer.Option(help="Build again and compare.")] = False,
+    disable_cache: Annotated[
+        bool, typer.Option(help="Leave nothing in the cache; needs --out.")
+    ] = False,
+    engine: Annotated[
+        str, typer.Option(help="auto | fastokens | hf; never changes the result")
+    ] = "auto",
+    out: Annotated[
+        str | None, typer.Option(metavar="DIR", help="Also make a self-contained copy here.")
+    ] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Turn rows into tokens and loss masks, or find the store that is there."""
     from tokenmill.api import run_recipe
 
-    given = dict(locals())
-    for name in ("sources", "tokenizer", "config", "out", "as_json", "executor", "run_recipe"):
-        given.pop(name, None)
-    given["template_kwargs"] = _json_object(template_kwargs)
-    given["max_rejected"] = _share(max_rejected)
-    given["carry"] = tuple(carry)
     if disable_cache and out is None:
         raise UsageError("--disable-cache needs --out: the store would be gone at once")
-    if config is not None and sources:
-        given["sources"] = tuple(sources)
-    output = Output(as_json=as_json)
-    prepared = run_recipe(
-        config if config is not None else sources or None,
-        tokenizer,
-        executor=executor,
-        progress=False if as_json else None,
-        out=out,
-        **given,
+    given = flags.arguments() | flags.only_stated(
+        on_bad_row=on_bad_row,
+        max_rejected=max_rejected,
+        force_recache=force_recache,
+        disable_cache=disable_cache,
+        engine=engine,
     )
-    # First what can still fail: it reads rows, and stdout must hold one object in any case.
+    output = Output.current()
+    prepared = run_recipe(**given, progress=False if as_json else None, judge=False)
+    output.known.update(prepared.summary())
+    report(output, prepared)
+    prepared.judge()
+    if out is not None:
+        prepared = prepared.copied_to(Path(out))
+    # The path is what the next command takes, so it alone goes to stdout.
+    output.result(prepared.summary(), lambda: typer.echo(str(prepared.path)))
+
+
+def report(output: Output, prepared: Prepared) -> None:
+    """Say what was made and which rows are missing from it, and why."""
+    summary = prepared.summary()
+    tokens, trained = summary["tokens"], summary["trained_tokens"]
+    how = "found" if summary["hit"] else _how_built(summary)
+    output.say(
+        f"{summary['rows_out']:,} rows, {tokens:,} tokens, {trained:,} trained "
+        f"({trained / max(tokens, 1):.1%}); {how} in {summary['seconds']:.1f} s"
+    )
     report_rejected(output, prepared)
-    output.result(prepared.summary(), lambda: print_path(prepared))
+    for note in prepared.remarks():
+        output.say(f"note: {note}")
 
 
-def print_path(prepared: Prepared) -> None:
-    """The store's path on stdout: what the next command takes."""
-    typer.echo(str(prepared.path))
+def _how_built(summary: dict[str, int]) -> str:
+    slices, built, derived = (
+        summary[name] for name in ("slices", "slices_built", "slices_derived")
+    )
+    parts = [f"{built:,} of {slices:,} slices built"]
+    if derived:
+        parts.append(f"{derived:,} derived")
+    return ", ".join(parts)
 
 
 def report_rejected(output: Output, prepared: Prepared) -> None:
-    """Say what was made and which rows are missing from it, and why."""
+    """Rejected rows by reason, the commonest first, each with an example and a hint."""
     summary = prepared.summary()
-    found = "found" if summary["hit"] else f"built in {summary['seconds']:.1f} s"
-    output.say(
-        f"{found}: {summary['rows_out']:,} rows, {summary['tokens']:,} tokens, "
-        f"{summary['trained_tokens']:,} trained; {sum(summary['rejected'].values()):,} rejected"
-    )
-    for reason, count in sorted(summary["rejected"].items(), key=lambda item: -item[1]):
-        output.say(f"  {count:,} {reason}: {HINTS.get(reason, '')}")
-        for origin, detail in prepared.examples(reason, EXAMPLES):
-            output.say(f"      {origin}: {detail}")
-    for note in prepared.remarks():
-        output.say(f"  {note}")
-
-
-def _json_object(text: str | None) -> dict[str, Any] | None:
-    if text is None:
-        return None
-    try:
-        value = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise UsageError(f"--template-kwargs is not JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise UsageError(f"--template-kwargs is {text!r}; it is a JSON object")
-    return value
-
-
-def _share(text: str | None) -> float | int | None:
-    """``10`` is a count, ``1%`` a share of the rows."""
-    if text is None:
-        return None
-    try:
-        if text.endswith("%"):
-            return float(text[:-1]) / 100
-        return int(text)
-    except ValueError as error:
-        raise UsageError(f"--max-rejected is {text!r}; it is a count or a percentage") from error
+    rejected, rows_in = summary["rejected"], summary["rows_in"]
+    count = sum(rejected.values())
+    if not count:
+        return
+    output.say(f"{count:,} of {rows_in:,} rows rejected ({count / rows_in:.1%}):")
+    examples = prepared.examples(EXAMPLES)
+    number = max(len(f"{n:,}") for n in rejected.values())
+    name = max(len(reason) for reason in rejected)
+    for reason, n in sorted(rejected.items(), key=lambda item: (-item[1], item[0])):
+        output.say(f"  {n:>{number},}  {reason:<{name}}  {HINTS.get(reason, '')}")
+        for origin, detail in examples.get(reason, ()):
+            output.say(f"  {'':{number}}  {'':{name}}  {origin}: {one_line(detail)}")

@@ -1,68 +1,81 @@
 """``tokenmill rows``: indexes a source, counts its rows, shows one.
 
-Without ``--row`` it prints totals; with it, the row's own bytes and where they stand. Bad rows are
-counted by ``--scan``, which reads and parses everything.
+Without ``--row`` it prints totals; with it, the row's own bytes and where they stand, also of a row
+that is no JSON (exit code 1 then says so). ``--scan`` reads and parses everything and counts the
+bad rows.
 """
 
 from __future__ import annotations
 
 import time
 from collections import Counter
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from tokenmill.cli.app import app
+from tokenmill.cli.options import AsJson, CacheDir
 from tokenmill.cli.output import Output
-from tokenmill.errors import UsageError
+from tokenmill.errors import RowError, UsageError
+
+if TYPE_CHECKING:
+    from tokenmill.source import Rows
 
 
 @app.command()
 def rows(
-    sources: list[str] = typer.Argument(..., metavar="SRC…"),
-    row: int | None = typer.Option(None, help="Show this row."),
-    scan: bool = typer.Option(False, help="Parse every row and count the bad ones."),
-    cache_dir: str | None = typer.Option(None),
-    rehash: bool = typer.Option(False, help="Read the files again even if unchanged."),
-    as_json: bool = typer.Option(False, "--json"),
+    sources: Annotated[
+        list[str], typer.Argument(metavar="SRC", help="Files, directories, globs; path@[a:b].")
+    ],
+    row: Annotated[
+        int | None, typer.Option(help="Show this row; negative counts from the end.")
+    ] = None,
+    scan: Annotated[bool, typer.Option(help="Parse every row and count the bad ones.")] = False,
+    cache_dir: CacheDir = None,
+    rehash: Annotated[bool, typer.Option(help="Read the files again even if unchanged.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Index rows, count them, show one."""
     from tokenmill.api import open_rows
 
-    output = Output(as_json=as_json)
+    output = Output.current()
     start = time.perf_counter()
     opened = open_rows(list(sources), cache_dir=cache_dir, rehash=rehash)
-    document = {
+    document: dict[str, Any] = {
         "rows": len(opened),
         "bytes": sum(file.bytes for file in opened.files),
         "files": len(opened.files),
     }
     if scan:
-        from tokenmill.errors import RowError
+        parsed = (value for _, value in opened.scan())
+        document["bad"] = Counter(bad.reason for bad in parsed if isinstance(bad, RowError))
+    document["seconds"] = round(time.perf_counter() - start, 3)
+    output.known.update(document)
+    if row is None:
+        output.result(document, lambda: show_totals(output, document))
+    else:
+        show_row(output, opened, row)
 
-        bad: Counter[str] = Counter()
-        for _, value in opened.scan():
-            if isinstance(value, RowError):
-                bad[value.reason] += 1
-        document["bad"] = dict(bad)  # type: ignore[assignment]
-    document["seconds"] = round(time.perf_counter() - start, 3)  # type: ignore[assignment]
-    if row is not None:
-        if not -len(opened) <= row < len(opened):
-            raise UsageError(f"--row {row}: there are {len(opened):,} rows")
-        origin = opened.origin(row)
-        document["row"] = opened[row]  # type: ignore[assignment]
-        document["origin"] = origin._asdict()  # type: ignore[assignment]
 
-    def show() -> None:
-        if row is not None:
-            output.say(f"{origin} (row {origin.row}, byte {origin.offset}, {origin.length} bytes)")
-            typer.echo(opened.raw(row))
-            return
-        output.say(
-            f"{document['rows']:,} rows in {document['files']:,} files, "
-            f"{document['bytes']:,} bytes, {document['seconds']} s"
-        )
-        if scan:
-            for reason, count in document["bad"].items():  # type: ignore[attr-defined]
-                output.say(f"  {count:,} {reason}")
+def show_totals(output: Output, document: dict[str, Any]) -> None:
+    """How much there is, and how much of it is bad."""
+    output.say(
+        f"{document['rows']:,} rows in {document['files']:,} files, "
+        f"{document['bytes']:,} bytes, {document['seconds']} s"
+    )
+    for reason, count in document.get("bad", {}).items():
+        output.say(f"  {count:,} {reason}")
 
-    output.result(document, show)
+
+def show_row(output: Output, opened: Rows, row: int) -> None:
+    """The row's own bytes on stdout, where they stand on stderr."""
+    if not -len(opened) <= row < len(opened):
+        raise UsageError(f"--row {row}: there are {len(opened):,} rows")
+    origin = opened.origin(row)
+    if not output.as_json:
+        byte = "" if origin.offset is None else f"byte {origin.offset:,}, "
+        output.say(f"{origin} (row {origin.row:,}, {byte}{origin.length:,} bytes)")
+        typer.echo(opened.raw(row))
+    output.known["origin"] = origin._asdict()
+    value = opened[row]  # a bad row is refused here
+    output.result({**output.known, "row": value}, lambda: None)

@@ -9,18 +9,19 @@ from __future__ import annotations
 import typer
 
 from tokenmill.cli.app import app
+from tokenmill.cli.options import AsJson, StorePath
 from tokenmill.cli.output import Output
 
 
 @app.command()
 def verify(
-    store: str = typer.Argument(..., metavar="STORE"),
-    as_json: bool = typer.Option(False, "--json"),
+    store: StorePath,
+    as_json: AsJson = False,
 ) -> None:
     """Check every checksum of a store."""
     from tokenmill.store import open_store
 
-    output = Output(as_json=as_json)
+    output = Output.current()
     checked, errors = open_store(store).check_everything()
     document = {
         "ok": not errors,

@@ -10,6 +10,7 @@ and prefetch may change at any resume.
 
 from __future__ import annotations
 
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -18,7 +19,7 @@ import torch
 from torch.utils import data as torch_data
 
 from tokenmill.dataset import Mixture, View
-from tokenmill.errors import UsageError, WorkerError
+from tokenmill.errors import TokenmillError, UsageError, WorkerError
 from tokenmill.integrations.torch.dataset import as_tensors
 from tokenmill.loader import Cursor, Loader
 from tokenmill.loader.filler import Filler
@@ -97,7 +98,8 @@ class DataLoader:
             self.loader = Loader(data, **arguments)
         self._persistent = persistent_workers
         self._sampler = _Sampler(self.loader)
-        self._latest: _Iterator | None = None
+        # Weak, so that a dropped iterator ends its workers at once, not when garbage is collected.
+        self._latest: weakref.ref[_Iterator] | None = None
         # A generator of its own: torch would draw a base seed from the global one at every iter().
         generator = torch.Generator()
         generator.manual_seed(0)
@@ -117,8 +119,9 @@ class DataLoader:
         )
 
     def __iter__(self) -> Iterator[TensorBatch]:
-        self._latest = _Iterator(self)
-        return self._latest
+        iterator = _Iterator(self)
+        self._latest = weakref.ref(iterator)
+        return iterator
 
     def __len__(self) -> int:
         """Steps of the current epoch."""
@@ -147,7 +150,8 @@ class DataLoader:
 
     def is_stale(self, iterator: _Iterator) -> bool:
         """Whether persistent workers now serve another iterator."""
-        return self._persistent and self._latest is not iterator
+        latest = None if self._latest is None else self._latest()
+        return self._persistent and latest is not iterator
 
 
 class _Iterator(Iterator[TensorBatch]):
@@ -166,12 +170,19 @@ class _Iterator(Iterator[TensorBatch]):
             self._start()
         try:
             batch = next(self._batches)
-        except RuntimeError as error:
-            if str(error).startswith("DataLoader worker"):
-                raise WorkerError(str(error)) from error
-            raise
+        except (RuntimeError, ConnectionError, EOFError, FileNotFoundError) as error:
+            if not _is_death_of_a_worker(error):
+                raise
+            raise WorkerError(f"a worker process died: {error}") from error
         self._owner.loader.handed_out(self._waiting.popleft())
         return batch
+
+
+def _is_death_of_a_worker(error: Exception) -> bool:
+    """Torch says so itself, or the pipe that a tensor came through is broken."""
+    if isinstance(error, TokenmillError):
+        return False
+    return not isinstance(error, RuntimeError) or str(error).startswith("DataLoader worker")
 
 
 def _as_it_is(batch: TensorBatch) -> TensorBatch:

@@ -12,14 +12,21 @@ the model serves, so loading stops and names the choice. Naming a tokenizer.json
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 
-from tokenmill.errors import TokenizerError, UsageError
+from tokenmill import fingerprint
+from tokenmill.errors import CorruptionError, TokenizerError, UsageError
 from tokenmill.tokenizer import transformers_door as door
 from tokenmill.tokenizer.backend import refuse_randomness, skim_backend
 from tokenmill.tokenizer.place import INSTALL, Place, find_place
-from tokenmill.tokenizer.templates import choose_template, read_special_tokens, read_template
-from tokenmill.tokenizer.tokenizer import Tokenizer
+from tokenmill.tokenizer.templates import (
+    choose_template,
+    read_config,
+    read_special_tokens,
+    read_template,
+)
+from tokenmill.tokenizer.tokenizer import CHECKSUMS, Tokenizer
 
 BACKENDS = ("auto", "file", "transformers")
 
@@ -70,6 +77,8 @@ def _load_place(
         data = place.file.read_bytes()
     except OSError as error:
         raise TokenizerError(f"cannot read it: {error.strerror}", path=place.file) from error
+    if (place.directory / CHECKSUMS).is_file() and not place.named:
+        _check_copy(place.directory)
     ours = Tokenizer(
         data,
         template=read_template(place.directory),
@@ -80,6 +89,18 @@ def _load_place(
     if backend == "auto" and not place.named and door.is_installed():
         _refuse_ambiguity(place, ours, template_given, trust_remote_code)
     return ours
+
+
+def _check_copy(directory: Path) -> None:
+    """A copy that tokenmill made must be as it was made; a flipped bit would be other ids."""
+    for name, expected in read_config(directory, CHECKSUMS).items():
+        path = directory / os.path.basename(name)
+        actual = fingerprint.checksum(path.read_bytes()) if path.is_file() else "nothing"
+        if actual != expected:
+            raise CorruptionError(
+                f"checksum {actual}, expected {expected}; remove this directory and prepare again",
+                path=path,
+            )
 
 
 def _load_auto(place: Place, trust_remote_code: bool) -> Tokenizer:

@@ -1,0 +1,179 @@
+"""Preparing in parallel, hits, random rows and memory, beside the peers in one run.
+
+Rows: 300 MB of distinct conversations (see `benchmarks.text`), Qwen3, two workers, masks, audits
+and fsync included. The peers work on a stratified sample of 30 MB with two processes: SkyRL's slice
+path (a pool that renders and encodes twice per row) and `datasets.map(num_proc=2)`.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import random
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from benchmarks.data import raw_bytes, shared, stratified
+from benchmarks.measure import tokenmill, watched
+from benchmarks.peers import datasets_map, load_auto, skyrl_rows
+from benchmarks.report import Report, seconds
+from benchmarks.text import write_rows
+
+SIZE = 300_000_000  # bytes of distinct rows
+LARGE = 1_000_000_000  # bytes for the memory figure
+SAMPLE = 30_000_000  # bytes for the peers
+RANDOM_ROWS = 20_000
+MIB = 1 << 20
+
+
+def run(report: Report) -> None:
+    """Measure ours and the peers."""
+    with tempfile.TemporaryDirectory(prefix="tokenmill-bench-") as directory:
+        home = Path(directory)
+        source = home / "rows.jsonl"
+        write_rows(source, SIZE)
+        store = _prepare(report, source, home)
+        _peers(report, source)
+        _hits(report, source, home)
+        _random_rows(report, store)
+        _memory(report, home)
+
+
+def _flags(source: Path, home: Path, *more: str) -> list[str]:
+    tokenizer = str(shared() / "tokenizers" / "qwen3")
+    return ["prepare", str(source), "--tokenizer", tokenizer, "--json",
+            "--cache-dir", str(home / "cache"), *more]  # fmt: skip
+
+
+def _prepare(report: Report, source: Path, home: Path) -> str:
+    megabytes = source.stat().st_size / 1e6
+    # The tokenizer's identity is found once per machine; whoever prepares twice has it.
+    one = watched(tokenmill(*_flags(source, home / "one", "--num-workers", "1")))
+    two = watched(tokenmill(*_flags(source, home, "--num-workers", "2")))
+    summary = json.loads(two.stdout)
+    report.figure("prepare, 2 workers, start-up included", megabytes / two.seconds, "MB/s",
+                  note=f"{summary['rows_out']:,} rows, {summary['slices']} slices")  # fmt: skip
+    report.figure("prepare, 1 worker, start-up included", megabytes / one.seconds, "MB/s")
+    report.figure("start-up of prepare", startup := _startup(home), "s")
+    ratio = (one.seconds - startup) / (two.seconds - startup)
+    report.figure("2 workers / 1 worker, start-up aside", ratio, "x", at_least=1.5)
+    report.ours = two.seconds / source.stat().st_size  # type: ignore[attr-defined]
+    report.figure("parent, peak resident (300 MB)", two.parent_peak / MIB, "MiB", at_most=200)
+    peak = two.worker_private_peak / MIB
+    report.figure("worker, peak private (300 MB)", peak, "MiB", at_most=900)
+    return str(summary["path"])
+
+
+def _startup(home: Path) -> float:
+    """Seconds for a source of one row: imports, worker start, tokenizer, template, engine."""
+    tiny = home / "tiny.jsonl"
+    write_rows(tiny, 1)
+    flags = _flags(tiny, home / "tiny", "--num-workers", "1")
+    return watched(tokenmill(*flags)).seconds
+
+
+_tokenizer: Any = None
+
+
+def _open_peer(directory: str) -> None:
+    global _tokenizer
+    _tokenizer = load_auto(directory)
+
+
+def _peer_slice(rows: list[dict[str, Any]]) -> int:
+    return skyrl_rows(_tokenizer, rows)
+
+
+def _skyrl_pool(directory: str, rows: list[dict[str, Any]]) -> None:
+    size = 500
+    slices = [rows[start : start + size] for start in range(0, len(rows), size)]
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(2, _open_peer, (directory,)) as pool:
+        pool.map(_peer_slice, slices, chunksize=1)
+
+
+def _peers(report: Report, source: Path) -> None:
+    import datasets
+
+    datasets.disable_progress_bars()
+    directory = str(shared() / "tokenizers" / "qwen3")
+    sample = stratified([source], max(1, source.stat().st_size // SAMPLE))
+    size = raw_bytes(sample)
+    ours: float = report.ours  # type: ignore[attr-defined]
+    peer = seconds(lambda: _skyrl_pool(directory, sample))
+    report.figure("SkyRL's slice path, 2 workers", size / peer / 1e6, "MB/s")
+    report.ratio("prepare / SkyRL's slice path", ours=ours, peer=peer / size, at_least=18)
+    tokenizer = load_auto(directory)
+    peer = seconds(lambda: datasets_map(tokenizer, sample, num_proc=2))
+    report.figure("datasets.map, num_proc=2", size / peer / 1e6, "MB/s")
+    report.ratio("prepare / datasets.map", ours=ours, peer=peer / size, at_least=12)
+
+
+def _hits(report: Report, source: Path, home: Path) -> None:
+    import tokenmill as tm
+
+    cold = watched(tokenmill(*_flags(source, home)))
+    if not json.loads(cold.stdout)["hit"]:
+        raise RuntimeError("expected a hit")
+    report.figure("prepare as a hit, new process", cold.seconds, "s", at_most=1)
+    tokenizer = _bundled_tokenizer()
+    for rows in (10_000, 1_000_000):
+        many = home / f"{rows}.jsonl"
+        with open(many, "w") as file:
+            for number in range(rows):
+                file.write(f'{{"text": "row {number}"}}\n')
+        os.utime(many, (1_000_000_000, 1_000_000_000))
+        arguments = {"tokenizer": tokenizer, "cache_dir": home / "cache", "num_workers": 2}
+        tm.prepare(many, **arguments)  # type: ignore[arg-type]
+        tm.prepare(many, **arguments)  # type: ignore[arg-type]
+        spent = seconds(lambda: tm.prepare(many, **arguments), repeat=3)  # type: ignore[arg-type] # noqa: B023
+        report.figure(f"hit in a warm process, {rows:,} rows", 1000 * spent, "ms", at_most=100)
+
+
+def _bundled_tokenizer() -> str:
+    import tokenmill
+
+    return str(Path(tokenmill.__file__).parent / "examples" / "tokenizer")
+
+
+def _random_rows(report: Report, path: str) -> None:
+    import datasets
+
+    from tokenmill import open_store
+
+    store = open_store(path)
+    peer = datasets.load_from_disk(path)
+    generator = random.Random(0)
+    places = [generator.randrange(len(store)) for _ in range(RANDOM_ROWS)]
+
+    def ours() -> None:
+        for place in places:
+            row = store[place]
+            row.input_ids[-1], row.loss_mask[-1]
+
+    def theirs(data: Any, some: list[int]) -> None:
+        for place in some:
+            row = data[place]
+            row["input_ids"][-1], row["loss_mask"][-1]
+
+    ours()
+    mine = seconds(ours, repeat=3) / len(places)
+    report.figure("store[i], both arrays touched", 1e6 * mine, "us")
+    few = places[:4000]
+    spent = seconds(lambda: theirs(peer, few), repeat=2) / len(few)
+    report.ratio("store[i] / datasets row", ours=mine, peer=spent, at_least=20)
+    arrays = peer.with_format("numpy")
+    spent = seconds(lambda: theirs(arrays, few), repeat=2) / len(few)
+    report.ratio("store[i] / datasets row as numpy", ours=mine, peer=spent, at_least=60)
+
+
+def _memory(report: Report, home: Path) -> None:
+    large = home / "large.jsonl"
+    write_rows(large, LARGE)
+    run = watched(tokenmill(*_flags(large, home / "large", "--num-workers", "2")))
+    report.figure("parent, peak resident (1 GB)", run.parent_peak / MIB, "MiB", at_most=200)
+    peak = run.worker_private_peak / MIB
+    report.figure("worker, peak private (1 GB)", peak, "MiB", at_most=900)
+    report.figure("prepare, 1 GB, 2 workers", LARGE / run.seconds / 1e6, "MB/s")

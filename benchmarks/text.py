@@ -1,0 +1,74 @@
+"""Distinct rows in any amount: the chat corpora, then text of the installed packages.
+
+`write_rows` fills a JSONL file: first the shared conversations, then one conversation per stretch
+of a source or documentation file of this environment ("What does it say?" and the stretch), each
+stretch once. Where that is not enough for a size that only memory is measured on, stretches come
+again with their number in front, so that every row is still another row.
+"""
+
+from __future__ import annotations
+
+import json
+import sysconfig
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+
+from benchmarks.data import corpora
+
+ENDINGS = {".py", ".pyi", ".md", ".rst", ".txt"}
+STRETCH_CHARS = 3000  # about the length of an answer
+
+
+def package_texts() -> Iterator[tuple[str, str]]:
+    """Name and text of every source and documentation file of this environment, each text once."""
+    seen: set[int] = set()
+    roots = {sysconfig.get_path("purelib"), sysconfig.get_path("stdlib")}
+    for root in sorted(roots):
+        for path in sorted(Path(root).rglob("*")):
+            if path.suffix in ENDINGS and path.is_file() and path.stat().st_size < 2_000_000:
+                try:
+                    text = path.read_text(encoding="utf-8")
+                except (UnicodeDecodeError, OSError):
+                    continue
+                if hash(text) not in seen:
+                    seen.add(hash(text))
+                    yield path.name, text
+
+
+def package_rows() -> Iterator[bytes]:
+    """One conversation per stretch, endlessly; from the second round on with a number in front."""
+    for turn in count():
+        for name, text in package_texts():
+            for start in range(0, len(text), STRETCH_CHARS):
+                stretch = text[start : start + STRETCH_CHARS].strip()
+                if stretch:
+                    yield _row(f"What does {name} say from {start} on?", stretch, turn)
+
+
+def _row(question: str, answer: str, turn: int) -> bytes:
+    answer = f"({turn}) {answer}" if turn else answer
+    messages = [
+        {"role": "user", "content": question},
+        {"role": "assistant", "content": answer},
+    ]
+    return json.dumps({"messages": messages}, ensure_ascii=False).encode() + b"\n"
+
+
+def write_rows(path: Path, size: int) -> int:
+    """Write at least ``size`` bytes of rows; returns how many rows."""
+    rows = written = 0
+    with open(path, "wb") as file:
+        for corpus in corpora():
+            with open(corpus, "rb") as lines:
+                for line in lines:
+                    if written >= size:
+                        return rows
+                    written += file.write(line if line.endswith(b"\n") else line + b"\n")
+                    rows += 1
+        for row in package_rows():
+            if written >= size:
+                return rows
+            written += file.write(row)
+            rows += 1
+    return rows

@@ -1,0 +1,308 @@
+"""Rows of one Parquet or Arrow file.
+
+A `ColumnReader` streams and fetches batches straight from the file. Single rows (``rows[i]``,
+``raw``, ``origin``) go through an indexed copy: the file's rows as JSON lines in a seekable copy,
+made once when first asked for and shared by everybody with the same content. Rows that have no
+JSON form stand in the copy as a line that begins with ``!`` and says why.
+
+The content's digest is the hash of the whole file, taken when blocks or digests are wanted and
+remembered under the file's stat; counting rows needs only the footer.
+"""
+
+from __future__ import annotations
+
+import os
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+import xxhash
+
+from tokenmill.errors import CacheError, RowError, SourceError
+from tokenmill.fingerprint import canonical, checksum, key
+from tokenmill.origin import Origin
+from tokenmill.source import pool
+from tokenmill.source.block import Block, BlockRows, changed
+from tokenmill.source.bytefile import LocalFile, Signature
+from tokenmill.source.copy import CopyFile, write_copy
+from tokenmill.source.entry import FileEntry, SourceFile
+from tokenmill.source.find import Found
+from tokenmill.source.index import index_key, write_index
+from tokenmill.source.jsonform import RowForm, encode
+from tokenmill.source.limits import INDEX_FORMAT, MIB
+from tokenmill.source.lines import LineReader
+from tokenmill.source.parse import parse
+from tokenmill.source.reader import Part, Value
+from tokenmill.source.scan import LineScan
+from tokenmill.source.shelf import Shelf, is_forbidden, private_shelf
+from tokenmill.source.tables import Cursor, Table, open_table, plan_ranges
+
+_BAD = b"!"
+
+
+def describe_columnar(found: Found, file: LocalFile) -> dict[str, Any]:
+    """What a note says about a columnar file: counted from its footer or metadata."""
+    table = open_table(found.family, file.path, found.path)
+    RowForm(table.schema, found.path)  # a column without JSON form is refused at once
+    return {"kind": found.family, "rows": table.rows, "bytes": file.size}
+
+
+def content_digest(file: LocalFile, kind: str) -> str:
+    """The digest of a whole file."""
+    hashed, offset = xxhash.xxh3_128(), 0
+    buffer = memoryview(bytearray(MIB))
+    while size := file.read_into(buffer, offset):
+        hashed.update(buffer[:size])
+        offset += size
+    file.check()
+    return key({"kind": kind, "bytes": offset, "content": hashed.hexdigest()})
+
+
+def range_digest(content: str, first: int, last: int) -> str:
+    """The digest of a range of rows of a content."""
+    return checksum(canonical({"content": content, "first": first, "last": last}))
+
+
+class ColumnReader:
+    """Access to the rows of one Parquet or Arrow file.
+
+    Args:
+        entry: The file.
+        shelf: Where notes and copies are kept.
+        number: Its position among the files of the source.
+    """
+
+    def __init__(self, entry: FileEntry, shelf: Shelf, number: int = 0) -> None:
+        self.entry = entry
+        self.rows = entry.rows
+        self.number = number
+        self._shelf = shelf
+        self._opened: tuple[Table, RowForm] | None = None
+        self._single: LineReader | None = None
+        self._digest = entry.digest
+
+    def close(self) -> None:
+        """Let go of the file; the next access opens it again."""
+        self._opened = None
+
+    def _open(self) -> tuple[Table, RowForm]:
+        self._check()
+        table = open_table(self.entry.kind, self.entry.location, self.entry.path)
+        opened = self._opened = (table, RowForm(table.schema, self.entry.path))
+        pool.opened(self)
+        return opened
+
+    def _check(self) -> None:
+        check_signature(self.entry.location, self.entry.path, self.entry.expected)
+
+    # --- many rows -------------------------------------------------------------------------
+
+    def stream(self, first: int, last: int) -> Iterator[tuple[int, list[Value]]]:
+        """Rows in order, a batch at a time."""
+        table, form = self._opened or self._open()
+        self._check()
+        try:
+            for row, batch in table.batches(first, last):
+                values = form.rows(batch, row)
+                self._check()
+                yield row, values
+        except SourceError:
+            self._check()  # changed rather than damaged?
+            raise
+
+    def values(self, rows: Sequence[int]) -> list[Value]:
+        """Many rows in the given order; each group that holds one is decoded once."""
+        if self._single is not None:
+            return [self._restored(row) for row in rows]
+        table, _ = self._opened or self._open()
+        found: dict[int, Value] = {}
+        wanted = sorted(set(rows))
+        while wanted:
+            group = bisect_right(table.starts, wanted[0]) - 1
+            upto = bisect_right(wanted, table.starts[group + 1] - 1)
+            chosen = set(wanted[:upto])
+            for first, values in self.stream(wanted[0], wanted[upto - 1] + 1):
+                found.update(
+                    (row, value) for row, value in enumerate(values, first) if row in chosen
+                )
+            wanted = wanted[upto:]
+        return [found[row] for row in rows]
+
+    # --- one row ---------------------------------------------------------------------------
+
+    def value(self, row: int) -> dict[str, Any]:
+        """One row, through the copy."""
+        raw = self._copy().raw(row)
+        if raw.startswith(_BAD):
+            raise self._refusal(row, raw)
+        return parse(raw)
+
+    def hot(self) -> None:
+        """There is no short way: a frame of the copy is found, not a descriptor read."""
+
+    def raw(self, row: int) -> bytes:
+        """The canonical JSON of one row."""
+        raw = self._copy().raw(row)
+        if raw.startswith(_BAD):
+            raise self._refusal(row, raw)
+        return raw
+
+    def origin(self, row: int) -> Origin:
+        """Path, row and length: there are no lines or offsets in a columnar file."""
+        return Origin(self.entry.path, row, None, None, self._copy().length(row))
+
+    def _restored(self, row: int) -> Value:
+        try:
+            return self.value(row)
+        except RowError as error:
+            return error
+
+    def _refusal(self, row: int, raw: bytes) -> RowError:
+        reason, _, message = raw[len(_BAD) :].decode("utf-8").partition(" ")
+        return RowError(msgspec.json.decode(message), reason=reason, path=self.entry.path, row=row)
+
+    def _copy(self) -> LineReader:
+        """The file's rows as an indexed copy, made on first use."""
+        if self._single is None:
+            try:
+                self._single = self._make_copy(self._shelf)
+            except CacheError as error:
+                if not is_forbidden(error):
+                    raise
+                self._single = self._make_copy(private_shelf())
+        return self._single
+
+    def _make_copy(self, shelf: Shelf) -> LineReader:
+        name = key({"what": "rows as lines", "format": INDEX_FORMAT, "content": self.digest()})
+        note = shelf.note(name)
+        if note is None or not (shelf.has(note["copy"]) and shelf.has(note["index"])):
+            copy = write_copy(self._lines(), shelf)
+            content = CopyFile(shelf.place(copy), self.entry.path)
+            document = write_index(shelf, "lines", LineScan(content))
+            note = {
+                "copy": copy,
+                "index": index_key("lines", document.digest),
+                "rows": document.rows,
+                "bytes": document.bytes,
+            }
+            self._check()
+            shelf.write_note(name, note)
+        entry = msgspec.structs.replace(
+            self.entry, kind="lines", copy=note["copy"], index=note["index"], bytes=note["bytes"]
+        )
+        return LineReader(entry, shelf, self.number)
+
+    def _lines(self) -> Iterator[bytes]:
+        for _, values in self.stream(0, self.rows):
+            lines = [
+                _BAD + value.reason.encode() + b" " + msgspec.json.encode(value.message)
+                if isinstance(value, RowError)
+                else encode(value)
+                for value in values
+            ]
+            yield b"\n".join([*lines, b""])
+
+    # --- blocks ----------------------------------------------------------------------------
+
+    def digest(self) -> str:
+        """The content's digest, computed once per state of the file."""
+        if not self._digest:
+            self._digest = self._remembered_digest()
+        return self._digest
+
+    def _remembered_digest(self) -> str:
+        name = key(
+            {
+                "what": "file hashed",
+                "format": INDEX_FORMAT,
+                "location": self.entry.location,
+                "signature": list(self.entry.signature),
+            }
+        )
+        note = self._shelf.note(name) if self.entry.settled else None
+        if note is not None:
+            return str(note["digest"])
+        file = LocalFile(self.entry.location, self.entry.expected)
+        digest = content_digest(file, self.entry.kind)
+        if self.entry.settled:
+            try:
+                self._shelf.write_note(name, {"digest": digest})
+            except CacheError as error:
+                if not is_forbidden(error):
+                    raise
+        return digest
+
+    def source_file(self) -> SourceFile:
+        """What is known about the file."""
+        entry = self.entry
+        return SourceFile(entry.path, entry.kind, entry.bytes, entry.rows, self.digest())
+
+    def blocks(self, part: Part) -> Iterator[Block]:
+        """Ranges of rows of bounded size."""
+        table, _ = self._opened or self._open()
+        content = self.digest()
+        for begin, end, size in plan_ranges(table.groups):
+            first, last = max(begin, part.first), min(end, part.last)
+            if first >= last:
+                continue
+            yield Block(
+                file=self.number,
+                path=self.entry.path,
+                kind=self.entry.kind,
+                first_row=first,
+                rows=last - first,
+                first_line=None,
+                offset=None,
+                length=size * (last - first) // (end - begin),
+                digest=range_digest(content, first, last),
+                location=self.entry.location,
+                signature=self.entry.signature,
+                settled=self.entry.settled,
+                content=content,
+            )
+
+
+def check_signature(location: str, path: str, expected: Signature) -> None:
+    """Raise `SourceChanged` when a file is not in the state it was opened in."""
+    file = LocalFile(location, expected)
+    file.path = path
+
+
+_cursors: list[tuple[int, str, tuple[int, ...], Cursor]] = []  # at most one, taken while in use
+
+
+def _cursor(block: Block) -> Cursor:
+    """The cursor of the last block, when this one is of the same state of the same file."""
+    try:
+        process, location, signature, cursor = _cursors.pop()
+    except IndexError:
+        process = 0
+    if process == os.getpid() and (location, signature) == (block.location, block.signature):
+        return cursor
+    return Cursor(open_table(block.kind, block.location, block.path))
+
+
+def read_columnar_block(block: Block) -> BlockRows:
+    """Read a range of rows."""
+    file = LocalFile(block.location, Signature(*block.signature))
+    file.path = block.path
+    first, last = block.first_row, block.first_row + block.rows
+    if not block.settled and content_digest(file, block.kind) != block.content:
+        raise changed(block)
+    if range_digest(block.content, first, last) != block.digest:
+        raise changed(block)
+    cursor = _cursor(block)
+    if last > cursor.table.rows:
+        raise changed(block)
+    form = RowForm(cursor.table.schema, block.path)
+    try:
+        values = [v for row, batch in cursor.take(first, last) for v in form.rows(batch, row)]
+    finally:
+        file.check()  # changed rather than damaged?
+    _cursors[:] = [(os.getpid(), block.location, block.signature, cursor)]
+    raw = [b"" if isinstance(value, RowError) else encode(value) for value in values]
+    unknown = np.full(len(raw), -1, dtype=np.int64)
+    lengths = np.array([len(data) for data in raw], dtype=np.int64)
+    return BlockRows(raw, values, unknown, unknown.copy(), lengths)

@@ -1,0 +1,251 @@
+"""Parquet and Arrow files as runs of record batches.
+
+A `Table` knows its *groups* (Parquet's row groups, Arrow's record batches) with their rows and
+decoded bytes, and gives the record batches of any range of rows. Counting needs only footers and
+metadata. `plan_ranges` makes blocks of it: a pure function of the groups' sizes, splitting large
+groups evenly and joining small neighbours.
+
+pyarrow's errors become `SourceError` here, with the file's name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tokenmill.errors import SourceError
+from tokenmill.files import is_network
+from tokenmill.source.limits import COLUMNAR_BLOCK
+
+_BATCH_ROWS = 1024  # rows decoded at once
+_STREAM_END = b"\xff\xff\xff\xff\0\0\0\0"
+_ARROW_FILE = b"ARROW1"
+
+
+class Group(NamedTuple):
+    """A row group or record batch."""
+
+    rows: int
+    bytes: int  # decoded
+
+
+def plan_ranges(
+    groups: Sequence[Group], target: int = COLUMNAR_BLOCK
+) -> Iterator[tuple[int, int, int]]:
+    """Cut a file into ranges of rows of about the target size.
+
+    A range lies within one group, or is made of whole small ones.
+
+    Yields:
+        (first row, behind the last row, decoded bytes).
+    """
+    first = row = size = 0
+    for group in groups:
+        if row > first and size + group.bytes > target:
+            yield first, row, size
+            first, size = row, 0
+        pieces = min(-(-group.bytes // target), group.rows)
+        if pieces > 1:
+            for piece in range(pieces):
+                start = row + group.rows * piece // pieces
+                stop = row + group.rows * (piece + 1) // pieces
+                yield start, stop, group.bytes * (stop - start) // group.rows
+            first, size = row + group.rows, 0
+        else:
+            size += group.bytes
+        row += group.rows
+    if row > first:
+        yield first, row, size
+
+
+@contextlib.contextmanager
+def arrow_errors(path: str) -> Iterator[None]:
+    """Translate what pyarrow raises about a file."""
+    try:
+        yield
+    except (pa.ArrowException, OSError, ValueError) as error:
+        if isinstance(error, SourceError):
+            raise
+        text = str(error).strip().splitlines()
+        raise SourceError(
+            f"cannot be read, it may be truncated or damaged: {text[0] if text else error!r}",
+            path=path,
+        ) from error
+
+
+class Table:
+    """An opened Parquet or Arrow file.
+
+    Args:
+        location: The file.
+        path: What to call it in errors.
+
+    Attributes:
+        groups: Its row groups or record batches.
+        schema: Its columns.
+    """
+
+    def __init__(self, location: str, path: str) -> None:
+        self.path = path
+        self.location = location
+        self.groups: list[Group] = []
+        self.schema: Any = None
+
+    def _ready(self) -> None:
+        self.starts = [0, *accumulate(group.rows for group in self.groups)]
+
+    @property
+    def rows(self) -> int:
+        """Rows in the file."""
+        return self.starts[-1]
+
+    def group_batches(self, group: int) -> Iterator[Any]:
+        """The record batches of one group, in order."""
+        raise NotImplementedError
+
+    def batches(self, first: int, last: int) -> Iterator[tuple[int, Any]]:
+        """Record batches of the rows ``first:last`` with the row each begins at."""
+        group = bisect_right(self.starts, first) - 1
+        while first < last and group < len(self.groups):
+            row = self.starts[group]
+            for batch in self.group_batches(group):
+                begin, end = max(first, row), min(last, row + batch.num_rows)
+                if begin < end:
+                    yield begin, batch.slice(begin - row, end - begin)
+                row += batch.num_rows
+                if row >= last:
+                    return
+            group += 1
+
+
+class ParquetTable(Table):
+    """A Parquet file: groups from the footer."""
+
+    def __init__(self, location: str, path: str) -> None:
+        super().__init__(location, path)
+        with arrow_errors(path):
+            file = pq.ParquetFile(location)
+            footer = self._footer = file.metadata
+            for number in range(footer.num_row_groups):
+                group = footer.row_group(number)
+                self.groups.append(Group(group.num_rows, group.total_byte_size))
+            self.schema = file.schema_arrow
+        self._ready()
+
+    def group_batches(self, group: int) -> Iterator[Any]:
+        """Decode one row group, a thousand rows at a time."""
+        with arrow_errors(self.path):
+            # A reader of its own, as cheap as opening a file: threads must not share one.
+            file = pq.ParquetFile(self.location, metadata=self._footer)
+            yield from file.iter_batches(
+                batch_size=_BATCH_ROWS, row_groups=[group], use_threads=False
+            )
+
+
+class ArrowTable(Table):
+    """An Arrow IPC file or stream: groups from the batches' metadata."""
+
+    def __init__(self, location: str, path: str) -> None:
+        super().__init__(location, path)
+        with arrow_errors(path):
+            with open(location, "rb") as file:
+                self._is_file = file.read(len(_ARROW_FILE)) == _ARROW_FILE
+                if not self._is_file:
+                    file.seek(max(0, os.fstat(file.fileno()).st_size - len(_STREAM_END)))
+                    if file.read() != _STREAM_END:
+                        raise SourceError(
+                            "the stream has no end mark: the file is truncated", path=path
+                        )
+            with self._reader() as reader:
+                self.schema = reader.schema
+                for batch in self._all(reader):
+                    self.groups.append(Group(batch.num_rows, batch.nbytes))
+        self._ready()
+        self._spare: list[tuple[int, int, Any]] = []  # (process, next batch, reader)
+
+    def _reader(self) -> Any:
+        # Mapped, so that skipping costs nothing; but never where a map can end the process.
+        if is_network(self.location):
+            source = pa.OSFile(self.location)
+        else:
+            source = pa.memory_map(self.location)
+        return pa.ipc.open_file(source) if self._is_file else pa.ipc.open_stream(source)
+
+    def _all(self, reader: Any) -> Iterator[Any]:
+        if self._is_file:
+            for number in range(reader.num_record_batches):
+                yield reader.get_batch(number)
+        else:
+            yield from reader
+
+    def group_batches(self, group: int) -> Iterator[Any]:
+        """One record batch, in portions."""
+        with arrow_errors(self.path):
+            batch = self._batch(group)
+            for start in range(0, batch.num_rows, _BATCH_ROWS):
+                yield batch.slice(start, _BATCH_ROWS)
+
+    def _batch(self, group: int) -> Any:
+        if self._is_file:
+            with self._reader() as reader:
+                return reader.get_batch(group)
+        try:
+            process, position, reader = self._spare.pop()  # taken: another thread opens its own
+        except IndexError:
+            process, position, reader = 0, 0, None
+        # A reader from before a fork may share its file position with the parent's.
+        if process != os.getpid() or position > group:
+            position, reader = 0, self._reader()
+        while position < group:
+            reader.read_next_batch()
+            position += 1
+        batch = reader.read_next_batch()
+        self._spare[:] = [(os.getpid(), group + 1, reader)]
+        return batch
+
+
+class Cursor:
+    """Reads ranges of one table, going on from where the last one ended.
+
+    A row group can only be decoded from its beginning; whoever takes its ranges in order decodes
+    it once.
+
+    Args:
+        table: The file.
+    """
+
+    def __init__(self, table: Table) -> None:
+        self.table = table
+        self._row = 0
+        self._coming = table.batches(0, table.rows)
+        self._held: Any = None
+
+    def take(self, first: int, last: int) -> Iterator[tuple[int, Any]]:
+        """Record batches of the rows ``first:last`` with the row each begins at."""
+        starts = self.table.starts
+        other_group = bisect_right(starts, first) != bisect_right(starts, self._row)
+        if first < self._row or (other_group and first != self._row):
+            self._row, self._held = first, None
+            self._coming = self.table.batches(first, self.table.rows)
+        while self._row < last:
+            batch = self._held
+            if batch is None:
+                _, batch = next(self._coming)
+            end = min(last, self._row + batch.num_rows)
+            begin = min(max(first, self._row), end)
+            if begin < end:
+                yield begin, batch.slice(begin - self._row, end - begin)
+            rest = batch.slice(end - self._row)
+            self._row, self._held = end, rest if rest.num_rows else None
+
+
+def open_table(kind: str, location: str, path: str) -> Table:
+    """Open a "parquet" or "arrow" file."""
+    return (ParquetTable if kind == "parquet" else ArrowTable)(location, path)

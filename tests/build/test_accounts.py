@@ -1,0 +1,186 @@
+"""Every row accounted for: rows in = rows out + rejected, each with its origin."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.build.making import EXAMPLES, INLINE, TOKENIZER, conversations, write_rows
+from tokenmill import RowError, SourceError, prepare
+from tokenmill.api import run_recipe
+from tokenmill.build.outcome import Prepared
+from tokenmill.errors import REASONS
+
+ROLES = ("system", "user", "assistant", "tool", "narrator")
+
+texts = st.text(max_size=12)
+message = st.fixed_dictionaries(
+    {"role": st.sampled_from(ROLES), "content": texts | st.none() | st.integers()}
+)
+row = st.one_of(
+    st.fixed_dictionaries({"messages": st.lists(message, max_size=5)}),
+    st.fixed_dictionaries({"messages": texts | st.integers() | st.none()}),
+    st.fixed_dictionaries({"text": texts}),
+    st.fixed_dictionaries({"prompt": texts, "completion": texts}),
+    st.fixed_dictionaries({"instruction": texts, "input": texts, "output": texts}),
+    st.lists(st.integers(), max_size=2),
+    st.integers() | texts | st.none(),
+).map(lambda value: json.dumps(value, ensure_ascii=False).encode("utf-8", "surrogatepass"))
+broken = st.sampled_from(
+    [b"{", b'{"messages": [', b"\xff\xfe", b'{"a": NaN}', b'{"text": "\\ud800"}', b"[" * 600,
+     b'{"text": 1e400}', b"\xef\xbb\xbf{}", b'{"text": "a\x00b"}']
+)  # fmt: skip
+blank = st.sampled_from([b"", b" ", b"\t ", b"\r"])
+ends = st.sampled_from([b"\n", b"\r\n"])
+files = st.lists(st.tuples(row | broken | blank, ends), max_size=30)
+
+
+def run(source: Any, **arguments: Any) -> Prepared:
+    return run_recipe(source, str(TOKENIZER), **(INLINE | arguments))
+
+
+def check_account(prepared: Prepared, data: bytes) -> None:
+    """What the totals say is what the store holds, and every origin points at its row."""
+    totals, store = prepared.summary(), prepared.store
+    rejected = list(store.rejected_rows())
+    assert totals["rows_in"] == totals["rows_out"] + sum(totals["rejected"].values())
+    assert totals["rows_out"] == len(store)
+    assert sum(totals["rejected"].values()) == len(rejected)
+    assert set(totals["rejected"]) <= set(REASONS)
+    assert totals["tokens"] == int(store.lengths.sum())
+    assert totals["trained_tokens"] == int(store.trained.sum())
+    lines = data.split(b"\n")
+    for origin in [served.origin for served in store] + [origin for origin, _, _ in rejected]:
+        assert origin.line is not None
+        assert origin.offset is not None
+        own = data[origin.offset : origin.offset + origin.length]
+        line = lines[origin.line - 1]
+        assert line.rstrip(b"\r") == own or line.removeprefix(b"\xef\xbb\xbf").rstrip(b"\r") == own
+
+
+@given(lines=files, expand=st.sampled_from(["none", "turns"]), trailing=st.booleans())
+@settings(
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_dirty_file_is_accounted_for_row_by_row(
+    tmp_path: Path, lines: list[tuple[bytes, bytes]], expand: str, trailing: bool
+) -> None:
+    data = b"".join(line + end for line, end in lines)
+    source = tmp_path / "dirty.jsonl"
+    source.write_bytes(data)
+    # The chance that a drawn text ends a line is nought: JSON escapes control characters.
+    rows = sum(1 for line in data.split(b"\n") if line.strip(b" \t\r"))
+    try:
+        prepared = run_recipe(
+            str(source),
+            str(TOKENIZER),
+            expand=expand,
+            trailing="trim" if trailing else "reject",
+            judge=False,
+            **INLINE,
+        )
+    except SourceError as error:
+        assert not rows, error
+        return
+    assert prepared.summary()["source_rows"] == rows
+    if expand == "none":
+        assert prepared.summary()["rows_in"] == rows
+    check_account(prepared, data)
+
+
+def test_expanded_turns_count_rows_in_and_source_rows(tmp_path: Path) -> None:
+    turns = conversations(1)[0]["messages"]
+    rows = [{"messages": turns * 3}, {"messages": turns}, "{", {"messages": turns[:1]}]
+    source = write_rows(tmp_path / "turns.jsonl", rows)
+    prepared = run(source, expand="turns")
+    summary = prepared.summary()
+    assert summary["source_rows"] == 4
+    assert summary["rows_out"] == 4, "three turns and one"
+    assert summary["rows_in"] == 6
+    assert sum(summary["rejected"].values()) == 2
+    assert [served.origin.row for served in prepared.store] == [0, 0, 0, 1]
+    lengths = prepared.store.lengths.tolist()
+    assert lengths[0] < lengths[1] < lengths[2]
+    check_account(prepared, source.read_bytes())
+
+
+@pytest.mark.parametrize("limit", [None, 80])
+def test_examples_are_accounted_for(limit: int | None) -> None:
+    for name in ("conversations.jsonl", "dirty.jsonl"):
+        source = EXAMPLES / name
+        check_account(run(str(source), max_length=limit), source.read_bytes())
+
+
+def test_carried_columns_keep_their_values(tmp_path: Path) -> None:
+    values: list[Any] = [1, "ä", None, [1, {"b": None}], {"x": 1.5}, True, 2**60]
+    rows = [{**row, "extra": value} for row, value in zip(conversations(7), values, strict=True)]
+    del rows[2]["extra"]
+    rows.insert(3, {"messages": 1, "extra": "rejected"})
+    store = run(write_rows(tmp_path / "c.jsonl", rows), carry=("extra", "id")).store
+    assert [row.carried["extra"] for row in store] == values
+    assert [row.carried["id"] for row in store] == list(range(7))
+
+
+def test_turns_partition_the_tokens_and_name_the_roles() -> None:
+    store = run(str(EXAMPLES / "conversations.jsonl")).store
+    seen = set()
+    for row in store:
+        ends = [0]
+        for role, start, end in row.turns:
+            seen.add(role)
+            assert start == ends[-1]
+            ends.append(end)
+            if role != "assistant":
+                assert not row.loss_mask[start:end].any(), "only the assistant is trained"
+        assert ends[-1] == len(row.input_ids)
+    assert seen == {"system", "user", "assistant", "tool"}
+
+
+def test_on_bad_row_raise_stops_build_and_hit_alike(tmp_path: Path) -> None:
+    source = write_rows(tmp_path / "d.jsonl", [*conversations(3), '{"messages": 7}', "{"])
+    for _ in ("build", "hit"):
+        with pytest.raises(RowError) as caught:
+            prepare(str(source), str(TOKENIZER), on_bad_row="raise", **INLINE)
+        assert (caught.value.row, caught.value.line) == (3, 4)
+        assert caught.value.reason == "bad_shape"
+    assert len(prepare(str(source), str(TOKENIZER), **INLINE)) == 3
+
+
+def test_disabled_cache_leaves_nothing_behind(
+    tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(scratch))
+    source = write_rows(tmp_path / "c.jsonl", conversations(5))
+    store = prepare(str(source), str(TOKENIZER), disable_cache=True, **INLINE)
+    wanted = [row.input_ids.tolist() for row in prepare(str(source), str(TOKENIZER), **INLINE)]
+    assert [row.input_ids.tolist() for row in store] == wanted
+    [private] = scratch.iterdir()
+    assert store.path.is_relative_to(private)
+    row = store[0]
+    del store
+    assert row.origin.line == 1, "a row that is held keeps its store, and so the directory"
+    assert private.exists()
+    del row
+    assert not list(scratch.iterdir())
+
+
+def test_disabled_cache_that_fails_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(scratch))
+    with pytest.raises(SourceError):
+        prepare(str(tmp_path / "none.jsonl"), str(TOKENIZER), disable_cache=True, **INLINE)
+    assert not list(scratch.iterdir())
+    bad = write_rows(tmp_path / "bad.jsonl", ["{"])
+    with pytest.raises(SourceError, match="no row left"):
+        prepare(str(bad), str(TOKENIZER), disable_cache=True, **INLINE)
+    assert not list(scratch.iterdir())

@@ -1,0 +1,240 @@
+"""The key is the content: what must change it (T11) and what must not (T12)."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tokenmill
+from tests.build.making import TOKENIZER, conversations, write_rows
+from tokenmill.api import explain_recipe
+
+Change = Callable[[Path, Path], dict[str, Any]]
+"""Changes the source or the tokenizer in place and returns further arguments."""
+
+BASE = {"template_kwargs": {"enable_thinking": True}, "date": "2026-11-15"}
+
+
+def same_size_edit(source: Path, tokenizer: Path) -> dict[str, Any]:
+    """One letter, same size, same mtime to the nanosecond."""
+    before = source.stat()
+    data = source.read_bytes()
+    at = data.index(b"amber")
+    source.write_bytes(data[:at] + b"AMBER" + data[at + 5 :])
+    os.utime(source, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert (source.stat().st_size, source.stat().st_mtime_ns) == (
+        before.st_size,
+        before.st_mtime_ns,
+    )
+    return {}
+
+
+def edited_json(path: Path, edit: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+    document = json.loads(path.read_text(encoding="utf-8"))
+    edit(document)
+    path.write_text(json.dumps(document, ensure_ascii=False), encoding="utf-8")
+    return {}
+
+
+def one_merge(source: Path, tokenizer: Path) -> dict[str, Any]:
+    """The last merge goes; no row of the source uses it, the tokenizer is another all the same."""
+    return edited_json(tokenizer / "tokenizer.json", lambda d: d["model"]["merges"].pop())
+
+
+def one_added_token(source: Path, tokenizer: Path) -> dict[str, Any]:
+    def edit(document: dict[str, Any]) -> None:
+        known = [token["id"] for token in document["added_tokens"]]
+        number = max([*known, *document["model"]["vocab"].values()]) + 1
+        token = {**document["added_tokens"][0], "id": number, "content": "<|never seen|>"}
+        document["added_tokens"].append(token)
+
+    return edited_json(tokenizer / "tokenizer.json", edit)
+
+
+def other_eos(source: Path, tokenizer: Path) -> dict[str, Any]:
+    def edit(document: dict[str, Any]) -> None:
+        document["eos_token"] = "<|im_start|>"
+
+    return edited_json(tokenizer / "tokenizer_config.json", edit)
+
+
+def template_blank(source: Path, tokenizer: Path) -> dict[str, Any]:
+    path = tokenizer / "chat_template.jinja"
+    path.write_text(path.read_text() + "{# #}")
+    return {}
+
+
+def own_template(source: Path, tokenizer: Path) -> dict[str, Any]:
+    path = source.parent / "own.jinja"
+    path.write_text((tokenizer / "chat_template.jinja").read_text() + "{# mine #}")
+    return {"chat_template": str(path)}
+
+
+def given(**arguments: Any) -> Change:
+    return lambda source, tokenizer: arguments
+
+
+def appended(source: Path, tokenizer: Path) -> dict[str, Any]:
+    with open(source, "a") as file:
+        file.write(json.dumps(conversations(1, first=77)[0]) + "\n")
+    return {}
+
+
+def swapped_rows(source: Path, tokenizer: Path) -> dict[str, Any]:
+    lines = source.read_text().splitlines()
+    write_rows(source, [lines[1], lines[0], *lines[2:]])
+    return {}
+
+
+CHANGES: dict[str, Change] = {
+    "same-size edit, mtime restored": same_size_edit,
+    "row appended": appended,
+    "rows swapped": swapped_rows,
+    "one merge": one_merge,
+    "one added token": one_added_token,
+    "another eos token": other_eos,
+    "blank in the template": template_blank,
+    "own template": own_template,
+    "template_kwargs": given(template_kwargs={"enable_thinking": False}),
+    "template_kwargs gone": given(template_kwargs=None),
+    "date": given(date="2026-11-16"),
+    "format": given(format="messages"),
+    "messages_key": given(messages_key="messages"),
+    "tools_key": given(tools_key="functions"),
+    "system_key": given(system_key="preamble"),
+    "text_key": given(text_key="content"),
+    "prompt_key": given(prompt_key="question"),
+    "completion_key": given(completion_key="answer"),
+    "train_on": given(train_on="last_assistant_message"),
+    "train_on everything": given(train_on="everything"),
+    "turn_end": given(turn_end="turn"),
+    "expand": given(expand="turns"),
+    "trailing": given(trailing="trim"),
+    "append_eos": given(append_eos=False),
+    "max_length": given(max_length=100),
+    "overlong": given(max_length=100, overlong="truncate"),
+    "carry": given(carry=("id",)),
+    "carry two": given(carry=("id", "topic")),
+    "carry in another order": given(carry=("topic", "id")),
+}
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    return write_rows(tmp_path / "chat.jsonl", conversations(12))
+
+
+@pytest.fixture
+def tokenizer(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(TOKENIZER, tmp_path / "tokenizer"))
+
+
+def key_of(source: Path, tokenizer: Any, **arguments: Any) -> str:
+    """The key that `prepare` would look for; nothing is built."""
+    stated = {"tokenizer_backend": "file", "executor": "inline", **BASE, **arguments}
+    return str(explain_recipe(str(source), tokenizer, **stated)["key"])
+
+
+def test_one_change_matrix_gives_every_case_a_key_of_its_own(
+    source: Path, tokenizer: Path, tmp_path: Path
+) -> None:
+    keys = {"nothing": key_of(source, str(tokenizer))}
+    for name, change in CHANGES.items():
+        room = tmp_path / name.replace(" ", "-")
+        room.mkdir()
+        # In place, in the cache that has seen the original under the same path.
+        kept = shutil.copytree(tokenizer, room / "tokenizer"), room / "chat.jsonl"
+        shutil.copy2(source, kept[1])
+        arguments = change(source, tokenizer)
+        keys[name] = key_of(source, str(tokenizer), **arguments)
+        shutil.copy2(kept[1], source)
+        shutil.rmtree(tokenizer)
+        shutil.copytree(kept[0], tokenizer)
+        assert key_of(source, str(tokenizer)) == keys["nothing"], f"{name}: undone, yet another key"
+    by_key: dict[str, list[str]] = {}
+    for name, key in keys.items():
+        by_key.setdefault(key, []).append(name)
+    shared = [names for names in by_key.values() if len(names) > 1]
+    assert not shared, f"cases with one key: {shared}"
+
+
+def test_overlong_without_a_limit_decides_nothing(source: Path) -> None:
+    assert key_of(source, str(TOKENIZER), overlong="truncate") == key_of(source, str(TOKENIZER))
+
+
+PROGRAM = """
+import json, sys, tokenmill.api as api
+given = json.loads(sys.argv[3])
+print(api.run_recipe(sys.argv[1], sys.argv[2], progress=False, tokenizer_backend="file",
+                     executor="inline", **given).store.key)
+"""
+
+
+def key_elsewhere(source: Path, cwd: Path, **environment: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, os.fspath(source), str(TOKENIZER), json.dumps(BASE)],
+        env={**os.environ, "PYTHONPATH": str(Path(tokenmill.__file__).parent.parent)} | environment,
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {"PYTHONHASHSEED": "1", "TZ": "Asia/Kathmandu", "LANG": "C", "LC_ALL": "C"},
+        {"PYTHONHASHSEED": "77", "TZ": "America/St_Johns", "LC_ALL": "C.UTF-8", "HOSTNAME": "x"},
+    ],
+    ids=["one", "other"],
+)
+def test_process_environment_changes_no_key(
+    source: Path, tmp_path: Path, environment: dict[str, str]
+) -> None:
+    key = key_of(source, str(TOKENIZER))
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    cache = {"TOKENMILL_CACHE_DIR": str(tmp_path / "another")}
+    relative = Path(os.path.relpath(source, elsewhere))
+    assert key_elsewhere(relative, elsewhere, **environment, **cache) == key
+
+
+def test_renamed_tokenizer_and_its_file_are_the_same(source: Path, tokenizer: Path) -> None:
+    key = key_of(source, str(TOKENIZER))
+    moved = tokenizer.rename(tokenizer.parent / "another name")
+    assert key_of(source, str(moved)) == key
+    assert key_of(source, str(moved / "tokenizer.json")) == key
+
+
+def test_tokenizer_objects_are_known_by_what_they_do(source: Path) -> None:
+    from tokenizers import Tokenizer
+
+    used = Tokenizer.from_file(str(TOKENIZER / "tokenizer.json"))
+    fresh = Tokenizer.from_file(str(TOKENIZER / "tokenizer.json"))
+    used.enable_truncation(7)
+    used.enable_padding(length=9)
+    used.encode("used with truncation")
+    template = {"chat_template": (TOKENIZER / "chat_template.jinja").read_text()}
+    keys = {key_of(source, given, **template) for given in (fresh, used)}
+    assert len(keys) == 1
+    assert used.truncation is not None, "the caller's object is not changed"
+
+
+def test_transformers_tokenizer_object_is_the_directory(source: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    loaded = transformers.AutoTokenizer.from_pretrained(str(TOKENIZER))
+    used = transformers.AutoTokenizer.from_pretrained(str(TOKENIZER))
+    used("some words", truncation=True, max_length=3)
+    backend = {"tokenizer_backend": "transformers"}
+    by_object = {key_of(source, given, **backend) for given in (loaded, used)}
+    assert by_object == {key_of(source, str(TOKENIZER), **backend)}

@@ -1,0 +1,170 @@
+"""Recipes as objects and as files: the same names, the same store."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import tokenmill as tm
+from tests.build.making import INLINE, TOKENIZER, conversations, write_rows
+from tokenmill.api import resolve_call
+from tokenmill.build.recipe import RunOptions
+
+EVERY_NAME: dict[str, Any] = {
+    "tokenizer_backend": "file",
+    "trust_remote_code": False,
+    "format": "messages",
+    "messages_key": "messages",
+    "tools_key": "functions",
+    "system_key": "preamble",
+    "text_key": "body",
+    "prompt_key": "question",
+    "completion_key": "answer",
+    "template_kwargs": {"enable_thinking": False},
+    "date": "2026-11-15",
+    "train_on": "last_assistant_message",
+    "turn_end": "turn",
+    "expand": "turns",
+    "trailing": "trim",
+    "append_eos": False,
+    "max_length": 64,
+    "overlong": "truncate",
+    "carry": ["id"],
+    "on_bad_row": "raise",
+    "max_rejected": "5%",
+    "num_workers": 0,
+    "force_recache": False,
+    "disable_cache": False,
+    "engine": "hf",
+    "rehash": True,
+}
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    return write_rows(tmp_path / "data" / "chat.jsonl", conversations(6))
+
+
+def write_recipe(path: Path, **members: Any) -> Path:
+    path.write_text(yaml.safe_dump(members))
+    return path
+
+
+def test_recipe_object_and_arguments_make_one_store(source: Path) -> None:
+    recipe = tm.Recipe(source, tokenizer=str(TOKENIZER), tokenizer_backend="file", turn_end="turn")
+    by_recipe = tm.prepare(recipe, executor="inline", progress=False)
+    by_name = tm.prepare(str(source), str(TOKENIZER), turn_end="turn", **INLINE)
+    assert by_recipe.key == by_name.key
+    overridden = tm.prepare(recipe, max_length=400, executor="inline", progress=False)
+    assert overridden.manifest["document"]["recipe"]["max_length"] == 400
+    assert overridden.manifest["document"]["recipe"]["turn_end"] == "turn"
+
+
+def test_recipe_file_takes_every_name_and_paths_relative_to_itself(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    template = tmp_path / "own.jinja"
+    template.write_text((TOKENIZER / "chat_template.jinja").read_text())
+    named = {field.name for field in (*fields(tm.Recipe), *fields(RunOptions))}
+    apart = {"sources", "tokenizer", "chat_template", "cache_dir"}
+    assert named == set(EVERY_NAME) | apart, "a name without a test"
+    (tmp_path / "tok").symlink_to(TOKENIZER)
+    (tmp_path / "cache").mkdir()
+    path = write_recipe(
+        tmp_path / "recipe.yaml",
+        sources=["data/*.jsonl"],
+        tokenizer="tok",
+        chat_template="own.jinja",
+        cache_dir="cache",
+        executor="inline",
+        **EVERY_NAME,
+    )
+    monkeypatch.chdir("/")
+    recipe, options, _ = resolve_call(str(path), None, None, {})
+    for name, value in EVERY_NAME.items():
+        holder = recipe if hasattr(recipe, name) else options
+        wanted = {"carry": ("id",), "max_rejected": 0.05}.get(name, value)
+        assert getattr(holder, name) == wanted, name
+    store = tm.prepare(str(path))
+    assert len(store) == 6
+    assert store.path.is_relative_to(tmp_path / "cache")
+    assert store[0].carried == {"id": 0}
+
+
+def test_unquoted_date_in_yaml_is_a_date(source: Path, tmp_path: Path) -> None:
+    path = tmp_path / "recipe.yaml"
+    path.write_text(f"sources: {source}\ntokenizer: {TOKENIZER}\ndate: 2026-11-15\n")
+    recipe, _, _ = resolve_call(str(path), None, None, {})
+    assert recipe.date == "2026-11-15"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("sources: x\ntokeniser: y\n", "tokeniser"),
+        ("- a\n- b\n", "mapping"),
+        ("a: [", "YAML"),
+        ("", "mapping"),
+        ("1: 2\n", "mapping"),
+        ("sources: x\n", "no tokenizer"),
+        ("tokenizer: x\n", "no sources"),
+        ("sources: x\ntokenizer: y\nmax_length: -3\n", "max_length"),
+        ("sources: x\ntokenizer: y\nmax_length: true\n", "max_length"),
+        ("sources: x\ntokenizer: y\noverlong: 3\n", "overlong"),
+        ("sources: x\ntokenizer: y\ncarry: 3\n", "carry"),
+        ("sources: 3\ntokenizer: y\n", "sources"),
+        ("sources: x\ntokenizer: y\nexecutor: slurm\n", "executor"),
+        ("sources: x\ntokenizer: y\nnum_workers: many\n", "num_workers"),
+        ("sources: x\ntokenizer: y\ntrust_remote_code: 'no'\n", "trust_remote_code"),
+        ("sources: x\ntokenizer: y\nappend_eos: 'no'\n", "append_eos"),
+        ("sources: x\ntokenizer: y\nforce_recache: 'no'\n", "force_recache"),
+        ("sources: x\ntokenizer: y\ncache_dir: 3\n", "cache_dir"),
+        ("sources: x\ntokenizer: y\nexecutor: 3\n", "executor"),
+        ("sources: x\ntokenizer: y\nmax_rejected: 200%\n", "max_rejected"),
+        ("sources: x\ntokenizer: y\ntemplate_kwargs: 7\n", "template_kwargs"),
+        ("sources: x\ntokenizer: y\ntrain_on: users\n", "train_on"),
+    ],
+)
+def test_recipe_file_that_is_wrong_is_refused(tmp_path: Path, text: str, said: str) -> None:
+    path = tmp_path / "recipe.yml"
+    path.write_text(text)
+    with pytest.raises(tm.UsageError, match=said):
+        tm.prepare(str(path))
+
+
+def test_missing_recipe_file_is_said_so(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="no such recipe"):
+        tm.prepare(str(tmp_path / "none.yaml"))
+
+
+def test_recipe_is_checked_where_it_is_made() -> None:
+    with pytest.raises(tm.UsageError, match="no sources"):
+        tm.Recipe((), tokenizer="t")
+    with pytest.raises(tm.UsageError, match="turn_end"):
+        tm.Recipe("a", tokenizer="t", turn_end="late")
+    assert tm.Recipe("a", tokenizer="t") == tm.Recipe(("a",), tokenizer="t")
+
+
+@pytest.mark.parametrize("kind", ["tokenizers", "transformers"])
+def test_tokenizer_object_makes_the_rows_of_its_files(source: Path, kind: str) -> None:
+    wanted = tm.prepare(str(source), str(TOKENIZER), **INLINE)
+    given: Any
+    if kind == "tokenizers":
+        from tokenizers import Tokenizer
+
+        given = Tokenizer.from_file(str(TOKENIZER / "tokenizer.json"))
+        more = INLINE | {"chat_template": str(TOKENIZER / "chat_template.jinja")}
+    else:
+        transformers = pytest.importorskip("transformers")
+        given = transformers.AutoTokenizer.from_pretrained(str(TOKENIZER))
+        more = INLINE | {"tokenizer_backend": "auto"}
+    store = tm.prepare(str(source), given, **more)
+    for ours, theirs in zip(store, wanted, strict=True):
+        assert ours.input_ids.tolist() == theirs.input_ids.tolist()
+        assert ours.loss_mask.tolist() == theirs.loss_mask.tolist()
+    again = tm.prepare(str(source), given, **more)
+    assert again.key == store.key

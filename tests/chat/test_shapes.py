@@ -1,0 +1,309 @@
+"""Rows of every shape become the same conversation; what is none is rejected with a reason."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.chat.templates import CHATML, THINKING
+from tokenmill.chat import ChatSpec, Renderer
+from tokenmill.chat.shapes import Conversation, Plain, read
+from tokenmill.errors import RowError, UsageError
+
+CALL = {"type": "function", "function": {"name": "look", "arguments": {"at": "sky"}}}
+
+
+def messages(row: Any, **options: Any) -> list[dict[str, Any]]:
+    found = read(row, ChatSpec(**options))
+    assert isinstance(found, Conversation)
+    return found.messages
+
+
+HELLO = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
+
+
+@pytest.mark.parametrize(
+    ("row", "options"),
+    [
+        ({"messages": HELLO}, {}),
+        ({"conversations": HELLO}, {}),
+        ({"talk": HELLO}, {"messages_key": "talk"}),
+        (
+            {
+                "conversations": [
+                    {"from": "human", "value": "Hi"},
+                    {"from": "gpt", "value": "Hello"},
+                ]
+            },
+            {},
+        ),
+        ({"messages": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}]}, {}),
+        ({"instruction": "Hi", "output": "Hello"}, {}),
+        ({"instruction": "Hi", "input": "", "output": "Hello"}, {}),
+        ({"instruction": "Hi", "input": None, "output": "Hello"}, {}),
+        ({"prompt": HELLO[:1], "completion": HELLO[1:]}, {}),
+        ({"prompt": HELLO[:1], "completion": "Hello"}, {}),
+        ({"prompt": "Hi", "completion": HELLO[1:]}, {}),
+        ({"q": HELLO[:1], "a": HELLO[1:]}, {"prompt_key": "q", "completion_key": "a"}),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": "Hi"}]}, HELLO[1]]},
+            {},
+        ),
+        (
+            {
+                "messages": [
+                    {
+                        "role": "user",
+                        "content": [{"type": "text", "value": "H"}, {"type": "text", "text": "i"}],
+                    },
+                    HELLO[1],
+                ]
+            },
+            {},
+        ),
+    ],
+)
+def test_shape_every_spelling_gives_one_conversation(row: Any, options: dict[str, Any]) -> None:
+    assert messages(row, **options) == HELLO
+
+
+def test_shape_alpaca_input_is_joined_by_a_blank_line() -> None:
+    row = {"instruction": "Sum", "input": "1 2", "output": "3"}
+    assert messages(row)[0] == {"role": "user", "content": "Sum\n\n1 2"}
+
+
+def test_shape_system_column_leads_only_where_there_is_none() -> None:
+    assert messages({"messages": HELLO, "system": "S"})[0] == {"role": "system", "content": "S"}
+    own = [{"role": "system", "content": "own"}, *HELLO]
+    assert messages({"messages": own, "system": "S"}) == own
+    assert messages({"messages": HELLO, "system": ""}) == HELLO
+    assert messages({"messages": HELLO, "sys": "S"}, system_key="sys")[0]["content"] == "S"
+
+
+@pytest.mark.parametrize("content", [None, "absent"])
+def test_shape_null_or_absent_content_becomes_empty_text(content: Any) -> None:
+    turn = {"role": "assistant", "tool_calls": [CALL]}
+    if content is None:
+        turn["content"] = None
+    assert messages({"messages": [HELLO[0], turn]})[1]["content"] == ""
+
+
+@pytest.mark.parametrize(
+    "calls",
+    [
+        [CALL],
+        CALL,
+        '[{"type": "function", "function": {"name": "look", "arguments": {"at": "sky"}}}]',
+        '{"type": "function", "function": {"name": "look", "arguments": "{\\"at\\": \\"sky\\"}"}}',
+        [{"type": "function", "function": {"name": "look", "arguments": '{"at": "sky"}'}}],
+    ],
+)
+def test_shape_tool_calls_in_every_spelling_are_one_list(calls: Any) -> None:
+    row = {"messages": [HELLO[0], {"role": "assistant", "content": "", "tool_calls": calls}]}
+    assert messages(row)[1]["tool_calls"] == [CALL]
+
+
+def test_shape_arguments_that_are_no_json_object_stay_text() -> None:
+    for text in ("[1]", "not json", '"text"', "3"):
+        call = {"function": {"name": "f", "arguments": text}}
+        row = {"messages": [HELLO[0], {"role": "assistant", "content": "", "tool_calls": [call]}]}
+        assert messages(row)[1]["tool_calls"] == [call]
+
+
+@pytest.mark.parametrize(
+    "tools", [[{"name": "f"}], {"name": "f"}, '[{"name": "f"}]', '{"name": "f"}']
+)
+def test_shape_tools_in_every_spelling_are_one_list(tools: Any) -> None:
+    found = read({"messages": HELLO, "tools": tools}, ChatSpec())
+    assert isinstance(found, Conversation)
+    assert found.tools == [{"name": "f"}]
+
+
+@pytest.mark.parametrize("tools", [None, "", "  "])
+def test_shape_no_tools_is_none(tools: Any) -> None:
+    found = read({"messages": HELLO, "tools": tools}, ChatSpec())
+    assert isinstance(found, Conversation)
+    assert found.tools is None
+
+
+def test_shape_unknown_keys_pass_through() -> None:
+    turn = {"role": "tool", "content": "x", "tool_call_id": "7", "name": "f", "odd": [1, None]}
+    assert messages({"messages": [HELLO[0], turn]})[1] == turn
+
+
+def test_shape_sharegpt_function_calls_and_observations() -> None:
+    row = {
+        "conversations": [
+            {"from": "human", "value": "w?"},
+            {"from": "function_call", "value": '{"name": "look", "arguments": {"at": "sky"}}'},
+            {"from": "observation", "value": "blue"},
+            {"from": "gpt", "value": "It is blue."},
+        ]
+    }
+    assert messages(row) == [
+        {"role": "user", "content": "w?"},
+        {"role": "assistant", "content": "", "tool_calls": [CALL]},
+        {"role": "tool", "content": "blue"},
+        {"role": "assistant", "content": "It is blue."},
+    ]
+
+
+def test_shape_reasoning_and_call_parts_find_their_place() -> None:
+    parts = [
+        {"type": "reasoning", "value": "hm"},
+        {"type": "text", "value": "Hello"},
+        {"type": "tool_call", "value": '{"name": "look", "arguments": {"at": "sky"}}'},
+    ]
+    found = messages({"messages": [HELLO[0], {"role": "assistant", "content": parts}]})[1]
+    assert found["content"] == "Hello"
+    assert found["reasoning_content"] == "hm"
+    assert found["tool_calls"] == [CALL]
+
+
+def test_shape_parts_with_images_stay_a_list() -> None:
+    parts = [{"type": "image", "image": "a.jpg"}, {"type": "text", "value": "Hi"}]
+    found = messages({"messages": [{"role": "user", "content": parts}, HELLO[1]]})[0]
+    assert found["content"] == [parts[0], {"type": "text", "text": "Hi"}]
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        7,
+        [],
+        {},
+        {"messages": []},
+        {"messages": "text"},
+        {"messages": [1]},
+        {"messages": [{"content": "no role"}]},
+        {"messages": [{"role": "user", "content": 3}]},
+        {"messages": [{"role": 3, "content": "x"}]},
+        {"messages": [{"role": "", "content": "x"}]},
+        {"conversations": [{"from": "stranger", "value": "x"}]},
+        {"text": 3, "messages": None},
+        {"conversations": [{"from": "function_call", "value": "no json"}]},
+        {"instruction": "x", "output": 3},
+        {"instruction": "x", "input": 3, "output": "y"},
+        {"prompt": 3, "completion": "x"},
+        {"prompt": [], "completion": "x"},
+        {"messages": HELLO, "tools": 3},
+        {"messages": HELLO, "tools": "no json"},
+        {"messages": HELLO, "tools": [3]},
+        {"messages": HELLO, "system": 3},
+        {"messages": [HELLO[0], {"role": "assistant", "content": "", "tool_calls": "no json"}]},
+        {"messages": [HELLO[0], {"role": "assistant", "content": "", "tool_calls": 7}]},
+        {"messages": [{"role": "user", "content": [{"type": "text"}]}]},
+        {"messages": [{"role": "user", "content": [3]}]},
+    ],
+)
+def test_shape_what_is_no_conversation_is_rejected(row: Any) -> None:
+    result = Renderer(ChatSpec(), CHATML).render([row, {"messages": HELLO}])
+    assert [(index, part, error.reason) for index, part, error in result.rejected] == [
+        (0, 0, "bad_shape")
+    ]
+    assert result.source == [1]
+
+
+def test_text_gets_its_eos_once_and_is_trained_whole() -> None:
+    renderer = Renderer(ChatSpec(), None, {"eos_token": "</s>"})
+    result = renderer.render([{"text": "a b"}, {"text": "a b</s>"}])
+    assert result.texts == ["a b</s>", "a b</s>"]
+    assert result.spans == [None, None]
+    assert result.turns == [[("text", 7)], [("text", 7)]]
+    plain = Renderer(ChatSpec(append_eos=False), None).render([{"text": "a"}, {"text": ""}])
+    assert plain.texts == ["a"]
+    assert [error.reason for *_, error in plain.rejected] == ["no_trained_tokens"]
+
+
+def test_pair_of_strings_trains_the_completion() -> None:
+    renderer = Renderer(ChatSpec(), CHATML, {"eos_token": "</s>"})
+    result = renderer.render([{"prompt": "2+2=", "completion": "4"}])
+    assert result.texts == ["2+2=4</s>"]
+    assert result.spans == [[(4, 9)]]
+    assert result.turns == [[("prompt", 4), ("completion", 9)]]
+
+
+def test_pair_of_messages_trains_only_the_completions_assistants() -> None:
+    row = {"prompt": [*HELLO, HELLO[0]], "completion": [{"role": "assistant", "content": "Again"}]}
+    result = Renderer(ChatSpec(), CHATML).render([row])
+    spans = result.spans[0]
+    assert spans is not None
+    assert [result.texts[0][a:b] for a, b in spans] == ["Again<|im_end|>"]
+    both = Renderer(ChatSpec(train_on="all_assistant_messages"), CHATML).render([row])
+    assert len(both.spans[0] or []) == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "row"),
+    [
+        ({"train_on": "completion"}, {"messages": HELLO}),
+        ({"train_on": "completion"}, {"text": "x"}),
+        ({"train_on": "all_assistant_messages"}, {"text": "x"}),
+        ({"train_on": "last_assistant_message"}, {"prompt": "x", "completion": "y"}),
+    ],
+)
+def test_train_on_what_rows_cannot_satisfy_is_a_usage_error(options: Any, row: Any) -> None:
+    renderer = Renderer(ChatSpec(**options), CHATML, {"eos_token": "</s>"})
+    with pytest.raises(UsageError, match="train_on="):
+        renderer.render([row])
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"format": "xml"},
+        {"train_on": "some"},
+        {"turn_end": "never"},
+        {"expand": "all"},
+        {"trailing": "keep"},
+        {"date": "15.11.2026"},
+        {"date": "2026-13-01"},
+        {"format": "messages", "train_on": "completion"},
+        {"format": "text", "train_on": "completion"},
+        {"format": "text", "expand": "turns"},
+        {"train_on": "everything", "expand": "turns"},
+        {"template_kwargs": {"messages": []}},
+        {"template_kwargs": [1]},
+        {"text_key": ""},
+    ],
+)
+def test_spec_refuses_what_means_nothing(options: dict[str, Any]) -> None:
+    with pytest.raises(UsageError):
+        ChatSpec(**options)
+
+
+def test_spec_document_holds_every_field() -> None:
+    document = ChatSpec(template_kwargs={"a": 1}).document()
+    assert document["renderer"] == 1
+    assert set(document) > {"format", "date", "train_on", "turn_end", "expand", "trailing"}
+
+
+def test_conversations_without_a_template_are_a_usage_error() -> None:
+    with pytest.raises(UsageError, match="chat_template"):
+        Renderer(ChatSpec(), None).render([{"messages": HELLO}])
+
+
+def test_read_plain_says_its_shape() -> None:
+    assert read({"text": "x"}, ChatSpec()) == Plain("text", "", "x")
+    with pytest.raises(RowError, match="columns are other"):
+        read({"other": 1}, ChatSpec())
+
+
+def test_typed_parts_and_strings_render_alike() -> None:
+    """Tool data in two spellings gives the same text and spans (T24)."""
+    tool = {"role": "tool", "content": "blue"}
+    end = {"role": "assistant", "content": "It is."}
+    as_text = {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [
+            {"type": "function", "function": {"name": "look", "arguments": '{"at": "sky"}'}}
+        ],
+    }
+    as_dict = {"role": "assistant", "content": "", "tool_calls": [CALL]}
+    rows = [{"messages": [HELLO[0], turn, tool, end]} for turn in (as_text, as_dict)]
+    result = Renderer(ChatSpec(), THINKING).render(rows)
+    assert result.rejected == []
+    assert result.texts[0] == result.texts[1]
+    assert result.spans[0] == result.spans[1]

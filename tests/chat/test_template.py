@@ -1,0 +1,186 @@
+# ruff: noqa: E501 - templates on one line are easier to compare
+"""The reference renderer: transformers' behaviour, a pinned date, and hostile templates (P15)."""
+
+from __future__ import annotations
+
+import resource
+import time
+from typing import Any
+
+import pytest
+
+from tests.chat.templates import CHATML, DATED
+from tokenmill.chat import ChatSpec, Renderer, tame
+from tokenmill.chat.template import ReferenceTemplate
+from tokenmill.errors import RowError, TemplateError
+
+TALK = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
+
+
+def render(source: str, messages: Any = TALK, **variables: Any) -> str:
+    return ReferenceTemplate(source, variables, "2026-11-15").render(messages)
+
+
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        ("{{ {'a': '<é&>', 'b': [1.0, none]} | tojson }}", '{"a": "<é&>", "b": [1.0, null]}'),
+        ("{{ {'b': 1, 'a': 2} | tojson(indent=1, sort_keys=true) }}", '{\n "a": 2,\n "b": 1\n}'),
+        ("{% for i in range(9) %}{% if i == 2 %}{% break %}{% endif %}{{ i }}{% endfor %}", "01"),
+        ("  {% if true %}\n  x\n  {% endif %}\n", "  x\n"),
+        ("{{ documents is none }}{{ tools is none }}{{ add_generation_prompt }}", "TrueTrueFalse"),
+        ("{{ bos_token }}|{{ extra }}|{{ missing }}", "<s>|7|"),
+        ("{{ strftime_now('%d %b %Y %A %B %%a %p %H:%M') }}", "15 Nov 2026 Sunday November %a AM 00:00"),
+        ("{% set ns = namespace(a=1) %}{% set ns.a = ns.a + 1 %}{{ ns.a }}{{ dict(x=1)['x'] }}", "21"),
+        ("{{ 'a' ~ 1 ~ none ~ missing }}{{ 'x' * 3 }}{{ '%s-%d' % ('a', 3) }}", "a1Nonexxxa-3"),
+        ("{{ messages | map(attribute='role') | join(',') }}", "user,assistant"),
+        ("{{ 'a,b'.split(',') | last }}{{ 'abc'[::-1] }}{{ '  x '.strip() }}", "bcbax"),
+    ],
+)  # fmt: skip
+def test_reference_prints_what_transformers_prints(source: str, text: str) -> None:
+    assert render(source, bos_token="<s>", extra=7) == text
+
+
+def test_reference_equals_transformers_on_real_templates(shared: Any) -> None:
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    from tests.chat.oracle import CASES, SPECIAL
+
+    compared = 0
+    for path in sorted((shared / "templates").glob("*/*.jinja")):
+        source = path.read_text()
+        if "strftime_now" in source:
+            continue  # theirs reads the clock
+        ours = ReferenceTemplate(source, SPECIAL, None)
+        for messages, tools in CASES.values():
+            try:
+                theirs = render_jinja_template(
+                    [messages], tools=tools, chat_template=source, **SPECIAL
+                )[0][0]
+            except Exception:
+                with pytest.raises(RowError):
+                    ours.render(messages, tools)
+                continue
+            assert ours.render(messages, tools) == theirs
+            compared += 1
+    assert compared > 300
+
+
+def test_reasoning_is_aliased_as_transformers_does() -> None:
+    source = "{{ messages[0].reasoning_content }}|{{ messages[0].thinking }}"
+    for key in ("reasoning_content", "thinking", "reasoning"):
+        assert render(source, [{"role": "assistant", "content": "", key: "hm"}]) == "hm|hm"
+
+
+def test_date_is_asked_for_with_the_remedy() -> None:
+    with pytest.raises(TemplateError, match='date="2026-11-15"'):
+        Renderer(ChatSpec(), DATED).render([{"messages": TALK}])
+    pinned = Renderer(ChatSpec(date="2026-11-15"), DATED).render([{"messages": TALK}])
+    assert pinned.texts[0].startswith("15 Nov 2026, Sunday\n")
+    text = Renderer(ChatSpec(format="text", append_eos=False), DATED).render([{"text": "x"}])
+    assert text.texts == ["x"]  # nobody asked this template
+
+
+HOSTILE = {
+    "nested loops": "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+    "printing loops": "{% for i in range(99999) %}{% for j in range(999) %}xxxxxxxxxx{% endfor %}{% endfor %}",
+    "huge range": "{% for i in range(10**9) %}{% endfor %}",
+    "repetition": "{{ 'a' * 10**10 }}",
+    "list repetition": "{{ ([1] * 10**10) | length }}",
+    "power": "{{ 10 ** (10 ** 8) }}",
+    "squares": "{% set n = namespace(x=7) %}{% for i in range(60) %}{% set n.x = n.x * n.x %}{% endfor %}",
+    "doubling plus": "{% set n = namespace(x='aa') %}{% for i in range(60) %}{% set n.x = n.x + n.x %}{% endfor %}",
+    "doubling tilde": "{% set n = namespace(x='aa') %}{% for i in range(60) %}{% set n.x = n.x ~ n.x %}{% endfor %}",
+    "doubling list": "{% set n = namespace(x=[1]) %}{% for i in range(60) %}{% set n.x = n.x + n.x %}{% endfor %}",
+    "nesting list": "{% set n = namespace(x=[1]) %}{% for i in range(60) %}{% set n.x = [n.x, n.x] %}{% endfor %}{{ n.x }}",
+    "nesting json": "{% set n = namespace(x=[1]) %}{% for i in range(60) %}{% set n.x = [n.x, n.x] %}{% endfor %}{{ n.x | tojson }}",
+    "block sets": "{% set x = 'aa' %}" + "{% set x %}{{ x }}{{ x }}{% endset %}" * 60,
+    "block set in loop": "{% set n = namespace(x='aa') %}{% for i in range(60) %}{% set n.x %}{{ n.x }}{{ n.x }}{% endset %}{% endfor %}",
+    "replace": "{% set n = namespace(x='aa') %}{% for i in range(60) %}{% set n.x = n.x | replace('a', 'aa') %}{% endfor %}",
+    "replace method": "{% set n = namespace(x='aa') %}{% for i in range(60) %}{% set n.x = n.x.replace('a', 'aa') %}{% endfor %}",
+    "join": "{% set n = namespace(x='aa') %}{% for i in range(60) %}{% set n.x = [n.x, n.x] | join(n.x) %}{% endfor %}",
+    "join method": "{% set n = namespace(x='aa') %}{% for i in range(60) %}{% set n.x = n.x.join(n.x) %}{% endfor %}",
+    "format": "{{ '%999999999d' % 1 }}",
+    "format star": "{{ '%*d' % (999999999, 1) }}",
+    "format filter": "{{ '%999999999d' | format(1) }}",
+    "str.format": "{{ '{:999999999}'.format(1) }}",
+    "str.format nested": "{{ '{:{}}'.format(1, 999999999) }}",
+    "center": "{{ 'a' | center(999999999) }}",
+    "ljust": "{{ 'a'.ljust(999999999) }}",
+    "zfill": "{{ 'a'.zfill(999999999) }}",
+    "indent": "{{ 'a\\nb' | indent(999999999) }}",
+    "expandtabs": "{{ ('\\t' * 60000).expandtabs(60000) }}",
+    "tojson indent": "{{ [1, [2]] | tojson(indent=999999999) }}",
+    "batch": "{{ [1] | batch(999999999, 'x') | list | length }}",
+    "recursive macro": "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
+    "forking macro": "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}{% endmacro %}{{ m(60) }}",
+    "printing macro": "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% else %}xx{% endif %}{% endmacro %}{{ m(60) }}",
+    "cross product": "{% for a in messages[0].content %}{% for b in messages[0].content %}{% for c in messages[0].content %}{% for d in messages[0].content %}x{% endfor %}{% endfor %}{% endfor %}{% endfor %}",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", sorted(HOSTILE))
+def test_hostile_template_is_bounded_by_counts(name: str) -> None:
+    source = HOSTILE[name]
+    talk = [{"role": "user", "content": "word " * 400}, {"role": "assistant", "content": "x"}]
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    start = time.process_time()
+    result = Renderer(ChatSpec(), source + CHATML).render([{"messages": talk}] * 2)
+    assert [error.reason for *_, error in result.rejected] == ["limit", "limit"]
+    assert time.process_time() - start < 60  # a generous fuse: the limit itself counts steps
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1 << 20  # KiB
+
+
+@pytest.mark.parametrize("name", sorted(HOSTILE))
+def test_hostile_template_that_waits_for_a_word_is_bounded_too(name: str) -> None:
+    """The fast engine must not be the way around the limits."""
+    source = "{% if messages[0].content == 'now' %}" + HOSTILE[name] + "{% endif %}" + CHATML
+    rows = [
+        {"messages": [{"role": "user", "content": word}, {"role": "assistant", "content": "x"}]}
+        for word in ("one", "two", "now", "four")
+    ]
+    result = Renderer(ChatSpec(), source).render(rows)
+    assert result.source[:2] == [0, 1]
+    assert set(result.source) | {index for index, *_ in result.rejected} == {0, 1, 2, 3}
+    if name != "cross product":  # three letters are no bomb
+        assert [(i, e.reason) for i, _, e in result.rejected] == [(2, "limit")]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ ''.__class__.__mro__ }}", "{{ messages.append(1) }}", "{{ (messages | first).update(a=1) }}",
+        "{% set ns = namespace(_x=1) %}", "{{ cycler.__init__.__globals__ }}", "{{ lipsum(9) }}",
+        "{{ [1, 2] | random }}", "{% include 'x' %}", "{% import 'x' as y %}", "{{ 1 / 0 }}",
+        "{{ '{0.__class__.__mro__}'.format('a') | length > 20 and raise_exception('x') }}",
+    ],
+)  # fmt: skip
+def test_sandbox_refuses_with_a_template_error(source: str) -> None:
+    result = Renderer(ChatSpec(), source + CHATML).render([{"messages": TALK}])
+    assert [error.reason for *_, error in result.rejected] in (["template_error"], [])
+    if not result.rejected:  # what the sandbox answers with nothing prints nothing
+        assert "class" not in result.texts[0].split("<|im_start|>")[0]
+
+
+@pytest.mark.parametrize(
+    "source", ["{% for %}", "{{ x", "{% if %}{% endif %}", "{% generation %}x"]
+)
+def test_template_that_does_not_compile_is_a_template_error(source: str) -> None:
+    with pytest.raises(TemplateError, match="line 1"):
+        Renderer(ChatSpec(), source)
+
+
+def test_tame_says_no_to_every_hostile_growth() -> None:
+    for name, source in HOSTILE.items():
+        grows = any(w in name for w in ("doubling", "replace", "join", "block", "macro", "squares"))
+        if grows and name != "recursive macro":
+            assert not tame.is_tame(ReferenceTemplate(source, {}, None).tree), name
+    assert tame.is_tame(ReferenceTemplate(CHATML, {}, None).tree)
+
+
+def test_limits_leave_room_for_long_conversations() -> None:
+    messages = [
+        {"role": "assistant" if i % 2 else "user", "content": f"turn {i} " * 200}
+        for i in range(2000)
+    ]
+    assert len(render(CHATML, messages)) > 3_000_000

@@ -1,0 +1,73 @@
+"""One command after another in this process, with what it printed; or in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tokenmill
+from tests.build.making import TOKENIZER
+from tokenmill.cli import main
+
+ERROR = {"type", "message", "path", "row", "line", "offset"}
+QUICK = ("--tokenizer", str(TOKENIZER), "--tokenizer-backend", "file", "--executor", "inline")
+"""What `prepare` and `why` need to stay in this process and off transformers."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> dict[str, Any]:
+        """The one object on stdout; anything else there fails."""
+        document = json.loads(self.out)
+        assert isinstance(document, dict)
+        assert self.out.count("\n") == 1, "one object, one line"
+        return document
+
+    @property
+    def error(self) -> dict[str, Any]:
+        """The error object, whole."""
+        error = self.json["error"]
+        assert set(error) == ERROR
+        return dict(error)
+
+
+class Shell:
+    """Calls the command line in this process."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
+        self._capsys = capsys
+
+    def __call__(self, *arguments: str | Path) -> Answer:
+        self._capsys.readouterr()
+        code = main([str(argument) for argument in arguments])
+        printed = self._capsys.readouterr()
+        return Answer(code, printed.out, printed.err)
+
+
+def environment(**more: str) -> dict[str, str]:
+    source = str(Path(tokenmill.__file__).parent.parent)
+    return {**os.environ, "PYTHONPATH": source, **more}
+
+
+def process(*arguments: str | Path, **more: str) -> Answer:
+    """`python -m tokenmill` in a process of its own."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tokenmill", *map(str, arguments)],
+        env=environment(**more),
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    return Answer(done.returncode, done.stdout, done.stderr)

@@ -1,0 +1,228 @@
+"""What the command line refuses, how it says so, and with which exit code."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.build.making import TOKENIZER, conversations, write_rows
+from tests.cli.harness import QUICK, Shell
+
+WRONG = {
+    "no command": [],
+    "unknown command": ["mill"],
+    "no cache command": ["cache"],
+    "unknown flag": ["prepare", "SRC", *QUICK, "--no-such-flag"],
+    "no tokenizer": ["prepare", "SRC"],
+    "no source": ["prepare", *QUICK],
+    "no source for why": ["why", *QUICK],
+    "no source for rows": ["rows"],
+    "no store": ["stats"],
+    "not a number": ["prepare", "SRC", *QUICK, "--max-length", "long"],
+    "not positive": ["prepare", "SRC", *QUICK, "--max-length", "0"],
+    "unknown format": ["prepare", "SRC", *QUICK, "--format", "sheet"],
+    "unknown train_on": ["prepare", "SRC", *QUICK, "--train-on", "users"],
+    "train_on the format cannot satisfy": [
+        "prepare", "SRC", *QUICK, "--format", "text", "--train-on", "completion",
+    ],
+    "unknown turn_end": ["prepare", "SRC", *QUICK, "--turn-end", "never"],
+    "unknown expand": ["prepare", "SRC", *QUICK, "--expand", "all"],
+    "unknown trailing": ["prepare", "SRC", *QUICK, "--trailing", "keep"],
+    "unknown overlong": ["prepare", "SRC", *QUICK, "--overlong", "wrap"],
+    "unknown engine": ["prepare", "SRC", *QUICK, "--engine", "steam"],
+    "unknown executor": ["prepare", "SRC", *QUICK, "--executor", "slurm"],
+    "unknown backend": ["prepare", "SRC", *QUICK, "--tokenizer-backend", "rust"],
+    "unknown on_bad_row": ["prepare", "SRC", *QUICK, "--on-bad-row", "ignore"],
+    "negative workers": ["prepare", "SRC", *QUICK, "--num-workers", "-1"],
+    "no date": ["prepare", "SRC", *QUICK, "--date", "tomorrow"],
+    "kwargs no JSON": ["prepare", "SRC", *QUICK, "--template-kwargs", "{"],
+    "kwargs no object": ["prepare", "SRC", *QUICK, "--template-kwargs", "[1]"],
+    "share no number": ["prepare", "SRC", *QUICK, "--max-rejected", "few"],
+    "share over all": ["prepare", "SRC", *QUICK, "--max-rejected", "101%"],
+    "count negative": ["prepare", "SRC", *QUICK, "--max-rejected", "-1"],
+    "column twice": ["prepare", "SRC", *QUICK, "--carry", "id", "--carry", "id"],
+    "private and gone": ["prepare", "SRC", *QUICK, "--disable-cache"],
+    "private and forced": [
+        "prepare", "SRC", *QUICK, "--disable-cache", "--force-recache", "--out", "OUT",
+    ],
+    "not a store": ["inspect", "TMP"],
+    "row out of range": ["inspect", "STORE", "--row", "20"],
+    "row far below": ["inspect", "STORE", "--row", "-21"],
+    "source row out of range": ["rows", "SRC", "--row", "20"],
+    "no duration": ["cache", "gc", "--grace", "soon"],
+    "no such store to collect": ["cache", "gc", "--store", "0" * 40],
+    "no pack length": ["pack", "STORE"],
+    "unknown pack method": ["pack", "STORE", "--length", "512", "--method", "tetris"],
+    "pack length 0": ["pack", "STORE", "--length", "0"],
+}  # fmt: skip
+
+BAD = {
+    "missing file": (["prepare", "/no/such.jsonl", *QUICK], "SourceMissing", "/no/such.jsonl"),
+    "missing rows": (["rows", "/no/such.jsonl"], "SourceMissing", "/no/such.jsonl"),
+    "missing store": (["stats", "/no/such"], "SourceMissing", "/no/such"),
+    "missing recipe": (["prepare", "--config", "/no/r.yaml"], "SourceMissing", "/no/r.yaml"),
+    "missing tokenizer": (
+        ["prepare", "SRC", "--tokenizer", "/no/tokenizer", "--executor", "inline"],
+        "TokenizerError",
+        "/no/tokenizer",
+    ),
+    "empty file": (["prepare", "EMPTY", *QUICK], "SourceMissing", "EMPTY"),
+    "only blank lines": (["prepare", "BLANK", *QUICK], "SourceMissing", "BLANK"),
+}
+
+
+@pytest.fixture
+def places(tmp_path: Path, chat: Path, store: Path) -> dict[str, str]:
+    empty, blank = tmp_path / "empty.jsonl", tmp_path / "blank.jsonl"
+    empty.write_bytes(b"")
+    blank.write_bytes(b"\n  \n\t\r\n")
+    return {
+        "SRC": str(chat),
+        "STORE": str(store),
+        "TMP": str(tmp_path),
+        "OUT": str(tmp_path / "out"),
+        "EMPTY": str(empty),
+        "BLANK": str(blank),
+    }
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_wrong_call_exits_with_2(shell: Shell, places: dict[str, str], case: str) -> None:
+    arguments = [places.get(argument, argument) for argument in WRONG[case]]
+    people = shell(*arguments)
+    assert people.code == 2, people
+    assert people.out == ""
+    assert "tokenmill: " in people.err
+    assert "Traceback" not in people.err
+    program = shell(*arguments, "--json")
+    assert program.code == 2
+    assert program.error["type"] == "UsageError"
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_data_exits_with_1(shell: Shell, places: dict[str, str], case: str) -> None:
+    wanted, kind, path = BAD[case]
+    arguments = [places.get(argument, argument) for argument in wanted]
+    people = shell(*arguments)
+    assert people.code == 1, people
+    assert "Traceback" not in people.err
+    program = shell(*arguments, "--json")
+    assert program.code == 1
+    assert program.error["type"] == kind
+    assert program.error["path"] == places.get(path, path)
+
+
+def test_max_rejected_judges_build_and_hit_alike(shell: Shell, dirty: Path) -> None:
+    for attempt in ("build", "hit"):
+        refused = shell("prepare", dirty, *QUICK, "--max-rejected", "29%", "--json")
+        assert refused.code == 1, attempt
+        assert refused.error["type"] == "SourceError"
+        assert "3 of 10 rows rejected" in refused.error["message"]
+        # What is known stands beside the error, and people get the summary all the same.
+        assert refused.json["rejected"] == {"bad_json": 1, "bad_shape": 1, "trailing_user": 1}
+        assert refused.json["hit"] == (attempt == "hit")
+        assert "dirty.jsonl:8" in refused.err
+    assert shell("prepare", dirty, *QUICK, "--max-rejected", "2", "--json").code == 1
+    assert shell("prepare", dirty, *QUICK, "--max-rejected", "3", "--json").code == 0
+    assert shell("prepare", dirty, *QUICK, "--max-rejected", "30%", "--json").code == 0
+
+
+def test_max_rejected_exceeded_makes_no_copy(shell: Shell, dirty: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert shell("prepare", dirty, *QUICK, "--max-rejected", "0", "--out", out).code == 1
+    assert not out.exists()
+
+
+def test_on_bad_row_raise_names_the_first_bad_row(shell: Shell, dirty: Path) -> None:
+    for _ in ("build", "hit"):
+        refused = shell("prepare", dirty, *QUICK, "--on-bad-row", "raise", "--json")
+        assert refused.code == 1
+        error = refused.error
+        assert (error["type"], error["path"]) == ("RowError", str(dirty))
+        assert (error["row"], error["line"]) == (7, 8)
+        assert error["offset"] == dirty.read_bytes().index(b'{"messages": [\n')
+
+
+def test_no_row_left_exits_with_1(shell: Shell, tmp_path: Path) -> None:
+    source = write_rows(tmp_path / "bad.jsonl", ['{"messages": 1}', "nonsense"])
+    refused = shell("prepare", source, *QUICK, "--json")
+    assert refused.code == 1
+    assert refused.json["rows_out"] == 0
+    assert "no row left" in refused.error["message"]
+
+
+def test_summary_groups_by_reason_with_example_and_hint(shell: Shell, tmp_path: Path) -> None:
+    bad = ['{"messages": 7}'] * 3 + ["{"]
+    source = write_rows(tmp_path / "some.jsonl", [*conversations(2), *bad])
+    lines = shell("prepare", source, *QUICK).err.splitlines()
+    assert "4 of 6 rows rejected (66.7%)" in lines[1]
+    assert lines[2].split()[:2] == ["3", "bad_shape"]
+    assert "--messages-key" in lines[2]
+    assert f"{source}:3: " in lines[3]
+    assert lines[4].split()[:2] == ["1", "bad_json"]
+    assert f"{source}:6: " in lines[5]
+    assert len(lines) == 6
+
+
+def test_flag_overrides_recipe_even_with_the_default(
+    shell: Shell, chat: Path, tmp_path: Path
+) -> None:
+    config = tmp_path / "recipe.yaml"
+    config.write_text(
+        f"sources: chat.jsonl\ntokenizer: {TOKENIZER}\ntokenizer_backend: file\n"
+        "turn_end: turn\nexecutor: inline\nmax_rejected: 1%\n"
+    )
+    of_recipe = shell("prepare", "--config", config, "--json").json["key"]
+    overridden = shell("prepare", "--config", config, "--turn-end", "stop", "--json").json["key"]
+    assert of_recipe == shell("prepare", chat, *QUICK, "--turn-end", "turn", "--json").json["key"]
+    assert overridden == shell("prepare", chat, *QUICK, "--json").json["key"]
+    assert shell("why", "--config", config, "--json").json["key"] == of_recipe
+    assert shell("why", config, "--json").json["key"] == of_recipe, "alone, it is a recipe too"
+
+
+def test_verify_names_what_is_corrupt_and_exits_with_1(
+    shell: Shell, store: Path, tmp_path: Path
+) -> None:
+    cache = shutil.copytree(store.parent.parent, tmp_path / "copy")
+    copy = cache / "stores" / store.name
+    assert shell("verify", copy, "--json").json["ok"]
+    [tokens] = [path for path in cache.glob("slices/*/*.arrow") if ".meta." not in path.name]
+    data = bytearray(tokens.read_bytes())
+    data[len(data) // 2] ^= 1
+    tokens.chmod(0o644)
+    tokens.write_bytes(data)
+    answer = shell("verify", copy, "--json")
+    assert answer.code == 1
+    assert not answer.json["ok"]
+    [error] = answer.json["errors"]
+    assert (error["type"], error["path"]) == ("CorruptionError", str(tokens))
+    people = shell("verify", copy)
+    assert people.code == 1
+    assert "CORRUPT" in people.err
+    assert tokens.name in people.err
+
+
+def test_cache_list_shows_a_damaged_store(shell: Shell, store: Path, tmp_path: Path) -> None:
+    cache = shutil.copytree(store.parent.parent, tmp_path / "copy")
+    manifest = cache / "stores" / store.name / "manifest.json"
+    manifest.chmod(0o644)
+    manifest.write_bytes(manifest.read_bytes()[:-20])
+    people = shell("cache", "list", "--cache-dir", cache)
+    assert people.code == 0
+    assert "not a manifest" in people.out
+    [entry] = shell("cache", "list", "--cache-dir", cache, "--json").json["entries"]
+    assert "not a manifest" in entry["error"]
+
+
+def test_defect_of_our_own_is_still_one_json_object(
+    shell: Shell, store: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(self: object) -> None:
+        raise ZeroDivisionError("our own fault")
+
+    monkeypatch.setattr("tokenmill.store.Store.check_everything", broken)
+    with pytest.raises(ZeroDivisionError):
+        shell("verify", store, "--json")
+    assert '"type": "ZeroDivisionError"' in capsys.readouterr().out

@@ -1,0 +1,171 @@
+"""`--json`: exactly one object on stdout, with the contract's keys."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.build.making import write_rows
+from tests.cli.harness import QUICK, Shell
+from tokenmill import open_store
+
+PREPARE = {"path", "key", "hit", "source_rows", "rows_in", "rows_out", "rejected", "tokens",
+           "trained_tokens", "slices", "slices_built", "slices_derived", "seconds", "engine",
+           "renderer", "audited_rows", "audit_mismatches"}  # fmt: skip
+
+READING = {
+    "inspect": {"ids", "pieces", "mask", "turns", "origin"},
+    "stats": {"rows", "tokens", "trained_tokens", "percentiles"},
+    "verify": {"ok", "checked_bytes", "errors"},
+}
+
+
+def test_prepare_json_tells_build_then_hit(shell: Shell, dirty: Path) -> None:
+    built = shell("prepare", dirty, *QUICK, "--json").json
+    assert set(built) == PREPARE
+    assert (built["hit"], built["slices"], built["slices_built"]) == (False, 1, 1)
+    assert built["rows_in"] == built["source_rows"] == 10
+    assert built["rows_out"] == 7
+    assert built["engine"] in ("fastokens", "hf")
+    assert built["renderer"]
+    assert built["rejected"] == {"bad_json": 1, "bad_shape": 1, "trailing_user": 1}
+    store = open_store(built["path"])
+    assert (len(store), store.key) == (7, built["key"])
+    assert built["tokens"] == int(store.lengths.sum())
+    assert built["trained_tokens"] == int(store.trained.sum())
+    found = shell("prepare", dirty, *QUICK, "--json")
+    assert found.code == 0
+    assert found.json["hit"]
+    assert found.json["slices_built"] == found.json["slices_derived"] == 0
+    same = PREPARE - {"hit", "slices_built", "seconds"}
+    assert {name: found.json[name] for name in same} == {name: built[name] for name in same}
+
+
+def test_prepare_prints_the_path_alone_on_stdout(shell: Shell, chat: Path) -> None:
+    answer = shell("prepare", chat, *QUICK)
+    assert answer.code == 0
+    assert len(open_store(answer.out.strip())) == 20
+    assert "20 rows" in answer.err
+
+
+@pytest.mark.parametrize("command", READING)
+def test_reading_command_json_has_the_contracts_keys(
+    shell: Shell, store: Path, command: str
+) -> None:
+    answer = shell(command, store, "--json")
+    assert answer.code == 0
+    assert READING[command] <= set(answer.json)
+
+
+def test_inspect_json_shows_the_asked_row(shell: Shell, store: Path) -> None:
+    shown, row = shell("inspect", store, "--row", "3", "--json").json, open_store(store)[3]
+    assert shown["ids"] == row.input_ids.tolist()
+    assert shown["mask"] == row.loss_mask.tolist()
+    assert shown["origin"] == row.origin._asdict()
+    assert shown["turns"] == [list(turn) for turn in row.turns]
+    assert "".join(shown["pieces"]).count("<|im_end|>") == 2
+    assert shell("inspect", store, "--row", "-17", "--json").json == shown
+    assert shown["carried"] == {"id": 3}
+
+
+def test_stats_json_adds_up(shell: Shell, store: Path) -> None:
+    stats, opened = shell("stats", store, "--json").json, open_store(store)
+    assert stats["rows"] == 20
+    assert stats["tokens"] == int(opened.lengths.sum())
+    assert stats["percentiles"]["p100"] == int(opened.lengths.max())
+    assert sum(role["tokens"] for role in stats["roles"].values()) == stats["tokens"]
+    assert sum(source["rows"] for source in stats["sources"]) == 20
+
+
+def test_rows_json_counts_and_shows(shell: Shell, dirty: Path) -> None:
+    counted = shell("rows", dirty, "--json").json
+    assert set(counted) == {"rows", "bytes", "files", "seconds"}
+    assert (counted["rows"], counted["files"]) == (10, 1)
+    assert counted["bytes"] == dirty.stat().st_size
+    shown = shell("rows", dirty, "--row", "1", "--json").json
+    assert shown["row"]["id"] == 1
+    assert shown["origin"]["line"] == 2
+    assert shell("rows", dirty, "--scan", "--json").json["bad"] == {"bad_json": 1}
+
+
+def test_rows_shows_the_bytes_of_a_bad_row(shell: Shell, dirty: Path) -> None:
+    people = shell("rows", dirty, "--row", "7")
+    assert people.code == 1
+    assert people.out == '{"messages": [\n'
+    assert "dirty.jsonl:8" in people.err
+    program = shell("rows", dirty, "--row", "7", "--json")
+    assert program.code == 1
+    assert program.error["type"] == "RowError"
+    assert program.error["line"] == 8
+
+
+def test_cache_json_lists_and_collects(shell: Shell, chat: Path, own_cache: Path) -> None:
+    made = shell("prepare", chat, *QUICK, "--json").json
+    listed = shell("cache", "list", "--json").json
+    assert {"entries", "bytes"} <= set(listed)
+    [entry] = listed["entries"]
+    assert (entry["key"], entry["rows"]) == (made["key"], 20)
+    size = sum(path.stat().st_size for path in own_cache.rglob("*") if path.is_file())
+    assert 0 < listed["bytes"] <= size
+    marked = shell("cache", "gc", "--store", made["key"], "--json").json
+    assert {"entries", "bytes"} <= set(marked)
+    assert marked["entries"] == []
+    assert f"stores/{made['key']}" in marked["marked"]
+    assert Path(made["path"]).exists()
+    removed = shell("cache", "gc", "--store", made["key"], "--grace", "0s", "--json").json
+    assert f"stores/{made['key']}" in removed["entries"]
+    assert removed["bytes"] > 0
+    assert not Path(made["path"]).exists()
+
+
+def test_why_json_names_the_field_that_differs(shell: Shell, chat: Path, tmp_path: Path) -> None:
+    alone = shell("why", chat, *QUICK, "--json").json
+    assert {"hit", "nearest", "differs"} <= set(alone)
+    assert (alone["hit"], alone["nearest"], alone["differs"]) == (False, None, [])
+    key = shell("prepare", chat, *QUICK, "--json").json["key"]
+    hit = shell("why", chat, *QUICK, "--json").json
+    assert (hit["hit"], hit["nearest"], hit["key"], hit["differs"]) == (True, key, key, [])
+    miss = shell("why", chat, *QUICK, "--turn-end", "turn", "--json").json
+    assert (miss["hit"], miss["nearest"]) == (False, key)
+    assert miss["differs"] == [{"field": "recipe.turn_end", "ours": "turn", "theirs": "stop"}]
+    more = write_rows(tmp_path / "more.jsonl", [*chat.read_text().splitlines(), '{"text": "x"}'])
+    fields = {d["field"] for d in shell("why", more, *QUICK, "--json").json["differs"]}
+    assert fields == {"sources[0].bytes", "sources[0].digest", "sources[0].rows"}
+    assert "recipe.turn_end" in shell("why", chat, *QUICK, "--turn-end", "turn").err
+
+
+def test_why_builds_nothing(shell: Shell, chat: Path, own_cache: Path) -> None:
+    assert shell("why", chat, *QUICK, "--json").code == 0
+    assert not (own_cache / "slices").exists()
+    assert not (own_cache / "stores").exists()
+
+
+def test_pack_json_counts_the_loaders_packs(shell: Shell, store: Path) -> None:
+    from tokenmill import Loader, Pack
+
+    opened = open_store(store)
+    longest = int(opened.lengths.max())
+    for method in ("best_fit", "first_fit", "sequential", "balanced"):
+        wish = ("--length", str(2 * longest), "--method", method, "--window", "3")
+        told = shell("pack", store, *wish, "--json").json
+        assert {"packs", "fill", "seconds"} <= set(told)
+        loader = Loader(opened, batch_size=1, last="keep", pack=Pack(2 * longest, method, 3))
+        assert told["packs"] == len(loader)
+        assert told["fill"] == pytest.approx(
+            int(opened.lengths.sum()) / (told["packs"] * 2 * longest), abs=1e-6
+        )
+    refused = shell("pack", store, "--length", "8", "--json")
+    assert refused.code == 2
+    assert "oversize" in refused.error["message"]
+    dropped = shell("pack", store, "--length", str(longest - 1), "--oversize", "drop", "--json")
+    assert dropped.json["tokens_left_out"] >= longest
+    assert "full" in shell("pack", store, "--length", str(longest)).err
+
+
+def test_demo_json_is_the_second_prepare(shell: Shell, own_cache: Path) -> None:
+    answer = shell("demo", "--json")
+    assert answer.code == 0, answer.err
+    assert set(answer.json) == PREPARE
+    assert answer.json["hit"]
+    assert answer.json["rejected"]

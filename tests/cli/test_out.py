@@ -1,0 +1,54 @@
+"""`--out DIR`: a self-contained copy that outlives the cache it came from."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from tests.cli.harness import QUICK, Shell
+from tokenmill import open_store
+
+
+def test_out_is_a_store_of_its_own(shell: Shell, chat: Path, own_cache: Path) -> None:
+    out, moved = chat.parent / "out", chat.parent / "elsewhere" / "moved"
+    made = shell("prepare", chat, *QUICK, "--carry", "id", "--out", out, "--json").json
+    assert made["path"] == str(out)
+    wanted = [row.input_ids.tolist() for row in open_store(own_cache / "stores" / made["key"])]
+    shutil.rmtree(own_cache)
+    moved.parent.mkdir()
+    out.rename(moved)
+    copy = open_store(moved)
+    assert copy.key == made["key"]
+    assert [row.input_ids.tolist() for row in copy] == wanted
+    assert [row.carried["id"] for row in copy] == list(range(20))
+    assert shell("verify", moved, "--json").json["ok"]
+    assert shell("inspect", moved, "--row", "1").code == 0
+    assert shell("stats", moved).code == 0
+
+
+def test_out_loads_from_disk_as_a_hugging_face_dataset(
+    shell: Shell, chat: Path, own_cache: Path
+) -> None:
+    from datasets import load_from_disk
+
+    out = chat.parent / "out"
+    assert shell("prepare", chat, *QUICK, "--disable-cache", "--out", out).code == 0
+    assert not own_cache.exists() or not any(own_cache.iterdir())
+    found = load_from_disk(str(out))
+    assert found.column_names == ["input_ids", "loss_mask"]
+    copy = open_store(out)
+    assert found["input_ids"][:] == [row.input_ids.tolist() for row in copy]
+    assert found["loss_mask"][:] == [row.loss_mask.tolist() for row in copy]
+
+
+def test_out_again_is_the_same_and_another_store_is_refused(
+    shell: Shell, chat: Path, dirty: Path
+) -> None:
+    out = chat.parent / "out"
+    for _ in range(2):
+        assert shell("prepare", chat, *QUICK, "--out", out).code == 0
+    refused = shell("prepare", dirty, *QUICK, "--out", out, "--json")
+    assert refused.code == 2
+    assert refused.error["path"] == str(out)
+    full = chat.parent
+    assert shell("prepare", chat, *QUICK, "--out", full).code == 2

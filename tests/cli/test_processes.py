@@ -1,0 +1,159 @@
+"""The command as a process: start, colours, pipes, Ctrl-C."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.build.making import TOKENIZER, conversations, write_rows
+from tests.cli.harness import Shell, environment, process
+from tokenmill import open_store
+
+HEAVY = ("pyarrow", "transformers", "torch", "tokenizers", "jinja2", "minijinja", "numpy", "rich")
+ESCAPE = "\x1b["
+
+# Slices of 8 KiB and slow enough to be interrupted: the parent cuts, a worker only reads.
+SMALL_SLICES = """
+import sys
+from tests.build.making import small_cuts
+class Patch:
+    setattr = staticmethod(setattr)
+small_cuts(Patch)
+from tokenmill.cli import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_help_imports_nothing_heavy() -> None:
+    program = (
+        "import sys; from tokenmill.cli import main; code = main(['--help']);"
+        f"print('LOADED', sorted(set(sys.modules) & set({HEAVY!r})), code)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment(), capture_output=True, text=True
+    )
+    assert done.stdout.endswith("LOADED [] 0\n"), done.stdout + done.stderr
+    assert "prepare" in done.stdout
+
+
+def test_every_command_has_help(shell: Shell) -> None:
+    names = re.findall(r"^  (\w+) ", shell("--help").out.partition("Commands:")[2], re.MULTILINE)
+    assert {"prepare", "rows", "inspect", "stats", "verify", "why", "pack", "cache"} <= set(names)
+    for name in names:
+        answer = shell(name, "--help")
+        assert answer.code == 0
+        assert answer.out.startswith(f"Usage: tokenmill {name}")
+
+
+def test_module_is_the_command() -> None:
+    answer = process("--version")
+    assert answer.code == 0
+    assert re.fullmatch(r"tokenmill \d+\.\d+\.\d+\S*\n", answer.out)
+
+
+def test_pipe_gets_marks_instead_of_colours(shell: Shell, store: Path) -> None:
+    answer = shell("inspect", store, "--row", "2")
+    assert ESCAPE not in answer.out + answer.err
+    trained = "".join(re.findall(r"⟦(.+?)⟧(?!:)", answer.out, re.DOTALL))
+    row = open_store(store)[2]
+    assert trained.endswith("<|im_end|>")
+    assert f"{len(row.input_ids)} tokens" in answer.out
+    assert f"{int(row.loss_mask.sum())} trained" in answer.out
+    assert "── assistant" in answer.out
+    assert "·" in trained
+
+
+def on_terminal(*arguments: str | Path, **more: str) -> tuple[int, str]:
+    """Run a command on a terminal of its own; exit code and what appeared there."""
+    parent, child = pty.openpty()
+    running = subprocess.Popen(
+        [sys.executable, "-m", "tokenmill", *map(str, arguments)],
+        env=environment(TERM="xterm-256color", COLUMNS="100", **more),
+        stdin=child, stdout=child, stderr=child,
+    )  # fmt: skip
+    os.close(child)
+    seen = b""
+    while True:
+        try:
+            piece = os.read(parent, 1 << 16)
+        except OSError:  # the terminal is gone with its last process
+            break
+        if not piece:
+            break
+        seen += piece
+    os.close(parent)
+    return running.wait(timeout=60), seen.decode()
+
+
+@pytest.mark.parametrize("more", [{}, {"NO_COLOR": "1"}], ids=["colour", "NO_COLOR"])
+def test_terminal_gets_colours_unless_told_otherwise(store: Path, more: dict[str, str]) -> None:
+    code, seen = on_terminal("inspect", store, "--row", "2", **more)
+    assert code == 0
+    if more:
+        assert not re.search(r"\x1b\[[0-9;]*3\dm", seen), "a colour in spite of NO_COLOR"
+        assert "⟦" in seen
+    else:
+        assert "\x1b[32m" in seen
+        assert "⟦" not in seen
+
+
+def test_reader_that_goes_away_ends_the_command_quietly(store: Path) -> None:
+    command = f"'{sys.executable}' -m tokenmill inspect '{store}' --row 0 --json | head -c 1"
+    for piped in (command, f"'{sys.executable}' -m tokenmill stats '{store}' | head -1"):
+        done = subprocess.run(
+            ["bash", "-c", piped], env=environment(), capture_output=True, text=True, timeout=60
+        )
+        assert done.returncode == 0
+        assert "Traceback" not in done.stderr
+        assert "BrokenPipe" not in done.stderr
+
+
+def test_interrupt_leaves_finished_slices_and_no_process(tmp_path: Path, own_cache: Path) -> None:
+    source = write_rows(tmp_path / "long.jsonl", conversations(4_000, words=8))
+    command = [sys.executable, "-c", SMALL_SLICES, "prepare", str(source), "--tokenizer",
+               str(TOKENIZER), "--tokenizer-backend", "file", "--num-workers", "2",
+               "--json"]  # fmt: skip
+    paths = os.pathsep.join(path for path in sys.path if path)
+    running = subprocess.Popen(
+        command,
+        env={**os.environ, "PYTHONPATH": paths},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    deadline = time.monotonic() + 60
+    while not list(own_cache.glob("slices/*/*.json")):
+        assert running.poll() is None, running.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    children = psutil.Process(running.pid).children(recursive=True)
+    assert children, "nothing to be left behind"
+    running.send_signal(signal.SIGINT)
+    out, err = running.communicate(timeout=30)
+    assert running.returncode == 130, err
+    assert "Traceback" not in err
+    assert "stays usable" in err
+    assert json.loads(out)["error"]["type"] == "KeyboardInterrupt"
+    _, alive = psutil.wait_procs(children, timeout=5)
+    assert not alive
+    finished = len(list(own_cache.glob("slices/*/*.json")))
+    assert not (own_cache / "stores").exists()
+    again = subprocess.run(
+        command, env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True
+    )
+    told = json.loads(again.stdout)
+    assert told["rows_out"] == 4_000
+    assert 0 < finished < told["slices"]
+    assert told["slices_built"] == told["slices"] - finished
+    assert len(open_store(told["path"])) == 4_000

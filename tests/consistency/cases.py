@@ -1,0 +1,63 @@
+"""Every kind of stream, described as plain values that travel to other processes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.consistency.corpus import Corpus
+from tokenmill.dataset import Mixture, View, as_view, mix
+from tokenmill.loader import LengthGrouped, Loader
+from tokenmill.packing import Pack
+
+WEIGHTS = {"one": 0.6, "two": 0.4}
+
+CASES: dict[str, dict[str, Any]] = {
+    "rows": {},
+    "rows_keep": {"last": "keep"},
+    "rows_drop": {"last": "drop"},
+    "sequential": {"order": "sequential", "last": "keep"},
+    "miles": {"order": "miles"},
+    "grouped": {"grouped": [16, 4], "last": "keep"},
+    "packed": {"pack": {"length": 64, "window": 20}},
+    "packed_keep": {"pack": {"length": 64, "window": 20}, "last": "keep"},
+    "packed_first_fit": {"pack": {"length": 64, "window": 33, "method": "first_fit"}},
+    "packed_split": {"pack": {"length": 24, "window": 20, "oversize": "split"}, "last": "drop"},
+    "packed_balanced": {"pack": {"length": 64, "window": 40, "method": "balanced"}},
+    "budget": {"max_tokens": 100},
+    "budget_keep": {"max_tokens": 100, "last": "keep", "pad_to_multiple_of": 8},
+    "mixed": {"mix": {"by": "rows", "exhausted": "repeat"}},
+    "mixed_stop": {"mix": {"by": "tokens", "exhausted": "stop"}, "last": "keep"},
+    "mixed_drop": {"mix": {"by": "trained_tokens", "exhausted": "drop"}, "last": "keep"},
+    "mixed_packed": {
+        "mix": {"by": "rows", "exhausted": "drop"},
+        "pack": {"length": 64, "window": 25},
+    },
+    "mixed_budget": {"mix": {"by": "tokens", "exhausted": "repeat"}, "max_tokens": 100},
+}  # fmt: skip
+"""Name → what differs from a plain loader."""
+
+RANK_FREE = [name for name in CASES if name != "packed_balanced"]
+"""Streams that do not depend on the number of ranks: all but one."""
+
+
+def data_of(corpus: Corpus, name: str) -> View | Mixture:
+    """What the case serves."""
+    case = CASES[name]
+    if "mix" not in case:
+        return as_view(corpus.stores["one"])
+    return mix(corpus.stores, WEIGHTS, **case["mix"])
+
+
+def arguments_of(name: str, **more: Any) -> dict[str, Any]:
+    """The loader's arguments for a case."""
+    case = {key: value for key, value in CASES[name].items() if key not in ("mix", "grouped")}
+    if "pack" in case:
+        case["pack"] = Pack(**case["pack"])
+    if "grouped" in CASES[name]:
+        case["order"] = LengthGrouped(*CASES[name]["grouped"])
+    return {"batch_size": 6, "seed": 11, **case, **more}
+
+
+def loader_of(corpus: Corpus, name: str, **more: Any) -> Loader:
+    """A loader for a case."""
+    return Loader(data_of(corpus, name), **arguments_of(name, **more))

@@ -1,0 +1,211 @@
+"""The eager reference: what each stream must serve, as plain Python lists.
+
+Nothing here is lazy, vectorised or windowed by cleverness: an epoch is a list of samples, made
+whole; a global batch is a slice of it; a cursor is (epoch, place in the list). It shares with the
+product only the scalar functions that golden vectors hold in place (the bijection, one draw of
+the interleave) and the one-window packing, which has plain twins of its own in tests/packing.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from fractions import Fraction
+from functools import cached_property, lru_cache
+from typing import Any
+
+import numpy as np
+
+from tests.consistency.cases import CASES, WEIGHTS
+from tests.consistency.corpus import SIZES, Corpus, Sample
+from tokenmill.packing import Pack, pack_window
+from tokenmill.sampling import Interleave, Permutation, derive_key
+
+SEED = 11
+
+
+class Model:
+    """One case, eagerly.
+
+    Args:
+        corpus: The rows.
+        name: The case.
+        ranks: Data-parallel ranks, which only `balanced` packing asks for.
+    """
+
+    def __init__(self, corpus: Corpus, name: str, ranks: int = 1) -> None:
+        self.corpus = corpus
+        self.case = CASES[name]
+        self.last = self.case.get("last", "wrap")
+        self.ranks = ranks
+        self.lengths = [len(ids) for ids, _ in corpus.rows]
+        self.trained = [sum(mask) for _, mask in corpus.rows]
+        self.samples = lru_cache(maxsize=None)(self._samples)
+
+    # Orders: lists of row numbers.
+
+    def own_order(self, rows: int, epoch: int, stream: int) -> list[int]:
+        """One source's epoch."""
+        kind = self.case.get("order", "feistel")
+        if kind == "sequential":
+            return list(range(rows))
+        if kind == "miles":
+            order = list(range(rows))
+            random.Random(SEED + epoch).shuffle(order)
+            return order
+        bijection = Permutation(rows, derive_key(1, SEED, epoch, stream))
+        return [bijection.index(position) for position in range(rows)]
+
+    @cached_property
+    def _mixed_stream(self) -> tuple[list[tuple[int, int]], int]:
+        """(source, how-manieth draw) of a long stretch, and the length of an epoch."""
+        sizes = list(SIZES.values())
+        rates = self._rates()
+        if self.case["mix"]["exhausted"] == "drop":
+            left, served, alive = sizes[:], [0, 0], [0, 1]
+            stream: list[tuple[int, int]] = []
+            while alive:
+                draws, place = Interleave([rates[s] for s in alive]), 0
+                while all(left[s] for s in alive):
+                    source = alive[draws.draw(place)[0]]
+                    stream.append((source, served[source]))
+                    served[source] += 1
+                    left[source] -= 1
+                    place += 1
+                alive = [s for s in alive if left[s]]
+            return stream, len(stream)
+        draws = Interleave(rates)
+        stream = [draws.draw(place) for place in range(3000)]
+        for epoch_rows in range(1, 3000):
+            counts = [sum(s == source for s, _ in stream[:epoch_rows]) for source in (0, 1)]
+            out = [count >= size for count, size in zip(counts, sizes, strict=True)]
+            if all(out) if self.case["mix"]["exhausted"] == "repeat" else any(out):
+                return stream, epoch_rows
+        raise AssertionError("the stretch is too short")
+
+    def _rates(self) -> list[Fraction]:
+        rates, first = [], 0
+        for name, size in SIZES.items():
+            counts = {"rows": [1] * len(self.lengths), "tokens": self.lengths,
+                      "trained_tokens": self.trained}[self.case["mix"]["by"]]  # fmt: skip
+            total = sum(counts[first : first + size])
+            rates.append(Fraction(repr(WEIGHTS[name])) * size / total)
+            first += size
+        return rates
+
+    def order(self, epoch: int) -> list[int]:
+        """Row numbers of one epoch."""
+        if "mix" not in self.case:
+            rows = self.own_order(SIZES["one"], epoch, 0)
+        else:
+            stream, size = self._mixed_stream
+            begins, sizes = [0, SIZES["one"]], list(SIZES.values())
+            rows = []
+            for place in range(size):
+                if self.case["mix"]["exhausted"] == "drop":
+                    source, draw = stream[place]
+                    own_epoch, position = epoch, draw
+                else:
+                    source, draw = stream[epoch * size + place]
+                    own_epoch, position = divmod(draw, sizes[source])
+                own = self._own(sizes[source], own_epoch, source + 1)
+                rows.append(begins[source] + own[position])
+        if "grouped" in self.case:
+            rows = self._grouped(rows, epoch)
+        return rows
+
+    @cached_property
+    def _own(self) -> Any:
+        return lru_cache(maxsize=None)(self.own_order)
+
+    def _grouped(self, rows: list[int], epoch: int) -> list[int]:
+        window, group = self.case["grouped"]
+        found = []
+        for number, start in enumerate(range(0, len(rows), window)):
+            ordered = sorted(rows[start : start + window], key=lambda row: self.lengths[row])
+            groups = [ordered[at : at + group] for at in range(0, len(ordered), group)]
+            shuffle = Permutation(len(groups), derive_key(2, SEED, epoch, number))
+            for place in range(len(groups)):
+                found += groups[shuffle.index(place)]
+        return found
+
+    # Samples: rows, or packs of pieces.
+
+    def _samples(self, epoch: int) -> list[Sample]:
+        """One epoch's samples."""
+        rows = self.order(epoch)
+        if "pack" not in self.case:
+            return [((row, 0, self.lengths[row]),) for row in rows]
+        pack = Pack(**self.case["pack"])
+        found: list[Sample] = []
+        for number, start in enumerate(range(0, len(rows), pack.window)):
+            window = rows[start : start + pack.window]
+            packs = pack_window(
+                np.asarray(window), np.asarray([self.lengths[r] for r in window]), pack, self.ranks
+            )
+            pieces = list(
+                zip(packs.rows.tolist(), packs.starts.tolist(), packs.lengths.tolist(), strict=True)
+            )
+            ends = packs.bounds.tolist()
+            formed = [tuple(pieces[a:b]) for a, b in itertools.pairwise(ends)]
+            shuffle = Permutation(len(formed), derive_key(3, SEED, epoch, number))
+            found += [formed[shuffle.index(place)] for place in range(len(formed))]
+        return found
+
+    # The run: global batches behind a cursor.
+
+    def step(
+        self, cursor: tuple[int, int], size: int, end: int | None
+    ) -> tuple[list[list[Sample]], tuple[int, int]] | None:
+        """One step as lists (one per cut of a budget, else one), and the next cursor."""
+        if "max_tokens" in self.case:
+            return self._budget_step(cursor, size, end)
+        epoch, place = cursor
+        batch: list[Sample] = []
+        while len(batch) < size:
+            if end is not None and epoch >= end and not batch:
+                return None
+            samples = self.samples(epoch)
+            taken = samples[place : place + size - len(batch)]
+            batch += taken
+            place += len(taken)
+            if place == len(samples):
+                epoch, place = epoch + 1, 0
+                if len(batch) < size and self.last == "drop":
+                    batch = []
+                if batch and self.last == "keep":
+                    break
+        return [batch], (epoch, place)
+
+    def _budget_step(
+        self, cursor: tuple[int, int], ranks: int, end: int | None
+    ) -> tuple[list[list[Sample]], tuple[int, int]] | None:
+        epoch, place = cursor
+        if end is not None and epoch >= end:
+            return None
+        began, cuts = epoch, []
+        multiple = self.case.get("pad_to_multiple_of", 1)
+        while len(cuts) < ranks and (epoch == began or self.last == "wrap"):
+            cut: list[Sample] = []
+            while True:
+                row = self.samples(epoch)[place]
+                longest = max(sample[0][2] for sample in [*cut, row])
+                padded = -(-longest // multiple) * multiple
+                if cut and (len(cut) + 1) * padded > self.case["max_tokens"]:
+                    break
+                cut.append(row)
+                place += 1
+                if place == len(self.samples(epoch)):
+                    epoch, place = epoch + 1, 0
+                    if self.last != "wrap":
+                        break
+            cuts.append(cut)
+        return cuts, (epoch, place)
+
+    def run(self, size: int, epochs: int) -> list[list[Sample]]:
+        """Every step of a run, as the samples of all ranks together."""
+        steps, cursor = [], (0, 0)
+        while (found := self.step(cursor, size, epochs)) is not None:
+            groups, cursor = found
+            steps.append([sample for group in groups for sample in group])
+        return steps

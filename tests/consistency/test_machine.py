@@ -1,0 +1,138 @@
+"""Any sequence of next, save, load, set_epoch, new geometry and crash equals a walk over lists."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    initialize,
+    rule,
+    run_state_machine_as_test,
+)
+
+from tests.consistency.cases import CASES, RANK_FREE, arguments_of, data_of
+from tests.consistency.corpus import Corpus
+from tests.consistency.model import Model
+from tokenmill.loader import Loader
+
+GLOBAL = 6
+SPLITS = {1: 6, 2: 3, 3: 2, 6: 1}  # ranks → samples per rank
+
+
+class Trainer(RuleBasedStateMachine):
+    """A trainer of several ranks beside the eager model of its data."""
+
+    corpus: Corpus
+    name: str
+    states = Bundle("states")
+
+    @initialize(world=st.sampled_from(sorted(SPLITS)), prefetch=st.integers(0, 2))
+    def begin(self, world: int, prefetch: int) -> None:
+        self.model = Model(self.corpus, self.name)
+        self.at = (0, 0)
+        self.first = 0
+        self.just_loaded = False
+        self._start(world, prefetch, None)
+
+    def _start(self, world: int, prefetch: int, state: Any) -> None:
+        data = data_of(self.corpus, self.name)
+        self.world = world
+        self.loaders = [
+            Loader(data, **arguments_of(self.name, rank=rank, world_size=world, epochs=2,
+                                        batch_size=SPLITS[world], prefetch=prefetch))
+            for rank in range(world)
+        ]  # fmt: skip
+        if state is not None:
+            for loader in self.loaders:
+                loader.load_state_dict(json.loads(state))
+        self.iterators = [iter(loader) for loader in self.loaders]
+
+    @rule(steps=st.integers(1, 5))
+    def take(self, steps: int) -> None:
+        for _ in range(steps):
+            budget = "max_tokens" in CASES[self.name]
+            size = self.world if budget else GLOBAL
+            expected = self.model.step(self.at, size, self.first + 2)
+            parts = [next(iterator, None) for iterator in self.iterators]
+            if expected is None:
+                assert parts == [None] * self.world
+                return
+            groups, self.at = expected
+            self.just_loaded = False
+            found = [self.corpus.samples(part) for part in parts]  # type: ignore[arg-type]
+            if budget:
+                groups += [[]] * (self.world - len(groups))
+                assert found == groups
+            else:
+                flat = [sample for part in found for sample in part]
+                assert flat == [sample for sample in groups[0] if sample]
+                if len(groups[0]) == GLOBAL:
+                    assert [len(part) for part in found] == [SPLITS[self.world]] * self.world
+
+    @rule(target=states)
+    def save(self) -> tuple[str, tuple[int, int], int]:
+        states = [loader.state_dict() for loader in self.loaders]
+        assert all(state == states[0] for state in states)
+        assert (states[0]["epoch"], states[0]["position"]) == self.at
+        return json.dumps(states[0]), self.at, self.first
+
+    @rule(saved=states)
+    def load(self, saved: tuple[str, tuple[int, int], int]) -> None:
+        """Into the running loaders; the iterators in use follow."""
+        state, self.at, self.first = saved
+        for loader in self.loaders:
+            loader.load_state_dict(json.loads(state))
+        self.just_loaded = True
+
+    @rule(saved=states, world=st.sampled_from(sorted(SPLITS)), prefetch=st.integers(0, 3))
+    def crash_and_resume(
+        self, saved: tuple[str, tuple[int, int], int], world: int, prefetch: int
+    ) -> None:
+        """New objects under another geometry, from any old state."""
+        state, self.at, self.first = saved
+        self._start(world, prefetch, state)
+        self.just_loaded = True
+
+    @rule(epoch=st.integers(0, 3))
+    def set_epoch(self, epoch: int) -> None:
+        for loader in self.loaders:
+            loader.set_epoch(epoch)
+        if not (self.just_loaded and self.at[0] == epoch):
+            self.at = (epoch, 0)
+        self.first = epoch
+        self.just_loaded = False
+
+    @rule()
+    def leave_the_loop_and_enter_again(self) -> None:
+        self.iterators = [iter(loader) for loader in self.loaders]
+
+
+@pytest.mark.parametrize("name", RANK_FREE)
+def test_any_sequence_of_actions_equals_the_lists(corpus: Corpus, name: str) -> None:
+    machine = type(f"Trainer_{name}", (Trainer,), {"corpus": corpus, "name": name})
+    run_state_machine_as_test(
+        machine,
+        settings=settings(
+            max_examples=12, stateful_step_count=15, deadline=None, database=None,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )  # fmt: skip
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("name", RANK_FREE)
+def test_any_sequence_of_actions_equals_the_lists_at_length(corpus: Corpus, name: str) -> None:
+    machine = type(f"Trainer_{name}", (Trainer,), {"corpus": corpus, "name": name})
+    run_state_machine_as_test(
+        machine,
+        settings=settings(
+            max_examples=500, stateful_step_count=60, deadline=None, database=None,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )  # fmt: skip

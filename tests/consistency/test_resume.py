@@ -1,0 +1,139 @@
+"""Saving and loading at any step, any number of times, in new processes equals never stopping."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.consistency.cases import CASES, loader_of
+from tests.consistency.child import Nursery, digest, in_fresh_interpreter
+from tests.consistency.corpus import Corpus
+
+EPOCHS = 3
+
+
+def uninterrupted(corpus: Corpus, name: str, **more: Any) -> tuple[list[str], list[dict[str, Any]]]:
+    """Digest of every batch, and the state before the first and behind each."""
+    loader = loader_of(corpus, name, epochs=EPOCHS, **more)
+    states, batches = [loader.state_dict()], []
+    for batch in loader:
+        batches.append(digest(batch))
+        states.append(loader.state_dict())
+    return batches, states
+
+
+def job(corpus: Corpus, name: str, state: Any, take: int | None, **more: Any) -> dict[str, Any]:
+    geometry = {"epochs": EPOCHS, **more.pop("geometry", {})}
+    return {
+        "root": str(corpus.root), "case": name, "geometry": geometry, "state": state, "take": take,
+        **more,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_resume_at_every_step_in_a_new_process(corpus: Corpus, nursery: Nursery, name: str) -> None:
+    batches, states = uninterrupted(corpus, name)
+    assert len(batches) > 10
+    pids = {os.getpid()}
+    for step, state in enumerate(states):
+        # Far enough to cross the next end of a window; every eleventh goes on to the very end.
+        take = None if step % 11 == 0 else 3
+        report = nursery.run(job(corpus, name, state, take))
+        pids.add(report["pid"])
+        stop = len(batches) if take is None else min(step + take, len(batches))
+        assert report["batches"] == batches[step:stop], f"resumed at step {step}"
+        assert report["state"] == states[stop]
+    assert len(pids) == len(states) + 1
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_thirty_chained_resumes_in_new_processes(
+    corpus: Corpus, nursery: Nursery, name: str
+) -> None:
+    batches, states = uninterrupted(corpus, name)
+    steps = random.Random(name)
+    served: list[str] = []
+    state = None
+    for _ in range(30):
+        most = len(batches) // 30 + 1
+        report = nursery.run(job(corpus, name, state, steps.randint(0, most)))
+        served += report["batches"]
+        state = report["state"]
+        assert state == states[len(served)]
+    served += nursery.run(job(corpus, name, state, None))["batches"]
+    assert served == batches
+
+
+@pytest.mark.parametrize("name", ["rows_keep"])
+def test_thirty_chained_resumes_in_fresh_interpreters(corpus: Corpus, name: str) -> None:
+    """Nothing is inherited at all: 36 batches, each epoch ending with a partial one."""
+    batches, _ = uninterrupted(corpus, name)
+    assert len(batches) == EPOCHS * 12
+    served: list[str] = []
+    state = None
+    for number in range(30):
+        task = job(corpus, name, state, 1 if number % 5 else 2)
+        report = in_fresh_interpreter(task, PYTHONHASHSEED=str(number))
+        served += report["batches"]
+        state = report["state"]
+    assert served == batches
+
+
+@pytest.mark.parametrize("prefetch", [1, 7])
+@pytest.mark.parametrize("name", ["rows_keep", "packed", "mixed_budget"])
+def test_resume_counts_what_was_handed_out_not_what_was_prefetched(
+    corpus: Corpus, nursery: Nursery, name: str, prefetch: int
+) -> None:
+    batches, states = uninterrupted(corpus, name)
+    geometry = {"prefetch": prefetch}
+    state, served = None, []
+    while len(served) < len(batches):
+        report = nursery.run(job(corpus, name, state, 3, geometry=geometry))
+        served += report["batches"]
+        state = report["state"]
+        assert state == states[len(served)]
+    assert served == batches
+
+
+@pytest.mark.parametrize(
+    "workers", [None, {"num_workers": 2, "prefetch_factor": 3}], ids=["thread", "workers"]
+)
+def test_crash_of_a_trainer_with_the_prefetch_full_loses_and_repeats_nothing(
+    corpus: Corpus, tmp_path: Path, workers: dict[str, Any] | None
+) -> None:
+    """SIGKILL at several steps; the next process goes on from the last state on disk."""
+    if workers is not None:
+        pytest.importorskip("torch")
+    batches, _ = uninterrupted(corpus, "rows_keep")
+    log = tmp_path / "steps.jsonl"
+    served: list[str] = []
+    state = None
+    for take in (4, 1, 9):
+        log.unlink(missing_ok=True)
+        task = job(corpus, "rows_keep", state, take, log=str(log), die=True, torch=workers,
+                   geometry={"prefetch": 0 if workers else 6})  # fmt: skip
+        assert in_fresh_interpreter(task) == {}
+        steps = [json.loads(line) for line in log.read_text().splitlines()]
+        assert len(steps) == take
+        served += [step["batch"] for step in steps]
+        state = steps[-1]["state"]
+    served += in_fresh_interpreter(job(corpus, "rows_keep", state, None))["batches"]
+    assert served == batches
+
+
+def test_state_survives_json_and_lists_nothing_that_grows(corpus: Corpus) -> None:
+    for name in CASES:
+        loader = loader_of(corpus, name)
+        iterator = iter(loader)
+        for _ in range(20):
+            next(iterator)
+        state = loader.state_dict()
+        assert json.loads(json.dumps(state)) == state
+        other = loader_of(corpus, name)
+        other.load_state_dict(json.loads(json.dumps(state)))
+        assert digest(next(iter(other))) == digest(next(iterator))

@@ -1,0 +1,48 @@
+"""What travels is small: states under 1 KB, everything a worker is sent under 16 KiB."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.consistency.cases import CASES, data_of, loader_of
+from tests.consistency.corpus import Corpus
+from tests.store.making import make_columns, make_store
+from tokenmill.dataset import concat, filtered, mix, split
+from tokenmill.loader import Cursor, Loader, OrderedView
+from tokenmill.packing import Pack
+
+LARGEST = 2**62
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_state_is_under_1_kb_even_with_huge_numbers(corpus: Corpus, name: str) -> None:
+    loader = loader_of(corpus, name, seed=2**64 - 1)
+    huge = Cursor(LARGEST, LARGEST, LARGEST, LARGEST)
+    state = loader.stream.passport.stamp(huge, LARGEST)
+    assert len(json.dumps(state).encode()) < 1000
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_everything_sent_to_workers_is_under_16_kib(corpus: Corpus, name: str) -> None:
+    loader = loader_of(corpus, name)
+    step, _ = next(loader.stream.steps(Cursor(), None))
+    for value in (data_of(corpus, name), loader.stream.filler, step):
+        assert len(pickle.dumps(value)) < 16 << 10
+
+
+def test_sizes_do_not_grow_with_rows_or_sources(tmp_path: Path) -> None:
+    store = make_store(tmp_path, [make_columns([4] * 100_000)])
+    kept = filtered(store, "length == 4")
+    train, _ = split(kept, {"train": 0.9, "val": 0.1})
+    mixture = mix({f"source {n}": train[n * 1000 :] for n in range(30)})
+    for value in (store, kept, train, concat([kept, train]), OrderedView(train), mixture):
+        assert len(pickle.dumps(value)) < 16 << 10
+    loader = Loader(mixture, batch_size=64, pack=Pack(128))
+    next(iter(loader))
+    assert len(json.dumps(loader.state_dict())) < 1000
+    assert isinstance(pickle.loads(pickle.dumps(kept))._index, np.memmap)

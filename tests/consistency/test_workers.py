@@ -1,0 +1,103 @@
+"""PyTorch workers: their number, start method, prefetch and pinning change nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.consistency.cases import CASES, loader_of
+from tests.consistency.child import digest
+from tests.consistency.corpus import Corpus
+
+torch = pytest.importorskip("torch")
+
+from tokenmill.integrations.torch import DataLoader  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.*pin_memory.*", "ignore:.*worker processes.*", "ignore:.*multi-threaded.*"
+)
+
+
+def expected_of(corpus: Corpus, name: str) -> list[str]:
+    return [digest(batch) for batch in loader_of(corpus, name, epochs=3)]
+
+
+def some(loader: DataLoader, steps: int) -> Iterator[str]:
+    for number, batch in enumerate(loader):
+        yield digest(batch)
+        if number + 1 == steps:
+            break
+
+
+@pytest.mark.parametrize("name", ["rows_keep", "packed", "mixed_packed", "budget_keep", "mixed"])
+def test_workers_change_on_every_resume(corpus: Corpus, name: str) -> None:
+    """0 → 2 → 5 → 0 workers, with prefetch, pinning and persistence in between."""
+    expected = expected_of(corpus, name)
+    served: list[str] = []
+    state = None
+    for steps, options in (
+        (3, {"num_workers": 0}),
+        (4, {"num_workers": 2, "prefetch_factor": 4}),
+        (2, {"num_workers": 5, "prefetch_factor": 1, "pin_memory": True}),
+        (2, {"num_workers": 1, "persistent_workers": True}),
+        (1000, {"num_workers": 0}),
+    ):
+        loader = DataLoader(loader_of(corpus, name, epochs=3), **options)
+        if state is not None:
+            loader.load_state_dict(state)
+        served += some(loader, steps)
+        state = loader.state_dict()
+    assert served == expected
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+def test_start_method_does_not_change_a_batch(corpus: Corpus, method: str) -> None:
+    loader = DataLoader(
+        loader_of(corpus, "mixed_packed", epochs=3), num_workers=2, multiprocessing_context=method
+    )
+    assert list(some(loader, 1000)) == expected_of(corpus, "mixed_packed")
+
+
+def test_persistent_workers_go_through_epochs_by_set_epoch(corpus: Corpus) -> None:
+    """The usual trainer's loop, and the same loop resumed in the middle of its second epoch."""
+
+    def run(loader: DataLoader, first: int, stop_after: int | None = None) -> list[str]:
+        served: list[str] = []
+        for epoch in range(first, 3):
+            loader.set_epoch(epoch)
+            for batch in loader:
+                served.append(digest(batch))
+                if len(served) == stop_after:
+                    return served
+        return served
+
+    def make(**options: Any) -> DataLoader:
+        return DataLoader(loader_of(corpus, "rows_keep", epochs=1), **options)
+
+    expected = expected_of(corpus, "rows_keep")
+    workers = {"num_workers": 2, "persistent_workers": True}
+    assert run(make(**workers), 0) == expected
+    begun = make(**workers)
+    served = run(begun, 0, stop_after=17)
+    resumed = make(num_workers=1)
+    resumed.load_state_dict(begun.state_dict())
+    assert served + run(resumed, resumed.state_dict()["epoch"]) == expected
+
+
+def test_global_random_generator_of_torch_is_not_touched(corpus: Corpus) -> None:
+    torch.manual_seed(5)
+    before = torch.random.get_rng_state()
+    loader = DataLoader(loader_of(corpus, "rows", epochs=1), num_workers=1)
+    assert len(list(loader)) == 12
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_tensors_equal_the_numpy_batches(corpus: Corpus, name: str) -> None:
+    numpy_batches = loader_of(corpus, name, epochs=1)
+    tensor_batches = DataLoader(loader_of(corpus, name, epochs=1))
+    for ours, theirs in zip(numpy_batches, tensor_batches, strict=True):
+        assert digest(ours) == digest(theirs)
+        assert all(isinstance(value, int | torch.Tensor) for value in theirs.values())

@@ -1,0 +1,1 @@
+"""The answers of the reference systems, through the public door: `tokenmill.prepare`."""

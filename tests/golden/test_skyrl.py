@@ -1,0 +1,92 @@
+"""golden/skyrl: what SkyRL's own tokenization answers, row by row.
+
+Where its ids are not those of the whole render (``full_ids``), ``full_ids`` is right. Where they
+are, its masks must be ours: for all assistant messages as they stand, for the last assistant
+message with ``turn_end="turn"`` where the prompt's render is a prefix. Every row that differs is
+named here with the reason why ours is right.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tokenmill as tm
+
+TOKENIZERS = ("qwen2.5", "qwen3", "llama3.1")
+DATE = "2026-11-15"
+
+MODES = {
+    "all_assistant_messages": {"train_on": "all_assistant_messages", "turn_end": "stop"},
+    "last_assistant_message": {"train_on": "last_assistant_message", "turn_end": "turn"},
+}
+
+
+@cache
+def golden_rows(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def prepared(
+    shared: Path, tmp_path: Path, name: str, mode: str, limit: int | None
+) -> tuple[list[dict[str, Any]], dict[int, tm.Row], dict[int, str]]:
+    """Golden rows, our rows by number, and our rejections by number."""
+    golden = golden_rows(shared / "golden" / "skyrl" / f"{name}.jsonl")
+    source = tmp_path / "rows.jsonl"
+    with open(source, "w") as file:
+        for number, row in enumerate(golden):
+            file.write(json.dumps({**row["row"], "number": number}) + "\n")
+    store = tm.prepare(
+        source,
+        tokenizer=shared / "tokenizers" / name,
+        date=DATE,
+        carry=["number"],
+        executor="inline",
+        max_length=limit,
+        overlong="truncate",
+        **MODES[mode],  # type: ignore[arg-type]
+    )
+    served = {row.carried["number"]: row for row in store}
+    return golden, served, {origin.row: why for origin, why, _ in store.rejected_rows()}
+
+
+def full_mask(answer: dict[str, Any]) -> np.ndarray[Any, Any]:
+    """SkyRL's mask over all tokens; it stores the window of the last ``num_actions``."""
+    mask = np.zeros(len(answer["input_ids"]), np.uint8)
+    window = answer["loss_mask"]
+    if window:
+        mask[len(mask) - len(window) :] = window
+    return mask
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("limit", [None, 512])
+def test_prepare_agrees_with_skyrl_where_its_ids_are_the_whole_render(
+    shared: Path, tmp_path: Path, name: str, mode: str, limit: int | None
+) -> None:
+    golden, served, refused = prepared(shared, tmp_path, name, mode, limit)
+    wrong_ids, wrong_masks, compared = [], [], 0
+    for number, row in served.items():
+        expected = golden[number]
+        if row.input_ids.tolist() != expected["full_ids"][:limit]:
+            wrong_ids.append(number)
+            continue
+        answer = expected[f"{mode}/{limit}"]
+        if answer is None or answer["input_ids"] != expected["full_ids"][:limit]:
+            continue
+        if mode == "last_assistant_message" and not expected["last_turn_is_prefix_preserving"]:
+            continue
+        compared += 1
+        if not np.array_equal(row.loss_mask, full_mask(answer)):
+            wrong_masks.append(number)
+    print(name, mode, limit, "compared", compared, "ids", wrong_ids, "masks", wrong_masks, refused)
+    assert wrong_ids == []
+    assert wrong_masks == []
+    assert len(served) + len(refused) == len(golden)
+    assert compared > 50

@@ -1,0 +1,438 @@
+"""The loader's contract, point by point; what it serves is held by tests/consistency."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.consistency.child import environment
+from tests.store.making import make_columns, make_store
+from tokenmill.dataset import as_view, filtered, mix
+from tokenmill.errors import CorruptionError, StateError, UsageError
+from tokenmill.loader import Cursor, LengthGrouped, Loader, OrderedView
+from tokenmill.packing import Pack
+from tokenmill.store import Store
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    lengths = np.random.default_rng(0).integers(1, 30, 50).tolist()
+    return make_store(tmp_path_factory.mktemp("cache"), [make_columns(lengths)], pad_id=9)
+
+
+def numbers(loader: Loader) -> list[list[int]]:
+    return [batch["indices"].tolist() for batch in loader]
+
+
+# Batches
+
+
+def test_batch_unpacked_has_the_contracts_names_types_and_shape(store: Store) -> None:
+    batch = next(iter(Loader(store, batch_size=4)))
+    kinds = {
+        n: (v.dtype.str[1:], v.shape[0]) for n, v in batch.items() if n != "num_trained_tokens"
+    }
+    assert kinds == {"input_ids": ("i8", 4), "attention_mask": ("u1", 4), "labels": ("i8", 4),
+                     "loss_mask": ("u1", 4)}  # fmt: skip
+    assert isinstance(batch["num_trained_tokens"], int)
+
+
+def test_batch_packed_has_the_contracts_names_types_and_shape(store: Store) -> None:
+    batch = next(iter(Loader(store, batch_size=3, pack=Pack(64))))
+    kinds = {n: (v.dtype.str[1:], v.shape) for n, v in batch.items() if isinstance(v, np.ndarray)}
+    cu_seqlens = kinds.pop("cu_seqlens")
+    assert cu_seqlens[0] == "i4"
+    assert kinds == {
+        "input_ids": ("i8", (3, 64)), "labels": ("i8", (3, 64)), "position_ids": ("i8", (3, 64)),
+        "loss_mask": ("u1", (3, 64)), "seq_idx": ("i4", (3, 64)),
+    }  # fmt: skip
+    assert batch["max_seqlen"] == int(np.diff(batch["cu_seqlens"]).max())
+    assert batch["cu_seqlens"][-1] == 3 * 64
+
+
+def test_padding_side_multiple_and_pad_id_are_followed(store: Store) -> None:
+    batch = next(iter(Loader(store, batch_size=5, pad_side="left", pad_to_multiple_of=16)))
+    assert batch["input_ids"].shape[1] % 16 == 0
+    padding = batch["attention_mask"] == 0
+    assert set(batch["input_ids"][padding].tolist()) == {9}
+    assert not padding[:, -1].any()
+    other = next(iter(Loader(store, batch_size=5, pad_id=77)))
+    assert set(other["input_ids"][other["attention_mask"] == 0].tolist()) == {77}
+
+
+def test_pad_id_nobody_knows_must_be_said(tmp_path: Path) -> None:
+    one = make_store(tmp_path / "a", [make_columns([3])], name="a", pad_id=3)
+    two = make_store(tmp_path / "b", [make_columns([3])], name="b", pad_id=4)
+    with pytest.raises(UsageError, match="say pad_id"):
+        Loader(mix({"a": one, "b": two}))
+    assert len(list(Loader(mix({"a": one, "b": two}), pad_id=0, epochs=1))) == 1
+
+
+def test_short_last_batch_is_shared_evenly_and_idle_ranks_get_padding(store: Store) -> None:
+    for world, size, expected in ((4, 3, [1, 1, 0, 0]), (3, 4, [1, 1, 0]), (3, 7, [3, 3, 2])):
+        last = []
+        for rank in range(world):
+            loader = Loader(store, batch_size=size, rank=rank, world_size=world, epochs=1,
+                            last="keep", indices=True)  # fmt: skip
+            last.append(list(loader)[-1])
+        assert [len(batch["indices"]) for batch in last] == expected
+        for batch, share in zip(last, expected, strict=True):
+            if not share:
+                assert batch["input_ids"].shape[0] == 1
+                assert set(batch["labels"].ravel().tolist()) == {-100}
+                assert not batch["attention_mask"].any()
+            assert batch["num_trained_tokens"] == last[0]["num_trained_tokens"]
+
+
+def test_max_tokens_bounds_padded_tokens_and_fills_greedily(store: Store) -> None:
+    loader = Loader(store, max_tokens=96, pad_to_multiple_of=8, epochs=1, last="keep", indices=True)
+    before: tuple[int, int] | None = None
+    for batch in loader:
+        rows, width = batch["input_ids"].shape
+        assert rows * width <= 96
+        assert width % 8 == 0
+        if before is not None:
+            first = int(store.lengths[batch["indices"][0]])
+            wider = max(before[1], -(-first // 8) * 8)
+            assert (before[0] + 1) * wider > 96  # it would not have fitted into the one before
+        before = (rows, width)
+
+
+@pytest.mark.parametrize(("last", "expected"), [("wrap", 9), ("keep", 9), ("drop", 8)])
+def test_length_is_the_batches_of_an_epoch(store: Store, last: str, expected: int) -> None:
+    loader = Loader(store, batch_size=6, last=last, epochs=1)
+    assert len(loader) == expected == len(list(loader))
+
+
+@pytest.mark.parametrize("more", [{"pack": Pack(64, window=20)}, {"max_tokens": 70}])
+@pytest.mark.parametrize("last", ["keep", "drop"])
+def test_length_is_counted_where_it_depends_on_lengths(
+    store: Store, more: dict[str, Any], last: str
+) -> None:
+    for epoch in (0, 3):
+        loader = Loader(store, batch_size=2, last=last, epochs=1, **more)
+        loader.set_epoch(epoch)
+        assert len(loader) == len(list(loader))
+
+
+def test_wrap_runs_over_ends_of_epochs_without_a_seam(store: Store) -> None:
+    flat = [row for batch in numbers(Loader(store, 7, epochs=3, indices=True)) for row in batch]
+    assert len(flat) == 154  # the last batch is completed from the fourth epoch
+    for epoch in range(3):
+        assert sorted(flat[epoch * 50 : epoch * 50 + 50]) == list(range(50))
+    assert flat[:50] != flat[50:100]
+
+
+def test_batch_larger_than_an_epoch_wraps_several_times(store: Store) -> None:
+    view = as_view(store)[:5]
+    loader = Loader(view, batch_size=12, indices=True)
+    iterator = iter(loader)
+    flat = [row for _ in range(5) for row in next(iterator)["indices"].tolist()]
+    for start in range(0, 60, 5):
+        assert sorted(flat[start : start + 5]) == list(range(5))
+    assert loader.state_dict()["epoch"] == 12
+
+
+# Iteration and state
+
+
+def test_endless_stream_goes_on_and_states_name_the_place(store: Store) -> None:
+    loader = Loader(store, batch_size=10)
+    for number, _ in enumerate(loader, 1):
+        state = loader.state_dict()
+        assert (state["epoch"], state["position"]) == divmod(number * 10, 50)
+        if number == 17:
+            break
+
+
+def test_loop_left_and_entered_again_continues(store: Store) -> None:
+    expected = numbers(Loader(store, 8, epochs=2, indices=True))
+    loader = Loader(store, 8, epochs=2, indices=True, prefetch=2)
+    found = []
+    for batch in loader:
+        found.append(batch["indices"].tolist())
+        if len(found) in (3, 4, 9):
+            break
+    while len(found) < len(expected):
+        for batch in loader:
+            found.append(batch["indices"].tolist())
+            if len(found) % 4 == 0:
+                break
+    assert found == expected
+    assert list(loader) == []
+
+
+@pytest.mark.parametrize("prefetch", [0, 3])
+def test_two_iterators_at_once_each_see_the_whole_stream(store: Store, prefetch: int) -> None:
+    expected = numbers(Loader(store, 8, epochs=1, indices=True))
+    loader = Loader(store, 8, epochs=1, indices=True, prefetch=prefetch)
+    one, two = iter(loader), iter(loader)
+    pairs = list(zip(one, two, strict=True))
+    assert [a["indices"].tolist() for a, _ in pairs] == expected
+    assert [b["indices"].tolist() for _, b in pairs] == expected
+
+
+def test_set_epoch_begins_the_epoch_and_epochs_count_from_there(store: Store) -> None:
+    loader = Loader(store, 8, epochs=1, last="keep", indices=True)
+    whole = numbers(Loader(store, 8, epochs=3, last="keep", indices=True))
+    found = []
+    for epoch in range(3):
+        loader.set_epoch(epoch)
+        found += numbers(loader)
+    assert found == whole
+    loader.set_epoch(1)
+    next(iter(loader))
+    loader.set_epoch(1)  # not after a load: back to its start
+    assert numbers(loader) == whole[7:14]
+
+
+def test_set_epoch_after_a_load_into_that_epoch_keeps_the_place(store: Store) -> None:
+    loader = Loader(store, 8, epochs=1, last="keep", indices=True)
+    loader.set_epoch(2)
+    iterator = iter(loader)
+    next(iterator), next(iterator)
+    state = loader.state_dict()
+    rest = numbers(loader)
+    resumed = Loader(store, 8, epochs=1, last="keep", indices=True)
+    resumed.load_state_dict(state)
+    resumed.set_epoch(2)
+    assert numbers(resumed) == rest
+    resumed.load_state_dict(state)
+    resumed.set_epoch(0)
+    assert len(numbers(resumed)) == 7
+
+
+def test_finished_run_stays_finished_and_can_be_extended(store: Store) -> None:
+    loader = Loader(store, 8, epochs=1, last="keep")
+    assert len(list(loader)) == 7
+    state = loader.state_dict()
+    same = Loader(store, 8, epochs=1, last="keep")
+    same.load_state_dict(state)
+    assert list(same) == []
+    longer = Loader(store, 8, epochs=2, last="keep")
+    longer.load_state_dict(state)
+    assert len(list(longer)) == 7
+
+
+REFUSALS: list[tuple[dict[str, Any], str]] = [
+    ({"seed": 1}, r"another seed \(the state's: 42, this loader's: 1\)"),
+    ({"order": "miles"}, r"another order \(the state's: 'feistel', this loader's: 'miles'\)"),
+    ({"shuffle": False}, "this loader's: 'sequential'"),
+    ({"order": LengthGrouped(64, 8)}, "length_grouped/64/8"),
+    ({"pack": Pack(64)}, "another packing.*None.*64"),
+]
+
+
+@pytest.mark.parametrize(("changed", "message"), REFUSALS)
+def test_state_of_another_stream_is_refused_saying_which(
+    store: Store, changed: dict[str, Any], message: str
+) -> None:
+    state = Loader(store).state_dict()
+    with pytest.raises(StateError, match=message):
+        Loader(store, **changed).load_state_dict(state)
+
+
+def test_state_of_another_dataset_names_both_keys(store: Store) -> None:
+    view = filtered(store, "length > 5")
+    with pytest.raises(StateError, match=f"dataset.*{store.key}.*{view.key}"):
+        Loader(view).load_state_dict(Loader(store).state_dict())
+    both = mix({"a": store, "b": view}, {"a": 1, "b": 1})
+    other = mix({"a": store, "b": view}, {"a": 1, "b": 2})
+    with pytest.raises(StateError, match=f"dataset.*{both.key}.*{other.key}"):
+        Loader(other).load_state_dict(Loader(both).state_dict())
+
+
+def test_state_of_another_pack_length_method_window_or_rank_count_is_refused(store: Store) -> None:
+    state = Loader(store, pack=Pack(64)).state_dict()
+    for pack in (Pack(65), Pack(64, "first_fit"), Pack(64, window=9), Pack(64, oversize="drop")):
+        with pytest.raises(StateError, match="another packing"):
+            Loader(store, pack=pack).load_state_dict(state)
+    two = Loader(store, pack=Pack(64, "balanced"), world_size=2).state_dict()
+    with pytest.raises(StateError, match=r"'ranks': 2.*'ranks': 4"):
+        Loader(store, pack=Pack(64, "balanced"), world_size=4).load_state_dict(two)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("version", 2), ("order_version", 0), ("kind", "x"), ("epoch", -1), ("position", 51),
+     ("position", 1.5), ("position", True), ("epoch", None), ("first_epoch", "0")],
+)  # fmt: skip
+def test_state_that_was_tampered_with_is_refused(store: Store, field: str, value: Any) -> None:
+    loader = Loader(store)
+    state = {**loader.state_dict(), field: value}
+    with pytest.raises(StateError):
+        loader.load_state_dict(state)
+    assert loader.cursor == Cursor()
+
+
+@pytest.mark.parametrize("state", [None, [], {}, {"epoch": 0, "position": 0}, "state"])
+def test_state_that_is_none_is_refused(store: Store, state: Any) -> None:
+    with pytest.raises(StateError, match="not a state"):
+        Loader(store).load_state_dict(state)
+
+
+def test_packed_state_outside_of_its_window_is_refused(store: Store) -> None:
+    loader = Loader(store, pack=Pack(64, window=20), batch_size=1)
+    state = loader.state_dict()
+    with pytest.raises(StateError, match="window 3"):
+        loader.load_state_dict({**state, "window": 3})
+    with pytest.raises(StateError, match="before its window"):
+        loader.load_state_dict({**state, "packs_before": 3})
+    loader.load_state_dict({**state, "position": 40})
+    with pytest.raises(StateError, match="pack 40"):
+        next(iter(loader))
+
+
+# Prefetching
+
+
+def threads() -> list[str]:
+    return [t.name for t in threading.enumerate() if t.name == "tokenmill-prefetch"]
+
+
+def test_prefetch_thread_ends_when_the_iterator_is_dropped(store: Store) -> None:
+    before = len(threads())
+    iterator = iter(Loader(store, prefetch=2))
+    next(iterator)
+    assert len(threads()) == before + 1
+    del iterator
+    gc.collect()
+    for _ in range(50):
+        if len(threads()) == before:
+            break
+        time.sleep(0.05)
+    assert len(threads()) == before
+
+
+def test_prefetch_error_reaches_the_trainer_with_its_type(tmp_path: Path) -> None:
+    store = make_store(tmp_path, [make_columns([5] * 40)])
+    (slice_file,) = (
+        path for path in (tmp_path / "slices").rglob("*.arrow") if ".meta." not in path.name
+    )
+    data = bytearray(slice_file.read_bytes())
+    data[len(data) // 2] ^= 1
+    slice_file.chmod(0o644)
+    slice_file.write_bytes(data)
+    loader = Loader(store, prefetch=2)
+    iterator = iter(loader)
+    for _ in range(2):  # and again: an error does not turn into a silent end
+        with pytest.raises(CorruptionError, match="checksum"):
+            list(iterator)
+    assert loader.state_dict()["position"] == 0
+
+
+def test_prefetching_process_exits_without_being_waited_for(store: Store) -> None:
+    program = (
+        "import sys\nfrom tokenmill import Loader, open_store\n"
+        f"iterator = iter(Loader(open_store({str(store.path)!r}), prefetch=3))\n"
+        "next(iterator)\nprint('served')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], env=environment(), timeout=30,
+                          capture_output=True, text=True, check=True)  # fmt: skip
+    assert done.stdout == "served\n"
+    assert done.stderr == ""
+
+
+def test_reading_imports_neither_pyarrow_nor_any_host_library(store: Store) -> None:
+    program = (
+        "import sys\nfrom tokenmill import Loader, Pack, mix, open_store, split\n"
+        f"store = open_store({str(store.path)!r})\n"
+        "next(iter(Loader(store, prefetch=1, pack=Pack(64))))\n"
+        "train, val = split(store, {'train': 0.5, 'val': 0.5})\n"
+        "next(iter(Loader(mix({'a': train, 'b': val}))))\n"
+        "heavy = {'pyarrow', 'jinja2', 'minijinja', 'tokenizers', 'fastokens', 'transformers',\n"
+        "         'datasets', 'torch', 'ray', 'fsspec', 'zstandard', 'typer', 'rich'}\n"
+        "print(sorted(heavy & set(sys.modules)))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], env=environment(), timeout=60,
+                          capture_output=True, text=True, check=True)  # fmt: skip
+    assert done.stdout == "[]\n"
+
+
+# Refusals
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"batch_size": 0}, "batch_size"), ({"batch_size": 2.0}, "batch_size"),
+        ({"rank": 2, "world_size": 2}, "rank 2 of 2"), ({"rank": -1}, "rank"),
+        ({"world_size": 0}, "world_size"), ({"epochs": 0}, "epochs"), ({"last": "stay"}, "last"),
+        ({"order": "random"}, "order"), ({"pad_side": "top"}, "pad_side"), ({"seed": -1}, "seed"),
+        ({"pad_to_multiple_of": 0}, "pad_to_multiple_of"), ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": 8}, r"row \d+ takes .* max_tokens is 8"), ({"prefetch": -1}, "prefetch"),
+        ({"pack": 64}, "tm.Pack"), ({"pack": Pack(64), "max_tokens": 64}, "exclude each other"),
+        ({"pack": Pack(64), "pad_side": "left"}, "tail"),
+        ({"pack": Pack(60), "pad_to_multiple_of": 8}, "no multiple"),
+        ({"pack": Pack(8)}, r"row \d+ has .* pack only 8"),
+        ({"shuffle": False, "order": "miles"}, "shuffle=False"),
+    ],
+)  # fmt: skip
+def test_loader_impossible_wish_is_refused_at_once(
+    store: Store, wrong: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        Loader(store, **wrong)
+
+
+def test_loader_data_that_is_none_is_refused(store: Store) -> None:
+    with pytest.raises(UsageError, match="expected a store"):
+        Loader([1, 2, 3])  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="no rows"):
+        Loader(as_view(store)[:0])
+
+
+@pytest.mark.parametrize("more", [{"batch_size": 51}, {"max_tokens": 2000, "world_size": 3}])
+def test_drop_that_would_serve_nothing_is_an_error_not_an_endless_search(
+    store: Store, more: dict[str, Any]
+) -> None:
+    with pytest.raises(UsageError, match="serve nothing"):
+        next(iter(Loader(store, last="drop", **more)))
+
+
+def test_packs_that_drop_everything_are_an_error_not_an_endless_search(store: Store) -> None:
+    view = filtered(store, "length > 20")
+    with pytest.raises(UsageError, match="no samples"):
+        next(iter(Loader(view, pack=Pack(10, oversize="drop"))))
+
+
+# The ordered view
+
+
+def test_ordered_view_item_i_is_position_i_of_the_loaders_order(store: Store) -> None:
+    ordered = OrderedView(store, seed=3)
+    for epoch in (0, 2):
+        ordered.set_epoch(epoch)
+        loader = Loader(store, 1, seed=3, epochs=1, indices=True)
+        loader.set_epoch(epoch)
+        expected = [row for batch in numbers(loader) for row in batch]
+        assert ordered.row_numbers(range(50)).tolist() == expected
+        assert [len(row) for row in ordered] == store.lengths[expected].tolist()
+        assert len(ordered[-1]) == store.lengths[expected[-1]]
+        assert [len(row) for row in ordered[3:6]] == store.lengths[expected[3:6]].tolist()
+    with pytest.raises(IndexError):
+        ordered[50]
+    with pytest.raises(UsageError):
+        ordered.set_epoch(-1)
+
+
+def test_mixture_by_tokens_holds_token_shares(tmp_path: Path) -> None:
+    """Rows of one source are ten times as long; shares are of tokens all the same."""
+    short = make_store(tmp_path / "a", [make_columns([6] * 400)], name="short")
+    long = make_store(tmp_path / "b", [make_columns([60] * 400)], name="long")
+    for by, name in (("tokens", "tokens"), ("trained_tokens", "trained_tokens"), ("rows", "rows")):
+        loader = Loader(mix({"short": short, "long": long}, {"short": 0.7, "long": 0.3}, by=by), 10)
+        iterator = iter(loader)
+        for _ in range(150):
+            next(iterator)
+        served = loader.served()
+        total = served["short"][name] + served["long"][name]
+        assert abs(served["short"][name] / total - 0.7) < 0.01, by

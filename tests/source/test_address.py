@@ -1,0 +1,161 @@
+"""Addresses: slices as Python means them, splits and percentages as `datasets` means them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.source.make import jsonl
+from tokenmill.errors import SourceMissing, UsageError
+from tokenmill.source import open_rows
+from tokenmill.source.address import Address, parse_address, parse_selection
+
+
+def test_slice_all_small_bounds_equals_list_slicing() -> None:
+    bounds = [None, *range(-6, 7)]
+    for total in range(6):
+        items = list(range(total))
+        for start in bounds:
+            for stop in bounds:
+                text = f"[{'' if start is None else start}:{'' if stop is None else stop}]"
+                first, last = parse_selection(text, text).resolve(total)
+                assert items[first:last] == items[start:stop], (total, text)
+                assert 0 <= first <= last <= total
+
+
+def test_slice_on_concatenation_of_files_equals_list_slicing(tmp_path: Path) -> None:
+    rows = [{"n": number} for number in range(7)]
+    for name, part in (("a", rows[:3]), ("b", rows[3:4]), ("c", rows[4:])):
+        jsonl(part, tmp_path / name).rename(tmp_path / f"{name}.jsonl")
+    for start in (None, -8, -4, -3, -1, 0, 1, 3, 4, 6, 9):
+        for stop in (None, -8, -4, -1, 0, 2, 3, 4, 7, 9):
+            text = f"@[{'' if start is None else start}:{'' if stop is None else stop}]"
+            opened = open_rows(f"{tmp_path}/*.jsonl{text}")
+            assert list(opened) == rows[start:stop], text
+            assert len(opened) == len(rows[start:stop])
+
+
+@settings(deadline=None)
+@given(st.integers(0, 10_000), st.integers(-100, 100), st.integers(-100, 100))
+def test_percent_any_total_equals_datasets(total: int, start: int, stop: int) -> None:
+    from datasets import ReadInstruction
+
+    spec = f"train[{start}%:{stop}%]"
+    (absolute,) = ReadInstruction.from_spec(spec).to_absolute({"train": total})
+    first, last = parse_selection(f"[{start}%:{stop}%]", spec).resolve(total)
+    expected = list(range(total))[absolute.from_ : absolute.to]
+    assert list(range(total))[first:last] == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("x.jsonl@[1:2:3]", "no step"),
+        ("x.jsonl@[1]", "write a slice"),
+        ("x.jsonl@[a:b]", "neither a row number"),
+        ("x.jsonl@[:101%]", "more than the whole"),
+        ("@[1:2]", "before the @"),
+        ("", "empty string"),
+        ("s3://bucket/x.jsonl", "remote"),
+    ],
+)
+def test_address_malformed_is_a_usage_error(text: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        parse_address(text)
+
+
+def test_address_existing_name_with_at_sign_wins(tmp_path: Path) -> None:
+    path = jsonl([{"a": 1}], tmp_path).rename(tmp_path / "data@[0:0].jsonl")
+    assert parse_address(str(path)) == Address(str(path))
+    assert len(open_rows(path)) == 1
+    assert len(open_rows(f"{path}@[:0]")) == 0
+
+
+def test_saved_dataset_splits_and_slices(tmp_path: Path) -> None:
+    from datasets import Dataset, DatasetDict
+
+    train = Dataset.from_list([{"n": n, "m": {"a": n} if n % 2 else {"b": n}} for n in range(50)])
+    test = Dataset.from_list([{"n": -n} for n in range(3)])
+    DatasetDict(train=train, test=test).save_to_disk(str(tmp_path / "both"), num_shards={
+        "train": 3, "test": 1})  # fmt: skip
+    train.select(range(49, -1, -1)).save_to_disk(str(tmp_path / "one"))
+    both = tmp_path / "both"
+    assert [row["n"] for row in open_rows(f"{both}@train")] == list(range(50))
+    assert [row["n"] for row in open_rows(f"{both}@train[:10]")] == list(range(10))
+    assert [row["n"] for row in open_rows(f"{both}@train[10%:20%]")] == list(range(5, 10))
+    assert [row["n"] for row in open_rows(f"{both}@test[-1:]")] == [-2]
+    assert [row["n"] for row in open_rows(both / "train")] == list(range(50))
+    assert [row["n"] for row in open_rows(tmp_path / "one")] == list(range(49, -1, -1))
+    assert open_rows(f"{both}@train")[1] == {"n": 1, "m": {"a": 1}}
+    with pytest.raises(UsageError, match="splits train, test: name one"):
+        open_rows(both)
+    with pytest.raises(UsageError, match="no split 'valid'"):
+        open_rows(f"{both}@valid[:3]")
+    with pytest.raises(UsageError, match="only directories made by save_to_disk"):
+        open_rows(f"{jsonl([{'a': 1}], tmp_path)}@train[:3]")
+
+
+def test_directory_hidden_and_foreign_files_skipped(tmp_path: Path) -> None:
+    rows = [{"n": number} for number in range(4)]
+    for number, row in enumerate(rows):
+        jsonl([row], tmp_path).rename(tmp_path / f"{number}.jsonl")
+    jsonl([{"n": 99}], tmp_path).rename(tmp_path / ".hidden.jsonl")
+    (tmp_path / "README.md").write_text("read me")
+    (tmp_path / "more").mkdir()
+    jsonl([{"n": 98}], tmp_path / "more")
+    assert list(open_rows(tmp_path)) == rows
+    assert list(open_rows(f"{tmp_path}@[1:3]")) == rows[1:3]
+    assert list(open_rows(f"{tmp_path}/**/[0-9].jsonl")) == rows
+
+
+@pytest.mark.parametrize("address", ["{0}", "{0}/*"])
+def test_mixed_formats_in_one_place_is_a_usage_error(address: str, tmp_path: Path) -> None:
+    jsonl([{"a": 1}], tmp_path)
+    (tmp_path / "more.json").write_text("[]")
+    with pytest.raises(UsageError, match="several formats"):
+        open_rows(address.format(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["missing.jsonl", "*.jsonl", "nowhere/", "sub"])
+def test_nothing_there_is_source_missing(name: str, tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    with pytest.raises(SourceMissing):
+        open_rows(f"{tmp_path}/{name}")
+    with pytest.raises(FileNotFoundError):
+        open_rows(f"{tmp_path}/{name}")
+
+
+@pytest.mark.parametrize(
+    ("name", "data"), [("a.jsonl", b""), ("a.jsonl", b" \n\r\n"), ("a.json", b"[ ]"),
+                       ("a.json", b""), ("a.parquet", b""), ("a.jsonl.gz", b"")],
+)  # fmt: skip
+def test_empty_file_is_source_missing(name: str, data: bytes, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(SourceMissing):
+        open_rows(tmp_path / name)
+
+
+def test_unknown_or_misleading_names_are_refused(tmp_path: Path) -> None:
+    import os
+
+    from tokenmill.errors import SourceError
+
+    (tmp_path / "data.csv").write_text("a,b")
+    with pytest.raises(UsageError, match="no known format"):
+        open_rows(tmp_path / "data.csv")
+    (tmp_path / "data.jsonl").write_bytes(b"\x1f\x8b\x08rest")
+    with pytest.raises(SourceError, match="holds gzip"):
+        open_rows(tmp_path / "data.jsonl")
+    os.mkfifo(tmp_path / "pipe.jsonl")
+    with pytest.raises(UsageError, match="not a regular file"):
+        open_rows(tmp_path / "pipe.jsonl")
+    (tmp_path / "object.json").write_text('{\n "data": []\n}')
+    with pytest.raises(SourceError, match="several lines"):
+        open_rows(tmp_path / "object.json")
+    with pytest.raises(UsageError, match="no source"):
+        open_rows([])
+    with pytest.raises(UsageError, match="is a path"):
+        open_rows([3])  # type: ignore[list-item]

@@ -1,0 +1,135 @@
+"""JSON arrays, found by counting brackets: against a whole parse, and against noise."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tokenmill.errors import RowError, SourceError
+from tokenmill.source import open_rows
+from tokenmill.source.array import ArrayScan, find_elements
+from tokenmill.source.bytefile import LocalFile
+from tokenmill.source.limits import MAX_ARRAY_GAP
+
+unhurried = settings(
+    deadline=None, max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+text = st.text(st.sampled_from('"\\[]{},: \n\u2028é😀x'), max_size=8)
+values = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(-9, 9), text),
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(text, inner, max_size=3)),
+    max_leaves=6,
+)
+objects = st.dictionaries(text, values, max_size=3)
+blanks = st.text(st.sampled_from(" \t\r\n"), max_size=300)
+
+
+def spelled(items: list[Any], gaps: list[str], ascii_only: bool) -> bytes:
+    """An array with the given white space around its elements."""
+    parts = [json.dumps(item, ensure_ascii=ascii_only) for item in items]
+    around = [gaps[n % len(gaps)] for n in range(2 * len(parts) + 2)]
+    inside = ",".join(around[2 * n] + part + around[2 * n + 1] for n, part in enumerate(parts))
+    return (around[-1] + "[" + inside + around[-2] + "]" + around[-1]).encode()
+
+
+@unhurried
+@given(
+    st.lists(objects, min_size=1, max_size=8),
+    st.lists(blanks, min_size=1, max_size=5),
+    st.booleans(),
+    st.integers(1, 200),
+)
+def test_array_any_layout_equals_whole_parse(
+    tmp_path: Path, items: list[Any], gaps: list[str], ascii_only: bool, buffer_bytes: int
+) -> None:
+    data = spelled(items, gaps, ascii_only)
+    path = tmp_path / "array.json"
+    path.write_bytes(data)
+    rows = open_rows(path)
+    assert list(rows) == json.loads(data) == [rows[n] for n in range(len(items))]
+    for number in range(len(rows)):
+        origin = rows.origin(number)
+        raw = data[origin.offset : origin.offset + origin.length]
+        assert raw == rows.raw(number) == raw.strip()
+        assert json.loads(raw) == items[number]
+        assert origin.line == 1 + data[: origin.offset].count(b"\n")
+    whole, pieces = ArrayScan(LocalFile(str(path))), ArrayScan(LocalFile(str(path)), buffer_bytes)
+    entries = [word for portion in whole.starts() for word in portion.tolist()]
+    assert [word for portion in pieces.starts() for word in portion.tolist()] == entries
+    assert pieces.assembler.blocks == whole.assembler.blocks
+
+
+@unhurried
+@given(st.binary(max_size=200).map(lambda noise: b"[" + noise), st.integers(1, 64))
+def test_array_any_noise_is_rows_or_a_source_error(
+    tmp_path: Path, data: bytes, buffer_bytes: int
+) -> None:
+    path = tmp_path / "noise.json"
+    path.write_bytes(data)
+    outcomes = []
+    for size in (buffer_bytes, 1 << 20):
+        scan = ArrayScan(LocalFile(str(path)), size)
+        try:
+            entries = [word for portion in scan.starts() for word in portion.tolist()]
+            outcomes.append((entries, scan.assembler.blocks))
+        except SourceError as error:
+            outcomes.append(error.message)
+    assert outcomes[0] == outcomes[1]
+    try:
+        parsed = json.loads(data)
+    except ValueError:
+        return
+    assert len(outcomes[0][0]) == len(parsed)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b'[{"a": 1}', "truncated"),
+        (b'[{"a": 1},', "truncated"),
+        (b'[{"a": "]', "truncated"),
+        (b"[", "truncated"),
+        (b'[{"a": 1}] x', "text behind"),
+        (b'[{"a": 1}][]', "text behind"),
+        (b"[1," + b" " * (MAX_ARRAY_GAP + 1) + b"2]", "between two elements"),
+        (b"[1]" + b" " * (3 * MAX_ARRAY_GAP), "behind the array"),
+    ],
+)
+def test_array_broken_as_a_whole_is_a_source_error(
+    data: bytes, message: str, tmp_path: Path
+) -> None:
+    (tmp_path / "broken.json").write_bytes(data)
+    with pytest.raises(SourceError, match=message) as raised:
+        open_rows(tmp_path / "broken.json")
+    assert raised.value.offset is not None
+
+
+def test_array_bad_elements_are_bad_rows_with_their_place(tmp_path: Path) -> None:
+    data = b'[ {"a": 1],\n {"b": 2} , 3,, {"c": NaN}, [[]] ]'
+    path = tmp_path / "bad.json"
+    path.write_bytes(data)
+    outcomes = [value for _, value in open_rows(path).scan()]
+    assert [type(value) for value in outcomes] == [RowError, dict, *[RowError] * 4]
+    assert [value.offset for value in outcomes if isinstance(value, RowError)] == [
+        2, data.index(b"3"), data.index(b",,") + 1, data.index(b'{"c"'), data.index(b"[[]]"),
+    ]  # fmt: skip
+    assert outcomes[2].line == 2
+
+
+def test_find_elements_long_gap_is_found_again_by_the_reader(tmp_path: Path) -> None:
+    data = b"[" + b" " * 400 + b'{"a":[1]}' + b" " * 700 + b"," + b"\n" * 300 + b"[2]"
+    data += b" " * 500 + b"]" + b" " * 600
+    path = tmp_path / "gaps.json"
+    path.write_bytes(data)
+    rows = open_rows(path)
+    assert (rows.raw(0), rows.raw(1)) == (b'{"a":[1]}', b"[2]")
+    assert rows.origin(1).line == 301
+    found = find_elements(np.frombuffer(b'1, "a,\\"]" ,{"b":[2,3]} ] tail', dtype=np.uint8))
+    assert (found.starts.tolist(), found.ends.tolist()) == ([0, 3, 12], [1, 10, 23])
+    assert (found.consumed, found.closed) == (25, True)

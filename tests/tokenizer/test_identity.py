@@ -1,0 +1,265 @@
+"""Identity: what must change the key, what must not, and the memo that remembers it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import PreTrainedTokenizerFast
+
+import tokenmill
+from tests.tokenizer.families import family_json
+from tokenmill.tokenizer import identify, load, memo, recall, reload
+
+SOURCE_ROOT = str(Path(tokenmill.__path__[0]).parent)
+CONFIG = {
+    "tokenizer_class": "PreTrainedTokenizerFast",
+    "eos_token": "<|im_end|>",
+    "bos_token": "<s>",
+    "mask_token": "<pad>",
+    "chat_template": "{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}",
+}
+Document = dict[str, Any]
+
+
+def make(path: Path, document: Document, config: Document, indent: int | None = None) -> Path:
+    path.mkdir(parents=True)
+    (path / "tokenizer.json").write_text(json.dumps(document, indent=indent))
+    (path / "tokenizer_config.json").write_text(json.dumps(config))
+    return path
+
+
+def key_of(path: Path, document: Document, config: Document, indent: int | None = None) -> str:
+    return load(make(path, document, config, indent), backend="file").key
+
+
+def _one_merge(document: Document, config: Document) -> None:
+    document["model"]["merges"][-1], document["model"]["merges"][-2] = (
+        document["model"]["merges"][-2], document["model"]["merges"][-1],
+    )  # fmt: skip
+
+
+def _one_added_token(document: Document, config: Document) -> None:
+    token = {**document["added_tokens"][-1], "id": 600, "content": "<new>"}
+    document["added_tokens"].append(token)
+
+
+def _flag_of_added_token(document: Document, config: Document) -> None:
+    document["added_tokens"][0]["lstrip"] = True
+
+
+def _normalizer(document: Document, config: Document) -> None:
+    document["normalizer"] = None
+
+
+def _pre_tokenizer(document: Document, config: Document) -> None:
+    document["pre_tokenizer"]["add_prefix_space"] = True
+
+
+def _ids_of_two_tokens(document: Document, config: Document) -> None:
+    vocab = document["model"]["vocab"]
+    one, two = sorted(vocab, key=vocab.get)[-2:]  # type: ignore[arg-type]
+    vocab[one], vocab[two] = vocab[two], vocab[one]
+
+
+def _template_blank(document: Document, config: Document) -> None:
+    config["chat_template"] += " "
+
+
+def _end_token(document: Document, config: Document) -> None:
+    config["eos_token"] = "</s>"
+
+
+def _token_of_the_template(document: Document, config: Document) -> None:
+    config["chat_template"] += "{{ mask_token }}"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        _one_merge, _one_added_token, _flag_of_added_token, _normalizer, _pre_tokenizer,
+        _ids_of_two_tokens, _template_blank, _end_token, _token_of_the_template,
+    ],
+)  # fmt: skip
+def test_key_changes_with_every_change_that_can_reach_the_output(
+    change: Callable[[Document, Document], None], tmp_path: Path
+) -> None:
+    document, config = json.loads(family_json("byte_level")), dict(CONFIG)
+    before = key_of(tmp_path / "a", document, config)
+    change(document, config)
+    assert key_of(tmp_path / "b", document, config) != before
+
+
+def test_key_stays_whatever_the_name_spelling_or_use(tmp_path: Path) -> None:
+    document = json.loads(family_json("byte_level"))
+    key = key_of(tmp_path / "a", document, CONFIG)
+    assert key_of(tmp_path / "renamed", document, CONFIG, indent=2) == key
+    old = json.loads(family_json("byte_level"))
+    old["model"]["merges"] = [" ".join(merge) for merge in old["model"]["merges"]]
+    old["model"] = {name: value for name, value in old["model"].items() if value is not None}
+    old["truncation"] = {
+        "max_length": 4,
+        "stride": 0,
+        "strategy": "LongestFirst",
+        "direction": "Right",
+    }
+    old["padding"] = {"strategy": "BatchLongest", "direction": "Right", "pad_id": 0,
+                      "pad_type_id": 0, "pad_token": "<pad>"}  # fmt: skip
+    old["post_processor"] = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True}
+    assert key_of(tmp_path / "old", dict(reversed(old.items())), CONFIG) == key
+    assert key_of(tmp_path / "unmentioned", document, {**CONFIG, "mask_token": "<x>"}) == key
+
+
+def test_key_of_an_object_stays_after_use_with_truncation_and_padding(tmp_path: Path) -> None:
+    path = make(tmp_path / "a", json.loads(family_json("byte_level")), CONFIG)
+    fast = PreTrainedTokenizerFast.from_pretrained(path, pad_token="<pad>")
+    before = load(fast)
+    key, ids = before.key, before.reference.encode("Hello world", add_special_tokens=False).ids
+    fast(["Hello world", "x"], truncation=True, max_length=2, padding="max_length")
+    assert json.loads(fast.backend_tokenizer.to_str())["truncation"] is not None
+    after = load(fast)
+    assert after.key == key
+    assert after.reference.encode("Hello world", add_special_tokens=False).ids == ids
+
+
+def test_key_is_the_same_in_another_process_locale_and_hash_seed(tmp_path: Path) -> None:
+    path = make(tmp_path / "a", json.loads(family_json("byte_level")), CONFIG)
+    code = "import sys; sys.path.insert(0, sys.argv[1])\nfrom tokenmill.tokenizer import load\n"
+    code += "print(load(sys.argv[2], backend='file').key)"
+    environment = {
+        "PATH": os.environ["PATH"],
+        "PYTHONHASHSEED": "7",
+        "TZ": "Asia/Tokyo",
+        "LANG": "C",
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", code, SOURCE_ROOT, str(path)],
+        env=environment, cwd="/", capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert done.stdout.strip() == load(path, backend="file").key
+
+
+def test_key_of_every_real_tokenizer_is_that_of_its_object(shared: Path) -> None:
+    import tokenizers
+
+    for name in ("t5-small", "bert-base-uncased", "chatglm3"):
+        path = shared / "tokenizers" / name / "tokenizer.json"
+        tokenizer = load(path)
+        other = load(tokenizers.Tokenizer.from_file(str(path)), chat_template=tokenizer.template)
+        other.special_tokens = tokenizer.special_tokens
+        assert other.key == tokenizer.key, name
+
+
+# The memo.
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    return make(tmp_path / "model", json.loads(family_json("byte_level")), CONFIG)
+
+
+RECALL = """
+import sys, json
+sys.path.insert(0, sys.argv[1])
+from tokenmill.tokenizer import recall
+card = recall(sys.argv[2], cache_dir=sys.argv[3])
+heavy = [m for m in ("tokenizers", "transformers", "fastokens", "torch", "pyarrow", "numpy")
+         if m in sys.modules]
+print(json.dumps([card and card.as_dict(), heavy]))
+"""
+
+
+def test_recalled_card_equals_the_found_one_and_loads_no_engine(
+    directory: Path, own_cache: Path
+) -> None:
+    assert recall(directory, cache_dir=own_cache) is None
+    card = identify(directory, cache_dir=own_cache)
+    done = subprocess.run(
+        [sys.executable, "-c", RECALL, SOURCE_ROOT, str(directory), str(own_cache)],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    recalled, heavy = json.loads(done.stdout)
+    assert recalled == json.loads(json.dumps(card.as_dict()))
+    assert heavy == []
+    assert card == identify(directory, cache_dir=own_cache)
+    assert (card.eos_id, card.bos_id, card.pad_id) == (3, 0, None)
+
+
+def test_second_load_comes_from_the_cache_without_comparing(
+    directory: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = reload(directory, cache_dir=own_cache)
+    home = own_cache / "tokenizers" / first.key
+    assert {path.name for path in home.iterdir()} == set(first.files())
+
+    def forbidden(*arguments: Any, **more: Any) -> Any:
+        raise AssertionError("loaded again")
+
+    monkeypatch.setattr("tokenmill.tokenizer.loading.load", forbidden)
+    second = reload(directory, cache_dir=own_cache)
+    assert second.key == first.key
+    assert second.template == first.template
+    assert str(home) in str(second.path)
+
+
+def test_memo_of_changed_files_arguments_or_versions_is_not_believed(
+    directory: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    identify(directory, cache_dir=own_cache)
+    assert recall(directory, cache_dir=own_cache) is not None
+    assert recall(directory, cache_dir=own_cache, backend="file") is None
+    assert recall(directory, cache_dir=own_cache, chat_template="x") is None
+    with monkeypatch.context() as patch:
+        patch.setattr(memo, "_version", lambda package: "99")
+        assert recall(directory, cache_dir=own_cache) is None
+    (directory / "chat_template.jinja").write_text("other")
+    assert recall(directory, cache_dir=own_cache) is None
+    card = identify(directory, cache_dir=own_cache)
+    assert card.template == "other"
+
+
+def test_template_file_is_remembered_by_content(
+    directory: Path, own_cache: Path, tmp_path: Path
+) -> None:
+    template = tmp_path / "t.jinja"
+    template.write_text("one")
+    one = identify(directory, cache_dir=own_cache, chat_template=template)
+    template.write_text("two")
+    two = identify(directory, cache_dir=own_cache, chat_template=template)
+    assert (one.template, two.template) == ("one", "two")
+    assert one.key != two.key
+
+
+def test_damaged_memo_or_stored_tokenizer_is_found_out_again(
+    directory: Path, own_cache: Path
+) -> None:
+    card = identify(directory, cache_dir=own_cache)
+    (path,) = (own_cache / "tokenizers" / "memo").iterdir()
+    path.write_bytes(path.read_bytes().replace(b'"eos_id":3', b'"eos_id":4'))
+    assert recall(directory, cache_dir=own_cache) is None
+    assert identify(directory, cache_dir=own_cache) == card
+    stored = own_cache / "tokenizers" / card.key / "tokenizer.json"
+    stored.write_bytes(stored.read_bytes()[:-1])
+    assert reload(directory, cache_dir=own_cache).key == card.key
+
+
+def test_cache_that_cannot_be_written_only_costs_time(directory: Path, tmp_path: Path) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("a file where the cache should be")
+    card = identify(directory, cache_dir=blocked)
+    assert card.key == load(directory, backend="file").key
+    assert identify(directory, cache_dir=None).key == card.key
+
+
+def test_refused_tokenizer_is_refused_again(shared: Path, own_cache: Path) -> None:
+    from tokenmill.errors import TokenizerError
+
+    for _ in range(2):
+        with pytest.raises(TokenizerError, match="tokenizer_backend"):
+            identify(shared / "tokenizers" / "phi-3-mini", cache_dir=own_cache)
