@@ -61,6 +61,7 @@ class FastTemplate:
         self._environment = minijinja.Environment(
             templates={"one": source, "many": MANY},
             filters={"tojson": tojson},
+            tests={"iterable": lambda value: isinstance(value, (list, tuple, dict, str))},
             globals={"raise_exception": _raise, "strftime_now": pinned_strftime(date)},
             trim_blocks=True,
             lstrip_blocks=True,
