@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.source.make import as_lines
 from tokenmill.source import open_rows, read_block
 from tokenmill.source.cut import Cutter, first_qualified, row_hashes
-from tokenmill.source.limits import CUT_MAX, CUT_MIN
+from tokenmill.source.limits import CUT_MAX, CUT_MEAN, CUT_MIN
 
 WORD = (1 << 64) - 1
 
@@ -112,6 +112,13 @@ def test_first_qualified_expected_spacing_independent_of_row_size() -> None:
         while (position := first_qualified(buffer, starts, lengths, position, count)) >= 0:
             found, position = found + 1, position + 1
         assert 8 <= found <= 34  # 19 expected
+
+
+def test_first_qualified_is_the_first_of_several() -> None:
+    """A row of CUT_MEAN bytes always qualifies."""
+    buffer = bytes(3 * CUT_MEAN)
+    starts, lengths = np.arange(3) * CUT_MEAN, np.full(3, CUT_MEAN)
+    assert [first_qualified(buffer, starts, lengths, lo, 3) for lo in range(4)] == [0, 1, 2, -1]
 
 
 def test_blocks_insertion_at_head_and_append_move_few_cuts(tmp_path: Path) -> None:

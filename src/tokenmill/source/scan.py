@@ -127,18 +127,17 @@ class LineScan:
         starts[0] = 0
         starts[1:] = breaks[:-1] + 1
         stops = np.minimum(breaks + 1, len(data))
-        ends = breaks - self._carriage_returns(data, starts, breaks)
         row_starts = starts
         if base == 0 and self._buffer[: len(BOM)] == BOM:
             row_starts = starts.copy()
             row_starts[0] = len(BOM)
-        blank = self._blank(data, row_starts, ends)
+        blank = self._blank(data, row_starts, breaks)
         if blank is not None:
             rows = np.flatnonzero(~blank)
-            row_starts, row_ends = row_starts[rows], ends[rows]
+            row_starts, breaks = row_starts[rows], breaks[rows]
         else:
-            rows, row_ends = None, ends
-        lengths = row_ends - row_starts
+            rows = None
+        lengths = breaks - row_starts
 
         def qualified(lo: int, hi: int) -> int:
             if rows is None:
@@ -152,13 +151,6 @@ class LineScan:
         found = row_starts + base
         portion = memoryview(self._buffer)[: int(stops[-1])]
         self.assembler.feed(portion, base, found, lines, cuts)
-        return found
-
-    @staticmethod
-    def _carriage_returns(data: Bytes, starts: Integers, breaks: Integers) -> npt.NDArray[np.bool_]:
-        found: npt.NDArray[np.bool_] = (data[breaks - 1] == 13) & (breaks > starts)
-        if breaks[-1] == len(data):  # the file's end is no line break, nothing precedes it
-            found[-1] = False
         return found
 
     @staticmethod
