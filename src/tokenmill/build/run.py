@@ -33,6 +33,7 @@ from tokenmill.source import open_rows
 from tokenmill.store import CacheLayout, Store
 from tokenmill.store.commit import commit_store
 from tokenmill.store.quarantine import quarantine_of
+from tokenmill.tokenizer import IdentityCard
 
 MOST_LOOKED_AT = 4096  # slices whose files a hit looks for: about 30 ms
 REPAIRS = 8  # corrupt slices mended in one run; more is a broken disk, not an accident
@@ -73,10 +74,21 @@ def cache_of(directory: str | os.PathLike[str] | None) -> CacheLayout:
 
 def plan(recipe: Recipe, options: RunOptions, executor: Executor, cache: CacheLayout) -> Plan:
     """What a recipe needs: opens the rows and learns the tokenizer's identity; builds nothing."""
-    rows = open_rows(list(recipe.sources), cache_dir=cache.root, rehash=options.rehash)
+    card = identity_card(recipe, cache.root, executor)
+    try:
+        return _plan(recipe, card, cache, rehash=options.rehash)
+    except CorruptionError as error:
+        if options.rehash or cache.rows not in Path(error.path or "").parents:
+            raise
+        # A damaged row index is made again from its source, like a slice.
+        return _plan(recipe, card, cache, rehash=True)
+
+
+def _plan(recipe: Recipe, card: IdentityCard, cache: CacheLayout, *, rehash: bool) -> Plan:
+    rows = open_rows(list(recipe.sources), cache_dir=cache.root, rehash=rehash)
     if not len(rows):
         raise SourceError("no rows: every source is empty", path=recipe.sources[0])
-    return Plan(recipe, identity_card(recipe, cache.root, executor), rows)
+    return Plan(recipe, card, rows)
 
 
 class PrivateDirectory:

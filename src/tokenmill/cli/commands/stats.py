@@ -53,11 +53,13 @@ def show_stats(console: Console, document: dict[str, Any]) -> None:
     for source in document["sources"]:
         numbers = (source["rows"], source["tokens"], source["trained_tokens"])
         _add(sources, source["path"] or "?", numbers, _share(numbers[2], numbers[1]))
+    # Wider than any screen: a long path runs over the edge instead of being cut or folded.
+    width, console.width = console.width, WIDEST
     for table in (lengths, roles, sources):
         if table.row_count and len(table.columns) > 1:
             console.print()
-            # Wider than any screen: a long path runs over the edge instead of being folded.
-            console.print(table, width=WIDEST, crop=False)
+            console.print(table)
+    console.width = width
 
 
 def _table(first: str, *numbers: str) -> Table:
