@@ -153,7 +153,10 @@ class Index:
         self.offsets: list[int] = [*self.table["offset"].tolist(), document.bytes]
         self.first_rows: list[int] = [*self.table["first_row"].tolist(), document.rows]
         self.checked = bytearray(len(self._checks))
-        self.starts: memoryview | PreadStarts = self._map(size)
+        try:
+            self.starts: memoryview | PreadStarts = self._map(size)
+        except OSError as error:
+            raise CorruptionError(f"the index cannot be read: {error}", path=directory) from error
 
     def _expect(self, name: str, what: str, expected: object, actual: object) -> None:
         if expected != actual:

@@ -154,7 +154,8 @@ def _hide_slices(layout: CacheLayout, due: list[str], condemned: set[str]) -> se
     keys = [name.partition("/")[2] for name in due if name.startswith("slices/")]
     with Staging(layout.root) as staging:
         for key in keys:
-            with contextlib.suppress(FileNotFoundError), writing_errors(layout.slices):
+            # In this order: what is gone already is no error, and must not become one first.
+            with writing_errors(layout.slices), contextlib.suppress(FileNotFoundError):
                 os.rename(layout.slice(key).record, staging.path / key)
         needed = _needed_slices(layout, condemned).intersection(keys) if keys else set()
         for key in needed:
