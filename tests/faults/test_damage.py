@@ -12,7 +12,7 @@ import pytest
 from tests.faults.conftest import Clean
 from tests.faults.tools import Zygote
 from tests.faults.world import picture, prepare_arguments
-from tokenmill.store.layout import CHECKED_FILES, MANIFEST
+from tokenmill.store.layout import CHECKED_FILES, MANIFEST, TABLE
 
 
 def flip(path: Path) -> None:
@@ -66,8 +66,10 @@ def test_corrupt_slices_are_refused_then_quarantined_and_rebuilt(
     assert zygote.one(["verify", str(next((cache / "stores").iterdir())), "--json"]).exit == 0
 
 
-@pytest.mark.parametrize("name", [MANIFEST, *CHECKED_FILES])
-@pytest.mark.parametrize("damage", [flip, Path.unlink], ids=["flipped", "removed"])
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [*((name, flip) for name in (MANIFEST, *CHECKED_FILES)), (MANIFEST, Path.unlink), (TABLE, cut)],
+)
 def test_corrupt_store_directory_is_refused_then_replaced(
     zygote: Zygote, clean: Clean, cache: Path, name: str, damage: Callable[[Path], None]
 ) -> None:

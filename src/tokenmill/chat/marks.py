@@ -129,6 +129,7 @@ class Marker:
         besides: Any = None,
     ) -> None:
         self.pieces: list[Piece] = []
+        self._assistants = {i for i, m in enumerate(messages) if m["role"] == "assistant"}
         self._thinking = thinking
         self._compared = compared
         self._used = set(MARK.findall(_all_text(messages) + _all_text(besides)))
@@ -219,8 +220,9 @@ class Marker:
                 start = position
             elif self.closes.get(mark) == open_piece:
                 piece = self.pieces[open_piece]
-                if piece.kind != CALL and not _says(parts, position - start, piece.text):
-                    return None
+                exact = piece.message in self._assistants and piece.kind != CALL
+                if exact and not _says(parts, position - start, piece.text):
+                    return None  # (others' texts may be quoted or trimmed: only their place counts)
                 hits.append(Hit(start, position, open_piece, piece.message))
                 open_piece = None
             else:
