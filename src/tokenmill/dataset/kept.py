@@ -68,7 +68,7 @@ class KeptView(View):
             "by": choice.document(parent),
         }
         self._key = fingerprint.key(self._document)
-        self._directory, self._temporary = _find_or_make(self, directory)
+        self._directory = _find_or_make(self, directory)
         self._index, self._lengths, self._trained = _open(self._directory, self._document)
 
     def __reduce__(self) -> Any:
@@ -149,23 +149,23 @@ def _caches(view: View) -> Iterable[Path]:
     return dict.fromkeys([*beside, default_cache()])
 
 
-def _find_or_make(view: KeptView, directory: str | None) -> tuple[Path, bool]:
+def _find_or_make(view: KeptView, directory: str | None) -> Path:
     if directory is not None and (Path(directory) / RECORD).is_file():
-        return Path(directory), False
+        return Path(directory)
     places = [CacheLayout(root).rows / view.key for root in _caches(view)]
     for place in places:
         if (place / RECORD).is_file():
-            return place, False
+            return place
     for root, place in zip(_caches(view), places, strict=True):
         try:
             _publish(view, root, place)
         except CacheError:
             continue  # read-only or full: the next place will do
-        return place, False
+        return place
     root = Path(tempfile.mkdtemp(prefix="tokenmill-rows-"))
     weakref.finalize(view, _remove, root, os.getpid())
     _publish(view, root, root / view.key)
-    return root / view.key, True
+    return root / view.key
 
 
 def _remove(root: Path, owner: int) -> None:
