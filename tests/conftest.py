@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-# Time is not an assertion: the machine is shared, and what is slow here is measured by `make bench`.
+# Time is no assertion: the machine is shared, and speed is measured by `make bench`.
 settings.register_profile(
     "tokenmill", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
 )

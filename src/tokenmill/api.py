@@ -105,7 +105,7 @@ def prepare(
         max_length: Most tokens of a row.
         overlong: ``drop`` or ``truncate`` longer rows.
         carry: Columns of the row to keep beside the tokens.
-        on_bad_row: ``reject`` counts a bad row, ``raise`` stops at the first.
+        on_bad_row: ``reject`` counts a bad row, ``raise`` makes the first one an error.
         num_workers: Worker processes; 0 runs inline, None takes the machine's cores.
         cache_dir: Where slices and stores live; None: ``$TOKENMILL_CACHE_DIR``, else
             ``$XDG_CACHE_HOME/tokenmill``, else ``~/.cache/tokenmill``.

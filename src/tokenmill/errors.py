@@ -15,7 +15,7 @@ the room that calls the foreign library, with ``from``.
     │   └── RowError (ValueError)                one row is bad; carries a reason of REASONS
     ├── TokenizerError (ValueError)          a tokenizer cannot be loaded, or is ambiguous
     ├── TemplateError (ValueError)           a chat template cannot be compiled or must be pinned
-    ├── CacheError (OSError)                 the cache cannot be written: full, read-only, forbidden
+    ├── CacheError (OSError)                 the cache cannot be used: full, read-only, forbidden
     ├── CorruptionError (ValueError)         stored bytes are not what was written
     ├── NonDeterminismError (RuntimeError)   two builders made different bytes for one key
     ├── WorkerError (RuntimeError)           a worker process died, hung or ran out of memory
@@ -162,7 +162,7 @@ class TemplateError(TokenmillError, ValueError):
 
 
 class CacheError(TokenmillError, OSError):
-    """The cache cannot be written: full, read-only or forbidden; nothing was published."""
+    """The cache cannot be written or read: full, read-only or forbidden; nothing was published."""
 
 
 class CorruptionError(TokenmillError, ValueError):

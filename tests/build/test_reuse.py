@@ -262,9 +262,50 @@ def test_force_recache_mends_a_corrupt_slice(source: Path, own_cache: Path) -> N
     assert again.store.verify() > 0
 
 
-def test_slice_that_is_gone_is_built_again(source: Path, own_cache: Path) -> None:
+@pytest.mark.parametrize("gone", ["all slices", "a record", "tokens", "meta"])
+def test_slices_that_are_gone_are_built_again(source: Path, own_cache: Path, gone: str) -> None:
+    """Somebody cleaned up by hand: the same command simply works."""
     first = run(source)
     before = bits(own_cache, first)
-    shutil.rmtree(own_cache / "slices")
-    again = run(source, force_recache=True)
+    files = first.store.files_of(next(first.store.slice_keys()))
+    if gone == "all slices":
+        shutil.rmtree(own_cache / "slices")
+    else:
+        {"a record": files.record, "tokens": files.tokens, "meta": files.meta}[gone].unlink()
+    again = run(source)
+    assert not again.hit
+    slices = again.summary()["slices"]
+    assert again.account.slices_built == (slices if gone == "all slices" else 1)
     assert bits(own_cache, again) == before
+    assert run(source).hit
+
+
+@pytest.mark.parametrize("moment", ["before the commit", "after the commit"])
+def test_slice_collected_during_the_build_is_built_again(
+    source: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """As `cache gc` would, having marked it when no store needed it yet."""
+    from tokenmill.build import run as running
+
+    commit, calls = running.commit_store, 0
+
+    def collected(cache: Any, document: Any, placements: Any, *rest: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        places = list(placements)
+        files = cache.slice(places[2].key)
+        gone = [files.record, files.tokens, files.meta] if calls == 1 else []
+        if moment == "before the commit":
+            for path in gone:
+                path.unlink()
+        layout = commit(cache, document, iter(places), *rest)
+        for path in gone:
+            path.unlink(missing_ok=True)
+        return layout
+
+    monkeypatch.setattr(running, "commit_store", collected)
+    prepared = run(source)
+    assert calls == 2
+    assert prepared.account.slices_built == prepared.summary()["slices"] + 1
+    assert prepared.store.verify() > 0
+    assert len(prepared.store) == 300

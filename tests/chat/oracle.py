@@ -180,9 +180,8 @@ def _edges(text: str, spans: list[Span]) -> list[str]:
         closer, rest = inner[hits[-1].end() :].strip(" 🎉1.一2\u0301"), text[end:]
         if not closer and rest.strip() and not OPENS_ANOTHER.match(rest):
             found.append(f"a closer is not trained: {rest[:30]!r}")
-        if closer and rest[:1] not in ("", "\n") and not rest.startswith(("<", "[", "]", " ")):
-            if not re.match(r"\w", rest):
-                found.append(f"the span ends inside a closer: {closer!r} {rest[:20]!r}")
+        if closer and rest and not re.match(r"[\w\s<\[\]]", rest):
+            found.append(f"the span ends inside a closer: {closer!r} {rest[:20]!r}")
         if OPENS_ANOTHER.match(closer) and not closer.startswith(
             ("[TOOL", "[{", "<tool", "<|tool")
         ):

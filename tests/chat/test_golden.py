@@ -16,9 +16,17 @@ from tokenmill.chat.spans import Prover
 from tokenmill.chat.template import ReferenceTemplate
 
 NAMES = (
-    "chatglm3", "command-r-plus", "deepseek-v3", "gemma3", "gpt-oss", "llama3.1", "mistral-nemo",
-    "phi-3-mini", "qwen2.5", "qwen3",
-)  # fmt: skip
+    "chatglm3",
+    "command-r-plus",
+    "deepseek-v3",
+    "gemma3",
+    "gpt-oss",
+    "llama3.1",
+    "mistral-nemo",
+    "phi-3-mini",
+    "qwen2.5",
+    "qwen3",
+)
 DATE = "2026-11-15"
 
 
@@ -140,17 +148,28 @@ def test_skyrl_masks_are_equal_wherever_its_ids_are(shared: Path, name: str) -> 
     assert set(account) <= {
         "trailing_user",  # the conversation ends with a question
         "template_drops_content",  # Llama's template prints no tool calls
-        *(f"{m}: {w}" for m in ("all_assistant_messages", "last_assistant_message")
-          for w in ("equal", "seam token", "its ids are not the whole render's")),
-    }  # fmt: skip
+        *(
+            f"{m}: {w}"
+            for m in ("all_assistant_messages", "last_assistant_message")
+            for w in ("equal", "seam token", "its ids are not the whole render's")
+        ),
+    }
     assert account["template_drops_content"] == (42 if name == "llama3.1" else 0)
     assert account["last_assistant_message: seam token"] <= 1
 
 
 def test_gpt_oss_closers_differ_by_position_and_kind(shared: Path) -> None:
     call = {"type": "function", "function": {"name": "look", "arguments": {"at": "sky"}}}
-    tools = [{"type": "function", "function": {"name": "look", "description": "d", "parameters":
-              {"type": "object", "properties": {"at": {"type": "string"}}}}}]  # fmt: skip
+    tools = [
+        {
+            "type": "function",
+            "function": {
+                "name": "look",
+                "description": "d",
+                "parameters": {"type": "object", "properties": {"at": {"type": "string"}}},
+            },
+        }
+    ]
     row = {
         "messages": [
             {"role": "user", "content": "one"},

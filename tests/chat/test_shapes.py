@@ -29,7 +29,15 @@ HELLO = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "He
         ({"messages": HELLO}, {}),
         ({"conversations": HELLO}, {}),
         ({"talk": HELLO}, {"messages_key": "talk"}),
-        ({"conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}]}, {}),
+        (
+            {
+                "conversations": [
+                    {"from": "human", "value": "Hi"},
+                    {"from": "gpt", "value": "Hello"},
+                ]
+            },
+            {},
+        ),
         ({"messages": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}]}, {}),
         ({"instruction": "Hi", "output": "Hello"}, {}),
         ({"instruction": "Hi", "input": "", "output": "Hello"}, {}),
@@ -38,11 +46,24 @@ HELLO = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "He
         ({"prompt": HELLO[:1], "completion": "Hello"}, {}),
         ({"prompt": "Hi", "completion": HELLO[1:]}, {}),
         ({"q": HELLO[:1], "a": HELLO[1:]}, {"prompt_key": "q", "completion_key": "a"}),
-        ({"messages": [{"role": "user", "content": [{"type": "text", "text": "Hi"}]}, HELLO[1]]}, {}),
-        ({"messages": [{"role": "user", "content": [{"type": "text", "value": "H"},
-                                                    {"type": "text", "text": "i"}]}, HELLO[1]]}, {}),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": "Hi"}]}, HELLO[1]]},
+            {},
+        ),
+        (
+            {
+                "messages": [
+                    {
+                        "role": "user",
+                        "content": [{"type": "text", "value": "H"}, {"type": "text", "text": "i"}],
+                    },
+                    HELLO[1],
+                ]
+            },
+            {},
+        ),
     ],
-)  # fmt: skip
+)
 def test_shape_every_spelling_gives_one_conversation(row: Any, options: dict[str, Any]) -> None:
     assert messages(row, **options) == HELLO
 
@@ -149,21 +170,33 @@ def test_shape_parts_with_images_stay_a_list() -> None:
 @pytest.mark.parametrize(
     "row",
     [
-        7, [], {}, {"messages": []}, {"messages": "text"}, {"messages": [1]},
-        {"messages": [{"content": "no role"}]}, {"messages": [{"role": "user", "content": 3}]},
-        {"messages": [{"role": 3, "content": "x"}]}, {"messages": [{"role": "", "content": "x"}]},
-        {"conversations": [{"from": "stranger", "value": "x"}]}, {"text": 3, "messages": None},
+        7,
+        [],
+        {},
+        {"messages": []},
+        {"messages": "text"},
+        {"messages": [1]},
+        {"messages": [{"content": "no role"}]},
+        {"messages": [{"role": "user", "content": 3}]},
+        {"messages": [{"role": 3, "content": "x"}]},
+        {"messages": [{"role": "", "content": "x"}]},
+        {"conversations": [{"from": "stranger", "value": "x"}]},
+        {"text": 3, "messages": None},
         {"conversations": [{"from": "function_call", "value": "no json"}]},
-        {"instruction": "x", "output": 3}, {"instruction": "x", "input": 3, "output": "y"},
-        {"prompt": 3, "completion": "x"}, {"prompt": [], "completion": "x"},
-        {"messages": HELLO, "tools": 3}, {"messages": HELLO, "tools": "no json"},
-        {"messages": HELLO, "tools": [3]}, {"messages": HELLO, "system": 3},
+        {"instruction": "x", "output": 3},
+        {"instruction": "x", "input": 3, "output": "y"},
+        {"prompt": 3, "completion": "x"},
+        {"prompt": [], "completion": "x"},
+        {"messages": HELLO, "tools": 3},
+        {"messages": HELLO, "tools": "no json"},
+        {"messages": HELLO, "tools": [3]},
+        {"messages": HELLO, "system": 3},
         {"messages": [HELLO[0], {"role": "assistant", "content": "", "tool_calls": "no json"}]},
         {"messages": [HELLO[0], {"role": "assistant", "content": "", "tool_calls": 7}]},
         {"messages": [{"role": "user", "content": [{"type": "text"}]}]},
         {"messages": [{"role": "user", "content": [3]}]},
     ],
-)  # fmt: skip
+)
 def test_shape_what_is_no_conversation_is_rejected(row: Any) -> None:
     result = Renderer(ChatSpec(), CHATML).render([row, {"messages": HELLO}])
     assert [(index, part, error.reason) for index, part, error in result.rejected] == [
@@ -219,13 +252,22 @@ def test_train_on_what_rows_cannot_satisfy_is_a_usage_error(options: Any, row: A
 @pytest.mark.parametrize(
     "options",
     [
-        {"format": "xml"}, {"train_on": "some"}, {"turn_end": "never"}, {"expand": "all"},
-        {"trailing": "keep"}, {"date": "15.11.2026"}, {"date": "2026-13-01"},
-        {"format": "messages", "train_on": "completion"}, {"format": "text", "train_on": "completion"},
-        {"format": "text", "expand": "turns"}, {"train_on": "everything", "expand": "turns"},
-        {"template_kwargs": {"messages": []}}, {"template_kwargs": [1]}, {"text_key": ""},
+        {"format": "xml"},
+        {"train_on": "some"},
+        {"turn_end": "never"},
+        {"expand": "all"},
+        {"trailing": "keep"},
+        {"date": "15.11.2026"},
+        {"date": "2026-13-01"},
+        {"format": "messages", "train_on": "completion"},
+        {"format": "text", "train_on": "completion"},
+        {"format": "text", "expand": "turns"},
+        {"train_on": "everything", "expand": "turns"},
+        {"template_kwargs": {"messages": []}},
+        {"template_kwargs": [1]},
+        {"text_key": ""},
     ],
-)  # fmt: skip
+)
 def test_spec_refuses_what_means_nothing(options: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
         ChatSpec(**options)
@@ -252,8 +294,13 @@ def test_typed_parts_and_strings_render_alike() -> None:
     """Tool data in two spellings gives the same text and spans (T24)."""
     tool = {"role": "tool", "content": "blue"}
     end = {"role": "assistant", "content": "It is."}
-    as_text = {"role": "assistant", "content": None, "tool_calls": [
-        {"type": "function", "function": {"name": "look", "arguments": '{"at": "sky"}'}}]}  # fmt: skip
+    as_text = {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [
+            {"type": "function", "function": {"name": "look", "arguments": '{"at": "sky"}'}}
+        ],
+    }
     as_dict = {"role": "assistant", "content": "", "tool_calls": [CALL]}
     rows = [{"messages": [HELLO[0], turn, tool, end]} for turn in (as_text, as_dict)]
     result = Renderer(ChatSpec(), THINKING).render(rows)

@@ -1,4 +1,4 @@
-"""Every stored template × nine kinds of conversation: proven or rejected by name, none wrong (T22)."""
+"""Every stored template × nine kinds of conversation: proven or rejected, none wrong (T22)."""
 
 from __future__ import annotations
 

@@ -179,6 +179,7 @@ def test_flag_overrides_recipe_even_with_the_default(
     assert of_recipe == shell("prepare", chat, *QUICK, "--turn-end", "turn", "--json").json["key"]
     assert overridden == shell("prepare", chat, *QUICK, "--json").json["key"]
     assert shell("why", "--config", config, "--json").json["key"] == of_recipe
+    assert shell("why", config, "--json").json["key"] == of_recipe, "alone, it is a recipe too"
 
 
 def test_verify_names_what_is_corrupt_and_exits_with_1(

@@ -27,6 +27,8 @@ def test_prepare_json_tells_build_then_hit(shell: Shell, dirty: Path) -> None:
     assert (built["hit"], built["slices"], built["slices_built"]) == (False, 1, 1)
     assert built["rows_in"] == built["source_rows"] == 10
     assert built["rows_out"] == 7
+    assert built["engine"] in ("fastokens", "hf")
+    assert built["renderer"]
     assert built["rejected"] == {"bad_json": 1, "bad_shape": 1, "trailing_user": 1}
     store = open_store(built["path"])
     assert (len(store), store.key) == (7, built["key"])
@@ -145,10 +147,10 @@ def test_pack_json_counts_the_loaders_packs(shell: Shell, store: Path) -> None:
     opened = open_store(store)
     longest = int(opened.lengths.max())
     for method in ("best_fit", "first_fit", "sequential", "balanced"):
-        wish = ("--length", str(2 * longest), "--method", method, "--window", "8")
+        wish = ("--length", str(2 * longest), "--method", method, "--window", "3")
         told = shell("pack", store, *wish, "--json").json
         assert {"packs", "fill", "seconds"} <= set(told)
-        loader = Loader(opened, batch_size=1, last="keep", pack=Pack(2 * longest, method, 8))
+        loader = Loader(opened, batch_size=1, last="keep", pack=Pack(2 * longest, method, 3))
         assert told["packs"] == len(loader)
         assert told["fill"] == pytest.approx(
             int(opened.lengths.sum()) / (told["packs"] * 2 * longest), abs=1e-6

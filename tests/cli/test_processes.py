@@ -64,7 +64,7 @@ def test_module_is_the_command() -> None:
 def test_pipe_gets_marks_instead_of_colours(shell: Shell, store: Path) -> None:
     answer = shell("inspect", store, "--row", "2")
     assert ESCAPE not in answer.out + answer.err
-    trained = "".join(re.findall(r"⟦(.*?)⟧", answer.out, re.DOTALL))
+    trained = "".join(re.findall(r"⟦(.+?)⟧(?!:)", answer.out, re.DOTALL))
     row = open_store(store)[2]
     assert trained.endswith("<|im_end|>")
     assert f"{len(row.input_ids)} tokens" in answer.out

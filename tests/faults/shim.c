@@ -7,7 +7,8 @@
  * Calls are names joined by commas: open write fsync close link rename mkdir. Actions: count
  * (nothing), kill (before the call), die (after it), error (the call is not made), lost (it is
  * made, yet an error is reported), short (half of a write is made). With TOKENMILL_NO_LOCKS set,
- * file locks are granted to whoever asks.
+ * file locks are granted to whoever asks. TOKENMILL_OPENED=<file>|<directory> writes down which
+ * process opens what in a directory.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -23,6 +24,7 @@
 #include <unistd.h>
 
 static char calls[256], directory[4096], action[16];
+static char opened_log[4096], opened_directory[4096];
 static long nth, sticky, code, seen, no_locks;
 
 #define REAL(name) ((__typeof__(&name))dlsym(RTLD_NEXT, #name))
@@ -39,7 +41,20 @@ long tokenmill_seen(void) { return seen; }
 
 __attribute__((constructor)) static void begin(void) {
     no_locks = getenv("TOKENMILL_NO_LOCKS") != NULL;
+    const char *opened = getenv("TOKENMILL_OPENED");
+    if (opened != NULL) sscanf(opened, "%4095[^|]|%4095[^|]", opened_log, opened_directory);
     tokenmill_arm(getenv("TOKENMILL_FAULT"));
+}
+
+static void write_down(const char *path) {
+    if (!opened_log[0] || strncmp(path, opened_directory, strlen(opened_directory)) != 0) return;
+    int log = REAL(open)(opened_log, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
+    if (log < 0) return;
+    char line[4200];
+    int length = snprintf(line, sizeof line, "%d %s\n", (int)getpid(), path);
+    ssize_t done = REAL(write)(log, line, (size_t)length);
+    (void)done;
+    REAL(close)(log);
 }
 
 static int named(const char *call) {
@@ -91,6 +106,7 @@ static int struck_descriptor(const char *call, int descriptor) {
         va_start(rest, flags);                                                \
         mode_t mode = va_arg(rest, mode_t);                                   \
         va_end(rest);                                                         \
+        write_down(path);                                                     \
         if (struck("open", path)) OUTCOME(REAL(name)(path, flags, mode));     \
         return REAL(name)(path, flags, mode);                                 \
     }
@@ -103,6 +119,7 @@ OPENING(open64)
         va_start(rest, flags);                                                    \
         mode_t mode = va_arg(rest, mode_t);                                       \
         va_end(rest);                                                             \
+        write_down(path);                                                         \
         if (struck("open", path)) OUTCOME(REAL(name)(at, path, flags, mode));     \
         return REAL(name)(at, path, flags, mode);                                 \
     }

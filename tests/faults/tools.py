@@ -79,7 +79,9 @@ class Zygote:
             env=environment(**more),
         )
         assert self._process.stdout is not None
-        assert self._process.stdout.readline() == "ready\n"
+        if self._process.stdout.readline() != "ready\n":
+            self.close()
+            raise RuntimeError("the zygote did not start; its traceback is above")
 
     def run(self, *runs: dict[str, Any], timeout: float = 60) -> list[Outcome]:
         """Run all at the same moment; a run that is late was killed."""

@@ -15,6 +15,7 @@ import ctypes
 import importlib
 import json
 import os
+import pkgutil
 import signal
 import sys
 import tempfile
@@ -25,14 +26,14 @@ from typing import Any
 
 
 def preload() -> None:
-    """Import what a preparation imports, the lazily imported included."""
-    for name in (
-        "tokenmill.api", "tokenmill.build.run", "tokenmill.build.slices", "tokenmill.build.derive",
-        "tokenmill.build.identify", "tokenmill.cli.app", "tokenmill.cli.commands",
-        "tokenmill.tokenizer.load", "tokenmill.tokenizer.encoder", "tokenmill.store.collect",
-        "tests.faults.world", "jinja2", "minijinja", "tokenizers", "rich.console", "pyarrow",
-    ):  # fmt: skip
-        importlib.import_module(name)
+    """Import all of tokenmill but the doors to host frameworks, and what it imports lazily."""
+    import tokenmill
+
+    names = [found.name for found in pkgutil.walk_packages(tokenmill.__path__, "tokenmill.")]
+    lazily = ["jinja2", "minijinja", "tokenizers", "rich.console", "tests.faults.world"]
+    for name in [*names, *lazily]:
+        if "integrations" not in name and not name.endswith("__main__"):
+            importlib.import_module(name)
     import numpy
     import pyarrow
 

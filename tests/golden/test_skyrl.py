@@ -21,6 +21,13 @@ import tokenmill as tm
 TOKENIZERS = ("qwen2.5", "qwen3", "llama3.1")
 DATE = "2026-11-15"
 
+# Rows whose masks differ although the ids are the whole render's, and why ours is right.
+KNOWN = {
+    # The answer begins with a line break that merges with the template's own into one token. A
+    # difference of lengths counts that token to the prompt; it holds a trained byte, so it is ours.
+    ("qwen2.5", "last_assistant_message"): {12: "seam token"},
+}
+
 MODES = {
     "all_assistant_messages": {"train_on": "all_assistant_messages", "turn_end": "stop"},
     "last_assistant_message": {"train_on": "last_assistant_message", "turn_end": "turn"},
@@ -85,8 +92,13 @@ def test_prepare_agrees_with_skyrl_where_its_ids_are_the_whole_render(
         compared += 1
         if not np.array_equal(row.loss_mask, full_mask(answer)):
             wrong_masks.append(number)
-    print(name, mode, limit, "compared", compared, "ids", wrong_ids, "masks", wrong_masks, refused)
     assert wrong_ids == []
-    assert wrong_masks == []
+    assert wrong_masks == list(KNOWN.get((name, mode), {}))
     assert len(served) + len(refused) == len(golden)
+    # Whoever is refused is so for a stated reason: it ends with the user, the template drops its
+    # tool calls, or nothing trained is left of it.
+    allowed = {"trailing_user"} | ({"no_trained_tokens"} if limit else set())
+    if name == "llama3.1":
+        allowed.add("template_drops_content")
+    assert set(refused.values()) <= allowed
     assert compared > 50

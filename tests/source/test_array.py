@@ -60,8 +60,8 @@ def test_array_any_layout_equals_whole_parse(
         assert json.loads(raw) == items[number]
         assert origin.line == 1 + data[: origin.offset].count(b"\n")
     whole, pieces = ArrayScan(LocalFile(str(path))), ArrayScan(LocalFile(str(path)), buffer_bytes)
-    entries = [word for portion in whole.entries() for word in portion.tolist()]
-    assert [word for portion in pieces.entries() for word in portion.tolist()] == entries
+    entries = [word for portion in whole.starts() for word in portion.tolist()]
+    assert [word for portion in pieces.starts() for word in portion.tolist()] == entries
     assert pieces.assembler.blocks == whole.assembler.blocks
 
 
@@ -76,7 +76,7 @@ def test_array_any_noise_is_rows_or_a_source_error(
     for size in (buffer_bytes, 1 << 20):
         scan = ArrayScan(LocalFile(str(path)), size)
         try:
-            entries = [word for portion in scan.entries() for word in portion.tolist()]
+            entries = [word for portion in scan.starts() for word in portion.tolist()]
             outcomes.append((entries, scan.assembler.blocks))
         except SourceError as error:
             outcomes.append(error.message)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
 from itertools import pairwise
 from pathlib import Path
@@ -13,18 +14,19 @@ from hypothesis import strategies as st
 from tests.source.make import as_lines
 from tokenmill.source import open_rows, read_block
 from tokenmill.source.cut import Cutter, first_qualified, row_hashes
-from tokenmill.source.limits import CUT_MAX, CUT_MIN
+from tokenmill.source.limits import CUT_MAX, CUT_MEAN, CUT_MIN
 
 WORD = (1 << 64) - 1
 
 
 def reference_hash(row: bytes) -> int:
     """The documented mix of a short row, in Python integers."""
-    mixed = len(row) * 0x9E3779B97F4A7C15 & WORD
-    for start in range(0, len(row), 8):
-        mixed ^= int.from_bytes(row[start : start + 8], "little")
-        mixed = mixed * 0x9E3779B97F4A7C15 & WORD
-        mixed ^= mixed >> 29
+    mixed = len(row) * 0x9E3779B97F4A7C15
+    for number, start in enumerate(range(0, len(row), 8)):
+        weight = hashlib.blake2b(b"tokenmill cut %d" % number, digest_size=8).digest()
+        word = int.from_bytes(row[start : start + 8], "little")
+        mixed += word * (int.from_bytes(weight, "little") | 1)
+    mixed &= WORD
     mixed = (mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9 & WORD
     mixed = (mixed ^ mixed >> 27) * 0x94D049BB133111EB & WORD
     return mixed ^ mixed >> 31
@@ -46,8 +48,8 @@ def test_row_hash_golden_values_do_not_change() -> None:
     hashes = row_hashes(b"".join(rows) + bytes(8), starts, lengths)
     assert [f"{value:016x}" for value in hashes.tolist()] == [
         "0000000000000000",
-        "c8167d56b1d3f821",
-        "30dd4cf4ff779788",
+        "13d697d39c76f4a2",
+        "608fbc84deafb835",
         "2e3d037b35b7bc79",
         "27fcfad2146763e3",
     ]
@@ -110,6 +112,13 @@ def test_first_qualified_expected_spacing_independent_of_row_size() -> None:
         while (position := first_qualified(buffer, starts, lengths, position, count)) >= 0:
             found, position = found + 1, position + 1
         assert 8 <= found <= 34  # 19 expected
+
+
+def test_first_qualified_is_the_first_of_several() -> None:
+    """A row of CUT_MEAN bytes always qualifies."""
+    buffer = bytes(3 * CUT_MEAN)
+    starts, lengths = np.arange(3) * CUT_MEAN, np.full(3, CUT_MEAN)
+    assert [first_qualified(buffer, starts, lengths, lo, 3) for lo in range(4)] == [0, 1, 2, -1]
 
 
 def test_blocks_insertion_at_head_and_append_move_few_cuts(tmp_path: Path) -> None:

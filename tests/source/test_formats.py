@@ -99,10 +99,11 @@ RAGGED: Rows = [
     {
         "tools": [{"name": "f", "parameters": {"a": {"type": "int"}}}],
         "meta": {"x": 1},
+        "leaf": {"p": 1},
         "label": None,
     },
     {"tools": [{"name": "g", "parameters": {"b": {"type": "str", "enum": ["u", None]}}}]},
-    {"tools": [], "meta": {"y": {"z": 2}}, "label": None},
+    {"tools": [], "meta": {"y": {"z": 2}}, "leaf": {"q": 2}, "label": None},
     {"label": "last"},
 ]
 

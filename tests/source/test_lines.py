@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from tests.source.naive import naive_rows
@@ -73,6 +73,7 @@ def naive_value(raw: bytes) -> object:
 @unhurried
 @given(data=dirty_files)
 def test_dirty_file_any_bytes_equals_naive_reader(tmp_path: Path, data: bytes) -> None:
+    assume(not data.startswith((b"PAR1", b"ARROW1", b"\x1f\x8b", b"\x28\xb5\x2f\xfd")))
     path = tmp_path / "dirty.jsonl"
     path.write_bytes(data)
     expected = naive_rows(data)
@@ -134,7 +135,7 @@ def test_scan_any_buffer_size_gives_same_index(
     path = tmp_path / "dirty.jsonl"
     path.write_bytes(data)
     whole, pieces = LineScan(LocalFile(str(path))), LineScan(LocalFile(str(path)), buffer_bytes)
-    entries = [word for portion in whole.entries() for word in portion.tolist()]
-    assert [word for portion in pieces.entries() for word in portion.tolist()] == entries
+    entries = [word for portion in whole.starts() for word in portion.tolist()]
+    assert [word for portion in pieces.starts() for word in portion.tolist()] == entries
     assert pieces.assembler.blocks == whole.assembler.blocks
     assert pieces.bytes == whole.bytes == len(data)

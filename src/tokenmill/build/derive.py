@@ -6,7 +6,8 @@ one when that dropped nothing as overlong. The result is bit for bit what tokeni
 given, including the words of its rejections; tests compare the two.
 
 Which limits were built before for the same *base* (everything that shapes a row except the limit)
-is remembered as empty files ``<cache>/limits/<base>/<limit>``: a hint, whose absence costs time.
+is remembered as empty directories ``<cache>/limits/<base>/<limit>``: a hint, whose absence costs
+only time.
 """
 
 from __future__ import annotations
@@ -52,8 +53,7 @@ def remember_limit(root: Path, base: str, limit: int | None) -> None:
     """Note that slices of this limit are being built."""
     directory = root / "limits" / base
     with contextlib.suppress(OSError):  # a hint only
-        make_directory(directory, root)
-        (directory / (_NO_LIMIT if limit is None else str(limit))).touch()
+        make_directory(directory / (_NO_LIMIT if limit is None else str(limit)), root)
 
 
 def can_serve(layout: CacheLayout, key: str, limit: int | None, wanted: int | None) -> bool:

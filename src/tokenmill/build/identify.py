@@ -49,8 +49,9 @@ def open_identifier(options: dict[str, Any]) -> Callable[[dict[str, Any]], dict[
     """Entry for executors: returns the function that identifies one tokenizer."""
 
     def identify_one(payload: dict[str, Any]) -> dict[str, Any]:
-        from tokenmill.tokenizer import identify
+        from tokenmill.tokenizer import reload
 
-        return identify(payload.pop("source"), **payload).as_dict()
+        # Not `identify`: that is content with a memo, and the cache's copy may be gone.
+        return reload(payload.pop("source"), **payload).card.as_dict()
 
     return identify_one

@@ -33,7 +33,9 @@ from tokenmill.source import open_rows
 from tokenmill.store import CacheLayout, Store
 from tokenmill.store.commit import commit_store
 from tokenmill.store.quarantine import quarantine_of
+from tokenmill.tokenizer import IdentityCard
 
+MOST_LOOKED_AT = 4096  # slices whose files a hit looks for: about 30 ms
 REPAIRS = 8  # corrupt slices mended in one run; more is a broken disk, not an accident
 
 
@@ -54,7 +56,7 @@ def run(
     planned = plan(recipe, options, executor, cache)
     account = Account(slices=planned.slices)
     layout = cache.store(planned.key)
-    hit = layout.manifest.exists() and not options.force_recache
+    hit = layout.manifest.exists() and not options.force_recache and _slices_exist(planned, cache)
     if not hit:
         _require_writable(cache)
         with open_progress(progress, total_rows=planned.rows, total_size=planned.bytes) as shown:
@@ -72,10 +74,21 @@ def cache_of(directory: str | os.PathLike[str] | None) -> CacheLayout:
 
 def plan(recipe: Recipe, options: RunOptions, executor: Executor, cache: CacheLayout) -> Plan:
     """What a recipe needs: opens the rows and learns the tokenizer's identity; builds nothing."""
-    rows = open_rows(list(recipe.sources), cache_dir=cache.root, rehash=options.rehash)
+    card = identity_card(recipe, cache.root, executor)
+    try:
+        return _plan(recipe, card, cache, rehash=options.rehash)
+    except CorruptionError as error:
+        if options.rehash or cache.rows not in Path(error.path or "").parents:
+            raise
+        # A damaged row index is made again from its source, like a slice.
+        return _plan(recipe, card, cache, rehash=True)
+
+
+def _plan(recipe: Recipe, card: IdentityCard, cache: CacheLayout, *, rehash: bool) -> Plan:
+    rows = open_rows(list(recipe.sources), cache_dir=cache.root, rehash=rehash)
     if not len(rows):
         raise SourceError("no rows: every source is empty", path=recipe.sources[0])
-    return Plan(recipe, identity_card(recipe, cache.root, executor), rows)
+    return Plan(recipe, card, rows)
 
 
 class PrivateDirectory:
@@ -92,6 +105,37 @@ def _require_writable(cache: CacheLayout) -> None:
         pass
 
 
+def _slices_exist(planned: Plan, cache: CacheLayout) -> bool:
+    """Whether a store that is there still has its slices; else they are built again.
+
+    Somebody may have cleaned up by hand. Beyond `MOST_LOOKED_AT` slices the look would cost more
+    than a hit may; a reader then meets a typed error.
+    """
+    if planned.slices > MOST_LOOKED_AT:
+        return True
+    return all(
+        path.exists()
+        for key, _ in planned.walk()
+        for files in (cache.slice(key),)
+        for path in (files.record, files.tokens, files.meta)
+    )
+
+
+def _all_there(planned: Plan, cache: CacheLayout) -> bool:
+    """Whether no slice went between its being found and the commit of the store that needs it.
+
+    `cache gc` hides what it removes and then looks at stores; this looks after the store is there.
+    """
+    for key, _ in planned.walk():
+        files = cache.slice(key)
+        if not files.record.exists():
+            return False
+        for path in (files.tokens, files.meta):
+            if not path.exists():
+                raise CorruptionError("gone, though its commit record is there", path=path)
+    return True
+
+
 def _build_and_commit(
     planned: Plan, cache: CacheLayout, builder: Builder, executor: Executor, account: Account
 ) -> None:
@@ -101,7 +145,8 @@ def _build_and_commit(
             builder.build_all()
             proof = proof_document(planned.paths, account)
             commit_store(cache, planned.document, planned.placements(), planned.tokenizer, proof)
-            return
+            if _all_there(planned, cache):
+                return
         except CorruptionError as error:
             if not quarantine_of(cache, error.path):
                 raise

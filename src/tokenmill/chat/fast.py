@@ -20,7 +20,7 @@ import minijinja
 import xxhash
 
 from tokenmill.chat.tame import is_tame
-from tokenmill.chat.template import ReferenceTemplate, pinned_strftime, tojson
+from tokenmill.chat.template import ReferenceTemplate, alias_reasoning, pinned_strftime, tojson
 from tokenmill.errors import RowError, TemplateError
 
 BATCH = 64  # conversations per call; more gain nothing and hold more text at once
@@ -61,6 +61,7 @@ class FastTemplate:
         self._environment = minijinja.Environment(
             templates={"one": source, "many": MANY},
             filters={"tojson": tojson},
+            tests={"iterable": lambda value: isinstance(value, (list, tuple, dict, str))},
             globals={"raise_exception": _raise, "strftime_now": pinned_strftime(date)},
             trim_blocks=True,
             lstrip_blocks=True,
@@ -95,12 +96,13 @@ class FastTemplate:
             tried += 1
         return tried > 0
 
-    def render(self, messages: list[dict[str, Any]]) -> str | None:
+    def render(self, messages: list[dict[str, Any]], tools: list[Any] | None = None) -> str | None:
         """One conversation; None where the engine fails, for whatever reason."""
-        self._environment.fuel = BASE_FUEL + FUEL_PER_MESSAGE * len(messages)
+        self._environment.fuel = BASE_FUEL + FUEL_PER_MESSAGE * (len(messages) + len(tools or ()))
+        variables = self._variables if tools is None else {**self._variables, "tools": tools}
         try:
             text: str = self._environment.render_template(
-                "one", messages=messages, **self._variables
+                "one", messages=alias_reasoning(messages), **variables
             )
         except Exception:  # the reference will word it
             return None

@@ -16,13 +16,12 @@ render. A row that is not equal gets a proof of its own.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
 
 from tokenmill.chat.checks import Proof, Span
-from tokenmill.chat.marks import CALL, cut
+from tokenmill.chat.marks import CALL, any_of, cut
 
 Anchor = tuple[int, int]  # number of the glue, offset in it
 
@@ -30,7 +29,7 @@ Anchor = tuple[int, int]  # number of the glue, offset in it
 class Layout:
     """Glue, order of texts, and the anchors of spans and turns."""
 
-    __slots__ = ("closed", "ends", "glue", "order", "plain_order", "roles", "spans")
+    __slots__ = ("closed", "ends", "glue", "order", "plain_order", "spans")
 
     def __init__(self, proof: Proof) -> None:
         glue: list[str] = []
@@ -44,8 +43,7 @@ class Layout:
         self.plain_order = self.order == list(range(len(proof.pieces)))
         anchors = _Anchors(proof)
         self.spans = [(anchors(start), anchors(end)) for start, end in proof.spans]
-        self.roles = [role for role, _ in proof.ends]
-        self.ends = [anchors(end) for _, end in proof.ends]
+        self.ends = [(role, *anchors(end)) for role, end in proof.ends]
         self.closed = all(turn.closed for turn in proof.turns.values())
 
     def expected(self, texts: list[str]) -> str:
@@ -66,11 +64,7 @@ class Layout:
             (before[first] + start, before[last] + end)
             for (first, start), (last, end) in self.spans
         ]
-        ends = [
-            (role, before[number] + offset)
-            for role, (number, offset) in zip(self.roles, self.ends, strict=True)
-        ]
-        return spans, ends
+        return spans, [(role, before[number] + offset) for role, number, offset in self.ends]
 
 
 class _Anchors:
@@ -92,28 +86,30 @@ def learnable(proof: Proof) -> bool:
     return all(piece.kind != CALL for piece in proof.pieces)
 
 
+def _shared(tags: list[str]) -> str:
+    """The longest run of characters that all tags have in common."""
+    first = tags[0]
+    runs = (first[a:b] for a in range(len(first)) for b in range(a + 1, len(first) + 1))
+    return max((run for run in runs if all(run in tag for tag in tags)), key=len, default="")
+
+
 class Signatures:
     """Reads signature and texts off a simple conversation.
 
     Args:
-        thinking: Thinking tags at which assistant texts are cut, as in `marks`.
+        tags: Thinking tags at which assistant texts are cut, as in `marks`.
     """
 
-    def __init__(self, thinking: re.Pattern[str] | None) -> None:
-        self._thinking = thinking
-        tags = set(re.findall(r"[^\W_]{4,}", thinking.pattern)) if thinking is not None else set()
-        # One plain search finds every tag, where all of them share a word ("think").
-        self._word = min(tags, key=lambda t: (len(t), t)) if tags else ""
-        if thinking is not None and not all(
-            self._word in tag for tag in thinking.pattern[1:-1].split("|")
-        ):
-            self._word = ""
+    def __init__(self, tags: set[str]) -> None:
+        self._thinking = any_of(tags)
+        # One plain search for what all tags share ("think>") clears nearly every text.
+        self._shared = _shared(sorted(tags)) if tags else ""
 
     def read(self, messages: Sequence[dict[str, Any]]) -> tuple[tuple[Any, ...], list[str]]:
         """The signature of a conversation whose messages hold a role and a text, and the texts."""
         signature: list[Any] = []
         texts: list[str] = []
-        thinking, word = self._thinking, self._word
+        thinking, shared = self._thinking, self._shared
         for message in messages:
             role = message["role"]
             content = message["content"]
@@ -121,7 +117,7 @@ class Signatures:
             if (
                 len(stripped) == len(content)
                 and content
-                and (role != "assistant" or thinking is None or (word and word not in content))
+                and (role != "assistant" or thinking is None or (shared and shared not in content))
             ):
                 signature.append(role)
                 texts.append(content)

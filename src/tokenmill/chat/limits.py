@@ -14,9 +14,10 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-BASE_WORK = 4_000_000  # steps and calls that any render may take: seconds of jinja2 at most
+BASE_WORK = 1_000_000  # steps that any render may take: a second of jinja2 at most
+CALL_WORK = 16  # a call of a macro, method or filter, in steps of a loop
 WORK_PER_CHARACTER = 64  # plus this much per character that was put in
-BASE_SIZE = 64 << 20  # characters of intermediate values and output that any render may make
+BASE_SIZE = 16 << 20  # characters of intermediate values and output that any render may make
 SIZE_PER_CHARACTER = 256  # plus this many per character that was put in
 WIDEST_FIELD = 1 << 16  # largest width, precision or indent in a format
 LONGEST_NUMBER = 1 << 12  # bits of an integer
@@ -95,8 +96,8 @@ class Budget:
         return value
 
     def measure(self, value: Any) -> Any:
-        """Charge a value that a call or operator returned."""
-        self.spend(1)
+        """Charge a call and what it returned."""
+        self.spend(CALL_WORK)
         if isinstance(value, (str, list, tuple, dict)):
             self.make(len(value))
         elif isinstance(value, int) and value.bit_length() > LONGEST_NUMBER:

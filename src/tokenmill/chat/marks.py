@@ -59,20 +59,21 @@ def literals(tree: jinja2.nodes.Template) -> set[str]:
     return found
 
 
-def thinking_tags(strings: Iterable[str]) -> re.Pattern[str] | None:
-    """The thinking tags among a template's strings, as one pattern; None where it knows none."""
+def thinking_tags(strings: Iterable[str]) -> set[str]:
+    """The thinking tags among a template's strings."""
     tags = {t for s in strings for t in TAG.findall(s) if THINKING.search(t)}
     # A template that cuts at "</think>" means "<think>" too, named or not.
     tags |= {t.replace("/", "", 1) for t in tags if CLOSING.search(t) and "/" in t}
-    return _any_of(tags)
+    return tags
 
 
 def compared_strings(strings: Iterable[str]) -> re.Pattern[str] | None:
     """Markup among a template's strings that content might be compared with or cut at."""
-    return _any_of({s.strip() for s in strings if re.search(r"[<\[|{]", s) and len(s) < 64})
+    return any_of({s.strip() for s in strings if re.search(r"[<\[|{]", s) and len(s) < 64})
 
 
-def _any_of(tags: Iterable[str]) -> re.Pattern[str] | None:
+def any_of(tags: Iterable[str]) -> re.Pattern[str] | None:
+    """One pattern for any of these strings, the longest first; None where there are none."""
     ordered = sorted((re.escape(tag) for tag in tags if tag), key=lambda t: (-len(t), t))
     return re.compile(f"({'|'.join(ordered)})") if ordered else None
 
@@ -128,6 +129,7 @@ class Marker:
         besides: Any = None,
     ) -> None:
         self.pieces: list[Piece] = []
+        self._assistants = {i for i, m in enumerate(messages) if m["role"] == "assistant"}
         self._thinking = thinking
         self._compared = compared
         self._used = set(MARK.findall(_all_text(messages) + _all_text(besides)))
@@ -218,8 +220,9 @@ class Marker:
                 start = position
             elif self.closes.get(mark) == open_piece:
                 piece = self.pieces[open_piece]
-                if piece.kind != CALL and not _says(parts, position - start, piece.text):
-                    return None
+                exact = piece.message in self._assistants and piece.kind != CALL
+                if exact and not _says(parts, position - start, piece.text):
+                    return None  # (others' texts may be quoted or trimmed: only their place counts)
                 hits.append(Hit(start, position, open_piece, piece.message))
                 open_piece = None
             else:

@@ -63,11 +63,13 @@ class Job:
 class _Engine:
     """One template: its reference, its prover, its fast twin, and what has been learned."""
 
-    def __init__(self, source: str, spec: ChatSpec, variables: Mapping[str, Any]) -> None:
+    def __init__(
+        self, source: str, spec: ChatSpec, variables: Mapping[str, Any], fast: bool
+    ) -> None:
         self.reference = ReferenceTemplate(source, variables, spec.date)
-        self.prover = Prover(self.reference, spec.turn_end)
-        self.signatures = Signatures(self.prover.thinking)
-        self.fast = FastTemplate.of(self.reference, spec.date)
+        self.fast = FastTemplate.of(self.reference, spec.date) if fast else None
+        self.prover = Prover(self.reference, spec.turn_end, self.fast)
+        self.signatures = Signatures(self.prover.tags)
         self.layouts: OrderedDict[Any, Layout | None] = OrderedDict()
 
 
@@ -105,7 +107,7 @@ class Renderer:
     def _engine(self, name: str) -> _Engine:
         if name not in self._engines:
             variables = {**self.special_tokens, **self.spec.template_kwargs}
-            self._engines[name] = _Engine(self._sources[name], self.spec, variables)
+            self._engines[name] = _Engine(self._sources[name], self.spec, variables, self._fast)
         return self._engines[name]
 
     def _for(self, tools: list[Any] | None) -> _Engine:
@@ -291,9 +293,9 @@ class Renderer:
             proof = self._prove(job, result)
             if proof.text != text:
                 result.note("rows_fast_differs")
+            self._accept_proof(job, proof, result)
             if (job.signature, job.trained) not in engine.layouts:
                 self._learn(engine, (job.signature, job.trained), proof)
-            self._accept_proof(job, proof, result)
             return True
         if audited(len(result.texts), text):
             result.note("audited")

@@ -115,9 +115,10 @@ class BoundedEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
 
     def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
         """Price the call, then run it."""
-        owner = getattr(__obj, "__self__", None)
+        method = getattr(__obj, "__wrapped__", __obj)  # the sandbox wraps str.format
+        owner = getattr(method, "__self__", None)
         if isinstance(owner, str):
-            name = getattr(__obj, "__name__", "")
+            name = getattr(method, "__name__", "")
             limits.price_text_method(__self.budget, owner, name, (*args, *kwargs.values()))
         return __self.budget.measure(super().call(__context, __obj, *args, **kwargs))
 

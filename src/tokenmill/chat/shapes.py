@@ -122,18 +122,29 @@ def detect(row: dict[str, Any], spec: ChatSpec) -> str:
 
 def conversation(shape: str, turns: list[Any]) -> Conversation:
     """OpenAI messages, rewritten only where the documented normalisations say so."""
-    for turn in turns:
-        # The common case costs two lookups per message: a role and a text, nothing else.
-        if type(turn) is not dict or len(turn) != 2:
-            break
-        role = turn.get("role")
-        if type(turn.get("content")) is not str or type(role) is not str or not role:
-            break
-    else:
+    if _is_simple(turns):
         return Conversation(shape, turns, simple=True)
     messages = [_message(turn) for turn in turns]
     simple = all(len(turn) == 2 and type(turn["content"]) is str for turn in messages)
     return Conversation(shape, messages, simple=simple)
+
+
+def _is_simple(turns: list[Any]) -> bool:
+    """The common case, two lookups per message: each holds a role and a text, nothing else."""
+    try:
+        for turn in turns:
+            role = turn["role"]
+            if (
+                len(turn) != 2
+                or type(turn["content"]) is not str
+                or type(role) is not str
+                or not role
+                or type(turn) is not dict
+            ):
+                return False
+    except (KeyError, TypeError, IndexError):
+        return False
+    return True
 
 
 def _message(value: Any) -> Message:

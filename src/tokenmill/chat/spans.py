@@ -21,7 +21,8 @@ from tokenmill.chat.checks import (
     ends_by_hits,
     ends_by_turns,
 )
-from tokenmill.chat.marks import Hit, Marker, compared_strings, literals, thinking_tags
+from tokenmill.chat.fast import LONGEST, FastTemplate
+from tokenmill.chat.marks import Hit, Marker, any_of, compared_strings, literals, thinking_tags
 from tokenmill.chat.template import ReferenceTemplate
 from tokenmill.chat.turns import Boundaries, Question
 from tokenmill.errors import RowError
@@ -36,13 +37,19 @@ class Prover:
     Args:
         template: The reference renderer.
         turn_end: ``stop`` or ``turn``.
+        fast: An engine that may make the marked render, since that is compared character by
+            character with the reference's plain one.
     """
 
-    def __init__(self, template: ReferenceTemplate, turn_end: str) -> None:
+    def __init__(
+        self, template: ReferenceTemplate, turn_end: str, fast: FastTemplate | None = None
+    ) -> None:
         self.template = template
         self.turn_end = turn_end
+        self._fast = fast
         strings = literals(template.tree)
-        self.thinking = thinking_tags(strings)
+        self.tags = thinking_tags(strings)
+        self.thinking = any_of(self.tags)
         self._compared = compared_strings(strings)
         self._boundaries = Boundaries(template)
 
@@ -100,10 +107,14 @@ class Prover:
         for compared, calls in ((None, True), (self._compared, True), (self._compared, False)):
             try:
                 marker = Marker(messages, self.thinking, compared, calls, besides)
-                marked = self.template.render(marker.messages, tools)
+                if self._fast is not None and len(text) < LONGEST:
+                    marked = self._fast.render(marker.messages, tools)
+                    found = None if marked is None else marker.read(marked)
+                    if found is not None and found[0] == text:
+                        return marker, found[1]
+                found = marker.read(self.template.render(marker.messages, tools))
             except (RowError, OverflowError):
                 continue
-            found = marker.read(marked)
             if found is not None and found[0] == text:
                 return marker, found[1]
         raise RowError(

@@ -20,7 +20,6 @@ Answers are remembered per glue, so a thousand turns of one kind cost two questi
 
 from __future__ import annotations
 
-import os.path
 import re
 from dataclasses import dataclass
 from typing import Any
@@ -335,8 +334,7 @@ class Question:
         """
         if closer.strip():
             return End(len(closer.rstrip()), turn, True)
-        kept = len(os.path.commonprefix((own, closer)))
-        return End(len(closer), turn, len(closer) > kept)
+        return End(len(closer), turn, not own.startswith(closer))
 
     def _closers(self, index: int, anchor: Hit | None) -> list[str]:
         """What may close this turn: as history (before a generation prompt), then as the last."""

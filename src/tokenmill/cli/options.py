@@ -106,7 +106,9 @@ class RecipeFlags:
         if "template_kwargs" in given:
             given["template_kwargs"] = json_object(given["template_kwargs"], "--template-kwargs")
         sources: Any = self.sources or None
-        if self.config is not None:
+        if self.config is None and sources and len(sources) == 1:
+            sources = sources[0]  # alone it may be a recipe.yaml, as in Python
+        elif self.config is not None:
             if self.sources:
                 given["sources"] = tuple(self.sources)
             sources = self.config

@@ -16,6 +16,8 @@ from contextvars import ContextVar
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from tokenmill.report.characters import harmless
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -63,8 +65,8 @@ class Output:
         return Console(highlight=False, soft_wrap=True)
 
     def say(self, text: str) -> None:
-        """Tell people something."""
-        self.people.print(text, markup=False)
+        """Tell people something; paths and words of the data cannot speak to the terminal."""
+        self.people.print(harmless(text), markup=False)
 
     def result(self, document: dict[str, Any], show: Callable[[], None]) -> None:
         """End a command."""

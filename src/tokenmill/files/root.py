@@ -1,6 +1,7 @@
 """Where the cache is when nobody says: one rule for every room.
 
-``$TOKENMILL_CACHE_DIR``, else ``$XDG_CACHE_HOME/tokenmill``, else ``~/.cache/tokenmill``.
+``$TOKENMILL_CACHE_DIR``, else ``$XDG_CACHE_HOME/tokenmill``, else ``~/.cache/tokenmill``. Every
+room that is given no directory asks here, so that rows, slices and tokenizers meet in one place.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ A `RowView` holds a row's tokens with the text of each, its turns and its origin
 text of one token's bytes; bytes that are no whole character alone are written ``\xe4\xbd``. The
 *kind* of a token says how to show it: ``trained`` or ``untrained`` text, ``special`` (a control
 token that is not trained), ``closer`` (a trained control token that ends a turn), and ``control``
-(any other trained control token). Whitespace is made visible by `visible`.
+(any other trained control token). How whitespace is shown is said in `characters`.
 """
 
 from __future__ import annotations
@@ -18,8 +18,6 @@ from tokenmill.store import Store
 from tokenmill.tokenizer import Tokenizer, load
 
 KINDS = ("untrained", "trained", "special", "closer", "control")
-
-_VISIBLE = str.maketrans({" ": "·", "\n": "⏎\n", "\t": "⇥", "\r": "␍", "\u00a0": "⍽"})
 
 
 @dataclass(frozen=True)
@@ -94,8 +92,3 @@ def token_kinds(mask: Sequence[int], special: Sequence[bool]) -> list[str]:
         else:
             kinds.append("closer" if ends else "control")
     return kinds
-
-
-def visible(piece: str) -> str:
-    """A piece with its whitespace visible."""
-    return piece.translate(_VISIBLE)

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenmill.errors import SourceError
-from tokenmill.source.assemble import Assembler, Entries
+from tokenmill.source.assemble import Assembler
 from tokenmill.source.bytefile import ByteFile
 from tokenmill.source.cut import SLACK, Cutter, Integers, first_qualified
 from tokenmill.source.limits import MAX_ARRAY_GAP, MAX_ROW, MIB, SCAN_BUFFER
@@ -146,8 +146,8 @@ class ArrayScan:
         self._cutter = Cutter()
         self._position = 0  # everything before it was given to the assembler
 
-    def entries(self) -> Iterator[Entries]:
-        """Scan, giving entries as they become known."""
+    def starts(self) -> Iterator[Integers]:
+        """Scan, giving the start of every element, and at last the end of the file."""
         self._skip_opening()
         base, size = self._position, self._capacity
         first = True
@@ -185,7 +185,7 @@ class ArrayScan:
         if len(found.starts) and int((found.starts - begins).max()) > MAX_ARRAY_GAP:
             raise self._refused(f"more than {MAX_ARRAY_GAP} bytes between two elements", base)
 
-    def _feed(self, buffer: bytearray, base: int, found: Elements) -> Entries:
+    def _feed(self, buffer: bytearray, base: int, found: Elements) -> Integers:
         starts, ends = found.starts, found.ends
         lengths = ends - starts
 
@@ -196,13 +196,14 @@ class ArrayScan:
         data = memoryview(buffer)[: found.consumed]
         breaks = np.flatnonzero(np.frombuffer(data, dtype=np.uint8) == 10) + base
         opened = [int(starts[cut]) + base for cut in cuts]
-        return self.assembler.feed(data, base, starts + base, ends + base, breaks, opened)
+        self.assembler.feed(data, base, starts + base, breaks, opened)
+        return starts + base
 
     def _plain(self, data: bytes, base: int) -> None:
         """Bytes without elements: before the array, or behind it."""
         nothing = np.empty(0, dtype=np.int64)
         breaks = np.flatnonzero(np.frombuffer(data, dtype=np.uint8) == 10) + base
-        self.assembler.feed(memoryview(data), base, nothing, nothing, breaks, [])
+        self.assembler.feed(memoryview(data), base, nothing, breaks, [])
 
     def _skip_opening(self) -> None:
         head = self._file.pread(MAX_ARRAY_GAP, 0)
@@ -212,7 +213,7 @@ class ArrayScan:
         self._position = len(head) - len(text) + 1
         self._plain(head[: self._position], 0)
 
-    def _finish(self, base: int) -> Entries:
+    def _finish(self, base: int) -> Integers:
         end = base
         while True:
             data = self._file.pread(MIB, base)
@@ -225,4 +226,5 @@ class ArrayScan:
             if base - end > MAX_ARRAY_GAP:
                 raise self._refused(f"more than {MAX_ARRAY_GAP} bytes behind the array", end)
         self.bytes = base
-        return self.assembler.finish(base)
+        self.assembler.finish(base)
+        return np.array([base], dtype=np.int64)

@@ -14,6 +14,7 @@ of any size and gives the same cuts.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 
 import numpy as np
@@ -31,6 +32,15 @@ _PORTION = 2048  # rows hashed before looking whether one qualified
 _MULTIPLY = np.uint64(0x9E3779B97F4A7C15)  # 2**64 / golden ratio, odd: spreads every input bit
 _FINAL_1 = np.uint64(0xBF58476D1CE4E5B9)  # the two multipliers of the splitmix64 finaliser
 _FINAL_2 = np.uint64(0x94D049BB133111EB)
+_WEIGHTS = np.array(
+    [
+        int.from_bytes(hashlib.blake2b(b"tokenmill cut %d" % n, digest_size=8).digest(), "little")
+        | 1
+        for n in range(CUT_SHORT // 8)
+    ],
+    dtype=np.uint64,
+)  # one odd constant per position of a word, arbitrary but for ever the same
+_REMAINDERS = np.array([(1 << 8 * n) - 1 for n in range(8)], dtype=np.uint64)
 _SHARE = np.uint64((1 << 64) // CUT_MEAN)  # of all hashes, per byte of a row
 
 
@@ -101,9 +111,9 @@ def first_qualified(buffer: Buffer, starts: Integers, lengths: Integers, lo: int
 def row_hashes(buffer: Buffer, starts: Integers, lengths: Integers) -> Hashes:
     """A 64-bit hash of each row (of its first `CUT_HASHED` bytes and its length).
 
-    Short rows, of which there are millions, go through numpy: their little-endian 8-byte words
-    (the last one padded with zeros) are folded one after the other into ``h = (h ^ word) * M``
-    with a shift between, then finished as in splitmix64. Longer rows go to xxh3.
+    Short rows, of which there are millions, go through numpy: the sum of their little-endian
+    8-byte words (the last one padded with zeros), each times an odd constant of its position, and
+    of their length times another, finished as in splitmix64. Longer rows go to xxh3.
     """
     hashes = np.empty(len(starts), dtype=np.uint64)
     short = lengths <= CUT_SHORT
@@ -122,39 +132,31 @@ def row_hashes(buffer: Buffer, starts: Integers, lengths: Integers) -> Hashes:
 def _mix_short(buffer: Buffer, starts: Integers, lengths: Integers) -> Hashes:
     if not len(starts):
         return np.empty(0, dtype=np.uint64)
-    order = np.argsort(-lengths.astype(np.int16), kind="stable")  # longest first: a prefix is left
-    starts, lengths = starts[order], lengths[order]
-    mixed = lengths.astype(np.uint64) * _MULTIPLY
-    words = _words(buffer, starts, int(lengths[0]))
-    positions = np.arange(0, int(lengths[0]), 8)
-    with_word = np.searchsorted(-lengths, -positions, side="left").tolist()
-    with_whole_word = np.searchsorted(-lengths, -(positions + 8), side="right").tolist()
-    for number, (rows, whole) in enumerate(zip(with_word, with_whole_word, strict=True)):
-        word = words[:rows, number]
-        if whole < rows:  # what stands behind a row's end must not count
-            shift = ((8 * number + 8 - lengths[whole:rows]) << 3).astype(np.uint64)
-            word[whole:] = (word[whole:] << shift) >> shift
-        part = mixed[:rows]
-        part ^= word
-        part *= _MULTIPLY
-        part ^= part >> np.uint64(29)
+    words = _words(buffer, starts, lengths)
+    mixed: Hashes = words @ _WEIGHTS[: words.shape[1]]
+    mixed += lengths.astype(np.uint64) * _MULTIPLY
     mixed ^= mixed >> np.uint64(30)
     mixed *= _FINAL_1
     mixed ^= mixed >> np.uint64(27)
     mixed *= _FINAL_2
     mixed ^= mixed >> np.uint64(31)
-    hashes = np.empty_like(mixed)
-    hashes[order] = mixed
-    return hashes
+    return mixed
 
 
-def _words(buffer: Buffer, starts: Integers, longest: int) -> Hashes:
-    """The first bytes of every row as a matrix of 8-byte words, one row of it each."""
-    width = max(8, (longest + 7) // 8 * 8)
+def _words(buffer: Buffer, starts: Integers, lengths: Integers) -> Hashes:
+    """The bytes of every row as a matrix of 8-byte words, zeros behind its end."""
+    width = max(8, (int(lengths.max()) + 7) // 8 * 8)
     if int(starts.max()) + width > len(buffer):
         buffer = bytes(buffer) + bytes(width)
     # A window begins at every byte: picking windows copies a row at once, not word by word.
     windows: npt.NDArray[np.uint8] = np.ndarray(
         shape=(len(buffer) - width + 1, width), dtype=np.uint8, buffer=buffer, strides=(1, 1)
     )
-    return windows[starts].view("<u8")
+    words = windows[starts].view("<u8")
+    # What stands behind a row's end must not count: mask its last word, clear those behind.
+    whole = lengths >> 3
+    broken = np.flatnonzero(whole < words.shape[1])
+    words[broken, whole[broken]] &= _REMAINDERS[lengths[broken] & 7]
+    for column in range(int(whole.min()) + 1, words.shape[1]):
+        words[whole < column, column] = 0
+    return words

@@ -1,12 +1,12 @@
 """The row index of a line or array file, on disk and mapped.
 
-An artefact of four parts in one directory: ``entries.bin`` (four bytes per row, see `assemble`),
-``table.bin`` (the table of blocks, then one xxh3-64 per page of entries) and ``index.json`` (what
+An artefact of three files in one directory: ``starts.bin`` (eight bytes per row, see `assemble`),
+``table.bin`` (the table of blocks, then one xxh3-64 per page of starts) and ``index.json`` (what
 it is, counts, and checksums of the other two's sizes and of the table), which seals the rest. The
 index is a function of kind and content, so its key is made of the content's digest alone: the same
 data as .jsonl, .jsonl.gz and .jsonl.zst, under any name, has one index.
 
-Opening reads json and table; entries are mapped, and a page of them is checked when it is first
+Opening reads json and table; starts are mapped, and a page of them is checked when it is first
 touched. On network file systems, where a map can end the process, pages are read instead.
 """
 
@@ -27,18 +27,15 @@ from tokenmill.files import Staging, is_network
 from tokenmill.fingerprint import canonical, checksum, key
 from tokenmill.source.assemble import (
     BLOCK_TABLE,
-    LONG_GAP,
-    START_SHIFT,
     Assembler,
     BlockEntry,
-    Entries,
     table_of,
 )
 from tokenmill.source.cut import Integers
-from tokenmill.source.limits import ENTRIES_PER_PAGE, INDEX_FORMAT
+from tokenmill.source.limits import INDEX_FORMAT, STARTS_PER_PAGE
 from tokenmill.source.shelf import Shelf
 
-_PAGE = 4 * ENTRIES_PER_PAGE  # bytes
+_PAGE = 8 * STARTS_PER_PAGE  # bytes
 
 
 def content_digest(kind: str, blocks: Sequence[BlockEntry]) -> str:
@@ -69,13 +66,13 @@ def write_index(shelf: Shelf, kind: str, scan: Any, *, repair: bool = False) -> 
     Args:
         shelf: Where to.
         kind: "lines" or "array".
-        scan: Has ``entries()``, ``assembler`` and ``bytes``, as `LineScan`.
+        scan: Has ``starts()``, ``assembler`` and ``bytes``, as `LineScan`.
         repair: Check an index that is there already, and replace it if it is corrupt.
     """
     assembler: Assembler = scan.assembler
     checks: list[int] = []
     with Staging(shelf.root) as staging:
-        staging.write("index/entries.bin", _paged(scan.entries(), checks))
+        staging.write("index/starts.bin", _paged(scan.starts(), checks))
         table = table_of(assembler.blocks) + np.array(checks, dtype="<u8").tobytes()
         document = IndexDocument(
             format=INDEX_FORMAT,
@@ -100,11 +97,11 @@ def write_index(shelf: Shelf, kind: str, scan: Any, *, repair: bool = False) -> 
     return document
 
 
-def _paged(entries: Iterator[Entries], checks: list[int]) -> Iterator[bytes]:
-    """The entries' bytes in whole pages, noting each page's checksum."""
+def _paged(starts: Iterator[Integers], checks: list[int]) -> Iterator[bytes]:
+    """The starts' bytes in whole pages, noting each page's checksum."""
     held = bytearray()
-    for portion in entries:
-        held += portion.astype("<u4", copy=False).tobytes()
+    for portion in starts:
+        held += portion.astype("<i8", copy=False).tobytes()
         whole = len(held) - len(held) % _PAGE
         if whole:
             yield from _checked(bytes(held[:whole]), checks)
@@ -131,7 +128,7 @@ class Index:
         document: Its index.json.
         offsets: Offset of each block, and the file's size.
         first_rows: First row of each block, and the number of rows.
-        entries: The mapped entries, or an object that reads them.
+        starts: The mapped starts of all rows and the file's end, or an object that reads them.
         checked: One byte per page: whether it was found good.
     """
 
@@ -143,22 +140,20 @@ class Index:
                 raise CorruptionError("the index does not match its checksum", path=directory)
             self.document = document = msgspec.convert(sealed["index"], IndexDocument)
             table = (directory / "table.bin").read_bytes()
-            size = os.stat(directory / "entries.bin").st_size
-        except (OSError, ValueError, KeyError, TypeError, msgspec.MsgspecError) as error:
+            size = os.stat(directory / "starts.bin").st_size
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             if isinstance(error, CorruptionError):
                 raise
             raise CorruptionError(f"the index cannot be read: {error}", path=directory) from error
         self._expect("table.bin", "checksum", document.table, checksum(table))
-        self._expect("entries.bin", "size", 4 * document.rows, size)
+        self._expect("starts.bin", "size", 8 * (document.rows + 1), size)
         split = document.blocks * BLOCK_TABLE.itemsize
         self.table = np.frombuffer(table[:split], dtype=BLOCK_TABLE)
         self._checks = np.frombuffer(table[split:], dtype="<u8")
         self.offsets: list[int] = [*self.table["offset"].tolist(), document.bytes]
         self.first_rows: list[int] = [*self.table["first_row"].tolist(), document.rows]
-        self._offsets = np.array(self.offsets, dtype=np.int64)
-        self._first_rows = np.array(self.first_rows, dtype=np.int64)
         self.checked = bytearray(len(self._checks))
-        self.entries: memoryview | PreadEntries = self._map(size)
+        self.starts: memoryview | PreadStarts = self._map(size)
 
     def _expect(self, name: str, what: str, expected: object, actual: object) -> None:
         if expected != actual:
@@ -168,24 +163,24 @@ class Index:
                 path=self.directory / name,
             )
 
-    def _map(self, size: int) -> memoryview | PreadEntries:
-        path = self.directory / "entries.bin"
+    def _map(self, size: int) -> memoryview | PreadStarts:
+        path = self.directory / "starts.bin"
         if size <= _PAGE or is_network(path):
             # Small ones are not worth a descriptor; network ones must not be mapped.
             if size <= _PAGE:
-                return memoryview(path.read_bytes()).cast("I")
-            return PreadEntries(path)
+                return memoryview(path.read_bytes()).cast("q")
+            return PreadStarts(path)
         with open(path, "rb") as file:
             mapped = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
-        return memoryview(mapped).cast("I")
+        return memoryview(mapped).cast("q")
 
     def check_page(self, page: int) -> None:
-        """Check a page of entries and the next, which a page's last row looks into."""
+        """Check a page of starts and the next, which a page's last row looks into."""
         for number in range(page, min(page + 2, len(self.checked))):
-            data = self.entries[number * ENTRIES_PER_PAGE : (number + 1) * ENTRIES_PER_PAGE]
+            data = self.starts[number * STARTS_PER_PAGE : (number + 1) * STARTS_PER_PAGE]
             found = xxhash.xxh3_64_intdigest(data)
-            self._expect("entries.bin", f"page {number}", int(self._checks[number]), found)
-            self.checked[number] = 1
+            self._expect("starts.bin", f"page {number}", int(self._checks[number]), found)
+        self.checked[page] = 1  # only now: a page is good together with the one it looks into
 
     def check_all(self) -> None:
         """Check every page, not only those touched."""
@@ -206,34 +201,25 @@ class Index:
         )
 
     def locate(self, rows: Integers) -> tuple[Integers, Integers]:
-        """Offsets and lengths of ascending rows; a length of -1 stands for a long gap."""
+        """Where each of some ascending rows starts, and where its successor does."""
         if not len(rows):
             return rows, rows
-        for page in np.unique(rows // ENTRIES_PER_PAGE).tolist():
+        for page in np.unique(rows // STARTS_PER_PAGE).tolist():
             if not self.checked[page]:
                 self.check_page(page)
-        blocks = np.searchsorted(self._first_rows, rows, side="right") - 1
-        words = self._words(rows)
-        follows = rows + 1 < self._first_rows[blocks + 1]
-        stops = self._offsets[blocks + 1] - self._offsets[blocks]
-        stops[follows] = self._words(rows[follows] + 1) >> START_SHIFT
-        starts = (words >> START_SHIFT).astype(np.int64)
-        gaps = (words & LONG_GAP).astype(np.int64)
-        lengths = stops - starts - gaps
-        lengths[gaps == LONG_GAP] = -1
-        return starts + self._offsets[blocks], lengths
-
-    def _words(self, rows: Integers) -> Entries:
-        if isinstance(self.entries, PreadEntries):
-            return np.array([self.entries[row] for row in rows.tolist()], dtype=np.uint32)
-        return np.frombuffer(self.entries, dtype=np.uint32)[rows]
+        if isinstance(self.starts, PreadStarts):
+            pairs = [(self.starts[row], self.starts[row + 1]) for row in rows.tolist()]
+            both = np.array(pairs, dtype=np.int64)
+            return both[:, 0].copy(), both[:, 1].copy()
+        starts = np.frombuffer(self.starts, dtype=np.int64)
+        return starts[rows], starts[rows + 1]
 
 
-class PreadEntries:
-    """Entries read on demand: what a map offers, for file systems where maps are unsafe.
+class PreadStarts:
+    """Starts read on demand: what a map offers, for file systems where maps are unsafe.
 
     Args:
-        path: entries.bin.
+        path: starts.bin.
     """
 
     def __init__(self, path: Path) -> None:
@@ -244,6 +230,6 @@ class PreadEntries:
 
     def __getitem__(self, wanted: Any) -> Any:
         if isinstance(wanted, slice):
-            length = 4 * (wanted.stop - wanted.start)
-            return memoryview(os.pread(self._fd, length, 4 * wanted.start)).cast("I")
-        return int.from_bytes(os.pread(self._fd, 4, 4 * wanted), "little")
+            length = 8 * (wanted.stop - wanted.start)
+            return memoryview(os.pread(self._fd, length, 8 * wanted.start)).cast("q")
+        return int.from_bytes(os.pread(self._fd, 8, 8 * wanted), "little")

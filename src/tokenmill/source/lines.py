@@ -5,7 +5,7 @@ and opens nothing until a row is wanted; the `pool` closes it when too many are 
 and any forked process may use it: reads carry their offset, and what is open is replaced whole,
 never changed.
 
-While rows are read, the file's stat is looked at again every 20 µs (see `opened`). Another size or
+While rows are read, the file's stat is looked at again every 50 µs (see `opened`). Another size or
 a vanished name is `SourceChanged`. Only other times (a touch, a chmod, a new hard link, or an edit
 in place) have the row's block hashed again: the content decides.
 """
@@ -30,17 +30,16 @@ from tokenmill.source.index import Index
 from tokenmill.source.limits import (
     COALESCE_GAP,
     COALESCE_MAX,
-    ENTRIES_PER_PAGE,
+    LARGE_ROW,
     MAX_ROW,
     STREAM_BYTES,
 )
-from tokenmill.source.opened import OpenLines
+from tokenmill.source.opened import Hot, OpenLines
 from tokenmill.source.parse import over_limit, parse
 from tokenmill.source.reader import Part, Value
 from tokenmill.source.shelf import Shelf
 from tokenmill.source.spans import coalesce
 
-_PAGE_SHIFT = ENTRIES_PER_PAGE.bit_length() - 1
 _STREAM_ROWS = 1 << 14  # rows located at once
 
 
@@ -91,41 +90,43 @@ class LineReader:
 
     def value(self, row: int) -> dict[str, Any]:
         """Parse one row."""
-        value = (self._opened or self._open()).value(row)
-        if value is not None:
-            return value
+        hot = (self._opened or self._open()).hot
+        if hot is not None:
+            value = hot.value(row)
+            if value is not None:
+                return value
         raw = self.raw(row)
         try:
             return parse(raw)
         except RowError as error:
             raise self.explain(row, error) from error
 
+    def hot(self) -> Hot | None:
+        """The open file's short way to ordinary rows."""
+        return (self._opened or self._open()).hot
+
     def raw(self, row: int) -> bytes:
         """The bytes of one row."""
         opened = self._opened or self._open()
         opened.look_again(row)
+        start, stop = opened.stretch(row)
+        if stop - start <= LARGE_ROW:
+            return opened.trimmed(row, opened.pread(start, stop))
         offset, length = opened.locate(row)
         if length > MAX_ROW:
             raise self.explain(row, RowError(over_limit(length), reason="limit"))
-        return self._pread(opened, offset, length)
-
-    def _pread(self, opened: OpenLines, offset: int, length: int) -> bytes:
-        data = opened.file.pread(length, offset)
-        if len(data) != length:
-            raise self._shorter(offset)
-        return data
-
-    def _shorter(self, offset: int) -> SourceChanged:
-        return SourceChanged("the file became shorter", path=self.entry.path, offset=offset)
-
-    def span(self, row: int) -> tuple[int, int]:
-        """Offset and length of one row."""
-        return (self._opened or self._open()).locate(row)
+        return opened.pread(offset, offset + length)
 
     def origin(self, row: int) -> Origin:
         """Where one row is."""
-        offset, length = self.span(row)
+        opened = self._opened or self._open()
+        opened.look_again(row)
+        offset, length = opened.locate(row)
         return Origin(self.entry.path, row, self.line(row, offset), offset, length)
+
+    def length(self, row: int) -> int:
+        """Bytes of one row."""
+        return (self._opened or self._open()).locate(row)[1]
 
     def line(self, row: int, offset: int) -> int:
         """The physical line of one row."""
@@ -141,7 +142,7 @@ class LineReader:
         while position < offset:
             data = opened.file.pread(min(offset - position, STREAM_BYTES), position)
             if not data:
-                raise self._shorter(position)
+                raise SourceChanged("the file became shorter", path=self.entry.path)
             line += data.count(b"\n")
             position += len(data)
         return line
@@ -150,7 +151,7 @@ class LineReader:
         """The same error with its place, after making sure that it is the row's own fault."""
         opened = self._opened or self._open()
         opened.look_again(row)
-        offset, _ = opened.locate(row)
+        offset, _ = opened.stretch(row)
         return RowError(
             error.message,
             reason=error.reason,
@@ -162,80 +163,88 @@ class LineReader:
 
     # --- many rows -------------------------------------------------------------------------
 
-    def raws(self, rows: Sequence[int]) -> list[bytes | RowError]:
-        """The bytes of many rows in the given order, neighbours read together."""
-        if not len(rows):
-            return []
+    def _stretches(self, rows: Sequence[int]) -> list[bytes | RowError]:
+        """What stands from each row to the next, in the given order, neighbours read together."""
         opened = self._opened or self._open()
         wanted = np.asarray(rows, dtype=np.int64)
         order = np.argsort(wanted, kind="stable")
         wanted = wanted[order]
-        offsets, lengths = opened.index.locate(wanted)
-        for place in np.flatnonzero(lengths < 0).tolist():  # long gaps
-            lengths[place] = opened.locate(int(wanted[place]))[1]
+        starts, stops = opened.index.locate(wanted)
         found: list[bytes | RowError] = [b""] * len(rows)
-        for place in np.flatnonzero(lengths > MAX_ROW).tolist():
-            row = int(wanted[place])
-            error = RowError(over_limit(int(lengths[place])), reason="limit")
-            found[int(order[place])] = self.explain(row, error)
-            lengths[place] = 0
-        places, sizes = order.tolist(), lengths.tolist()
-        for first, last, start, stop in coalesce(offsets, lengths, COALESCE_GAP, COALESCE_MAX):
+        places = order.tolist()
+        large = np.flatnonzero(stops - starts > LARGE_ROW)
+        for number in large.tolist():
+            found[places[number]] = self._raw_or_error(int(wanted[number]))
+        if len(large):
+            rest = np.flatnonzero(stops - starts <= LARGE_ROW)
+            wanted, starts, stops = wanted[rest], starts[rest], stops[rest]
+            places = order[rest].tolist()
+        for first, last, begin, end in coalesce(starts, stops, COALESCE_GAP, COALESCE_MAX):
             opened.look_again(int(wanted[first]))
-            data = self._pread(opened, start, stop - start)
+            data = opened.pread(begin, end)
             if last - first == 1:
-                if data:
-                    found[places[first]] = data
+                found[places[first]] = data
                 continue
             opened.look_again(int(wanted[last - 1]))
-            for number, offset in enumerate((offsets[first:last] - start).tolist(), first):
-                if sizes[number]:
-                    found[places[number]] = data[offset : offset + sizes[number]]
+            froms = (starts[first:last] - begin).tolist()
+            tos = (stops[first:last] - begin).tolist()
+            for place, a, b in zip(places[first:last], froms, tos, strict=True):
+                found[place] = data[a:b]
         return found
 
-    def raw_stream(self, first: int, last: int) -> Iterator[tuple[int, list[bytes | RowError]]]:
-        """The bytes of the rows ``first:last`` in order, a portion at a time."""
-        index = self.index
-        while first < last:
-            upto = min(last, first + _STREAM_ROWS)
-            offsets, lengths = index.locate(np.arange(first, upto))
-            while len(offsets):
-                count = max(1, int(np.searchsorted(offsets, offsets[0] + STREAM_BYTES)))
-                yield first, self._portion(first, offsets[:count], lengths[:count])
-                offsets, lengths = offsets[count:], lengths[count:]
-                first += count
-
-    def _portion(self, first: int, offsets: Integers, lengths: Integers) -> list[bytes | RowError]:
-        opened = self._opened or self._open()
-        opened.look_again(first)
-        opened.look_again(first + len(offsets) - 1)
-        start, stop = int(offsets[0]), int(offsets[-1] + lengths[-1])
-        if int(lengths.min()) < 0 or stop - start > 2 * STREAM_BYTES:
-            return self.raws(range(first, first + len(offsets)))
-        data = opened.file.pread(stop - start, start)
-        if len(data) != stop - start:
-            raise self._shorter(start)
-        begins = offsets - start
-        ends = begins + lengths
-        return [data[a:b] for a, b in zip(begins.tolist(), ends.tolist(), strict=True)]
+    def _raw_or_error(self, row: int) -> bytes | RowError:
+        try:
+            return self.raw(row)
+        except RowError as error:
+            return error
 
     def values(self, rows: Sequence[int]) -> list[Value]:
         """Many parsed rows in the given order."""
-        return [self._parsed(row, raw) for row, raw in zip(rows, self.raws(rows), strict=True)]
+        if not len(rows):
+            return []
+        return self._parsed(rows, self._stretches(rows))
 
     def stream(self, first: int, last: int) -> Iterator[tuple[int, list[Value]]]:
-        """The parsed rows ``first:last`` in order."""
-        for begin, raws in self.raw_stream(first, last):
-            try:
-                yield begin, [parse(raw) for raw in raws]  # type: ignore[arg-type]
-            except (RowError, TypeError):
-                yield begin, [self._parsed(row, raw) for row, raw in enumerate(raws, begin)]
+        """The parsed rows ``first:last`` in order, a portion at a time."""
+        index = self.index
+        while first < last:
+            upto = min(last, first + _STREAM_ROWS)
+            starts, stops = index.locate(np.arange(first, upto))
+            while len(starts):
+                count = max(1, int(np.searchsorted(stops, starts[0] + STREAM_BYTES)))
+                rows = range(first, first + count)
+                yield first, self._parsed(rows, self._portion(rows, starts[:count], stops[:count]))
+                starts, stops = starts[count:], stops[count:]
+                first += count
 
-    def _parsed(self, row: int, raw: bytes | RowError) -> Value:
-        if isinstance(raw, RowError):
-            return raw
+    def _portion(self, rows: range, starts: Integers, stops: Integers) -> list[bytes | RowError]:
+        begin, end = int(starts[0]), int(stops[-1])
+        if end - begin > LARGE_ROW:
+            return self._stretches(rows)
+        opened = self._opened or self._open()
+        opened.look_again(rows[0])
+        opened.look_again(rows[-1])
+        data = opened.pread(begin, end)
+        froms, tos = (starts - begin).tolist(), (stops - begin).tolist()
+        return [data[a:b] for a, b in zip(froms, tos, strict=True)]
+
+    def _parsed(self, rows: Sequence[int], stretches: list[bytes | RowError]) -> list[Value]:
+        if self.entry.kind == "lines":
+            try:
+                # What stands behind a line is white space to the parser.
+                return [parse(stretch) for stretch in stretches]  # type: ignore[arg-type]
+            except (RowError, TypeError):
+                pass
+        return [self._outcome(row, text) for row, text in zip(rows, stretches, strict=True)]
+
+    def _outcome(self, row: int, stretch: bytes | RowError) -> Value:
+        if isinstance(stretch, RowError):
+            return stretch
+        opened = self._opened or self._open()
         try:
-            return parse(raw)
+            # Trimming what is trimmed already would cut an element's own bracket off.
+            whole = opened.stretch(row)[1] - opened.stretch(row)[0] <= LARGE_ROW
+            return parse(opened.trimmed(row, stretch) if whole else stretch)
         except RowError as error:
             placed = self.explain(row, error)
             placed.__cause__ = error
@@ -276,14 +285,17 @@ class LineReader:
             )
             number += 1
 
+    def _start(self, row: int) -> int:
+        return (self._opened or self._open()).stretch(row)[0]
+
     def _cut_down(self, block: BlockEntry, first: int, last: int) -> BlockEntry:
         """The rows ``first:last`` of a block as a block with a digest of its own."""
         offset, line = block.offset, block.first_line
         if first > block.first_row:
-            offset = self.span(first)[0]
+            offset = self._start(first)
             line = self.line(first, offset)
         end = block.offset + block.length
         if last < block.first_row + block.rows:
-            end = self.span(last)[0]
+            end = self._start(last)
         digest = digest_of(self.open_file(), offset, end - offset)
         return BlockEntry(offset, end - offset, first, last - first, line, 0, digest)

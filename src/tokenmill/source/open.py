@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from tokenmill.fingerprint import canonical, key
 from tokenmill.source.address import parse_address
 from tokenmill.source.catalog import describe
 from tokenmill.source.entry import FileEntry
-from tokenmill.source.find import find
+from tokenmill.source.find import Found, find
 from tokenmill.source.limits import EMBEDDED_FILES, INDEX_FORMAT
 from tokenmill.source.lines import LineReader
 from tokenmill.source.reader import Part, Reader
@@ -30,6 +31,7 @@ from tokenmill.source.shelf import Shelf, is_forbidden, private_shelf
 
 Source = str | os.PathLike[str]
 _LISTING = "files.json"
+_AT_ONCE = 4  # files indexed at the same time, about 5 MiB of buffers each
 
 
 class _State(msgspec.Struct, frozen=True):
@@ -64,22 +66,20 @@ def open_rows(
     shelf = Shelf(
         Path(os.path.abspath(cache_dir if cache_dir is not None else default_cache_dir()))
     )
-    known: dict[str, int] = {}
-    files: list[tuple[FileEntry, str]] = []
-    parts: list[Part] = []
-    total = 0
+    chosen = []
     for text in addresses:
         if not isinstance(text, str | os.PathLike):
             raise UsageError(f"a source is a path, not {type(text).__name__}")
         address = parse_address(os.fspath(text))
-        runs = []
-        for found in find(address):
-            number = known.get(found.path)
-            if number is None:
-                entry, place = describe(found, shelf, rehash=rehash)
-                number = known[found.path] = len(files)
-                files.append((entry, str(place.root)))
-            runs.append(Part(number, 0, files[number][0].rows))
+        chosen.append((address, find(address)))
+    distinct = list({one.path: one for _, found in chosen for one in found}.values())
+    files = _describe_all(distinct, shelf, rehash)
+    number_of = {found.path: number for number, found in enumerate(distinct)}
+    parts: list[Part] = []
+    total = 0
+    for address, found in chosen:
+        numbers = [number_of[one.path] for one in found]
+        runs = [Part(number, 0, files[number][0].rows) for number in numbers]
         count = sum(run.last for run in runs)
         total += count
         if address.selection is not None:
@@ -88,6 +88,19 @@ def open_rows(
     if total == 0:
         raise SourceMissing("the source holds no rows", path=files[0][0].path)
     return _rows(_State(files, [part for part in parts if part.first < part.last]), shelf)
+
+
+def _describe_all(found: list[Found], shelf: Shelf, rehash: bool) -> list[tuple[FileEntry, str]]:
+    """Know every file; many small ones wait for the disk together instead of in turn."""
+
+    def work(one: Found) -> tuple[FileEntry, str]:
+        entry, place = describe(one, shelf, rehash=rehash)
+        return entry, str(place.root)
+
+    if len(found) < 2 * _AT_ONCE:
+        return [work(one) for one in found]
+    with ThreadPoolExecutor(_AT_ONCE) as threads:
+        return list(threads.map(work, found))
 
 
 def _select(runs: list[Part], first: int, last: int) -> list[Part]:

@@ -1,31 +1,73 @@
 """A file and its index while they are open: where rows are, and whether they still are there.
 
-`OpenLines` is held by a reader and dropped as one when the pool closes it. It locates rows,
-watches the file's stat, and makes the *hot path* of ``rows[i]``: one closure over everything a row
-needs (a pread, a parse, and as little as possible around them), which answers None whenever
-anything is out of the ordinary, so that the reader goes the careful way.
+`OpenLines` is held by a reader and dropped as one when the pool closes it. It gives the bytes of
+rows and watches the file's stat. Its `Hot` part is what ``rows[i]`` needs for an ordinary row and
+nothing else: a map of starts, a descriptor, and until when the file is believed to be unchanged.
 """
 
 from __future__ import annotations
 
 import os
 from bisect import bisect_right
-from collections.abc import Callable
 from time import monotonic
 from typing import Any
 
 import msgspec
 
 from tokenmill.errors import SourceChanged
-from tokenmill.source.assemble import LONG_GAP, START_SHIFT
 from tokenmill.source.block import digest_of
 from tokenmill.source.bytefile import ByteFile, LocalFile, Signature
 from tokenmill.source.index import Index
-from tokenmill.source.limits import ENTRIES_PER_PAGE, RECHECK_SECONDS
+from tokenmill.source.limits import LARGE_ROW, RECHECK_SECONDS, STARTS_PER_PAGE
 from tokenmill.source.parse import SHALLOW, decode
-from tokenmill.source.spans import end_of_element, end_of_line
+from tokenmill.source.spans import element_of, end_of_line, line_of
 
-_PAGE_SHIFT = ENTRIES_PER_PAGE.bit_length() - 1
+PAGE_SHIFT = STARTS_PER_PAGE.bit_length() - 1
+PARSING = (msgspec.MsgspecError, ValueError, RecursionError)
+
+
+class Hot:
+    """What a single row needs, for `value` here and for the same lines inside ``Rows``.
+
+    Args:
+        file: The open file.
+        index: Its rows.
+    """
+
+    __slots__ = ("_ctime_ns", "_file", "believed_until", "checked", "fd", "starts")
+
+    def __init__(self, file: LocalFile, index: Index) -> None:
+        self.fd = file.fd
+        self.starts = index.starts
+        self.checked = index.checked
+        self.believed_until = 0.0
+        self._ctime_ns = file.signature.ctime_ns
+        self._file = file  # keeps the descriptor open
+
+    def is_unchanged(self, now: float) -> bool:
+        """Look at the file's stat; every change of content, size or name changes the ctime."""
+        if os.fstat(self.fd).st_ctime_ns != self._ctime_ns:
+            return False
+        self.believed_until = now + RECHECK_SECONDS
+        return True
+
+    def value(self, row: int) -> dict[str, Any] | None:
+        """One parsed row; None when anything about it needs care."""
+        now = monotonic()
+        if now > self.believed_until and not self.is_unchanged(now):
+            return None
+        if not self.checked[row >> PAGE_SHIFT]:
+            return None
+        # Up to the next row: line breaks and blank lines are white space to the parser, and a
+        # stretch that ends early because the file was cut is no JSON.
+        start = self.starts[row]
+        length = self.starts[row + 1] - start
+        if length > SHALLOW:
+            return None
+        try:
+            return decode(os.pread(self.fd, length, start))
+        except PARSING:
+            return None
 
 
 class OpenLines:
@@ -36,38 +78,45 @@ class OpenLines:
         index: Its rows.
 
     Attributes:
-        value: Parses one row, or None when that needs care.
+        hot: The short way to single rows; None for arrays and copies.
     """
 
     def __init__(self, file: ByteFile, index: Index) -> None:
         self.file = file
         self.index = index
-        self.value = _hot_path(file, index) if isinstance(file, LocalFile) else _never
-        self._kind = index.document.kind
+        self.is_lines = index.document.kind == "lines"
+        plain = self.is_lines and isinstance(file, LocalFile)
+        self.hot = Hot(file, index) if plain and isinstance(file, LocalFile) else None
         self._believed_until = 0.0
         self._verified: set[int] = set()  # blocks found good ...
         self._verified_under: Signature | None = None  # ... while the file had this signature
 
-    def locate(self, row: int) -> tuple[int, int]:
-        """Offset and length of one row."""
+    def stretch(self, row: int) -> tuple[int, int]:
+        """Where a row starts, and where the next one does."""
         index = self.index
-        if not index.checked[row >> _PAGE_SHIFT]:
-            index.check_page(row >> _PAGE_SHIFT)
-        block = bisect_right(index.first_rows, row) - 1
-        word, offset = index.entries[row], index.offsets[block]
-        start, gap = word >> START_SHIFT, word & LONG_GAP
-        if row + 1 < index.first_rows[block + 1]:
-            stop = index.entries[row + 1] >> START_SHIFT
-        else:
-            stop = index.offsets[block + 1] - offset
-        if gap < LONG_GAP:
-            return offset + start, stop - start - gap
-        return offset + start, self._end(row, offset + start, offset + stop) - offset - start
+        if not index.checked[row >> PAGE_SHIFT]:
+            index.check_page(row >> PAGE_SHIFT)
+        return index.starts[row], index.starts[row + 1]
 
-    def _end(self, row: int, offset: int, limit: int) -> int:
-        if self._kind == "lines":
-            return end_of_line(self.file, offset, limit)
-        return end_of_element(self.file, offset, limit, row + 1 == self.index.document.rows)
+    def locate(self, row: int) -> tuple[int, int]:
+        """Offset and length of a row."""
+        start, stop = self.stretch(row)
+        if stop - start > LARGE_ROW and self.is_lines:
+            return start, end_of_line(self.file, start, stop) - start
+        return start, len(self.trimmed(row, self.pread(start, stop)))
+
+    def trimmed(self, row: int, stretch: bytes) -> bytes:
+        """The row itself, of the bytes up to the next one."""
+        if self.is_lines:
+            return line_of(stretch)
+        return element_of(stretch, row + 1 == self.index.document.rows)
+
+    def pread(self, start: int, stop: int) -> bytes:
+        """Bytes that must be there."""
+        data = self.file.pread(stop - start, start)
+        if len(data) != stop - start:
+            raise SourceChanged("the file became shorter", path=self.file.path, offset=start)
+        return data
 
     def look_again(self, row: int) -> None:
         """See whether the file is still what was indexed; the row's block decides if need be.
@@ -103,51 +152,3 @@ class OpenLines:
                 path=self.file.path,
                 offset=block.offset,
             )
-
-
-def _never(row: int) -> None:
-    """No hot path: the bytes do not come from a descriptor."""
-
-
-def _hot_path(file: LocalFile, index: Index) -> Callable[[int], dict[str, Any] | None]:
-    # Closed over instead of looked up: attribute access would cost a fifth of the row.
-    entries, checked, first_rows, offsets = (
-        index.entries,
-        index.checked,
-        index.first_rows,
-        index.offsets,
-    )
-    fd, ctime_ns = file.fd, file.signature.ctime_ns
-    pread, fstat, clock = os.pread, os.fstat, monotonic
-    believed_until = 0.0
-
-    def value(row: int, keep_open: LocalFile = file) -> dict[str, Any] | None:
-        nonlocal believed_until
-        now = clock()
-        if now > believed_until:
-            # Every change of content, size or name changes the ctime, which nobody can set.
-            if fstat(fd).st_ctime_ns != ctime_ns:
-                return None
-            believed_until = now + RECHECK_SECONDS
-        if not checked[row >> _PAGE_SHIFT]:
-            return None
-        block = bisect_right(first_rows, row) - 1
-        word = entries[row]
-        start = word >> START_SHIFT
-        gap = word & LONG_GAP
-        offset = offsets[block]
-        if row + 1 < first_rows[block + 1]:
-            length = (entries[row + 1] >> START_SHIFT) - start - gap
-        else:
-            length = offsets[block + 1] - offset - start - gap
-        if gap == LONG_GAP or length > SHALLOW:
-            return None
-        data = pread(fd, length, offset + start)
-        if len(data) != length:
-            return None
-        try:
-            return decode(data)
-        except (msgspec.MsgspecError, ValueError, RecursionError):
-            return None
-
-    return value

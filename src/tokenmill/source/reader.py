@@ -13,6 +13,7 @@ from tokenmill.errors import RowError
 from tokenmill.origin import Origin
 from tokenmill.source.block import Block
 from tokenmill.source.entry import FileEntry, SourceFile
+from tokenmill.source.opened import Hot
 
 Value = dict[str, Any] | RowError
 
@@ -32,6 +33,10 @@ class Reader(Protocol):
 
     def value(self, row: int) -> dict[str, Any]:
         """One parsed row, or RowError."""
+        ...
+
+    def hot(self) -> Hot | None:
+        """The short way to ordinary rows, where there is one."""
         ...
 
     def raw(self, row: int) -> bytes:

@@ -18,13 +18,14 @@ import os
 import secrets
 import shutil
 import tempfile
+import threading
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from tokenmill.errors import CacheError, CorruptionError
-from tokenmill.files import Staging
+from tokenmill.files import Staging, make_directory
 from tokenmill.fingerprint import canonical, checksum
 
 _FORBIDDEN = (errno.EROFS, errno.EACCES, errno.EPERM)
@@ -60,7 +61,7 @@ class Shelf:
         """Move a corrupt artefact out of the way; whoever reads it keeps what it has open."""
         aside = self.root / "quarantine"
         with contextlib.suppress(FileNotFoundError):
-            aside.mkdir(exist_ok=True)
+            make_directory(aside, self.root)
             os.rename(self.place(key), aside / f"rows-{key}-{secrets.token_hex(4)}")
 
     def note(self, key: str) -> dict[str, Any] | None:
@@ -71,7 +72,7 @@ class Shelf:
             if checksum(canonical(sealed["note"])) == sealed["check"]:
                 note: dict[str, Any] = sealed["note"]
                 return note
-        except (OSError, ValueError, TypeError, KeyError):
+        except (OSError, ValueError, TypeError, KeyError, RecursionError):
             pass
         return None
 
@@ -87,17 +88,19 @@ class Shelf:
 
 
 _private: list[tuple[int, Path]] = []
+_making = threading.Lock()
 
 
 def private_shelf() -> Shelf:
     """A shelf in the temporary directory, one per process, removed when it ends."""
-    found = existing_private_shelf()
-    if found is not None:
-        return found
-    root = Path(tempfile.mkdtemp(prefix="tokenmill-rows-"))
-    _private.append((os.getpid(), root))
-    atexit.register(_remove_private, os.getpid(), root)
-    return Shelf(root)
+    with _making:
+        found = existing_private_shelf()
+        if found is not None:
+            return found
+        root = Path(tempfile.mkdtemp(prefix="tokenmill-rows-"))
+        _private.append((os.getpid(), root))
+        atexit.register(_remove_private, os.getpid(), root)
+        return Shelf(root)
 
 
 def existing_private_shelf() -> Shelf | None:

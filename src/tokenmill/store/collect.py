@@ -25,7 +25,7 @@ from typing import Any
 import msgspec
 
 from tokenmill.errors import TokenmillError, UsageError
-from tokenmill.files import Staging, sync_directory, writing_errors
+from tokenmill.files import Staging, make_directory, sync_directory, writing_errors
 from tokenmill.store.access import open_bytes
 from tokenmill.store.layout import TABLE, CacheLayout
 from tokenmill.store.manifest import read_manifest
@@ -90,16 +90,20 @@ def collect(
     unneeded = {f"stores/{key}" for key in condemned}
     unneeded |= {f"slices/{key}" for key in _slice_keys(layout) if key not in needed}
     unneeded |= {f"staging/{path.name}" for path in _dead_staging(root)}
+    unneeded |= {f"staging/claims/{path.name}" for path in _old_claims(root, now - grace_s)}
     unneeded |= {f"quarantine/{path.name}" for path in _entries(layout.quarantine)}
     marks = _read_marks(root)
     done = Collection()
     due = sorted(name for name in unneeded if name in marks and now - marks[name] >= grace_s)
     done.marked = sorted(unneeded - set(marks))
-    for name in due:
-        done.freed_bytes += _remove(layout, name, dry_run=dry_run)
-        done.removed.append(name)
+    sizes = {name: sum(_size(path) for path in _paths(layout, name)) for name in due}
+    taken_up = set() if dry_run else _hide_slices(layout, due, condemned)
+    done.removed = [name for name in due if name not in taken_up]
+    done.freed_bytes = sum(sizes[name] for name in done.removed)
     if not dry_run:
-        kept = {name: marks[name] for name in marks if name in unneeded and name not in due}
+        for name in done.removed:
+            _remove(layout, name)
+        kept = {name: at for name, at in marks.items() if name in unneeded and name not in due}
         _write_marks(root, kept | dict.fromkeys(done.marked, now))
     return done
 
@@ -140,25 +144,51 @@ def _dead_staging(root: Path) -> Iterator[Path]:
             yield path
 
 
-def _remove(layout: CacheLayout, name: str, *, dry_run: bool) -> int:
+def _hide_slices(layout: CacheLayout, due: list[str], condemned: set[str]) -> set[str]:
+    """Take the records of slices away; give back and return those taken up by a new store.
+
+    A builder may commit a store of slices that are about to go. It publishes and then looks
+    whether its slices are there; here they are hidden and then stores are looked at: whichever
+    comes first, one of the two sees the other.
+    """
+    keys = [name.partition("/")[2] for name in due if name.startswith("slices/")]
+    with Staging(layout.root) as staging:
+        for key in keys:
+            with contextlib.suppress(FileNotFoundError), writing_errors(layout.slices):
+                os.rename(layout.slice(key).record, staging.path / key)
+        needed = _needed_slices(layout, condemned).intersection(keys) if keys else set()
+        for key in needed:
+            if (staging.path / key).exists():
+                staging.publish(staging.path / key, layout.slice(key).record)
+    return {f"slices/{key}" for key in needed}
+
+
+def _old_claims(root: Path, since: float) -> Iterator[Path]:
+    """Claims that nobody touched for long; a builder touches its own every few seconds."""
+    for path in _entries(root / "staging" / "claims"):
+        with contextlib.suppress(OSError):
+            if path.lstat().st_mtime < since:
+                yield path
+
+
+def _paths(layout: CacheLayout, name: str) -> list[Path]:
     kind, _, rest = name.partition("/")
-    if kind == "slices":
-        files = layout.slice(rest)
-        # The record first: a slice without one is no slice, so nobody sees half of it.
-        paths = [files.record, files.tokens, files.meta]
-    else:
-        paths = [layout.root / kind / rest]
-    freed = 0
+    if kind != "slices":
+        return [layout.root / kind / rest]
+    files = layout.slice(rest)
+    return [files.record, files.tokens, files.meta]
+
+
+def _remove(layout: CacheLayout, name: str) -> None:
+    paths = _paths(layout, name)
+    if name.startswith("slices/") and paths[0].exists():
+        return  # its record was hidden a moment ago, so somebody has just built it again
     for path in paths:
-        freed += _size(path)
-        if dry_run:
-            continue
         with writing_errors(path):
             if path.is_dir() and not path.is_symlink():
                 _remove_directory(layout.root, path)
             else:
                 path.unlink(missing_ok=True)
-    return freed
 
 
 def _remove_directory(root: Path, path: Path) -> None:
@@ -186,7 +216,7 @@ def _write_marks(root: Path, marks: dict[str, float]) -> None:
     with Staging(root) as staging:
         staged = staging.write("marks.json", msgspec.json.encode(marks))
         with writing_errors(path):
-            path.parent.mkdir(exist_ok=True)
+            make_directory(path.parent, root)
             os.replace(staged, path)  # marks are not published data: the newest list counts
 
 

@@ -19,6 +19,7 @@ from tokenmill import fingerprint
 from tokenmill.errors import CorruptionError, SourceMissing, UsageError
 from tokenmill.store.access import reading_errors
 from tokenmill.store.layout import CHECKED_FILES, FORMAT, StoreLayout, check_key
+from tokenmill.store.record import UNREADABLE
 
 Document = dict[str, Any]
 
@@ -60,7 +61,7 @@ def read_manifest(layout: StoreLayout) -> Document:
         raise
     try:
         manifest = msgspec.json.decode(data, type=dict[str, Any])
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         raise CorruptionError(f"not a manifest: {error}", path=path) from error
     stated = manifest.get("format")
     if stated != FORMAT:
@@ -103,6 +104,9 @@ def _check_digest(manifest: Document, path: Path) -> None:
 def _check_members(manifest: Document, path: Path) -> None:
     """The digest guards against accidents; a hand-made manifest must still be well formed."""
     check_key(manifest["key"], path)
+    document = manifest["document"]
+    if not isinstance(document, dict) or not isinstance(document.get("sources"), list):
+        raise CorruptionError("its key document names no sources", path=path)
     totals, tokenizer, files = (manifest.get(m) for m in ("totals", "tokenizer", "files"))
     if not isinstance(totals, dict) or any(
         not isinstance(totals.get(name), int) or totals[name] < 0 for name in TOTALS

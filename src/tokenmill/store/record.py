@@ -41,6 +41,10 @@ CARRIED = "carried."
 """Prefix of a carried column's name in the meta file, so that it cannot hide one of ours."""
 
 
+UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+"""What decoding bytes that nobody of us wrote can raise; the last one where they nest too deep."""
+
+
 class RejectedRow(msgspec.Struct, frozen=True, array_like=True):
     """One row that is not in the token file, and why; positions count from the slice's start."""
 
@@ -97,7 +101,7 @@ def decode_record(data: bytes, files: SliceFiles) -> CommitRecord:
     """Read a commit record, refusing another format, another slice and inconsistent counts."""
     try:
         record = _decoder.decode(data)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         raise _refusal(data, files, error) from error
     if record.format != FORMAT:
         raise _other_format(record.format, files)
@@ -116,7 +120,7 @@ def decode_record(data: bytes, files: SliceFiles) -> CommitRecord:
 def _refusal(data: bytes, files: SliceFiles, error: Exception) -> TokenmillError:
     try:
         stated = _probe.decode(data).get("format")
-    except (msgspec.MsgspecError, UnicodeDecodeError):
+    except UNREADABLE:
         return CorruptionError(f"not a commit record: {error}", path=files.record)
     if stated != FORMAT:
         return _other_format(stated, files)

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from tokenmill.errors import CorruptionError
 from tokenmill.store.access import GuardedFile, open_bytes, reading_errors
 from tokenmill.store.layout import SliceFiles
-from tokenmill.store.record import CARRIED, META_COLUMNS, CommitRecord, decode_record
+from tokenmill.store.record import CARRIED, META_COLUMNS, UNREADABLE, CommitRecord, decode_record
 
 
 def read_record(files: SliceFiles, expected: str | None = None) -> tuple[CommitRecord, str]:
@@ -39,7 +39,13 @@ def read_record(files: SliceFiles, expected: str | None = None) -> tuple[CommitR
         raise CorruptionError(
             f"commit record has digest {digest}, the store expects {expected}", path=files.record
         )
-    return decode_record(data, files), digest
+    record = decode_record(data, files)
+    # A store's table vouches for the bytes; without one they must be those that were written.
+    if expected is None and record.encode() != data:
+        raise CorruptionError(
+            "the right members, but not the bytes that were written", path=files.record
+        )
+    return record, digest
 
 
 class SliceReader:
@@ -152,7 +158,14 @@ class SliceReader:
 
     def carried(self, number: int) -> dict[str, Any]:
         """The carried columns of one row, decoded."""
-        return {name: msgspec.json.decode(self._text(name, number)) for name in self.record.carried}
+        try:
+            return {
+                name: msgspec.json.decode(self._text(name, number)) for name in self.record.carried
+            }
+        except UNREADABLE as error:
+            raise CorruptionError(
+                f"a carried column is not JSON: {error}", path=self.files.meta
+            ) from error
 
     def carried_texts(self, name: str) -> list[str]:
         """One carried column of the whole slice, as JSON text."""

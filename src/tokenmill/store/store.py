@@ -30,7 +30,7 @@ from tokenmill.store.access import load_array, open_bytes
 from tokenmill.store.checks import check_file, check_totals, warn_about_proof
 from tokenmill.store.layout import SliceFiles, StoreLayout
 from tokenmill.store.manifest import Document, read_manifest
-from tokenmill.store.record import META_COLUMNS
+from tokenmill.store.record import META_COLUMNS, UNREADABLE
 from tokenmill.store.row import Row
 from tokenmill.store.slices import SliceReader
 from tokenmill.store.table import load_table
@@ -258,7 +258,7 @@ class Store(Sequence[Row]):
                 self._proof = msgspec.json.decode(
                     self._layout.proof.read_bytes(), type=dict[str, Any]
                 )
-            except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+            except (OSError, *UNREADABLE) as error:
                 warn_about_proof(self._layout.proof, error)
                 self._proof = {}
         return self._proof

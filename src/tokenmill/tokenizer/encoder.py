@@ -81,7 +81,11 @@ class Encoder:
             return self._encode(batch, self.reference, notes)
 
     def _encode(self, batch: _Batch, engine: Engine, notes: dict[str, object]) -> Encoded:
-        if engine.name == self.reference.name:
+        offsets = None
+        if engine.name == self.reference.name and self.table.hopeless:
+            # Most rows will ask for offsets: get them now instead of encoding twice.
+            ids, row_starts, offsets = self.reference.encode_with_offsets(batch.texts)
+        elif engine.name == self.reference.name:
             ids, row_starts = self.reference.encode(batch.texts)
         else:
             ids, row_starts, failures = self._encode_surely(engine, batch.texts)
@@ -95,7 +99,14 @@ class Encoder:
         rest = np.flatnonzero(~proven)
         notes["reference_rows"] = len(rest)
         if len(rest):
-            self._place_by_offsets(batch, rest, ids, row_starts, mask, ends)
+            if offsets is None:
+                wanted, starts, offsets = self.reference.encode_with_offsets(
+                    [batch.texts[row] for row in rest]
+                )
+                _refuse_mismatch(rest, ids, row_starts, wanted, starts)
+            else:
+                starts = row_starts[rest]
+            self._place_by_offsets(batch, rest, starts, offsets, row_starts, mask, ends)
         for row, whole in enumerate(batch.whole):
             if whole:
                 mask[row_starts[row] : row_starts[row + 1]] = 1
@@ -163,21 +174,19 @@ class Encoder:
         self,
         batch: _Batch,
         rows: np.ndarray,
-        ids: np.ndarray,
+        starts: np.ndarray,
+        offsets: np.ndarray,
         row_starts: np.ndarray,
         mask: np.ndarray,
         ends: np.ndarray,
     ) -> None:
         """Masks and turn ends of the other rows, by the reference's offsets in characters."""
-        texts = [batch.texts[row] for row in rows]
-        wanted, starts, offsets = self.reference.encode_with_offsets(texts)
-        _refuse_mismatch(rows, ids, row_starts, wanted, starts)
         for place, row in enumerate(rows.tolist()):
             begin, end = int(row_starts[row]), int(row_starts[row + 1])
-            opens, closes = offsets[starts[place] : starts[place + 1]].T
+            opens, closes = offsets[starts[place] : starts[place] + end - begin].T
             one = np.array([0, end - begin], dtype=np.int64)
             spans, turns = batch.spans_of(row, row + 1), batch.turns_of(row, row + 1)
-            if not _sensible(opens, closes, len(texts[place])):
+            if not _sensible(opens, closes, len(batch.texts[row])):
                 if not batch.whole[row]:
                     batch.reject(row, "the tokenizer's offsets do not say where its tokens lie")
                 opens = np.maximum.accumulate(opens)  # good enough to show where turns end

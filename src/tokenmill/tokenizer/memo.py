@@ -136,7 +136,7 @@ def _read(path: Path) -> IdentityCard | None:
         if fingerprint.checksum(fingerprint.canonical(card)) != document["checksum"]:
             return None
         return IdentityCard.from_dict(card)
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None  # absent or damaged: it is only a memo
 
 

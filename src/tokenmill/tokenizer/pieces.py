@@ -60,9 +60,14 @@ class PieceTable:
         self.is_added = np.zeros(self.size, dtype=bool)
         self.is_special = np.zeros(self.size, dtype=bool)
         for token in added:
-            pieces[token["id"]] = token["content"].encode("utf-8", "surrogatepass")
+            # Gemma lists runs of ▁ as added tokens, too; in a text they nearly always are the
+            # model's runs of spaces, and a text that does hold a ▁ goes unproven.
+            if not (self.space and self.space in token["content"] and pieces[token["id"]]):
+                pieces[token["id"]] = token["content"].encode("utf-8", "surrogatepass")
             self.is_added[token["id"]] = True
             self.is_special[token["id"]] = token["special"]
+        # Whether ordinary rows can be proven at all; a hint for speed, not a proof.
+        self.hopeless = self.spelling == "plain" or any(t["lstrip"] or t["rstrip"] for t in added)
         if self.prefix == "never":
             self.has_twin = np.zeros(self.size, dtype=bool)
         else:

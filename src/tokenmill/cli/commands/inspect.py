@@ -15,6 +15,7 @@ from tokenmill.cli.app import app
 from tokenmill.cli.options import AsJson, StorePath
 from tokenmill.cli.output import Output
 from tokenmill.errors import UsageError
+from tokenmill.report.characters import harmless, visible
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -28,6 +29,9 @@ STYLES = {
     "closer": "bold green reverse",
     "control": "bold cyan underline",
 }
+
+LEGEND = "green: trained · cyan: control token · reversed: trained and closes a turn"
+LEGEND_PLAIN = "⟦ ⟧: trained"
 
 
 @app.command()
@@ -52,17 +56,16 @@ def show_row(console: Console, view: RowView) -> None:
     """Print a row, turn by turn."""
     from rich.text import Text
 
-    from tokenmill.report.row import visible
-
     plain = not console.is_terminal or console.no_color
     trained = sum(view.mask)
     head = f"row {view.number}  {view.origin}  {len(view.ids)} tokens, {trained} trained"
-    console.print(Text(head, style="bold"))
+    console.print(Text(harmless(head), style="bold"))
     for name, value in view.carried.items():
         console.print(Text(f"{name}: {value!r}", style="dim"))
     for role, start, end in view.turns:
         share = sum(view.mask[start:end])
-        console.print(Text(f"── {role} [{start}:{end}] {share} trained ", style="dim"))
+        title = f"── {harmless(role)} [{start}:{end}] {share} trained "
+        console.print(Text(title, style="dim"))
         text = Text()
         for at in range(start, end):
             if plain and view.mask[at] and (at == start or not view.mask[at - 1]):
@@ -70,4 +73,7 @@ def show_row(console: Console, view: RowView) -> None:
             text.append(visible(view.pieces[at]), style=STYLES[view.kinds[at]])
             if plain and view.mask[at] and (at + 1 == end or not view.mask[at + 1]):
                 text.append("⟧")
+        if text.plain.endswith("\n"):
+            text.right_crop()  # the line end is shown; the screen has one of its own
         console.print(text)
+    console.print(Text(LEGEND_PLAIN if plain else LEGEND, style="dim"))

@@ -6,14 +6,19 @@ numbers come from the stored lengths; no token is read, so it is quick on any si
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from tokenmill.cli.app import app
 from tokenmill.cli.options import AsJson, StorePath
 from tokenmill.cli.output import Output
+from tokenmill.report.characters import harmless
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
+
+WIDEST = 10_000  # columns
 
 
 @app.command()
@@ -31,25 +36,47 @@ def stats(
 
 
 def show_stats(console: Console, document: dict[str, Any]) -> None:
-    """Print the totals and two tables."""
-    from rich.table import Table
-
+    """Print the totals and three tables."""
     tokens, trained = document["tokens"], document["trained_tokens"]
-    share = trained / tokens if tokens else 0
+    rejected = sum(document["rejected"].values())
     console.print(
-        f"{document['rows']:,} rows, {tokens:,} tokens, {trained:,} trained ({share:.1%}), "
-        f"{sum(document['rejected'].values()):,} rejected"
+        f"{document['rows']:,} rows, {tokens:,} tokens, {trained:,} trained "
+        f"({_share(trained, tokens)}), {rejected:,} rejected"
     )
-    lengths = Table("", *document["percentiles"], title=None, box=None, pad_edge=False)
-    lengths.add_row("length", *(f"{value:,}" for value in document["percentiles"].values()))
-    lengths.add_row("trained", *(f"{v:,}" for v in document["trained_percentiles"].values()))
-    console.print(lengths)
-    sources = Table("source", "rows", "tokens", "trained", box=None, pad_edge=False)
+    lengths = _table("per row", *document["percentiles"])
+    _add(lengths, "tokens", document["percentiles"].values())
+    _add(lengths, "trained", document["trained_percentiles"].values())
+    roles = _table("role", "turns", "tokens", "share")
+    for role, counts in document["roles"].items():
+        _add(roles, role, (counts["turns"], counts["tokens"]), _share(counts["tokens"], tokens))
+    sources = _table("source", "rows", "tokens", "trained", "share")
     for source in document["sources"]:
         numbers = (source["rows"], source["tokens"], source["trained_tokens"])
-        sources.add_row(source["path"] or "?", *(f"{number:,}" for number in numbers))
-    console.print(sources)
-    roles = Table("role", "turns", "tokens", box=None, pad_edge=False)
-    for role, counts in document["roles"].items():
-        roles.add_row(role, f"{counts['turns']:,}", f"{counts['tokens']:,}")
-    console.print(roles)
+        _add(sources, source["path"] or "?", numbers, _share(numbers[2], numbers[1]))
+    # Wider than any screen: a long path runs over the edge instead of being cut or folded.
+    width, console.width = console.width, WIDEST
+    for table in (lengths, roles, sources):
+        if table.row_count and len(table.columns) > 1:
+            console.print()
+            console.print(table)
+    console.width = width
+
+
+def _table(first: str, *numbers: str) -> Table:
+    from rich.table import Table
+
+    table = Table(first, box=None, pad_edge=False, header_style="bold")
+    for name in numbers:
+        table.add_column(name, justify="right", no_wrap=True)
+    return table
+
+
+def _add(table: Table, name: str, numbers: Iterable[int], *rest: str) -> None:
+    from rich.text import Text
+
+    # A Text is taken as it stands; a path such as [a].jsonl is no markup.
+    table.add_row(Text(harmless(name), no_wrap=True), *(f"{number:,}" for number in numbers), *rest)
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{part / whole:.1%}" if whole else "–"

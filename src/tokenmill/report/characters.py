@@ -1,0 +1,28 @@
+r"""Characters that must not reach a terminal as they are.
+
+Text out of somebody's data, or a path, may hold *control characters*: an escape sequence could
+clear the screen, an override could turn the direction of what follows. `harmless` replaces them by
+pictures (``␛``) or escapes (``\u202e``) and keeps tab and line end; `visible` also shows spaces and
+line ends, for looking at tokens. This module imports nothing.
+"""
+
+from __future__ import annotations
+
+_TURNING = (0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
+
+_ALL = {code: chr(0x2400 + code) for code in range(0x20)}
+_ALL |= {0x7F: "␡", **{code: f"\\x{code:02x}" for code in range(0x80, 0xA0)}}
+_ALL |= {code: f"\\u{code:04x}" for code in _TURNING}
+
+_HARMLESS = {code: shown for code, shown in _ALL.items() if code not in (0x09, 0x0A)}
+_VISIBLE = _ALL | {0x20: "·", 0x0A: "⏎\n", 0x09: "⇥", 0xA0: "⍽"}
+
+
+def harmless(text: str) -> str:
+    """Text that cannot steer a terminal."""
+    return text.translate(_HARMLESS)
+
+
+def visible(text: str) -> str:
+    """The same with whitespace to be seen."""
+    return text.translate(_VISIBLE)

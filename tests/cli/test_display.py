@@ -1,0 +1,85 @@
+"""What people see: tables that add up, and data that cannot steer their terminal."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from tests.build.making import conversations, write_rows
+from tests.cli.harness import QUICK, Shell
+from tokenmill import open_store
+
+HOSTILE = "a\x1b[31mred\x07\x9b2Jgone\u202eback\rover"
+
+
+def steers(text: str) -> list[str]:
+    """Characters that a terminal would obey."""
+    return re.findall("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e]", text)
+
+
+def test_hostile_text_is_shown_and_not_obeyed(shell: Shell, tmp_path: Path) -> None:
+    row = conversations(1)[0]
+    row["messages"][1]["content"] = HOSTILE
+    row["note"] = HOSTILE
+    answer = {"role": "assistant", "content": "y"}
+    bad = {"messages": [{"role": f"narrator{HOSTILE[:20]}", "content": "x"}, answer]}
+    source = write_rows(tmp_path / "hostile\x1b[2J.jsonl", [row, bad])
+    made = shell("prepare", source, *QUICK, "--carry", "note")
+    assert made.code == 0
+    assert "narrator" in made.err
+    assert not steers(made.err)
+    shown = shell("inspect", made.out.strip())
+    assert "a␛[31mred␇" in shown.out
+    assert not steers(shown.out)
+    assert not steers(shell("stats", made.out.strip()).out)
+    whole = shell("inspect", made.out.strip(), "--json")
+    assert whole.json["carried"]["note"] == HOSTILE, "a program gets the text itself"
+
+
+def test_long_detail_is_cut_to_a_line(shell: Shell, tmp_path: Path) -> None:
+    answer = {"role": "assistant", "content": "y"}
+    bad = {"messages": [{"role": "narrator\n" * 90, "content": "x"}, answer]}
+    source = write_rows(tmp_path / "long.jsonl", [*conversations(1), bad])
+    lines = shell("prepare", source, *QUICK).err.splitlines()
+    assert len(lines) == 4
+    assert lines[3].endswith("…")
+
+
+def test_tables_of_stats_show_the_numbers(shell: Shell, store: Path) -> None:
+    out, opened = shell("stats", store).out, open_store(store)
+    assert f"20 rows, {int(opened.lengths.sum()):,} tokens" in out
+    assert "3 rejected" in out
+    assert re.search(rf"^tokens .* {int(opened.lengths.max())}$", out, re.MULTILINE)
+    assert re.search(r"^assistant +20 ", out, re.MULTILINE)
+    assert re.search(r"chat\.jsonl +20 ", out)
+
+
+def test_store_without_rows_can_be_looked_at(shell: Shell, tmp_path: Path) -> None:
+    source = write_rows(tmp_path / "bad.jsonl", ["{"])
+    path = shell("prepare", source, *QUICK, "--json").json["path"]
+    assert "0 rows, 0 tokens" in shell("stats", path).out
+    assert shell("stats", path, "--json").json["percentiles"] == {}
+    assert shell("verify", path, "--json").json["ok"]
+    assert shell("inspect", path, "--json").code == 2
+    assert shell("pack", path, "--length", "9", "--json").code == 2
+
+
+def test_trimmed_turns_are_told(shell: Shell, tmp_path: Path) -> None:
+    turns = conversations(1)[0]["messages"]
+    source = write_rows(tmp_path / "trim.jsonl", [{"messages": [*turns, turns[0]]}])
+    assert (
+        "1 conversations ended with a user turn"
+        in shell("prepare", source, *QUICK, "--trailing", "trim").err
+    )
+    rejected = shell("prepare", source, *QUICK).err
+    assert "trailing_user" in rejected
+    assert "note:" not in rejected
+
+
+def test_derived_and_reused_slices_are_told(shell: Shell, chat: Path) -> None:
+    assert "1 of 1 slices built" in shell("prepare", chat, *QUICK).err
+    assert (
+        "0 of 1 slices built, 1 derived"
+        in shell("prepare", chat, *QUICK, "--max-length", "500").err
+    )
+    assert "found in" in shell("prepare", chat, *QUICK).err

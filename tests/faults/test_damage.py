@@ -1,0 +1,135 @@
+"""T10 at the level of a build: what is corrupt is refused, and `force_recache` mends it (P7)."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.faults.conftest import Clean
+from tests.faults.tools import Zygote
+from tests.faults.world import picture, prepare_arguments
+from tokenmill.store.layout import CHECKED_FILES, MANIFEST, TABLE
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[random.Random(path.name).randrange(len(data))] ^= 4
+    path.write_bytes(data)
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+DAMAGES = [flip, cut, empty, Path.unlink]
+NAMES = ["flipped", "cut", "emptied", "removed"]
+
+
+@pytest.fixture
+def cache(clean: Clean, tmp_path: Path) -> Path:
+    """A copy of the clean cache, to be damaged."""
+    return Path(shutil.copytree(clean.cache, tmp_path / "cache"))
+
+
+def mend(zygote: Zygote, clean: Clean, cache: Path) -> None:
+    mended = zygote.one(prepare_arguments(clean.sources, cache, "--force-recache"))
+    assert mended.exit == 0, mended.stderr
+    assert picture(cache) == clean.picture
+    zygote.judge(cache)
+
+
+@pytest.mark.parametrize("damage", DAMAGES, ids=NAMES)
+def test_corrupt_slices_are_refused_then_quarantined_and_rebuilt(
+    zygote: Zygote, clean: Clean, cache: Path, damage: Callable[[Path], None]
+) -> None:
+    records = sorted((cache / "slices").rglob("*.json"))
+    damage(records[0])
+    damage(records[1].with_suffix(".arrow"))
+    damage(records[2].with_suffix(".meta.arrow"))
+    # As a slice another store shares: a miss must not take it for good either.
+    verified = zygote.one(["verify", str(next((cache / "stores").iterdir())), "--json"])
+    assert verified.exit == 1
+    assert len(verified.said["errors"]) == 3
+    mend(zygote, clean, cache)
+    quarantined = {p.name.partition(".")[0] for p in (cache / "quarantine").iterdir()}
+    # Without its record a slice is only missing.
+    broken = records[1:3] if damage is Path.unlink else records[:3]
+    assert quarantined == {record.stem for record in broken}
+    assert zygote.one(["verify", str(next((cache / "stores").iterdir())), "--json"]).exit == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [*((name, flip) for name in (MANIFEST, *CHECKED_FILES)), (MANIFEST, Path.unlink), (TABLE, cut)],
+)
+def test_corrupt_store_directory_is_refused_then_replaced(
+    zygote: Zygote, clean: Clean, cache: Path, name: str, damage: Callable[[Path], None]
+) -> None:
+    store = next((cache / "stores").iterdir())
+    damage(store / name)
+    refused = zygote.one(prepare_arguments(clean.sources, cache))
+    if (name, damage) != (MANIFEST, Path.unlink):  # without a manifest there is no store: a miss
+        assert refused.exit == 1
+        assert refused.error == "CorruptionError"
+        assert name in refused.said["error"]["path"]
+    mend(zygote, clean, cache)
+    assert [p.name.partition(".")[0] for p in (cache / "quarantine").iterdir()] == [store.name]
+
+
+def test_corrupt_slice_met_while_committing_is_mended_without_asking(
+    zygote: Zygote, clean: Clean, cache: Path
+) -> None:
+    shutil.rmtree(cache / "stores")
+    flip(sorted((cache / "slices").rglob("*.json"))[0])
+    sorted((cache / "slices").rglob("*.meta.arrow"))[-1].write_bytes(b"short")
+    outcome = zygote.one(prepare_arguments(clean.sources, cache))
+    assert outcome.exit == 0, outcome.stderr
+    assert outcome.said["slices_built"] == 2
+    assert picture(cache) == clean.picture
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
+def test_damaged_copy_of_the_tokenizer_makes_no_wrong_tokens(
+    zygote: Zygote, clean: Clean, cache: Path, name: str
+) -> None:
+    for part in ("slices", "stores"):
+        shutil.rmtree(cache / part)
+    (copy,) = (p for p in (cache / "tokenizers").iterdir() if p.name != "memo")
+    text = (copy / name).read_text()
+    # Still a tokenizer, only another one.
+    changed = text.replace("assistant", "assistent") if "config" in name else swap_ids(text)
+    assert changed != text
+    (copy / name).write_text(changed)
+    outcome = zygote.one(prepare_arguments(clean.sources, cache))
+    assert outcome.exit == 0, outcome.stderr
+    assert picture(cache) == clean.picture
+    assert [p.name.partition(".")[0] for p in (cache / "quarantine").iterdir()] == [copy.name]
+
+
+def swap_ids(text: str) -> str:
+    """The same vocabulary with two tokens' ids exchanged."""
+    import json
+
+    document = json.loads(text)
+    vocabulary = document["model"]["vocab"]
+    vocabulary["a"], vocabulary["e"] = vocabulary["e"], vocabulary["a"]
+    return json.dumps(document)
+
+
+def test_leftovers_of_dead_writers_harm_nobody(zygote: Zygote, clean: Clean, cache: Path) -> None:
+    shutil.rmtree(cache / "stores")
+    left = cache / "staging" / "somewhere-1-0123456789abcdef" / "store"
+    left.mkdir(parents=True)
+    (left / MANIFEST).write_text("{")
+    outcome = zygote.one(prepare_arguments(clean.sources, cache))
+    assert outcome.exit == 0, outcome.stderr
+    assert outcome.said["slices_built"] == 0
+    assert picture(cache) == clean.picture

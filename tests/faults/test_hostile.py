@@ -1,0 +1,146 @@
+"""T26: a hostile store cannot lead out of its directory, nor make its reader run code (P15)."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.faults.conftest import Clean
+from tests.faults.tools import Zygote
+from tests.faults.world import prepare_arguments
+from tokenmill import fingerprint
+from tokenmill.errors import TokenmillError
+from tokenmill.store import open_store
+from tokenmill.store.manifest import encode_manifest
+
+Manifest = dict[str, Any]
+
+
+def signed(manifest: Manifest) -> Manifest:
+    """Sign anew, as an attacker would: digests are no signatures."""
+    unsigned = {name: value for name, value in manifest.items() if name != "digest"}
+    unsigned["key"] = fingerprint.key(unsigned.get("document"))
+    return {**unsigned, "digest": fingerprint.key(unsigned)}
+
+
+def nested(depth: int) -> Any:
+    value: Any = 0
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+HOSTILE: dict[str, Callable[[Manifest], Any]] = {
+    "tokenizer elsewhere": lambda m: m["tokenizer"].update(identity="../../../../etc"),
+    "tokenizer absolute": lambda m: m["tokenizer"].update(identity="/etc"),
+    "tokenizer a number": lambda m: m["tokenizer"].update(identity=7),
+    "no tokenizer": lambda m: m.update(tokenizer=None),
+    "file elsewhere": lambda m: m["files"].update({"../../../etc/passwd": {"size": 1}}),
+    "files a list": lambda m: m.update(files=list(m["files"])),
+    "file without a size": lambda m: m["files"].update({"slices.bin": {}}),
+    "file of negative size": lambda m: m["files"]["slices.bin"].update(size=-1),
+    "totals absurd": lambda m: m["totals"].update(rows=10**30, rows_in=10**30),
+    "totals a text": lambda m: m["totals"].update(rows="many"),
+    "totals negative": lambda m: m["totals"].update(rows=-5),
+    "one row more": lambda m: m["totals"].update(rows=m["totals"]["rows"] + 1),
+    "no document": lambda m: m.update(document=None),
+    "document a text": lambda m: m.update(document="sources"),
+    "sources a number": lambda m: m["document"].update(sources=3),
+    "no sources": lambda m: m["document"].update(sources=[]),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_manifest_is_refused(clean: Clean, tmp_path: Path, name: str) -> None:
+    cache = Path(shutil.copytree(clean.cache, tmp_path / "cache"))
+    store = next((cache / "stores").iterdir())
+    manifest = json.loads((store / "manifest.json").read_text())
+    HOSTILE[name](manifest)
+    (store / "manifest.json").write_bytes(encode_manifest(signed(manifest)))
+    with pytest.raises(TokenmillError):
+        open_store(store, verify="open")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"[" * 100_000, b'{"a":' * 100_000, b"\xff\xfe", b"", b"null", b'{"format":1}', b"9" * 10**6],
+    ids=["nested lists", "nested objects", "no text", "empty", "null", "bare", "a long number"],
+)
+def test_manifest_of_any_bytes_is_refused(clean: Clean, tmp_path: Path, data: bytes) -> None:
+    cache = Path(shutil.copytree(clean.cache, tmp_path / "cache"))
+    store = next((cache / "stores").iterdir())
+    (store / "manifest.json").write_bytes(data)
+    with pytest.raises(TokenmillError):
+        open_store(store)
+
+
+ALLOWED = ("/proc/self/mountinfo",)
+
+
+def read_everything_watched(store: str) -> int:
+    """Open, serve and verify a store while every event that could run code is written down."""
+    from tokenmill.store import Store
+
+    def read() -> int:
+        opened = Store(store, "open")
+        opened.verify()
+        for row in opened:
+            assert len(row.input_ids) == len(row.loss_mask)
+            assert row.turns
+            assert row.origin is not None
+            assert row.carried is not None
+        return len(list(opened.rejected_rows())) + len(opened.proof)
+
+    read()  # so that nothing is left to be imported
+    suspicious: list[str] = []
+    watching = True
+
+    def tripwire(event: str, arguments: tuple[Any, ...]) -> None:
+        if not watching:
+            return
+        if event.startswith(("pickle.", "marshal.", "os.exec", "os.posix_spawn", "subprocess.")):
+            suspicious.append(event)
+        if event in ("exec", "compile", "import", "os.system", "os.fork", "socket.connect"):
+            suspicious.append(f"{event} {arguments[:1]!r}")
+        if event == "open":
+            path, mode, flags = arguments
+            outside = not str(path).startswith(str(Path(store).parents[1]))
+            if (outside and str(path) not in ALLOWED) or (mode or "r")[0] not in "r":
+                suspicious.append(f"open {path} {mode} {flags}")
+
+    sys.addaudithook(tripwire)
+    read()
+    watching = False
+    print(json.dumps(suspicious))
+    return 0
+
+
+def test_reading_a_store_runs_no_code_and_opens_nothing_elsewhere(
+    zygote: Zygote, clean: Clean
+) -> None:
+    store = next((clean.cache / "stores").iterdir())
+    (outcome,) = zygote.run(
+        {"call": "tests.faults.test_hostile:read_everything_watched", "argument": str(store)}
+    )
+    assert outcome.exit == 0, outcome.stderr
+    assert json.loads(outcome.stdout) == []
+
+
+def test_directory_that_leads_out_of_the_cache_is_refused(
+    zygote: Zygote, clean: Clean, tmp_path: Path
+) -> None:
+    for name in ("slices", "staging", "stores", "tokenizers"):
+        cache, outside = tmp_path / name / "cache", tmp_path / name / "outside"
+        cache.mkdir(parents=True)
+        outside.mkdir()
+        (cache / name).symlink_to(outside)
+        outcome = zygote.one(prepare_arguments(clean.sources, cache))
+        assert outcome.exit == 1, (name, outcome.stderr)
+        assert outcome.error == "CacheError"
+        assert list(outside.iterdir()) == []

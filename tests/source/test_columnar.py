@@ -1,0 +1,216 @@
+"""Parquet and Arrow: forms of values, damage, ranges, and the copy for single rows."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.source.make import COLUMNAR_MAKERS, parquet, settle
+from tokenmill.errors import RowError, SourceError, SourceMissing, UsageError
+from tokenmill.source import open_rows, read_block
+from tokenmill.source.tables import Group, plan_ranges
+
+ROWS = [{"n": number, "text": f"text {number}"} for number in range(3000)]
+
+
+def written(columns: dict[str, Any], directory: Path, kind: str = "parquet") -> Path:
+    table = pa.table(columns)
+    path = directory / f"values.{kind}"
+    if kind == "parquet":
+        pq.write_table(table, path)
+    else:
+        with pa.ipc.new_stream(str(path), table.schema) as writer:
+            writer.write_table(table)
+    return path
+
+
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+def test_values_without_json_form_have_the_documented_one(kind: str, tmp_path: Path) -> None:
+    moment = datetime.datetime(2026, 11, 15, 12, 30, 1, 500, tzinfo=datetime.UTC)
+    columns = {
+        "image": pa.array([{"bytes": b"\xff\x00", "path": None}]),
+        "day": pa.array([datetime.date(2026, 11, 15)]),
+        "at": pa.array([moment], pa.timestamp("us", "UTC")),
+        "fine": pa.array([1_500_000_000_000_001_000], pa.timestamp("ns")),
+        "took": pa.array([datetime.timedelta(seconds=1.5)]),
+        "price": pa.array([decimal.Decimal("1.10")]),
+        "map": pa.array([[("a", 1), ("b", None)]], pa.map_(pa.string(), pa.int64())),
+        "word": pa.array(["x"]).dictionary_encode(),
+        "large": pa.array([2**64 - 1], pa.uint64()),
+        "half": pa.array([0.5], pa.float32()),
+        "items": pa.array([[1, None, 3]]),
+        "nothing": pa.array([None], pa.null()),
+    }
+    expected = {
+        "image": {"bytes": "/wA="},
+        "day": "2026-11-15",
+        "at": "2026-11-15T12:30:01.000500+00:00",
+        "fine": "2017-07-14T02:40:00.000001",
+        "took": 1.5,
+        "price": "1.10",
+        "map": {"a": 1},
+        "word": "x",
+        "large": 2**64 - 1,
+        "half": 0.5,
+        "items": [1, None, 3],
+    }
+    rows = open_rows(written(columns, tmp_path, kind))
+    assert list(rows) == [expected]
+    assert rows[0] == expected
+    assert list(rows[0]) == list(expected)  # members in the order of the schema
+
+
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+def test_rows_without_any_form_are_bad_rows_everywhere(kind: str, tmp_path: Path) -> None:
+    columns = {
+        "score": pa.array([1.0, float("nan"), 2.0, float("inf"), 3.0]),
+        "fine": pa.array([0, 0, 1, 0, 0], pa.timestamp("ns")),
+    }
+    rows = open_rows(written(columns, tmp_path, kind))
+    outcomes = [value for _, value in rows.scan()]
+    bad = [n for n, value in enumerate(outcomes) if isinstance(value, RowError)]
+    assert bad == [1, 2, 3]
+    for number in bad:
+        assert (outcomes[number].row, outcomes[number].reason) == (number, "bad_json")
+        with pytest.raises(RowError, match="no JSON form") as raised:
+            rows[number]
+        assert str(raised.value) == str(outcomes[number])
+        with pytest.raises(RowError):
+            rows.raw(number)
+    assert rows[4] == {"score": 3.0, "fine": "1970-01-01T00:00:00"}
+    (block,) = rows.blocks()
+    assert [str(value) for value in read_block(block).values] == [str(v) for v in outcomes]
+
+
+def test_text_that_is_not_utf8_is_a_bad_row(tmp_path: Path) -> None:
+    text = pa.array([b"good", b"\xff", b"fine"]).cast(pa.binary())
+    table = pa.table({"text": pa.Array.from_buffers(pa.string(), 3, text.buffers())})
+    path = tmp_path / "bytes.arrow"
+    with pa.ipc.new_stream(str(path), table.schema) as writer:
+        writer.write_table(table)
+    outcomes = [value for _, value in open_rows(path).scan()]
+    assert outcomes[0] == {"text": "good"}
+    assert outcomes[2] == {"text": "fine"}
+    assert isinstance(outcomes[1], RowError)
+
+
+def test_columns_that_cannot_be_rows_are_usage_errors(tmp_path: Path) -> None:
+    union = pa.UnionArray.from_sparse(pa.array([0], pa.int8()), [pa.array([1])])
+    path = tmp_path / "union.arrow"
+    table = pa.table({"u": union})
+    with pa.ipc.new_file(str(path), table.schema) as writer:
+        writer.write_table(table)
+    with pytest.raises(UsageError, match="no JSON form"):
+        open_rows(path)
+    twice = pa.Table.from_arrays([pa.array([1]), pa.array([2])], names=["a", "a"])
+    pq.write_table(twice, tmp_path / "twice.parquet")
+    with pytest.raises(UsageError, match="same name"):
+        open_rows(tmp_path / "twice.parquet")
+
+
+@pytest.mark.parametrize("make", COLUMNAR_MAKERS, ids=lambda make: make.__name__)
+def test_truncated_file_is_a_source_error(make: Callable[..., Path], tmp_path: Path) -> None:
+    path = make(ROWS[:50], tmp_path)
+    data = path.read_bytes()
+    for length in sorted({1, 5, 8, 100, len(data) // 2, len(data) - 8, len(data) - 1}):
+        path.write_bytes(data[:length])
+        with pytest.raises(SourceError):
+            open_rows(path)
+
+
+@pytest.mark.parametrize("make", COLUMNAR_MAKERS, ids=lambda make: make.__name__)
+def test_flipped_bytes_are_rows_or_typed_errors(make: Callable[..., Path], tmp_path: Path) -> None:
+    path = make(ROWS[:50], tmp_path)
+    data = path.read_bytes()
+    chance = random.Random(23)
+    for _ in range(60):
+        flipped = bytearray(data)
+        flipped[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
+        path.write_bytes(flipped)
+        try:
+            for _, _value in open_rows(path).scan():
+                pass
+        except (SourceError, UsageError):
+            continue
+
+
+groups = st.lists(st.builds(Group, st.integers(0, 400), st.integers(0, 60 << 20)), max_size=12)
+
+
+@given(groups, st.integers(1 << 10, 16 << 20))
+def test_plan_ranges_partition_rows_and_respect_groups(made: list[Group], target: int) -> None:
+    made = [group if group.rows else Group(0, 0) for group in made]
+    ranges = list(plan_ranges(made, target))
+    rows = [row for first, last, _ in ranges for row in range(first, last)]
+    assert rows == list(range(sum(group.rows for group in made)))
+    bounds = {0}
+    for group in made:
+        bounds.add(max(bounds) + group.rows)
+    for first, last, size in ranges:
+        inside = [bound for bound in bounds if first < bound < last]
+        if inside:  # several whole groups
+            assert {first, last} <= bounds
+            assert size <= target
+        else:  # in one group: rows are not split, so the last one may stick out
+            assert size * (last - first - 1) // (last - first) <= target
+
+
+def test_blocks_of_a_large_group_are_decoded_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tokenmill.source import columnar, tables
+
+    monkeypatch.setattr(tables, "COLUMNAR_BLOCK", 4 << 10)
+    monkeypatch.setattr(columnar, "plan_ranges", lambda groups: plan_ranges(groups, 4 << 10))
+    path = tmp_path / "one.parquet"
+    pq.write_table(pa.Table.from_pylist(ROWS), path)
+    blocks = list(open_rows(path).blocks())
+    assert len(blocks) > 5
+    decoded: list[int] = []
+    real = tables.ParquetTable.group_batches
+
+    def counted(self: tables.ParquetTable, group: int) -> Any:
+        decoded.append(group)
+        return real(self, group)
+
+    monkeypatch.setattr(tables.ParquetTable, "group_batches", counted)
+    assert [value for block in blocks for value in read_block(block).values] == ROWS
+    assert decoded == [0]
+    assert read_block(blocks[2]).values == ROWS[blocks[2].first_row :][: blocks[2].rows]
+
+
+def test_copy_for_single_rows_is_made_once_and_only_when_asked(
+    tmp_path: Path, own_cache: Path
+) -> None:
+    path = parquet(ROWS[:100], tmp_path)
+    settle()
+    rows = open_rows(path)
+    assert list(rows) == ROWS[:100]
+    assert rows.batch([99, 3]) == [ROWS[99], ROWS[3]]
+    assert not list(own_cache.glob("rows/*/frames.zst"))
+    assert rows[7] == ROWS[7]
+    (frames,) = own_cache.glob("rows/*/frames.zst")
+    made = frames.stat().st_mtime_ns
+    again = open_rows(path)
+    assert (again[8], again.raw(8)) == (ROWS[8], b'{"n":8,"text":"text 8"}')
+    assert [one.stat().st_mtime_ns for one in own_cache.glob("rows/*/frames.zst")] == [made]
+
+
+def test_empty_shards_count_nothing_but_a_source_without_rows_is_missing(tmp_path: Path) -> None:
+    (tmp_path / "d").mkdir()
+    table = pa.Table.from_pylist(ROWS[:3])
+    pq.write_table(table.slice(0, 0), tmp_path / "d" / "0.parquet")
+    with pytest.raises(SourceMissing, match="no rows"):
+        open_rows(tmp_path / "d")
+    pq.write_table(table, tmp_path / "d" / "1.parquet")
+    assert list(open_rows(tmp_path / "d")) == ROWS[:3]

@@ -1,0 +1,121 @@
+"""The one parser and its bounds: a function of the bytes, never of the caller's stack."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from tokenmill.errors import RowError
+from tokenmill.source import limits, open_rows, read_block
+from tokenmill.source.parse import nesting, parse
+
+
+def nested(levels: int, opening: bytes = b'{"a":', closing: bytes = b"}") -> bytes:
+    return opening * levels + b"1" + closing * levels
+
+
+def refused(raw: bytes) -> str:
+    with pytest.raises(RowError) as raised:
+        parse(raw)
+    return raised.value.reason
+
+
+@pytest.mark.parametrize(
+    ("raw", "value"),
+    [
+        (b'{"a": 604462909807314587353088}', {"a": 2**79}),
+        (b'{"a": 1, "a": 2}', {"a": 2}),
+        (b'{"a": "\\ud83d\\ude00"}', {"a": "😀"}),
+        (b'{"a": "\xe2\x80\xa8\xc2\x85"}', {"a": "\u2028\x85"}),
+        (b'{"a": "{\\"b\\": [1]}"}', {"a": '{"b": [1]}'}),
+        (b'{"a": null, "b": -0.0, "c": 1e5}', {"a": None, "b": -0.0, "c": 100000.0}),
+        (b"{}", {}),
+    ],
+)
+def test_parse_good_rows_verbatim(raw: bytes, value: object) -> None:
+    assert parse(raw) == value
+    assert parse(raw + b" \r\n \t\r\n") == value
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [b'{"a": NaN}', b'{"a": 1e400}', b'{"a": -Infinity}', b'{"a": "\\ud800"}', b'{"a": "\xff"}',
+     b'{"a": "\x00"}', b'{"a": 1} {"b": 2}', b"[1]", b'"a"', b"1", b"null", b"{", b"", b"{'a': 1}",
+     b'{"a": 01}', b'{"a": 1,}', b'\xef\xbb\xbf{"a": 1}', b'{"a": ' + b"9" * 5000 + b"}"],
+)  # fmt: skip
+def test_parse_bad_rows_are_bad_json(raw: bytes) -> None:
+    assert refused(raw) == "bad_json"
+
+
+def test_nesting_limit_is_exact_for_objects_and_arrays() -> None:
+    limit = limits.MAX_NESTING
+    assert parse(nested(limit))
+    assert refused(nested(limit + 1)) == "limit"
+    assert parse(b'{"a":' + nested(limit - 1, b"[", b"]") + b"}")
+    assert refused(b'{"a":' + nested(limit, b"[", b"]") + b"}") == "limit"
+    assert refused(nested(100_000)) == "limit"
+    assert refused(b"[" * 1_000_000) == "limit"
+    wide = b'{"a": [' + b"[],{}," * 1000 + b'"]]]{{{\\"[["]}'
+    assert nesting(wide) == 3
+    assert len(parse(wide)["a"]) == 2001
+
+
+def test_parse_deep_caller_accepts_what_a_shallow_one_does() -> None:
+    row = nested(limits.MAX_NESTING)
+
+    def descend(levels: int) -> object:
+        return descend(levels - 1) if levels else parse(row)
+
+    depth = 0
+    frame = sys._getframe()
+    while frame.f_back is not None:
+        frame, depth = frame.f_back, depth + 1
+    assert descend(sys.getrecursionlimit() - depth - 120) == parse(row)
+
+
+def test_line_over_the_limit_is_a_bad_row_and_never_held(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a small limit, so that the walk over a long line takes many buffers."""
+    limit = 40_000
+    for module in ("parse", "scan", "lines", "block"):
+        monkeypatch.setattr(f"tokenmill.source.{module}.MAX_ROW", limit)
+    monkeypatch.setattr("tokenmill.source.lines.LARGE_ROW", 1000)
+    monkeypatch.setattr("tokenmill.source.opened.LARGE_ROW", 1000)
+    monkeypatch.setattr("tokenmill.source.cut.CUT_MAX", 30_000)
+    monkeypatch.setattr("tokenmill.source.cut.CUT_MIN", 1000)
+    monkeypatch.setattr("tokenmill.source.catalog.LineScan.__init__.__defaults__", (4096,))
+    fits = b'{"a": "' + b"x" * (limit - 9) + b'"}'
+    assert len(fits) == limit
+    over = b'{"b": "' + b"y" * 300_000 + b'"}'
+    blank = b" " * 200_000
+    lines = [b'{"n": 1}', fits + b"\r", over + b"\r", blank, b'{"n": 2}', fits[:-1] + b" }", over]
+    path = tmp_path / "long.jsonl"
+    path.write_bytes(b"\n".join(lines))
+    rows = open_rows(path)
+    assert len(rows) == 6
+    outcomes = [value for _, value in rows.scan()]
+    assert outcomes[0] == {"n": 1}
+    assert outcomes[3] == {"n": 2}
+    assert rows[1] == outcomes[1] == {"a": "x" * (limit - 9)}
+    for number, line in ((2, 3), (4, 6), (5, 7)):
+        error = outcomes[number]
+        assert isinstance(error, RowError)
+        assert (error.reason, error.row, error.line) == ("limit", number, line)
+        assert error.offset == sum(len(text) + 1 for text in lines[: line - 1])
+        with pytest.raises(RowError, match="more than the limit"):
+            rows[number]
+        with pytest.raises(RowError, match="more than the limit"):
+            rows.raw(number)
+        with pytest.raises(RowError, match="more than the limit"):
+            rows.batch([0, number])
+    assert rows.origin(2).length == len(over)
+    assert rows.origin(5).length == len(over)
+    read = [read_block(block) for block in rows.blocks()]
+    values = [value for one in read for value in one.values]
+    assert [str(value) for value in values] == [str(value) for value in outcomes]
+    assert [int(length) for one in read for length in one.length] == [
+        rows.origin(number).length for number in range(6)
+    ]

@@ -1,0 +1,229 @@
+"""Collecting: two phases, a grace period, and never a wrong row (T09)."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import tokenmill
+from tests.store.making import make_columns, make_store
+from tokenmill import CorruptionError, UsageError, fingerprint, open_store
+from tokenmill.store import CacheLayout
+from tokenmill.store import collect as collecting
+from tokenmill.store.collect import collect, survey
+from tokenmill.store.commit import Placement, commit_store
+from tokenmill.store.write import encode_slice, publish_slice
+
+DAY = 86_400.0
+
+
+def stray_slice(root: Path, name: str = "stray") -> str:
+    """A slice that no store names."""
+    key = fingerprint.key(name)
+    publish_slice(CacheLayout(root), encode_slice(key, make_columns([5, 6], seed=9)))
+    return key
+
+
+def files(root: Path) -> set[str]:
+    return {
+        str(path.relative_to(root))
+        for path in root.rglob("*")
+        if path.is_file() and path.parent.name != "gc"
+    }
+
+
+def test_first_call_marks_and_removes_nothing(tmp_path: Path) -> None:
+    store = make_store(tmp_path, [make_columns([3, 4])])
+    key = stray_slice(tmp_path)
+    before = files(tmp_path)
+    done = collect(tmp_path, now=1000.0)
+    assert (done.marked, done.removed, done.freed_bytes) == ([f"slices/{key}"], [], 0)
+    assert files(tmp_path) == before
+    assert store.verify() > 0
+
+
+def test_second_call_removes_after_the_grace_only(tmp_path: Path) -> None:
+    store = make_store(tmp_path, [make_columns([3, 4])])
+    needed = files(tmp_path)
+    key = stray_slice(tmp_path)
+    size = sum((tmp_path / name).stat().st_size for name in files(tmp_path) - needed)
+    collect(tmp_path, grace_s=DAY, now=1000.0)
+    early = collect(tmp_path, grace_s=DAY, now=1000.0 + DAY - 1)
+    assert (early.marked, early.removed) == ([], [])
+    due = collect(tmp_path, grace_s=DAY, now=1000.0 + DAY)
+    assert due.removed == [f"slices/{key}"]
+    assert due.freed_bytes == size
+    assert files(tmp_path) == needed
+    assert store.verify() > 0
+    after = collect(tmp_path, grace_s=0, now=1000.0 + 3 * DAY)
+    assert (after.marked, after.removed) == ([], [])
+
+
+def test_taken_up_again_means_unmarked(tmp_path: Path) -> None:
+    key = stray_slice(tmp_path)
+    collect(tmp_path, grace_s=DAY, now=0.0)
+    document = {"format": 1, "recipe": {}, "sources": [{"digest": "x"}]}
+    commit_store(
+        CacheLayout(tmp_path),
+        document,
+        [Placement(key, 0, 0, 1, 0)],
+        {"identity": fingerprint.key("t"), "pad_id": 0, "eos_id": 1},
+        {"paths": ["a.jsonl"]},
+    )
+    later = collect(tmp_path, grace_s=DAY, now=2 * DAY)
+    assert later.removed == []
+    # Given up once more, it has its whole grace period again.
+    given_up = collect(tmp_path, stores=[fingerprint.key(document)], grace_s=DAY, now=2 * DAY)
+    assert given_up.removed == []
+    assert f"slices/{key}" in given_up.marked
+
+
+def test_store_committed_while_collecting_keeps_its_slices(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A builder takes a marked slice up between the look around and the removal."""
+    key = stray_slice(tmp_path)
+    collect(tmp_path, grace_s=0, now=0.0)
+    document = {"format": 1, "recipe": {}, "sources": [{"digest": "x"}]}
+    looked = collecting._read_marks
+
+    def commit_meanwhile(root: Path) -> dict[str, float]:
+        commit_store(
+            CacheLayout(root),
+            document,
+            [Placement(key, 0, 0, 1, 0)],
+            {"identity": fingerprint.key("t"), "pad_id": 0, "eos_id": 1},
+            {"paths": ["a.jsonl"]},
+        )
+        return looked(root)
+
+    monkeypatch.setattr(collecting, "_read_marks", commit_meanwhile)
+    assert collect(tmp_path, grace_s=0, now=1.0).removed == []
+    store = open_store(CacheLayout(tmp_path).store(fingerprint.key(document)).directory)
+    assert len(store) == 2
+    assert store.verify() > 0
+
+
+def test_store_given_up_goes_with_the_slices_it_alone_needs(tmp_path: Path) -> None:
+    kept = make_store(tmp_path, [make_columns([3, 4])], name="kept")
+    given_up = make_store(tmp_path, [make_columns([5, 6], seed=1)], name="given up")
+    alone = next(given_up.slice_keys())
+    for now in (0.0, DAY):
+        done = collect(tmp_path, stores=[given_up.key], grace_s=DAY, now=now)
+    assert sorted(done.removed) == sorted([f"stores/{given_up.key}", f"slices/{alone}"])
+    assert not given_up.path.exists()
+    assert [entry["key"] for entry in survey(tmp_path)["entries"]] == [kept.key]
+    assert kept.verify() > 0
+
+
+def test_older_than_gives_up_by_age(tmp_path: Path) -> None:
+    old = make_store(tmp_path, [make_columns([3, 4])], name="old")
+    new = make_store(tmp_path, [make_columns([5, 6], seed=1)], name="new")
+    now = time.time()
+    os.utime(old.path, (now - 10 * DAY, now - 10 * DAY))
+    done = collect(tmp_path, older_than_s=5 * DAY, now=now)
+    assert f"stores/{old.key}" in done.marked
+    assert f"stores/{new.key}" not in done.marked
+
+
+def test_dry_run_says_and_does_nothing(tmp_path: Path) -> None:
+    key = stray_slice(tmp_path)
+    before = files(tmp_path)
+    assert collect(tmp_path, dry_run=True, now=0.0).marked == [f"slices/{key}"]
+    collect(tmp_path, now=0.0)
+    would = collect(tmp_path, grace_s=DAY, dry_run=True, now=DAY)
+    assert would.removed == [f"slices/{key}"]
+    assert would.freed_bytes > 0
+    assert files(tmp_path) == before
+    assert collect(tmp_path, grace_s=DAY, now=DAY).removed == [f"slices/{key}"]
+
+
+def test_unknown_store_is_refused(tmp_path: Path) -> None:
+    make_store(tmp_path, [make_columns([3])])
+    with pytest.raises(UsageError, match="no such store"):
+        collect(tmp_path, stores=["f" * 40])
+
+
+def test_store_that_cannot_be_read_stops_the_collection(tmp_path: Path) -> None:
+    store = make_store(tmp_path, [make_columns([3, 4])])
+    stray_slice(tmp_path)
+    collect(tmp_path, grace_s=0, now=0.0)
+    before = files(tmp_path)
+    table = store.path / "slices.bin"
+    table.chmod(0o644)
+    table.write_bytes(b"nonsense")
+    with pytest.raises(CorruptionError):
+        collect(tmp_path, grace_s=0, now=1.0)
+    assert files(tmp_path) == before
+
+
+def test_staging_goes_on_proof_of_death_only(tmp_path: Path) -> None:
+    source = str(Path(tokenmill.__file__).parent.parent)
+    program = (
+        "import os, sys; from pathlib import Path; from tokenmill.files import Staging;"
+        "s = Staging(Path(sys.argv[1])).__enter__(); s.write('x', b'1' * 99);"
+        "print(s.path.name, flush=True); sys.stdin.read(); os._exit(9)"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program, str(tmp_path)],
+        env={**os.environ, "PYTHONPATH": source},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as writer:
+        assert writer.stdout is not None
+        name = writer.stdout.readline().strip()
+        for now in (0.0, DAY):
+            assert collect(tmp_path, grace_s=0, now=now).removed == [], "its writer lives"
+        writer.communicate("")
+    assert collect(tmp_path, grace_s=DAY, now=DAY).marked == [f"staging/{name}"]
+    assert collect(tmp_path, grace_s=DAY, now=2 * DAY).removed == [f"staging/{name}"]
+    assert not (tmp_path / "staging" / name).exists()
+
+
+def test_damaged_marks_only_start_the_grace_anew(tmp_path: Path) -> None:
+    key = stray_slice(tmp_path)
+    collect(tmp_path, now=0.0)
+    (tmp_path / "gc" / "marks.json").write_bytes(b"{")
+    again = collect(tmp_path, grace_s=DAY, now=5 * DAY)
+    assert (again.marked, again.removed) == ([f"slices/{key}"], [])
+
+
+def test_empty_and_missing_caches_are_fine(tmp_path: Path) -> None:
+    assert survey(tmp_path / "none") == {
+        "entries": [],
+        "bytes": 0,
+        "parts": dict.fromkeys(survey(tmp_path / "none")["parts"], 0),
+    }
+    done = collect(tmp_path / "none", dry_run=True)
+    assert (done.marked, done.removed) == ([], [])
+    assert not (tmp_path / "none").exists()
+
+
+def test_reader_within_the_grace_sees_every_row_and_later_a_typed_error(tmp_path: Path) -> None:
+    """T09: the store is given up and collected while it is being read."""
+    slices = [make_columns([4 + n % 5 for n in range(40)], seed=seed) for seed in range(6)]
+    wanted = [row.input_ids.tolist() for row in make_store(tmp_path / "twin", slices)]
+    store = make_store(tmp_path, slices)
+    collect(tmp_path, stores=[store.key], grace_s=DAY, now=0.0)
+    seen = []
+    for number, row in enumerate(store):
+        seen.append(row.input_ids.tolist())
+        if number % 50 == 0:
+            collect(tmp_path, stores=[store.key], grace_s=DAY, now=DAY - 1)
+    assert seen == wanted
+    late = open_store(store.path)
+    seen = [late[0].input_ids.tolist()]
+    assert collect(tmp_path, stores=[store.key], grace_s=DAY, now=DAY).removed
+    with pytest.raises(CorruptionError):
+        seen.extend(late[number].input_ids.tolist() for number in range(1, len(late)))
+    assert seen == wanted[: len(seen)], "what was served before the error is right"
+    with pytest.raises(FileNotFoundError):
+        open_store(store.path)
+    shutil.rmtree(tmp_path / "twin")
