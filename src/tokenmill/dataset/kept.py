@@ -28,7 +28,7 @@ import numpy.typing as npt
 from tokenmill import fingerprint
 from tokenmill.dataset.view import CHUNK, Found, Int64Array, View
 from tokenmill.errors import CacheError, CorruptionError
-from tokenmill.files import Staging, is_network
+from tokenmill.files import Staging, default_cache_dir, is_network
 from tokenmill.store import CacheLayout, Store
 
 RECORD = "kept.json"
@@ -134,19 +134,10 @@ def _pick(column: Any, within: Int64Array) -> Any:
     return [column[place] for place in within.tolist()]
 
 
-def default_cache() -> Path:
-    """The cache of a user who named none."""
-    stated = os.environ.get("TOKENMILL_CACHE_DIR")
-    if stated:
-        return Path(stated)
-    home = os.environ.get("XDG_CACHE_HOME")
-    return (Path(home) if home else Path.home() / ".cache") / "tokenmill"
-
-
 def _caches(view: View) -> Iterable[Path]:
     """Where an index may lie: beside the stores, then in the user's own cache."""
     beside = [s.path.parent.parent for s in view.stores if s.path.parent.name == "stores"]
-    return dict.fromkeys([*beside, default_cache()])
+    return dict.fromkeys([*beside, default_cache_dir()])
 
 
 def _find_or_make(view: KeptView, directory: str | None) -> Path:
