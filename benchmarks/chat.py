@@ -23,6 +23,7 @@ def run(report: Report) -> None:
 
     from tokenmill.build.pipeline import Pipeline
     from tokenmill.build.recipe import Recipe
+    from tokenmill.build.slices import without_collector
     from tokenmill.source import open_rows, read_block
     from tokenmill.tokenizer import load
 
@@ -37,10 +38,11 @@ def run(report: Report) -> None:
     kept_bytes, parse, start = 0, 0.0, time.perf_counter()
     notes: dict[str, int] = {}
     for block in rows.blocks():
-        began = time.perf_counter()
-        content = read_block(block)
-        parse += time.perf_counter() - began
-        columns, told = pipeline.run(content)
+        with without_collector():  # as a worker does
+            began = time.perf_counter()
+            content = read_block(block)
+            parse += time.perf_counter() - began
+            columns, told = pipeline.run(content)
         kept_bytes += int(columns.raw_length.sum())
         for name, value in {**told["render"], **told["encode"]}.items():
             if isinstance(value, int):

@@ -33,7 +33,7 @@ from tokenmill.errors import (
 if TYPE_CHECKING:
     from tokenmill.api import open_rows, prepare
     from tokenmill.build.recipe import Recipe
-    from tokenmill.dataset import Mixture, View, concat, filtered, mix, split
+    from tokenmill.dataset import Mixture, View, as_view, concat, filtered, mix, split
     from tokenmill.loader import LengthGrouped, Loader, OrderedView
     from tokenmill.origin import Origin
     from tokenmill.packing import Pack
@@ -52,6 +52,7 @@ _HOMES = {
     "Row": "tokenmill.store",
     "Store": "tokenmill.store",
     "View": "tokenmill.dataset",
+    "as_view": "tokenmill.dataset",
     "concat": "tokenmill.dataset",
     "filtered": "tokenmill.dataset",
     "mix": "tokenmill.dataset",
@@ -86,6 +87,7 @@ __all__ = [
     "UsageError",
     "View",
     "WorkerError",
+    "as_view",
     "concat",
     "filtered",
     "mix",

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,14 @@ def slices_of(name: str) -> list[SliceColumns]:
     for cut in (lengths[:20], lengths[20:41], lengths[41:]):
         if cut:
             ids = np.arange(token, token + sum(cut), dtype=np.int32)
-            found.append(dataclasses.replace(make_columns(cut), ids=ids))
+            columns = make_columns(cut)
+            mask = columns.mask.copy()
+            for row, (first, stop) in enumerate(pairwise(columns.starts.tolist())):
+                # Rows that train their first token, which no batch may, and wholly trained ones.
+                mask[first] = row % 5 == 0
+                if row % 7 == 0:
+                    mask[first:stop] = 1
+            found.append(dataclasses.replace(columns, ids=ids, mask=mask))
             token += sum(cut)
     return found
 
@@ -89,7 +96,7 @@ class Corpus:
         names = np.asarray(batch["seq_idx"]).ravel()
         pieces: list[list[tuple[int, int, int]]] = [[] for _ in range(ids.shape[0])]
         ends = np.asarray(batch["cu_seqlens"]).tolist()
-        for first, stop in itertools.pairwise(ends):
+        for first, stop in pairwise(ends):
             if names[first] >= 0:
                 piece = self._piece(ids.ravel()[first:stop], labels.ravel()[first:stop])
                 pieces[first // ids.shape[1]].append(piece)

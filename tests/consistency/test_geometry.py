@@ -60,9 +60,9 @@ def test_world_size_changes_keep_the_global_batches(corpus: Corpus, name: str) -
     assert found == expected
 
 
-def test_balanced_packs_of_two_ranks_are_those_of_two_ranks(corpus: Corpus) -> None:
-    expected = plain(Model(corpus, "packed_balanced", ranks=2).run(4, 2))
-    loaders = ranks_of(corpus, "packed_balanced", 2, None, epochs=2, batch_size=2)
+def test_balanced_packs_of_four_ranks_are_those_of_four_ranks(corpus: Corpus) -> None:
+    expected = plain(Model(corpus, "packed_balanced", ranks=4).run(8, 2))
+    loaders = ranks_of(corpus, "packed_balanced", 4, None, epochs=2, batch_size=2)
     assert take(corpus, loaders, 1000) == expected
 
 

@@ -119,7 +119,7 @@ def test_any_sequence_of_actions_equals_the_lists(corpus: Corpus, name: str) -> 
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=12, stateful_step_count=15, deadline=None, database=None,
+            max_examples=25, stateful_step_count=20, deadline=None, database=None,
             suppress_health_check=list(HealthCheck),
         ),
     )  # fmt: skip

@@ -54,9 +54,9 @@ def test_fill_rows_cell_by_cell(rows: list[Piece], side: str, multiple: int | No
 
 
 @settings(max_examples=150, deadline=None)
-@given(packs=st.lists(st.lists(pieces(), max_size=3), max_size=4))
-def test_fill_packs_cell_by_cell(packs: list[list[Piece]]) -> None:
-    length = 20
+@given(packs=st.lists(st.lists(pieces(), max_size=3), max_size=4), spare=st.integers(0, 3))
+def test_fill_packs_cell_by_cell(packs: list[list[Piece]], spare: int) -> None:
+    length = max([1] + [sum(ids.size for ids, _ in rows) for rows in packs]) + spare
     batch = fill_packs(packs, length, PAD)
     types = {n: a.dtype for n, a in batch.items() if n != "max_seqlen"}
     assert types == {

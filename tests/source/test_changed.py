@@ -88,6 +88,20 @@ def test_columnar_after_any_change_is_source_changed(
         read_block(blocks[0])
 
 
+@pytest.mark.parametrize("make", [jsonl, *COLUMNAR_MAKERS], ids=lambda make: make.__name__)
+@pytest.mark.parametrize("change", [truncate, rewrite_in_place, replace])
+def test_change_in_the_middle_of_a_stream_is_source_changed(
+    make: Callable[..., Path], change: Callable[[Path], None], tmp_path: Path
+) -> None:
+    rows = [{"n": number, "text": "text" * 100} for number in range(2000)]
+    stream = iter(open_rows(make(rows, tmp_path)))
+    assert next(stream) == rows[0]
+    change(next(tmp_path.glob("rows.*")))
+    time.sleep(2 * RECHECK_SECONDS)
+    with pytest.raises(SourceChanged):
+        list(stream)
+
+
 @pytest.mark.parametrize("change", [*CHANGES[1:5]], ids=lambda change: change.__name__)
 def test_block_of_other_bytes_is_source_changed(
     change: Callable[[Path], None], tmp_path: Path

@@ -144,7 +144,7 @@ def test_flipped_bytes_are_rows_or_typed_errors(make: Callable[..., Path], tmp_p
             continue
 
 
-groups = st.lists(st.builds(Group, st.integers(0, 5000), st.integers(0, 60 << 20)), max_size=12)
+groups = st.lists(st.builds(Group, st.integers(0, 400), st.integers(0, 60 << 20)), max_size=12)
 
 
 @given(groups, st.integers(1 << 10, 16 << 20))
@@ -161,8 +161,8 @@ def test_plan_ranges_partition_rows_and_respect_groups(made: list[Group], target
         if inside:  # several whole groups
             assert {first, last} <= bounds
             assert size <= target
-        elif last - first > 1:
-            assert size <= target + target // 2 + 1
+        else:  # in one group: rows are not split, so the last one may stick out
+            assert size * (last - first - 1) // (last - first) <= target
 
 
 def test_blocks_of_a_large_group_are_decoded_once(

@@ -57,27 +57,29 @@ class Pipeline:
             (i, 0, value) for i, value in enumerate(rows.values) if isinstance(value, RowError)
         ]
         good = [i for i, value in enumerate(rows.values) if not isinstance(value, RowError)]
-        with self._stage("render"):
+        with self._stage("render", "prove", self.renderer):
             rendering = self.renderer.render([rows.values[i] for i in good])
         bad += [(good[i], part, error) for i, part, error in rendering.rejected]
         source = np.array([good[i] for i in rendering.source], np.int32)
         part = np.asarray(rendering.part, np.int32)
-        with self._stage("encode"):
+        with self._stage("encode", "mask", self.encoder):
             turn_ends = [[end for _, end in turns] for turns in rendering.turns]
             encoded = self.encoder.encode(rendering.texts, rendering.spans, turn_ends)
             encoded = apply_length(encoded, self.recipe.max_length, self.recipe.overlong)
-        bad += [(int(source[i]), int(part[i]), error) for i, error in encoded.rejected]
-        with self._stage("columns"):
+            bad += [(int(source[i]), int(part[i]), error) for i, error in encoded.rejected]
             columns = self._columns(rows, rendering, encoded, source, part, bad)
         return columns, {"render": dict(rendering.notes), "encode": dict(encoded.notes)}
 
     @contextmanager
-    def _stage(self, name: str) -> Iterator[None]:
-        start = time.perf_counter()
+    def _stage(self, engine: str, rest: str, room: Renderer | Encoder) -> Iterator[None]:
+        """Add the room's own engine's time to one stage and what is around it to another."""
+        start, before = time.perf_counter(), room.engine_seconds
         try:
             yield
         finally:
-            self.seconds[name] += time.perf_counter() - start
+            spent = room.engine_seconds - before
+            self.seconds[engine] += spent
+            self.seconds[rest] += time.perf_counter() - start - spent
 
     def _columns(
         self,

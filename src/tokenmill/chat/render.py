@@ -12,6 +12,7 @@ gives several, numbered by ``part``.
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -101,6 +102,8 @@ class Renderer:
         elif template is not None:
             self._sources = dict(template)
         self._engines: dict[str, _Engine] = {}
+        self.engine_seconds = 0.0
+        """Time spent in the fast engine itself; the rest of `render` reads and proves."""
         if "default" in self._sources and spec.format != "text":
             self._engine("default")  # one that does not compile is refused here, not at a row
 
@@ -204,7 +207,9 @@ class Renderer:
             for job in ours:
                 job.signature, job.texts = engine.signatures.read(job.talk.messages)
             short = [job for job in ours if sum(map(len, job.texts or ())) < LONGEST]
+            start = time.perf_counter()
             texts = engine.fast.render_many([job.talk.messages for job in short])
+            self.engine_seconds += time.perf_counter() - start
             for job, text in zip(short, texts, strict=True):
                 job.fast = text
 

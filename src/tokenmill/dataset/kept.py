@@ -28,7 +28,7 @@ import numpy.typing as npt
 from tokenmill import fingerprint
 from tokenmill.dataset.view import CHUNK, Found, Int64Array, View
 from tokenmill.errors import CacheError, CorruptionError
-from tokenmill.files import Staging, is_network
+from tokenmill.files import Staging, default_cache_dir, is_network
 from tokenmill.store import CacheLayout, Store
 
 RECORD = "kept.json"
@@ -68,7 +68,7 @@ class KeptView(View):
             "by": choice.document(parent),
         }
         self._key = fingerprint.key(self._document)
-        self._directory, self._temporary = _find_or_make(self, directory)
+        self._directory = _find_or_make(self, directory)
         self._index, self._lengths, self._trained = _open(self._directory, self._document)
 
     def __reduce__(self) -> Any:
@@ -134,38 +134,29 @@ def _pick(column: Any, within: Int64Array) -> Any:
     return [column[place] for place in within.tolist()]
 
 
-def default_cache() -> Path:
-    """The cache of a user who named none."""
-    stated = os.environ.get("TOKENMILL_CACHE_DIR")
-    if stated:
-        return Path(stated)
-    home = os.environ.get("XDG_CACHE_HOME")
-    return (Path(home) if home else Path.home() / ".cache") / "tokenmill"
-
-
 def _caches(view: View) -> Iterable[Path]:
     """Where an index may lie: beside the stores, then in the user's own cache."""
     beside = [s.path.parent.parent for s in view.stores if s.path.parent.name == "stores"]
-    return dict.fromkeys([*beside, default_cache()])
+    return dict.fromkeys([*beside, default_cache_dir()])
 
 
-def _find_or_make(view: KeptView, directory: str | None) -> tuple[Path, bool]:
+def _find_or_make(view: KeptView, directory: str | None) -> Path:
     if directory is not None and (Path(directory) / RECORD).is_file():
-        return Path(directory), False
+        return Path(directory)
     places = [CacheLayout(root).rows / view.key for root in _caches(view)]
     for place in places:
         if (place / RECORD).is_file():
-            return place, False
+            return place
     for root, place in zip(_caches(view), places, strict=True):
         try:
             _publish(view, root, place)
         except CacheError:
             continue  # read-only or full: the next place will do
-        return place, False
+        return place
     root = Path(tempfile.mkdtemp(prefix="tokenmill-rows-"))
     weakref.finalize(view, _remove, root, os.getpid())
     _publish(view, root, root / view.key)
-    return root / view.key, True
+    return root / view.key
 
 
 def _remove(root: Path, owner: int) -> None:

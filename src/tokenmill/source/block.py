@@ -152,20 +152,19 @@ def changed(block: Block) -> SourceChanged:
 def _line_spans(data: bytes, offset: int) -> list[tuple[int, int, int]]:
     """(line, start, end) of every row, by the same rule as the scan."""
     spans = []
-    start = 0
-    pieces = data.split(b"\n")
-    last = len(pieces) - 1
-    for line, piece in enumerate(pieces):
-        begin, end = start, start + len(piece)
-        if line < last and piece.endswith(b"\r"):
+    begin = 0
+    breaks = np.flatnonzero(np.frombuffer(data, dtype=np.uint8) == 10).tolist()
+    for line, end in enumerate([*breaks, len(data)]):
+        following = end + 1
+        if end < len(data) and data[end - 1 : end] == b"\r" and end > begin:
             end -= 1
-        if line == 0 and offset == 0 and piece.startswith(BOM):
+        if line == 0 and offset == 0 and data.startswith(BOM):
             begin += len(BOM)
         if data[begin : begin + 1] not in (b" ", b"\t", b"\r", b"\n", b"") or (
             data[begin:end].strip(BLANK)
         ):
             spans.append((line, begin, end))
-        start += len(piece) + 1
+        begin = following
     return spans
 
 

@@ -40,6 +40,7 @@ _WEIGHTS = np.array(
     ],
     dtype=np.uint64,
 )  # one odd constant per position of a word, arbitrary but for ever the same
+_REMAINDERS = np.array([(1 << 8 * n) - 1 for n in range(8)], dtype=np.uint64)
 _SHARE = np.uint64((1 << 64) // CUT_MEAN)  # of all hashes, per byte of a row
 
 
@@ -151,6 +152,11 @@ def _words(buffer: Buffer, starts: Integers, lengths: Integers) -> Hashes:
     windows: npt.NDArray[np.uint8] = np.ndarray(
         shape=(len(buffer) - width + 1, width), dtype=np.uint8, buffer=buffer, strides=(1, 1)
     )
-    picked = windows[starts]
-    picked *= np.arange(width, dtype=np.int16) < lengths.astype(np.int16)[:, None]
-    return picked.view("<u8")
+    words = windows[starts].view("<u8")
+    # What stands behind a row's end must not count: mask its last word, clear those behind.
+    whole = lengths >> 3
+    broken = np.flatnonzero(whole < words.shape[1])
+    words[broken, whole[broken]] &= _REMAINDERS[lengths[broken] & 7]
+    for column in range(int(whole.min()) + 1, words.shape[1]):
+        words[whole < column, column] = 0
+    return words

@@ -183,7 +183,7 @@ class Index:
             data = self.starts[number * STARTS_PER_PAGE : (number + 1) * STARTS_PER_PAGE]
             found = xxhash.xxh3_64_intdigest(data)
             self._expect("starts.bin", f"page {number}", int(self._checks[number]), found)
-            self.checked[number] = 1
+        self.checked[page] = 1  # only now: a page is good together with the one it looks into
 
     def check_all(self) -> None:
         """Check every page, not only those touched."""
