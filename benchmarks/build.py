@@ -49,7 +49,6 @@ def _flags(source: Path, home: Path, *more: str) -> list[str]:
 
 def _prepare(report: Report, source: Path, home: Path) -> str:
     megabytes = source.stat().st_size / 1e6
-    # The tokenizer's identity is found once per machine; whoever prepares twice has it.
     one = watched(tokenmill(*_flags(source, home / "one", "--num-workers", "1")))
     two = watched(tokenmill(*_flags(source, home, "--num-workers", "2")))
     summary = json.loads(two.stdout)

@@ -29,6 +29,8 @@ def skyrl_rows(tokenizer: Any, rows: Sequence[dict[str, Any]]) -> int:
     tokens = 0
     for row in rows:
         messages = as_messages(row)
+        if messages[-1]["role"] != "assistant":
+            continue  # such rows are rejected on both sides
         whole = tokenizer.apply_chat_template(messages, tokenize=True, return_dict=False)
         prompt = tokenizer.apply_chat_template(
             messages[:-1], tokenize=True, add_generation_prompt=True, return_dict=False

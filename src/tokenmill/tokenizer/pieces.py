@@ -74,7 +74,11 @@ class PieceTable:
             self.has_twin = np.array([piece.startswith(b" ") for piece in pieces], dtype=bool)
             self.has_twin &= ~self.is_added
             pieces += [piece[1:] if piece.startswith(b" ") else piece for piece in pieces]
-        self._table = pa.array(pieces, type=pa.binary())
+        ends = np.zeros(len(pieces) + 1, dtype=np.int32)
+        np.cumsum([len(piece) for piece in pieces], out=ends[1:])
+        # From buffers: `pa.array` would import pandas where it is installed, a quarter second.
+        buffers = [None, pa.py_buffer(ends), pa.py_buffer(b"".join(pieces))]
+        self._table = pa.Array.from_buffers(pa.binary(), len(pieces), buffers)
 
     def _model_pieces(self, document: dict[str, Any], vocab: list[tuple[str, int]]) -> list[bytes]:
         pieces = [b""] * self.size
@@ -135,7 +139,8 @@ class PieceTable:
         Returns:
             Where each piece starts, and the total (int32 or int64), and the bytes.
         """
-        taken = self._table.take(pa.array(ids))
+        numbers = pa.py_buffer(np.ascontiguousarray(ids, dtype=np.int32))
+        taken = self._table.take(pa.Array.from_buffers(pa.int32(), len(ids), [None, numbers]))
         _, offsets, data = taken.buffers()
         starts = np.frombuffer(offsets, dtype=np.int32)[: len(ids) + 1]
         return starts, pa.py_buffer(b"") if data is None else data.slice(0, int(starts[-1]))
