@@ -2,22 +2,21 @@
 
 Rows: 300 MB of distinct conversations (see `benchmarks.text`), Qwen3, two workers, masks, audits
 and fsync included. The peers work on a stratified sample of 30 MB with two processes: SkyRL's slice
-path (a pool that renders and encodes twice per row) and `datasets.map(num_proc=2)`.
+path (rendered and encoded twice per row, sent back, saved) and `datasets.map(num_proc=2)`.
 """
 
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import random
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks.data import raw_bytes, shared, stratified
+from benchmarks.data import shared, stratified
 from benchmarks.measure import tokenmill, watched
-from benchmarks.peers import datasets_map, load_auto, skyrl_rows
+from benchmarks.peers import datasets_map, load_auto, skyrl_slices
 from benchmarks.report import Report, seconds
 from benchmarks.text import write_rows
 
@@ -35,7 +34,7 @@ def run(report: Report) -> None:
         source = home / "rows.jsonl"
         write_rows(source, SIZE)
         store = _prepare(report, source, home)
-        _peers(report, source)
+        _peers(report, source, home)
         _hits(report, source, home)
         _random_rows(report, store)
         _memory(report, home)
@@ -73,39 +72,25 @@ def _startup(home: Path) -> float:
     return watched(tokenmill(*flags)).seconds
 
 
-_tokenizer: Any = None
-
-
-def _open_peer(directory: str) -> None:
-    global _tokenizer
-    _tokenizer = load_auto(directory)
-
-
-def _peer_slice(rows: list[dict[str, Any]]) -> int:
-    return skyrl_rows(_tokenizer, rows)
-
-
-def _skyrl_pool(directory: str, rows: list[dict[str, Any]]) -> None:
-    size = 500
-    slices = [rows[start : start + size] for start in range(0, len(rows), size)]
-    context = multiprocessing.get_context("spawn")
-    with context.Pool(2, _open_peer, (directory,)) as pool:
-        pool.map(_peer_slice, slices, chunksize=1)
-
-
-def _peers(report: Report, source: Path) -> None:
+def _peers(report: Report, source: Path, home: Path) -> None:
+    """Both peers read the same sample file; ours and theirs count bytes of that kind of file."""
     import datasets
 
     datasets.disable_progress_bars()
     directory = str(shared() / "tokenizers" / "qwen3")
-    sample = stratified([source], max(1, source.stat().st_size // SAMPLE))
-    size = raw_bytes(sample)
+    rows = stratified([source], max(1, source.stat().st_size // SAMPLE))
+    sample = home / "sample.jsonl"
+    with open(sample, "w") as file:
+        for row in rows:
+            messages = [{"role": m["role"], "content": m["content"]} for m in row["messages"]]
+            file.write(json.dumps({"messages": messages}, ensure_ascii=False) + "\n")
+    size = sample.stat().st_size
     ours: float = report.ours  # type: ignore[attr-defined]
-    peer = seconds(lambda: _skyrl_pool(directory, sample))
+    peer = seconds(lambda: skyrl_slices(sample, directory, home / "skyrl"))
     report.figure("SkyRL's slice path, 2 workers", size / peer / 1e6, "MB/s")
     report.ratio("prepare / SkyRL's slice path", ours=ours, peer=peer / size, at_least=18)
     tokenizer = load_auto(directory)
-    peer = seconds(lambda: datasets_map(tokenizer, sample, num_proc=2))
+    peer = seconds(lambda: datasets_map(tokenizer, rows, num_proc=2))
     report.figure("datasets.map, num_proc=2", size / peer / 1e6, "MB/s")
     report.ratio("prepare / datasets.map", ours=ours, peer=peer / size, at_least=12)
 

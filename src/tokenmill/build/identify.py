@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tokenmill.build.executors import Executor, Setup, Task
+from tokenmill.build.executors import Executor, LocalExecutor, Setup, Task
 from tokenmill.build.recipe import Recipe
 from tokenmill.errors import WorkerError
 from tokenmill.tokenizer import IdentityCard, load, recall, remember
@@ -37,8 +37,10 @@ def identity_card(recipe: Recipe, cache_dir: Path, executor: Executor) -> Identi
     if card is not None and (cache_dir / "tokenizers" / card.key).is_dir():
         return card
     payload = {"source": os.fspath(recipe.tokenizer), "cache_dir": str(cache_dir), **arguments}
+    # A local worker is a process of our own; whatever else runs tasks may go on to other work.
+    setup = Setup(ENTRY, {"own_process": isinstance(executor, LocalExecutor)})
     with contextlib.closing(  # type: ignore[type-var]
-        executor.run(Setup(ENTRY), [Task(0, payload, "tokenizer")])
+        executor.run(setup, [Task(0, payload, "tokenizer")])
     ) as finished:
         for done in finished:
             return IdentityCard.from_dict(done.result)
@@ -50,8 +52,11 @@ def open_identifier(options: dict[str, Any]) -> Callable[[dict[str, Any]], dict[
 
     def identify_one(payload: dict[str, Any]) -> dict[str, Any]:
         from tokenmill.tokenizer import reload
+        from tokenmill.tokenizer.transformers_door import without_torch
 
-        # Not `identify`: that is content with a memo, and the cache's copy may be gone.
-        return reload(payload.pop("source"), **payload).card.as_dict()
+        quick = options["own_process"] and not payload["trust_remote_code"]
+        with without_torch() if quick else contextlib.nullcontext():
+            # Not `identify`: that is content with a memo, and the cache's copy may be gone.
+            return reload(payload.pop("source"), **payload).card.as_dict()
 
     return identify_one

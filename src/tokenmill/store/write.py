@@ -79,7 +79,7 @@ def _plain(values: np.ndarray[Any, Any], kind: pa.DataType) -> pa.Array:
 
 
 def _meta_batch(columns: SliceColumns) -> dict[str, pa.Array]:
-    fixed = {
+    fixed: dict[str, np.ndarray[Any, Any]] = {
         "row_in_slice": columns.row,
         "part": columns.part,
         "line_in_slice": columns.line,

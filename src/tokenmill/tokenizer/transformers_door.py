@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import logging
+import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -46,6 +47,23 @@ def _quietly() -> Iterator[None]:
             yield
     finally:
         logger.setLevel(level)
+
+
+@contextlib.contextmanager
+def without_torch() -> Iterator[None]:
+    """Import and use transformers as if torch were not installed; tokenizers need none of it.
+
+    Importing torch is half of what asking AutoTokenizer costs. Only for a process of our own that
+    ends afterwards: elsewhere somebody may want torch later.
+    """
+    if "torch" in sys.modules or "transformers" in sys.modules:
+        yield
+        return
+    sys.modules["torch"] = None  # type: ignore[assignment]  # "not found", for every import
+    try:
+        yield
+    finally:
+        del sys.modules["torch"]
 
 
 def load_auto(directory: Path, *, trust_remote_code: bool) -> Any:
