@@ -156,7 +156,10 @@ def explain_recipe(
 
     recipe, options, workers = resolve_call(sources, tokenizer, executor, given)
     cache = cache_of(options.cache_dir)
-    return explain(plan(recipe, options, workers, cache), cache)
+    planned, comparison = plan(recipe, options, workers, cache)
+    if comparison is not None:
+        comparison.agree(planned.card, cache.root)
+    return explain(planned, cache)
 
 
 def resolve_call(

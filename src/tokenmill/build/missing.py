@@ -20,6 +20,7 @@ from typing import Any
 from tokenmill.build import derive, slices
 from tokenmill.build.claims import Claims
 from tokenmill.build.executors import Executor, Setup, Task
+from tokenmill.build.identify import Comparison
 from tokenmill.build.keys import slice_key
 from tokenmill.build.plan import Plan
 from tokenmill.build.progress import Progress
@@ -41,6 +42,7 @@ class Builder:
         options: How.
         account: Receives what workers report.
         progress: Receives what was done.
+        comparison: Must agree before anything is committed.
     """
 
     def __init__(
@@ -51,6 +53,7 @@ class Builder:
         options: RunOptions,
         account: Account,
         progress: Progress,
+        comparison: Comparison | None = None,
     ) -> None:
         self._plan = plan
         self._cache = cache
@@ -58,13 +61,19 @@ class Builder:
         self._options = options
         self._account = account
         self._progress = progress
+        self._comparison = comparison
         self._under_way: dict[int, tuple[str, Block]] = {}  # the few tasks handed out
         self._passed_over = 0
         # Where a builder starts decides only who makes which slice, so it may be random.
         self._first = random.SystemRandom().randrange(max(plan.slices, 1))
 
     def build_all(self) -> None:
-        """Return when every slice of the plan is published."""
+        """Return when every slice of the plan is published and the tokenizer is agreed on."""
+        self._build_all()
+        if self._comparison is not None:
+            self._comparison.agree(self._plan.card, self._cache.root)
+
+    def _build_all(self) -> None:
         plan = self._plan
         derive.remember_limit(self._cache.root, plan.base, plan.recipe.max_length)
         with Claims(self._cache.root) as claims:
@@ -83,6 +92,8 @@ class Builder:
                 key, block = self._under_way.pop(done.number)
                 claims.release(key)
                 self._account.add(done.result)
+                if self._comparison is not None:
+                    self._comparison.check()
                 self._progress.add(rows=block.rows, size=block.length)
 
     def _missing(self) -> Iterator[tuple[int, str, Block]]:

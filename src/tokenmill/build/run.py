@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenmill.build.executors import Executor
-from tokenmill.build.identify import identity_card
+from tokenmill.build.identify import Comparison, identity_card
 from tokenmill.build.missing import Builder
 from tokenmill.build.outcome import Prepared
 from tokenmill.build.plan import Plan
@@ -53,15 +53,17 @@ def run(
     start = time.perf_counter()
     private = PrivateDirectory() if options.disable_cache else None
     cache = cache_of(private.path if private else options.cache_dir)
-    planned = plan(recipe, options, executor, cache)
+    planned, comparison = plan(recipe, options, executor, cache)
     account = Account(slices=planned.slices)
     layout = cache.store(planned.key)
     hit = layout.manifest.exists() and not options.force_recache and _slices_exist(planned, cache)
     if not hit:
         _require_writable(cache)
         with open_progress(progress, total_rows=planned.rows, total_size=planned.bytes) as shown:
-            builder = Builder(planned, cache, executor, options, account, shown)
+            builder = Builder(planned, cache, executor, options, account, shown, comparison)
             _build_and_commit(planned, cache, builder, executor, account)
+    elif comparison is not None:
+        comparison.agree(planned.card, cache.root)
     store = Store(layout.directory, paths=planned.paths)
     store.private_directory = private  # removed when nobody holds the store any more
     return Prepared(store, hit, account, time.perf_counter() - start, options)
@@ -72,16 +74,18 @@ def cache_of(directory: str | os.PathLike[str] | None) -> CacheLayout:
     return CacheLayout(Path(directory or default_cache_dir()).absolute())
 
 
-def plan(recipe: Recipe, options: RunOptions, executor: Executor, cache: CacheLayout) -> Plan:
-    """What a recipe needs: opens the rows and learns the tokenizer's identity; builds nothing."""
-    card = identity_card(recipe, cache.root, executor)
+def plan(
+    recipe: Recipe, options: RunOptions, executor: Executor, cache: CacheLayout
+) -> tuple[Plan, Comparison | None]:
+    """What a recipe needs, and what must still agree to its tokenizer; builds nothing."""
+    card, comparison = identity_card(recipe, cache.root, executor)
     try:
-        return _plan(recipe, card, cache, rehash=options.rehash)
+        return _plan(recipe, card, cache, rehash=options.rehash), comparison
     except CorruptionError as error:
         if options.rehash or cache.rows not in Path(error.path or "").parents:
             raise
         # A damaged row index is made again from its source, like a slice.
-        return _plan(recipe, card, cache, rehash=True)
+        return _plan(recipe, card, cache, rehash=True), comparison
 
 
 def _plan(recipe: Recipe, card: IdentityCard, cache: CacheLayout, *, rehash: bool) -> Plan:
@@ -159,7 +163,9 @@ def _require_tokenizer(planned: Plan, cache: CacheLayout, executor: Executor) ->
     """See that the tokenizer's copy is there, which workers load; it may be in quarantine now."""
     copy = cache.tokenizer(planned.card.key)
     if not copy.is_dir():
-        identity_card(planned.recipe, cache.root, executor)
+        card, comparison = identity_card(planned.recipe, cache.root, executor)
+        if comparison is not None:
+            comparison.agree(card, cache.root)
     if not copy.is_dir():
         raise CacheError(
             "the tokenizer's copy could not be written; run the command again, or choose another "

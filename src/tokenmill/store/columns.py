@@ -80,9 +80,11 @@ class SliceColumns:
     @cached_property
     def trained(self) -> Int32:
         """Trained tokens of each row."""
-        running = np.zeros(len(self.mask) + 1, np.int64)
-        np.cumsum(self.mask, dtype=np.int64, out=running[1:])
-        return np.diff(running[self.starts]).astype(np.int32)
+        counts = np.zeros(len(self.row), np.int32)
+        some = self.starts[:-1] < self.starts[1:]  # an empty row has no place to add from
+        if some.any():
+            counts[some] = np.add.reduceat(self.mask, self.starts[:-1][some], dtype=np.int32)
+        return counts
 
     def content(self) -> str:
         """Digest of the values, independent of how any library lays them out in a file."""

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tokenmill.tokenizer.engines import ENGINES, choose_engine, pin_to_one_core
     from tokenmill.tokenizer.identity import IdentityCard
     from tokenmill.tokenizer.loading import BACKENDS, load
-    from tokenmill.tokenizer.memo import identify, recall, reload, remember
+    from tokenmill.tokenizer.memo import identify, recall, reload, remember, remember_card
     from tokenmill.tokenizer.tokenizer import Tokenizer
 
 _HOMES = {
@@ -39,6 +39,7 @@ _HOMES = {
     "recall": "memo",
     "reload": "memo",
     "remember": "memo",
+    "remember_card": "memo",
 }
 
 __all__ = [
@@ -57,6 +58,7 @@ __all__ = [
     "recall",
     "reload",
     "remember",
+    "remember_card",
 ]
 
 

@@ -162,7 +162,7 @@ def _model_type(model: dict[str, Any]) -> str:
 
 def backend_digest(document: dict[str, Any]) -> str:
     """The digest of a backend, equal for all spellings of one tokenizer."""
-    return fingerprint.key(canonical_backend(document))
+    return fingerprint.key_of_parsed(canonical_backend(document))
 
 
 def _plain(value: Any) -> Any:

@@ -223,18 +223,40 @@ def remember(tokenizer: Tokenizer, cache_dir: Path, key: str | None = None) -> P
     """Keep a tokenizer under its identity, and its card under ``key``; give where it is kept."""
     card = tokenizer.card
     home = cache_dir / DIRECTORY / card.key
+    with contextlib.suppress(CacheError):
+        if not home.is_dir():
+            with Staging(cache_dir) as staging:
+                for name, data in tokenizer.files().items():
+                    staging.write(f"files/{name}", data)
+                staging.publish(staging.path / "files", home)
+        if key is not None:
+            _write(card, _Key(cache_dir, key))
+    return home
+
+
+def remember_card(
+    card: IdentityCard,
+    source: Any,
+    *,
+    cache_dir: str | os.PathLike[str],
+    backend: str,
+    chat_template: Any,
+    trust_remote_code: bool,
+) -> None:
+    """Remember that such a call leads to this card; the tokenizer itself is kept already."""
+    key = _key_in(cache_dir, source, backend, chat_template, trust_remote_code)
+    if key is not None:
+        with contextlib.suppress(CacheError):
+            _write(card, key)
+
+
+def _write(card: IdentityCard, key: _Key) -> None:
+    memo = _memo_path(key)
+    if memo.exists():
+        return
     document = {
         "card": card.as_dict(),
         "checksum": fingerprint.checksum(fingerprint.canonical(card.as_dict())),
     }
-    memo = None if key is None else _memo_path(_Key(cache_dir, key))
-    if home.is_dir() and (memo is None or memo.exists()):
-        return home
-    with contextlib.suppress(CacheError), Staging(cache_dir) as staging:
-        if not home.is_dir():
-            for name, data in tokenizer.files().items():
-                staging.write(f"files/{name}", data)
-            staging.publish(staging.path / "files", home)
-        if memo is not None:
-            staging.publish(staging.write("memo.json", fingerprint.canonical(document)), memo)
-    return home
+    with Staging(key.cache_dir) as staging:
+        staging.publish(staging.write("memo.json", fingerprint.canonical(document)), memo)
