@@ -31,6 +31,7 @@ class Watched:
 
 def watched(command: Sequence[str], env: dict[str, str] | None = None) -> Watched:
     """Run a command and watch it; a failure is an error with its output."""
+    os.sync()  # what others wrote before must not be paid for by this run
     start = time.perf_counter()
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env
