@@ -1,0 +1,74 @@
+"""AutoTokenizer is asked beside the build, and nothing is committed before it agreed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import tokenmill as tm
+from tests.consistency.child import environment
+from tokenmill.build import identify
+from tokenmill.errors import TokenizerError
+from tokenmill.tokenizer import recall
+
+EXAMPLES = Path(tm.__file__).parent / "examples"
+ROWS = EXAMPLES / "conversations.jsonl"
+
+
+def test_auto_agreed_on_beside_the_build_is_remembered(tmp_path: Path) -> None:
+    store = tm.prepare(ROWS, tokenizer=EXAMPLES / "tokenizer", cache_dir=tmp_path, num_workers=1)
+    card = recall(EXAMPLES / "tokenizer", cache_dir=tmp_path, backend="auto")
+    assert card is not None
+    assert card.key == store.manifest["tokenizer"]["identity"]
+
+
+def test_disagreement_found_beside_the_build_commits_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(identify, "COMPARE", f"{__name__}:open_disagreement")
+    monkeypatch.setattr(sys, "path", [str(Path(__file__).parents[2]), *sys.path])
+    with pytest.raises(TokenizerError, match="tokenizer_backend"):
+        tm.prepare(ROWS, tokenizer=EXAMPLES / "tokenizer", cache_dir=tmp_path, num_workers=1)
+    assert not list((tmp_path / "stores").glob("*"))
+    assert recall(EXAMPLES / "tokenizer", cache_dir=tmp_path, backend="auto") is None
+
+
+def open_disagreement(options: object) -> object:
+    def compare_one(payload: object) -> dict[str, object]:
+        raise TokenizerError("they disagree: tokenizer_backend='transformers' or 'file'")
+
+    return compare_one
+
+
+def test_real_tokenizer_that_autotokenizer_changes_is_refused_by_a_local_build(
+    shared: Path, tmp_path: Path
+) -> None:
+    tokenizer = shared / "tokenizers" / "phi-3-mini"
+    with pytest.raises(TokenizerError, match="tokenizer_backend='file'"):
+        tm.prepare(ROWS, tokenizer=tokenizer, cache_dir=tmp_path, num_workers=1)
+    assert not list((tmp_path / "stores").glob("*"))
+
+
+WITHOUT_TORCH = """
+import sys
+from tokenmill.tokenizer.transformers_door import without_torch
+with without_torch():
+    from transformers import AutoTokenizer
+    AutoTokenizer.from_pretrained(sys.argv[1])
+    hidden = sys.modules["torch"] is None
+import torch
+print(hidden, torch.__name__)
+"""
+
+
+def test_transformers_without_torch_loads_tokenizers_and_gives_torch_back() -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_TORCH, str(EXAMPLES / "tokenizer")],
+        env=environment(), capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert done.stdout == "True torch\n"
