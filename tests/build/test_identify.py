@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import subprocess
 import sys
 from pathlib import Path
@@ -10,8 +11,8 @@ import pytest
 
 import tokenmill as tm
 from tests.consistency.child import environment
-from tokenmill.build import identify
-from tokenmill.errors import TokenizerError
+from tokenmill.build import identify, slices
+from tokenmill.errors import CacheError, TokenizerError
 from tokenmill.tokenizer import recall
 
 EXAMPLES = Path(tm.__file__).parent / "examples"
@@ -72,3 +73,14 @@ def test_transformers_without_torch_loads_tokenizers_and_gives_torch_back() -> N
         env=environment(), capture_output=True, text=True, check=True,
     )  # fmt: skip
     assert done.stdout == "True torch\n"
+
+
+def test_copy_that_the_disk_cannot_read_is_the_caches_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(slices, "load", broken)
+    with pytest.raises(CacheError, match="cannot be read"):
+        slices.load_copy(tmp_path, {})

@@ -19,7 +19,7 @@ import msgspec
 
 from tokenmill.build.pipeline import Pipeline
 from tokenmill.build.recipe import Recipe
-from tokenmill.errors import CorruptionError, TokenizerError
+from tokenmill.errors import CacheError, CorruptionError, TokenizerError, TokenmillError
 from tokenmill.fingerprint import checksum
 from tokenmill.source import Block, read_block
 from tokenmill.store import CacheLayout
@@ -56,11 +56,19 @@ def load_copy(path: Path, card: dict[str, Any]) -> Tokenizer:
 
     Raises:
         CorruptionError: The copy is damaged: its tokens would be published under a wrong key.
+        CacheError: The copy cannot be read.
     """
     try:
         tokenizer = load(path, backend="file")
     except TokenizerError as error:
         raise CorruptionError(f"the tokenizer's copy: {error.message}", path=path / COPY) from error
+    except TokenmillError:
+        raise
+    except OSError as error:  # a disk that cannot read it is the cache's trouble, not a worker's
+        raise CacheError(
+            f"the tokenizer's copy cannot be read: {error.strerror}; run the command again",
+            path=path,
+        ) from error
     stated = card["checksum"], card["template"], card["special_tokens"]
     if (checksum(tokenizer.data), tokenizer.template, tokenizer.special_tokens) != stated:
         raise CorruptionError("the tokenizer's copy is not what was written", path=path / COPY)
