@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import gc
 import json
+import os
 import platform
 import time
 from collections.abc import Callable
-from importlib import metadata
 from pathlib import Path
 from typing import Any
+
+from tokenmill.build.proof import installed_versions
 
 LIBRARIES = (
     "tokenmill", "numpy", "pyarrow", "msgspec", "tokenizers", "fastokens", "minijinja", "jinja2",
@@ -59,16 +61,10 @@ class Report:
 
     def write(self, path: Path) -> None:
         """Write results.json with machine and versions."""
-        versions = {}
-        for name in LIBRARIES:
-            try:
-                versions[name] = metadata.version(name)
-            except metadata.PackageNotFoundError:
-                continue
         document = {
-            "machine": {"cpus": __import__("os").cpu_count(), "arch": platform.machine(),
+            "machine": {"cpus": os.cpu_count(), "arch": platform.machine(),
                         "python": platform.python_version()},
-            "versions": versions,
+            "versions": installed_versions(LIBRARIES),
             "figures": self.figures,
         }  # fmt: skip
         path.write_text(json.dumps(document, indent=1) + "\n")

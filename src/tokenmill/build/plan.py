@@ -43,14 +43,19 @@ class Plan:
         self._shaping = recipe.document()
         self.shape = shape_key(self._shaping, card.key)
         self.base = base_key(self._shaping, card.key)
-        sources = source_documents(rows.blocks())
+        self.slices = 0
+        sources = source_documents(self._counted(rows.blocks()))
         self.document = store_document(self._shaping, card.identity, sources)
         self.key = fingerprint_key(self.document)
-        self.slices = sum(1 for _ in rows.blocks())
         self.rows = sum(source["rows"] for source in sources)
         self.bytes = sum(source["bytes"] for source in sources)
         self.paths = [str(rows.files[source["file"]].path) for source in sources]
         self._source_of_file = {source["file"]: n for n, source in enumerate(sources)}
+
+    def _counted(self, blocks: Iterator[Block]) -> Iterator[Block]:
+        for block in blocks:
+            self.slices += 1
+            yield block
 
     @property
     def tokenizer(self) -> dict[str, Any]:

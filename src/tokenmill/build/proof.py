@@ -11,6 +11,7 @@ from __future__ import annotations
 import platform
 import time
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from importlib import metadata
 from typing import Any
@@ -72,13 +73,14 @@ def proof_document(paths: list[str], account: Account) -> dict[str, Any]:
         "stage_seconds": {name: round(spent, 3) for name, spent in account.seconds.items()},
         "notes": {room: dict(counter) for room, counter in sorted(account.counts.items())},
         "used": {name: dict(counter) for name, counter in sorted(account.names.items())},
-        "versions": {"python": platform.python_version(), **_versions()},
+        "versions": {"python": platform.python_version(), **installed_versions(LIBRARIES)},
     }
 
 
-def _versions() -> dict[str, str]:
+def installed_versions(libraries: Iterable[str]) -> dict[str, str]:
+    """Versions of those libraries that are installed."""
     versions = {}
-    for name in LIBRARIES:
+    for name in libraries:
         try:
             versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:

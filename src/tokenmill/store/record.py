@@ -23,7 +23,6 @@ from tokenmill.store.layout import FORMAT, SliceFiles
 BLOCK_BYTES = 1 << 20
 """Bytes guarded by one checksum: small enough that a random row checks little on first touch."""
 
-TOKEN_BUFFERS = ("input_ids.offsets", "input_ids.values", "loss_mask.offsets", "loss_mask.values")
 
 META_COLUMNS = {
     "row_in_slice": "int32",
