@@ -31,7 +31,7 @@ from tokenmill.errors import (
 )
 
 if TYPE_CHECKING:
-    from tokenmill.api import open_rows, prepare
+    from tokenmill.api import export, open_rows, prepare, to_hf
     from tokenmill.build.recipe import Recipe
     from tokenmill.dataset import Mixture, View, as_view, concat, filtered, mix, split
     from tokenmill.loader import LengthGrouped, Loader, OrderedView
@@ -54,12 +54,14 @@ _HOMES = {
     "View": "tokenmill.dataset",
     "as_view": "tokenmill.dataset",
     "concat": "tokenmill.dataset",
+    "export": "tokenmill.api",
     "filtered": "tokenmill.dataset",
     "mix": "tokenmill.dataset",
     "open_rows": "tokenmill.api",
     "open_store": "tokenmill.store",
     "prepare": "tokenmill.api",
     "split": "tokenmill.dataset",
+    "to_hf": "tokenmill.api",
 }
 """Public name → the module it lives in."""
 
@@ -89,12 +91,14 @@ __all__ = [
     "WorkerError",
     "as_view",
     "concat",
+    "export",
     "filtered",
     "mix",
     "open_rows",
     "open_store",
     "prepare",
     "split",
+    "to_hf",
 ]
 
 

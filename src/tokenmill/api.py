@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
+from importlib import import_module
 from inspect import signature
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
     from tokenmill.build.executors import Executor
     from tokenmill.build.outcome import Prepared
     from tokenmill.build.recipe import Recipe, RunOptions
+    from tokenmill.dataset import Mixture, View
+    from tokenmill.formats import Exported
+    from tokenmill.packing import Pack
     from tokenmill.source import Rows
 
 Sources = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
@@ -218,3 +222,56 @@ def resolve_executor(executor: str | Executor, num_workers: int | None) -> Execu
     if executor == "local":
         return LocalExecutor(num_workers)
     raise UsageError(f"executor is {executor!r}; it is one of local, inline")
+
+
+def to_hf(data: Store | View | Mixture, mask: str = "labels") -> Any:
+    """Rows as a Hugging Face `datasets.Dataset` that reads through the store.
+
+    Args:
+        data: A store, a view or a mixture (one epoch, interleaved by its weights).
+        mask: ``labels``: columns input_ids and labels, -100 where a token is not trained and at
+            the first token of every row. ``loss_mask``: the stored columns input_ids and
+            loss_mask, over the same bytes.
+    """
+    return import_module("tokenmill.integrations.hf").to_hf(data, mask)
+
+
+def export(
+    data: Store | View | Mixture,
+    format: str,  # noqa: A002 - a name of the contract
+    out: str | os.PathLike[str],
+    *,
+    mask: str = "loss_mask",
+    pack: Pack | None = None,
+    layout: str = "tokenmill",
+    order: str | None = None,
+    seed: int = 42,
+    epochs: int = 1,
+) -> Exported:
+    """Write rows in another library's format; the files appear all at once.
+
+    Args:
+        data: A store, a view or a mixture.
+        format: ``parquet``, ``arrow``, ``jsonl``, ``megatron``, ``axolotl``, ``packed-parquet``.
+        out: File or directory to make. One that ends in ``.parquet``, ``.arrow`` or ``.jsonl`` is
+            one file; any other is a directory, with a file per 128 Mi tokens.
+        mask: ``loss_mask`` or ``labels``, for parquet, arrow and jsonl.
+        pack: How rows are packed, for packed-parquet.
+        layout: Columns of packs: ``tokenmill``, or ``megatron-bridge`` for its packed dataset.
+        order: As for the loader; None: rows as they stand, packs in the loader's default order.
+        seed: Of the order.
+        epochs: How many epochs are written behind each other.
+
+    Raises:
+        UsageError: An argument is wrong, or something else is at ``out``.
+        CacheError: The disk is full or cannot be written; nothing was published.
+    """
+    from pathlib import Path
+
+    from tokenmill.formats import ExportPlan
+    from tokenmill.formats import export as write
+    from tokenmill.loader import Unrolled
+
+    order = order or ("sequential" if pack is None else "feistel")
+    run = Unrolled(data, epochs=epochs, seed=seed, order=order, pack=pack)
+    return write(ExportPlan(run, format, Path(out), mask, layout))

@@ -1,7 +1,8 @@
 """The loader: dataset × order × packing → numpy batches; its state is a small JSON-able cursor.
 
 `Loader` is what people use. Beneath it, `Stream` turns a `Cursor` into a batch and the next cursor
-without keeping anything; `OrderedView` serves trainers that own the sampler.
+without keeping anything; `OrderedView` serves trainers that own the sampler, one epoch at a time,
+and `Unrolled` those that want a whole run as one list.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from tokenmill.loader.cursor import Cursor, Passport
 from tokenmill.loader.loader import Loader, LoaderIterator
 from tokenmill.loader.ordered import OrderedView
 from tokenmill.loader.stream import LengthGrouped, Stream
+from tokenmill.loader.unrolled import Unrolled
 
 __all__ = [
     "Cursor",
@@ -19,4 +21,5 @@ __all__ = [
     "OrderedView",
     "Passport",
     "Stream",
+    "Unrolled",
 ]

@@ -43,7 +43,7 @@ class Filler:
         """The batch of this rank."""
         packs = step.packs
         begin, end = int(packs.bounds[step.first]), int(packs.bounds[step.stop])
-        pieces = self._read(packs, begin, end)
+        pieces = self.read(packs, begin, end)
         if self.pack_length is None:
             batch = fill_rows(pieces, self.pad_id, side=self.pad_side, multiple=self.multiple)
         else:
@@ -58,7 +58,8 @@ class Filler:
             batch["indices"] = packs.rows[begin:end].copy()
         return batch
 
-    def _read(self, packs: Packs, begin: int, end: int) -> list[Piece]:
+    def read(self, packs: Packs, begin: int, end: int) -> list[Piece]:
+        """Ids and mask of some pieces, as views onto the stored tokens."""
         rows = self.view.rows(packs.rows[begin:end])
         pieces = []
         for row, start, length in zip(

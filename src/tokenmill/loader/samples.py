@@ -149,10 +149,14 @@ class PackSamples:
         return self._counts(epoch)
 
     def _count(self, epoch: int) -> int:
-        return sum(
+        return sum(self.window_counts(epoch))
+
+    def window_counts(self, epoch: int) -> list[int]:
+        """Packs of every window of an epoch: packs each of them once."""
+        return [
             len(pack_window(*self._rows(epoch, window), self._pack, self._ranks))
             for window in range(self.windows)
-        )
+        ]
 
     def fill(self, epoch: int) -> tuple[int, int]:
         """Packs and tokens in them, of a whole epoch."""

@@ -60,6 +60,11 @@ class Row:
         """The carried columns."""
         return self._store.slice_at(self._slice).carried(self._number)
 
+    @property
+    def carried_json(self) -> dict[str, str]:
+        """The carried columns as the JSON text that is stored, number for number."""
+        return self._store.slice_at(self._slice).carried_json(self._number)
+
     def __repr__(self) -> str:
         trained = int(self.loss_mask.sum())
         return f"Row({len(self)} tokens, {trained} trained, {self.origin})"

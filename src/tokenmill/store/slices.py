@@ -167,6 +167,10 @@ class SliceReader:
                 f"a carried column is not JSON: {error}", path=self.files.meta
             ) from error
 
+    def carried_json(self, number: int) -> dict[str, str]:
+        """The carried columns of one row, as the JSON text that is stored."""
+        return {name: str(self._text(name, number), "utf-8") for name in self.record.carried}
+
     def carried_texts(self, name: str) -> list[str]:
         """One carried column of the whole slice, as JSON text."""
         return [str(self._text(name, row), "utf-8") for row in range(self.record.rows)]

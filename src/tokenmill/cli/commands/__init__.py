@@ -9,6 +9,7 @@ from __future__ import annotations
 from tokenmill.cli.commands import (
     cache,
     demo,
+    export,
     inspect,
     pack,
     prepare,
@@ -18,4 +19,15 @@ from tokenmill.cli.commands import (
     why,
 )
 
-__all__ = ["cache", "demo", "inspect", "pack", "prepare", "rows", "stats", "verify", "why"]
+__all__ = [
+    "cache",
+    "demo",
+    "export",
+    "inspect",
+    "pack",
+    "prepare",
+    "rows",
+    "stats",
+    "verify",
+    "why",
+]

@@ -1,0 +1,92 @@
+"""``tokenmill export``: a store's rows in another library's format.
+
+Rows are written as they stand, packs as `tokenmill.Loader` would pack the epoch. The files appear
+all at once under ``--out``; what is there already is left alone: the same export is found, anything
+else refused. Without ``--out`` the name is made from the store's key, in the current directory.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from tokenmill.cli.app import app
+from tokenmill.cli.options import AsJson, StorePath
+from tokenmill.cli.output import Output
+
+
+@app.command()
+def export(
+    store: StorePath,
+    format: Annotated[  # noqa: A002 - a name of the contract
+        str, typer.Option(help="parquet | arrow | jsonl | megatron | axolotl | packed-parquet")
+    ],
+    out: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PATH",
+            help="One file when it ends in .parquet, .arrow or .jsonl, else a directory.",
+        ),
+    ] = None,
+    mask: Annotated[
+        str, typer.Option(help="loss_mask | labels; for parquet, arrow, jsonl")
+    ] = "loss_mask",
+    length: Annotated[int | None, typer.Option(help="Tokens per pack; for packed-parquet.")] = None,
+    method: Annotated[
+        str, typer.Option(help="best_fit | first_fit | sequential | balanced")
+    ] = "best_fit",
+    window: Annotated[int, typer.Option(help="Rows of the order packed together.")] = 65536,
+    oversize: Annotated[
+        str, typer.Option(help="Rows longer than a pack: error | drop | truncate | split")
+    ] = "error",
+    layout: Annotated[
+        str, typer.Option(help="Columns of packs: tokenmill | megatron-bridge")
+    ] = "tokenmill",
+    order: Annotated[
+        str | None,
+        typer.Option(
+            help="feistel | miles | sequential | length_grouped; default: rows as they "
+            "stand, packs by feistel"
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of the order.")] = 42,
+    epochs: Annotated[int, typer.Option(help="Epochs written behind each other.")] = 1,
+    as_json: AsJson = False,
+) -> None:
+    """Write a store's rows in another library's format."""
+    from tokenmill.api import export as write
+    from tokenmill.formats.plan import SUFFIXES
+    from tokenmill.packing import Pack
+    from tokenmill.store import open_store
+
+    opened = open_store(store)
+    made = write(
+        opened,
+        format,
+        out or opened.key[:12] + SUFFIXES.get(format, f"-{format}"),
+        mask=mask,
+        pack=None if length is None else Pack(length, method, window, oversize),
+        layout=layout,
+        order=order,
+        seed=seed,
+        epochs=epochs,
+    )
+    output = Output.current()
+    document = {
+        "path": str(made.path),
+        "rows": made.rows,
+        "bytes": made.bytes,
+        "format": format,
+        "files": made.files,
+        "found": made.found,
+    }
+
+    def show() -> None:
+        what = "packs" if length is not None else "rows"
+        how = "found" if made.found else "written"
+        output.say(f"{made.rows:,} {what}, {made.bytes:,} bytes in {made.files} files, {how}")
+        # The path is what the next command takes, so it alone goes to stdout.
+        typer.echo(str(made.path))
+
+    output.result(document, show)

@@ -1,0 +1,207 @@
+"""Blocks of rows and packs as Arrow tables.
+
+A *table maker* has a schema and turns a block (`Packs`: integers that name rows and pieces) into a
+table of it. `RowTables` holds what a row is: ids, mask or labels, origin, carried columns.
+`AxolotlTables` holds exactly the three columns axolotl takes. `PackTables` lays pieces side by side
+as the loader does, without a padding tail: whoever reads packs pads them, or does not need to.
+
+Labels are unshifted and -100 at the first token of every row, as everywhere; ``loss_mask`` of a row
+is the stored one. In a pack the mask is 0 at the first token of every row, as in the loader's
+batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from tokenmill.dataset import View
+from tokenmill.formats.carried import CarriedColumns
+from tokenmill.formats.plan import ExportPlan
+from tokenmill.packing import IGNORE, Packs, Piece
+from tokenmill.store import Row
+
+_INT8, _INT32, _INT64 = (pa.list_(kind()) for kind in (pa.int8, pa.int32, pa.int64))
+ORIGIN = pa.struct(
+    {
+        "path": pa.string(),
+        "row": pa.int64(),
+        "line": pa.int64(),
+        "offset": pa.int64(),
+        "length": pa.int64(),
+    }
+)
+
+
+class TableMaker(Protocol):
+    """Turns blocks into tables of one schema."""
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Of every table."""
+
+    def table(self, block: Packs) -> pa.Table:
+        """The records of a block."""
+
+
+def maker_of(plan: ExportPlan) -> TableMaker:
+    """The table maker of a plan's format."""
+    if plan.format == "packed-parquet":
+        return PackTables(plan)
+    if plan.format == "axolotl":
+        return AxolotlTables(plan.run.view)
+    return RowTables(plan.run.view, plan.mask)
+
+
+def listed(pieces: Sequence[npt.NDArray[Any]], kind: Any) -> pa.ListArray:
+    """Arrays as one list column."""
+    offsets = np.concatenate(([0], np.cumsum([piece.size for piece in pieces]))).astype(np.int32)
+    values = np.concatenate([*pieces, np.zeros(0, kind)]).astype(kind, copy=False)
+    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values))
+
+
+def labels_of(ids: npt.NDArray[np.int32], mask: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
+    """Labels of one row, by the loader's rule."""
+    labels = np.where(mask.view(np.bool_), ids, np.int64(IGNORE))
+    labels[:1] = IGNORE
+    return labels
+
+
+class RowTables:
+    """Rows with everything that is known of them.
+
+    Args:
+        view: The rows.
+        mask: ``loss_mask`` or ``labels``.
+    """
+
+    def __init__(self, view: View, mask: str) -> None:
+        self._view = view
+        self._mask = mask
+        kind = _INT8 if mask == "loss_mask" else _INT64
+        own = [pa.field("input_ids", _INT32), pa.field(mask, kind), pa.field("origin", ORIGIN)]
+        self._carried = CarriedColumns(view, [field.name for field in own])
+        self.schema = pa.schema([*own, *self._carried.fields])
+
+    def table(self, block: Packs) -> pa.Table:
+        """The records of a block."""
+        rows = self._view.rows(block.rows)
+        return pa.Table.from_arrays(
+            [
+                listed([row.input_ids for row in rows], np.int32),
+                self._masks(rows),
+                pa.array([origin_of(row) for row in rows], ORIGIN),
+                *self._carried.arrays(rows),
+            ],
+            schema=self.schema,
+        )
+
+    def _masks(self, rows: list[Row]) -> pa.ListArray:
+        if self._mask == "loss_mask":
+            return listed([row.loss_mask for row in rows], np.int8)
+        return listed([labels_of(row.input_ids, row.loss_mask) for row in rows], np.int64)
+
+
+def origin_of(row: Row) -> dict[str, Any]:
+    """A row's origin by names."""
+    origin = row.origin
+    return {name: getattr(origin, name) for name in ("path", "row", "line", "offset", "length")}
+
+
+class AxolotlTables:
+    """Rows with exactly the columns that axolotl takes as tokenized already.
+
+    Args:
+        view: The rows.
+    """
+
+    schema = pa.schema({"input_ids": _INT32, "attention_mask": _INT8, "labels": _INT64})
+
+    def __init__(self, view: View) -> None:
+        self._view = view
+
+    def table(self, block: Packs) -> pa.Table:
+        """The records of a block."""
+        rows = self._view.rows(block.rows)
+        columns = [
+            listed([row.input_ids for row in rows], np.int32),
+            listed([np.ones(len(row), np.int8) for row in rows], np.int8),
+            listed([labels_of(row.input_ids, row.loss_mask) for row in rows], np.int64),
+        ]
+        return pa.Table.from_arrays(columns, schema=self.schema)
+
+
+class PackTables:
+    """Packs, pieces side by side.
+
+    In the layout of Megatron-Bridge the mask stands one token earlier than ours: there it says of
+    a position whether the token *behind* it is trained (the loader there cuts both to predictions),
+    and boundaries are the starts of the rows. No other column is written, so that neither reader
+    takes the other's file for its own.
+
+    Args:
+        plan: Which rows, which layout.
+    """
+
+    def __init__(self, plan: ExportPlan) -> None:
+        self._run = plan.run
+        self._bridge = plan.layout == "megatron-bridge"
+        self.schema = (
+            pa.schema({"input_ids": _INT32, "loss_mask": _INT8, "seq_start_id": _INT32})
+            if self._bridge
+            else pa.schema(
+                {
+                    "input_ids": _INT32,
+                    "labels": _INT64,
+                    "loss_mask": _INT8,
+                    "position_ids": _INT32,
+                    "seq_lengths": _INT32,
+                    "cu_seqlens": _INT32,
+                    "rows": _INT64,
+                }
+            )
+        )
+
+    def table(self, block: Packs) -> pa.Table:
+        """The records of a block."""
+        pieces = self._run.read(block)
+        records = [
+            self._record(pieces[first:stop], block.rows[first:stop])
+            for first, stop in pairwise(block.bounds.tolist())
+        ]
+        columns = [
+            listed(
+                [record[field.name] for record in records], field.type.value_type.to_pandas_dtype()
+            )
+            for field in self.schema
+        ]
+        return pa.Table.from_arrays(columns, schema=self.schema)
+
+    def _record(
+        self, pieces: list[Piece], rows: npt.NDArray[np.int64]
+    ) -> dict[str, npt.NDArray[Any]]:
+        nothing = [np.zeros(0, np.int32)]
+        ids = np.concatenate([ids for ids, _ in pieces] or nothing)
+        mask = np.concatenate([mask for _, mask in pieces] or nothing).astype(np.uint8)
+        lengths = np.asarray([piece.size for piece, _ in pieces], dtype=np.int64)
+        bounds = np.concatenate(([0], np.cumsum(lengths)))
+        starts = bounds[:-1]
+        mask[starts] = 0
+        if self._bridge:
+            # One earlier: the first of every row is 0, so nothing moves over a row's edge.
+            shifted = np.concatenate((mask[1:], np.zeros(min(1, mask.size), np.uint8)))
+            return {"input_ids": ids, "loss_mask": shifted, "seq_start_id": starts}
+        return {
+            "input_ids": ids,
+            "labels": np.where(mask.view(np.bool_), ids, np.int64(IGNORE)),
+            "loss_mask": mask,
+            "position_ids": np.arange(ids.size) - np.repeat(starts, lengths),
+            "seq_lengths": lengths,
+            "cu_seqlens": bounds,
+            "rows": rows,
+        }

@@ -1,0 +1,117 @@
+"""What is to be exported, checked where it is said.
+
+An `ExportPlan` holds a run (`tokenmill.loader.Unrolled`: rows or packs by number), a format, and
+where the files go. It cuts the run into *shards* (one file each, where the target is a directory)
+and shards into *blocks* (what is in memory at a time), by counting stored lengths only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from tokenmill.errors import UsageError
+from tokenmill.loader import Unrolled
+from tokenmill.packing import Packs
+
+FORMATS = ("parquet", "arrow", "jsonl", "megatron", "axolotl", "packed-parquet")
+MASKS = ("loss_mask", "labels")
+LAYOUTS = ("tokenmill", "megatron-bridge")
+
+SUFFIXES = {
+    "parquet": ".parquet",
+    "arrow": ".arrow",
+    "jsonl": ".jsonl",
+    "packed-parquet": ".parquet",
+}
+"""A target that ends so is one file; any other is a directory, of shards where needed."""
+
+SHARD_TOKENS = 1 << 27  # tokens per file of a directory: about 640 MB of ids and mask
+BLOCK_TOKENS = 1 << 20  # tokens in memory at a time, and per row group: a few tens of MB
+BLOCK_ROWS = 1000  # records in memory at a time, where they are short
+
+
+@dataclass(frozen=True)
+class ExportPlan:
+    """What is to be exported.
+
+    Args:
+        run: Rows or packs by number.
+        format: One of `FORMATS`.
+        target: The file or directory to make.
+        mask: ``loss_mask`` or ``labels``: which of the two a record of a row holds.
+        layout: Columns of packs: ours, or those that Megatron-Bridge reads.
+    """
+
+    run: Unrolled
+    format: str
+    target: Path
+    mask: str = "loss_mask"
+    layout: str = "tokenmill"
+
+    def __post_init__(self) -> None:
+        for name, value, known in (
+            ("format", self.format, FORMATS),
+            ("mask", self.mask, MASKS),
+            ("layout", self.layout, LAYOUTS),
+        ):
+            if value not in known:
+                raise UsageError(f"{name} is {value!r}; it is one of {', '.join(known)}")
+        packed = self.run.passport.packing is not None
+        if packed != (self.format == "packed-parquet"):
+            raise UsageError(
+                f"format {self.format} holds rows: it takes no pack"
+                if packed
+                else "format packed-parquet holds packs: say how long they are (pack, --length)"
+            )
+        if self.layout != "tokenmill" and not packed:
+            raise UsageError(f"layout {self.layout} is for packed-parquet")
+        suffix = self.target.suffix
+        if suffix in SUFFIXES.values() and not self.one_file:
+            raise UsageError(f"{self.target.name} does not name a target of format {self.format}")
+        if self.mask == "labels" and self.format not in ("parquet", "arrow", "jsonl"):
+            raise UsageError(f"format {self.format} has columns of its own: it takes no mask")
+
+    @property
+    def one_file(self) -> bool:
+        """Whether the target is a single file."""
+        suffix = SUFFIXES.get(self.format)
+        return suffix is not None and self.target.suffix == suffix
+
+    @cached_property
+    def shards(self) -> list[range]:
+        """The samples of every file."""
+        if self.one_file:
+            return [range(len(self.run))]
+        found, first, held = [], 0, 0
+        for start in range(0, len(self.run), 1 << 16):
+            packs = self.run.packs(range(start, min(start + (1 << 16), len(self.run))))
+            for number, tokens in enumerate(_tokens_of(packs), start):
+                if held and held + tokens > SHARD_TOKENS:
+                    found.append(range(first, number))
+                    first, held = number, 0
+                held += tokens
+        return [*found, range(first, len(self.run))]
+
+    def blocks(self, samples: range) -> Iterator[Packs]:
+        """Samples of a shard, a bounded number of tokens at a time."""
+        for start in range(samples.start, samples.stop, BLOCK_ROWS):
+            packs = self.run.packs(range(start, min(start + BLOCK_ROWS, samples.stop)))
+            first, held = 0, 0
+            for number, tokens in enumerate(_tokens_of(packs)):
+                if held and held + tokens > BLOCK_TOKENS:
+                    yield packs.take(np.arange(first, number))
+                    first, held = number, 0
+                held += tokens
+            yield packs.take(np.arange(first, len(packs)))
+
+
+def _tokens_of(packs: Packs) -> list[int]:
+    """Tokens of every sample."""
+    ends = np.concatenate(([0], np.cumsum(packs.lengths)))
+    counts: list[int] = np.diff(ends[packs.bounds]).tolist()
+    return counts

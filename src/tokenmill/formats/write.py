@@ -1,0 +1,160 @@
+"""From a plan to visible files: all of them in one step, or none.
+
+`files_of` names the files of a plan, each with a stream of its bytes. `export` stages them as a
+hidden sibling of the target and publishes: one file by a link, a directory by a rename. Where the
+target is there already, nothing is written: the streams are compared with it, byte by byte, and it
+is either the same export (fine) or something else (refused). Nothing is ever replaced.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tokenmill import fingerprint
+from tokenmill.errors import UsageError
+from tokenmill.files import Staging, publish_directory, writing_errors
+from tokenmill.formats import megatron
+from tokenmill.formats.columns import TableMaker, maker_of
+from tokenmill.formats.plan import SUFFIXES, ExportPlan
+from tokenmill.formats.streams import arrow_stream, json_lines, parquet_stream
+
+Buffers = Iterable[bytes | memoryview]
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What an export made, or found.
+
+    Attributes:
+        path: The file or directory.
+        rows: Records in it: rows, or packs.
+        bytes: Size of all files together.
+        files: How many there are.
+        found: Whether it was there already.
+    """
+
+    path: Path
+    rows: int
+    bytes: int
+    files: int
+    found: bool
+
+
+def export(plan: ExportPlan) -> Exported:
+    """Make the files of a plan.
+
+    Raises:
+        UsageError: Something else is where the files would go.
+        CacheError: The disk is full or cannot be written; nothing was published.
+    """
+    target = plan.target.absolute()
+    if _is_there(target):
+        return _same(plan, target)
+    with writing_errors(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+    with Staging(target.parent, beside=target) as staging:
+        size = count = 0
+        for name, stream in files_of(plan):
+            staged = staging.write(name, stream)
+            size += staged.stat().st_size
+            count += 1
+        with writing_errors(target):
+            if plan.one_file:
+                ours = staging.publish(staged, target)
+            else:
+                ours = publish_directory(staging.path, target)
+    if not ours:
+        return _same(plan, target)
+    return Exported(target, len(plan.run), size, count, found=False)
+
+
+def files_of(plan: ExportPlan) -> Iterator[tuple[str, Buffers]]:
+    """Names and streams, one after the other."""
+    if plan.format == "megatron":
+        for name in ("tokens", "loss_mask"):
+            yield f"{name}.bin", megatron.items(plan, name)
+            yield f"{name}.idx", megatron.index(plan, name)
+        return
+    suffix = SUFFIXES.get(plan.format, ".arrow")
+    names = [
+        f"data-{number:05d}-of-{len(plan.shards):05d}{suffix}" for number in range(len(plan.shards))
+    ]
+    if plan.one_file:
+        names = [plan.target.name]
+    maker = None if plan.format == "jsonl" else maker_of(plan)
+    for name, samples in zip(names, plan.shards, strict=True):
+        yield name, _stream(plan, maker, samples)
+    if suffix == ".arrow" and not plan.one_file:
+        # What `datasets.load_from_disk` asks for. Types are taken from the Arrow schema.
+        yield "state.json", _state(plan, names)
+        yield "dataset_info.json", [b"{}\n"]
+
+
+def _stream(plan: ExportPlan, maker: TableMaker | None, samples: range) -> Buffers:
+    blocks = plan.blocks(samples)
+    if maker is None:
+        return json_lines(plan, blocks)
+    write = parquet_stream if plan.format.endswith("parquet") else arrow_stream
+    return write(maker.schema, (maker.table(block) for block in blocks))
+
+
+def _state(plan: ExportPlan, names: list[str]) -> Buffers:
+    passport = plan.run.passport
+    key = fingerprint.key([passport.dataset, passport.order, passport.seed, plan.format, plan.mask])
+    state: dict[str, Any] = {
+        "_data_files": [{"filename": name} for name in names],
+        "_fingerprint": key[:16],
+        "_format_columns": None,
+        "_format_kwargs": {},
+        "_format_type": None,
+        "_output_all_columns": False,
+        "_split": None,
+    }
+    return [json.dumps(state).encode() + b"\n"]
+
+
+def _is_there(target: Path) -> bool:
+    """Whether something is at the target; an empty directory is nothing."""
+    if target.is_dir():
+        return any(target.iterdir())
+    return target.exists() or target.is_symlink()
+
+
+def _same(plan: ExportPlan, target: Path) -> Exported:
+    """What is there, when it is this export; else a refusal."""
+    size = count = 0
+    names = set()
+    for name, stream in files_of(plan):
+        path = target if plan.one_file else target / name
+        size += _compared(path, stream, target)
+        count += 1
+        names.add(name)
+    if not plan.one_file and {path.name for path in target.iterdir()} != names:
+        raise _something_else(target)
+    return Exported(target, len(plan.run), size, count, found=True)
+
+
+def _compared(path: Path, stream: Buffers, target: Path) -> int:
+    size = 0
+    try:
+        with open(path, "rb") as file:
+            for buffer in stream:
+                if file.read(len(memoryview(buffer).cast("B"))) != bytes(buffer):
+                    raise _something_else(target)
+                size += memoryview(buffer).nbytes
+            if file.read(1):
+                raise _something_else(target)
+    except OSError as error:
+        raise _something_else(target) from error
+    return size
+
+
+def _something_else(target: Path) -> UsageError:
+    return UsageError(
+        "exists and is not this export; nothing is replaced: name another --out or remove it",
+        path=target,
+    )

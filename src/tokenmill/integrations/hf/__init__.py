@@ -1,0 +1,23 @@
+"""tokenmill in the shapes of Hugging Face: `datasets` and TRL.
+
+    to_hf      the rows of a store, view or mixture as a `datasets.Dataset`
+    for_trl    a whole run for TRL's `SFTTrainer`: a dataset in our order, and what its config needs
+    in_order   a trainer class that does not shuffle, for transformers without such a setting
+
+Both datasets are lazy: their table is computed from the store when rows are asked for, so they
+hold no memory that grows with the rows, check what they read, and pickle as a description.
+"""
+
+from __future__ import annotations
+
+from tokenmill.errors import UsageError
+
+try:
+    import datasets as _datasets  # noqa: F401 - only asked whether it is there
+except ImportError as error:
+    raise UsageError("this needs Hugging Face datasets: pip install 'tokenmill[hf]'") from error
+
+from tokenmill.integrations.hf.dataset import to_hf
+from tokenmill.integrations.hf.trl import for_trl, in_order
+
+__all__ = ["for_trl", "in_order", "to_hf"]

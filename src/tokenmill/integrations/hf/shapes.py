@@ -1,0 +1,112 @@
+"""From stored tokens to Arrow columns: the three shapes a Hugging Face dataset can have here.
+
+A *shape* is a name for a set of columns:
+
+    loss_mask    input_ids int32, loss_mask int8: the stored columns, over the same bytes
+    labels       input_ids int32, labels int64 (-100 where a token is not trained)
+    packs        input_ids, labels, seq_lengths int64: rows of a pack behind each other, no padding
+
+`ShapedSamples` reads samples of an `Unrolled` run in one of them. Labels follow the loader's
+rule: unshifted, and -100 at the first token of every row, since nothing before it predicts it. The
+column ``loss_mask`` is what is stored, first token included: hosts that take a mask shift it
+themselves. Everything here pickles as a description.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from tokenmill.loader import Unrolled
+from tokenmill.packing import IGNORE, Piece
+
+_IDS, _MASK, _LABELS = pa.list_(pa.int32()), pa.list_(pa.int8()), pa.list_(pa.int64())
+
+SCHEMAS = {
+    "loss_mask": pa.schema({"input_ids": _IDS, "loss_mask": _MASK}),
+    "labels": pa.schema({"input_ids": _IDS, "labels": _LABELS}),
+    "packs": pa.schema({"input_ids": _IDS, "labels": _LABELS, "seq_lengths": _LABELS}),
+}
+
+
+class ShapedSamples:
+    """Samples of a run as Arrow columns.
+
+    Args:
+        samples: The run.
+        shape: One of `SCHEMAS`.
+    """
+
+    def __init__(self, samples: Unrolled, shape: str) -> None:
+        self.samples = samples
+        self.shape = shape
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Columns and their types."""
+        return SCHEMAS[self.shape]
+
+    @property
+    def nbytes(self) -> int:
+        """About how many bytes all columns have together."""
+        return self.samples.tokens * (5 if self.shape == "loss_mask" else 12)
+
+    def read(self, indices: Sequence[int]) -> pa.Table:
+        """Samples by number."""
+        found = self.samples.pieces(indices)
+        if self.shape == "loss_mask":
+            return self._stored(found)
+        if self.shape == "packs":
+            found = [pieces or [self._nothing()] for pieces in found]
+        columns = {
+            "input_ids": _listed([[ids for ids, _ in pieces] for pieces in found], np.int32),
+            "labels": _listed([[_labels(piece) for piece in pieces] for pieces in found], np.int64),
+        }
+        if self.shape == "packs":
+            sizes = [[np.asarray([ids.size for ids, _ in pieces])] for pieces in found]
+            columns["seq_lengths"] = _listed(sizes, np.int64)
+        return pa.Table.from_pydict(columns, schema=self.schema)
+
+    def _nothing(self) -> Piece:
+        """What a pack without rows holds (``balanced`` makes such): one untrained token."""
+        pad = 0 if self.samples.pad_id is None else self.samples.pad_id
+        return np.full(1, pad, np.int32), np.zeros(1, np.uint8)
+
+    def _stored(self, found: list[list[Piece]]) -> pa.Table:
+        """Rows as batches of one, each over the mapped bytes of the store."""
+        batches = [
+            pa.RecordBatch.from_arrays(
+                [_one_row(ids, pa.int32()), _one_row(mask, pa.int8())], schema=self.schema
+            )
+            for ((ids, mask),) in found
+        ]
+        return pa.Table.from_batches(batches, schema=self.schema)
+
+
+def _one_row(values: npt.NDArray[Any], kind: pa.DataType) -> pa.ListArray:
+    """One row over the bytes of an array, nothing copied."""
+    flat = pa.Array.from_buffers(kind, values.size, [None, pa.py_buffer(values)])
+    return pa.ListArray.from_arrays(pa.array([0, values.size], pa.int32()), flat)
+
+
+def _labels(piece: Piece) -> npt.NDArray[np.int64]:
+    ids, mask = piece
+    labels = np.where(mask.view(np.bool_), ids, np.int64(IGNORE))
+    labels[:1] = IGNORE
+    return labels
+
+
+def _listed(samples: list[list[npt.NDArray[Any]]], kind: Any) -> pa.ListArray:
+    """Lists of pieces as one list column."""
+    sizes = [sum(piece.size for piece in pieces) for pieces in samples]
+    offsets = np.concatenate(([0], np.cumsum(sizes, dtype=np.int64))).astype(np.int32)
+    flat = [piece for pieces in samples for piece in pieces] or [np.zeros(0, kind)]
+    values = np.concatenate(flat).astype(kind, copy=False)
+    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values))

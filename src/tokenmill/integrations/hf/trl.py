@@ -1,0 +1,105 @@
+"""A whole run for TRL's `SFTTrainer`.
+
+TRL knows two things about a prepared dataset: input_ids and labels. It does not know ``loss_mask``.
+`for_trl` hands it both: a lazy dataset of all epochs behind each other in our order, and the
+arguments of `SFTConfig` that make the trainer walk through it once, from the first sample to the
+last. The trainer's own resume ("skip the batches already seen") then is exact, because sample i is
+a function of (seed, i) and nothing else decides what is served.
+
+Packs are handed over as TRL's own packing hands them over: rows behind each other without padding,
+with ``seq_lengths``, collated without padding (``padding_free``), so that positions restart at
+every row and rows do not see each other.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import fields
+from typing import Any
+
+import datasets
+
+from tokenmill.dataset import Mixture, View
+from tokenmill.integrations.hf.dataset import lazy_dataset
+from tokenmill.loader import LengthGrouped, Unrolled
+from tokenmill.packing import Pack
+from tokenmill.store import Store
+
+_SEQUENTIAL = "train_sampling_strategy"  # of TrainingArguments; older ones always shuffle
+
+
+def for_trl(
+    data: Store | View | Mixture,
+    *,
+    epochs: int = 1,
+    seed: int = 42,
+    order: str | LengthGrouped = "feistel",
+    pack: Pack | None = None,
+    padding_free: bool = False,
+    world_size: int = 1,
+) -> tuple[datasets.Dataset, dict[str, Any]]:
+    """A dataset in our order for `SFTTrainer`, and the arguments its `SFTConfig` needs.
+
+    Args:
+        data: A store, a view or a mixture.
+        epochs: How many epochs the run has; they are unrolled, for the trainer it is one.
+        seed: Of the order.
+        order: As for the loader.
+        pack: Samples are packs; all of them are planned now, since the dataset has a length.
+        padding_free: Rows of a batch are laid behind each other instead of being padded.
+        world_size: Ranks; only packing with ``balanced`` asks for them.
+
+    Returns:
+        The dataset, and keyword arguments for ``SFTConfig``. They must win over your own.
+    """
+    samples = Unrolled(
+        data, epochs=epochs, seed=seed, order=order, pack=pack, world_size=world_size
+    )
+    dataset = lazy_dataset(samples, "labels" if pack is None else "packs")
+    arguments: dict[str, Any] = {
+        "num_train_epochs": 1,  # the epochs are in the dataset
+        "max_length": None,  # rows have their length already
+        "dataset_kwargs": {"skip_prepare_dataset": True},
+        "remove_unused_columns": False,
+        "shuffle_dataset": False,
+        "ignore_data_skip": False,  # the skip is what makes a resume exact
+        # With packs also `packing`: TRL asks it where packs would be wrong (context parallelism).
+        "packing": pack is not None,
+        "padding_free": padding_free or pack is not None,
+    }
+    if _can_be_sequential():
+        arguments[_SEQUENTIAL] = "sequential"
+    else:
+        warnings.warn(
+            "this transformers shuffles every training set by itself: build the trainer from "
+            "tokenmill.integrations.hf.in_order(SFTTrainer), or the order is not ours",
+            stacklevel=2,
+        )
+    # As arrays: the collator makes tensors of them without a Python integer per token.
+    return dataset.with_format("numpy"), arguments
+
+
+def _can_be_sequential() -> bool:
+    try:
+        from transformers import TrainingArguments
+    except ImportError:
+        return True  # nobody here to ask; current releases can
+    return _SEQUENTIAL in {field.name for field in fields(TrainingArguments)}
+
+
+def in_order(trainer: type[Any]) -> type[Any]:
+    """A trainer class that serves its training set as it stands.
+
+    Needed only where transformers has no ``train_sampling_strategy``; harmless elsewhere.
+
+    Args:
+        trainer: `SFTTrainer`, or any other subclass of `transformers.Trainer`.
+    """
+    from torch.utils.data import SequentialSampler
+
+    def _get_train_sampler(self: Any, train_dataset: Any = None) -> Any:
+        return SequentialSampler(self.train_dataset if train_dataset is None else train_dataset)
+
+    return type(
+        f"InOrder{trainer.__name__}", (trainer,), {"_get_train_sampler": _get_train_sampler}
+    )

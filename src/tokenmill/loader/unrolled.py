@@ -1,0 +1,159 @@
+"""The samples of a whole run by number, for hosts that walk through a list.
+
+A host that owns the sampler (TRL's trainer, say) wants one list for the whole run. `Unrolled` is
+that list: sample i of ``epochs`` epochs behind each other, each in our order, a row or a pack. It
+is a function of (seed, i), so the host's own "skip the first n" is an exact resume, in any process
+and with any number of workers.
+
+Nothing is held per row. With packing, the number of packs in every window of every epoch is held
+(8 bytes per 65,536 rows and epoch): the length of the list must be known, so all windows are
+packed once when it is made. They travel with the pickled list; workers do not count again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import pairwise
+from typing import Any, SupportsIndex
+
+import numpy as np
+
+from tokenmill.dataset import Mixture, View, as_view
+from tokenmill.errors import UsageError
+from tokenmill.loader.cursor import Passport
+from tokenmill.loader.samples import PackSamples, rows_as_packs
+from tokenmill.loader.stream import LengthGrouped, Stream
+from tokenmill.packing import Pack, Packs, Piece
+from tokenmill.sampling import Int64Array
+from tokenmill.store import Store
+
+
+class Unrolled:
+    """The samples of a run by number.
+
+    Args:
+        data: A store, a view or a mixture.
+        epochs: How many epochs follow each other.
+        seed: Of the order.
+        order: As for the loader.
+        pack: Samples are packs instead of rows.
+        world_size: Ranks; only packing with ``balanced`` asks for them.
+        ends: Where each window's packs end, when already counted.
+    """
+
+    def __init__(
+        self,
+        data: Store | View | Mixture,
+        *,
+        epochs: int = 1,
+        seed: int = 42,
+        order: str | LengthGrouped = "feistel",
+        pack: Pack | None = None,
+        world_size: int = 1,
+        ends: Int64Array | None = None,
+    ) -> None:
+        if isinstance(epochs, bool) or not isinstance(epochs, int | np.integer) or epochs < 1:
+            raise UsageError(f"epochs must be a positive whole number, not {epochs!r}")
+        self.epochs = int(epochs)
+        self._data = data if isinstance(data, Mixture) else as_view(data)
+        view = self._data.view if isinstance(self._data, Mixture) else self._data
+        self.pad_id = view.pad_id
+        self._arguments = (seed, order, pack, world_size)
+        # Samples are handed out as they are: padding plays no part.
+        self._stream = Stream(
+            self._data, seed=seed, order=order, pack=pack, world_size=world_size, pad_id=0
+        )
+        self._per_epoch = self._stream.order.rows
+        self._ends = ends
+        if ends is None and isinstance(self._stream.samples, PackSamples):
+            counts = map(self._stream.samples.window_counts, range(self.epochs))
+            self._ends = np.cumsum([count for epoch in counts for count in epoch], dtype=np.int64)
+        if not len(self):
+            raise UsageError("there is nothing to serve: an epoch has no samples")
+
+    def __reduce__(self) -> Any:
+        return _remake, (self._data, self.epochs, *self._arguments, self._ends)
+
+    def __len__(self) -> int:
+        if self._ends is None:
+            return self._per_epoch * self.epochs
+        return int(self._ends[-1])
+
+    @property
+    def view(self) -> View:
+        """The rows beneath."""
+        return self._stream.view
+
+    @property
+    def passport(self) -> Passport:
+        """Which data, order and packing this is, by content."""
+        return self._stream.passport
+
+    @property
+    def tokens(self) -> int:
+        """About how many tokens all samples have together: of every epoch, all rows."""
+        total = self.view.total("lengths")
+        return round(total / len(self.view) * self._per_epoch * self.epochs)
+
+    def packs(self, indices: Iterable[SupportsIndex]) -> Packs:
+        """Samples by number, as integers: a row is a pack of one piece."""
+        numbers = np.asarray([int(index) for index in indices], dtype=np.int64)
+        wrong = (numbers < 0) | (numbers >= len(self))
+        if wrong.any():
+            raise IndexError(f"sample {int(numbers[wrong][0])} of {len(self)}")
+        return self._rows(numbers) if self._ends is None else self._packs(numbers, self._ends)
+
+    def pieces(self, indices: Iterable[SupportsIndex]) -> list[list[Piece]]:
+        """Samples by number: ids and mask of their pieces, as views onto the stored tokens."""
+        packs = self.packs(indices)
+        pieces = self.read(packs)
+        return [pieces[first:stop] for first, stop in pairwise(packs.bounds.tolist())]
+
+    def read(self, packs: Packs) -> list[Piece]:
+        """Ids and mask of every piece of some packs, one after the other."""
+        return self._stream.filler.read(packs, 0, packs.rows.size)
+
+    def _rows(self, numbers: Int64Array) -> Packs:
+        epochs, positions = np.divmod(numbers, self._per_epoch)
+        rows = np.empty(numbers.size, dtype=np.int64)
+        for epoch in np.unique(epochs).tolist():
+            here = epochs == epoch
+            rows[here] = self._stream.order.indices(epoch, positions[here])
+        return rows_as_packs(rows, self.view.lengths_at(rows))
+
+    def _packs(self, numbers: Int64Array, ends: Int64Array) -> Packs:
+        samples = self._stream.samples
+        assert isinstance(samples, PackSamples)
+        windows = np.searchsorted(ends, numbers, side="right")
+        found: list[Packs] = []
+        places: list[Int64Array] = []
+        for window in np.unique(windows).tolist():
+            here = np.flatnonzero(windows == window)
+            begin = int(ends[window - 1]) if window else 0
+            packed = samples.packed(*divmod(window, samples.windows))
+            found.append(packed.take(numbers[here] - begin))
+            places.append(here)
+        if len(found) <= 1:
+            return found[0] if found else samples.packed(0, 0).take(numbers)
+        back = np.argsort(np.concatenate(places), kind="stable")
+        return Packs.join(found).take(back)
+
+
+def _remake(
+    data: View | Mixture,
+    epochs: int,
+    seed: int,
+    order: str | LengthGrouped,
+    pack: Pack | None,
+    world_size: int,
+    ends: Int64Array | None,
+) -> Unrolled:
+    return Unrolled(
+        data,
+        epochs=epochs,
+        seed=seed,
+        order=order,
+        pack=pack,
+        world_size=world_size,
+        ends=ends,
+    )
