@@ -115,3 +115,9 @@ def _tokens_of(packs: Packs) -> list[int]:
     ends = np.concatenate(([0], np.cumsum(packs.lengths)))
     counts: list[int] = np.diff(ends[packs.bounds]).tolist()
     return counts
+
+
+def default_name(key: str, format_name: str) -> str:
+    """What an export is called when nobody says: the data's key, and what it is."""
+    packed = ".packed" if format_name == "packed-parquet" else ""
+    return key[:12] + packed + SUFFIXES.get(format_name, f"-{format_name}")

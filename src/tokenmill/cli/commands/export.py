@@ -56,7 +56,7 @@ def export(
 ) -> None:
     """Write a store's rows in another library's format."""
     from tokenmill.api import export as write
-    from tokenmill.formats.plan import SUFFIXES
+    from tokenmill.formats.plan import default_name
     from tokenmill.packing import Pack
     from tokenmill.store import open_store
 
@@ -64,7 +64,7 @@ def export(
     made = write(
         opened,
         format,
-        out or opened.key[:12] + SUFFIXES.get(format, f"-{format}"),
+        out or default_name(opened.key, format),
         mask=mask,
         pack=None if length is None else Pack(length, method, window, oversize),
         layout=layout,

@@ -1,0 +1,113 @@
+"""A whole run by number is what the loader serves one after the other."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.store.making import make_columns, make_store
+from tokenmill.dataset import concat, filtered, mix
+from tokenmill.errors import UsageError
+from tokenmill.loader import Cursor, Loader, Unrolled
+from tokenmill.packing import METHODS, Pack
+from tokenmill.store import Store
+
+LENGTHS = np.random.default_rng(3).integers(1, 24, 61).tolist()
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    slices = [make_columns(LENGTHS[:25]), make_columns(LENGTHS[25:], seed=1)]
+    return make_store(tmp_path_factory.mktemp("cache"), slices)
+
+
+def served(loader: Loader) -> list[list[tuple[int, int, int]]]:
+    """(row, start, length) of every piece, sample by sample, as a loader of one per batch says."""
+    found = []
+    for step, _ in loader.stream.steps(Cursor(), loader.end):
+        packs = step.packs
+        found.append(list(zip(packs.rows, packs.starts, packs.lengths, strict=True)))
+    return found
+
+
+@settings(max_examples=60)
+@given(
+    epochs=st.integers(1, 4),
+    seed=st.integers(0, 2**64 - 1),
+    order=st.sampled_from(["feistel", "sequential", "length_grouped", "miles"]),
+    pack=st.none()
+    | st.builds(
+        Pack,
+        length=st.integers(8, 40),
+        method=st.sampled_from([method for method in METHODS if method != "balanced"]),
+        window=st.integers(1, 70),
+        oversize=st.sampled_from(["drop", "truncate", "split"]),
+    ),
+    mixed=st.booleans(),
+    data=st.data(),
+)
+def test_samples_by_number_are_those_of_the_loader(
+    store: Store,
+    epochs: int,
+    seed: int,
+    order: str,
+    pack: Pack | None,
+    mixed: bool,
+    data: st.DataObject,
+) -> None:
+    rows = mix({"a": store, "b": concat([store])[10:20]}, {"a": 2, "b": 1}) if mixed else store
+    run = Unrolled(rows, epochs=epochs, seed=seed, order=order, pack=pack)
+    wanted = served(
+        Loader(rows, 1, seed=seed, order=order, pack=pack, epochs=epochs, last="keep", pad_id=0)
+    )
+    assert len(run) == len(wanted)
+    numbers = data.draw(st.lists(st.integers(0, len(run) - 1), max_size=12))
+    packs = pickle.loads(pickle.dumps(run)).packs(numbers)
+    assert len(packs) == len(numbers)
+    for place, number in enumerate(numbers):
+        pieces = packs.take(np.asarray([place]))
+        assert list(zip(pieces.rows, pieces.starts, pieces.lengths, strict=True)) == wanted[number]
+
+
+def test_pieces_are_the_stored_tokens(store: Store) -> None:
+    run = Unrolled(store, order="sequential")
+    for row, ((ids, mask),) in zip(store, run.pieces(range(len(run))), strict=True):
+        assert ids.tolist() == row.input_ids.tolist()
+        assert mask.tolist() == row.loss_mask.tolist()
+        assert not ids.flags.owndata
+
+
+def test_numbers_outside_are_an_index_error(store: Store) -> None:
+    run = Unrolled(store, epochs=2)
+    for number in (-1, 2 * len(store)):
+        with pytest.raises(IndexError, match=f"sample {number} of {len(run)}"):
+            run.packs([number])
+    assert len(run.packs([])) == 0
+    assert len(Unrolled(store, pack=Pack(64)).packs([])) == 0
+
+
+@pytest.mark.parametrize("epochs", [0, -1, True, 1.5])
+def test_epochs_that_are_none_are_refused(store: Store, epochs: object) -> None:
+    with pytest.raises(UsageError, match="epochs"):
+        Unrolled(store, epochs=epochs)  # type: ignore[arg-type]
+
+
+def test_run_in_which_every_row_is_dropped_is_refused(store: Store) -> None:
+    with pytest.raises(UsageError, match="no samples"):
+        Unrolled(filtered(store, "length > 1"), pack=Pack(length=1, window=9, oversize="drop"))
+
+
+def test_list_of_a_billion_rows_is_small_and_quick(tmp_path: Path) -> None:
+    store = make_store(tmp_path, [make_columns([3] * 100_000)])
+    many = concat([concat([store] * 100)] * 100)
+    run = Unrolled(many, epochs=3)
+    assert len(run) == 3_000_000_000
+    assert len(pickle.dumps(run)) < 64 << 10  # ten thousand parts
+    last = run.packs([len(run) - 1]).rows.tolist()
+    order = Loader(many, 1, pad_id=0).stream.order
+    assert last == [order.index(2, 999_999_999)]
