@@ -14,11 +14,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+import tokenmill as tm
 from tests.build.making import EXAMPLES, INLINE, TOKENIZER
 from tokenmill import Loader, Pack, filtered, prepare
 from tokenmill.dataset import View, mix
 
 trl = pytest.importorskip("trl")
+datasets = pytest.importorskip("datasets")
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
@@ -226,3 +228,21 @@ def test_trainer_class_in_order_does_not_shuffle_where_transformers_would(
     batch = next(iter(trainer.get_train_dataloader()))
     expected = next(iter(Loader(view, BATCH, seed=SEED)))
     np.testing.assert_array_equal(batch["input_ids"].numpy(), expected["input_ids"])
+
+
+def test_store_opened_by_load_from_disk_trains_every_token_in_trl(
+    view: View, tokenizer: Any, tmp_path: Path
+) -> None:
+    """What docs/trl.md warns of first: should TRL learn of the mask, the page must change."""
+    bare = datasets.load_from_disk(str(view.stores[0].path)).select(range(BATCH))
+    assert bare.column_names == ["input_ids", "loss_mask"]
+    wanted = {"num_train_epochs": 1, "train_sampling_strategy": "sequential"}
+    trainer = trainer_of(tmp_path, tokenizer, bare, wanted, 0)
+    batch = next(iter(trainer.get_train_dataloader()))
+    real = batch["attention_mask"].bool()
+    assert torch.equal(batch["labels"][real], batch["input_ids"][real])
+    ours = tm.to_hf(view.stores[0]).select(range(BATCH))
+    trainer = trainer_of(tmp_path, tokenizer, ours, wanted, 0)
+    batch = next(iter(trainer.get_train_dataloader()))
+    trained = sum(int(row.loss_mask[1:].sum()) for row in view.stores[0][:BATCH])
+    assert int((batch["labels"] != -100).sum()) == trained
