@@ -181,10 +181,10 @@ def test_uninterrupted_run_ends_with_the_weights_of_a_resumed_one(
         assert torch.equal(ours[name], theirs[name]), name
 
 
-def test_padding_free_and_packed_losses_are_those_of_the_rows(
+def test_rows_laid_behind_each_other_do_not_see_each_other(
     view: View, tokenizer: Any, tmp_path: Path
 ) -> None:
-    """Rows of one pack do not see each other: its loss is that of the rows by themselves."""
+    """What the model says of a row in a pack is what it says of the row alone."""
     model = tiny_model().eval()
     for name, pack in (("free", None), ("packs", PACK)):
         run = hf.for_trl(view, seed=SEED, pack=pack, padding_free=True)
