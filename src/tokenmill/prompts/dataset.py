@@ -28,6 +28,7 @@ from tokenmill.build.executors import Executor, InlineExecutor, LocalExecutor
 from tokenmill.errors import CorruptionError, RowError, SourceError, UsageError
 from tokenmill.files import default_cache_dir
 from tokenmill.origin import Origin
+from tokenmill.prompts import media
 from tokenmill.prompts.choosing import Int64Array, Kept
 from tokenmill.prompts.cursor import Passport
 from tokenmill.prompts.finding import Found, PrivateHome, Wanted, find_index
@@ -129,9 +130,11 @@ class PromptDataset(Sequence[Prompt]):
         seed = check_seed(seed)
         root = Path(cache_dir or default_cache_dir()).absolute()
         rows = _open(source, root)
-        wanted = Wanted(rows, spec, tokenizer, tokenizer_backend, chat_template, trust_remote_code)
+        wanted = Wanted(
+            rows, spec, tokenizer, tokenizer_backend, chat_template, trust_remote_code, processor
+        )
         found = find_index(wanted, root, _resolve_executor(executor, num_workers))
-        self._build(rows, spec, found, max_length, seed, order)
+        self._build(rows, spec, found, max_length, seed, order, processor)
         self.hit = found.hit
         self.measured = found.measured
         if on_bad_row == "raise":
@@ -145,8 +148,10 @@ class PromptDataset(Sequence[Prompt]):
         max_length: int | None,
         seed: int,
         order: str,
+        processor: Any,
     ) -> None:
         self._rows = rows
+        self._processor = processor
         self._spec = spec
         self._index: LengthIndex = found.index
         self._home: PrivateHome | None = found.home
@@ -268,8 +273,14 @@ class PromptDataset(Sequence[Prompt]):
             tools=shaped.tools,
             origin=self._rows.origin(row),
             messages=shaped.prompt if isinstance(shaped.prompt, list) else None,
+            multimodal_inputs=self._media(shaped.prompt),
             length=length if length >= 0 else None,
         )
+
+    def _media(self, prompt: Any) -> dict[str, Any] | None:
+        if self._processor is None or not isinstance(prompt, list):
+            return None
+        return media.extract(prompt, self._processor)
 
     @property
     def samples(self) -> PromptDataset:
@@ -341,13 +352,15 @@ class PromptDataset(Sequence[Prompt]):
             "max_length": self.max_length,
             "seed": self.seed,
             "order": self.order,
+            "processor": self._processor,
             "cursor": (self._epoch, self._position, self._shuffled),
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         spec = PromptSpec(**state["spec"])
         found = Found(LengthIndex(Path(state["directory"])), hit=True)
-        self._build(state["rows"], spec, found, state["max_length"], state["seed"], state["order"])
+        names = ("max_length", "seed", "order", "processor")
+        self._build(state["rows"], spec, found, *(state[name] for name in names))
         self.hit, self.measured = True, 0
         self._epoch, self._position, self._shuffled = state["cursor"]
 

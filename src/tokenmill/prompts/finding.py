@@ -36,8 +36,16 @@ from tokenmill.build.recipe import Recipe
 from tokenmill.build.slices import from_block, load_copy
 from tokenmill.errors import CacheError, CorruptionError
 from tokenmill.files import Staging
+from tokenmill.prompts import media
 from tokenmill.prompts.lengths import Int32Array, LengthIndex, Rejection, publish_index
-from tokenmill.prompts.measuring import ENTRY, Measurer, measure_block, part_key, read_part
+from tokenmill.prompts.measuring import (
+    ENTRY,
+    Measurer,
+    measure_block,
+    part_key,
+    read_part,
+    write_part,
+)
 from tokenmill.prompts.spec import PromptSpec
 from tokenmill.source import Block, Rows
 from tokenmill.tokenizer import IdentityCard
@@ -56,6 +64,7 @@ class Wanted:
         tokenizer_backend: See there.
         chat_template: See there.
         trust_remote_code: See there.
+        processor: Measures prompts with media, where there is one.
         engine: Which engine may encode; never changes the result.
     """
 
@@ -65,6 +74,7 @@ class Wanted:
     tokenizer_backend: str = "auto"
     chat_template: Any = None
     trust_remote_code: bool = False
+    processor: Any = None
     engine: str = "auto"
 
     def card(self, root: Path, executor: Executor) -> tuple[IdentityCard, Comparison | None]:
@@ -84,7 +94,10 @@ class Wanted:
         if not self.spec.apply_chat_template:
             # Plain text meets no template, so another template must not make another key.
             identity |= {"template": {}, "special_tokens": {}}
-        return {"prompts": INDEX_VERSION, "spec": self.spec.document(), "tokenizer": identity}
+        shape = {"prompts": INDEX_VERSION, "spec": self.spec.document(), "tokenizer": identity}
+        if self.processor is not None:
+            shape["processor"] = media.identity(self.processor)
+        return shape
 
 
 @dataclass
@@ -119,8 +132,10 @@ def _remove(path: Path, owner: int) -> None:
 
 def find_index(wanted: Wanted, root: Path, executor: Executor) -> Found:
     """Open the index of what is wanted, having it made where it is not there."""
+    nameless = wanted.processor is not None and media.identity(wanted.processor) is None
     try:
-        return _find_or_make(wanted, root, executor)
+        if not nameless:  # lengths by a processor that cannot say what it is are nobody else's
+            return _find_or_make(wanted, root, executor)
     except CacheError:
         if _writable(root):
             raise
@@ -152,7 +167,8 @@ def _find_or_make(wanted: Wanted, root: Path, executor: Executor) -> Found:
             comparison.agree(card, root)
         return Found(LengthIndex(place, document), hit=True)
     work = _Work(wanted, root, executor, card, fingerprint.key(shape))
-    work.measure_all()
+    if wanted.processor is None:
+        work.measure_all()
     if comparison is not None:
         comparison.agree(card, root)
     serving: dict[str, Any] = {"template": None, "special_tokens": {}}
@@ -230,7 +246,10 @@ class _Work:
             yield Task(number, {"key": key, "block": from_block(block)}, label)
 
     def parts(self) -> Iterator[tuple[Int32Array, list[Rejection]]]:
-        """Every part in order; one that cannot be read is measured again, here."""
+        """Every part in order; one that is not there or cannot be read is measured here.
+
+        That is all of them where a processor measures: it is an object of this process.
+        """
         before = 0
         measurer: Measurer | None = None
         for key, block in self._blocks():
@@ -240,6 +259,7 @@ class _Work:
                     measurer = self._own_measurer()
                 part = measure_block(measurer, block)
                 self.measured += block.rows
+                write_part(self._root, self._place(key), part)
             lengths, said = part
             if len(lengths) != block.rows:
                 raise CorruptionError(
@@ -251,4 +271,5 @@ class _Work:
     def _own_measurer(self) -> Measurer:
         copy = self._root / "tokenizers" / self._card.key
         tokenizer = load_copy(copy, self._card.as_dict())
-        return Measurer(self._wanted.spec, tokenizer, self._wanted.engine)
+        wanted = self._wanted
+        return Measurer(wanted.spec, tokenizer, wanted.engine, wanted.processor)

@@ -22,9 +22,10 @@ from tokenmill import fingerprint
 from tokenmill.build.slices import load_copy, to_block, without_collector
 from tokenmill.errors import RowError
 from tokenmill.files import Staging
+from tokenmill.prompts import media
 from tokenmill.prompts.lengths import NO_LENGTH, REJECTED, Int32Array, Rejection
 from tokenmill.prompts.rendering import PromptMaker
-from tokenmill.prompts.shaping import Shaped, shape_row
+from tokenmill.prompts.shaping import Messages, Shaped, shape_row
 from tokenmill.prompts.spec import PromptSpec
 from tokenmill.source import Block, read_block
 from tokenmill.tokenizer import Encoder
@@ -50,10 +51,14 @@ class Measurer:
         spec: The row-shaping arguments.
         tokenizer: A loaded tokenizer.
         engine: Which engine may encode; never changes the result.
+        processor: Measures prompts with media, where there is one.
     """
 
-    def __init__(self, spec: PromptSpec, tokenizer: Any, engine: str = "auto") -> None:
+    def __init__(
+        self, spec: PromptSpec, tokenizer: Any, engine: str = "auto", processor: Any = None
+    ) -> None:
         self.spec = spec
+        self._processor = processor
         self._maker = PromptMaker(spec, tokenizer.template, tokenizer.special_tokens)
         self._encoder = Encoder(tokenizer, engine)
 
@@ -73,9 +78,14 @@ class Measurer:
                 bad[number] = error
         texts: list[str] = []
         places: list[int] = []
-        for number, made in zip(numbers, self._maker.texts(shaped), strict=True):
+        for number, row, made in zip(numbers, shaped, self._maker.texts(shaped), strict=True):
             if isinstance(made, RowError):
                 bad[number] = made
+            elif self._processor is not None and media.has_media(row.prompt):
+                try:
+                    lengths[number] = self._with_media(row, made)
+                except RowError as error:
+                    bad[number] = error
             elif isinstance(made, str):
                 texts.append(made)
                 places.append(number)
@@ -92,6 +102,13 @@ class Measurer:
             for number, error in sorted(bad.items())
         ]
         return lengths, said
+
+    def _with_media(self, row: Shaped, made: str | Messages) -> int:
+        assert isinstance(row.prompt, list)
+        if not isinstance(made, str):
+            media.extract(row.prompt, self._processor)  # refused here, not in the middle of a run
+            return NO_LENGTH
+        return media.measure(made, row.prompt, self._processor)
 
 
 def open_measurer(options: dict[str, Any]) -> Callable[[dict[str, Any]], dict[str, Any]]:
