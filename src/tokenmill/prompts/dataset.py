@@ -16,16 +16,14 @@ that row alone.
 
 from __future__ import annotations
 
-import importlib
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, overload
 
 import numpy as np
 
-from tokenmill.build.executors import Executor, InlineExecutor, LocalExecutor
-from tokenmill.errors import CorruptionError, RowError, SourceError, UsageError
+from tokenmill.build.executors import Executor
+from tokenmill.errors import RowError, SourceError, StateError, UsageError
 from tokenmill.files import default_cache_dir
 from tokenmill.origin import Origin
 from tokenmill.prompts import media
@@ -33,16 +31,16 @@ from tokenmill.prompts.choosing import Int64Array, Kept
 from tokenmill.prompts.cursor import Passport
 from tokenmill.prompts.finding import Found, PrivateHome, Wanted, find_index
 from tokenmill.prompts.lengths import Int32Array, LengthIndex
+from tokenmill.prompts.opening import Source, open_source, resolve_executor
 from tokenmill.prompts.rendering import PromptMaker
 from tokenmill.prompts.shaping import Prompt, shape_row
 from tokenmill.prompts.spec import PromptSpec
 from tokenmill.sampling import FeistelOrder, MilesOrder, Order, check_seed
-from tokenmill.source import Rows, open_rows
+from tokenmill.source import Rows
 
 ORDERS: dict[str, Any] = {"feistel": FeistelOrder, "miles": MilesOrder}
+STRETCH = 256  # prompts read together while iterating
 ON_BAD_ROW = ("reject", "raise")
-
-Source = str | os.PathLike[str]
 
 
 class PromptDataset(Sequence[Prompt]):
@@ -129,11 +127,11 @@ class PromptDataset(Sequence[Prompt]):
         )
         seed = check_seed(seed)
         root = Path(cache_dir or default_cache_dir()).absolute()
-        rows = _open(source, root)
+        rows = open_source(source, root)
         wanted = Wanted(
             rows, spec, tokenizer, tokenizer_backend, chat_template, trust_remote_code, processor
         )
-        found = find_index(wanted, root, _resolve_executor(executor, num_workers))
+        found = find_index(wanted, root, resolve_executor(executor, num_workers))
         self._build(rows, spec, found, max_length, seed, order, processor)
         self.hit = found.hit
         self.measured = found.measured
@@ -176,6 +174,11 @@ class PromptDataset(Sequence[Prompt]):
     def path(self) -> Path:
         """Where the length index lies."""
         return self._index.directory
+
+    @property
+    def rows(self) -> Rows:
+        """The opened source; ``prompt.row`` is a row's number in it."""
+        return self._rows
 
     @property
     def source_rows(self) -> int:
@@ -255,6 +258,10 @@ class PromptDataset(Sequence[Prompt]):
         values = self._rows.batch(chosen)
         return [self._prompt(row, value) for row, value in zip(chosen, values, strict=True)]
 
+    def __iter__(self) -> Iterator[Prompt]:
+        for first in range(0, len(self), STRETCH):
+            yield from self.batch(range(first, min(first + STRETCH, len(self))))
+
     def _rows_at(self, positions: Int64Array) -> Int64Array:
         if self._shuffled:
             positions = self._order.indices(self._epoch, positions)
@@ -272,6 +279,7 @@ class PromptDataset(Sequence[Prompt]):
             metadata=shaped.metadata,
             tools=shaped.tools,
             origin=self._rows.origin(row),
+            row=row,
             messages=shaped.prompt if isinstance(shaped.prompt, list) else None,
             multimodal_inputs=self._media(shaped.prompt),
             length=length if length >= 0 else None,
@@ -306,6 +314,14 @@ class PromptDataset(Sequence[Prompt]):
         if self._shuffled and epoch == self._epoch:
             return
         self._epoch, self._shuffled, self._position = epoch, True, 0
+
+    def seek(self, epoch: int, position: int) -> None:
+        """Put the cursor of `take` anywhere; shuffled or not stays as it is."""
+        if not (isinstance(position, int) and 0 <= position <= len(self)):
+            raise StateError(f"position is {position!r} of {len(self)} prompts")
+        if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:
+            raise StateError(f"epoch is {epoch!r}; it is a whole number from 0")
+        self._epoch, self._position = epoch, position
 
     def take(self, count: int) -> list[Prompt]:
         """The next prompts of the stream, going on into the next epoch where one ends.
@@ -366,31 +382,3 @@ class PromptDataset(Sequence[Prompt]):
 
     def __repr__(self) -> str:
         return f"<PromptDataset {len(self)} of {self._rows!r}>"
-
-
-def _open(source: Source | Sequence[Source], root: Path) -> Rows:
-    try:
-        return open_rows(source, cache_dir=root)
-    except CorruptionError as error:
-        if root / "rows" not in Path(error.path or "").parents:
-            raise
-        # A damaged row index is made again from its source.
-        return open_rows(source, cache_dir=root, rehash=True)
-
-
-def _resolve_executor(executor: str | Executor, num_workers: int | None) -> Executor:
-    if not isinstance(executor, str):
-        return executor
-    if num_workers is not None and (
-        isinstance(num_workers, bool) or not isinstance(num_workers, int) or num_workers < 0
-    ):
-        raise UsageError(f"num_workers is {num_workers!r}; it is 0 (inline), a count, or None")
-    if executor == "inline" or (executor == "local" and num_workers == 0):
-        return InlineExecutor()
-    if executor == "local":
-        return LocalExecutor(num_workers)
-    # Other names belong to integrations, which only the layer above knows: asked at run time.
-    resolved: Executor = importlib.import_module("tokenmill.api").resolve_executor(
-        executor, num_workers
-    )
-    return resolved

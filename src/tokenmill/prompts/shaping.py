@@ -38,6 +38,7 @@ class Prompt:
         metadata: The row's metadata, always a dict; ``metadata["tools"]`` where there are tools.
         tools: Tool descriptions, or None.
         origin: Where the row is.
+        row: Its number in the opened source, from 0.
         messages: The conversation that was rendered, or that `prompt` is; None for plain text.
         multimodal_inputs: What the processor made of the media, where one was given.
         length: Tokens of the prompt; None where it has no length (messages without a template).
@@ -48,6 +49,7 @@ class Prompt:
     metadata: dict[str, Any]
     tools: list[Any] | None
     origin: Origin
+    row: int
     messages: Messages | None = None
     multimodal_inputs: dict[str, Any] | None = None
     length: int | None = None
