@@ -21,9 +21,17 @@ from tokenmill.prompts.choosing import PAGE, Kept
 from tokenmill.prompts.lengths import NO_LENGTH, REJECTED, LengthIndex, publish_index
 
 
-def many_rows(path: Path, count: int = 4000) -> Path:
-    """Enough bytes for several blocks."""
+def many_rows(path: Path, count: int) -> Path:
     return write_rows(path, ({"text": f"row {n}: " + "word " * (n % 90)} for n in range(count)))
+
+
+def many_files(directory: Path, files: int = 5, rows: int = 40) -> str:
+    """A source of several blocks: each file is one."""
+    directory.mkdir()
+    for number in range(files):
+        texts = ({"text": f"file {number} row {n} " + "word " * n} for n in range(rows))
+        write_rows(directory / f"{number}.jsonl", texts)
+    return str(directory / "*.jsonl")
 
 
 @pytest.fixture
@@ -55,20 +63,19 @@ def test_several_limits_measure_once(tmp_path: Path, counted: list[int]) -> None
     assert counted == []
 
 
-def test_appended_rows_measure_only_new_blocks(
-    tmp_path: Path, counted: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rows = many_rows(tmp_path / "r.jsonl", 60_000)
-    open_prompts(rows)
-    assert len(counted) > 2
-    before = sum(counted)
+def test_new_rows_measure_only_their_block(tmp_path: Path, counted: list[int]) -> None:
+    source = many_files(tmp_path / "files")
+    open_prompts(source)
+    assert counted == [40] * 5
     counted.clear()
-    with rows.open("a") as file:
+    with (tmp_path / "files" / "4.jsonl").open("a") as file:
         file.write('{"text": "one more"}\n')
-    prompts = open_prompts(rows)
-    assert len(prompts) == before + 1
-    assert 0 < prompts.measured == sum(counted) < before
-    assert prompts[-1].prompt == "one more"
+    write_rows(tmp_path / "files" / "5.jsonl", [{"text": "new"}])
+    prompts = open_prompts(source)
+    assert len(prompts) == 202
+    assert prompts.measured == 42
+    assert sorted(counted) == [1, 41]
+    assert [prompt.prompt for prompt in prompts[-2:]] == ["one more", "new"]
 
 
 CHANGES: dict[str, dict[str, Any]] = {
@@ -115,7 +122,7 @@ def test_template_is_no_part_of_a_key_without_one_being_applied() -> None:
 
 
 def test_workers_and_inline_publish_the_same_bytes(tmp_path: Path) -> None:
-    rows = many_rows(tmp_path / "r.jsonl", 20_000)
+    rows = many_files(tmp_path / "files")
     seen = set()
     for workers in (0, 2):
         cache = tmp_path / f"cache-{workers}"
@@ -179,13 +186,13 @@ def test_builders_with_different_bytes_are_told(tmp_path: Path) -> None:
 
 
 def test_concurrent_builders_all_succeed_with_one_index(tmp_path: Path) -> None:
-    rows = many_rows(tmp_path / "r.jsonl", 30_000)
+    rows = many_files(tmp_path / "files", files=8, rows=200)
     with ThreadPoolExecutor(4) as threads:
         made = list(threads.map(lambda _: open_prompts(rows), range(4)))
     assert len({prompts.key for prompts in made}) == 1
     assert len({prompts.lengths.tobytes() for prompts in made}) == 1
     # Claims share the work: four times the rows would be no sharing at all.
-    assert sum(prompts.measured for prompts in made) < 4 * 30_000
+    assert sum(prompts.measured for prompts in made) < 4 * 1600
     assert not list((made[0].path.parent.parent / "staging").glob("*-*"))
 
 
@@ -218,7 +225,7 @@ PromptDataset(sys.argv[1], sys.argv[2], tokenizer_backend="file", num_workers=0)
 def test_killed_builder_leaves_nothing_to_clean_and_its_parts_are_used(
     tmp_path: Path, own_cache: Path, counted: list[int], blocks: int, when: str
 ) -> None:
-    rows = many_rows(tmp_path / "r.jsonl", 60_000)
+    rows = many_files(tmp_path / "files")
     environment = {**os.environ, "PYTHONPATH": str(Path(tokenmill.__file__).parent.parent)}
     died = subprocess.run(
         [sys.executable, "-c", PROGRAM, rows, TOKENIZER, str(blocks), when],
@@ -227,12 +234,12 @@ def test_killed_builder_leaves_nothing_to_clean_and_its_parts_are_used(
     assert died.returncode == -signal.SIGKILL, died.stderr
     assert not list(own_cache.glob("rows/*/prompts.json"))
     prompts = open_prompts(rows)
-    assert len(prompts) == 60_000
+    assert len(prompts) == 200
     assert not prompts.hit
     if when == "late":
         assert counted == []
     else:
-        assert len(list(own_cache.glob("rows/*/part.bin"))) == len(counted) + blocks
+        assert len(counted) == 5 - blocks
 
 
 def test_cache_that_cannot_be_written_is_worked_around(

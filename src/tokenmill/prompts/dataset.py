@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
@@ -32,11 +32,13 @@ from tokenmill.prompts.cursor import Passport
 from tokenmill.prompts.finding import Found, PrivateHome, Wanted, find_index
 from tokenmill.prompts.lengths import Int32Array, LengthIndex
 from tokenmill.prompts.opening import Source, open_source, resolve_executor
-from tokenmill.prompts.rendering import PromptMaker
 from tokenmill.prompts.shaping import Prompt, shape_row
 from tokenmill.prompts.spec import PromptSpec
 from tokenmill.sampling import FeistelOrder, MilesOrder, Order, check_seed
 from tokenmill.source import Rows
+
+if TYPE_CHECKING:
+    from tokenmill.prompts.rendering import PromptMaker
 
 ORDERS: dict[str, Any] = {"feistel": FeistelOrder, "miles": MilesOrder}
 STRETCH = 256  # prompts read together while iterating
@@ -269,6 +271,8 @@ class PromptDataset(Sequence[Prompt]):
 
     def _prompt(self, row: int, value: dict[str, Any]) -> Prompt:
         if self._maker is None:
+            from tokenmill.prompts.rendering import PromptMaker  # not before a prompt is read
+
             index = self._index
             self._maker = PromptMaker(self._spec, index.template, index.special_tokens, fast=False)
         shaped = shape_row(value, self._spec)

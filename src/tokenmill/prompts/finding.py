@@ -13,42 +13,27 @@ directory that lives as long as the dataset.
 
 from __future__ import annotations
 
-import contextlib
-import itertools
 import os
-import random
 import shutil
 import tempfile
-import time
 import weakref
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tokenmill import fingerprint
-from tokenmill.build.claims import Claims
-from tokenmill.build.executors import Executor, Setup, Task
-from tokenmill.build.identify import Comparison, identity_card
 from tokenmill.build.keys import source_documents
-from tokenmill.build.missing import WAIT_S
-from tokenmill.build.recipe import Recipe
-from tokenmill.build.slices import from_block, load_copy
-from tokenmill.errors import CacheError, CorruptionError
+from tokenmill.errors import CacheError
 from tokenmill.files import Staging
 from tokenmill.prompts import media
-from tokenmill.prompts.lengths import Int32Array, LengthIndex, Rejection, publish_index
-from tokenmill.prompts.measuring import (
-    ENTRY,
-    Measurer,
-    measure_block,
-    part_key,
-    read_part,
-    write_part,
-)
+from tokenmill.prompts.lengths import LengthIndex, publish_index
 from tokenmill.prompts.spec import PromptSpec
-from tokenmill.source import Block, Rows
-from tokenmill.tokenizer import IdentityCard
+from tokenmill.source import Rows
+from tokenmill.tokenizer import IdentityCard, recall
+
+if TYPE_CHECKING:
+    from tokenmill.build.executors import Executor
+    from tokenmill.build.identify import Comparison
 
 INDEX_VERSION = 1
 
@@ -79,6 +64,19 @@ class Wanted:
 
     def card(self, root: Path, executor: Executor) -> tuple[IdentityCard, Comparison | None]:
         """The tokenizer's identity card; its copy is then in the cache."""
+        if isinstance(self.tokenizer, str | os.PathLike):
+            known = recall(
+                self.tokenizer,
+                cache_dir=root,
+                backend=self.tokenizer_backend,
+                chat_template=self.chat_template,
+                trust_remote_code=self.trust_remote_code,
+            )
+            if known is not None and (root / "tokenizers" / known.key).is_dir():
+                return known, None
+        from tokenmill.build.identify import identity_card  # here: a hit must not pay for it
+        from tokenmill.build.recipe import Recipe
+
         recipe = Recipe(
             sources=("-",),
             tokenizer=self.tokenizer,
@@ -166,7 +164,9 @@ def _find_or_make(wanted: Wanted, root: Path, executor: Executor) -> Found:
         if comparison is not None:
             comparison.agree(card, root)
         return Found(LengthIndex(place, document), hit=True)
-    work = _Work(wanted, root, executor, card, fingerprint.key(shape))
+    from tokenmill.prompts.working import Work  # here: a hit must not pay for it
+
+    work = Work(wanted, root, executor, card, fingerprint.key(shape))
     if wanted.processor is None:
         work.measure_all()
     if comparison is not None:
@@ -176,100 +176,3 @@ def _find_or_make(wanted: Wanted, root: Path, executor: Executor) -> Found:
         serving = {"template": card.template, "special_tokens": card.special_tokens}
     publish_index(root, place, document, serving, work.parts())
     return Found(LengthIndex(place, document), hit=False, measured=work.measured)
-
-
-class _Work:
-    """Measuring the blocks of one source that nobody has measured."""
-
-    def __init__(
-        self, wanted: Wanted, root: Path, executor: Executor, card: IdentityCard, shape: str
-    ) -> None:
-        self._wanted = wanted
-        self._root = root
-        self._executor = executor
-        self._card = card
-        self._shape = shape
-        self.measured = 0
-
-    def _blocks(self) -> Iterator[tuple[str, Block]]:
-        for block in self._wanted.rows.blocks():
-            yield part_key(self._shape, block.kind, block.digest), block
-
-    def _place(self, key: str) -> Path:
-        return self._root / "rows" / key
-
-    def measure_all(self) -> None:
-        """Return when every block has a part."""
-        with Staging(self._root):
-            pass  # say that the cache cannot be written before anything is loaded for it
-        setup = Setup(
-            ENTRY,
-            {
-                "spec": self._wanted.spec.travelling(),
-                "tokenizer": str(self._root / "tokenizers" / self._card.key),
-                "card": self._card.as_dict(),
-                "engine": self._wanted.engine,
-                "cache": str(self._root),
-            },
-        )
-        with Claims(self._root) as claims:
-            while True:
-                under_way: dict[int, str] = {}
-                passed_over: list[str] = []
-                tasks = self._tasks(claims, under_way, passed_over)
-                with contextlib.closing(self._executor.run(setup, tasks)) as finished:  # type: ignore[type-var]
-                    for done in finished:
-                        claims.release(under_way.pop(done.number))
-                        self.measured += done.result["measured"]
-                if not passed_over:
-                    return
-                time.sleep(WAIT_S)
-
-    def _tasks(
-        self, claims: Claims, under_way: dict[int, str], passed_over: list[str]
-    ) -> Iterator[Task]:
-        # Where a builder starts decides only who measures which block, so it may be random.
-        count = sum(1 for _ in self._wanted.rows.blocks())
-        first = random.SystemRandom().randrange(max(count, 1))
-        numbered = itertools.chain(
-            itertools.islice(enumerate(self._blocks()), first, None),
-            itertools.islice(enumerate(self._blocks()), 0, first),
-        )
-        for number, (key, block) in numbered:
-            if self._place(key).is_dir():
-                continue
-            if not claims.take(key):
-                passed_over.append(key)
-                continue
-            under_way[number] = key
-            label = f"{block.path}, rows {block.first_row} to {block.first_row + block.rows - 1}"
-            yield Task(number, {"key": key, "block": from_block(block)}, label)
-
-    def parts(self) -> Iterator[tuple[Int32Array, list[Rejection]]]:
-        """Every part in order; one that is not there or cannot be read is measured here.
-
-        That is all of them where a processor measures: it is an object of this process.
-        """
-        before = 0
-        measurer: Measurer | None = None
-        for key, block in self._blocks():
-            part = read_part(self._place(key), block.rows)
-            if part is None:
-                if measurer is None:
-                    measurer = self._own_measurer()
-                part = measure_block(measurer, block)
-                self.measured += block.rows
-                write_part(self._root, self._place(key), part)
-            lengths, said = part
-            if len(lengths) != block.rows:
-                raise CorruptionError(
-                    f"{len(lengths)} lengths for {block.rows} rows", path=self._place(key)
-                )
-            yield lengths, [one._replace(row=one.row + before) for one in said]
-            before += block.rows
-
-    def _own_measurer(self) -> Measurer:
-        copy = self._root / "tokenizers" / self._card.key
-        tokenizer = load_copy(copy, self._card.as_dict())
-        wanted = self._wanted
-        return Measurer(wanted.spec, tokenizer, wanted.engine, wanted.processor)

@@ -18,8 +18,8 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from tokenmill.errors import SourceError, StateError, UsageError
-from tokenmill.integrations.miles.host import Host, Settings, find_host, load_function
+from tokenmill.errors import SourceError, StateError, TemplateError, UsageError
+from tokenmill.integrations.miles.host import DATE, Host, Settings, find_host, load_function
 from tokenmill.integrations.miles.saved import host_path, read_state, state_path, write_state
 from tokenmill.prompts import Prompt, PromptDataset
 
@@ -236,6 +236,17 @@ def open_prompts(settings: Settings, host: Host) -> PromptDataset:
         tokenizer.save_pretrained(Path(settings.dump_details) / "tokenizer")
         if processor is not None and hasattr(processor, "save_pretrained"):
             processor.save_pretrained(Path(settings.dump_details) / "processor")
+    try:
+        return _open(settings, host, processor)
+    except TemplateError as error:
+        if settings.date is not None:
+            raise
+        raise TemplateError(
+            f"{error.message}; here by the environment: {DATE}=2026-11-15"
+        ) from error
+
+
+def _open(settings: Settings, host: Host, processor: Any) -> PromptDataset:
     return PromptDataset(
         settings.prompt_data,
         processor=processor,
