@@ -17,9 +17,7 @@ from collections.abc import Iterator
 from dataclasses import fields
 from typing import Any
 
-import msgspec
-
-from tokenmill.build import limits
+from tokenmill.build import entries, limits
 from tokenmill.build.claims import Claims
 from tokenmill.build.executors import Executor, Setup, Task
 from tokenmill.build.identify import Comparison
@@ -31,9 +29,6 @@ from tokenmill.build.recipe import Recipe, RunOptions
 from tokenmill.source import Block
 from tokenmill.store import CacheLayout
 
-# By name: what they import (engines' rooms, pyarrow) is for workers, not for who hands out work.
-BUILD = "tokenmill.build.slices:open_builder"
-DERIVE = "tokenmill.build.derive:open_deriver"
 WAIT_S = 0.2  # seconds between looks at slices that other builders are at
 
 
@@ -113,7 +108,7 @@ class Builder:
 
     def _build_setup(self) -> Setup:
         return Setup(
-            BUILD,
+            entries.BUILD,
             {
                 "recipe": _to_travel(self._plan.recipe),
                 "tokenizer": str(self._cache.tokenizer(self._plan.card.key)),
@@ -132,11 +127,11 @@ class Builder:
             self._under_way[number] = key, block
             last = block.first_row + block.rows - 1
             label = f"{block.path}, rows {block.first_row} to {last}"
-            yield Task(number, {"key": key, "block": msgspec.to_builtins(block)}, label)
+            yield Task(number, {"key": key, "block": entries.from_block(block)}, label)
 
     def _derive_setup(self) -> Setup:
         limit = self._plan.recipe.max_length
-        return Setup(DERIVE, {"cache": str(self._cache.root), "max_length": limit})
+        return Setup(entries.DERIVE, {"cache": str(self._cache.root), "max_length": limit})
 
     def _derive_tasks(self, claims: Claims) -> Iterator[Task]:
         recipe = self._plan.recipe

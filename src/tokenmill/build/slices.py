@@ -15,8 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
+from tokenmill.build.entries import to_block
 from tokenmill.build.pipeline import Pipeline
 from tokenmill.build.recipe import Recipe
 from tokenmill.errors import CacheError, CorruptionError, TokenizerError, TokenmillError
@@ -45,9 +44,7 @@ def open_builder(options: dict[str, Any]) -> Callable[[dict[str, Any]], dict[str
                 return {"built": False}  # another builder was quicker
             if not slice_is_intact(files):
                 quarantine_slice(layout, payload["key"])
-        return build_slice(
-            pipeline, layout, payload["key"], msgspec.convert(payload["block"], Block)
-        )
+        return build_slice(pipeline, layout, payload["key"], to_block(payload["block"]))
 
     return build
 

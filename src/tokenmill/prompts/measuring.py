@@ -19,7 +19,8 @@ import msgspec
 import numpy as np
 
 from tokenmill import fingerprint
-from tokenmill.build.slices import load_copy, to_block, without_collector
+from tokenmill.build.entries import to_block
+from tokenmill.build.slices import load_copy, without_collector
 from tokenmill.errors import RowError
 from tokenmill.files import Staging
 from tokenmill.prompts import media

@@ -20,9 +20,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tokenmill.build.claims import Claims
+from tokenmill.build.entries import from_block
 from tokenmill.build.executors import Executor, Setup, Task
 from tokenmill.build.missing import WAIT_S
-from tokenmill.build.slices import from_block, load_copy
+from tokenmill.build.slices import load_copy
 from tokenmill.errors import CorruptionError
 from tokenmill.files import Staging
 from tokenmill.prompts.lengths import Int32Array, Rejection
