@@ -31,7 +31,7 @@ from tokenmill.errors import (
 )
 
 if TYPE_CHECKING:
-    from tokenmill.api import open_rows, prepare
+    from tokenmill.api import lint, open_rows, prepare
     from tokenmill.build.recipe import Recipe
     from tokenmill.dataset import Mixture, View, as_view, concat, filtered, mix, split
     from tokenmill.loader import LengthGrouped, Loader, OrderedView
@@ -55,6 +55,7 @@ _HOMES = {
     "as_view": "tokenmill.dataset",
     "concat": "tokenmill.dataset",
     "filtered": "tokenmill.dataset",
+    "lint": "tokenmill.api",
     "mix": "tokenmill.dataset",
     "open_rows": "tokenmill.api",
     "open_store": "tokenmill.store",
@@ -90,6 +91,7 @@ __all__ = [
     "as_view",
     "concat",
     "filtered",
+    "lint",
     "mix",
     "open_rows",
     "open_store",

@@ -9,7 +9,9 @@ from __future__ import annotations
 from tokenmill.cli.commands import (
     cache,
     demo,
+    doctor,
     inspect,
+    lint,
     pack,
     prepare,
     rows,
@@ -18,4 +20,16 @@ from tokenmill.cli.commands import (
     why,
 )
 
-__all__ = ["cache", "demo", "inspect", "pack", "prepare", "rows", "stats", "verify", "why"]
+__all__ = [
+    "cache",
+    "demo",
+    "doctor",
+    "inspect",
+    "lint",
+    "pack",
+    "prepare",
+    "rows",
+    "stats",
+    "verify",
+    "why",
+]
