@@ -2,7 +2,8 @@
 
 Rows, tokens and trained tokens, percentiles and histograms of row lengths and trained shares, a
 table per source and role, what any ``max_length`` would drop, and how full packs of the usual
-lengths would be. All numbers come from the stored lengths; no token is read, so it is quick on any size.
+lengths would be. All numbers come from the stored lengths; no token is read, so it is quick on
+any size.
 """
 
 from __future__ import annotations

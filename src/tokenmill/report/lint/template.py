@@ -197,14 +197,10 @@ class TemplateCritic:
 
 
 def _alternating(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The same words in turns that every template knows."""
-    said = [
-        content if isinstance(content := message.get("content"), str) and content else "."
-        for message in messages
-    ]
+    """The same messages in roles that every template knows; nothing else is changed."""
     return [
-        {"role": "assistant" if number % 2 else "user", "content": text}
-        for number, text in enumerate(said)
+        {**message, "role": "assistant" if number % 2 else "user"}
+        for number, message in enumerate(messages)
     ]
 
 
