@@ -200,3 +200,15 @@ def test_bundled_dirty_rows_are_told_apart() -> None:
     assert lines(report) == {**wanted, "duplicate": [6]}
     assert report.fails()
     assert not report.fails("never")
+
+
+def test_rejections_are_those_of_a_build(all_rules: LintReport, room: Path, tokenizer: str) -> None:
+    given = {**QUICK, "max_length": MAX_LENGTH, "cache_dir": room / "cache"}
+    rejected = tm.prepare(str(crafted(room)), tokenizer, **given).rejected
+    finer = {"role_order": "template_error", "template_drops_tool_calls": "template_drops_content"}
+    counts: dict[str, int] = {}
+    for finding in all_rules.findings:
+        reason = finer.get(finding.rule, finding.rule)
+        if reason in REASONS:
+            counts[reason] = counts.get(reason, 0) + finding.count
+    assert counts == rejected
