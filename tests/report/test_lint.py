@@ -11,7 +11,7 @@ import tokenmill as tm
 from tests.build.making import EXAMPLES, TOKENIZER, conversations, small_cuts, write_rows
 from tests.report.crafted import GOLDEN, MAX_LENGTH, clean, crafted, talk, tokenizer_with
 from tokenmill.errors import REASONS, UsageError
-from tokenmill.report.lint import RULES, LintReport
+from tokenmill.report.lint import RULES, LintReport, near
 from tokenmill.report.lint.sample import SAMPLE_BLOCKS, choose, described
 
 QUICK: dict[str, Any] = {"tokenizer_backend": "file", "executor": "inline", "progress": False}
@@ -112,6 +112,37 @@ def test_choice_covers_blocks_and_is_a_function_of_their_rows() -> None:
         choose(counts, 0)
 
 
+def test_near_duplicates_are_looked_for_within_the_stated_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small_cuts(monkeypatch)
+    rows = [*conversations(60, words=60), *conversations(4, words=60)]
+    rows[-1]["messages"][1]["content"] += " Really."
+    source = str(write_rows(tmp_path / "a.jsonl", rows))
+    report = tm.lint(source, str(TOKENIZER), **QUICK)
+    assert lines(report) == {"duplicate": [61, 62, 63], "near_duplicate": [64]}
+    assert report.near_duplicates is not None
+    assert report.near_duplicates["rows_compared"] == 61
+    monkeypatch.setattr(near, "MOST_ROWS", 50)
+    report = tm.lint(source, str(TOKENIZER), **QUICK)
+    assert lines(report) == {"duplicate": [61, 62, 63]}
+    assert report.near_duplicates is not None
+    assert report.near_duplicates["rows_compared"] == 50
+
+
+def test_parquet_rows_are_named_by_number_and_nothing_is_copied(tmp_path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    rows = [*conversations(4), conversations(1)[0], {"id": 9, "messages": []}]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
+    report = tm.lint(str(tmp_path / "a.parquet"), str(TOKENIZER), cache_dir=tmp_path / "c", **QUICK)
+    found = {f.rule: [str(origin) for origin in f.places] for f in report.findings}
+    path = tmp_path / "a.parquet"
+    assert found == {"bad_shape": [f"{path}#5"], "duplicate": [f"{path}#4"]}
+    assert not [p for p in (tmp_path / "c" / "rows").rglob("*") if p.stat().st_size > 10_000]
+
+
 def test_rules_can_be_chosen_and_switched_off(room: Path, tokenizer: str) -> None:
     given = {**QUICK, "cache_dir": room / "cache"}
     source = str(crafted(room))
@@ -192,6 +223,39 @@ def test_null_is_found_where_nobody_can_have_meant_it(
     source = str(write_rows(tmp_path / "a.jsonl", [row]))
     report = tm.lint(source, str(TOKENIZER), **QUICK)
     assert lines(report) == ({"null_tool_keys": [1]} if is_found else {})
+
+
+def test_calls_of_which_the_template_prints_only_the_first_are_found(tmp_path: Path) -> None:
+    template = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}"
+        "{% if m.tool_calls %}{{ m.tool_calls[0] | tojson }}{% endif %}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    call = {"type": "function", "function": {"name": "look_up", "arguments": {"q": "one"}}}
+    other = {"type": "function", "function": {"name": "look_up", "arguments": {"q": "two"}}}
+    rows = [talk("One?", "", tool_calls=[call]), talk("Two?", "", tool_calls=[call, other])]
+    source = str(write_rows(tmp_path / "a.jsonl", rows))
+    report = tm.lint(source, str(TOKENIZER), chat_template=template, **QUICK)
+    assert lines(report) == {"template_drops_tool_calls": [2]}
+
+
+def test_refusal_for_another_reason_is_not_taken_for_the_order_of_roles(tmp_path: Path) -> None:
+    template = (
+        "{% for m in messages %}{% if m.tool_calls and not m.tool_calls[0].id %}"
+        "{{ raise_exception('a call needs an id') }}{% endif %}"
+        "{% if m.role == 'tool' and not messages[loop.index0 - 1].tool_calls %}"
+        "{{ raise_exception('a result needs a call') }}{% endif %}"
+        "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    call = {"type": "function", "function": {"name": "look_up", "arguments": {"q": "one"}}}
+    row = talk("One?", "", tool_calls=[call])
+    row["messages"] += [{"role": "tool", "content": "1"}, {"role": "assistant", "content": "One."}]
+    other = talk("One?", "Yes.")
+    other["messages"].insert(1, {"role": "tool", "content": "1"})
+    source = str(write_rows(tmp_path / "a.jsonl", [row, other]))
+    report = tm.lint(source, str(TOKENIZER), chat_template=template, **QUICK)
+    assert lines(report) == {"template_error": [1], "role_order": [2]}
 
 
 def test_bundled_dirty_rows_are_told_apart() -> None:

@@ -90,7 +90,7 @@ def test_packs_are_those_of_the_loader(store: Store) -> None:
         assert fill["rows_longer"] == int((store.lengths > length).sum())
 
 
-def test_large_stores_are_packed_in_part_and_say_so(
+def test_windows_are_those_of_the_loader_and_only_so_many_are_packed(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class SmallPack(Pack):
@@ -98,6 +98,9 @@ def test_large_stores_are_packed_in_part_and_say_so(
             super().__init__(length, window=10, oversize=oversize)
 
     monkeypatch.setattr(spread, "Pack", SmallPack)
+    packs, tokens = packing_plan(store, Pack(2048, window=10, oversize="drop"))
+    fill = spread.packing_fill(store, 2048)
+    assert (fill["packs"], fill["fill"]) == (packs, round(tokens / (packs * 2048), 6))
     monkeypatch.setattr(spread, "MOST_WINDOWS", 3)
     assert spread.packing_fill(store, 2048)["rows"] == 30
 

@@ -119,7 +119,8 @@ class Finding:
     Attributes:
         rule: Its name.
         count: Rows concerned; 1 for what is wrong with the tokenizer.
-        places: Origins of the first of them; empty for the tokenizer.
+        places: Origins of the first of them; empty for the tokenizer. Those of columnar files do
+            not know the length of the row (0): nobody reads a whole file for it.
         detail: What is wrong with the first.
         excerpt: A bit of it.
     """

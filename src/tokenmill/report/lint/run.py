@@ -28,9 +28,10 @@ from tokenmill.build.recipe import Recipe, RunOptions, to_travel
 from tokenmill.build.run import cache_of
 from tokenmill.errors import SourceError
 from tokenmill.report.lint import linter, near, pairs
-from tokenmill.report.lint.findings import PLACES, Finding, LintReport, Merged, excerpt, in_order
+from tokenmill.report.lint.findings import PLACES, Finding, LintReport, Merged, in_order
+from tokenmill.report.lint.places import Places
 from tokenmill.report.lint.rules import RULES, SAMPLE_ROWS, chosen_rules
-from tokenmill.report.lint.sample import Choice, choose, described
+from tokenmill.report.lint.sample import Choice, choose, described, ranks_of
 from tokenmill.source import Block, Rows, open_rows
 
 Positions = npt.NDArray[np.int64]
@@ -64,9 +65,9 @@ def run_lint(
     rows = open_rows(list(recipe.sources), cache_dir=cache.root, rehash=options.rehash)
     if not len(rows):
         raise SourceError("no rows: every source is empty", path=recipe.sources[0])
-    counts = [block.rows for block in rows.blocks()]
-    chosen = choose(counts, sample)
-    looked = sum(counts[n] if some is None else len(some) for n, some in chosen.items())
+    places = Places(rows)
+    chosen = choose(places.counts, sample)
+    ranks = ranks_of(chosen, places.counts)
     setup = {
         "recipe": to_travel(recipe),
         "tokenizer": str(cache.tokenizer(card.key)),
@@ -74,8 +75,8 @@ def run_lint(
         "engine": options.engine,
         "rules": sorted(rules),
     }
-    with open_progress(progress, total_rows=looked) as shown:
-        tally = _Tally(rules, counts)
+    with open_progress(progress, total_rows=ranks[-1]) as shown:
+        tally = _Tally(rules, places, ranks)
         with contextlib.closing(  # type: ignore[type-var]
             executor.run(Setup(linter.ENTRY, setup), _tasks(rows, chosen))
         ) as finished:
@@ -86,17 +87,17 @@ def run_lint(
                     comparison.check()
     if comparison is not None:
         comparison.agree(card, cache.root)
-    tally.find_duplicates(rows)
+    tally.find_duplicates()
     if "near_duplicate" in rules:
         sources = [pairs.absolute(source) for source in recipe.sources]
         more = {**setup, "sources": sources, "cache": str(cache.root)}
-        tally.find_near_duplicates(executor, Setup(pairs.ENTRY, more), rows)
+        tally.find_near_duplicates(executor, Setup(pairs.ENTRY, more))
     return LintReport(
-        findings=tuple(tally.findings(rows)),
+        findings=tuple(tally.findings()),
         rows=len(rows),
-        rows_checked=looked,
+        rows_checked=ranks[-1],
         rules=tuple(name for name in RULES if name in rules),
-        sample=described(chosen, counts),
+        sample=described(chosen, places.counts),
         near_duplicates=tally.near_method(),
         seconds=time.perf_counter() - start,
     )
@@ -118,12 +119,14 @@ class _Tally:
 
     Args:
         rules: The rules that run.
-        counts: Rows of every block.
+        places: Where rows are.
+        ranks: Per block, how many rows before it are looked at.
     """
 
-    def __init__(self, rules: frozenset[str], counts: Sequence[int]) -> None:
+    def __init__(self, rules: frozenset[str], places: Places, ranks: Sequence[int]) -> None:
         self._rules = rules
-        self._starts = np.concatenate(([0], np.cumsum(counts, dtype=np.int64)))
+        self._places = places
+        self._ranks = ranks
         self._merged = Merged()
         self._about_tokenizer: dict[str, str] = {}
         self._digests: dict[int, tuple[Positions, npt.NDArray[np.uint64]]] = {}
@@ -133,16 +136,18 @@ class _Tally:
 
     def add(self, number: int, result: dict[str, Any]) -> None:
         """Take one block's result."""
-        start = int(self._starts[number])
+        start = self._places.start(number)
         self._merged.add(result["findings"], start)
         self._about_tokenizer.update(result["tokenizer"])
         positions = linter.unpacked(result["numbers"], np.int32).astype(np.int64) + start
         self._digests[number] = positions, linter.unpacked(result["digests"], np.uint64)
         sketched = linter.unpacked(result["sketched"], np.int32).astype(np.int64) + start
         bands = linter.unpacked(result["sketches"], np.uint32).reshape(-1, near.BANDS)
-        self._sketches[number] = sketched, bands
+        # By rank and not by arrival, so that the same rows are compared whoever is quicker.
+        most = max(0, near.MOST_ROWS - self._ranks[number])
+        self._sketches[number] = sketched[:most], bands[:most]
 
-    def find_duplicates(self, rows: Rows) -> None:
+    def find_duplicates(self) -> None:
         """Rows whose rendered text an earlier row has already."""
         blocks = [self._digests[number] for number in sorted(self._digests)]
         if not blocks:
@@ -158,16 +163,16 @@ class _Tally:
         sort = np.argsort(copies)
         self._copies = copies[sort]
         if len(copies) and "duplicate" in self._rules:
-            detail = f"the same text as {rows.origin(int(originals[sort][0]))}"
-            self._found("duplicate", self._copies, detail, rows)
+            detail = f"the same text as {self._places.origin(int(originals[sort][0]))}"
+            self._found("duplicate", self._copies, detail)
 
-    def find_near_duplicates(self, executor: Executor, setup: Setup, rows: Rows) -> None:
+    def find_near_duplicates(self, executor: Executor, setup: Setup) -> None:
         """Rows that nearly repeat an earlier one; exact copies are not looked at again."""
         blocks = [self._sketches[number] for number in sorted(self._sketches)]
         if not blocks:
             return
-        positions = np.concatenate([block[0] for block in blocks])[: near.MOST_ROWS]
-        bands = np.concatenate([block[1] for block in blocks])[: near.MOST_ROWS]
+        positions = np.concatenate([block[0] for block in blocks])
+        bands = np.concatenate([block[1] for block in blocks])
         once = ~np.isin(positions, self._copies)
         positions, bands = positions[once], bands[once]
         self._compared = len(positions)
@@ -182,13 +187,13 @@ class _Tally:
         if found:
             found.sort()
             _, other, index = found[0]
-            detail = f"{index:.0%} of its shingles are those of {rows.origin(other)}"
-            self._found("near_duplicate", np.array([entry[0] for entry in found]), detail, rows)
+            detail = f"{index:.0%} of its shingles are those of {self._places.origin(other)}"
+            self._found("near_duplicate", np.array([entry[0] for entry in found]), detail)
 
-    def _found(self, rule: str, positions: Positions, detail: str, rows: Rows) -> None:
-        shown = excerpt(rows.raw(int(positions[0]))[:400].decode("utf-8", "replace"))
-        places = positions[:PLACES].tolist()
-        document = {"count": len(positions), "rows": places, "detail": detail, "excerpt": shown}
+    def _found(self, rule: str, positions: Positions, detail: str) -> None:
+        first = positions[:PLACES].tolist()
+        shown = self._places.shown(first[0])
+        document = {"count": len(positions), "rows": first, "detail": detail, "excerpt": shown}
         self._merged.add({rule: document})
 
     def near_method(self) -> dict[str, Any] | None:
@@ -197,10 +202,10 @@ class _Tally:
             return None
         return {**near.method(), "rows_compared": self._compared}
 
-    def findings(self, rows: Rows) -> list[Finding]:
+    def findings(self) -> list[Finding]:
         """Everything found."""
         about = [Finding(rule, 1, (), detail) for rule, detail in self._about_tokenizer.items()]
-        return in_order([*self._merged.findings(rows.origin), *about])
+        return in_order([*self._merged.findings(self._places.origin), *about])
 
 
 def _comparisons(maybe: dict[int, list[int]], positions: Positions) -> Iterator[Task]:

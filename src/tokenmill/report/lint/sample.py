@@ -9,6 +9,7 @@ blocks have, so it does not change with workers or machines. A `Choice` names, p
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -51,9 +52,17 @@ def choose(rows: Sequence[int], wanted: int | None) -> Choice:
     }
 
 
+def ranks_of(choice: Choice, rows: Sequence[int]) -> list[int]:
+    """Per block, how many rows before it are looked at; one more than blocks, the last is all."""
+    looked = [0] * len(rows)
+    for number, some in choice.items():
+        looked[number] = rows[number] if some is None else len(some)
+    return [0, *accumulate(looked)]
+
+
 def described(choice: Choice, rows: Sequence[int]) -> dict[str, Any] | None:
     """What the report says of a sample; None where everything is looked at."""
-    looked = sum(rows[n] if some is None else len(some) for n, some in choice.items())
+    looked = ranks_of(choice, rows)[-1]
     if looked == sum(rows):
         return None
     return {"rows": looked, "blocks": len(choice), "of_blocks": len(rows), "seed": 0}

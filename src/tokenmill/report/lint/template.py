@@ -60,14 +60,26 @@ class TemplateCritic:
             return ""
 
     def refusal(self, talk: Conversation, error: RowError) -> Sighting:
-        """What to say of a conversation that the template refuses."""
-        roles = " → ".join(message["role"] for message in talk.messages[:12])
-        if self._accepts(talk.tools, _alternating(talk.messages)):
-            return "role_order", f"{error.message}; the roles are {roles}", _words(talk)
+        """What to say of a conversation that the template refuses.
+
+        Its roles are the reason where short words in the same roles are refused in the same words,
+        and pass in alternating turns.
+        """
+        roles = [message["role"] for message in talk.messages]
+        turns = ["assistant" if number % 2 else "user" for number in range(len(roles))]
+        if self._refused(roles) == error.message and self._refused(turns) is None:
+            shown = " → ".join(roles[:12])
+            return "role_order", f"{error.message}; the roles are {shown}", _words(talk)
         return "template_error", error.message, _words(talk)
 
-    def _accepts(self, tools: list[Any] | None, messages: list[dict[str, Any]]) -> bool:
-        return self._render(messages, tools) is not None
+    def _refused(self, roles: list[str]) -> str | None:
+        """What the template says against short words in these roles; None where nothing."""
+        words = [{"role": role, "content": f"Word {n}."} for n, role in enumerate(roles)]
+        try:
+            self._renderer.reference().render(words)
+        except TokenmillError as error:
+            return error.message
+        return None
 
     def _render(self, messages: list[dict[str, Any]], tools: list[Any] | None) -> str | None:
         try:
@@ -91,16 +103,17 @@ class TemplateCritic:
                     return "template_drops_tool_calls", detail, excerpt(text, len(text))
         if not any(_called(message) for message in talk.messages):
             return None
-        without = [
-            {key: value for key, value in message.items() if key not in CALL_KEYS}
-            for message in talk.messages
-        ]
-        if self._render(without, talk.tools) == text:
+        if self._render([_with_calls(m, 0) for m in talk.messages], talk.tools) == text:
             return (
                 "template_drops_tool_calls",
                 "the same is printed without the calls",
                 _words(talk),
             )
+        if any(len(_called(message)) > 1 for message in talk.messages):
+            first = [_with_calls(m, 1) for m in talk.messages]
+            if self._render(first, talk.tools) == text:
+                detail = "of several calls in a turn the template prints the first alone"
+                return "template_drops_tool_calls", detail, _words(talk)
         return None
 
     def dropped_tools(self, talk: Conversation, text: str) -> Sighting | None:
@@ -196,12 +209,11 @@ class TemplateCritic:
         return (trained[0], trained[1]) if trained[0] != trained[1] else None
 
 
-def _alternating(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The same messages in roles that every template knows; nothing else is changed."""
-    return [
-        {**message, "role": "assistant" if number % 2 else "user"}
-        for number, message in enumerate(messages)
-    ]
+def _with_calls(message: dict[str, Any], count: int) -> dict[str, Any]:
+    """A message with its first calls only."""
+    kept = {key: value for key, value in message.items() if key not in CALL_KEYS}
+    calls = message.get("tool_calls")
+    return {**kept, "tool_calls": calls[:count]} if count and isinstance(calls, list) else kept
 
 
 def _words(talk: Conversation) -> str:
