@@ -169,3 +169,39 @@ def test_demo_json_is_the_second_prepare(shell: Shell, own_cache: Path) -> None:
     assert set(answer.json) == PREPARE
     assert answer.json["hit"]
     assert answer.json["rejected"]
+
+
+def test_prompts_json_tells_build_then_hit_then_what_a_limit_leaves(
+    shell: Shell, tmp_path: Path
+) -> None:
+    rows = tmp_path / "prompts.jsonl"
+    rows.write_text('{"q": "one"}\n{"q": "' + "many words " * 30 + '"}\nbad\n')
+    flags = ("prompts", rows, *QUICK, "--prompt-key", "q", "--json")
+    built = shell(*flags).json
+    assert {"rows", "kept", "rejected", "seconds", "hit"} <= set(built)
+    assert (built["rows"], built["kept"], built["hit"]) == (3, 2, False)
+    assert built["rejected"] == {"bad_json": 1}
+    found = shell(*flags, "--max-length", "20").json
+    assert (found["kept"], found["hit"]) == (1, True)
+    assert found["rejected"] == {"bad_json": 1, "overlong": 1}
+    assert Path(found["path"]).is_dir()
+
+
+def test_prompts_without_any_left_is_exit_code_one(shell: Shell, tmp_path: Path) -> None:
+    rows = tmp_path / "prompts.jsonl"
+    rows.write_text('{"text": "far too long"}\n')
+    answer = shell("prompts", rows, *QUICK, "--max-length", "1", "--json")
+    assert answer.code == 1
+    assert answer.json["rejected"] == {"overlong": 1}
+    assert "no prompt is left" in answer.error["message"]
+    assert shell("prompts", rows, *QUICK, "--multimodal-keys", "[]", "--json").code == 2
+
+
+def test_prompts_text_names_an_example_per_reason(shell: Shell, tmp_path: Path) -> None:
+    rows = tmp_path / "prompts.jsonl"
+    rows.write_text('{"text": "x"}\n{"other": 1}\n')
+    answer = shell("prompts", rows, *QUICK)
+    assert answer.code == 0
+    assert "1 of 2 prompts" in answer.err
+    assert "prompts.jsonl:2" in answer.err
+    assert Path(answer.out.strip()).is_dir()

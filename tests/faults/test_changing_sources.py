@@ -11,8 +11,8 @@ import pytest
 
 from tests.faults.world import TOKENIZER, write_sources
 from tokenmill.api import run_recipe
+from tokenmill.build.entries import BUILD
 from tokenmill.build.executors import Done, InlineExecutor, Setup, Task
-from tokenmill.build.slices import ENTRY
 from tokenmill.errors import SourceChanged
 
 
@@ -48,7 +48,7 @@ class Editing(InlineExecutor):
         self._path, self._edit, self._nth = path, edit, nth
 
     def run(self, setup: Setup, tasks: Iterable[Task]) -> Iterator[Done]:
-        return super().run(setup, self._edited(tasks) if setup.entry == ENTRY else tasks)
+        return super().run(setup, self._edited(tasks) if setup.entry == BUILD else tasks)
 
     def _edited(self, tasks: Iterable[Task]) -> Iterator[Task]:
         for number, task in enumerate(tasks):

@@ -15,8 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
+from tokenmill.build.entries import to_block
 from tokenmill.build.pipeline import Pipeline
 from tokenmill.build.recipe import Recipe
 from tokenmill.errors import CacheError, CorruptionError, TokenizerError, TokenmillError
@@ -27,7 +26,6 @@ from tokenmill.store.quarantine import quarantine_slice, slice_is_intact
 from tokenmill.store.write import encode_slice, publish_slice
 from tokenmill.tokenizer import Tokenizer, load
 
-ENTRY = "tokenmill.build.slices:open_builder"
 COPY = "tokenizer.json"
 
 
@@ -107,14 +105,3 @@ def without_collector() -> Iterator[None]:
     finally:
         if was_on:
             gc.enable()
-
-
-def to_block(document: dict[str, Any]) -> Block:
-    """A block that travelled as plain values."""
-    return msgspec.convert(document, Block)
-
-
-def from_block(block: Block) -> dict[str, Any]:
-    """A block as plain values, to travel."""
-    document: dict[str, Any] = msgspec.to_builtins(block)
-    return document

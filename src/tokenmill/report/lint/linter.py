@@ -18,8 +18,9 @@ from typing import Any
 import numpy as np
 import xxhash
 
+from tokenmill.build.entries import to_block
 from tokenmill.build.recipe import Recipe
-from tokenmill.build.slices import load_copy, to_block, without_collector
+from tokenmill.build.slices import load_copy, without_collector
 from tokenmill.chat import Renderer, Rendering
 from tokenmill.chat.marks import THINKING
 from tokenmill.chat.shapes import Conversation, Plain, read

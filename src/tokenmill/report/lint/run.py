@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tokenmill.build import slices
+from tokenmill.build import entries
 from tokenmill.build.executors import Executor, Setup, Task
 from tokenmill.build.identify import identity_card
 from tokenmill.build.progress import open_progress
@@ -106,7 +106,7 @@ def run_lint(
 def _tasks(rows: Rows, chosen: Choice) -> Iterator[Task]:
     for number, block in enumerate(rows.blocks()):
         if number in chosen:
-            payload = {"block": slices.from_block(block), "rows": chosen[number]}
+            payload = {"block": entries.from_block(block), "rows": chosen[number]}
             yield Task(number, payload, _label(block))
 
 

@@ -1,0 +1,132 @@
+"""Stand-ins for miles and slime: a `Sample` as they have it, and their data source written out.
+
+`EagerSource` is the reference: what the frameworks' buffered data source is documented to do, over
+a list of every sample. `flags` is a namespace of their flags.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+import sys
+import types
+from dataclasses import dataclass, field
+from enum import Enum
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+
+@dataclass
+class Sample:
+    """The fields that rollouts of both hosts write."""
+
+    class Status(Enum):
+        """How far a rollout got."""
+
+        PENDING = "pending"
+        ABORTED = "aborted"
+
+    group_index: int | None = None
+    index: int | None = None
+    prompt: Any = ""
+    tokens: list[int] = field(default_factory=list)
+    multimodal_inputs: Any = None
+    response: str = ""
+    response_length: int = 0
+    label: Any = None
+    reward: Any = None
+    loss_mask: list[int] | None = None
+    status: Status = Status.PENDING
+    metadata: dict[str, Any] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**self.__dict__, "status": self.status.value}
+
+    @staticmethod
+    def from_dict(told: dict[str, Any]) -> Sample:
+        names = set(Sample.__dataclass_fields__)
+        known = {name: value for name, value in told.items() if name in names}
+        sample = Sample(**{**known, "status": Sample.Status(told["status"])})
+        for name in set(told) - names:
+            setattr(sample, name, told[name])
+        return sample
+
+
+def install(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Let a host be importable, and the other one not."""
+    for other in ("miles", "slime"):
+        for module in (other, f"{other}.utils", f"{other}.utils.types"):
+            monkeypatch.setitem(sys.modules, module, None)  # type: ignore[arg-type]
+    for module in (name, f"{name}.utils", f"{name}.utils.types"):
+        monkeypatch.setitem(sys.modules, module, types.ModuleType(module))
+    sys.modules[f"{name}.utils.types"].Sample = Sample  # type: ignore[attr-defined]
+
+
+def flags(**stated: Any) -> SimpleNamespace:
+    """The flags that both hosts have, with their defaults."""
+    return SimpleNamespace(
+        **{
+            "rollout_global_dataset": True,
+            "prompt_data": None,
+            "hf_checkpoint": None,
+            "chat_template_path": None,
+            "dump_details": None,
+            "rollout_max_prompt_len": None,
+            "input_key": "input",
+            "label_key": None,
+            "metadata_key": "metadata",
+            "tool_key": "tools",
+            "multimodal_keys": None,
+            "apply_chat_template": False,
+            "apply_chat_template_kwargs": {},
+            "rollout_seed": 42,
+            "rollout_shuffle": True,
+            "rollout_batch_size": 8,
+            "n_samples_per_prompt": 1,
+            "buffer_filter_path": None,
+            "save": None,
+            "load": None,
+            **stated,
+        }
+    )
+
+
+class EagerSource:
+    """The hosts' own buffered data source, over samples that are all in memory."""
+
+    def __init__(self, args: Any, samples: list[Sample]) -> None:
+        self.args = args
+        self.origin = samples
+        self.samples = samples
+        self.epoch = self.offset = self.group = self.index = 0
+        self.buffer: list[list[Sample]] = []
+        self._shuffle()
+
+    def _shuffle(self) -> None:
+        if self.args.rollout_shuffle:
+            order = list(range(len(self.origin)))
+            random.Random(self.args.rollout_seed + self.epoch).shuffle(order)
+            self.samples = [self.origin[number] for number in order]
+
+    def get_samples(self, count: int) -> list[list[Sample]]:
+        groups = self.buffer[:count]
+        del self.buffer[: len(groups)]
+        for _ in range(count - len(groups)):
+            if self.offset == len(self.samples):
+                self.epoch, self.offset = self.epoch + 1, 0
+                self._shuffle()
+            group = []
+            for _ in range(self.args.n_samples_per_prompt):
+                sample = copy.deepcopy(self.samples[self.offset])
+                sample.group_index, sample.index = self.group, self.index
+                self.index += 1
+                group.append(sample)
+            self.offset += 1
+            self.group += 1
+            groups.append(group)
+        return groups
+
+    def add_samples(self, groups: list[list[Sample]]) -> None:
+        self.buffer += groups

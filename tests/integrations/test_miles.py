@@ -1,0 +1,319 @@
+"""The data source of miles and slime: driven by flags, saved, loaded, given rollouts back."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tokenmill
+from tests.integrations.hosts import EagerSource, Sample, flags, install
+from tokenmill import CorruptionError, StateError, UsageError
+from tokenmill.integrations import miles
+from tokenmill.integrations.miles import saved, source
+
+EXAMPLES = Path(tokenmill.__file__).parent / "examples"
+PROMPTS = EXAMPLES / "prompts.jsonl"
+TOKENIZER = EXAMPLES / "tokenizer"
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("miles-cache")
+
+
+@pytest.fixture(autouse=True, params=["miles", "slime"])
+def host(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, cache: Path) -> str:
+    monkeypatch.setenv("TOKENMILL_CACHE_DIR", str(cache))
+    install(monkeypatch, request.param)
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    transformers = pytest.importorskip("transformers")
+    return transformers.AutoTokenizer.from_pretrained(TOKENIZER)
+
+
+LIMIT = 36
+
+
+def described(**stated: Any) -> Any:
+    return flags(
+        **{
+            "prompt_data": str(PROMPTS),
+            "hf_checkpoint": str(TOKENIZER),
+            "input_key": "text",
+            "label_key": "label",
+            "apply_chat_template": True,
+            "rollout_max_prompt_len": LIMIT,
+            "n_samples_per_prompt": 2,
+            **stated,
+        }
+    )
+
+
+def eager_samples(tokenizer: Any) -> list[Sample]:
+    kept = []
+    for line in PROMPTS.read_text().splitlines():
+        row = json.loads(line)
+        talk = [{"role": "user", "content": row["text"]}]
+        text = tokenizer.apply_chat_template(talk, tokenize=False, add_generation_prompt=True)
+        if len(tokenizer(text, add_special_tokens=False)["input_ids"]) <= LIMIT:
+            metadata = row.get("metadata") or {}
+            kept.append(Sample(prompt=text, label=row["label"], metadata=metadata))
+    return kept
+
+
+def told(groups: list[list[Any]]) -> list[list[dict[str, Any]]]:
+    """Groups as plain values, without what only we note in them."""
+    return [
+        [{k: v for k, v in sample.to_dict().items() if k != source.ROW} for sample in group]
+        for group in groups
+    ]
+
+
+def partial(groups: list[list[Any]], step: int) -> list[list[Any]]:
+    """The groups of a step that were not finished, with what they have so far."""
+    unfinished = groups[step % 3 :: 4]
+    for group in unfinished:
+        for sample in group:
+            sample.response = f"so far {step}"
+            sample.tokens = [1, 2, step]
+            sample.status = Sample.Status.ABORTED
+            sample.metadata["start_rollout_id"] = step
+    return unfinished
+
+
+@pytest.mark.parametrize("shuffled", [True, False])
+def test_source_over_three_epochs_with_partial_rollouts_equals_the_eager_one(
+    tmp_path: Path, tokenizer: Any, shuffled: bool
+) -> None:
+    args = described(save=str(tmp_path), load=str(tmp_path), rollout_shuffle=shuffled)
+    ours, theirs = miles.DataSource(args), EagerSource(args, eager_samples(tokenizer))
+    assert len(ours) == len(ours.dataset or ()) == len(theirs.origin)
+    assert 8 < len(ours) < 50
+    ours.update_metadata({"seen": 1})
+    step = 0
+    while theirs.epoch < 3:
+        count = (7, 11, 5)[step % 3]
+        mine, wanted = ours.get_samples(count), theirs.get_samples(count)
+        assert told(mine) == told(wanted)
+        ours.add_samples(partial(mine, step))
+        theirs.add_samples(partial(wanted, step))
+        assert ours.get_buffer_length() == len(theirs.buffer) > 0
+        assert (ours.epoch_id, ours.sample_offset) == (theirs.epoch, theirs.offset)
+        if step % 2:
+            ours.save(step)
+            ours = miles.DataSource(args)
+            ours.load(step)
+            assert ours.get_metadata() == {"seen": 1}
+        step += 1
+    assert step > 6
+
+
+def test_groups_share_nothing_and_count_on(tokenizer: Any) -> None:
+    ours = miles.DataSource(described(n_samples_per_prompt=3))
+    first, second = ours.get_samples(2)
+    assert [s.index for s in first + second] == list(range(6))
+    assert [s.group_index for s in first + second] == [0] * 3 + [1] * 3
+    first[0].metadata["mine"] = 1
+    assert "mine" not in first[1].metadata
+    assert ours.get_samples(0) == []
+
+
+def test_order_of_our_own_is_chosen_by_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    theirs = [group[0].prompt for group in miles.DataSource(described()).get_samples(9)]
+    monkeypatch.setenv("TOKENMILL_ORDER", "feistel")
+    ours = miles.DataSource(described())
+    assert ours.dataset is not None
+    assert ours.dataset.order == "feistel"
+    assert [group[0].prompt for group in ours.get_samples(9)] != theirs
+
+
+def test_date_comes_from_the_environment_and_the_refusal_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    template = tmp_path / "t.jinja"
+    template.write_text("{{ strftime_now('%Y') }}{{ messages[0].content }}")
+    args = described(chat_template_path=str(template))
+    monkeypatch.delenv("TOKENMILL_DATE", raising=False)
+    with pytest.raises(tokenmill.TemplateError, match="TOKENMILL_DATE"):
+        miles.DataSource(args)
+    monkeypatch.setenv("TOKENMILL_DATE", "2026-11-15")
+    assert miles.DataSource(args).get_samples(1)[0][0].prompt.startswith("2026")
+
+
+def newest(args: Any, rollout_id: Any, buffer: list[Any], count: int) -> list[Any]:
+    """A buffer filter of a user."""
+    taken = buffer[-count:]
+    del buffer[-count:]
+    return taken
+
+
+def test_buffer_filter_of_the_user_is_asked() -> None:
+    path = f"{newest.__module__}.newest"
+    sys.modules.setdefault(newest.__module__, sys.modules[__name__])
+    ours = miles.DataSource(described(buffer_filter_path=path))
+    groups = ours.get_samples(3)
+    ours.add_samples(groups)
+    assert ours.get_samples(1) == [groups[2]]
+    with pytest.raises(UsageError, match=r"nothing\.here"):
+        miles.DataSource(described(buffer_filter_path="nothing.here"))
+
+
+def test_groups_of_another_size_are_refused() -> None:
+    ours = miles.DataSource(described())
+    with pytest.raises(UsageError, match="n_samples_per_prompt"):
+        ours.add_samples([[Sample()]])
+    with pytest.raises(UsageError, match="list of groups"):
+        ours.add_samples([Sample()])  # type: ignore[list-item]
+    ours.add_samples([])
+    assert ours.get_buffer_length() == 0
+
+
+def test_source_without_a_global_dataset_gives_empty_samples(tmp_path: Path) -> None:
+    args = described(rollout_global_dataset=False, save=str(tmp_path), load=str(tmp_path))
+    ours = miles.DataSource(args)
+    assert (len(ours), ours.dataset) == (0, None)
+    assert [len(group) for group in ours.get_samples(3)] == [2, 2, 2]
+    ours.save(1)
+    ours.load(1)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_state_that_is_damaged_or_of_other_data_is_refused(tmp_path: Path) -> None:
+    args = described(save=str(tmp_path), load=str(tmp_path))
+    ours = miles.DataSource(args)
+    ours.add_samples(ours.get_samples(2))
+    ours.save(4)
+    path = saved.state_path(str(tmp_path), 4)
+    good = path.read_bytes()
+    ours.load(None)  # nothing was saved under that name: starting from the beginning
+    for damage in (
+        good[:-1],
+        good + b"x",
+        good[: len(good) // 2],
+        b"{}\n",
+        b"",
+        good[:-9] + b"\0" * 9,
+    ):
+        path.write_bytes(damage)
+        with pytest.raises(CorruptionError):
+            miles.DataSource(args).load(4)
+    path.write_bytes(good.replace(b'"version":1}', b'"version":9}'))
+    with pytest.raises(StateError, match="version 9"):
+        miles.DataSource(args).load(4)
+    path.write_bytes(good)
+    for change in (
+        {"rollout_seed": 1},
+        {"rollout_max_prompt_len": 35},
+        {"n_samples_per_prompt": 1},
+    ):
+        with pytest.raises(StateError):
+            miles.DataSource(described(load=str(tmp_path), **change)).load(4)
+    with pytest.raises(UsageError, match="--save"):
+        miles.DataSource(described()).save(4)
+
+
+def test_state_is_replaced_whole(tmp_path: Path) -> None:
+    args = described(save=str(tmp_path), load=str(tmp_path))
+    ours = miles.DataSource(args)
+    for count in (3, 5):
+        ours.get_samples(count)
+        ours.save(0)
+    again = miles.DataSource(args)
+    again.load(0)
+    assert again.sample_offset == 8
+    assert [path.name for path in (tmp_path / "rollout").iterdir()] == [
+        "tokenmill_data_source_0.state"
+    ]
+
+
+def test_state_of_the_hosts_own_source_is_taken_up(tmp_path: Path, tokenizer: Any) -> None:
+    torch = pytest.importorskip("torch")
+    args = described(load=str(tmp_path))
+    theirs = EagerSource(args, eager_samples(tokenizer))
+    theirs.get_samples(len(theirs.origin) + 4)
+    (tmp_path / "rollout").mkdir()
+    state = {
+        "sample_offset": theirs.offset,
+        "epoch_id": theirs.epoch,
+        "sample_group_index": theirs.group,
+        "sample_index": theirs.index,
+        "metadata": {"a": 1},
+    }
+    torch.save(state, tmp_path / "rollout" / "global_dataset_state_dict_3.pt")
+    ours = miles.DataSource(args)
+    ours.load(3)
+    assert told(ours.get_samples(9)) == told(theirs.get_samples(9))
+    assert ours.metadata == {"a": 1}
+
+
+def test_sft_rollout_fills_samples_from_the_store(tmp_path: Path, caplog: Any) -> None:
+    rows = tmp_path / "talks.jsonl"
+    lines = (EXAMPLES / "conversations.jsonl").read_text().splitlines()[:30]
+    unanswered = '{"messages": [{"role": "user", "content": "nobody answered"}]}'
+    rows.write_text("\n".join([*lines, unanswered]) + "\n")
+    args = described(
+        prompt_data=str(rows), input_key="messages", label_key=None, apply_chat_template=False,
+        n_samples_per_prompt=1, rollout_batch_size=10,
+    )  # fmt: skip
+    data = miles.DataSource(args)
+    assert len(data) == 31
+    store = tokenmill.prepare(rows, TOKENIZER, tokenizer_backend="transformers", executor="inline")
+    by_line = {row.origin.line: row for row in store}
+    seen = []
+    for step in range(4):
+        for (sample,) in miles.sft_rollout(args, step, data):
+            row = by_line[getattr(sample, source.ROW) + 1]
+            assert sample.tokens == row.input_ids.tolist()
+            first = int(np.flatnonzero(row.loss_mask)[0])
+            assert sample.response_length == len(row.input_ids) - first
+            assert sample.loss_mask == row.loss_mask[first:].tolist()
+            assert sample.loss_mask[0] == 1
+            assert sample.reward == 0
+            seen.append(row.origin.line)
+    assert len(seen) == 40
+    assert sorted(seen[:30]) == list(range(1, 31))
+    assert "passed over" in caplog.text
+
+
+def test_sft_rollout_refuses_what_it_cannot_do(tmp_path: Path, monkeypatch: Any) -> None:
+    args = described(n_samples_per_prompt=1)
+    data = miles.DataSource(args)
+    with pytest.raises(UsageError, match="--eval-function-path"):
+        miles.sft_rollout(args, 0, data, evaluation=True)
+    with pytest.raises(UsageError, match="--data-source-path"):
+        miles.sft_rollout(args, 0, object())
+    other = tokenmill.prepare(
+        EXAMPLES / "conversations.jsonl", TOKENIZER, tokenizer_backend="file", executor="inline"
+    )
+    monkeypatch.setenv("TOKENMILL_STORE", str(other.path))
+    with pytest.raises(tokenmill.SourceError, match="other data"):
+        miles.sft_rollout(args, 0, data)
+
+
+def test_import_needs_neither_host_and_construction_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    program = (
+        "import sys, tokenmill.integrations.miles as m; m.DataSource, m.sft_rollout\n"
+        "print([n for n in ('miles', 'slime', 'torch', 'transformers') if n in sys.modules])"
+    )
+    answer = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "PYTHONPATH": str(Path(tokenmill.__file__).parent.parent)},
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert answer.stdout == "[]\n", answer.stderr
+    for name in ("miles", "slime"):
+        monkeypatch.setitem(sys.modules, f"{name}.utils.types", None)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="miles or slime"):
+        miles.DataSource(described())

@@ -1,0 +1,29 @@
+"""Small sources and the arguments that most tests share."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import tokenmill
+from tokenmill import PromptDataset
+
+EXAMPLES = Path(tokenmill.__file__).parent / "examples"
+TOKENIZER = EXAMPLES / "tokenizer"
+PROMPTS = EXAMPLES / "prompts.jsonl"
+
+
+def write_rows(path: Path, rows: Iterable[Any]) -> Path:
+    """A JSON-lines file; text goes in as it is."""
+    lines = (row if isinstance(row, str) else json.dumps(row, ensure_ascii=False) for row in rows)
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return path
+
+
+def open_prompts(source: Any, **arguments: Any) -> PromptDataset:
+    """A prompt dataset over the bundled tokenizer, measured in this process."""
+    stated: dict[str, Any] = {"tokenizer": TOKENIZER, "tokenizer_backend": "file", "num_workers": 0}
+    stated.update(arguments)
+    return PromptDataset(source, **stated)
