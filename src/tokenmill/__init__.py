@@ -31,7 +31,7 @@ from tokenmill.errors import (
 )
 
 if TYPE_CHECKING:
-    from tokenmill.api import export, open_rows, prepare, to_hf
+    from tokenmill.api import export, lint, open_rows, prepare, to_hf
     from tokenmill.build.recipe import Recipe
     from tokenmill.dataset import Mixture, View, as_view, concat, filtered, mix, split
     from tokenmill.loader import LengthGrouped, Loader, OrderedView
@@ -59,6 +59,7 @@ _HOMES = {
     "concat": "tokenmill.dataset",
     "export": "tokenmill.api",
     "filtered": "tokenmill.dataset",
+    "lint": "tokenmill.api",
     "mix": "tokenmill.dataset",
     "open_rows": "tokenmill.api",
     "open_store": "tokenmill.store",
@@ -98,6 +99,7 @@ __all__ = [
     "concat",
     "export",
     "filtered",
+    "lint",
     "mix",
     "open_rows",
     "open_store",

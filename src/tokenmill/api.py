@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from tokenmill.dataset import Mixture, View
     from tokenmill.formats import Exported
     from tokenmill.packing import Pack
+    from tokenmill.report.lint import LintReport
     from tokenmill.source import Rows
 
 Sources = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
@@ -164,6 +165,38 @@ def explain_recipe(
     if comparison is not None:
         comparison.agree(planned.card, cache.root)
     return explain(planned, cache)
+
+
+def lint(
+    sources: Any,
+    tokenizer: Any = None,
+    *,
+    sample: int | None = 2000,
+    only: Sequence[str] = (),
+    ignore: Sequence[str] = (),
+    executor: str | Executor | None = None,
+    progress: Any = None,
+    **given: Any,
+) -> LintReport:
+    """Look for what is wrong with raw rows, before anything is made of them.
+
+    Args:
+        sources: As for `prepare`.
+        tokenizer: As for `prepare`.
+        sample: Look at this many rows, the same every time; None: all of them.
+        only: Names of the rules that run; empty: all (`tokenmill.report.lint.RULES`).
+        ignore: Names of rules that do not run.
+        executor: ``local``, ``inline``, ``ray`` or an executor object.
+        progress: As for `prepare`.
+        given: Any other argument of `prepare` that shapes rows, ``num_workers``, ``cache_dir``,
+            ``engine``.
+    """
+    from tokenmill.report.lint import run_lint
+
+    recipe, options, workers = resolve_call(sources, tokenizer, executor, given)
+    return run_lint(
+        recipe, options, workers, sample=sample, only=only, ignore=ignore, progress=progress
+    )
 
 
 def resolve_call(

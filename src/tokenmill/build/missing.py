@@ -14,8 +14,6 @@ import itertools
 import random
 import time
 from collections.abc import Iterator
-from dataclasses import fields
-from typing import Any
 
 from tokenmill.build import entries, limits
 from tokenmill.build.claims import Claims
@@ -25,7 +23,7 @@ from tokenmill.build.keys import slice_key
 from tokenmill.build.plan import Plan
 from tokenmill.build.progress import Progress
 from tokenmill.build.proof import Account
-from tokenmill.build.recipe import Recipe, RunOptions
+from tokenmill.build.recipe import RunOptions, to_travel
 from tokenmill.source import Block
 from tokenmill.store import CacheLayout
 
@@ -110,7 +108,7 @@ class Builder:
         return Setup(
             entries.BUILD,
             {
-                "recipe": _to_travel(self._plan.recipe),
+                "recipe": to_travel(self._plan.recipe),
                 "tokenizer": str(self._cache.tokenizer(self._plan.card.key)),
                 "card": self._plan.card.as_dict(),
                 "engine": self._options.engine,
@@ -154,17 +152,3 @@ class Builder:
                     self._under_way[number] = key, block
                     yield Task(number, {"key": key, "from": other}, f"{block.path}, derived")
                 break
-
-
-def _to_travel(recipe: Recipe) -> dict[str, Any]:
-    """The recipe without what a worker does not need or what cannot travel."""
-    document = {field.name: getattr(recipe, field.name) for field in fields(recipe)}
-    kwargs = recipe.template_kwargs
-    return {
-        **document,
-        "sources": ["-"],
-        "tokenizer": None,
-        "chat_template": None,  # it is in the tokenizer's copy
-        "template_kwargs": None if kwargs is None else dict(kwargs),
-        "carry": list(recipe.carry),
-    }

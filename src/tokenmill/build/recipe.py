@@ -127,6 +127,20 @@ class RunOptions:
             raise UsageError("disable_cache and force_recache exclude each other")
 
 
+def to_travel(recipe: Recipe) -> dict[str, Any]:
+    """The recipe without what a worker does not need or what cannot travel."""
+    document = {field.name: getattr(recipe, field.name) for field in fields(recipe)}
+    kwargs = recipe.template_kwargs
+    return {
+        **document,
+        "sources": ["-"],
+        "tokenizer": None,
+        "chat_template": None,  # it is in the tokenizer's copy
+        "template_kwargs": None if kwargs is None else dict(kwargs),
+        "carry": list(recipe.carry),
+    }
+
+
 def _one_of(name: str, value: Any, allowed: Sequence[str]) -> None:
     if value not in allowed:
         raise UsageError(f"{name} is {value!r}; it is one of {', '.join(allowed)}")

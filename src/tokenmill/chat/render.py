@@ -41,6 +41,8 @@ class Rendering:
     turns: list[list[tuple[str, int]]] = field(default_factory=list)
     rejected: list[tuple[int, int, RowError]] = field(default_factory=list)
     notes: dict[str, int | str] = field(default_factory=dict)
+    unclosed: list[int] = field(default_factory=list)
+    """Numbers of the texts in which nothing closes some assistant turn."""
 
     def note(self, name: str, count: int = 1) -> None:
         """Add to one of the counters that go into the proof."""
@@ -126,6 +128,10 @@ class Renderer:
             return self._engine("default")
         names = ", ".join(sorted(self._sources))
         raise UsageError(f"the tokenizer has no default chat template, only {names}: choose one")
+
+    def reference(self, tools: list[Any] | None = None) -> ReferenceTemplate:
+        """The reference template that renders a conversation with these tools."""
+        return self._for(tools).reference
 
     def prompt(self, messages: Sequence[Any], tools: list[Any] | None = None, **kwargs: Any) -> str:
         """A conversation with the generation prompt after it, for generation.
@@ -311,6 +317,7 @@ class Renderer:
         result.note("rows_fast")
         if not layout.closed:
             result.note("rows_without_closer")
+            result.unclosed.append(len(result.texts))
         self._accept(
             result, job.source, job.part, text, None if job.trained is None else spans, turns
         )
@@ -337,6 +344,7 @@ class Renderer:
                            reason="no_trained_tokens")  # fmt: skip
         if any(not turn.closed for turn in proof.turns.values()):
             result.note("rows_without_closer")
+            result.unclosed.append(len(result.texts))
         spans = None if job.trained is None else proof.spans
         self._accept(result, job.source, job.part, proof.text, spans, proof.ends)
 

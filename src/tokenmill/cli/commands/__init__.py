@@ -9,8 +9,10 @@ from __future__ import annotations
 from tokenmill.cli.commands import (
     cache,
     demo,
+    doctor,
     export,
     inspect,
+    lint,
     pack,
     prepare,
     prompts,
@@ -23,8 +25,10 @@ from tokenmill.cli.commands import (
 __all__ = [
     "cache",
     "demo",
+    "doctor",
     "export",
     "inspect",
+    "lint",
     "pack",
     "prepare",
     "prompts",

@@ -1,13 +1,17 @@
 """``tokenmill stats``: what is in a store.
 
-Rows, tokens and trained tokens, percentiles of row lengths, and a table per source and role. All
-numbers come from the stored lengths; no token is read, so it is quick on any size.
+Rows, tokens and trained tokens, percentiles and histograms of row lengths and trained shares, a
+table per source and role, what any ``max_length`` would drop, and how full packs of the usual
+lengths would be. All numbers come from the stored lengths; no token is read, so it is quick on
+any size.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from tokenmill.cli.app import app
 from tokenmill.cli.options import AsJson, StorePath
@@ -19,20 +23,87 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 WIDEST = 10_000  # columns
+BAR = 40  # columns of the longest bar
+EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 
 @app.command()
 def stats(
     store: StorePath,
+    max_length: Annotated[
+        list[int] | None, typer.Option(help="A limit to try beside the usual ones; repeatable.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Count rows, tokens and trained tokens."""
+    """Count rows, tokens and trained tokens; what limits would drop and packs would hold."""
+    from tokenmill.report.spread import store_spread
     from tokenmill.report.stats import store_stats
     from tokenmill.store import open_store
 
     output = Output.current()
-    document = store_stats(open_store(store))
-    output.result(document, lambda: show_stats(output.screen, document))
+    opened = open_store(store)
+    document = {**store_stats(opened), **store_spread(opened, limits=max_length or ())}
+
+    def show() -> None:
+        show_stats(output.screen, document)
+        show_spread(output.screen, document)
+
+    output.result(document, show)
+
+
+def show_spread(console: Console, document: dict[str, Any]) -> None:
+    """Print the histograms as bars, then limits and packs."""
+    bars = {
+        "tokens": [(f"{b['from']:,}–{b['to']:,}", b["rows"]) for b in document["histogram"]],
+        "trained share": [
+            (f"{b['from']:.0%}–{b['to']:.0%}", b["rows"])
+            for b in document["trained_share_histogram"]
+        ],
+    }
+    for title, bins in bars.items():
+        _show_bars(console, title, bins)
+    rows, tokens = document["rows"], document["tokens"]
+    limits = _table("max_length", "rows dropped", "share", "tokens dropped", "or cut off")
+    for limit in document["max_length"]:
+        limits.add_row(
+            f"{limit['max_length']:,}",
+            f"{limit['rows_dropped']:,}",
+            _share(limit["rows_dropped"], rows),
+            f"{limit['tokens_dropped']:,} ({_share(limit['tokens_dropped'], tokens)})",
+            f"{limit['tokens_truncated']:,}",
+        )
+    packs = _table("packs of", "packs", "fill", "rows too long")
+    for fill in document["packing"]:
+        shares = (f"{fill['packs']:,}", f"{fill['fill']:.2%}", f"{fill['rows_longer']:,}")
+        packs.add_row(f"{fill['length']:,}", *shares)
+    for table in (limits, packs):
+        console.print()
+        console.print(table)
+    packed = document["packing"][0]["rows"] if document["packing"] else rows
+    if packed < rows:
+        console.print(f"(packs of the first {packed:,} rows of the order)")
+
+
+def _show_bars(console: Console, title: str, bins: list[tuple[str, int]]) -> None:
+    from rich.text import Text
+
+    most = max((rows for _, rows in bins), default=0)
+    if not most:
+        return
+    name = max(len(title), *(len(label) for label, _ in bins))
+    number = max(4, len(f"{most:,}"))
+    console.print()
+    console.print(Text(f"{title:<{name}}  {'rows':>{number}}", style="bold"))
+    for label, rows in bins:
+        bar = _bar(rows / most)
+        console.print(Text(f"{label:>{name}}  {rows:>{number},}  ").append(bar, style="cyan"))
+
+
+def _bar(share: float) -> str:
+    """A bar of eighths of a column; the smallest share that is not nothing can still be seen."""
+    eighths = max(int(share * BAR * 8), 1 if share else 0)
+    whole, rest = divmod(eighths, 8)
+    return "█" * whole + (EIGHTHS[rest] if rest else "")
 
 
 def show_stats(console: Console, document: dict[str, Any]) -> None:

@@ -1,0 +1,299 @@
+"""What a worker does for lint: render and encode a block as a build would, and look at everything.
+
+`open_linter` is the entry that executors import by name; it loads the tokenizer's copy and the
+template once and returns the function that lints one block: sightings by rule (`Collector`), and
+for every row that would be accepted a digest of its rendered text and a sketch of its body, from
+which the parent finds duplicates. Rows never travel back; excerpts of examples do.
+
+A `Linter` is the same in one object; `near` opens the rows of candidate pairs again with it.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from tokenmill.build.entries import to_block
+from tokenmill.build.recipe import Recipe
+from tokenmill.build.slices import load_copy, without_collector
+from tokenmill.chat import Renderer, Rendering
+from tokenmill.chat.marks import THINKING
+from tokenmill.chat.shapes import Conversation, Plain, read
+from tokenmill.errors import RowError
+from tokenmill.report.lint import near
+from tokenmill.report.lint.content import (
+    ControlText,
+    argument_texts,
+    empty_turns,
+    odd_characters,
+    texts_of,
+)
+from tokenmill.report.lint.findings import Collector, excerpt
+from tokenmill.report.lint.template import TemplateCritic
+from tokenmill.source import BlockRows, read_block
+from tokenmill.tokenizer import Encoded, Encoder, Tokenizer
+
+ENTRY = "tokenmill.report.lint.linter:open_linter"
+RAW_SHOWN = 200  # bytes of a row that could not be parsed
+
+
+def open_linter(options: dict[str, Any]) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """Load what linting needs and return the function that lints one block."""
+    linter = Linter.of(options)
+
+    def lint(payload: dict[str, Any]) -> dict[str, Any]:
+        with without_collector():
+            return linter.lint(read_block(to_block(payload["block"])), payload["rows"])
+
+    return lint
+
+
+def packed(array: np.ndarray[Any, Any]) -> str:
+    """An array as text, to travel."""
+    return base64.b64encode(np.ascontiguousarray(array).tobytes()).decode()
+
+
+def unpacked(text: str, kind: Any) -> np.ndarray[Any, Any]:
+    """An array that travelled."""
+    return np.frombuffer(base64.b64decode(text), kind)
+
+
+class Linter:
+    """Looks at rows.
+
+    Args:
+        recipe: How rows are read, rendered and trained.
+        tokenizer: The tokenizer, loaded.
+        rules: The rules that run.
+        engine: Which engine may encode.
+    """
+
+    def __init__(
+        self, recipe: Recipe, tokenizer: Tokenizer, rules: frozenset[str], engine: str = "auto"
+    ) -> None:
+        self.recipe, self.rules, self.tokenizer = recipe, rules, tokenizer
+        self.spec = recipe.chat_spec()
+        self.renderer = Renderer(self.spec, tokenizer.template, tokenizer.special_tokens)
+        self.encoder = Encoder(tokenizer, engine)
+        self.critic = TemplateCritic(self.renderer)
+        self._control = ControlText(self._control_tokens())
+        self._about_tokenizer = self._look_at_tokenizer()
+
+    @classmethod
+    def of(cls, options: dict[str, Any]) -> Linter:
+        """A linter from what travelled to a worker."""
+        recipe = Recipe(**options["recipe"])
+        tokenizer = load_copy(Path(options["tokenizer"]), options["card"])
+        return cls(recipe, tokenizer, frozenset(options["rules"]), options["engine"])
+
+    def _control_tokens(self) -> set[str]:
+        """Special tokens, and added ones that the template prints around any conversation.
+
+        Tags of thinking are the assistant's own words, whatever the tokenizer calls them.
+        """
+        added = self.tokenizer.added_contents
+        special = self.encoder.table.is_special
+        pieces = self.tokenizer.pieces(np.flatnonzero(special).tolist())
+        tokens = {piece.decode("utf-8", "replace") for piece in pieces}
+        glue = self.critic.glue()
+        tokens |= {token for token in added if token.strip() and token in glue}
+        return {token for token in tokens if token.strip() and not THINKING.search(token)}
+
+    def _look_at_tokenizer(self) -> dict[str, str]:
+        """What is wrong before any row is looked at: rule → detail."""
+        found, tokenizer = {}, self.tokenizer
+        pad, eos, bos = tokenizer.pad_id, tokenizer.eos_id, tokenizer.bos_id
+        name = tokenizer.special_tokens.get("eos_token")
+        if pad is not None and pad == eos:
+            found["pad_is_eos"] = f"both are {name!r} ({eos})"
+        if pad is None and eos is not None:
+            found["no_pad_token"] = f"a loader pads with eos, {name!r} ({eos})"
+        start = tokenizer.special_tokens.get("bos_token")
+        if start and self.critic.glue().startswith(start) and self._adds(bos):
+            found["bos_elsewhere"] = f"the template prints {start!r}, and encoding adds it again"
+        return {rule: detail for rule, detail in found.items() if rule in self.rules}
+
+    def _adds(self, bos: int | None) -> bool:
+        """Whether the tokenizer by itself puts a begin-of-sequence token in front."""
+        import tokenizers
+
+        encoder = tokenizers.Tokenizer.from_buffer(self.tokenizer.data)
+        ids = encoder.encode("x", add_special_tokens=True).ids
+        return bos is not None and bool(ids) and ids[0] == bos
+
+    def lint(self, rows: BlockRows, chosen: list[int] | None) -> dict[str, Any]:
+        """Look at the rows of one block, or at some of them."""
+        seen = Collector(self.rules)
+        numbers = list(range(len(rows.values))) if chosen is None else chosen
+        good: list[int] = []
+        talks: dict[int, Conversation | Plain] = {}
+        for number in numbers:
+            value = rows.values[number]
+            if isinstance(value, RowError):
+                raw = rows.raw[number][:RAW_SHOWN].decode("utf-8", "replace")
+                seen.add(value.reason, number, value.message, excerpt(raw))
+                continue
+            good.append(number)
+            try:
+                talks[number] = talk = read(value, self.spec)
+            except RowError:
+                continue  # the renderer says the same, and is asked below
+            self._look_at_content(seen, number, value, talk)
+        values = [rows.values[number] for number in good]
+        rendering = self.renderer.render(values)
+        for place, _, error in rendering.rejected:
+            self._look_at_rejected(seen, good[place], talks.get(good[place]), error)
+        sources = [good[place] for place in rendering.source]
+        encoded = self.encode(rendering, [talks[number] for number in sources])
+        self._look_at_accepted(seen, rendering, encoded, sources, talks)
+        return {
+            "rows": len(numbers),
+            "findings": seen.document(),
+            "tokenizer": self._about_tokenizer,
+            **self._digests(rendering, encoded, sources),
+        }
+
+    def _look_at_content(
+        self, seen: Collector, number: int, row: Any, talk: Conversation | Plain
+    ) -> None:
+        sightings = [*odd_characters(texts_of(talk)), *empty_turns(talk)]
+        if isinstance(talk, Conversation):
+            # Texts and pairs of strings may be rendered already, control tokens and all.
+            sightings += self._control.sightings(texts_of(talk))
+            sightings += argument_texts(row, self.spec.messages_key)
+        for rule, detail, shown in sightings:
+            seen.add(rule, number, detail, shown)
+
+    def _look_at_rejected(
+        self, seen: Collector, number: int, talk: Conversation | Plain | None, error: RowError
+    ) -> None:
+        sighting = error.reason, error.message, ""
+        if isinstance(talk, Conversation):
+            if error.reason == "template_error":
+                sighting = self.critic.refusal(talk, error)
+            elif error.reason == "template_drops_content":
+                sighting = self.critic.dropped(talk, error)
+            else:
+                said = next((text for _, text in texts_of(talk) if text), "")
+                sighting = error.reason, error.message, excerpt(said)
+        seen.add(sighting[0], number, sighting[1], sighting[2])
+
+    def encode(self, rendering: Rendering, talks: list[Conversation | Plain]) -> Encoded:
+        """Encode texts; each row's one "turn end" is where its body starts."""
+        bodies = [
+            [_body_start(text, talk)] for text, talk in zip(rendering.texts, talks, strict=True)
+        ]
+        return self.encoder.encode(rendering.texts, rendering.spans, bodies)
+
+    def _look_at_accepted(
+        self,
+        seen: Collector,
+        rendering: Rendering,
+        encoded: Encoded,
+        sources: list[int],
+        talks: dict[int, Conversation | Plain],
+    ) -> None:
+        for place, error in encoded.rejected:
+            seen.add(error.reason, sources[place], error.message, excerpt(rendering.texts[place]))
+        unclosed = set(rendering.unclosed)
+        trained = encoded.trained
+        for place in encoded.kept.tolist():
+            number, text = sources[place], rendering.texts[place]
+            talk = talks[number]
+            ids, mask, _ = encoded.row(place)
+            if not trained[place]:
+                detail = "no token of this row would be trained"
+                seen.add("no_trained_tokens", number, detail, excerpt(text))
+            limit = self.recipe.max_length
+            if limit is not None and len(ids) > limit:
+                detail = f"{len(ids):,} tokens, {len(ids) - limit:,} more than {limit:,}"
+                seen.add("overlong", number, detail, excerpt(text))
+            bos = self.tokenizer.bos_id
+            if bos is not None and len(ids) > 1 and ids[0] == bos == ids[1]:
+                detail = "the first two tokens are begin-of-sequence"
+                seen.add("double_bos", number, detail, excerpt(text))
+            if place in unclosed or (trained[place] and self._left_open(talk, ids, mask)):
+                end = rendering.spans[place]
+                at = end[-1][1] if end else len(text)
+                seen.add("missing_closer", number, "what is trained just ends", excerpt(text, at))
+            if isinstance(talk, Conversation):
+                self._look_at_render(seen, number, talk, text)
+
+    def _left_open(self, talk: Conversation | Plain, ids: Any, mask: Any) -> bool:
+        """Whether the last trained token is no control token, where nobody else looked."""
+        if isinstance(talk, Plain):
+            if talk.shape == "text" or self.recipe.append_eos:
+                return False
+        elif not self.renderer.reference(talk.tools).has_generation:
+            return False  # the renderer knows each turn's closer
+        last = int(ids[np.flatnonzero(mask)[-1]])
+        return not bool(self.encoder.table.is_added[last])
+
+    def _look_at_render(self, seen: Collector, number: int, talk: Conversation, text: str) -> None:
+        sightings = [self.critic.dropped_tools(talk, text)]
+        train_on = self.spec.trained(talk.shape)
+        if train_on == "everything" or self.renderer.reference(talk.tools).has_generation:
+            sightings.append(self.critic.dropped_calls(talk, text))
+        if talk.tools is not None or not talk.simple:
+            sightings.append(self.critic.nulls(talk))
+        if self.spec.expand == "none" and train_on == "all_assistant_messages":
+            lost = self.critic.lost_thinking(talk, text)
+            if lost is None and sum(m["role"] == "assistant" for m in talk.messages) > 1:
+                lost = self._history(talk)
+            sightings.append(lost)
+        for sighting in sightings:
+            if sighting is not None:
+                seen.add(sighting[0], number, sighting[1], sighting[2])
+
+    def _history(self, talk: Conversation) -> tuple[str, str, str] | None:
+        differs = self.critic.history(talk)
+        if differs is None:
+            return None
+        last, history = differs
+        return "history_differs", f"as the last turn {last!r}, as history {history!r}", ""
+
+    def _digests(
+        self, rendering: Rendering, encoded: Encoded, sources: list[int]
+    ) -> dict[str, Any]:
+        """Row numbers, digests and sketches of the accepted rows; of parts, the last counts."""
+        places = {sources[place]: place for place in encoded.kept.tolist()}
+        numbers = sorted(places)
+        digests = [
+            xxhash.xxh3_64_intdigest(rendering.texts[places[number]].encode("utf-8"))
+            for number in numbers
+        ]
+        sketched, hashed = [], []
+        if "near_duplicate" in self.rules:
+            for number in numbers:
+                found = near.shingles(body(encoded, places[number]))
+                if len(found) >= near.LEAST:
+                    sketched.append(number)
+                    hashed.append(found)
+        return {
+            "numbers": packed(np.array(numbers, np.int32)),
+            "digests": packed(np.array(digests, np.uint64)),
+            "sketched": packed(np.array(sketched, np.int32)),
+            "sketches": packed(near.sketches(hashed)),
+        }
+
+
+def body(encoded: Encoded, place: int) -> np.ndarray[Any, Any]:
+    """The tokens of a row from its first turn that is no system turn on."""
+    ids, _, ends = encoded.row(place)
+    return ids[int(ends[0]) :]
+
+
+def _body_start(text: str, talk: Conversation | Plain) -> int:
+    """Where, in a rendered text, the first turn that is no system turn says its first words."""
+    if isinstance(talk, Conversation):
+        for message in talk.messages:
+            content = message.get("content")
+            if message["role"] in ("system", "developer") or not isinstance(content, str):
+                continue
+            return max(0, text.find(content.strip())) if content.strip() else 0
+    return 0

@@ -1,0 +1,65 @@
+"""Checking candidate pairs: open the two rows again and compare their shingles exactly.
+
+The parent knows candidates by their positions among the opened rows and nothing of their text, so
+checking is work for the executor again: a task is some rows with the earlier rows each may repeat;
+the answer is, per row, the first of them whose Jaccard index reaches the threshold, and the index.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from tokenmill.chat.shapes import read
+from tokenmill.report.lint import near
+from tokenmill.report.lint.linter import Linter, body
+from tokenmill.source import open_rows
+
+ENTRY = "tokenmill.report.lint.pairs:open_comparer"
+ROWS_PER_TASK = 256  # rows, each with up to `near.ANCHORS` others
+
+
+def open_comparer(options: dict[str, Any]) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """Load what comparing needs and return the function that compares some rows."""
+    linter = Linter.of(options)
+    rows = open_rows(list(options["sources"]), cache_dir=options["cache"])
+
+    def compare(payload: dict[str, Any]) -> dict[str, Any]:
+        pairs: list[tuple[int, list[int]]] = payload["pairs"]
+        wanted = sorted({number for row, others in pairs for number in (row, *others)})
+        sets = shingle_sets(linter, rows.batch(wanted))
+        known = dict(zip(wanted, sets, strict=True))
+        return {"near": [list(found) for found in near_ones(pairs, known)]}
+
+    return compare
+
+
+def near_ones(
+    pairs: Sequence[tuple[int, list[int]]], known: dict[int, near.Hashes]
+) -> Iterator[tuple[int, int, float]]:
+    """Row, the candidate it nearly repeats, and their index."""
+    for row, others in pairs:
+        for other in others:
+            index = near.jaccard(known[row], known[other])
+            if index >= near.THRESHOLD:
+                yield row, other, round(index, 4)
+                break
+
+
+def shingle_sets(linter: Linter, values: Sequence[dict[str, Any]]) -> list[near.Hashes]:
+    """Each row's shingles, each once; rows that are not accepted have none."""
+    rendering = linter.renderer.render(values)
+    talks = [read(values[place], linter.spec) for place in rendering.source]
+    encoded = linter.encode(rendering, talks)
+    sets = [np.zeros(0, np.uint64)] * len(values)
+    for place in encoded.kept.tolist():  # of a row's parts the last counts, as before
+        sets[rendering.source[place]] = np.unique(near.shingles(body(encoded, place)))
+    return sets
+
+
+def absolute(source: str) -> str:
+    """A source as any process of this machine finds it; addresses of elsewhere stay."""
+    return source if "://" in source else os.path.abspath(source)

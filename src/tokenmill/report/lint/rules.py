@@ -1,0 +1,132 @@
+"""The rules: what lint looks for, how bad each is, and what to do about it.
+
+A `Rule` has a *name* (what ``--ignore`` and ``--only`` take), a *severity* and a *hint*. An
+``error`` loses the row, or trains something the data does not mean; a ``warning`` is probably not
+what was intended; an ``info`` is worth knowing. The rules of the first group are the reasons for
+which `tokenmill.prepare` rejects a row (`tokenmill.errors.REASONS`), two of them told apart more
+finely; the others are about rows that would be accepted. `chosen_rules` turns the names of a call
+into the set that runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tokenmill.errors import UsageError
+
+SEVERITIES = ("error", "warning", "info")
+FAIL_ON = (*SEVERITIES, "never")
+SAMPLE_ROWS = 2000  # rows looked at unless all are asked for: a few seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One thing that can be wrong.
+
+    Attributes:
+        name: What it is called everywhere.
+        severity: One of `SEVERITIES`.
+        about: What is the case where it is found.
+        hint: What to do about it.
+    """
+
+    name: str
+    severity: str
+    about: str
+    hint: str
+
+
+_TABLE = (
+    # Rows that `prepare` would reject.
+    ("bad_json", "error", "the bytes are not one JSON object",
+     "mend the line: one JSON object per line, UTF-8, no NaN, no lone surrogates"),
+    ("bad_shape", "error", "no conversation, pair or text that the format describes",
+     "name the columns (--format, --messages-key …) or mend the row"),
+    ("template_error", "error", "the chat template itself refuses the conversation",
+     "mend the row, or use a template that accepts it (--chat-template)"),
+    ("role_order", "error", "the template refuses these roles in this order",
+     "merge neighbouring turns of one role, move the system turn to the front, or use another "
+     "template"),
+    ("template_drops_content", "error", "the template prints an assistant's words nowhere",
+     "use a template that prints them, or take them out of the row"),
+    ("template_drops_tool_calls", "error", "the template does not print the tool calls",
+     "use a template that knows tool calls; this one trains an answer without them"),
+    ("mask_unproven", "error", "no method could show which text is the assistant's",
+     "see docs/masks.md; often the template cuts or rewrites the text"),
+    ("trailing_user", "warning", "the conversation ends with a user turn",
+     "--trailing trim keeps such rows without their last turn"),
+    ("no_trained_tokens", "error", "nothing in the row would be trained",
+     "look at --train-on, and at weight or train in the messages"),
+    ("overlong", "warning", "the row has more tokens than --max-length",
+     "raise --max-length, split the row, or --overlong truncate (which loses its end)"),
+    ("limit", "error", "larger, deeper or costlier to render than any real row",
+     "look at the row: it is damaged, or not one row"),
+    # Rows that would be accepted.
+    ("double_bos", "error", "the row starts with two begin-of-sequence tokens",
+     "take the token out of the data or out of the template; one of them prints it already"),
+    ("control_text", "error", "a control token is written inside somebody's text",
+     "take it out or escape it: it is encoded as the real token and ends or opens a turn"),
+    ("missing_closer", "warning", "no token closes what is trained",
+     "nothing teaches the model to stop: use a template that prints and trains an end-of-turn, "
+     "or append_eos"),
+    ("rewrites_history", "warning", "the template drops the thinking of earlier turns",
+     '--expand turns (expand="turns") trains every turn once as the last, with its thinking'),
+    ("template_drops_tools", "warning", "the row has tools and the template prints none of them",
+     "the model would call functions it was never shown: use a template that prints tools"),
+    ("null_tool_keys", "warning", "null members in tools or calls change what the template prints",
+     "drop them: a columnar schema has filled them in; Parquet rows lose them here by themselves"),
+    ("broken_arguments", "warning", "a call's arguments are text that is no JSON object",
+     "mend them: the template prints the text as it stands, quotes and all"),
+    ("empty_turn", "warning", "a turn says nothing",
+     "drop the turn or the row; an empty answer teaches the model to say nothing"),
+    ("duplicate", "warning", "the same rendered text as an earlier row",
+     "keep one: every copy is trained again"),
+    ("mojibake", "warning", "UTF-8 that was once read as Latin-1 or Windows-1252",
+     "decode it again: text.encode('cp1252').decode('utf-8')"),
+    ("replacement_character", "warning", "U+FFFD: a character that an earlier step could not read",
+     "go back to the source; what stood there is lost here"),
+    ("escaped_surrogate", "warning", "half a surrogate pair, spelled out as text",
+     "the text was escaped twice: decode it once more before writing JSON"),
+    ("byte_order_mark", "warning", "U+FEFF inside a text",
+     "take it out: files were joined without removing their byte order marks"),
+    ("control_character", "warning", "an invisible control character inside a text",
+     "take it out, unless the data really is terminal output"),
+    ("pad_is_eos", "warning", "the tokenizer's pad token is its end-of-sequence token",
+     "harmless in tokenmill; a collator that masks by pad id unlearns to stop: set another pad"),
+    # Worth knowing.
+    ("no_pad_token", "info", "the tokenizer has no pad token",
+     "tokenmill pads with eos, unmasked; a trainer that sets pad = eos may mask the real eos"),
+    ("bos_elsewhere", "info", "template and tokenizer each add a begin-of-sequence token",
+     "tokenmill adds none; whoever encodes the rendered text must say add_special_tokens=False"),
+    ("string_arguments", "info", "a call's arguments are JSON text instead of an object",
+     "decoded here; another trainer may print them quoted: write objects"),
+    ("history_differs", "info", "earlier turns are printed differently from the last one",
+     '--expand turns (expand="turns") trains every turn as it is generated'),
+    ("near_duplicate", "info", "nearly the same rendered text as an earlier row",
+     "look at both; keep one unless the difference matters"),
+)  # fmt: skip
+
+RULES: dict[str, Rule] = {row[0]: Rule(*row) for row in _TABLE}
+"""Every rule by name, in the order in which findings of one severity are shown."""
+
+
+def chosen_rules(only: Sequence[str] = (), ignore: Sequence[str] = ()) -> frozenset[str]:
+    """The names of the rules that run.
+
+    Args:
+        only: Run these alone; empty: all.
+        ignore: Switch these off.
+
+    Raises:
+        UsageError: A name is no rule, or nothing is left.
+    """
+    if isinstance(only, str) or isinstance(ignore, str):
+        raise UsageError("only and ignore are lists of rules' names, not one text")
+    for name in (*only, *ignore):
+        if name not in RULES:
+            raise UsageError(f"{name!r} is no rule; the rules are {', '.join(RULES)}")
+    chosen = frozenset(only or RULES) - frozenset(ignore)
+    if not chosen:
+        raise UsageError("no rule is left to look for")
+    return chosen

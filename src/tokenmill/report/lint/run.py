@@ -1,0 +1,219 @@
+"""Running lint: choose rows, hand blocks to the executor, add up what comes back.
+
+`run_lint` walks the way of a build up to the tokens and stops there: rows are opened, the
+tokenizer's identity is learned, blocks go to workers; nothing is published but what opening rows
+and tokenizers leaves in the cache anyway. What is kept here per accepted row is 16 bytes (position
+and digest of the rendered text, for exact duplicates) and a sketch of 64 bytes (near-duplicates)
+for at most `near.MOST_ROWS` rows: rows beyond are compared for equality only, and the report says
+how many were compared.
+
+Two rows of the same digest are the same text but for one chance in 2⁶⁴ per pair.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tokenmill.build import entries
+from tokenmill.build.executors import Executor, Setup, Task
+from tokenmill.build.identify import identity_card
+from tokenmill.build.progress import open_progress
+from tokenmill.build.recipe import Recipe, RunOptions, to_travel
+from tokenmill.build.run import cache_of
+from tokenmill.errors import SourceError
+from tokenmill.report.lint import linter, near, pairs
+from tokenmill.report.lint.findings import PLACES, Finding, LintReport, Merged, in_order
+from tokenmill.report.lint.places import Places
+from tokenmill.report.lint.rules import RULES, SAMPLE_ROWS, chosen_rules
+from tokenmill.report.lint.sample import Choice, choose, described, ranks_of
+from tokenmill.source import Block, Rows, open_rows
+
+Positions = npt.NDArray[np.int64]
+
+
+def run_lint(
+    recipe: Recipe,
+    options: RunOptions,
+    executor: Executor,
+    *,
+    sample: int | None = SAMPLE_ROWS,
+    only: Sequence[str] = (),
+    ignore: Sequence[str] = (),
+    progress: Any = None,
+) -> LintReport:
+    """Look for what is wrong with the rows of a recipe.
+
+    Args:
+        recipe: Sources, tokenizer and everything that shapes rows.
+        options: Cache, engine; what concerns stores is not looked at.
+        executor: Where rows are looked at.
+        sample: Rows to look at; None: all.
+        only: Rules that run; empty: all.
+        ignore: Rules that do not.
+        progress: As for `tokenmill.prepare`.
+    """
+    start = time.perf_counter()
+    rules = chosen_rules(only, ignore)
+    cache = cache_of(options.cache_dir)
+    card, comparison = identity_card(recipe, cache.root, executor)
+    rows = open_rows(list(recipe.sources), cache_dir=cache.root, rehash=options.rehash)
+    if not len(rows):
+        raise SourceError("no rows: every source is empty", path=recipe.sources[0])
+    places = Places(rows)
+    chosen = choose(places.counts, sample)
+    ranks = ranks_of(chosen, places.counts)
+    setup = {
+        "recipe": to_travel(recipe),
+        "tokenizer": str(cache.tokenizer(card.key)),
+        "card": card.as_dict(),
+        "engine": options.engine,
+        "rules": sorted(rules),
+    }
+    with open_progress(progress, total_rows=ranks[-1]) as shown:
+        tally = _Tally(rules, places, ranks)
+        with contextlib.closing(  # type: ignore[type-var]
+            executor.run(Setup(linter.ENTRY, setup), _tasks(rows, chosen))
+        ) as finished:
+            for done in finished:
+                tally.add(done.number, done.result)
+                shown.add(rows=done.result["rows"], size=0)
+                if comparison is not None:
+                    comparison.check()
+    if comparison is not None:
+        comparison.agree(card, cache.root)
+    tally.find_duplicates()
+    if "near_duplicate" in rules:
+        sources = [pairs.absolute(source) for source in recipe.sources]
+        more = {**setup, "sources": sources, "cache": str(cache.root)}
+        tally.find_near_duplicates(executor, Setup(pairs.ENTRY, more))
+    return LintReport(
+        findings=tuple(tally.findings()),
+        rows=len(rows),
+        rows_checked=ranks[-1],
+        rules=tuple(name for name in RULES if name in rules),
+        sample=described(chosen, places.counts),
+        near_duplicates=tally.near_method(),
+        seconds=time.perf_counter() - start,
+    )
+
+
+def _tasks(rows: Rows, chosen: Choice) -> Iterator[Task]:
+    for number, block in enumerate(rows.blocks()):
+        if number in chosen:
+            payload = {"block": entries.from_block(block), "rows": chosen[number]}
+            yield Task(number, payload, _label(block))
+
+
+def _label(block: Block) -> str:
+    return f"{block.path}, rows {block.first_row} to {block.first_row + block.rows - 1}"
+
+
+class _Tally:
+    """What came back so far, by number of the block, so that the order of arrival is nothing.
+
+    Args:
+        rules: The rules that run.
+        places: Where rows are.
+        ranks: Per block, how many rows before it are looked at.
+    """
+
+    def __init__(self, rules: frozenset[str], places: Places, ranks: Sequence[int]) -> None:
+        self._rules = rules
+        self._places = places
+        self._ranks = ranks
+        self._merged = Merged()
+        self._about_tokenizer: dict[str, str] = {}
+        self._digests: dict[int, tuple[Positions, npt.NDArray[np.uint64]]] = {}
+        self._sketches: dict[int, tuple[Positions, near.Sketches]] = {}
+        self._copies: Positions = np.zeros(0, np.int64)
+        self._compared = 0
+
+    def add(self, number: int, result: dict[str, Any]) -> None:
+        """Take one block's result."""
+        start = self._places.start(number)
+        self._merged.add(result["findings"], start)
+        self._about_tokenizer.update(result["tokenizer"])
+        positions = linter.unpacked(result["numbers"], np.int32).astype(np.int64) + start
+        self._digests[number] = positions, linter.unpacked(result["digests"], np.uint64)
+        sketched = linter.unpacked(result["sketched"], np.int32).astype(np.int64) + start
+        bands = linter.unpacked(result["sketches"], np.uint32).reshape(-1, near.BANDS)
+        # By rank and not by arrival, so that the same rows are compared whoever is quicker.
+        most = max(0, near.MOST_ROWS - self._ranks[number])
+        self._sketches[number] = sketched[:most], bands[:most]
+
+    def find_duplicates(self) -> None:
+        """Rows whose rendered text an earlier row has already."""
+        blocks = [self._digests[number] for number in sorted(self._digests)]
+        if not blocks:
+            return
+        positions = np.concatenate([block[0] for block in blocks])
+        digests = np.concatenate([block[1] for block in blocks])
+        order = np.argsort(digests, kind="stable")
+        ranked = digests[order]
+        opens = np.concatenate(([True], ranked[1:] != ranked[:-1])) if len(ranked) else ranked > 0
+        first = np.maximum.accumulate(np.where(opens, np.arange(len(order)), 0))
+        copies = positions[order[~opens]]
+        originals = positions[order[first[~opens]]]
+        sort = np.argsort(copies)
+        self._copies = copies[sort]
+        if len(copies) and "duplicate" in self._rules:
+            detail = f"the same text as {self._places.origin(int(originals[sort][0]))}"
+            self._found("duplicate", self._copies, detail)
+
+    def find_near_duplicates(self, executor: Executor, setup: Setup) -> None:
+        """Rows that nearly repeat an earlier one; exact copies are not looked at again."""
+        blocks = [self._sketches[number] for number in sorted(self._sketches)]
+        if not blocks:
+            return
+        positions = np.concatenate([block[0] for block in blocks])
+        bands = np.concatenate([block[1] for block in blocks])
+        once = ~np.isin(positions, self._copies)
+        positions, bands = positions[once], bands[once]
+        self._compared = len(positions)
+        self._sketches.clear()
+        maybe = near.candidates(bands)
+        found: list[tuple[int, int, float]] = []
+        with contextlib.closing(  # type: ignore[type-var]
+            executor.run(setup, _comparisons(maybe, positions))
+        ) as finished:
+            for done in finished:
+                found += [tuple(entry) for entry in done.result["near"]]
+        if found:
+            found.sort()
+            _, other, index = found[0]
+            detail = f"{index:.0%} of its shingles are those of {self._places.origin(other)}"
+            self._found("near_duplicate", np.array([entry[0] for entry in found]), detail)
+
+    def _found(self, rule: str, positions: Positions, detail: str) -> None:
+        first = positions[:PLACES].tolist()
+        shown = self._places.shown(first[0])
+        document = {"count": len(positions), "rows": first, "detail": detail, "excerpt": shown}
+        self._merged.add({rule: document})
+
+    def near_method(self) -> dict[str, Any] | None:
+        """How near-duplicates were looked for, and among how many rows."""
+        if "near_duplicate" not in self._rules:
+            return None
+        return {**near.method(), "rows_compared": self._compared}
+
+    def findings(self) -> list[Finding]:
+        """Everything found."""
+        about = [Finding(rule, 1, (), detail) for rule, detail in self._about_tokenizer.items()]
+        return in_order([*self._merged.findings(self._places.origin), *about])
+
+
+def _comparisons(maybe: dict[int, list[int]], positions: Positions) -> Iterator[Task]:
+    """Tasks of some candidates each, in the order of the rows."""
+    numbers = sorted(maybe)
+    for number, first in enumerate(range(0, len(numbers), pairs.ROWS_PER_TASK)):
+        some = [
+            [int(positions[row]), [int(positions[other]) for other in maybe[row]]]
+            for row in numbers[first : first + pairs.ROWS_PER_TASK]
+        ]
+        yield Task(number, {"pairs": some}, f"near-duplicates, part {number}")

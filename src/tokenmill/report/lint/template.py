@@ -1,0 +1,279 @@
+"""What a template does to a conversation: asked of the template itself, never guessed from names.
+
+A `TemplateCritic` puts questions to the reference template, each a comparison of two renders: are
+these roles the reason of a refusal (do the same words pass in alternating turns)? do the calls, or
+null members, change anything that is printed? is a turn printed differently once another follows?
+So a finding says what really happens with this template, and a harmless oddity is no finding.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from tokenmill.chat import Renderer
+from tokenmill.chat.marks import REASONING, any_of, cut, literals, thinking_tags
+from tokenmill.chat.shapes import Conversation
+from tokenmill.chat.template import REASONING_KEYS, ReferenceTemplate
+from tokenmill.errors import RowError, TokenmillError
+from tokenmill.report.lint.content import Sighting
+from tokenmill.report.lint.findings import excerpt
+
+CALL_KEYS = ("tool_calls", "function_call")
+NULLABLE = (
+    "tool_calls",
+    "function_call",
+    "tool_call_id",
+    "name",
+)  # a message's members about tools
+MEANT = ("default", "const", "enum", "examples", "example")  # where a JSON schema may mean null
+
+REMEMBERED = 4096  # orders of roles about which a template is asked; data has far fewer
+
+_PROBE = [
+    {"role": "user", "content": "What is the capital of France?"},
+    {"role": "assistant", "content": "Paris."},
+    {"role": "user", "content": "And of Italy?"},
+    {"role": "assistant", "content": "Rome."},
+]
+
+
+class TemplateCritic:
+    """Asks one renderer's templates.
+
+    Args:
+        renderer: The renderer that makes the rows' texts.
+    """
+
+    def __init__(self, renderer: Renderer) -> None:
+        self._renderer = renderer
+        self._tags: dict[str, re.Pattern[str] | None] = {}
+        self._probe: Renderer | None = None
+        self._histories: dict[tuple[str, ...], tuple[str, str] | None] = {}
+
+    def glue(self) -> str:
+        """What the template prints around a plain conversation; empty where it has none."""
+        try:
+            return self._renderer.reference().render([*_PROBE])
+        except TokenmillError:
+            return ""
+
+    def refusal(self, talk: Conversation, error: RowError) -> Sighting:
+        """What to say of a conversation that the template refuses.
+
+        Its roles are the reason where short words in the same roles are refused in the same words,
+        and pass in alternating turns.
+        """
+        roles = [message["role"] for message in talk.messages]
+        turns = ["assistant" if number % 2 else "user" for number in range(len(roles))]
+        if self._refused(roles) == error.message and self._refused(turns) is None:
+            shown = " → ".join(roles[:12])
+            return "role_order", f"{error.message}; the roles are {shown}", _words(talk)
+        return "template_error", error.message, _words(talk)
+
+    def _refused(self, roles: list[str]) -> str | None:
+        """What the template says against short words in these roles; None where nothing."""
+        words = [{"role": role, "content": f"Word {n}."} for n, role in enumerate(roles)]
+        try:
+            self._renderer.reference().render(words)
+        except TokenmillError as error:
+            return error.message
+        return None
+
+    def _render(self, messages: list[dict[str, Any]], tools: list[Any] | None) -> str | None:
+        try:
+            return self._renderer.reference(tools).render(messages, tools)
+        except TokenmillError:
+            return None
+
+    def dropped(self, talk: Conversation, error: RowError) -> Sighting:
+        """What to say of a conversation of which the template prints something nowhere."""
+        lost = self.dropped_calls(talk, self._render(talk.messages, talk.tools))
+        return lost or ("template_drops_content", error.message, _words(talk))
+
+    def dropped_calls(self, talk: Conversation, text: str | None) -> Sighting | None:
+        """Calls of which the rendered text shows nothing."""
+        if text is None:
+            return None
+        for number, message in enumerate(talk.messages):
+            for name in _called(message):
+                if name not in text:
+                    detail = f"turn {number} calls {name!r}, which the template prints nowhere"
+                    return "template_drops_tool_calls", detail, excerpt(text, len(text))
+        if not any(_called(message) for message in talk.messages):
+            return None
+        if self._render([_with_calls(m, 0) for m in talk.messages], talk.tools) == text:
+            return (
+                "template_drops_tool_calls",
+                "the same is printed without the calls",
+                _words(talk),
+            )
+        if any(len(_called(message)) > 1 for message in talk.messages):
+            first = [_with_calls(m, 1) for m in talk.messages]
+            if self._render(first, talk.tools) == text:
+                detail = "of several calls in a turn the template prints the first alone"
+                return "template_drops_tool_calls", detail, _words(talk)
+        return None
+
+    def dropped_tools(self, talk: Conversation, text: str) -> Sighting | None:
+        """Tools of which the rendered text names none."""
+        names = [name for name in map(_tool_name, talk.tools or ()) if name]
+        if not names or any(name in text for name in names):
+            return None
+        shown = ", ".join(names[:3])
+        return "template_drops_tools", f"{len(names)} tools ({shown} …) are printed nowhere", ""
+
+    def nulls(self, talk: Conversation) -> Sighting | None:
+        """Null members that change what the template prints."""
+        paths: list[str] = []
+        known = {_tool_name(tool): _properties(tool) for tool in talk.tools or ()}
+        tools = None if talk.tools is None else _pruned(talk.tools, "tools", paths)
+        messages = [
+            _pruned_message(message, f"turn {number}", paths, known)
+            for number, message in enumerate(talk.messages)
+        ]
+        if not paths:
+            return None
+        as_is = self._render(talk.messages, talk.tools)
+        if as_is is None or as_is == self._render(messages, tools):
+            return None
+        more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
+        return (
+            "null_tool_keys",
+            f"{paths[0]} is null{more}",
+            excerpt(as_is, max(0, as_is.find("null"))),
+        )
+
+    def lost_thinking(self, talk: Conversation, text: str) -> Sighting | None:
+        """Earlier assistant turns whose thinking the rendered text does not hold."""
+        assistants = [n for n, m in enumerate(talk.messages) if m["role"] == "assistant"]
+        lost, first = [], ""
+        for number in assistants[:-1]:
+            thoughts = list(self._thoughts(talk.messages[number], talk.tools))
+            missing = [thought for thought in thoughts if thought not in text]
+            if missing:
+                lost.append(number)
+                first = first or missing[0]
+        if not lost:
+            return None
+        numbers = ", ".join(map(str, lost[:8])) + (" …" if len(lost) > 8 else "")
+        which = "turn" if len(lost) == 1 else "turns"
+        detail = f"{which} {numbers} of {len(talk.messages)}: thinking is not printed in history"
+        return "rewrites_history", detail, excerpt(first)
+
+    def _thoughts(self, message: dict[str, Any], tools: list[Any] | None) -> Iterator[str]:
+        for key in REASONING_KEYS:
+            value = message.get(key)
+            if isinstance(value, str) and value.strip():
+                yield value.strip()
+        content = message.get("content")
+        if isinstance(content, str) and "<" in content:
+            tags = self._thinking(self._renderer.reference(tools))
+            yield from (run for kind, run in cut(content, tags, tags) if kind == REASONING)
+
+    def _thinking(self, template: ReferenceTemplate) -> re.Pattern[str] | None:
+        if template.source not in self._tags:
+            self._tags[template.source] = any_of(thinking_tags(literals(template.tree)))
+        return self._tags[template.source]
+
+    def history(self, talk: Conversation) -> tuple[str, str] | None:
+        """What is trained of the first assistant turn where it is the last, and where it is not.
+
+        Asked with short words in the same roles, once per order of roles; None where it is the
+        same. If a later turn is printed differently in history, so is the first.
+        """
+        roles = tuple(message["role"] for message in talk.messages)
+        if roles not in self._histories and len(self._histories) < REMEMBERED:
+            self._histories[roles] = self._ask_history(roles)
+        return self._histories.get(roles)
+
+    def _ask_history(self, roles: tuple[str, ...]) -> tuple[str, str] | None:
+        words = [{"role": role, "content": f"Word {n}."} for n, role in enumerate(roles)]
+        first = roles.index("assistant") + 1
+        if self._probe is None:
+            spec, own = self._renderer.spec, self._renderer
+            self._probe = Renderer(
+                type(spec)(template_kwargs=spec.template_kwargs, date=spec.date, trailing="trim"),
+                own.reference().source,
+                own.special_tokens,
+                fast=False,
+            )
+        made = self._probe.render([{"messages": words[:first]}, {"messages": words}])
+        if made.source != [0, 1]:
+            return None
+        trained = []
+        for text, spans in zip(made.texts, made.spans, strict=True):
+            start, end = (spans or [(0, 0)])[0]
+            trained.append(text[start:end])
+        return (trained[0], trained[1]) if trained[0] != trained[1] else None
+
+
+def _with_calls(message: dict[str, Any], count: int) -> dict[str, Any]:
+    """A message with its first calls only."""
+    kept = {key: value for key, value in message.items() if key not in CALL_KEYS}
+    calls = message.get("tool_calls")
+    return {**kept, "tool_calls": calls[:count]} if count and isinstance(calls, list) else kept
+
+
+def _words(talk: Conversation) -> str:
+    content = talk.messages[0].get("content") if talk.messages else ""
+    return excerpt(content) if isinstance(content, str) else ""
+
+
+def _called(message: dict[str, Any]) -> list[str]:
+    """Names of the functions that a message calls."""
+    calls = message.get("tool_calls")
+    found = list(calls) if isinstance(calls, list) else []
+    found.append(message.get("function_call"))
+    functions = [call.get("function", call) for call in found if isinstance(call, dict)]
+    names = [function.get("name") for function in functions if isinstance(function, dict)]
+    return [name for name in names if isinstance(name, str)]
+
+
+def _tool_name(tool: Any) -> str:
+    function = tool.get("function", tool) if isinstance(tool, dict) else None
+    name = function.get("name") if isinstance(function, dict) else None
+    return name if isinstance(name, str) else ""
+
+
+def _properties(tool: Any) -> set[str]:
+    function = tool.get("function", tool) if isinstance(tool, dict) else {}
+    parameters = function.get("parameters") if isinstance(function, dict) else None
+    properties = parameters.get("properties") if isinstance(parameters, dict) else None
+    return set(properties) if isinstance(properties, dict) else set()
+
+
+def _pruned(
+    value: Any, path: str, paths: list[str], keep: tuple[str, ...] | set[str] = MEANT
+) -> Any:
+    """The value without null members; their paths are noted."""
+    if isinstance(value, list):
+        return [_pruned(item, f"{path}[{n}]", paths, keep) for n, item in enumerate(value)]
+    if not isinstance(value, dict):
+        return value
+    kept = {}
+    for name, item in value.items():
+        if item is None and name not in keep:
+            paths.append(f"{path}.{name}")
+        else:
+            kept[name] = item if name in MEANT else _pruned(item, f"{path}.{name}", paths, keep)
+    return kept
+
+
+def _pruned_message(
+    message: dict[str, Any], path: str, paths: list[str], known: dict[str, set[str]]
+) -> dict[str, Any]:
+    """A message without null members about tools; a declared argument may be null."""
+    if len(message) <= 2:
+        return message
+    kept: dict[str, Any] = {}
+    declared = set().union(*(known.get(name, set()) for name in _called(message)), MEANT)
+    for name, item in message.items():
+        if name in NULLABLE and item is None:
+            paths.append(f"{path}.{name}")
+        elif name in CALL_KEYS:
+            kept[name] = _pruned(item, f"{path}.{name}", paths, declared)
+        else:
+            kept[name] = item
+    return kept

@@ -1,0 +1,1 @@
+"""Tests of what a person looks at: lint, statistics, the doctor, the page."""

@@ -1,0 +1,222 @@
+"""The doctor under faults: each is seen, named and given a remedy; the other checks still run."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.build.making import TOKENIZER, conversations, write_rows
+from tests.report.crafted import tokenizer_with
+from tokenmill.report.doctor import Check, examine
+from tokenmill.report.doctor import cache as cache_checks
+from tokenmill.report.doctor.checks import STATUSES
+
+
+def by_name(checks: list[Check]) -> dict[str, Check]:
+    names = [check.name for check in checks]
+    assert len(names) == len(set(names))
+    return {check.name: check for check in checks}
+
+
+@pytest.fixture(autouse=True)
+def without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loading Ray takes seconds; the tests that speak of it bring their own."""
+    monkeypatch.setitem(sys.modules, "ray", None)
+
+
+def look(*sources: str, tokenizer: Any = None, **given: Any) -> dict[str, Check]:
+    return by_name(examine(sources, tokenizer, tokenizer_backend="file", **given))
+
+
+def test_healthy_machine_passes_every_check(tmp_path: Path) -> None:
+    source = write_rows(tmp_path / "a.jsonl", conversations(5))
+    found = look(str(source), tokenizer=str(TOKENIZER))
+    assert [c.name for c in found.values() if c.status == "fail"] == []
+    assert {"cache", "file system", "space", "offline", "Ray", "cores", "parity"} <= set(found)
+    assert found["parity"].status == "ok"
+    assert re.search(r"all [1-9][\d,]+ texts", found["parity"].detail)
+    assert "5 rows" in found["sources"].detail
+    for check in found.values():
+        assert check.status in STATUSES
+        assert check.detail
+        assert check.remedy, "every line says what to do"
+
+
+def test_missing_fast_engine_is_a_warning_with_the_pip_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "fastokens", None)
+    found = look(tokenizer=str(TOKENIZER))
+    assert found["engine fastokens"].status == "warning"
+    assert found["engine fastokens"].remedy == "pip install fastokens"
+    assert found["parity"].status == "note"
+    assert "fastokens" in found["parity"].detail
+
+
+def test_engine_that_differs_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tokenmill.tokenizer import engines
+
+    encode = engines.FastokensEngine.encode
+
+    def wrong(self: Any, texts: Any) -> Any:
+        ids, starts = encode(self, texts)
+        ids = ids.copy()
+        ids[-1] += 1
+        return ids, starts
+
+    monkeypatch.setattr(engines.FastokensEngine, "encode", wrong)
+    found = look(tokenizer=str(TOKENIZER))
+    assert found["parity"].status == "note"
+    assert "other ids" in found["parity"].detail
+
+
+def test_cache_that_cannot_be_written_fails_and_names_another() -> None:
+    found = look("nothing.jsonl", cache_dir="/proc/tokenmill-cache")
+    assert found["cache"].status == "fail"
+    assert "TOKENMILL_CACHE_DIR" in found["cache"].remedy
+    assert found["sources"].status == "note", "not looked at, and said so"
+    assert found["engine hf"].status == "ok", "the other checks still run"
+
+
+@pytest.mark.parametrize("name", ["/no/such/tokenizer", "broken"])
+def test_tokenizer_that_cannot_be_loaded_fails(tmp_path: Path, name: str) -> None:
+    if name == "broken":
+        name = str(tmp_path / "broken")
+        shutil.copytree(TOKENIZER, name)
+        (Path(name) / "tokenizer.json").write_text("{")
+    found = look(tokenizer=name)
+    assert found["tokenizer"].status == "fail"
+    assert name in found["tokenizer"].detail
+    assert "parity" not in found
+
+
+def test_missing_source_fails_and_names_it() -> None:
+    found = look("/no/such.jsonl")
+    assert found["sources"].status == "fail"
+    assert "/no/such.jsonl" in found["sources"].detail
+
+
+@pytest.mark.parametrize(("times", "status"), [(0.9, "fail"), (1.5, "warning"), (2.5, "ok")])
+def test_space_is_compared_with_the_plan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: float, status: str
+) -> None:
+    source = write_rows(tmp_path / "a.jsonl", conversations(10))
+    need = 2 * source.stat().st_size + 10 * cache_checks.ROW_BYTES
+    usage = types.SimpleNamespace(total=1 << 40, used=0, free=int(times * need))
+    monkeypatch.setattr(cache_checks.shutil, "disk_usage", lambda _: usage)
+    assert look(str(source))["space"].status == status
+
+
+@pytest.mark.parametrize(
+    ("kind", "status", "word"),
+    [("ext4", "ok", "mapped"), ("nfs4", "note", "pread"), ("fuse.s3fs", "note", "pread"),
+     ("tmpfs", "warning", "memory"), ("unknown", "note", "local")],
+)  # fmt: skip
+def test_file_system_says_which_access_it_implies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, status: str, word: str
+) -> None:
+    from tokenmill.files import kind as kinds
+
+    monkeypatch.setattr(kinds, "filesystem_kind", lambda _: kind)
+    monkeypatch.setattr(cache_checks, "filesystem_kind", lambda _: kind)
+    found = cache_checks.file_system(tmp_path)
+    assert found.status == status
+    assert word in found.detail
+
+
+def test_offline_and_parallelism_settings_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "true")
+    found = look()
+    assert "HF_HUB_OFFLINE" in found["offline"].detail
+    assert "true" in found["TOKENIZERS_PARALLELISM"].detail
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+    assert "not set" in look()["offline"].detail
+
+
+def test_ray_that_is_missing_is_a_note_with_the_pip_line() -> None:
+    found = look()["Ray"]
+    assert (found.status, found.detail) == ("note", "not installed")
+    assert "pip install 'tokenmill[ray]'" in found.remedy
+
+
+@pytest.mark.parametrize(
+    ("answer", "status", "word"),
+    [
+        ({"address": None, "reachable": None}, "ok", "no cluster"),
+        ({"address": "10.0.0.1:6379", "reachable": True}, "ok", "answers"),
+        ({"address": "10.0.0.1:6379", "reachable": False}, "warning", "does not answer"),
+        (None, "note", "cannot be asked"),
+    ],
+)
+def test_ray_is_asked_through_its_integration(
+    monkeypatch: pytest.MonkeyPatch, answer: Any, status: str, word: str
+) -> None:
+    from importlib.machinery import ModuleSpec
+
+    from tokenmill.report.doctor import machine
+
+    door = types.ModuleType(machine.RAY_DOOR)
+    if answer is not None:
+        told = {"version": "2.60", "from": "RAY_ADDRESS", **answer}
+        door.describe = lambda: told  # type: ignore[attr-defined]
+    fake = types.ModuleType("ray")
+    fake.__spec__ = ModuleSpec("ray", None)
+    monkeypatch.setitem(sys.modules, "ray", fake)
+    monkeypatch.setitem(sys.modules, machine.RAY_DOOR, door)
+    found = machine.ray()
+    assert found.status == status
+    assert word in found.detail
+
+
+@pytest.mark.parametrize(
+    ("changes", "status", "word"),
+    [
+        ({"pad_token": "<|im_end|>"}, "note", "pad is eos"),
+        ({"pad_token": None}, "note", "no pad token"),
+        ({"eos_token": None}, "warning", "no end-of-sequence"),
+    ],
+)
+def test_special_tokens_that_surprise_are_told(
+    tmp_path: Path, changes: dict[str, Any], status: str, word: str
+) -> None:
+    found = look(tokenizer=str(tokenizer_with(tmp_path, **changes)))["special tokens"]
+    assert found.status == status
+    assert word in found.detail
+
+
+@pytest.mark.parametrize(
+    ("template", "status", "word"),
+    [
+        ("{% for m in messages %}{{ m.content }}{% endfor %}", "ok", "minijinja"),
+        ("{{ strftime_now('%Y') }}", "note", "date"),
+        ("{% if %}", "fail", "line 1"),
+    ],
+)
+def test_chat_template_is_compiled_and_tried(
+    tmp_path: Path, template: str, status: str, word: str
+) -> None:
+    tokenizer = tokenizer_with(tmp_path)
+    (tokenizer / "chat_template.jinja").write_text(template)
+    found = look(tokenizer=str(tokenizer))["chat template"]
+    assert found.status == status
+    assert word in found.detail
+
+
+def test_defect_of_one_check_does_not_hide_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tokenmill.report.doctor import machine
+
+    def broken() -> Check:
+        raise RuntimeError("for the test's sake")
+
+    monkeypatch.setattr(machine, "cores", broken)
+    found = look()
+    assert found["cores"].status == "fail"
+    assert "for the test's sake" in found["cores"].detail
+    assert found["cache"].status == "ok"

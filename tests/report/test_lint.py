@@ -1,0 +1,286 @@
+"""Lint: every rule on its own line, nothing on clean rows, the same by every way of running it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tokenmill as tm
+from tests.build.making import EXAMPLES, TOKENIZER, conversations, small_cuts, write_rows
+from tests.report.crafted import GOLDEN, MAX_LENGTH, clean, crafted, talk, tokenizer_with
+from tokenmill.errors import REASONS, UsageError
+from tokenmill.report.lint import RULES, LintReport, near
+from tokenmill.report.lint.sample import SAMPLE_BLOCKS, choose, described
+
+QUICK: dict[str, Any] = {"tokenizer_backend": "file", "executor": "inline", "progress": False}
+
+
+def lines(report: LintReport) -> dict[str, list[int | None]]:
+    return {f.rule: [origin.line for origin in f.places] for f in report.findings}
+
+
+def told(report: LintReport) -> dict[str, Any]:
+    """The report without what may differ: the time."""
+    document = report.document()
+    del document["seconds"]
+    return document
+
+
+@pytest.fixture(scope="module")
+def room(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("lint")
+
+
+@pytest.fixture(scope="module")
+def tokenizer(room: Path) -> str:
+    return str(tokenizer_with(room))
+
+
+@pytest.fixture(scope="module")
+def all_rules(room: Path, tokenizer: str) -> LintReport:
+    given = {**QUICK, "max_length": MAX_LENGTH, "cache_dir": room / "cache"}
+    return tm.lint(str(crafted(room)), tokenizer, **given)
+
+
+def test_crafted_rows_give_each_rule_on_its_own_line(all_rules: LintReport) -> None:
+    assert lines(all_rules) == GOLDEN
+
+
+def test_golden_table_names_every_rule_that_a_row_can_break() -> None:
+    about_the_tokenizer = {"pad_is_eos", "no_pad_token", "bos_elsewhere"}
+    assert set(GOLDEN) == set(RULES) - about_the_tokenizer
+    assert set(REASONS) <= set(GOLDEN)
+
+
+def test_findings_say_where_how_many_what_and_what_to_do(all_rules: LintReport) -> None:
+    severities = [finding.severity for finding in all_rules.findings]
+    assert severities == sorted(severities, key=("error", "warning", "info").index)
+    for document in all_rules.document()["findings"]:
+        assert document["count"] == 1
+        assert document["place"] == f"{document['path']}:{document['line']}"
+        assert document["detail"]
+        assert document["hint"] == RULES[document["rule"]].hint
+    shown = {finding.rule: finding for finding in all_rules.findings}
+    assert "<|im_end|>" in shown["control_text"].excerpt
+    assert "turn 1 of 4" in shown["rewrites_history"].detail
+    assert "expand" in shown["rewrites_history"].hint
+    assert shown["duplicate"].detail.endswith("crafted.jsonl:22")
+    assert "crafted.jsonl:24" in shown["near_duplicate"].detail
+
+
+def test_clean_rows_have_no_findings(room: Path, tokenizer: str) -> None:
+    report = tm.lint(str(clean(room)), tokenizer, cache_dir=room / "cache", **QUICK)
+    assert report.findings == ()
+    assert report.rows_checked == report.rows == 40
+    assert not report.fails("info")
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_workers_find_what_one_process_finds(
+    all_rules: LintReport, room: Path, tokenizer: str, workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small_cuts(monkeypatch)  # several blocks, so that both workers have something to do
+    given = {**QUICK, "executor": "local", "max_length": MAX_LENGTH, "num_workers": workers}
+    source = str(crafted(room))
+    report = tm.lint(source, tokenizer, cache_dir=room / f"of-{workers}", sample=None, **given)
+    assert told(report) == told(all_rules)
+
+
+def test_sample_is_stated_and_the_same_every_time(room: Path, tokenizer: str) -> None:
+    source = str(write_rows(room / "many.jsonl", conversations(300)))
+    given = {**QUICK, "cache_dir": room / "cache", "sample": 50}
+    reports = [tm.lint(source, tokenizer, **given) for _ in range(2)]
+    assert told(reports[0]) == told(reports[1])
+    assert (reports[0].rows_checked, reports[0].rows) == (50, 300)
+    assert reports[0].sample == {"rows": 50, "blocks": 1, "of_blocks": 1, "seed": 0}
+
+
+def test_choice_covers_blocks_and_is_a_function_of_their_rows() -> None:
+    counts = [10, 0, 1000, 3, *[20] * 100]
+    chosen = choose(counts, 200)
+    assert chosen == choose(counts, 200)
+    assert len(chosen) <= SAMPLE_BLOCKS
+    assert sum(len(rows or ()) for rows in chosen.values()) == 200
+    for block, rows in chosen.items():
+        assert rows == sorted(set(rows or ()))
+        assert max(rows or ()) < counts[block]
+    assert choose(counts, None) == {n: None for n, count in enumerate(counts) if count}
+    assert described(choose(counts, None), counts) is None
+    with pytest.raises(UsageError, match="positive"):
+        choose(counts, 0)
+
+
+def test_near_duplicates_are_looked_for_within_the_stated_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small_cuts(monkeypatch)
+    rows = [*conversations(60, words=60), *conversations(4, words=60)]
+    rows[-1]["messages"][1]["content"] += " Really."
+    source = str(write_rows(tmp_path / "a.jsonl", rows))
+    report = tm.lint(source, str(TOKENIZER), **QUICK)
+    assert lines(report) == {"duplicate": [61, 62, 63], "near_duplicate": [64]}
+    assert report.near_duplicates is not None
+    assert report.near_duplicates["rows_compared"] == 61
+    monkeypatch.setattr(near, "MOST_ROWS", 50)
+    report = tm.lint(source, str(TOKENIZER), **QUICK)
+    assert lines(report) == {"duplicate": [61, 62, 63]}
+    assert report.near_duplicates is not None
+    assert report.near_duplicates["rows_compared"] == 50
+
+
+def test_parquet_rows_are_named_by_number_and_nothing_is_copied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from tokenmill.source.columnar import ColumnReader
+
+    def copied(_: Any) -> None:
+        raise AssertionError("a copy of the whole file for a few rows")
+
+    monkeypatch.setattr(ColumnReader, "_copy", copied)
+
+    rows = [*conversations(4), conversations(1)[0], {"id": 9, "messages": []}]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
+    report = tm.lint(str(tmp_path / "a.parquet"), str(TOKENIZER), cache_dir=tmp_path / "c", **QUICK)
+    found = {f.rule: [str(origin) for origin in f.places] for f in report.findings}
+    path = tmp_path / "a.parquet"
+    assert found == {"bad_shape": [f"{path}#5"], "duplicate": [f"{path}#4"]}
+
+
+def test_rules_can_be_chosen_and_switched_off(room: Path, tokenizer: str) -> None:
+    given = {**QUICK, "cache_dir": room / "cache"}
+    source = str(crafted(room))
+    only = tm.lint(source, tokenizer, only=["mojibake", "duplicate"], **given)
+    assert set(lines(only)) == {"mojibake", "duplicate"}
+    assert only.near_duplicates is None
+    less = tm.lint(source, tokenizer, ignore=["mojibake"], **given)
+    assert set(lines(less)) == set(GOLDEN) - {"mojibake", "overlong"}
+    with pytest.raises(UsageError, match="no_such_rule"):
+        tm.lint(source, tokenizer, ignore=["no_such_rule"], **given)
+    with pytest.raises(UsageError, match="no rule is left"):
+        tm.lint(source, tokenizer, only=["mojibake"], ignore=["mojibake"], **given)
+
+
+def test_expanded_turns_lose_no_thinking(room: Path, tokenizer: str) -> None:
+    given = {**QUICK, "cache_dir": room / "cache", "expand": "turns"}
+    report = tm.lint(str(crafted(room)), tokenizer, **given)
+    assert not {"rewrites_history", "history_differs"} & set(lines(report))
+
+
+@pytest.mark.parametrize(
+    ("changes", "rules"),
+    [
+        ({"pad_token": "<|im_end|>"}, {"pad_is_eos"}),
+        ({"pad_token": None}, {"no_pad_token"}),
+        ({"post": "<|endoftext|>"}, {"bos_elsewhere"}),
+        ({}, set()),
+    ],
+)
+def test_tokenizer_findings_have_no_place(
+    tmp_path: Path, changes: dict[str, Any], rules: set[str]
+) -> None:
+    tokenizer = str(tokenizer_with(tmp_path, **changes))
+    report = tm.lint(str(clean(tmp_path)), tokenizer, **QUICK)
+    assert set(lines(report)) == rules
+    assert all(f.places == () and f.detail and f.count == 1 for f in report.findings)
+
+
+def test_generation_blocks_that_leave_the_closer_out_are_found(tmp_path: Path) -> None:
+    template = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' %}"
+        "{% generation %}{{ m.content }}{% endgeneration %}{% else %}{{ m.content }}{% endif %}"
+        "<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    source = str(write_rows(tmp_path / "a.jsonl", conversations(3)))
+    report = tm.lint(source, str(TOKENIZER), chat_template=template, **QUICK)
+    assert lines(report) == {"missing_closer": [1, 2, 3]}
+    closed = template.replace("{% endgeneration %}", "<|im_end|>{% endgeneration %}")
+    report = tm.lint(source, str(TOKENIZER), chat_template=closed, **QUICK)
+    assert report.findings == ()
+
+
+def test_pairs_of_strings_without_an_end_are_found(tmp_path: Path) -> None:
+    rows = [{"prompt": "One, two,", "completion": " three."}]
+    source = str(write_rows(tmp_path / "pairs.jsonl", rows))
+    assert tm.lint(source, str(TOKENIZER), **QUICK).findings == ()
+    report = tm.lint(source, str(TOKENIZER), append_eos=False, **QUICK)
+    assert lines(report) == {"missing_closer": [1]}
+
+
+@pytest.mark.parametrize(
+    ("tool", "arguments", "is_found"),
+    [
+        ({"default": None}, {"q": "x"}, False),  # a schema may mean null
+        ({"type": "string"}, {"q": None}, False),  # an argument that the tool declares
+        ({"type": "string"}, {"q": "x", "other": None}, True),  # one that a schema filled in
+        ({"type": None}, {"q": "x"}, True),
+    ],
+)
+def test_null_is_found_where_nobody_can_have_meant_it(
+    tmp_path: Path, tool: Any, arguments: Any, is_found: bool
+) -> None:
+    function = {"name": "look_up", "parameters": {"properties": {"q": tool}}}
+    call = {"type": "function", "function": {"name": "look_up", "arguments": arguments}}
+    row = talk("What is x?", "Let me see.", tool_calls=[call], name=None)
+    row["tools"] = [{"type": "function", "function": function}]
+    source = str(write_rows(tmp_path / "a.jsonl", [row]))
+    report = tm.lint(source, str(TOKENIZER), **QUICK)
+    assert lines(report) == ({"null_tool_keys": [1]} if is_found else {})
+
+
+def test_calls_of_which_the_template_prints_only_the_first_are_found(tmp_path: Path) -> None:
+    template = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}"
+        "{% if m.tool_calls %}{{ m.tool_calls[0] | tojson }}{% endif %}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    call = {"type": "function", "function": {"name": "look_up", "arguments": {"q": "one"}}}
+    other = {"type": "function", "function": {"name": "look_up", "arguments": {"q": "two"}}}
+    rows = [talk("One?", "", tool_calls=[call]), talk("Two?", "", tool_calls=[call, other])]
+    source = str(write_rows(tmp_path / "a.jsonl", rows))
+    report = tm.lint(source, str(TOKENIZER), chat_template=template, **QUICK)
+    assert lines(report) == {"template_drops_tool_calls": [2]}
+
+
+def test_refusal_for_another_reason_is_not_taken_for_the_order_of_roles(tmp_path: Path) -> None:
+    template = (
+        "{% for m in messages %}{% if m.tool_calls and not m.tool_calls[0].id %}"
+        "{{ raise_exception('a call needs an id') }}{% endif %}"
+        "{% if m.role == 'tool' and not messages[loop.index0 - 1].tool_calls %}"
+        "{{ raise_exception('a result needs a call') }}{% endif %}"
+        "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    call = {"type": "function", "function": {"name": "look_up", "arguments": {"q": "one"}}}
+    row = talk("One?", "", tool_calls=[call])
+    row["messages"] += [{"role": "tool", "content": "1"}, {"role": "assistant", "content": "One."}]
+    other = talk("One?", "Yes.")
+    other["messages"].insert(1, {"role": "tool", "content": "1"})
+    source = str(write_rows(tmp_path / "a.jsonl", [row, other]))
+    report = tm.lint(source, str(TOKENIZER), chat_template=template, **QUICK)
+    assert lines(report) == {"template_error": [1], "role_order": [2]}
+
+
+def test_bundled_dirty_rows_are_told_apart() -> None:
+    report = tm.lint(str(EXAMPLES / "dirty.jsonl"), str(TOKENIZER), **QUICK)
+    wanted = {"bad_json": [5], "bad_shape": [3], "role_order": [4], "trailing_user": [2]}
+    assert lines(report) == {**wanted, "duplicate": [6]}
+    assert report.fails()
+    assert not report.fails("never")
+
+
+def test_rejections_are_those_of_a_build(all_rules: LintReport, room: Path, tokenizer: str) -> None:
+    given = {**QUICK, "max_length": MAX_LENGTH, "cache_dir": room / "cache"}
+    rejected = tm.prepare(str(crafted(room)), tokenizer, **given).rejected
+    finer = {"role_order": "template_error", "template_drops_tool_calls": "template_drops_content"}
+    counts: dict[str, int] = {}
+    for finding in all_rules.findings:
+        reason = finer.get(finding.rule, finding.rule)
+        if reason in REASONS:
+            counts[reason] = counts.get(reason, 0) + finding.count
+    assert counts == rejected

@@ -1,0 +1,131 @@
+"""Statistics against plain Python: bins, limits and packs add up."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.build.making import INLINE, TOKENIZER, conversations, write_rows
+from tokenmill.api import run_recipe
+from tokenmill.errors import UsageError
+from tokenmill.loader.stream import packing_plan
+from tokenmill.packing import Pack
+from tokenmill.report import spread
+from tokenmill.report.stats import PERCENTILES, store_stats
+from tokenmill.store import Store, open_store
+
+rows_of_tokens = st.lists(
+    st.integers(1, 40_000).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n))), max_size=60
+)
+
+
+def arrays(rows: list[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
+    table = np.array(rows, np.int32).reshape(-1, 2)
+    return table[:, 0], table[:, 1]
+
+
+@given(rows_of_tokens)
+def test_length_bins_hold_every_row_once(rows: list[tuple[int, int]]) -> None:
+    lengths, _ = arrays(rows)
+    bins = spread.length_histogram(lengths)
+    for entry in bins:
+        inside = [n for n in lengths.tolist() if entry["from"] <= n <= entry["to"]]
+        assert (entry["rows"], entry["tokens"]) == (len(inside), sum(inside))
+    assert sum(entry["rows"] for entry in bins) == len(rows)
+    assert all(a["to"] + 1 == b["from"] for a, b in itertools.pairwise(bins))
+    if bins:
+        assert bins[0]["rows"]
+        assert bins[-1]["rows"]
+
+
+@given(rows_of_tokens)
+def test_share_bins_hold_every_row_once(rows: list[tuple[int, int]]) -> None:
+    counts = Counter(min(9, trained * 10 // length) for length, trained in rows)
+    bins = spread.share_histogram(*arrays(rows))
+    assert [entry["rows"] for entry in bins] == [counts[n] for n in range(10)]
+
+
+@given(rows_of_tokens, st.integers(1, 50_000))
+def test_limit_drops_what_is_longer(rows: list[tuple[int, int]], limit: int) -> None:
+    longer = [(length, trained) for length, trained in rows if length > limit]
+    assert spread.limit_effect(*arrays(rows), limit) == {
+        "max_length": limit,
+        "rows_dropped": len(longer),
+        "tokens_dropped": sum(length for length, _ in longer),
+        "trained_tokens_dropped": sum(trained for _, trained in longer),
+        "tokens_truncated": sum(length - limit for length, _ in longer),
+    }
+
+
+def test_ladder_ends_where_nothing_is_dropped_and_holds_what_was_asked() -> None:
+    lengths = np.array([100, 3000], np.int32)
+    assert spread.ladder(lengths) == [512, 1024, 2048, 4096]
+    assert spread.ladder(lengths, [700, 9999]) == [512, 700, 1024, 2048, 4096, 9999]
+    assert spread.ladder(np.zeros(0, np.int32)) == [512]
+    with pytest.raises(UsageError, match="positive"):
+        spread.ladder(lengths, [0])
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    room = tmp_path_factory.mktemp("spread")
+    one = write_rows(room / "one.jsonl", conversations(40, words=30))
+    two = write_rows(room / "two.jsonl", conversations(25, first=100, words=300))
+    prepared = run_recipe([str(one), str(two)], str(TOKENIZER), cache_dir=room / "cache", **INLINE)
+    return open_store(prepared.path)
+
+
+def test_packs_are_those_of_the_loader(store: Store) -> None:
+    for length in (300, 2048):
+        fill = spread.packing_fill(store, length)
+        packs, tokens = packing_plan(store, Pack(length, oversize="drop"))
+        assert (fill["packs"], fill["rows"]) == (packs, 65)
+        assert fill["fill"] == round(tokens / (packs * length), 6)
+        assert fill["rows_longer"] == int((store.lengths > length).sum())
+
+
+def test_windows_are_those_of_the_loader_and_only_so_many_are_packed(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class SmallPack(Pack):
+        def __init__(self, length: int, oversize: str) -> None:
+            super().__init__(length, window=10, oversize=oversize)
+
+    monkeypatch.setattr(spread, "Pack", SmallPack)
+    for length in (400, 1500, 1800):  # at 1,500 another order gives another number of packs
+        packs, tokens = packing_plan(store, Pack(length, window=10, oversize="drop"))
+        fill = spread.packing_fill(store, length)
+        assert (fill["packs"], fill["fill"]) == (packs, round(tokens / (packs * length), 6))
+    monkeypatch.setattr(spread, "MOST_WINDOWS", 3)
+    assert spread.packing_fill(store, 2048)["rows"] == 30
+
+
+def test_percentiles_per_source_are_those_of_its_rows(store: Store) -> None:
+    found = spread.store_spread(store)["source_percentiles"]
+    lengths = np.asarray(store.lengths)
+    for mine, rows in zip(found, (lengths[:40], lengths[40:]), strict=True):
+        ordered = np.sort(rows)
+        ranks = {p: max(0, -(-p * len(rows) // 100) - 1) for p in PERCENTILES}
+        assert mine == {f"p{p}": int(ordered[rank]) for p, rank in ranks.items()}
+
+
+def test_roles_and_sources_add_up_to_the_store(store: Store) -> None:
+    document = store_stats(store)
+    tokens = sum(len(row.input_ids) for row in store)
+    assert document["tokens"] == tokens
+    turns: Counter[str] = Counter()
+    for row in store:
+        for role, start, end in row.turns:
+            turns[role] += end - start
+    assert {role: entry["tokens"] for role, entry in document["roles"].items()} == dict(turns)
+    assert [Path(source["path"]).name for source in document["sources"]] == [
+        "one.jsonl",
+        "two.jsonl",
+    ]
+    assert sum(source["tokens"] for source in document["sources"]) == tokens
