@@ -84,8 +84,10 @@ def collate(examples: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
     }
 
 
-def dataloader(dataset: Any, sampler: Any, batch_size: int, workers: int) -> Any:
-    """The training dataloader."""
+def dataloader(
+    dataset: Any, sampler: Any, batch_size: int, workers: int, start: str = "spawn"
+) -> Any:
+    """The training dataloader; SkyRL spawns its workers."""
     generator = torch.Generator()
     generator.manual_seed(42)
     return StatefulDataLoader(
@@ -98,7 +100,7 @@ def dataloader(dataset: Any, sampler: Any, batch_size: int, workers: int) -> Any
         generator=generator,
         num_workers=workers,
         persistent_workers=False,
-        multiprocessing_context="spawn" if workers else None,
+        multiprocessing_context=start if workers else None,
     )
 
 

@@ -63,11 +63,11 @@ def test_store_path_is_a_pretokenized_dataset_as_it_is(chat: Store) -> None:
         assert ours == host.normalised(theirs["input_ids"], theirs["loss_mask"], None)
 
 
-@pytest.mark.parametrize("limit", [None, 1000, 40, 12])
-def test_dataset_rows_are_windows_by_skyrls_definition(chat: Store, limit: int | None) -> None:
-    rows = [host.normalised(r.input_ids.tolist(), r.loss_mask.tolist(), limit) for r in chat]
+@pytest.mark.parametrize("limit", [None, 1000, 20, 12])
+def test_dataset_rows_are_windows_by_skyrls_definition(store: Store, limit: int | None) -> None:
+    rows = [host.normalised(r.input_ids.tolist(), r.loss_mask.tolist(), limit) for r in store]
     expected = [row for row in rows if row is not None]
-    dataset = skyrl.SFTDataset(chat, max_length=limit)
+    dataset = skyrl.SFTDataset(store, max_length=limit)
     assert limit != 12 or len(expected) < len(rows)
     assert list(dataset) == expected
     assert dataset.sequence_lengths.tolist() == [len(row["input_ids"]) for row in expected]
@@ -146,7 +146,7 @@ def test_sampler_long_pass_runs_through_epochs(store: Store) -> None:
 
 def test_sampler_own_state_resumes_at_every_row(store: Store) -> None:
     expected = list(islice(endless(skyrl.Sampler(store)), 120))
-    for stop in range(0, 110):
+    for stop in range(110):
         sampler = skyrl.Sampler(store)
         served = list(islice(endless(sampler), stop))
         state = json.loads(json.dumps(sampler.state_dict()))
@@ -167,7 +167,8 @@ def test_sampler_weights_hold_and_equal_a_mixture(store: Store, chat: Store) -> 
     found = list(islice(endless(sampler), 300))
     for ten in range(0, 300, 10):
         assert sum(number < 43 for number in found[ten : ten + 10]) == 7
-    mixed = tm.Loader(tm.mix({"a": store, "b": chat}, {"a": 0.7, "b": 0.3}), 50, indices=True)
+    both = tm.mix({"a": store, "b": chat}, {"a": 0.7, "b": 0.3})
+    mixed = tm.Loader(both, 50, indices=True, pad_id=0)
     expected = [n for batch in islice(mixed, 6) for n in batch["indices"].tolist()]
     assert found == expected
     assert len(sampler) == len(dataset)
@@ -215,11 +216,19 @@ def rows_of(batch: dict[str, Any], numbers: dict[tuple[int, ...], int]) -> list[
 
 
 def walk(
-    store: Store, steps: int, *, batch_size: int, workers: int, ahead: bool, state: Any = None
+    store: Store,
+    steps: int,
+    *,
+    batch_size: int,
+    workers: int = 0,
+    start: str = "fork",
+    ahead: bool,
+    state: Any = None,
 ) -> tuple[list[list[int]], Any]:
     """Rows of every step and the state behind the last."""
     dataset = skyrl.SFTDataset(store)
-    loader = host.dataloader(dataset, skyrl.Sampler(dataset, seed=9), batch_size, workers)
+    sampler = skyrl.Sampler(dataset, seed=9)
+    loader = host.dataloader(dataset, sampler, batch_size, workers, start)
     if state is not None:
         loader.load_state_dict(pickle.loads(pickle.dumps(state)))
     numbers, found = numbers_of(store), []
@@ -241,7 +250,7 @@ def test_stateful_dataloader_resumed_at_every_step_equals_the_uninterrupted_run(
 ) -> None:
     steps = 3 * -(-43 // batch_size) + 2
     expected = reference(store, steps, batch_size)
-    options: dict[str, Any] = {"batch_size": batch_size, "workers": 0, "ahead": ahead}
+    options: dict[str, Any] = {"batch_size": batch_size, "ahead": ahead}
     assert walk(store, steps, **options)[0] == expected
     for stop in range(1, steps):
         first, state = walk(store, stop, **options)
@@ -259,16 +268,23 @@ def test_stateful_dataloader_chained_resumes_with_two_workers_are_exact(store: S
     assert found == expected
 
 
+def test_stateful_dataloader_resumes_with_spawned_workers(store: Store) -> None:
+    options: dict[str, Any] = {"batch_size": 10, "workers": 2, "start": "spawn", "ahead": False}
+    found, state = walk(store, 2, **options)
+    found += walk(store, 3, state=state, **options)[0]
+    assert found == reference(store, 5, 10)
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_stateful_dataloader_state_after_the_loop_has_ended_loses_nothing(
     store: Store, workers: int
 ) -> None:
-    """torchdata drops the finished iterator it restores, with what that has prefetched."""
+    """Torchdata drops the finished iterator it restores, with what that has prefetched."""
     dataset = skyrl.SFTDataset(store)
-    loader = host.dataloader(dataset, skyrl.Sampler(dataset, seed=9), 10, workers)
+    loader = host.dataloader(dataset, skyrl.Sampler(dataset, seed=9), 10, workers, "fork")
     numbers = numbers_of(store)
     found = [rows_of(batch, numbers) for batch in loader]
-    resumed = host.dataloader(dataset, skyrl.Sampler(dataset, seed=9), 10, workers)
+    resumed = host.dataloader(dataset, skyrl.Sampler(dataset, seed=9), 10, workers, "fork")
     resumed.load_state_dict(loader.state_dict())
     found += [rows_of(batch, numbers) for batch in resumed]
     assert found == reference(store, 10, 10)
@@ -293,11 +309,13 @@ def raw(path: Path, rows: int = 6, word: str = "word") -> Path:
 @pytest.mark.parametrize(
     ("what", "turn_end"), [("last_assistant_message", "turn"), ("all_assistant_messages", "stop")]
 )
-@pytest.mark.parametrize("limit", [None, 30])
+@pytest.mark.parametrize("cut", [False, True])
 def test_from_config_equals_prepare_with_skyrls_meaning(
-    tmp_path: Path, what: str, turn_end: str, limit: int | None
+    tmp_path: Path, what: str, turn_end: str, cut: bool
 ) -> None:
     source = raw(tmp_path / "rows.jsonl")
+    whole = tm.prepare(source, tokenizer=EXAMPLES / "tokenizer", executor="inline")
+    limit = int(whole.lengths.max()) - 3 if cut else None
     dataset = skyrl.from_config(
         host.config(
             train_datasets=[str(source)], train_dataset_splits=["train[1:5]"], max_length=limit,
@@ -312,6 +330,7 @@ def test_from_config_equals_prepare_with_skyrls_meaning(
     )  # fmt: skip
     assert list(dataset) == list(skyrl.SFTDataset(store))
     assert len(dataset) == 4
+    assert not cut or dataset.sequence_lengths.max() == limit
     (made,) = dataset.view.stores
     assert made.key == store.key
     assert made.path.parent.parent == tmp_path / "cache"
@@ -360,13 +379,13 @@ def test_from_config_pretokenized_stores_are_opened_and_cut(chat: Store, store: 
     )
     expected = [
         row
-        for one in (chat, store)
-        for r in one
+        for r in store
         if (row := host.normalised(r.input_ids.tolist(), r.loss_mask.tolist(), 20))
     ]
-    assert list(skyrl.from_config(stated)) == expected
+    dataset = skyrl.from_config(stated)
+    assert list(dataset)[dataset.dataset_lengths[0] :] == expected
     ((name, evaluated),) = skyrl.eval_from_config(stated) or []
-    assert (name, len(evaluated)) == (store.path.name, 43)
+    assert (name, len(evaluated)) == (store.path.name, len(expected))
     assert skyrl.eval_from_config(host.config()) is None
 
 
@@ -428,27 +447,36 @@ def test_from_config_template_that_prints_the_date_names_the_variable(
 
 
 @pytest.mark.parametrize("name", ["qwen2.5", "qwen3"])
-@pytest.mark.parametrize("mode", ["last_assistant_message", "all_assistant_messages"])
-@pytest.mark.parametrize("limit", [None, 512])
 def test_from_config_golden_rows_equal_skyrls_answers_where_those_are_right(
-    shared: Path, tmp_path: Path, name: str, mode: str, limit: int | None
+    shared: Path, tmp_path: Path, name: str
 ) -> None:
     """tests/golden names the one row whose mask differs and why: a token across the seam."""
-    golden = [json.loads(line) for line in open(shared / "golden" / "skyrl" / f"{name}.jsonl")]
+    lines = (shared / "golden" / "skyrl" / f"{name}.jsonl").read_text().splitlines()
+    golden = [json.loads(line) for line in lines]
     source = tmp_path / "rows.jsonl"
     source.write_text(
         "".join(json.dumps({**row["row"], "number": n}) + "\n" for n, row in enumerate(golden))
     )
-    stated = host.config(
-        train_datasets=[str(source)], train_dataset_splits=["train"], max_length=limit,
-        train_on_what=mode, cache_dir=str(tmp_path / "cache"),
-    )  # fmt: skip
-    dataset = skyrl.from_config(
-        stated, tokenizer=shared / "tokenizers" / name, date=DATE, carry=["number"]
-    )
-    numbers = [row.carried["number"] for row in dataset.view]
+    for mode in ("last_assistant_message", "all_assistant_messages"):
+        for limit in (None, 512):
+            stated = host.config(
+                train_datasets=[str(source)], train_dataset_splits=["train"], max_length=limit,
+                train_on_what=mode, cache_dir=str(tmp_path / "cache"),
+            )  # fmt: skip
+            dataset = skyrl.from_config(
+                stated, tokenizer=shared / "tokenizers" / name, date=DATE, carry=["number"]
+            )
+            compared, differing = compare_with_golden(dataset, golden, mode, limit)
+            assert compared > 50
+            seam = (name, mode) == ("qwen2.5", "last_assistant_message")
+            assert differing == ([12] if seam else []), (mode, limit)
+
+
+def compare_with_golden(
+    dataset: Any, golden: list[dict[str, Any]], mode: str, limit: int | None
+) -> tuple[int, list[int]]:
     differing, compared = [], 0
-    for number, row in zip(numbers, dataset, strict=True):
+    for number, row in zip((r.carried["number"] for r in dataset.view), dataset, strict=True):
         answer = golden[number][f"{mode}/{limit}"]
         assert row["input_ids"] == golden[number]["full_ids"][:limit]
         if answer is None or answer["input_ids"] != row["input_ids"]:
@@ -463,5 +491,4 @@ def test_from_config_golden_rows_equal_skyrls_answers_where_those_are_right(
         compared += 1
         if not same:
             differing.append(number)
-    assert compared > 50
-    assert differing == ([12] if (name, mode) == ("qwen2.5", "last_assistant_message") else [])
+    return compared, differing

@@ -134,12 +134,13 @@ def _prepared(
         tokenizer = _get(_get(config, "model"), "path")
     if tokenizer is None:
         raise UsageError("no tokenizer: give tokenizer=, or a config with model.path")
-    cache_dir = _get(config, "cache_dir")
+    cache_dir, messages_key = _get(config, "cache_dir"), _get(config, "messages_key")
     stated: dict[str, Any] = {
         "sources": sources_of(dataset, split, cache_dir),
         "tokenizer": tokenizer,
         "tokenizer_backend": "transformers",
-        "messages_key": _get(config, "messages_key"),
+        # Its default is ours: one store, whether this or `tokenmill prepare` was there first.
+        "messages_key": None if messages_key == "messages" else messages_key,
         "tools_key": _get(config, "tools_key", "tools") or NO_COLUMN,
         "system_key": _get(config, "system_key", "system") or NO_COLUMN,
         "date": os.environ.get(DATE_VARIABLE) or None,

@@ -75,7 +75,7 @@ def _check_split_of_a_file(dataset: str, name: str) -> None:
 
 def _files_by_datasets(dataset: str, name: str) -> list[str]:
     """The files of a split, by `datasets`' own rules."""
-    found = _builder(dataset).config.data_files or {}
+    found = {str(n): files for n, files in (_builder(dataset).config.data_files or {}).items()}
     if name not in found:
         known = ", ".join(sorted(found)) or "none that consist of files"
         raise UsageError(f"there is no split {name!r}; splits are: {known}", path=dataset)
