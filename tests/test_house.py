@@ -25,7 +25,7 @@ MOST_LINES = 400
 LEAST_DOCSTRING = 200  # characters: enough to introduce a module's nouns
 
 VERBS = ("open_rows", "open_store", "prepare", "mix", "split")
-NOUNS = ("Loader", "Origin", "Pack", "Recipe")
+NOUNS = ("Loader", "Origin", "Pack", "PromptDataset", "Recipe")
 EXCEPTIONS = ("TokenmillError", "UsageError", "SourceError", "SourceMissing", "SourceChanged",
               "RowError", "TokenizerError", "TemplateError", "CacheError", "CorruptionError",
               "NonDeterminismError", "WorkerError", "StateError")  # fmt: skip

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from tokenmill.loader import LengthGrouped, Loader, OrderedView
     from tokenmill.origin import Origin
     from tokenmill.packing import Pack
+    from tokenmill.prompts import Prompt, PromptDataset
     from tokenmill.store import Row, Store, open_store
 
 __version__ = "0.1.0"
@@ -48,6 +49,8 @@ _HOMES = {
     "OrderedView": "tokenmill.loader",
     "Origin": "tokenmill.origin",
     "Pack": "tokenmill.packing",
+    "Prompt": "tokenmill.prompts",
+    "PromptDataset": "tokenmill.prompts",
     "Recipe": "tokenmill.build.recipe",
     "Row": "tokenmill.store",
     "Store": "tokenmill.store",
@@ -73,6 +76,8 @@ __all__ = [
     "OrderedView",
     "Origin",
     "Pack",
+    "Prompt",
+    "PromptDataset",
     "Recipe",
     "Row",
     "RowError",

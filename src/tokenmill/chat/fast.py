@@ -54,9 +54,12 @@ class FastTemplate:
     Args:
         reference: The same template in jinja2, with its variables.
         date: The pinned day.
+        add_generation_prompt: Whether every render ends with it, as the reference's then must.
     """
 
-    def __init__(self, reference: ReferenceTemplate, date: str | None) -> None:
+    def __init__(
+        self, reference: ReferenceTemplate, date: str | None, *, add_generation_prompt: bool = False
+    ) -> None:
         source = _GENERATION.sub(r"{%\1 \2with \3%}", reference.source)
         self._environment = minijinja.Environment(
             templates={"one": source, "many": MANY},
@@ -72,15 +75,17 @@ class FastTemplate:
         self._variables = {
             **reference.variables,
             "tools": None,
-            "add_generation_prompt": False,
+            "add_generation_prompt": add_generation_prompt,
         }
 
     @classmethod
-    def of(cls, reference: ReferenceTemplate, date: str | None) -> FastTemplate | None:
+    def of(
+        cls, reference: ReferenceTemplate, date: str | None, *, add_generation_prompt: bool = False
+    ) -> FastTemplate | None:
         """A template that passed the battery, None where it did not."""
         if not is_tame(reference.tree):
             return None
-        fast = cls(reference, date)
+        fast = cls(reference, date, add_generation_prompt=add_generation_prompt)
         return fast if fast._passes(reference) else None
 
     def _passes(self, reference: ReferenceTemplate) -> bool:

@@ -12,10 +12,22 @@ from tokenmill.cli.commands import (
     inspect,
     pack,
     prepare,
+    prompts,
     rows,
     stats,
     verify,
     why,
 )
 
-__all__ = ["cache", "demo", "inspect", "pack", "prepare", "rows", "stats", "verify", "why"]
+__all__ = [
+    "cache",
+    "demo",
+    "inspect",
+    "pack",
+    "prepare",
+    "prompts",
+    "rows",
+    "stats",
+    "verify",
+    "why",
+]

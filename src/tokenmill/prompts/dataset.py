@@ -1,0 +1,396 @@
+"""`PromptDataset`: RL prompts without reading them.
+
+Opening indexes the source, finds the stored lengths (or has them measured, once, in parallel) and
+compares them with the limit. What is held then is a row index that is mapped, lengths that are
+mapped, a running count per page, and a cursor: nothing grows with the rows. ``prompts[i]`` goes
+from position to kept row by the order, from there to the source row, and reads, parses and renders
+that row alone.
+
+::
+
+    position ─order(seed, epoch)─▶ number among the kept ─Kept─▶ source row ─▶ parse ─▶ render
+
+`shuffle` chooses the epoch's order; `take` walks through epochs the way a rollout source does, and
+`state_dict` and `load_state_dict` are its cursor.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, overload
+
+import numpy as np
+
+from tokenmill.build.executors import Executor, InlineExecutor, LocalExecutor
+from tokenmill.errors import CorruptionError, RowError, SourceError, UsageError
+from tokenmill.files import default_cache_dir
+from tokenmill.origin import Origin
+from tokenmill.prompts import media
+from tokenmill.prompts.choosing import Int64Array, Kept
+from tokenmill.prompts.cursor import Passport
+from tokenmill.prompts.finding import Found, PrivateHome, Wanted, find_index
+from tokenmill.prompts.lengths import Int32Array, LengthIndex
+from tokenmill.prompts.rendering import PromptMaker
+from tokenmill.prompts.shaping import Prompt, shape_row
+from tokenmill.prompts.spec import PromptSpec
+from tokenmill.sampling import FeistelOrder, MilesOrder, Order, check_seed
+from tokenmill.source import Rows, open_rows
+
+ORDERS: dict[str, Any] = {"feistel": FeistelOrder, "miles": MilesOrder}
+ON_BAD_ROW = ("reject", "raise")
+
+Source = str | os.PathLike[str]
+
+
+class PromptDataset(Sequence[Prompt]):
+    """The lazy twin of the eager prompt dataset of miles and slime.
+
+    Args:
+        source: File, directory, glob or a list of these, each with an optional ``@[a:b]``.
+        tokenizer: Directory, ``tokenizer.json``, hub id, ``tokenizers.Tokenizer`` or a
+            transformers tokenizer.
+        processor: For media: ``processor(text=…, images=…, videos=…)["input_ids"]`` is then the
+            length of prompts with media.
+        max_length: Most tokens of a prompt, counted without added special tokens; None: any.
+        prompt_key: Column of the prompt: text, or messages.
+        label_key: Column of the label.
+        tool_key: Column of the tools: a list, or its JSON text.
+        metadata_key: Column of the metadata.
+        multimodal_keys: Kinds of media and their columns, like ``{"image": "images"}``.
+        apply_chat_template: Render the conversation with the generation prompt.
+        apply_chat_template_kwargs: Further template variables; ``template_kwargs`` is an alias.
+        template_kwargs: See there.
+        chat_template: Jinja source, or a file that holds it; None: the tokenizer's own.
+        date: ``YYYY-MM-DD`` for templates that print the date; such a template is refused without.
+        tokenizer_backend: ``auto``, ``transformers`` or ``file``.
+        trust_remote_code: Allow a tokenizer to bring code of its own.
+        seed: Of the shuffles.
+        order: ``feistel``, or ``miles`` for the exact order of its eager dataset.
+        convention: What happens to messages and tools on their way into the template:
+            ``default``, ``miles`` or ``slime``; see `PromptSpec`.
+        on_bad_row: ``reject`` counts a row that is no prompt, ``raise`` makes the first an error.
+        num_workers: Worker processes that measure; 0 runs inline, None takes the machine's cores.
+        cache_dir: Where the indexes are kept.
+        executor: ``local``, ``inline``, ``ray`` or an executor object.
+    """
+
+    def __init__(
+        self,
+        source: Source | Sequence[Source],
+        tokenizer: Any = None,
+        processor: Any = None,
+        max_length: int | None = None,
+        *,
+        prompt_key: str = "text",
+        label_key: str | None = None,
+        tool_key: str | None = None,
+        metadata_key: str = "metadata",
+        multimodal_keys: Mapping[str, str] | None = None,
+        apply_chat_template: bool = False,
+        apply_chat_template_kwargs: Mapping[str, Any] | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
+        chat_template: Any = None,
+        date: str | None = None,
+        tokenizer_backend: str = "auto",
+        trust_remote_code: bool = False,
+        seed: int = 42,
+        order: str = "feistel",
+        convention: str = "default",
+        on_bad_row: str = "reject",
+        num_workers: int | None = None,
+        cache_dir: Source | None = None,
+        executor: str | Executor = "local",
+    ) -> None:
+        if apply_chat_template_kwargs and template_kwargs:
+            raise UsageError("apply_chat_template_kwargs and template_kwargs are one: give one")
+        if tokenizer is None:
+            raise UsageError("no tokenizer: name a directory, a tokenizer.json or a hub id")
+        if order not in ORDERS:
+            raise UsageError(f"order is {order!r}; it is one of {', '.join(ORDERS)}")
+        if on_bad_row not in ON_BAD_ROW:
+            raise UsageError(f"on_bad_row is {on_bad_row!r}; it is one of {', '.join(ON_BAD_ROW)}")
+        if max_length is not None and (
+            isinstance(max_length, bool) or not isinstance(max_length, int) or max_length < 1
+        ):
+            raise UsageError(f"max_length is {max_length!r}; it is a positive integer or None")
+        spec = PromptSpec(
+            prompt_key=prompt_key,
+            label_key=label_key,
+            tool_key=tool_key,
+            metadata_key=metadata_key,
+            multimodal_keys=multimodal_keys,
+            apply_chat_template=apply_chat_template,
+            template_kwargs=apply_chat_template_kwargs or template_kwargs or {},
+            date=date,
+            convention=convention,
+        )
+        seed = check_seed(seed)
+        root = Path(cache_dir or default_cache_dir()).absolute()
+        rows = _open(source, root)
+        wanted = Wanted(
+            rows, spec, tokenizer, tokenizer_backend, chat_template, trust_remote_code, processor
+        )
+        found = find_index(wanted, root, _resolve_executor(executor, num_workers))
+        self._build(rows, spec, found, max_length, seed, order, processor)
+        self.hit = found.hit
+        self.measured = found.measured
+        if on_bad_row == "raise":
+            self._raise_first()
+
+    def _build(
+        self,
+        rows: Rows,
+        spec: PromptSpec,
+        found: Found,
+        max_length: int | None,
+        seed: int,
+        order: str,
+        processor: Any,
+    ) -> None:
+        self._rows = rows
+        self._processor = processor
+        self._spec = spec
+        self._index: LengthIndex = found.index
+        self._home: PrivateHome | None = found.home
+        self.max_length = max_length
+        self.seed = seed
+        self.order = order
+        self._kept = Kept(self._index.lengths, max_length)
+        self._order: Order = ORDERS[order](len(self._kept), seed)
+        self._maker: PromptMaker | None = None
+        self._epoch = 0
+        self._position = 0
+        self._shuffled = False
+
+    # What there is
+
+    @property
+    def key(self) -> str:
+        """The key of the length index."""
+        return self._index.directory.name
+
+    @property
+    def path(self) -> Path:
+        """Where the length index lies."""
+        return self._index.directory
+
+    @property
+    def source_rows(self) -> int:
+        """Rows of the source: the kept and the rejected."""
+        return self._index.rows
+
+    @property
+    def rejected(self) -> dict[str, int]:
+        """Rows that are not served, by reason; ``overlong`` counts what the limit leaves out."""
+        counts = self._index.rejected
+        if self._kept.overlong:
+            counts["overlong"] = counts.get("overlong", 0) + self._kept.overlong
+        return dict(sorted(counts.items()))
+
+    def rejected_rows(self) -> Iterator[tuple[Origin, str, str]]:
+        """Origin, reason and detail of every row that is not served, in the source's order."""
+        bad = self._index.rejections()
+        pending = next(bad, None)
+        for row in self._kept.overlong_rows().tolist():
+            while pending is not None and pending.row < row:
+                yield self._rows.origin(pending.row), pending.reason, pending.detail
+                pending = next(bad, None)
+            length = int(self._index.lengths[row])
+            detail = f"{length} tokens, max_length is {self.max_length}"
+            yield self._rows.origin(row), "overlong", detail
+        while pending is not None:
+            yield self._rows.origin(pending.row), pending.reason, pending.detail
+            pending = next(bad, None)
+
+    def _raise_first(self) -> None:
+        for rejection in self._index.rejections():
+            origin = self._rows.origin(rejection.row)
+            raise RowError(
+                rejection.detail,
+                reason=rejection.reason,
+                path=origin.path,
+                row=origin.row,
+                line=origin.line,
+                offset=origin.offset,
+            )
+
+    @property
+    def lengths(self) -> Int32Array:
+        """Tokens of every kept prompt, in the current order; -2 for messages without a template."""
+        chosen = self._rows_at(np.arange(len(self), dtype=np.int64))
+        return np.asarray(self._index.lengths)[chosen]
+
+    # Rows by position
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    @overload
+    def __getitem__(self, index: int) -> Prompt: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Prompt]: ...
+    def __getitem__(self, index: int | slice) -> Prompt | list[Prompt]:
+        if isinstance(index, slice):
+            return self.batch(range(*index.indices(len(self))))
+        number = int(index)
+        if not -len(self) <= number < len(self):
+            raise IndexError(f"prompt {index} of {len(self)}")
+        number %= len(self)
+        if self._shuffled:
+            number = self._order.index(self._epoch, number)
+        row = self._kept.row(number)
+        return self._prompt(row, self._rows[row])
+
+    def batch(self, indices: Sequence[int]) -> list[Prompt]:
+        """Prompts at several positions, in the given order."""
+        positions = np.asarray(list(indices), dtype=np.int64)
+        if positions.size and not (-len(self) <= positions.min() <= positions.max() < len(self)):
+            raise IndexError(f"prompts {positions.min()} to {positions.max()} of {len(self)}")
+        if not positions.size:
+            return []
+        chosen = self._rows_at(positions % len(self)).tolist()
+        values = self._rows.batch(chosen)
+        return [self._prompt(row, value) for row, value in zip(chosen, values, strict=True)]
+
+    def _rows_at(self, positions: Int64Array) -> Int64Array:
+        if self._shuffled:
+            positions = self._order.indices(self._epoch, positions)
+        return self._kept.rows(positions)
+
+    def _prompt(self, row: int, value: dict[str, Any]) -> Prompt:
+        if self._maker is None:
+            index = self._index
+            self._maker = PromptMaker(self._spec, index.template, index.special_tokens, fast=False)
+        shaped = shape_row(value, self._spec)
+        length = int(self._index.lengths[row])
+        return Prompt(
+            prompt=self._maker.text(shaped),
+            label=shaped.label,
+            metadata=shaped.metadata,
+            tools=shaped.tools,
+            origin=self._rows.origin(row),
+            messages=shaped.prompt if isinstance(shaped.prompt, list) else None,
+            multimodal_inputs=self._media(shaped.prompt),
+            length=length if length >= 0 else None,
+        )
+
+    def _media(self, prompt: Any) -> dict[str, Any] | None:
+        if self._processor is None or not isinstance(prompt, list):
+            return None
+        return media.extract(prompt, self._processor)
+
+    @property
+    def samples(self) -> PromptDataset:
+        """The prompts in the current order: hosts look for them under this name."""
+        return self
+
+    # The order and the cursor
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the current order."""
+        return self._epoch
+
+    @property
+    def position(self) -> int:
+        """Prompts of this epoch that `take` handed out."""
+        return self._position
+
+    def shuffle(self, epoch: int) -> None:
+        """Put the prompts in the order of an epoch; the cursor of another epoch starts anew."""
+        if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:
+            raise UsageError(f"epoch is {epoch!r}; it is a whole number from 0")
+        if self._shuffled and epoch == self._epoch:
+            return
+        self._epoch, self._shuffled, self._position = epoch, True, 0
+
+    def take(self, count: int) -> list[Prompt]:
+        """The next prompts of the stream, going on into the next epoch where one ends.
+
+        The next epoch is shuffled if this one is; without `shuffle` every epoch is in file order.
+        """
+        if not len(self):
+            raise SourceError(f"no prompt is left: {self.rejected}", path=self._first_path())
+        taken: list[Prompt] = []
+        while count > len(taken):
+            if self._position == len(self):
+                self._epoch, self._position = self._epoch + 1, 0
+            stop = min(len(self), self._position + count - len(taken))
+            taken += self[self._position : stop]
+            self._position = stop
+        return taken
+
+    def _first_path(self) -> str | None:
+        return self._rows.origin(0).path if len(self._rows) else None
+
+    def _passport(self) -> Passport:
+        return Passport(self.key, self.max_length, self.seed, self.order)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The cursor of `take`: a small JSON-able dict."""
+        return self._passport().stamp(self._epoch, self._position, self._shuffled)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where a saved cursor stands.
+
+        Raises:
+            StateError: It is of another index, limit, seed or order.
+        """
+        admitted = self._passport().admit(dict(state), len(self))
+        self._epoch, self._position, self._shuffled = admitted
+
+    # Travelling
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {
+            "rows": self._rows,
+            "spec": self._spec.travelling(),
+            "directory": str(self._index.directory),
+            "max_length": self.max_length,
+            "seed": self.seed,
+            "order": self.order,
+            "processor": self._processor,
+            "cursor": (self._epoch, self._position, self._shuffled),
+        }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        spec = PromptSpec(**state["spec"])
+        found = Found(LengthIndex(Path(state["directory"])), hit=True)
+        names = ("max_length", "seed", "order", "processor")
+        self._build(state["rows"], spec, found, *(state[name] for name in names))
+        self.hit, self.measured = True, 0
+        self._epoch, self._position, self._shuffled = state["cursor"]
+
+    def __repr__(self) -> str:
+        return f"<PromptDataset {len(self)} of {self._rows!r}>"
+
+
+def _open(source: Source | Sequence[Source], root: Path) -> Rows:
+    try:
+        return open_rows(source, cache_dir=root)
+    except CorruptionError as error:
+        if root / "rows" not in Path(error.path or "").parents:
+            raise
+        # A damaged row index is made again from its source.
+        return open_rows(source, cache_dir=root, rehash=True)
+
+
+def _resolve_executor(executor: str | Executor, num_workers: int | None) -> Executor:
+    if not isinstance(executor, str):
+        return executor
+    if num_workers is not None and (
+        isinstance(num_workers, bool) or not isinstance(num_workers, int) or num_workers < 0
+    ):
+        raise UsageError(f"num_workers is {num_workers!r}; it is 0 (inline), a count, or None")
+    if executor == "inline" or (executor == "local" and num_workers == 0):
+        return InlineExecutor()
+    if executor == "local":
+        return LocalExecutor(num_workers)
+    # Other names belong to integrations, which only the layer above knows: asked at run time.
+    resolved: Executor = importlib.import_module("tokenmill.api").resolve_executor(
+        executor, num_workers
+    )
+    return resolved
