@@ -1,0 +1,27 @@
+"""tokenmill in the shapes of SkyRL's SFT trainer.
+
+By how much is left to the host:
+
+    a store's path   in ``pretokenized_dataset_paths``, as it is: no code of ours in the trainer
+    Sampler          for ``sampler_class_path``: our order, exact resume, over any dataset there
+    SFTDataset       rows with ``num_actions`` and window ``loss_mask``, straight from stores
+    from_config      an SFTConfig to such a dataset: its raw datasets prepared by tokenmill, or
+                     the stores it names; `eval_from_config` is the same for evaluation
+
+Importing this needs PyTorch, not SkyRL.
+"""
+
+from __future__ import annotations
+
+from tokenmill.errors import UsageError
+
+try:
+    import torch as _torch  # noqa: F401 - only asked whether it is there
+except ImportError as error:
+    raise UsageError("this needs PyTorch: pip install 'tokenmill[torch]'") from error
+
+from tokenmill.integrations.skyrl.config import eval_from_config, from_config
+from tokenmill.integrations.skyrl.dataset import SFTDataset
+from tokenmill.integrations.skyrl.sampler import Sampler
+
+__all__ = ["SFTDataset", "Sampler", "eval_from_config", "from_config"]

@@ -1,0 +1,196 @@
+"""From SkyRL's SFTConfig to a dataset.
+
+`from_config` takes an SFTConfig, or anything with its names, and returns what
+``SFTTrainer.load_dataset`` would: an `SFTDataset`, made by tokenmill. `eval_from_config` does the
+same for ``load_eval_datasets``. Raw datasets (``train_datasets``, ``train_dataset_splits``) are
+prepared, once per pair, into stores; ``pretokenized_dataset_paths`` are opened as stores.
+
+The host's flags are all there is to configure: the tokenizer encodes as transformers would
+(``tokenizer_backend="transformers"``), and a template that prints the date takes it from the
+environment, ``TOKENMILL_DATE``.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from tokenmill.build.executors import Executor, InlineExecutor, LocalExecutor
+from tokenmill.build.recipe import Recipe, RunOptions
+from tokenmill.build.run import run
+from tokenmill.chat.template import REMEDY
+from tokenmill.errors import TemplateError, UsageError
+from tokenmill.integrations.skyrl.dataset import SFTDataset
+from tokenmill.integrations.skyrl.splits import sources_of
+from tokenmill.store import Store
+
+DATE_VARIABLE = "TOKENMILL_DATE"
+
+TURN_ENDS = {"last_assistant_message": "turn", "all_assistant_messages": "stop"}
+"""train_on_what → where SkyRL ends a trained turn."""
+
+NO_COLUMN = "\x00"  # SkyRL's None: a column that no row has
+
+_log = logging.getLogger(__name__)
+
+
+def from_config(config: Any, *, tokenizer: Any = None, **more: Any) -> SFTDataset:
+    """The training dataset of an SFTConfig.
+
+    Args:
+        config: SFTConfig, or an object or mapping with its names; missing ones have no say.
+        tokenizer: As for `tokenmill.prepare`; None takes ``config.model.path``.
+        **more: Arguments of `tokenmill.prepare` that SkyRL has no name for, such as ``date``,
+            ``chat_template``, ``template_kwargs``, ``carry``, ``executor``; they win.
+    """
+    paths = _get(config, "pretokenized_dataset_paths")
+    if paths:
+        return SFTDataset(*paths, max_length=_get(config, "max_length"))
+    names, splits = _pairs(config, "train", "dataset_name", "dataset_split", "train")
+    if not names:
+        raise UsageError("the config names no data: set train_datasets")
+    stores = [
+        _prepared(config, name, split, tokenizer, more)
+        for name, split in zip(names, splits, strict=True)
+    ]
+    return SFTDataset(*stores)
+
+
+def eval_from_config(
+    config: Any, *, tokenizer: Any = None, **more: Any
+) -> list[tuple[str, SFTDataset]] | None:
+    """The evaluation datasets of an SFTConfig with their names, or None where it has none.
+
+    Args:
+        config: As for `from_config`.
+        tokenizer: See there.
+        **more: See there.
+    """
+    limit, stated = _get(config, "max_length"), _get(config, "eval_dataset_names")
+    paths = _get(config, "eval_pretokenized_dataset_paths")
+    if paths:
+        labels = stated or [os.path.basename(str(path).rstrip("/")) for path in paths]
+        _check_names(labels, paths)
+        return [
+            (label, SFTDataset(path, max_length=limit))
+            for label, path in zip(labels, paths, strict=True)
+        ]
+    names, splits = _pairs(config, "eval", "eval_dataset_name", "eval_dataset_split", "validation")
+    if not names:
+        return None
+    labels = stated or [name.replace("/", "_") for name in names]
+    _check_names(labels, names)
+    return [
+        (label, SFTDataset(_prepared(config, name, split, tokenizer, more)))
+        for label, name, split in zip(labels, names, splits, strict=True)
+    ]
+
+
+def _get(config: Any, name: str, default: Any = None) -> Any:
+    if isinstance(config, Mapping):
+        return config.get(name, default)
+    return getattr(config, name, default)
+
+
+def _pairs(
+    config: Any, side: str, old_name: str, old_split: str, default_split: str
+) -> tuple[list[str], list[str]]:
+    """Datasets and their splits; SkyRL's single, deprecated names count where no list is given."""
+    names, splits = _get(config, f"{side}_datasets"), _get(config, f"{side}_dataset_splits")
+    if names is None:
+        single = _get(config, old_name)
+        names = [] if single is None else [single]
+        if splits is None and _get(config, old_split) is not None:
+            splits = [_get(config, old_split)]
+    if isinstance(names, str) or isinstance(splits, str):
+        raise UsageError(f"{side}_datasets and {side}_dataset_splits are lists")
+    names = [os.fspath(name) for name in names]
+    splits = [default_split] * len(names) if splits is None else [str(split) for split in splits]
+    if len(names) != len(splits):
+        raise UsageError(
+            f"{side}_dataset_splits names {len(splits)} splits for {len(names)} datasets"
+        )
+    return names, splits
+
+
+def _check_names(labels: Any, sources: Any) -> None:
+    labels = list(labels)
+    if len(labels) != len(sources) or len(set(labels)) != len(labels) or not all(labels):
+        raise UsageError(
+            f"eval_dataset_names must be {len(sources)} different names, not {labels}: set them"
+        )
+
+
+def _prepared(
+    config: Any, dataset: str, split: str, tokenizer: Any, more: Mapping[str, Any]
+) -> Store:
+    what = _get(config, "train_on_what", "last_assistant_message")
+    train_on = str(getattr(what, "value", what))
+    if train_on not in TURN_ENDS:
+        raise UsageError(f"train_on_what is {train_on!r}; it is one of {', '.join(TURN_ENDS)}")
+    if tokenizer is None:
+        tokenizer = _get(_get(config, "model"), "path")
+    if tokenizer is None:
+        raise UsageError("no tokenizer: give tokenizer=, or a config with model.path")
+    cache_dir, messages_key = _get(config, "cache_dir"), _get(config, "messages_key")
+    stated: dict[str, Any] = {
+        "sources": sources_of(dataset, split, cache_dir),
+        "tokenizer": tokenizer,
+        "tokenizer_backend": "transformers",
+        # Its default is ours: one store, whether this or `tokenmill prepare` was there first.
+        "messages_key": None if messages_key == "messages" else messages_key,
+        "tools_key": _get(config, "tools_key", "tools") or NO_COLUMN,
+        "system_key": _get(config, "system_key", "system") or NO_COLUMN,
+        "date": os.environ.get(DATE_VARIABLE) or None,
+        "train_on": train_on,
+        "turn_end": TURN_ENDS[train_on],
+        "max_length": _get(config, "max_length"),
+        "overlong": "truncate",
+    }
+    disabled = bool(_get(config, "disable_cache", False))
+    options: dict[str, Any] = {
+        "num_workers": _get(config, "num_workers"),
+        "cache_dir": cache_dir,
+        "disable_cache": disabled,
+        # SkyRL lets both be set; without a cache there is nothing to make again.
+        "force_recache": bool(_get(config, "force_recache", False)) and not disabled,
+    }
+    return _run(stated, options, dict(more), f"{dataset!r} (split {split!r})")
+
+
+def _run(stated: dict[str, Any], options: dict[str, Any], more: dict[str, Any], what: str) -> Store:
+    executor, progress = more.pop("executor", "local"), more.pop("progress", None)
+    for name, value in more.items():
+        if name in Recipe.__dataclass_fields__:
+            stated[name] = value
+        elif name in RunOptions.__dataclass_fields__:
+            options[name] = value
+        else:
+            raise UsageError(f"unknown argument: {name}")
+    recipe, how = Recipe(**stated), RunOptions(**options)
+    try:
+        prepared = run(recipe, how, _executor(executor, how.num_workers), progress=progress)
+    except TemplateError as error:
+        if REMEDY not in error.message:
+            raise
+        raise TemplateError(
+            f"the template of {recipe.tokenizer} prints the date: pin it in the environment, "
+            f"{DATE_VARIABLE}=2026-11-15"
+        ) from error
+    prepared.judge()
+    store = prepared.store
+    rejected = ", ".join(f"{count:,} {why}" for why, count in store.rejected.items()) or "none"
+    _log.info("%s: %s rows, rejected: %s; %s", what, f"{len(store):,}", rejected, store.path)
+    return store
+
+
+def _executor(executor: str | Executor, num_workers: int | None) -> Executor:
+    if not isinstance(executor, str):
+        return executor
+    if executor == "inline" or (executor == "local" and num_workers == 0):
+        return InlineExecutor()
+    if executor == "local":
+        return LocalExecutor(num_workers)
+    raise UsageError(f"executor is {executor!r}; here it is local, inline or an executor object")

@@ -1,0 +1,182 @@
+"""verl's RL rows from a lazy index of prompts.
+
+verl asks each row for ``raw_prompt`` (messages, rendered later by its agent loop), a tensor that
+keeps its batches from being empty, ``index``, ``tools_kwargs`` and ``interaction_kwargs`` out of
+``extra_info``, and every column of the source, from which rewards are computed. `RLDataset` builds
+on `tokenmill.PromptDataset`: lengths are measured once, a filter is a compare, and a row is read
+and parsed when it is asked for. Nothing is loaded into memory and nothing is filtered per run.
+
+Rows of one batch have the same columns: what a row lacks is None there, as in a table.
+"""
+
+from __future__ import annotations
+
+import os
+from bisect import bisect_left
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.utils import data as torch_data
+
+from tokenmill.chat.template import REMEDY
+from tokenmill.errors import TemplateError, UsageError
+from tokenmill.integrations.verl.settings import (
+    Places,
+    Settings,
+    file_list,
+    name_the_variable,
+    plain,
+)
+from tokenmill.prompts import PromptDataset, shape_row
+from tokenmill.sampling import Int64Array
+
+Item = dict[str, Any]
+
+MEDIA_KEYS = {
+    "image": ("image_key", "images"),
+    "video": ("video_key", "videos"),
+    "audio": ("audio_key", "audios"),
+}
+"""Kind of media → verl's name for its column, and that name's default."""
+
+
+class _Prompts(PromptDataset):
+    """Prompts whose whole source rows can be asked for, by their number among the kept."""
+
+    def source_rows_at(self, numbers: Int64Array) -> list[dict[str, Any]]:
+        """Parsed rows of the source."""
+        return self._rows.batch(self._kept.rows(numbers).tolist())
+
+    def messages_of(self, row: dict[str, Any]) -> Any:
+        """A row's conversation, placeholders of media expanded."""
+        return shape_row(row, self._spec).prompt
+
+    def kept_before(self, source_row: int) -> int:
+        """Kept rows among the first so many rows of the source."""
+        return bisect_left(range(len(self)), source_row, key=self._kept.row)
+
+
+class RLDataset(torch_data.Dataset[Item]):  # type: ignore[misc]
+    """Prompts for verl's RL trainers, in our order.
+
+    Args:
+        data_files: Source files, as verl's ``train_files``.
+        tokenizer: verl's transformers tokenizer.
+        config: verl's ``data`` config; beside its own names `Settings` under ``tokenmill``.
+        processor: verl's processor, for prompts with media.
+        max_samples: At most so many rows of the source, -1 for all.
+    """
+
+    def __init__(
+        self,
+        data_files: Any,
+        tokenizer: Any,
+        config: Any,
+        processor: Any = None,
+        max_samples: int = -1,
+    ) -> None:
+        stated = plain(config or {})
+        files = file_list(data_files)
+        self.settings = Settings.of(stated, files)
+        self.prompt_key = str(stated.get("prompt_key", "prompt"))
+        self.need_tools_kwargs = bool(stated.get("need_tools_kwargs", False))
+        self._media = {
+            kind: str(stated.get(name) or default) for kind, (name, default) in MEDIA_KEYS.items()
+        }
+        self._has_processor = processor is not None
+        limit = stated.get("max_prompt_length", 1024)
+        if not stated.get("filter_overlong_prompts", True):
+            limit = None
+        elif stated.get("tool_config_path") or stated.get("function_tool_path"):
+            raise UsageError(
+                "lengths do not count the tools of tool_config_path or function_tool_path: set "
+                "data.filter_overlong_prompts=False, or filter the files beforehand"
+            )
+        cache_dir = self.settings.cache_dir or stated.get("cache_dir")
+        try:
+            self.prompts = _Prompts(
+                files,
+                tokenizer,
+                processor,
+                limit,
+                prompt_key=self.prompt_key,
+                metadata_key="extra_info",
+                multimodal_keys=None if processor is None else self._media,
+                apply_chat_template=True,
+                apply_chat_template_kwargs=stated.get("apply_chat_template_kwargs") or None,
+                date=self.settings.date,
+                tokenizer_backend="transformers",
+                convention="slime",  # messages and tools go to the template as the row has them
+                seed=int(self.settings.seed or 0),
+                num_workers=self.settings.num_workers,
+                cache_dir=None if cache_dir is None else os.path.expanduser(cache_dir),
+            )
+        except TemplateError as error:
+            raise (name_the_variable(error) if REMEDY in error.message else error) from error
+        rows, drawn = len(self.prompts), bool(stated.get("shuffle"))
+        if not drawn and max_samples is not None and max_samples > 0:
+            rows, max_samples = self.prompts.kept_before(max_samples), -1
+        self._places = Places(rows, self.settings, max_samples, shuffled=drawn)
+        if not len(self._places):
+            raise UsageError(f"no prompt is left: {self.prompts.rejected}", path=files[0])
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __getitem__(self, item: int) -> Item:
+        return self.__getitems__([item])[0]
+
+    def __getitems__(self, items: Sequence[int]) -> list[Item]:
+        """Items in the order asked for, all with the same columns."""
+        rows = [self._item(row) for row in self.prompts.source_rows_at(self._places(items))]
+        columns = dict.fromkeys(name for row in rows for name in row)
+        return [{name: row.get(name) for name in columns} for row in rows]
+
+    def _item(self, row: dict[str, Any]) -> Item:
+        has_media = any(row.get(column) for column in self._media.values())
+        if has_media:
+            if not self._has_processor:
+                raise UsageError("prompts with media need a processor, and verl gave none")
+            messages = self.prompts.messages_of(row)
+        else:
+            messages = row[self.prompt_key]
+            if isinstance(messages, str):
+                messages = [{"role": "user", "content": messages}]
+        item = {name: value for name, value in row.items() if name not in self._media.values()}
+        extra = item.get("extra_info") or {}
+        return {
+            **item,
+            "raw_prompt": messages,
+            # verl's batches must not be without a tensor.
+            "dummy_tensor": torch.tensor([0], dtype=torch.uint8),
+            "extra_info": extra,
+            "index": extra.get("index", 0),
+            "tools_kwargs": extra.get("tools_kwargs") or {},
+            "interaction_kwargs": extra.get("interaction_kwargs") or {},
+        }
+
+    @classmethod
+    async def process_vision_info(cls, messages: Any, image_patch_size: Any, config: Any) -> Any:
+        """Images and videos of a prompt, by verl's own dataset class."""
+        return await _verls().process_vision_info(messages, image_patch_size, config)
+
+    @classmethod
+    async def process_multi_modal_info(
+        cls, messages: Any, image_patch_size: Any, config: Any
+    ) -> Any:
+        """Images, videos and sounds of a prompt, by verl's own dataset class."""
+        theirs = _verls()
+        if hasattr(theirs, "process_multi_modal_info"):
+            return await theirs.process_multi_modal_info(messages, image_patch_size, config)
+        # An older verl knows no sounds.
+        found = await theirs.process_vision_info(messages, image_patch_size, config)
+        return (*found, None)
+
+
+def _verls() -> Any:
+    try:
+        from verl.utils.dataset.rl_dataset import RLHFDataset
+    except ImportError as error:
+        raise UsageError("media of prompts are read by verl, which is not installed") from error
+    return RLHFDataset

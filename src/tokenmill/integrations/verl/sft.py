@@ -1,0 +1,225 @@
+"""verl's SFT rows from stores.
+
+verl asks each row for tensors: input_ids, position_ids and loss_mask as long as the row
+(``pad_mode=no_padding``), or padded on the right to ``max_length`` with an attention_mask
+(``pad_mode=right``). `SFTDataset` answers from a store: raw files are prepared on first use, with
+every assistant turn trained up to the next turn as verl does it, but from one render of the whole
+conversation; a file that is a store's directory is opened as it is.
+
+verl shifts the masks of a whole batch by one token across its rows, so a row whose first token
+were trained would train the last token of the row before it: the first token never is.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils import data as torch_data
+
+from tokenmill.build.executors import InlineExecutor, LocalExecutor
+from tokenmill.build.recipe import Recipe, RunOptions
+from tokenmill.build.run import run
+from tokenmill.chat.template import REMEDY
+from tokenmill.dataset import View, as_view, concat
+from tokenmill.errors import SourceError, TemplateError, UsageError
+from tokenmill.integrations.verl.settings import (
+    Places,
+    Settings,
+    file_list,
+    name_the_variable,
+    plain,
+)
+from tokenmill.source import open_rows
+from tokenmill.store import Row, Store, open_store
+
+Item = dict[str, torch.Tensor]
+
+PAD_MODES = ("right", "no_padding")
+TRUNCATIONS = ("error", "left", "right")
+
+
+class SFTDataset(torch_data.Dataset[Item]):  # type: ignore[misc]
+    """Rows for verl's SFT trainer, in our order.
+
+    verl's SFT trainer always shuffles, with torch's ``DistributedSampler`` of seed 0. With
+    ``data.tokenmill.undo_shuffle`` and ``trainer.total_epochs=1`` items are laid out so that
+    that shuffle serves our order, each global batch being consecutive positions.
+
+    Args:
+        parquet_files: Raw files, or directories of stores, as verl's ``train_files``.
+        tokenizer: verl's transformers tokenizer.
+        config: verl's ``data`` config; beside its own names `Settings` under ``tokenmill``.
+        processor: Must be None: rows are text.
+        max_samples: At most so many rows, -1 for all.
+    """
+
+    def __init__(
+        self,
+        parquet_files: Any,
+        tokenizer: Any,
+        config: Any,
+        processor: Any = None,
+        max_samples: int = -1,
+    ) -> None:
+        stated = plain(config or {})
+        if getattr(processor, "image_processor", None) is not None:
+            raise UsageError("rows are text: for images and videos use verl's own dataset")
+        mode = stated.get("pad_mode", "right")
+        self.pad_mode = str(getattr(mode, "value", mode))
+        self.truncation = str(stated.get("truncation", "error"))
+        self.max_length = int(stated.get("max_length", 1024))
+        for name, value, allowed in (
+            ("pad_mode", self.pad_mode, PAD_MODES),
+            ("truncation", self.truncation, TRUNCATIONS),
+        ):
+            if value not in allowed:
+                raise UsageError(f"{name} is {value!r}; it is one of {', '.join(allowed)}")
+        files = file_list(parquet_files)
+        self.settings = Settings.of(stated, files)
+        self.view = _view_of(files, tokenizer, stated, self.settings, self._limit())
+        self._check_lengths()
+        pad = getattr(tokenizer, "pad_token_id", None)
+        self.pad_id = 0 if pad is None else int(pad)
+        self._places = Places(
+            len(self.view), self.settings, max_samples, shuffled=bool(stated.get("shuffle"))
+        )
+        self._layout = self._laid_out()
+
+    def _limit(self) -> int | None:
+        """The limit that preparing applies: rows of which nothing trained is left are counted."""
+        return self.max_length if self.truncation == "right" else None
+
+    def _check_lengths(self) -> None:
+        """Refuse before the run what verl would refuse in the middle of it."""
+        if self.truncation != "error":
+            return
+        overlong = np.flatnonzero(self.view.lengths > self.max_length)
+        if overlong.size:
+            row = self.view[int(overlong[0])]
+            raise SourceError(
+                f"{len(row)} tokens, data.max_length is {self.max_length} ({overlong.size:,} such "
+                "rows): raise it, or set data.truncation=right",
+                path=row.origin.path,
+                row=row.origin.row,
+                line=row.origin.line,
+                offset=row.origin.offset,
+            )
+
+    def _laid_out(self) -> torch.Tensor | None:
+        """Item → position in our order, under the trainer's shuffle of its first epoch."""
+        if not self.settings.undo_shuffle:
+            return None
+        generator = torch.Generator()
+        generator.manual_seed(0)
+        shuffle = torch.randperm(len(self), generator=generator)
+        layout = torch.empty_like(shuffle)
+        layout[shuffle] = torch.arange(len(self))
+        return layout
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_layout": None}  # made again: it grows with the rows
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._layout = self._laid_out()
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __getitem__(self, item: int) -> Item:
+        return self.__getitems__([item])[0]
+
+    def __getitems__(self, items: Sequence[int]) -> list[Item]:
+        """Items in the order asked for."""
+        if self._layout is not None:
+            items = [int(self._layout[int(item)]) for item in items]
+        return [self._item(row) for row in self.view.rows(self._places(items))]
+
+    def _item(self, row: Row) -> Item:
+        length, limit = len(row), self.max_length
+        kept = slice(max(0, length - limit), length)
+        if self.truncation != "left":
+            kept = slice(0, limit)
+        input_ids = row.input_ids[kept].astype(np.int64)
+        loss_mask = row.loss_mask[kept].astype(np.int64)
+        loss_mask[:1] = 0
+        position_ids = np.arange(length, dtype=np.int64)[kept]
+        found = {"input_ids": input_ids, "position_ids": position_ids, "loss_mask": loss_mask}
+        if self.pad_mode == "right":
+            found["attention_mask"] = np.ones_like(input_ids)
+            missing = limit - len(input_ids)
+            found = {
+                name: np.pad(
+                    values,
+                    (0, missing),
+                    constant_values=self.pad_id if name == "input_ids" else 0,
+                )
+                for name, values in found.items()
+            }
+        return {name: torch.from_numpy(values) for name, values in found.items()}
+
+
+def _view_of(
+    files: list[str], tokenizer: Any, config: dict[str, Any], settings: Settings, limit: int | None
+) -> View:
+    """The rows of files, neighbours that are raw prepared together."""
+    views: list[View] = []
+    raw: list[str] = []
+    for file in [*files, None]:
+        if file is not None and not _is_store(file):
+            raw.append(file)
+            continue
+        if raw:
+            views.append(as_view(_prepared(raw, tokenizer, config, settings, limit)))
+            raw = []
+        if file is not None:
+            views.append(as_view(open_store(file)))
+    return concat(views)
+
+
+def _is_store(file: str) -> bool:
+    return os.path.isfile(os.path.join(file, "manifest.json"))
+
+
+def _prepared(
+    files: list[str], tokenizer: Any, config: dict[str, Any], settings: Settings, limit: int | None
+) -> Store:
+    variables = dict(config.get("apply_chat_template_kwargs") or {})
+    thinking = config.get("enable_thinking_default")
+    if thinking is not None:
+        variables["enable_thinking"] = bool(thinking)
+    column = config.get("enable_thinking_key", "enable_thinking")
+    first = open_rows(files, cache_dir=settings.cache_dir)[:1]
+    if column and any(column in row for row in first):
+        raise UsageError(
+            f"rows have a column {column!r}; a store has one rendering: split the data by it and "
+            "set data.enable_thinking_default, or rename data.enable_thinking_key",
+            path=files[0],
+        )
+    key = config.get("messages_key")
+    recipe = Recipe(
+        sources=tuple(files),
+        tokenizer=tokenizer,
+        tokenizer_backend="transformers",
+        messages_key=None if key == "messages" else key,
+        tools_key=config.get("tools_key") or "tools",
+        template_kwargs=variables,
+        date=settings.date,
+        train_on=settings.train_on,
+        turn_end=settings.turn_end,
+        max_length=limit,
+        overlong="truncate",
+    )
+    options = RunOptions(num_workers=settings.num_workers, cache_dir=settings.cache_dir)
+    workers = settings.num_workers
+    executor = InlineExecutor() if workers == 0 else LocalExecutor(workers)
+    try:
+        prepared = run(recipe, options, executor)
+    except TemplateError as error:
+        raise (name_the_variable(error) if REMEDY in error.message else error) from error
+    prepared.judge()
+    return prepared.store

@@ -1,0 +1,60 @@
+"""verl's side of the bargain, as far as data goes, written from its documented behaviour.
+
+What its own SFT dataset makes of a conversation (message by message, so only where that equals
+one render of the whole), how its SFT and RL batches are collated, how its trainers walk.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+
+def sft_reference(tokenizer: Any, messages: list[dict[str, Any]]) -> tuple[list[int], list[int]]:
+    """Ids and loss mask by verl's definition: a message at a time, joined."""
+
+    def ids(turns: list[dict[str, Any]], *, opened: bool = False) -> list[int]:
+        found = tokenizer.apply_chat_template(
+            turns, add_generation_prompt=opened, tokenize=True, return_dict=True
+        )
+        return list(found["input_ids"])
+
+    empty = [{"role": "user", "content": ""}]
+    one, two, asked = ids(empty), ids(empty * 2), ids(empty, opened=True)
+    lead = one[: len(one) - (len(two) - len(one))]  # what the template prints unasked
+    header = asked[len(one) :]
+    all_ids: list[int] = []
+    mask: list[int] = []
+    for number, message in enumerate(messages):
+        found = ids([message])
+        if number and message["role"] != "system":
+            found = found[len(lead) :]
+        trained = message["role"] == "assistant"
+        all_ids += found
+        mask += [int(trained and place >= len(header)) for place in range(len(found))]
+    return all_ids, mask
+
+
+def collate_sft(items: list[dict[str, Any]], pad_mode: str) -> dict[str, torch.Tensor]:
+    """Nested tensors without padding, else plain stacks."""
+    if pad_mode == "no_padding":
+        return {
+            name: torch.nested.as_nested_tensor([item[name] for item in items], layout=torch.jagged)
+            for name in items[0]
+        }
+    stacked: dict[str, torch.Tensor] = torch.utils.data.default_collate(items)
+    return stacked
+
+
+def collate_rl(items: list[dict[str, Any]]) -> dict[str, Any]:
+    """Tensors stacked, everything else as an array of objects."""
+    batch: dict[str, Any] = {}
+    for name in items[0]:
+        values = [item[name] for item in items]
+        if isinstance(values[0], torch.Tensor):
+            batch[name] = torch.stack(values)
+        else:
+            batch[name] = np.fromiter(values, dtype=object, count=len(values))
+    return batch
