@@ -8,8 +8,10 @@ same with the account of what happened, for the command line.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import fields
+from importlib import import_module
 from inspect import signature
 from typing import TYPE_CHECKING, Any
 
@@ -137,7 +139,8 @@ def run_recipe(
     from tokenmill.build.run import run
 
     recipe, options, workers = resolve_call(sources, tokenizer, executor, given)
-    prepared = run(recipe, options, workers, progress=progress)
+    with closed_unless(executor, workers):
+        prepared = run(recipe, options, workers, progress=progress)
     if judge:
         prepared.judge()
     return prepared
@@ -156,9 +159,10 @@ def explain_recipe(
 
     recipe, options, workers = resolve_call(sources, tokenizer, executor, given)
     cache = cache_of(options.cache_dir)
-    planned, comparison = plan(recipe, options, workers, cache)
-    if comparison is not None:
-        comparison.agree(planned.card, cache.root)
+    with closed_unless(executor, workers):
+        planned, comparison = plan(recipe, options, workers, cache)
+        if comparison is not None:
+            comparison.agree(planned.card, cache.root)
     return explain(planned, cache)
 
 
@@ -217,4 +221,18 @@ def resolve_executor(executor: str | Executor, num_workers: int | None) -> Execu
         return InlineExecutor()
     if executor == "local":
         return LocalExecutor(num_workers)
-    raise UsageError(f"executor is {executor!r}; it is one of local, inline")
+    if executor == "ray":
+        made: Executor = import_module("tokenmill.integrations.ray").RayExecutor(num_workers)
+        return made
+    raise UsageError(f"executor is {executor!r}; it is one of local, inline, ray")
+
+
+@contextmanager
+def closed_unless(given: object, executor: Executor) -> Iterator[None]:
+    """Afterwards let an executor go that was made here and not given by the caller."""
+    try:
+        yield
+    finally:
+        close = getattr(executor, "close", None)
+        if executor is not given and close is not None:
+            close()

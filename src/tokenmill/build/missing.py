@@ -117,6 +117,7 @@ class Builder:
                 "cache": str(self._cache.root),
                 "rebuild": self._options.force_recache,
             },
+            shared=(str(self._cache.root),),
         )
 
     def _build_tasks(self, claims: Claims) -> Iterator[Task]:
@@ -130,8 +131,8 @@ class Builder:
             yield Task(number, {"key": key, "block": slices.from_block(block)}, label)
 
     def _derive_setup(self) -> Setup:
-        limit = self._plan.recipe.max_length
-        return Setup(derive.ENTRY, {"cache": str(self._cache.root), "max_length": limit})
+        root, limit = str(self._cache.root), self._plan.recipe.max_length
+        return Setup(derive.ENTRY, {"cache": root, "max_length": limit}, shared=(root,))
 
     def _derive_tasks(self, claims: Claims) -> Iterator[Task]:
         recipe = self._plan.recipe
