@@ -142,8 +142,10 @@ def find_room(num_cpus: float, wait_s: float | None) -> Room:
             waited = time.monotonic() - started
             if own_s is not None and waited >= own_s:
                 log.info("no CPU is free: tasks run in the %g that this process holds", held)
+                cancel(tried)
                 return Room(0, most=int(held or 1), node=ray.get_runtime_context().get_node_id())
             if most_s is not None and waited >= most_s:
+                cancel(tried)
                 raise WorkerError(f"{_no_cpu(num_cpus)} for {waited:.0f} s; {_REMEDY}")
             log.warning("%s yet; still waiting (%s)", _no_cpu(num_cpus), _REMEDY)
     except ray.exceptions.RayError as error:
@@ -151,9 +153,16 @@ def find_room(num_cpus: float, wait_s: float | None) -> Room:
             f"no task runs on this Ray cluster: {_first_line(error)}; is tokenmill "
             "installed on its nodes?"
         ) from error
-    finally:
-        with contextlib.suppress(Exception):
-            ray.cancel(tried)
+
+
+def cancel(ref: Any) -> None:
+    """Drop a task that waits, interrupt one that runs.
+
+    Never one that may just be finishing: Ray ends the calling process where a cancellation and
+    the last word of a task cross (a failed check in its task manager, seen with 2.60).
+    """
+    with contextlib.suppress(Exception):  # the cluster may be gone
+        ray.cancel(ref)
 
 
 _REMEDY = (

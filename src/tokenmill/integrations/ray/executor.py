@@ -3,8 +3,8 @@
 A *run* keeps a bounded window of tasks with Ray and hands out results in the order of completion.
 Ray itself tries a task again, `MAX_RETRIES` times, when its worker or its node died, and when the
 task says that its trouble is transient; everything else comes back as the typed error that it is.
-Whoever stops iterating cancels what is under way: tasks that wait are dropped, running ones are
-interrupted, and what they had published stays usable.
+Whoever stops iterating ends what is under way: tasks that wait do nothing any more, running ones
+get a moment to finish their slice and are then interrupted; what was published stays usable.
 
 An executor joins a cluster when the first task is to be run, so a hit needs no Ray at all, and
 leaves it in `close`. What Ray does not tell stays unknown: `Done.attempts` is always 1, and a
@@ -15,9 +15,11 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import secrets
 import time
 import weakref
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -32,10 +34,11 @@ from ray.exceptions import (
 )
 
 from tokenmill.build.executors import MAX_RETRIES, Done, Setup, Task, wire
-from tokenmill.errors import TokenmillError, UsageError, WorkerError
+from tokenmill.errors import CacheError, TokenmillError, UsageError, WorkerError
+from tokenmill.files import write_file
 from tokenmill.integrations.ray import cluster, probe, worker
 
-CANCEL_S = 2.0  # seconds that interrupted tasks get before their worker processes are ended
+FINISH_S = 2.0  # seconds that running tasks get to finish before they are interrupted
 REFRESH_S = 10.0  # seconds between two looks at how many CPUs the cluster has
 
 LOST = (WorkerCrashedError, NodeDiedError, OutOfMemoryError)
@@ -143,6 +146,8 @@ class _Run:
         self._room = room
         self._begin = ray.put(begin)  # once, however many tasks there are
         self._sentinels = sentinels
+        # A file that says stop: a task that finds it does nothing.
+        self._stop = f"{sentinels[0][0]}-stop-{secrets.token_hex(8)}" if sentinels else ""
         node = ray.get_runtime_context().get_node_id() if near else None
         self._remote = ray.remote(worker.do_task).options(
             **room.options(near=node),
@@ -168,16 +173,20 @@ class _Run:
                 raise failure
 
     def end(self) -> None:
-        """Cancel what is under way."""
+        """End what is under way: what waits at once, what runs by finishing or by interrupt."""
         if not self._pending or not ray.is_initialized():
             return
+        if self._stop:
+            with contextlib.suppress(CacheError):
+                write_file(Path(self._stop), b"")
         left = list(self._pending)
         self._pending.clear()
-        for ref in left:
-            _cancel(ref, force=False)
-        _, stubborn = ray.wait(left, num_returns=len(left), timeout=CANCEL_S)
-        for ref in stubborn:
-            _cancel(ref, force=True)
+        # Most slices take less than this; and what is finished must not be cancelled, see there.
+        _, running = ray.wait(left, num_returns=len(left), timeout=FINISH_S)
+        for ref in running:
+            cluster.cancel(ref)
+        if running:
+            ray.wait(running, num_returns=len(running), timeout=FINISH_S)
 
     def _fill(self, waiting: Iterator[Task]) -> None:
         """Give Ray tasks up to the window."""
@@ -200,7 +209,8 @@ class _Run:
 
     def _submit(self, task: Task) -> None:
         work = wire.frame(wire.Work(task.number, task.payload, task.label))
-        ref = self._remote.remote(self._begin, work, self._sentinels, self._executor.pin)
+        call = worker.Call(self._sentinels, self._stop, self._executor.pin)
+        ref = self._remote.remote(self._begin, work, call)
         self._pending[ref] = task
 
     def _collect(self) -> tuple[list[Done], TokenmillError | None]:
@@ -237,7 +247,7 @@ def _answer(ref: Any, task: Task) -> tuple[str, int, wire.Finished] | TokenmillE
     except RayTaskError as error:
         cause = getattr(error, "cause", None)
         if isinstance(cause, worker.Transient):
-            return _unpack(cause.args[0])
+            return _unpack(cause.answer)
         return _because(f"{task} could not be run: {cluster.last_line(error)}", error)
     except LOST as error:
         lost = f"gave up after {MAX_RETRIES + 1} workers or nodes were lost"
@@ -274,7 +284,3 @@ def _unpack(data: bytes) -> TokenmillError:
     assert isinstance(failed, wire.Failed)
     return wire.unpack_error(failed.failure)
 
-
-def _cancel(ref: Any, *, force: bool) -> None:
-    with contextlib.suppress(Exception):  # it may have ended a moment ago, and so may the cluster
-        ray.cancel(ref, force=force)

@@ -22,6 +22,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import ray
 
@@ -61,7 +62,19 @@ _core: tuple[int, socket.socket | None] | None = None
 
 
 class Transient(Exception):  # noqa: N818 - it is no error yet
-    """Trouble that may be over at the next attempt; holds the encoded answer of the last one."""
+    """Trouble that may be over at the next attempt.
+
+    Args:
+        message: For Ray's log.
+        answer: Encoded: what the caller is told after the last attempt.
+    """
+
+    def __init__(self, message: str, answer: bytes) -> None:
+        super().__init__(message, answer)  # both, so that it can be pickled
+        self.answer = answer
+
+    def __str__(self) -> str:
+        return str(self.args[0])
 
 
 def place() -> str:
@@ -69,16 +82,28 @@ def place() -> str:
     return f"node {ray.util.get_node_ip_address()} ({socket.gethostname()})"
 
 
-def do_task(
-    begin: bytes, work: bytes, sentinels: list[Sentinel], pin: bool
-) -> tuple[str, int, bytes]:
+class Call(NamedTuple):
+    """How a task is to be done.
+
+    Attributes:
+        sentinels: Must be seen here.
+        stop: Once this file is there, nobody wants the result; empty: there is no such file.
+        pin: Stay on one core meanwhile.
+    """
+
+    sentinels: list[Sentinel]
+    stop: str
+    pin: bool
+
+
+def do_task(begin: bytes, work: bytes, call: Call) -> tuple[str, int, bytes]:
     """Do one task: (node, process id, the encoded answer)."""
     setup = next(_downs(begin))
     asked = next(_downs(work))
     assert isinstance(setup, wire.Begin)
     assert isinstance(asked, wire.Work)
-    with _pinned(pin):
-        answer = _answer(setup, checksum(begin), asked, sentinels)
+    with _pinned(call.pin):
+        answer = _answer(setup, checksum(begin), asked, call)
     return ray.get_runtime_context().get_node_id(), os.getpid(), wire.frame(answer)
 
 
@@ -89,11 +114,13 @@ def _downs(data: bytes) -> Iterator[wire.Down]:
 
 
 def _answer(
-    setup: wire.Begin, key: str, asked: wire.Work, sentinels: list[Sentinel]
+    setup: wire.Begin, key: str, asked: wire.Work, call: Call
 ) -> wire.Finished | wire.Failed:
     task = Task(asked.number, asked.payload, asked.label)
     try:
-        for sentinel in sentinels:
+        if call.stop and os.path.exists(call.stop):
+            raise WorkerError(f"{task} was not begun: the caller stopped")
+        for sentinel in call.sentinels:
             _require_shared(sentinel)
         with _opened(setup, key) as work:
             started = time.perf_counter()
@@ -108,7 +135,7 @@ def _answer(
         gc.collect()
         message = f"{task}: out of memory on {place()} (hint: fewer num_workers)"
         failure = wire.pack_error(WorkerError(message))
-        raise Transient(wire.frame(wire.Failed(asked.number, failure))) from None
+        raise Transient(message, wire.frame(wire.Failed(asked.number, failure))) from None
     except Exception as error:
         wrapped = foreign_error(task, error)
         wrapped.__cause__ = error
@@ -124,7 +151,7 @@ def _failed(task: Task, error: TokenmillError) -> wire.Failed:
     error.add_note(f"on {place()}, at {task}")
     answer = wire.Failed(task.number, wire.pack_error(error))
     if _is_away(error):
-        raise Transient(wire.frame(answer)) from error
+        raise Transient(str(error), wire.frame(answer)) from error
     return answer
 
 
