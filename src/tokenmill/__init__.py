@@ -31,7 +31,7 @@ from tokenmill.errors import (
 )
 
 if TYPE_CHECKING:
-    from tokenmill.api import open_rows, prepare
+    from tokenmill.api import open_rows, prepare, prepare_part
     from tokenmill.build.recipe import Recipe
     from tokenmill.dataset import Mixture, View, as_view, concat, filtered, mix, split
     from tokenmill.loader import LengthGrouped, Loader, OrderedView
@@ -59,6 +59,7 @@ _HOMES = {
     "open_rows": "tokenmill.api",
     "open_store": "tokenmill.store",
     "prepare": "tokenmill.api",
+    "prepare_part": "tokenmill.api",
     "split": "tokenmill.dataset",
 }
 """Public name → the module it lives in."""
@@ -94,6 +95,7 @@ __all__ = [
     "open_rows",
     "open_store",
     "prepare",
+    "prepare_part",
     "split",
 ]
 

@@ -20,7 +20,7 @@ from tokenmill.store import Store
 
 if TYPE_CHECKING:
     from tokenmill.build.executors import Executor
-    from tokenmill.build.outcome import Prepared
+    from tokenmill.build.outcome import Prepared, Unfinished
     from tokenmill.build.recipe import Recipe, RunOptions
     from tokenmill.source import Rows
 
@@ -144,6 +144,53 @@ def run_recipe(
     if judge:
         prepared.judge()
     return prepared
+
+
+def prepare_part(
+    sources: Any, tokenizer: Any = None, *, part: str | tuple[int, int], **given: Any
+) -> Store | None:
+    """Build a share of what `prepare` would build; the store, once no share is missing.
+
+    For many machines without a scheduler of ours (Slurm arrays, ssh): each runs this with another
+    part, on a cache directory that they share. Any number of parts, in any order and any overlap,
+    may die and be run again; whoever finds that nothing is missing commits the store.
+
+    Args:
+        sources: As for `prepare`.
+        tokenizer: As for `prepare`.
+        part: ``"3/8"`` or ``(3, 8)``: the third of eight shares.
+        given: Other arguments of `prepare`.
+
+    Returns:
+        The store, or None while slices of other parts are missing.
+    """
+    outcome = run_part(sources, tokenizer, part=part, **given)
+    store: Store | None = getattr(outcome, "store", None)
+    return store
+
+
+def run_part(
+    sources: Any,
+    tokenizer: Any = None,
+    *,
+    part: str | tuple[int, int],
+    executor: str | Executor | None = None,
+    progress: Any = None,
+    judge: bool = True,
+    **given: Any,
+) -> Prepared | Unfinished:
+    """`prepare_part`, returning what was done; rejected rows are judged when the store is there."""
+    from tokenmill.build.outcome import Prepared
+    from tokenmill.build.run import run_share
+    from tokenmill.build.share import Share
+
+    share = Share.of(part)
+    recipe, options, workers = resolve_call(sources, tokenizer, executor, given)
+    with closed_unless(executor, workers):
+        outcome = run_share(recipe, options, workers, share, progress=progress)
+    if judge and isinstance(outcome, Prepared):
+        outcome.judge()
+    return outcome
 
 
 def explain_recipe(

@@ -56,7 +56,8 @@ def join(address: str | None) -> Callable[[], None]:
         named = address or os.environ.get("RAY_ADDRESS")
         where = f"no Ray cluster answers at {named}" if named else "Ray does not start"
         raise WorkerError(f"{where}: {_first_line(error)}") from error
-    return ray.shutdown
+    leave: Callable[[], None] = ray.shutdown
+    return leave
 
 
 def _first_line(error: BaseException) -> str:
@@ -185,7 +186,7 @@ def held_cpus() -> float | None:
         resources = ray.get_runtime_context().get_assigned_resources()
     except AssertionError:  # how Ray says that this process is a driver
         return None
-    return sum(amount for name, amount in resources.items() if _is_cpu(name))
+    return float(sum(amount for name, amount in resources.items() if _is_cpu(name)))
 
 
 def _is_cpu(resource: str) -> bool:

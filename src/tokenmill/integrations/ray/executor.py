@@ -283,4 +283,3 @@ def _unpack(data: bytes) -> TokenmillError:
     failed = _decode(data)
     assert isinstance(failed, wire.Failed)
     return wire.unpack_error(failed.failure)
-

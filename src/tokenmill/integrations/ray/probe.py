@@ -15,7 +15,6 @@ from pathlib import Path
 
 import ray
 
-import tokenmill
 from tokenmill.errors import CacheError, WorkerError
 from tokenmill.files import Staging
 from tokenmill.integrations.ray import cluster, worker
@@ -64,10 +63,10 @@ def probe(sentinels: list[Sentinel]) -> None:
 
 
 def _judge(said: dict[str, str], sentinels: list[Sentinel]) -> None:
-    if said["version"] != tokenmill.__version__:
+    if said["code"] != worker.code_digest():
         raise WorkerError(
-            f"{said['place']} has tokenmill {said['version']}, the caller has "
-            f"{tokenmill.__version__}; install the same one on every node"
+            f"{said['place']} has another tokenmill than the caller, which could make other bytes; "
+            "install the same one on every node"
         )
     if said["trouble"]:
         raise CacheError(said["trouble"], path=Path(sentinels[0][0]).parents[2])
