@@ -37,7 +37,8 @@ def ray_environment() -> Iterator[Path]:
         patch.setenv("TOKENIZERS_PARALLELISM", "false")
         patch.setenv("RAY_TMPDIR", str(sessions))
         patch.delenv("RAY_ADDRESS", raising=False)
-        yield sessions
+        (sessions / "ray").mkdir()  # which is where it then looks by itself
+        yield sessions / "ray"
     shutil.rmtree(sessions, ignore_errors=True)
 
 

@@ -74,10 +74,12 @@ def prepare(
     output = Output.current()
     progress = False if as_json else None
     if part is None:
-        prepared = run_recipe(**given, progress=progress, judge=False)
+        with output.reserved():
+            prepared = run_recipe(**given, progress=progress, judge=False)
         also: dict[str, Any] = {}
     else:
-        outcome = run_part(**given, part=part, progress=progress, judge=False)
+        with output.reserved():
+            outcome = run_part(**given, part=part, progress=progress, judge=False)
         missing = getattr(outcome, "missing", 0)
         also = {"part": part, "complete": not missing, "slices_missing": missing}
         if isinstance(outcome, Unfinished):

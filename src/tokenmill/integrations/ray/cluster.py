@@ -44,6 +44,15 @@ def join(address: str | None) -> Callable[[], None]:
     """
     if ray.is_initialized():
         return lambda: None
+    named = address or os.environ.get("RAY_ADDRESS") or None
+    left = _left_running() if named is None else None
+    if left is not None and not _answers(left):
+        address = "local"  # it was stopped without a word
+    if named is not None and not _answers(named):
+        # Ray itself would try for many minutes.
+        raise WorkerError(
+            f"no Ray cluster answers at {named}; start it, or correct or unset RAY_ADDRESS"
+        )
     try:
         # Workers' output is not for the caller's standard output, which may be a program's.
         ray.init(
@@ -53,7 +62,6 @@ def join(address: str | None) -> Callable[[], None]:
             logging_level=logging.WARNING,
         )
     except (ConnectionError, TimeoutError, RuntimeError, ValueError) as error:
-        named = address or os.environ.get("RAY_ADDRESS")
         where = f"no Ray cluster answers at {named}" if named else "Ray does not start"
         raise WorkerError(f"{where}: {_first_line(error)}") from error
     leave: Callable[[], None] = ray.shutdown
