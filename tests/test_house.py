@@ -24,7 +24,7 @@ HEAVY = ("pyarrow", "jinja2", "minijinja", "tokenizers", "fastokens", "transform
 MOST_LINES = 400
 LEAST_DOCSTRING = 200  # characters: enough to introduce a module's nouns
 
-VERBS = ("open_rows", "open_store", "prepare", "mix", "split")
+VERBS = ("open_rows", "open_store", "prepare", "prepare_part", "mix", "split")
 NOUNS = ("Loader", "Origin", "Pack", "Recipe")
 EXCEPTIONS = ("TokenmillError", "UsageError", "SourceError", "SourceMissing", "SourceChanged",
               "RowError", "TokenizerError", "TemplateError", "CacheError", "CorruptionError",
