@@ -105,12 +105,13 @@ def test_killed_node_costs_a_retry_of_what_it_had_in_flight(
     began, done = Counter(noted(notes, "began")), Counter(noted(notes, "done"))
     times = Counter(key for key, _ in began.elements())
     retried = {key for key, count in times.items() if count > 1}
-    in_flight = {key for key, node in began - done if node == doomed.node_id}
-    assert retried <= in_flight
-    assert 1 <= len(in_flight) <= 2
-    # Its last word may have been lost after it had published; then there is nothing to build.
-    assert FILES - len(in_flight) <= summary["slices_built"] <= summary["slices"] == FILES
-    assert set(times.values()) <= {1, 2}
+    unfinished = {key for key, node in began - done if node == doomed.node_id}
+    # Two CPUs, so at most two; one may have been finished without Ray having heard of it.
+    assert unfinished <= retried <= {key for key, node in began if node == doomed.node_id}
+    assert 1 <= len(retried) <= 2
+    assert set(times.values()) == {1, 2}
+    # What it had published before its last word was lost is not built again.
+    assert FILES - len(retried) <= summary["slices_built"] <= summary["slices"] == FILES
 
 
 def test_killed_driver_is_restarted_and_builds_only_what_is_missing(
