@@ -24,7 +24,8 @@ HEAVY = ("pyarrow", "jinja2", "minijinja", "tokenizers", "fastokens", "transform
 MOST_LINES = 400
 LEAST_DOCSTRING = 200  # characters: enough to introduce a module's nouns
 
-VERBS = ("export", "open_rows", "open_store", "prepare", "mix", "split", "to_hf")
+VERBS = ("export", "lint", "open_rows", "open_store", "prepare", "prepare_part", "mix", "split",
+         "to_hf")  # fmt: skip
 NOUNS = ("Loader", "Origin", "Pack", "PromptDataset", "Recipe")
 EXCEPTIONS = ("TokenmillError", "UsageError", "SourceError", "SourceMissing", "SourceChanged",
               "RowError", "TokenizerError", "TemplateError", "CacheError", "CorruptionError",

@@ -31,7 +31,7 @@ from tokenmill.errors import (
 )
 
 if TYPE_CHECKING:
-    from tokenmill.api import export, lint, open_rows, prepare, to_hf
+    from tokenmill.api import export, lint, open_rows, prepare, prepare_part, to_hf
     from tokenmill.build.recipe import Recipe
     from tokenmill.dataset import Mixture, View, as_view, concat, filtered, mix, split
     from tokenmill.loader import LengthGrouped, Loader, OrderedView
@@ -64,6 +64,7 @@ _HOMES = {
     "open_rows": "tokenmill.api",
     "open_store": "tokenmill.store",
     "prepare": "tokenmill.api",
+    "prepare_part": "tokenmill.api",
     "split": "tokenmill.dataset",
     "to_hf": "tokenmill.api",
 }
@@ -104,6 +105,7 @@ __all__ = [
     "open_rows",
     "open_store",
     "prepare",
+    "prepare_part",
     "split",
     "to_hf",
 ]

@@ -8,7 +8,8 @@ same with the account of what happened, for the command line.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import fields
 from importlib import import_module
 from inspect import signature
@@ -19,7 +20,7 @@ from tokenmill.store import Store
 
 if TYPE_CHECKING:
     from tokenmill.build.executors import Executor
-    from tokenmill.build.outcome import Prepared
+    from tokenmill.build.outcome import Prepared, Unfinished
     from tokenmill.build.recipe import Recipe, RunOptions
     from tokenmill.dataset import Mixture, View
     from tokenmill.formats import Exported
@@ -142,10 +143,58 @@ def run_recipe(
     from tokenmill.build.run import run
 
     recipe, options, workers = resolve_call(sources, tokenizer, executor, given)
-    prepared = run(recipe, options, workers, progress=progress)
+    with closed_unless(executor, workers):
+        prepared = run(recipe, options, workers, progress=progress)
     if judge:
         prepared.judge()
     return prepared
+
+
+def prepare_part(
+    sources: Any, tokenizer: Any = None, *, part: str | tuple[int, int], **given: Any
+) -> Store | None:
+    """Build a share of what `prepare` would build; the store, once no share is missing.
+
+    For many machines without a scheduler of ours (Slurm arrays, ssh): each runs this with another
+    part, on a cache directory that they share. Any number of parts, in any order and any overlap,
+    may die and be run again; whoever finds that nothing is missing commits the store.
+
+    Args:
+        sources: As for `prepare`.
+        tokenizer: As for `prepare`.
+        part: ``"3/8"`` or ``(3, 8)``: the third of eight shares.
+        given: Other arguments of `prepare`.
+
+    Returns:
+        The store, or None while slices of other parts are missing.
+    """
+    outcome = run_part(sources, tokenizer, part=part, **given)
+    store: Store | None = getattr(outcome, "store", None)
+    return store
+
+
+def run_part(
+    sources: Any,
+    tokenizer: Any = None,
+    *,
+    part: str | tuple[int, int],
+    executor: str | Executor | None = None,
+    progress: Any = None,
+    judge: bool = True,
+    **given: Any,
+) -> Prepared | Unfinished:
+    """`prepare_part`, returning what was done; rejected rows are judged when the store is there."""
+    from tokenmill.build.outcome import Prepared
+    from tokenmill.build.run import run_share
+    from tokenmill.build.share import Share
+
+    share = Share.of(part)
+    recipe, options, workers = resolve_call(sources, tokenizer, executor, given)
+    with closed_unless(executor, workers):
+        outcome = run_share(recipe, options, workers, share, progress=progress)
+    if judge and isinstance(outcome, Prepared):
+        outcome.judge()
+    return outcome
 
 
 def explain_recipe(
@@ -161,9 +210,10 @@ def explain_recipe(
 
     recipe, options, workers = resolve_call(sources, tokenizer, executor, given)
     cache = cache_of(options.cache_dir)
-    planned, comparison = plan(recipe, options, workers, cache)
-    if comparison is not None:
-        comparison.agree(planned.card, cache.root)
+    with closed_unless(executor, workers):
+        planned, comparison = plan(recipe, options, workers, cache)
+        if comparison is not None:
+            comparison.agree(planned.card, cache.root)
     return explain(planned, cache)
 
 
@@ -254,7 +304,21 @@ def resolve_executor(executor: str | Executor, num_workers: int | None) -> Execu
         return InlineExecutor()
     if executor == "local":
         return LocalExecutor(num_workers)
-    raise UsageError(f"executor is {executor!r}; it is one of local, inline")
+    if executor == "ray":
+        made: Executor = import_module("tokenmill.integrations.ray").RayExecutor(num_workers)
+        return made
+    raise UsageError(f"executor is {executor!r}; it is one of local, inline, ray")
+
+
+@contextmanager
+def closed_unless(given: object, executor: Executor) -> Iterator[None]:
+    """Afterwards let an executor go that was made here and not given by the caller."""
+    try:
+        yield
+    finally:
+        close = getattr(executor, "close", None)
+        if executor is not given and close is not None:
+            close()
 
 
 def to_hf(data: Store | View | Mixture, mask: str = "labels") -> Any:

@@ -79,7 +79,9 @@ def identity_card(
     card = recall(recipe.tokenizer, cache_dir=cache_dir, **arguments)
     if card is not None and (cache_dir / "tokenizers" / card.key).is_dir():
         return card, None
-    arguments["source"] = os.fspath(recipe.tokenizer)
+    # Whoever looks at it may have another working directory.
+    arguments["source"] = _absolute(os.fspath(recipe.tokenizer))
+    arguments["chat_template"] = _absolute(recipe.chat_template)
     payload = {**arguments, "cache_dir": str(cache_dir)}
     if isinstance(executor, LocalExecutor) and recipe.tokenizer_backend == "auto":
         comparison = Comparison(arguments)
@@ -90,9 +92,21 @@ def identity_card(
     return IdentityCard.from_dict(_ask(executor, IDENTIFY, payload)), None
 
 
+def _absolute(name: Any) -> Any:
+    """A path that exists as an absolute one; hub ids, template sources and the like stay."""
+    if not isinstance(name, str | os.PathLike):
+        return name
+    try:
+        return os.path.abspath(name) if os.path.exists(name) else name
+    except (OSError, ValueError):  # a template's source is no name of a file
+        return name
+
+
 def _ask(executor: Executor, entry: str, payload: dict[str, Any]) -> dict[str, Any]:
     # A local worker is a process of our own; whatever else runs tasks may go on to other work.
-    setup = Setup(entry, {"own_process": isinstance(executor, LocalExecutor)})
+    options = {"own_process": isinstance(executor, LocalExecutor)}
+    shared = (payload["cache_dir"],) if "cache_dir" in payload else ()
+    setup = Setup(entry, options, shared=shared, near_caller=True)
     with contextlib.closing(  # type: ignore[type-var]
         executor.run(setup, [Task(0, payload, "tokenizer")])
     ) as finished:

@@ -24,6 +24,7 @@ from tokenmill.build.plan import Plan
 from tokenmill.build.progress import Progress
 from tokenmill.build.proof import Account
 from tokenmill.build.recipe import RunOptions, to_travel
+from tokenmill.build.share import WHOLE, Share
 from tokenmill.source import Block
 from tokenmill.store import CacheLayout
 
@@ -41,6 +42,7 @@ class Builder:
         account: Receives what workers report.
         progress: Receives what was done.
         comparison: Must agree before anything is committed.
+        share: Which of the slices; may be widened later.
     """
 
     def __init__(
@@ -52,6 +54,7 @@ class Builder:
         account: Account,
         progress: Progress,
         comparison: Comparison | None = None,
+        share: Share = WHOLE,
     ) -> None:
         self._plan = plan
         self._cache = cache
@@ -60,13 +63,14 @@ class Builder:
         self._account = account
         self._progress = progress
         self._comparison = comparison
+        self.share = share
         self._under_way: dict[int, tuple[str, Block]] = {}  # the few tasks handed out
         self._passed_over = 0
         # Where a builder starts decides only who makes which slice, so it may be random.
         self._first = random.SystemRandom().randrange(max(plan.slices, 1))
 
     def build_all(self) -> None:
-        """Return when every slice of the plan is published and the tokenizer is agreed on."""
+        """Return when every slice of the share is published and the tokenizer is agreed on."""
         self._build_all()
         if self._comparison is not None:
             self._comparison.agree(self._plan.card, self._cache.root)
@@ -101,6 +105,8 @@ class Builder:
             itertools.islice(enumerate(self._plan.walk()), 0, self._first),
         )
         for number, (key, block) in numbered:
+            if not self.share.has(number):
+                continue
             if self._options.force_recache or not self._cache.slice(key).record.exists():
                 yield number, key, block
 
@@ -115,6 +121,7 @@ class Builder:
                 "cache": str(self._cache.root),
                 "rebuild": self._options.force_recache,
             },
+            shared=(str(self._cache.root),),
         )
 
     def _build_tasks(self, claims: Claims) -> Iterator[Task]:
@@ -128,8 +135,8 @@ class Builder:
             yield Task(number, {"key": key, "block": entries.from_block(block)}, label)
 
     def _derive_setup(self) -> Setup:
-        limit = self._plan.recipe.max_length
-        return Setup(entries.DERIVE, {"cache": str(self._cache.root), "max_length": limit})
+        root, limit = str(self._cache.root), self._plan.recipe.max_length
+        return Setup(entries.DERIVE, {"cache": root, "max_length": limit}, shared=(root,))
 
     def _derive_tasks(self, claims: Claims) -> Iterator[Task]:
         recipe = self._plan.recipe

@@ -1,8 +1,9 @@
 """What a preparation came to.
 
 `Prepared` is the store together with the account of how it was made or found; `summary` is the
-object that ``tokenmill prepare --json`` prints. `Prepared.judge` applies what the caller said about
-bad rows: it is part of no key, so a hit is judged exactly as a build.
+object that ``tokenmill prepare --json`` prints. `Unfinished` is what one part of a preparation came
+to while slices of other parts are missing: there is no store yet. `Prepared.judge` applies what the
+caller said about bad rows: it is part of no key, so a hit is judged exactly as a build.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 
 from tokenmill.build.proof import Account
 from tokenmill.build.recipe import RunOptions
+from tokenmill.build.share import Share
 from tokenmill.errors import RowError, SourceError
 from tokenmill.origin import Origin
 from tokenmill.store import Store
@@ -123,6 +125,42 @@ class Prepared:
         for note, text in REMARKS.items():
             if rendered.get(note) and note not in self.store.rejected:
                 yield f"{rendered[note]:,} {text}"
+
+
+@dataclass(frozen=True)
+class Unfinished:
+    """A share that is done while others are not.
+
+    Attributes:
+        share: Which one.
+        key: Key of the store that is to be.
+        source_rows: Rows of all sources.
+        missing: Slices that nobody has published yet.
+        account: What workers did in this run.
+        seconds: From the call to the end of the share.
+    """
+
+    share: Share
+    key: str
+    source_rows: int
+    missing: int
+    account: Account
+    seconds: float
+
+    def summary(self) -> dict[str, Any]:
+        """What is known of it, under the names of `Prepared.summary`."""
+        return {
+            "path": None,
+            "key": self.key,
+            "hit": False,
+            "source_rows": self.source_rows,
+            "slices": self.account.slices,
+            "slices_built": self.account.slices_built,
+            "slices_derived": self.account.slices_derived,
+            "seconds": round(self.seconds, 3),
+            "engine": self.account.name("encode.engine"),
+            "renderer": self.account.name("render.renderer"),
+        }
 
 
 REMARKS = {

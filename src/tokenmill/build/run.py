@@ -3,7 +3,8 @@
 `run` walks the way of a preparation: open the rows, learn the tokenizer's identity, compute the
 store's key; if that store is there, it is a *hit* and nothing is written. Otherwise the slices that
 are missing are built wherever the executor likes, and when all are there the store is committed by
-one rename. A slice that turns out to be corrupt on the way is moved to quarantine and built again.
+one rename. `run_share` builds only some of them and commits if no other is missing. A slice that
+turns out to be corrupt on the way is moved to quarantine and built again.
 
 The parent loads no engine: what it must know of the tokenizer it recalls from a memo, or has a
 worker find out.
@@ -22,12 +23,13 @@ from typing import Any
 from tokenmill.build.executors import Executor
 from tokenmill.build.identify import Comparison, identity_card
 from tokenmill.build.missing import Builder
-from tokenmill.build.outcome import Prepared
+from tokenmill.build.outcome import Prepared, Unfinished
 from tokenmill.build.plan import Plan
 from tokenmill.build.progress import open_progress
 from tokenmill.build.proof import Account, proof_document
 from tokenmill.build.recipe import Recipe, RunOptions
-from tokenmill.errors import CacheError, CorruptionError, SourceError
+from tokenmill.build.share import WHOLE, Share, count_missing
+from tokenmill.errors import CacheError, CorruptionError, SourceError, UsageError
 from tokenmill.files import Staging, default_cache_dir
 from tokenmill.source import open_rows
 from tokenmill.store import CacheLayout, Store
@@ -50,7 +52,31 @@ def run(
         executor: Where slices are built.
         progress: As for `tokenmill.prepare`.
     """
+    outcome = run_share(recipe, options, executor, WHOLE, progress=progress)
+    assert isinstance(outcome, Prepared)
+    return outcome
+
+
+def run_share(
+    recipe: Recipe,
+    options: RunOptions,
+    executor: Executor,
+    share: Share,
+    *,
+    progress: Any = None,
+) -> Prepared | Unfinished:
+    """Build a share of a recipe's slices, and commit the store if none is missing then.
+
+    Args:
+        recipe: What is to be made.
+        options: How.
+        executor: Where slices are built.
+        share: Which slices.
+        progress: As for `tokenmill.prepare`.
+    """
     start = time.perf_counter()
+    if options.disable_cache and not share.is_whole:
+        raise UsageError("a part needs the cache: that is where the other parts leave theirs")
     private = PrivateDirectory() if options.disable_cache else None
     cache = cache_of(private.path if private else options.cache_dir)
     planned, comparison = plan(recipe, options, executor, cache)
@@ -59,9 +85,13 @@ def run(
     hit = layout.manifest.exists() and not options.force_recache and _slices_exist(planned, cache)
     if not hit:
         _require_writable(cache)
-        with open_progress(progress, total_rows=planned.rows, total_size=planned.bytes) as shown:
-            builder = Builder(planned, cache, executor, options, account, shown, comparison)
-            _build_and_commit(planned, cache, builder, executor, account)
+        rows, size = share.size_of(planned)
+        with open_progress(progress, total_rows=rows, total_size=size) as shown:
+            builder = Builder(planned, cache, executor, options, account, shown, comparison, share)
+            missing = _build_and_commit(planned, cache, builder, executor, account)
+        if missing:
+            seconds = time.perf_counter() - start
+            return Unfinished(share, planned.key, planned.rows, missing, account, seconds)
     elif comparison is not None:
         comparison.agree(planned.card, cache.root)
     store = Store(layout.directory, paths=planned.paths)
@@ -142,15 +172,20 @@ def _all_there(planned: Plan, cache: CacheLayout) -> bool:
 
 def _build_and_commit(
     planned: Plan, cache: CacheLayout, builder: Builder, executor: Executor, account: Account
-) -> None:
+) -> int:
+    """Build the builder's share and commit; how many slices are missing for that, else 0."""
     for _ in range(REPAIRS):
         try:
             _require_tokenizer(planned, cache, executor)
             builder.build_all()
+            missing = 0 if builder.share.is_whole else count_missing(planned, cache)
+            if missing:
+                return missing
+            builder.share = WHOLE  # whatever turns out to be corrupt is ours to mend
             proof = proof_document(planned.paths, account)
             commit_store(cache, planned.document, planned.placements(), planned.tokenizer, proof)
             if _all_there(planned, cache):
-                return
+                return 0
         except CorruptionError as error:
             if not quarantine_of(cache, error.path):
                 raise

@@ -92,7 +92,7 @@ class RecipeFlags:
         None
     )
     cache_dir: CacheDir = None
-    executor: Annotated[str, typer.Option(help="local | inline")] = "local"
+    executor: Annotated[str, typer.Option(help="local | inline | ray")] = "local"
     stated: frozenset[str] = field(default=frozenset(), metadata={"flag": False})
 
     def arguments(self) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from contextvars import ContextVar
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -63,6 +63,12 @@ class Output:
         from rich.console import Console
 
         return Console(highlight=False, soft_wrap=True)
+
+    @contextmanager
+    def reserved(self) -> Iterator[None]:
+        """Keep stdout for the result: what libraries print meanwhile (Ray does) goes to stderr."""
+        with redirect_stdout(sys.stderr):
+            yield
 
     def say(self, text: str) -> None:
         """Tell people something; paths and words of the data cannot speak to the terminal."""

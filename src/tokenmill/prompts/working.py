@@ -86,6 +86,7 @@ class Work:
                 "engine": self._wanted.engine,
                 "cache": str(self._root),
             },
+            shared=(str(self._root),),
         )
         with Claims(self._root) as claims:
             while True:

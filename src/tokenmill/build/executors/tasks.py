@@ -35,10 +35,16 @@ class Setup:
             `options`; returns the function that does one task. If that function has a ``close``
             attribute, it is called when there is no more work (not when the worker is killed).
         options: JSON-able argument of the callable.
+        shared: Directories that caller and workers must both see; an executor of other machines
+            refuses where they do not.
+        near_caller: The work reads what may lie on the caller's machine alone; an executor of
+            other machines prefers that one.
     """
 
     entry: str
     options: dict[str, Any] = field(default_factory=dict)
+    shared: tuple[str, ...] = ()
+    near_caller: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ with an example and a hint; ``--max-rejected`` turns a surprise into exit code 1
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -17,7 +17,7 @@ from tokenmill.cli.output import Output, one_line
 from tokenmill.errors import UsageError
 
 if TYPE_CHECKING:
-    from tokenmill.build.outcome import Prepared
+    from tokenmill.build.outcome import Prepared, Unfinished
 
 HINTS = {
     "bad_json": "one line is one JSON object, in UTF-8",
@@ -52,10 +52,15 @@ def prepare(
     out: Annotated[
         str | None, typer.Option(metavar="DIR", help="Also make a self-contained copy here.")
     ] = None,
+    part: Annotated[
+        str | None,
+        typer.Option(metavar="I/N", help="Build only this share of the slices, on many machines."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Turn rows into tokens and loss masks, or find the store that is there."""
-    from tokenmill.api import run_recipe
+    from tokenmill.api import run_part, run_recipe
+    from tokenmill.build.outcome import Unfinished
 
     if disable_cache and out is None:
         raise UsageError("--disable-cache needs --out: the store would be gone at once")
@@ -67,14 +72,37 @@ def prepare(
         engine=engine,
     )
     output = Output.current()
-    prepared = run_recipe(**given, progress=False if as_json else None, judge=False)
-    output.known.update(prepared.summary())
+    progress = False if as_json else None
+    if part is None:
+        with output.reserved():
+            prepared = run_recipe(**given, progress=progress, judge=False)
+        also: dict[str, Any] = {}
+    else:
+        with output.reserved():
+            outcome = run_part(**given, part=part, progress=progress, judge=False)
+        missing = getattr(outcome, "missing", 0)
+        also = {"part": part, "complete": not missing, "slices_missing": missing}
+        if isinstance(outcome, Unfinished):
+            report_unfinished(output, outcome)
+            output.result(outcome.summary() | also, lambda: None)
+            return
+        prepared = outcome
+    output.known.update(prepared.summary() | also)
     report(output, prepared)
     prepared.judge()
     if out is not None:
         prepared = prepared.copied_to(Path(out))
     # The path is what the next command takes, so it alone goes to stdout.
-    output.result(prepared.summary(), lambda: typer.echo(str(prepared.path)))
+    output.result(prepared.summary() | also, lambda: typer.echo(str(prepared.path)))
+
+
+def report_unfinished(output: Output, outcome: Unfinished) -> None:
+    """Say what this part did and what the store still waits for."""
+    summary = outcome.summary()
+    output.say(
+        f"part {outcome.share}: {_how_built(summary)} in {summary['seconds']:.1f} s; "
+        f"{outcome.missing:,} slices of other parts are missing, the last part makes the store"
+    )
 
 
 def report(output: Output, prepared: Prepared) -> None:
@@ -91,7 +119,7 @@ def report(output: Output, prepared: Prepared) -> None:
         output.say(f"note: {note}")
 
 
-def _how_built(summary: dict[str, int]) -> str:
+def _how_built(summary: dict[str, Any]) -> str:
     slices, built, derived = (
         summary[name] for name in ("slices", "slices_built", "slices_derived")
     )

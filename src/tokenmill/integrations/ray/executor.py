@@ -1,0 +1,285 @@
+"""`RayExecutor`: the tasks of a build as plain Ray tasks.
+
+A *run* keeps a bounded window of tasks with Ray and hands out results in the order of completion.
+Ray itself tries a task again, `MAX_RETRIES` times, when its worker or its node died, and when the
+task says that its trouble is transient; everything else comes back as the typed error that it is.
+Whoever stops iterating ends what is under way: tasks that wait do nothing any more, running ones
+get a moment to finish their slice and are then interrupted; what was published stays usable.
+
+An executor joins a cluster when the first task is to be run, so a hit needs no Ray at all, and
+leaves it in `close`. What Ray does not tell stays unknown: `Done.attempts` is always 1, and a
+worker process that was stopped (not killed) is not noticed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import secrets
+import time
+import weakref
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import ray
+from ray.exceptions import (
+    NodeDiedError,
+    OutOfMemoryError,
+    RayError,
+    RayTaskError,
+    TaskCancelledError,
+    WorkerCrashedError,
+)
+
+from tokenmill.build.executors import MAX_RETRIES, Done, Setup, Task, wire
+from tokenmill.errors import CacheError, TokenmillError, UsageError, WorkerError
+from tokenmill.files import write_file
+from tokenmill.integrations.ray import cluster, probe, worker
+
+FINISH_S = 2.0  # seconds that running tasks get to finish before they are interrupted
+REFRESH_S = 10.0  # seconds between two looks at how many CPUs the cluster has
+
+LOST = (WorkerCrashedError, NodeDiedError, OutOfMemoryError)
+"""How Ray says that a worker was lost more often than it may be."""
+
+
+class RayExecutor:
+    """Runs tasks on a Ray cluster.
+
+    Args:
+        num_workers: Most tasks at a time; None: as many as the cluster has CPUs, also when nodes
+            come and go.
+        address: As for ``ray.init``, where this process belongs to no cluster yet; None lets Ray
+            find one or start a local one.
+        num_cpus: CPUs that a task reserves; 0 where they are all reserved by others who wait.
+        pin: Keep each task on one core, which is what the engine is fastest with.
+        wait_s: Seconds to wait for the first free CPU; None: for ever, but a minute inside an
+            actor or a task, which may itself hold what it waits for.
+    """
+
+    def __init__(
+        self,
+        num_workers: int | None = None,
+        *,
+        address: str | None = None,
+        num_cpus: float = 1,
+        pin: bool = True,
+        wait_s: float | None = None,
+    ) -> None:
+        if num_workers is not None and (
+            isinstance(num_workers, bool) or not isinstance(num_workers, int) or num_workers < 1
+        ):
+            raise UsageError(f"num_workers must be a positive integer or None, not {num_workers!r}")
+        if isinstance(num_cpus, bool) or not isinstance(num_cpus, int | float) or num_cpus < 0:
+            raise UsageError(f"num_cpus must be a number from 0, not {num_cpus!r}")
+        self.num_workers = num_workers
+        self.address = address
+        self.num_cpus = num_cpus
+        self.pin = pin
+        self.wait_s = wait_s
+        self._room: cluster.Room | None = None
+        self._sentinels: dict[str, worker.Sentinel] = {}
+        self._open = contextlib.ExitStack()
+        # Who forgets `close` leaves nothing behind either.
+        self._finalizer = weakref.finalize(self, self._open.close)
+
+    def run(self, setup: Setup, tasks: Iterable[Task]) -> Iterator[Done]:
+        """Do every task; see `Executor.run`."""
+        waiting = iter(tasks)
+        first = next(waiting, None)
+        if first is None:
+            return
+        begin = wire.frame(wire.Begin(setup.entry, setup.options))
+        room, sentinels = self._get_ready(setup.shared)
+        run = _Run(self, room, begin, sentinels, near=setup.near_caller)
+        try:
+            yield from run.results(itertools.chain([first], waiting))
+        finally:
+            run.end()
+
+    def close(self) -> None:
+        """Leave the cluster, if this executor joined it; a later run joins again."""
+        self._open.close()
+        self._room = None
+        self._sentinels.clear()
+
+    def __enter__(self) -> RayExecutor:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _get_ready(self, shared: Iterable[str]) -> tuple[cluster.Room, list[worker.Sentinel]]:
+        """Join, find room, and see that every node shares these directories: each once."""
+        if self._room is None:
+            self._open.callback(cluster.join(self.address))
+        new = [directory for directory in shared if directory not in self._sentinels]
+        planted = {directory: probe.plant(directory, self._open) for directory in new}
+        if planted or self._room is None:
+            probe.probe(list(planted.values()))
+        self._sentinels.update(planted)
+        if self._room is None:
+            self._room = cluster.find_room(self.num_cpus, self.wait_s)
+        return self._room, [self._sentinels[directory] for directory in shared]
+
+
+class _Run:
+    """One call of `run`: what Ray was given and has not answered yet."""
+
+    def __init__(
+        self,
+        executor: RayExecutor,
+        room: cluster.Room,
+        begin: bytes,
+        sentinels: list[worker.Sentinel],
+        *,
+        near: bool,
+    ) -> None:
+        self._executor = executor
+        self._room = room
+        self._begin = ray.put(begin)  # once, however many tasks there are
+        self._sentinels = sentinels
+        # A file that says stop: a task that finds it does nothing.
+        self._stop = f"{sentinels[0][0]}-stop-{secrets.token_hex(8)}" if sentinels else ""
+        node = ray.get_runtime_context().get_node_id() if near else None
+        self._remote = ray.remote(worker.do_task).options(
+            **room.options(near=node),
+            max_retries=MAX_RETRIES,
+            retry_exceptions=[worker.Transient],
+        )
+        self._pending: dict[Any, Task] = {}
+        self._numbers: dict[tuple[str, int], int] = {}  # a worker's process to its number
+        self._looked = float("-inf")
+        self._window = 1
+
+    def results(self, tasks: Iterator[Task]) -> Iterator[Done]:
+        """Yield every task's result; raise the first failure after the results before it."""
+        while True:
+            self._fill(tasks)
+            if not self._pending:
+                return
+            finished, failure = self._collect()
+            if failure is None:
+                self._fill(tasks)  # before the consumer takes its time
+            yield from finished
+            if failure is not None:
+                raise failure
+
+    def end(self) -> None:
+        """End what is under way: what waits at once, what runs by finishing or by interrupt."""
+        if not self._pending or not ray.is_initialized():
+            return
+        if self._stop:
+            with contextlib.suppress(CacheError):
+                write_file(Path(self._stop), b"")
+        left = list(self._pending)
+        self._pending.clear()
+        # Most slices take less than this; and what is finished must not be cancelled, see there.
+        _, running = ray.wait(left, num_returns=len(left), timeout=FINISH_S)
+        for ref in running:
+            cluster.cancel(ref)
+        if running:
+            ray.wait(running, num_returns=len(running), timeout=FINISH_S)
+
+    def _fill(self, waiting: Iterator[Task]) -> None:
+        """Give Ray tasks up to the window."""
+        self._look_at_window()
+        while len(self._pending) < self._window:
+            task = next(waiting, None)
+            if task is None:
+                return
+            self._submit(task)
+
+    def _look_at_window(self) -> None:
+        now = time.monotonic()
+        if now - self._looked < REFRESH_S:
+            return
+        self._looked = now
+        window = self._executor.num_workers
+        if window is None:
+            window = max(1, int(cluster.cpus() / (self._room.num_cpus or 1)))
+        self._window = min(window, self._room.most or window)
+
+    def _submit(self, task: Task) -> None:
+        work = wire.frame(wire.Work(task.number, task.payload, task.label))
+        call = worker.Call(self._sentinels, self._stop, self._executor.pin)
+        ref = self._remote.remote(self._begin, work, call)
+        self._pending[ref] = task
+
+    def _collect(self) -> tuple[list[Done], TokenmillError | None]:
+        """Wait for an answer, and take all that are there by then."""
+        refs = list(self._pending)
+        ready, _ = ray.wait(refs, num_returns=1, timeout=REFRESH_S)
+        if ready and len(refs) > 1:
+            ready, _ = ray.wait(refs, num_returns=len(refs), timeout=0)
+        finished, failure = [], None
+        for ref in ready:
+            task = self._pending.pop(ref)
+            answer = _answer(ref, task)
+            if isinstance(answer, TokenmillError):
+                failure = failure or answer
+            else:
+                finished.append(self._done(*answer))
+        return finished, failure
+
+    def _done(self, node: str, pid: int, answer: wire.Finished) -> Done:
+        number = self._numbers.setdefault((node, pid), len(self._numbers))
+        return Done(
+            answer.number,
+            answer.result,
+            answer.seconds,
+            number,
+            private_bytes=answer.private_bytes,
+        )
+
+
+def _answer(ref: Any, task: Task) -> tuple[str, int, wire.Finished] | TokenmillError:
+    """What a task came to; whatever Ray says about it is translated here."""
+    try:
+        node, pid, data = ray.get(ref)
+    except RayTaskError as error:
+        cause = getattr(error, "cause", None)
+        if isinstance(cause, worker.Transient):
+            return _unpack(cause.answer)
+        return _because(f"{task} could not be run: {cluster.last_line(error)}", error)
+    except LOST as error:
+        lost = f"gave up after {MAX_RETRIES + 1} workers or nodes were lost"
+        return _because(f"{task}: {lost}: {type(error).__name__}: {_reason(error)}", error)
+    except TaskCancelledError as error:
+        return _because(f"{task} was cancelled by somebody else", error)
+    except RayError as error:
+        return _because(f"{task}: Ray failed: {type(error).__name__}: {_reason(error)}", error)
+    answer = _decode(data)
+    if isinstance(answer, wire.Finished):
+        return node, pid, answer
+    return _unpack(data)
+
+
+def _because(message: str, error: BaseException) -> WorkerError:
+    translated = WorkerError(message)
+    translated.__cause__ = error
+    return translated
+
+
+def _reason(error: BaseException) -> str:
+    """The first sentence of Ray's explanation, which goes on about log files."""
+    return " ".join(str(error).split()).partition(". ")[0]
+
+
+def _decode(data: bytes) -> wire.Up:
+    frames = wire.Frames()
+    frames.feed(data)
+    return next(frames.ups())
+
+
+def _unpack(data: bytes) -> TokenmillError:
+    failed = _decode(data)
+    assert isinstance(failed, wire.Failed)
+    return wire.unpack_error(failed.failure)

@@ -1,0 +1,1 @@
+"""``executor="ray"``: the executors' contract, byte identity, lost nodes, actors, the probe."""

@@ -1,0 +1,87 @@
+"""Clusters of a test's own, small and short-lived.
+
+Ray's processes inherit the environment of whoever starts them, so that is where tests say what
+workers import and where they note what they did. Sockets need short paths: session directories do
+not lie below pytest's.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("ray")
+
+from tests.faults.tools import PACKAGES, PROJECT
+from tests.faults.world import Picture, picture, write_sources
+from tokenmill.api import run_recipe
+
+STORE_BYTES = 80 << 20  # the least that Ray takes for its object store
+FILES = 10
+
+
+@pytest.fixture(scope="session")
+def ray_environment() -> Iterator[Path]:
+    """The environment of every cluster here; gives the directory of Ray's sessions."""
+    sessions = Path(tempfile.mkdtemp(prefix="tm-ray-"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join([str(PACKAGES), str(PROJECT)]))
+        patch.setenv("RAY_AUTH_MODE", "disabled")  # no token in the user's home
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.setenv("TOKENIZERS_PARALLELISM", "false")
+        patch.setenv("RAY_TMPDIR", str(sessions))
+        patch.delenv("RAY_ADDRESS", raising=False)
+        (sessions / "ray").mkdir()  # which is where it then looks by itself
+        yield sessions / "ray"
+    shutil.rmtree(sessions, ignore_errors=True)
+
+
+def node_arguments(sessions: Path, cpus: int) -> dict[str, Any]:
+    return {
+        "num_cpus": cpus,
+        "object_store_memory": STORE_BYTES,
+        "temp_dir": str(sessions),
+        "include_dashboard": False,
+    }
+
+
+@pytest.fixture(scope="session")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Ten files of one slice each."""
+    return write_sources(tmp_path_factory.mktemp("ray-sources"), files=FILES, rows=4)
+
+
+@pytest.fixture(scope="session")
+def expected(sources: Path, tmp_path_factory: pytest.TempPathFactory) -> Picture:
+    """What an inline build of the sources publishes."""
+    from tests.faults.world import TOKENIZER
+
+    cache = tmp_path_factory.mktemp("ray-expected")
+    run_recipe(
+        [sources], TOKENIZER, tokenizer_backend="file", executor="inline", cache_dir=cache,
+        progress=False,
+    )  # fmt: skip
+    return picture(cache)
+
+
+@pytest.fixture(scope="module")
+def joined(ray_environment: Path) -> Iterator[str]:
+    """This process belongs to a cluster of eight CPUs (of two real ones, perhaps)."""
+    import ray
+
+    context = ray.init(
+        address="local",
+        num_cpus=8,
+        object_store_memory=STORE_BYTES,
+        include_dashboard=False,
+        log_to_driver=False,
+        _temp_dir=str(ray_environment),
+    )
+    yield context.address_info["gcs_address"]
+    ray.shutdown()

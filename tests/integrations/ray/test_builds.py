@@ -1,0 +1,213 @@
+"""Whole preparations on Ray: the bytes of any other executor, inside actors, typed errors."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+from ray.util.placement_group import placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from tests.faults.tools import start_command
+from tests.faults.world import TOKENIZER, Picture, picture, prepare_arguments
+from tokenmill import api
+from tokenmill.api import run_recipe
+from tokenmill.errors import CacheError, SourceMissing, UsageError, WorkerError
+from tokenmill.integrations.ray import RayExecutor, cluster, describe, probe, worker
+
+pytestmark = pytest.mark.usefixtures("joined")
+
+
+def build(sources: Path, cache: Path, **more: Any) -> Any:
+    given = {"executor": "ray", "tokenizer_backend": "file", "progress": False, **more}
+    return run_recipe([sources], TOKENIZER, cache_dir=cache, **given)
+
+
+@pytest.mark.parametrize(
+    ("workers", "engine"),
+    [
+        pytest.param(
+            workers, engine, marks=pytest.mark.soak if engine == "hf" and workers % 2 else ()
+        )
+        for workers, engine in itertools.product((1, 2, 3, 8), ("auto", "hf"))
+    ],
+)
+def test_bytes_on_ray_are_those_of_an_inline_build(
+    sources: Path, expected: Picture, tmp_path: Path, workers: int, engine: str
+) -> None:
+    prepared = build(sources, tmp_path, num_workers=workers, engine=engine)
+    assert prepared.account.slices_built == prepared.account.slices == 10
+    assert picture(tmp_path) == expected
+    assert ray.is_initialized()  # it was there before, so it is there after
+    assert list((tmp_path / "staging").iterdir()) == [tmp_path / "staging" / "claims"]
+
+
+def test_bytes_of_eight_local_workers_are_those_of_an_inline_build(
+    sources: Path, expected: Picture, tmp_path: Path
+) -> None:
+    build(sources, tmp_path, executor="local", num_workers=8)
+    assert picture(tmp_path) == expected
+
+
+def test_hit_needs_no_ray_at_all(
+    sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build(sources, tmp_path)
+    monkeypatch.setattr(cluster, "join", None)
+    assert build(sources, tmp_path).hit
+
+
+def test_progress_is_told_as_by_local_workers(sources: Path, tmp_path: Path) -> None:
+    seen: list[Any] = []
+    prepared = build(sources, tmp_path, progress=seen.append)
+    assert seen[-1].slices == prepared.account.slices
+    assert seen[-1].fraction == 1.0
+
+
+def test_relative_tokenizer_is_found_by_workers_elsewhere(
+    sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(TOKENIZER, tmp_path / "mine")
+    monkeypatch.chdir(tmp_path)
+    prepared = run_recipe(
+        [sources], "mine", tokenizer_backend="file", executor="ray", cache_dir="cache",
+        progress=False,
+    )  # fmt: skip
+    assert len(prepared.store)
+
+
+@ray.remote
+class Trainer:
+    """What miles and SkyRL do: prepare from inside an actor."""
+
+    def __init__(self, wait_s: float | None = None) -> None:
+        self.wait_s = wait_s
+
+    def prepare(self, sources: str, cache: str) -> tuple[int, bool]:
+        executor = RayExecutor(2, wait_s=self.wait_s)
+        prepared = build(Path(sources), Path(cache), executor=executor)
+        return prepared.account.slices_built, ray.is_initialized()
+
+
+def test_actor_in_a_placement_group_gets_its_tasks_outside_of_it(
+    sources: Path, expected: Picture, tmp_path: Path
+) -> None:
+    group = placement_group([{"CPU": 1}])
+    ray.get(group.ready())
+    inside = PlacementGroupSchedulingStrategy(group, placement_group_capture_child_tasks=True)
+    actor = Trainer.options(num_cpus=1, scheduling_strategy=inside).remote()  # type: ignore[attr-defined]
+    try:
+        assert ray.get(actor.prepare.remote(str(sources), str(tmp_path))) == (10, True)
+    finally:
+        ray.kill(actor)
+        remove_placement_group(group)
+    assert picture(tmp_path) == expected
+
+
+def test_actor_that_holds_every_cpu_builds_in_its_own(
+    sources: Path, expected: Picture, tmp_path: Path
+) -> None:
+    actor = Trainer.options(num_cpus=8).remote(wait_s=1)  # type: ignore[attr-defined]
+    try:
+        assert ray.get(actor.prepare.remote(str(sources), str(tmp_path))) == (10, True)
+    finally:
+        ray.kill(actor)
+    assert picture(tmp_path) == expected
+
+
+def test_no_free_cpu_is_a_typed_error_that_names_the_remedy(sources: Path, tmp_path: Path) -> None:
+    holder = Trainer.options(num_cpus=8).remote()  # type: ignore[attr-defined]
+    ray.get(holder.__ray_ready__.remote())
+    try:
+        with pytest.raises(WorkerError, match=r"0 of 8 are\) for 1 s; .*num_cpus=0"):
+            build(sources, tmp_path, executor=RayExecutor(wait_s=1))
+        assert build(sources, tmp_path, executor=RayExecutor(2, num_cpus=0)).account.slices_built
+    finally:
+        ray.kill(holder)
+
+
+def test_source_that_a_node_does_not_see_names_the_node(sources: Path, tmp_path: Path) -> None:
+    moved = shutil.copytree(sources, tmp_path / "sources")
+
+    class Unseen(RayExecutor):
+        """The other node: by the time that tasks run, the files are not there."""
+
+        def run(self, setup: Any, tasks: Any) -> Any:
+            if setup.entry.endswith("open_builder"):
+                shutil.move(moved, tmp_path / "elsewhere")
+            return super().run(setup, tasks)
+
+    message = r"part-\d+\.jsonl: no such file on node \S+ \(\S+\): every node must see the sources"
+    with pytest.raises(SourceMissing, match=message):
+        build(moved, tmp_path / "cache", executor=Unseen(2))
+
+
+def test_node_with_another_tokenmill_is_refused(
+    sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker, "code_digest", lambda: "another")
+    with pytest.raises(WorkerError, match=r"node \S+ \(\S+\) has another tokenmill"):
+        build(sources, tmp_path)
+
+
+def test_directory_that_a_late_node_does_not_share_is_refused_by_its_worker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(probe, "probe", lambda sentinels: None)  # as before that node joined
+    monkeypatch.setattr(probe, "plant", lambda directory, until: (f"{directory}/a/b/c", "nonce"))
+    with pytest.raises(CacheError, match=r"not shared: node \S+ .* does not see"):
+        build(tmp_path, tmp_path)
+
+
+def test_driver_of_its_own_joins_by_address_and_leaves_the_cluster_running(
+    joined: str, sources: Path, expected: Picture, tmp_path: Path
+) -> None:
+    arguments = prepare_arguments(sources, tmp_path, "--executor", "ray", "--num-workers", "2")
+    command = start_command(arguments, RAY_ADDRESS=joined)
+    said, told = command.communicate()
+    assert command.returncode == 0, told
+    assert json.loads(said)["slices_built"] == 10  # the one object, and nothing else there
+    assert picture(tmp_path) == expected
+    assert [node["Alive"] for node in ray.nodes()] == [True]
+
+
+def test_address_that_does_not_answer_is_a_typed_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", None)  # which would try for many minutes
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+    with pytest.raises(WorkerError, match=r"no Ray cluster answers at 127\.0\.0\.1:1; start it"):
+        cluster.join(None)
+
+
+def test_description_of_the_cluster_starts_nothing(joined: str) -> None:
+    said = describe()
+    assert (said["address"], said["from"], said["reachable"]) == (joined, "this process", True)
+    assert (said["nodes"], said["cpus"], said["version"]) == (1, 8, ray.__version__)
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_description_without_a_cluster_knocks_at_the_stated_address(
+    joined: str, monkeypatch: pytest.MonkeyPatch, answers: bool
+) -> None:
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    address = joined if answers else "127.0.0.1:1"
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    said = describe()
+    assert (said["address"], said["from"], said["reachable"]) == (address, "RAY_ADDRESS", answers)
+    monkeypatch.delenv("RAY_ADDRESS")
+    monkeypatch.setenv("RAY_TMPDIR", "/nonexistent")
+    assert (describe()["address"], describe()["reachable"]) == (None, None)
+
+
+def test_without_ray_the_error_names_the_pip_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.startswith("tokenmill.integrations.ray")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(UsageError, match=r"pip install 'tokenmill\[ray\]'"):
+        api.resolve_executor("ray", None)
