@@ -63,11 +63,16 @@ class Report:
         """Write results.json with machine and versions."""
         document = {
             "machine": {"cpus": os.cpu_count(), "arch": platform.machine(),
-                        "python": platform.python_version()},
+                        "memory_gib": round(_memory_bytes() / 2**30, 1),
+                        "system": platform.system(), "python": platform.python_version()},
             "versions": installed_versions(LIBRARIES),
             "figures": self.figures,
         }  # fmt: skip
         path.write_text(json.dumps(document, indent=1) + "\n")
+
+
+def _memory_bytes() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def seconds(work: Callable[[], Any], repeat: int = 1) -> float:

@@ -16,7 +16,10 @@ from pathlib import Path
 
 from benchmarks.data import corpora
 
-ENDINGS = {".py", ".pyi", ".md", ".rst", ".txt"}
+ENDINGS = {
+    ".py", ".pyi", ".pyx", ".pxd", ".md", ".rst", ".txt", ".h", ".hpp", ".cuh", ".c", ".cpp", ".js",
+    ".ts", ".mjs", ".css", ".html", ".json", ".yaml", ".yml", ".toml", ".jinja",
+}  # fmt: skip
 STRETCH_CHARS = 3000  # about the length of an answer
 
 

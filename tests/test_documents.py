@@ -7,7 +7,9 @@ bundle: ``chat.jsonl``, ``dirty.jsonl``, ``prompts.jsonl`` and the directory ``t
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -66,3 +68,22 @@ def test_readme_names_both_commands_on_its_first_screen() -> None:
     first_screen = (PROJECT / "README.md").read_text(encoding="utf-8").splitlines()[:25]
     commands = {line.split("#")[0].strip() for line in first_screen}
     assert {"make demo", "make test"} <= commands
+
+
+UNITS = {"×": "x", "s": "s", "ms": "ms", "MiB": "MiB", "GiB": "GiB", "%": "%", "MB/s": "MB/s"}
+
+
+def test_readme_holds_no_figure_that_the_benchmarks_did_not_print() -> None:
+    results = json.loads((PROJECT / "benchmarks" / "results.json").read_text(encoding="utf-8"))
+    readme = (PROJECT / "README.md").read_text(encoding="utf-8")
+    rows = [line for line in readme.splitlines() if line.startswith("|")]
+    claims = re.findall(r"([\d.,]*\d) ?(×|ms\b|s\b|MiB|GiB|MB/s|%)", "\n".join(rows))
+    assert len(claims) >= 10
+    for number, unit in claims:
+        digits = len(number.partition(".")[2])
+        printed = {
+            f"{figure['value']:,.{digits}f}"
+            for figure in results["figures"]
+            if figure["unit"] == UNITS[unit]
+        }
+        assert number in printed, f"README says {number} {unit}, the last whole run printed none"

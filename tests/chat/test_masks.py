@@ -85,8 +85,9 @@ def test_turns_partition_the_text_by_role() -> None:
         parts.append((role, text[position:end]))
         position = end
     assert position == len(text)
-    assert parts[1:] == [
-        ("user", parts[1][1]),
+    assert parts == [
+        ("system", "<|im_start|>system\nS<|im_end|>\n"),
+        ("user", "<|im_start|>user\na<|im_end|>\n"),
         ("assistant", "<|im_start|>assistant\none<|im_end|>\n"),
         ("user", "<|im_start|>user\nb<|im_end|>\n"),
         ("assistant", "<|im_start|>assistant\ntwo<|im_end|>\n"),

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.chat.templates import CHATML, THINKING
-from tokenmill.chat import ChatSpec, Renderer
+from tokenmill.chat import RENDERER_VERSION, ChatSpec, Renderer
 from tokenmill.chat.shapes import Conversation, Plain, read
 from tokenmill.errors import RowError, UsageError
 
@@ -275,7 +275,7 @@ def test_spec_refuses_what_means_nothing(options: dict[str, Any]) -> None:
 
 def test_spec_document_holds_every_field() -> None:
     document = ChatSpec(template_kwargs={"a": 1}).document()
-    assert document["renderer"] == 1
+    assert document["renderer"] == RENDERER_VERSION
     assert set(document) > {"format", "date", "train_on", "turn_end", "expand", "trailing"}
 
 

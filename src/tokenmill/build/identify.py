@@ -23,7 +23,7 @@ from typing import Any
 from tokenmill.build.executors import Executor, LocalExecutor, Setup, Task
 from tokenmill.build.recipe import Recipe
 from tokenmill.errors import TokenizerError, WorkerError
-from tokenmill.tokenizer import IdentityCard, load, recall, remember, remember_card
+from tokenmill.tokenizer import IdentityCard, recall, remember, remember_card
 
 IDENTIFY = "tokenmill.build.identify:open_identifier"
 COMPARE = "tokenmill.build.identify:open_comparer"
@@ -71,6 +71,8 @@ def identity_card(
         "trust_remote_code": recipe.trust_remote_code,
     }
     if not isinstance(recipe.tokenizer, str | os.PathLike):
+        from tokenmill.tokenizer import load  # here: a parent that only asks must not pay for it
+
         tokenizer = load(recipe.tokenizer, **arguments)
         remember(tokenizer, cache_dir)
         return tokenizer.card, None
@@ -116,6 +118,8 @@ def open_comparer(options: dict[str, Any]) -> Callable[[dict[str, Any]], dict[st
     """Entry for executors: returns the function that asks AutoTokenizer, and only that."""
 
     def compare_one(payload: dict[str, Any]) -> dict[str, Any]:
+        from tokenmill.tokenizer import load
+
         with _without_torch(options, payload):
             load(payload.pop("source"), **payload)  # raises where it is ambiguous who encodes
         return {}

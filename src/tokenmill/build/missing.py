@@ -17,7 +17,9 @@ from collections.abc import Iterator
 from dataclasses import fields
 from typing import Any
 
-from tokenmill.build import derive, slices
+import msgspec
+
+from tokenmill.build import limits
 from tokenmill.build.claims import Claims
 from tokenmill.build.executors import Executor, Setup, Task
 from tokenmill.build.identify import Comparison
@@ -29,6 +31,9 @@ from tokenmill.build.recipe import Recipe, RunOptions
 from tokenmill.source import Block
 from tokenmill.store import CacheLayout
 
+# By name: what they import (engines' rooms, pyarrow) is for workers, not for who hands out work.
+BUILD = "tokenmill.build.slices:open_builder"
+DERIVE = "tokenmill.build.derive:open_deriver"
 WAIT_S = 0.2  # seconds between looks at slices that other builders are at
 
 
@@ -75,7 +80,7 @@ class Builder:
 
     def _build_all(self) -> None:
         plan = self._plan
-        derive.remember_limit(self._cache.root, plan.base, plan.recipe.max_length)
+        limits.remember_limit(self._cache.root, plan.base, plan.recipe.max_length)
         with Claims(self._cache.root) as claims:
             while True:
                 if not self._options.force_recache:
@@ -108,7 +113,7 @@ class Builder:
 
     def _build_setup(self) -> Setup:
         return Setup(
-            slices.ENTRY,
+            BUILD,
             {
                 "recipe": _to_travel(self._plan.recipe),
                 "tokenizer": str(self._cache.tokenizer(self._plan.card.key)),
@@ -127,20 +132,20 @@ class Builder:
             self._under_way[number] = key, block
             last = block.first_row + block.rows - 1
             label = f"{block.path}, rows {block.first_row} to {last}"
-            yield Task(number, {"key": key, "block": slices.from_block(block)}, label)
+            yield Task(number, {"key": key, "block": msgspec.to_builtins(block)}, label)
 
     def _derive_setup(self) -> Setup:
         limit = self._plan.recipe.max_length
-        return Setup(derive.ENTRY, {"cache": str(self._cache.root), "max_length": limit})
+        return Setup(DERIVE, {"cache": str(self._cache.root), "max_length": limit})
 
     def _derive_tasks(self, claims: Claims) -> Iterator[Task]:
         recipe = self._plan.recipe
         if recipe.overlong != "drop" and recipe.max_length is not None:
             return
-        limits = derive.known_limits(self._cache.root, self._plan.base)
+        known = limits.known_limits(self._cache.root, self._plan.base)
         shapes = {
             limit: self._plan.shape_with_limit(limit)
-            for limit in limits
+            for limit in known
             if limit != recipe.max_length
         }
         if not shapes:
@@ -148,7 +153,7 @@ class Builder:
         for number, key, block in self._missing():
             for limit, shape in shapes.items():
                 other = slice_key(shape, block)
-                if not derive.can_serve(self._cache, other, limit, recipe.max_length):
+                if not limits.can_serve(self._cache, other, limit, recipe.max_length):
                     continue
                 if claims.take(key):
                     self._under_way[number] = key, block

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from tokenmill.build.derive import base_key
 from tokenmill.build.keys import shape_key, slice_key, source_documents, store_document
+from tokenmill.build.limits import base_key
 from tokenmill.build.recipe import Recipe
 from tokenmill.fingerprint import key as fingerprint_key
 from tokenmill.source import Block, Rows

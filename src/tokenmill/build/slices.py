@@ -27,7 +27,6 @@ from tokenmill.store.quarantine import quarantine_slice, slice_is_intact
 from tokenmill.store.write import encode_slice, publish_slice
 from tokenmill.tokenizer import Tokenizer, load
 
-ENTRY = "tokenmill.build.slices:open_builder"
 COPY = "tokenizer.json"
 
 
@@ -46,7 +45,9 @@ def open_builder(options: dict[str, Any]) -> Callable[[dict[str, Any]], dict[str
                 return {"built": False}  # another builder was quicker
             if not slice_is_intact(files):
                 quarantine_slice(layout, payload["key"])
-        return build_slice(pipeline, layout, payload["key"], to_block(payload["block"]))
+        return build_slice(
+            pipeline, layout, payload["key"], msgspec.convert(payload["block"], Block)
+        )
 
     return build
 
@@ -107,14 +108,3 @@ def without_collector() -> Iterator[None]:
     finally:
         if was_on:
             gc.enable()
-
-
-def to_block(document: dict[str, Any]) -> Block:
-    """A block that travelled as plain values."""
-    return msgspec.convert(document, Block)
-
-
-def from_block(block: Block) -> dict[str, Any]:
-    """A block as plain values, to travel."""
-    document: dict[str, Any] = msgspec.to_builtins(block)
-    return document

@@ -3,9 +3,26 @@
 `ChatSpec` says how rows are shaped and what is trained; `Renderer` turns parsed rows into texts
 with the character spans that are to be trained, or rejects them with a reason. The rooms above
 hand over plain values and get plain values back; nothing here reads a file or knows a token.
+
+Importing this package loads no template engine: a parent that only plans needs `ChatSpec` alone.
 """
 
-from tokenmill.chat.render import Renderer, Rendering
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from tokenmill.chat.spec import RENDERER_VERSION, ChatSpec
 
+if TYPE_CHECKING:
+    from tokenmill.chat.render import Renderer, Rendering
+
 __all__ = ["RENDERER_VERSION", "ChatSpec", "Renderer", "Rendering"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in ("Renderer", "Rendering"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.render"), name)
+    globals()[name] = value
+    return value

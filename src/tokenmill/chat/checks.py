@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tokenmill.chat.marks import CALL, REASONING, TEXT, Hit, Piece
+from tokenmill.chat.marks import CALL, REASONING, TAG, TEXT, Hit, Piece
 from tokenmill.errors import RowError
 
 Span = tuple[int, int]
@@ -159,7 +159,7 @@ def ends_by_turns(messages: list[dict[str, Any]], proof: Proof) -> list[tuple[st
         elif following is not None:
             position = max(position, following.header)
         else:
-            position = max(position, last_hit.get(index, position))
+            position = max(position, _next_header(proof, index, last_hit.get(index, position)))
         ends.append((message["role"], position))
     if ends:
         ends[-1] = (ends[-1][0], len(proof.text))
@@ -173,6 +173,8 @@ def ends_by_hits(messages: list[dict[str, Any]], proof: Proof) -> list[tuple[str
     position = 0
     for index, message in enumerate(messages):
         reached = last_hit.get(index, position)
+        if message["role"] != "assistant":
+            reached = _next_header(proof, index, reached)
         for start, end in proof.spans:
             if message["role"] == "assistant" and start <= reached <= end:
                 reached = end
@@ -181,3 +183,21 @@ def ends_by_hits(messages: list[dict[str, Any]], proof: Proof) -> list[tuple[str
     if ends:
         ends[-1] = (ends[-1][0], len(proof.text))
     return ends
+
+
+def _next_header(proof: Proof, message: int, position: int) -> int:
+    """Where the turn after a message that nobody trains begins, seen from the end of its text.
+
+    The tag that opens the conversation's first turn opens the next one, too; where the template
+    prints none of those between the two texts, the next turn begins at once.
+    """
+    following = [hit.start for hit in proof.hits if hit.message > message and hit.start >= position]
+    if not following:
+        return position
+    glue = proof.text[position : min(following)]
+    first = min(hit.start for hit in proof.hits)
+    for tag in TAG.finditer(proof.text, 0, first):
+        place = glue.find(tag[0])
+        if place >= 0:
+            return position + place
+    return position
