@@ -31,7 +31,7 @@ from tokenmill.errors import (
 )
 
 if TYPE_CHECKING:
-    from tokenmill.api import open_rows, prepare
+    from tokenmill.api import open_rows, prepare, pull, push
     from tokenmill.build.recipe import Recipe
     from tokenmill.dataset import Mixture, View, as_view, concat, filtered, mix, split
     from tokenmill.loader import LengthGrouped, Loader, OrderedView
@@ -59,6 +59,8 @@ _HOMES = {
     "open_rows": "tokenmill.api",
     "open_store": "tokenmill.store",
     "prepare": "tokenmill.api",
+    "pull": "tokenmill.api",
+    "push": "tokenmill.api",
     "split": "tokenmill.dataset",
 }
 """Public name → the module it lives in."""
@@ -94,6 +96,8 @@ __all__ = [
     "open_rows",
     "open_store",
     "prepare",
+    "pull",
+    "push",
     "split",
 ]
 

@@ -14,13 +14,14 @@ from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 from tokenmill.errors import UsageError
-from tokenmill.store import Store
+from tokenmill.store import Store, open_store
 
 if TYPE_CHECKING:
     from tokenmill.build.executors import Executor
     from tokenmill.build.outcome import Prepared
     from tokenmill.build.recipe import Recipe, RunOptions
     from tokenmill.source import Rows
+    from tokenmill.store.travel import Travelled
 
 Sources = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
@@ -218,3 +219,50 @@ def resolve_executor(executor: str | Executor, num_workers: int | None) -> Execu
     if executor == "local":
         return LocalExecutor(num_workers)
     raise UsageError(f"executor is {executor!r}; it is one of local, inline")
+
+
+def push(store: Store | str | os.PathLike[str], target: str | os.PathLike[str]) -> Travelled:
+    """Copy a store to a place elsewhere: any URL that fsspec can write, or a directory.
+
+    Args:
+        store: A store of this machine, or its path.
+        target: What will be the store's URL; `open_store` and `pull` take it.
+    """
+    from tokenmill.store.travel import push as push_store
+
+    opened = store if isinstance(store, Store) else open_store(store)
+    return push_store(opened, os.fspath(target))
+
+
+def pull(
+    source: str | os.PathLike[str],
+    *,
+    out: str | os.PathLike[str] | None = None,
+    cache_dir: str | os.PathLike[str] | None = None,
+) -> Store:
+    """Bring a store from elsewhere into the local cache, every block checked.
+
+    Args:
+        source: Its URL, or a directory.
+        out: Also make a self-contained copy here, and open that.
+        cache_dir: The cache; None: the user's own.
+    """
+    return Store(pull_store(source, out=out, cache_dir=cache_dir).path)
+
+
+def pull_store(
+    source: str | os.PathLike[str],
+    *,
+    out: str | os.PathLike[str] | None = None,
+    cache_dir: str | os.PathLike[str] | None = None,
+) -> Travelled:
+    """`pull`, with the account of it, for the command line."""
+    from pathlib import Path
+
+    from tokenmill.store.travel import pull as bring
+
+    return bring(
+        os.fspath(source),
+        None if cache_dir is None else Path(cache_dir),
+        None if out is None else Path(out),
+    )

@@ -1,8 +1,8 @@
-"""A real HTTP server with ranges on loopback, with faults to order and everything it served counted.
+"""A real HTTP server with ranges on loopback: faults to order, everything that was served counted.
 
-`RangeServer` serves the files of a directory: ranges, ETag, Last-Modified. Its `faults` are taken in
-order, one per request, before the answer: ``drop`` ends the connection in the middle of the body,
-an integer answers with that status. `without_ranges` and `without_etag` make it a poorer server.
+`RangeServer` serves the files of a directory: ranges, ETag, Last-Modified. Its `faults` are taken
+in order, one per request: ``drop`` ends the connection in the middle of the body, an integer
+answers with that status. `without_ranges` and `without_etag` make it a poorer server.
 """
 
 from __future__ import annotations

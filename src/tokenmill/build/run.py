@@ -19,7 +19,7 @@ import weakref
 from pathlib import Path
 from typing import Any
 
-from tokenmill.build.executors import Executor
+from tokenmill.build.executors import Executor, InlineExecutor
 from tokenmill.build.identify import Comparison, identity_card
 from tokenmill.build.missing import Builder
 from tokenmill.build.outcome import Prepared
@@ -27,7 +27,7 @@ from tokenmill.build.plan import Plan
 from tokenmill.build.progress import open_progress
 from tokenmill.build.proof import Account, proof_document
 from tokenmill.build.recipe import Recipe, RunOptions
-from tokenmill.errors import CacheError, CorruptionError, SourceError
+from tokenmill.errors import CacheError, CorruptionError, SourceError, UsageError
 from tokenmill.files import Staging, default_cache_dir
 from tokenmill.source import open_rows
 from tokenmill.store import CacheLayout, Store
@@ -58,6 +58,7 @@ def run(
     layout = cache.store(planned.key)
     hit = layout.manifest.exists() and not options.force_recache and _slices_exist(planned, cache)
     if not hit:
+        _require_reachable(planned, executor)
         _require_writable(cache)
         with open_progress(progress, total_rows=planned.rows, total_size=planned.bytes) as shown:
             builder = Builder(planned, cache, executor, options, account, shown, comparison)
@@ -101,6 +102,17 @@ class PrivateDirectory:
     def __init__(self) -> None:
         self.path = Path(tempfile.mkdtemp(prefix="tokenmill-"))
         self._finalizer = weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
+
+
+def _require_reachable(planned: Plan, executor: Executor) -> None:
+    """Refuse sources that no worker could read, before anything is loaded for it."""
+    private = [path for path in planned.paths if path.startswith("memory://")]
+    if private and not isinstance(executor, InlineExecutor):
+        raise UsageError(
+            "memory:// is seen only by the process that wrote it, not by workers; prepare it with "
+            "executor='inline'",
+            path=private[0],
+        )
 
 
 def _require_writable(cache: CacheLayout) -> None:

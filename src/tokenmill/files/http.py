@@ -49,6 +49,33 @@ class HttpDoor:
             )
         return data
 
+    def read(self) -> bytes:
+        """All of it, without a range."""
+        from fsspec.asyn import sync
+
+        data: bytes = sync(self._fs.loop, self._get_all)
+        return data
+
+    async def _get_all(self) -> bytes:
+        async with await self._request({}) as answer:
+            answer.raise_for_status()
+            data: bytes = await answer.read()
+            return data
+
+    async def _request(self, headers: dict[str, str]) -> Any:
+        """An answer, its body not yet read."""
+        import aiohttp
+
+        session = await self._fs.set_session()
+        options = dict(self._fs.kwargs)
+        options.setdefault(
+            "timeout",
+            aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=SILENCE_S),
+        )
+        # Ranges of a compressed transfer would be ranges of other bytes.
+        headers = {**options.pop("headers", {}), **headers, "Accept-Encoding": "identity"}
+        return await session.get(self._fs.encode_url(self._url), headers=headers, **options)
+
     def _ask(self, start: int, stop: int) -> tuple[Version, bytes]:
         from fsspec.asyn import sync
 
@@ -56,22 +83,7 @@ class HttpDoor:
         return answer
 
     async def _get(self, start: int, stop: int) -> tuple[Version, bytes]:
-        import aiohttp
-
-        session = await self._fs.set_session()
-        options = dict(self._fs.kwargs)
-        headers = {
-            **options.pop("headers", {}),
-            "Range": f"bytes={start}-{stop - 1}",
-            # Ranges of a compressed transfer would be ranges of other bytes.
-            "Accept-Encoding": "identity",
-        }
-        options.setdefault(
-            "timeout",
-            aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=SILENCE_S),
-        )
-        url = self._fs.encode_url(self._url)
-        async with session.get(url, headers=headers, **options) as answer:
+        async with await self._request({"Range": f"bytes={start}-{stop - 1}"}) as answer:
             if answer.status == 416:
                 return _version(answer.headers, self._total(answer)), b""
             answer.raise_for_status()

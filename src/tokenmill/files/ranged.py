@@ -27,7 +27,7 @@ DIRECT = 4 << 20  # bytes; a longer read is not cached
 POOLED = 64 << 20  # bytes of blocks kept by a process, over all files
 
 
-class _Pool:
+class Pool:
     """The newest blocks of all files of this process."""
 
     def __init__(self) -> None:
@@ -36,6 +36,7 @@ class _Pool:
         self._lock = threading.Lock()
 
     def get(self, key: Hashable) -> memoryview | None:
+        """A block, if it is here."""
         with self._lock:
             found = self._blocks.get(key)
             if found is not None:
@@ -43,6 +44,7 @@ class _Pool:
             return found
 
     def put(self, key: Hashable, data: memoryview) -> None:
+        """Keep a block; the oldest ones go."""
         with self._lock:
             before = self._blocks.pop(key, None)
             self._bytes += len(data) - (len(before) if before is not None else 0)
@@ -52,13 +54,18 @@ class _Pool:
                 self._bytes -= len(gone)
 
 
-_pool = _Pool()
+_pool = Pool()
+
+
+def pool() -> Pool:
+    """The pool of this process."""
+    return _pool
 
 
 def _fresh_pool() -> None:
     # Another thread of the parent may have held the lock at the fork.
     global _pool
-    _pool = _Pool()
+    _pool = Pool()
 
 
 os.register_at_fork(after_in_child=_fresh_pool)

@@ -77,6 +77,9 @@ class Door(Protocol):
     def fetch(self, start: int, stop: int, expected: Version | None) -> bytes:
         """Bytes of a range; `SourceChanged` when they are not of the expected version."""
 
+    def read(self) -> bytes:
+        """The whole of a small object."""
+
 
 def protocol_of(path: str) -> str:
     """The protocol of a URL; empty for a path of this machine."""
@@ -203,6 +206,10 @@ class RemoteObject:
 
         return self.persist(once, start)
 
+    def read(self) -> bytes:
+        """The whole of a small object, in one request."""
+        return self.persist(lambda: self._opened().read(), None)
+
     def _opened(self) -> Door:
         if self._door is None or self._door[0] != os.getpid():
             self._door = os.getpid(), _door_of(self.url)
@@ -299,6 +306,11 @@ class FileSystemDoor:
         if info.get("type") == "directory":
             raise IsADirectoryError(self._path)
         return version_of(info)
+
+    def read(self) -> bytes:
+        """All of it."""
+        data: bytes = self._fs.cat_file(self._path)
+        return data
 
     def fetch(self, start: int, stop: int, expected: Version | None) -> bytes:
         """One range."""

@@ -12,10 +12,24 @@ from tokenmill.cli.commands import (
     inspect,
     pack,
     prepare,
+    pull,
+    push,
     rows,
     stats,
     verify,
     why,
 )
 
-__all__ = ["cache", "demo", "inspect", "pack", "prepare", "rows", "stats", "verify", "why"]
+__all__ = [
+    "cache",
+    "demo",
+    "inspect",
+    "pack",
+    "prepare",
+    "pull",
+    "push",
+    "rows",
+    "stats",
+    "verify",
+    "why",
+]
