@@ -26,7 +26,7 @@ class RangeServer(ThreadingHTTPServer):
     daemon_threads = True
 
     def __init__(self, root: Path) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
+        super().__init__(("127.0.0.1", 0), Handler)
         self.root = root
         self.faults: list[str | int] = []
         self.requests: list[tuple[str, int]] = []  # (path, bytes of the body)
@@ -50,13 +50,16 @@ class RangeServer(ThreadingHTTPServer):
         with self.lock:
             return self.faults.pop(0) if self.faults else None
 
-    def answer(self, handler: _Handler) -> bool:
+    def answer(self, handler: Handler) -> bool:
         """Answer a request that is not for a file; False when it is for one."""
         return False
 
 
-class _Handler(BaseHTTPRequestHandler):
+class Handler(BaseHTTPRequestHandler):
+    """Answers for one connection."""
+
     server: RangeServer
+    fault: str | int | None = None
     protocol_version = "HTTP/1.1"
 
     def log_message(self, *_: Any) -> None:
@@ -69,7 +72,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.do_GET()
 
     def do_GET(self) -> None:
-        fault = self.server.next_fault()
+        self.fault = fault = self.server.next_fault()
         if isinstance(fault, int):
             self.status(fault)
         elif not self.server.answer(self):
@@ -87,9 +90,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(data)
 
-    def send_path(
-        self, path: Path, fault: str | int | None = None, extra: dict[str, str] | None = None
-    ) -> None:
+    def send_path(self, path: Path, fault: str | int | None = None) -> None:
         if not path.is_file():
             self.status(404)
             return
@@ -112,8 +113,6 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header("ETag", f'"{xxhash.xxh3_64_hexdigest(data)}"')
         if not self.server.without_time:
             self.send_header("Last-Modified", formatdate(path.stat().st_mtime, usegmt=True))
-        for name, value in (extra or {}).items():
-            self.send_header(name, value)
         self.send_header("Content-Length", str(stop - start))
         self.end_headers()
         body = data[start:stop] if self.command == "GET" else b""

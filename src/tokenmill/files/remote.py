@@ -152,11 +152,13 @@ def _forget_after_fork() -> None:
 os.register_at_fork(after_in_child=_forget_after_fork)
 
 
-def version_of(info: Mapping[str, Any]) -> Version:
+def version_of(info: Mapping[str, Any], url: str = "") -> Version:
     """The version that a driver's description of an object amounts to."""
     size = info.get("size")
     if size is None:
         raise ValueError("the place does not say how large the object is")
+    if protocol_of(url) == "hf":  # the URL names a commit, and a commit does not change
+        return Version(int(size), "commit", True)
     for name in _STRONG:
         if info.get(name):
             return Version(int(size), f"{name.lower()}={info[name]}", True)
@@ -305,7 +307,7 @@ class FileSystemDoor:
         info = self._fs.info(self._path)
         if info.get("type") == "directory":
             raise IsADirectoryError(self._path)
-        return version_of(info)
+        return version_of(info, self._url)
 
     def read(self) -> bytes:
         """All of it."""
@@ -317,7 +319,8 @@ class FileSystemDoor:
         if self._conditional:
             if self._handle is None:
                 handle = self._fs.open(self._path, "rb", cache_type="none")
-                if expected is not None and version_of(handle.details)[:2] != expected[:2]:
+                now = version_of(handle.details, self._url)
+                if expected is not None and now[:2] != expected[:2]:
                     raise SourceChanged(CHANGED, path=self._url, offset=start)
                 self._handle = handle
             data: bytes = self._handle._fetch_range(start, stop)

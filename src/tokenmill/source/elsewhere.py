@@ -86,7 +86,7 @@ def _versions(url: str, infos: Iterable[dict[str, Any]]) -> dict[str, Version]:
     fs, path = filesystem(url)
     before = url[: len(url) - len(path)]  # protocol and host, which a listing's names lack
     files = (info for info in infos if info.get("type") != "directory")
-    return {before + str(fs._strip_protocol(info["name"])): version_of(info) for info in files}
+    return {before + fs._strip_protocol(info["name"]): version_of(info, url) for info in files}
 
 
 def _with(found: Found | None, version: Version) -> Found | None:
