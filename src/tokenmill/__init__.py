@@ -31,7 +31,16 @@ from tokenmill.errors import (
 )
 
 if TYPE_CHECKING:
-    from tokenmill.api import export, lint, open_rows, prepare, prepare_part, to_hf
+    from tokenmill.api import (
+        export,
+        lint,
+        open_rows,
+        prepare,
+        prepare_part,
+        pull,
+        push,
+        to_hf,
+    )
     from tokenmill.build.recipe import Recipe
     from tokenmill.dataset import Mixture, View, as_view, concat, filtered, mix, split
     from tokenmill.loader import LengthGrouped, Loader, OrderedView
@@ -65,6 +74,8 @@ _HOMES = {
     "open_store": "tokenmill.store",
     "prepare": "tokenmill.api",
     "prepare_part": "tokenmill.api",
+    "pull": "tokenmill.api",
+    "push": "tokenmill.api",
     "split": "tokenmill.dataset",
     "to_hf": "tokenmill.api",
 }
@@ -106,6 +117,8 @@ __all__ = [
     "open_store",
     "prepare",
     "prepare_part",
+    "pull",
+    "push",
     "split",
     "to_hf",
 ]

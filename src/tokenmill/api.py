@@ -16,7 +16,7 @@ from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 from tokenmill.errors import UsageError
-from tokenmill.store import Store
+from tokenmill.store import Store, open_store
 
 if TYPE_CHECKING:
     from tokenmill.build.executors import Executor
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from tokenmill.packing import Pack
     from tokenmill.report.lint import LintReport
     from tokenmill.source import Rows
+    from tokenmill.store.travel import Travelled
 
 Sources = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
@@ -372,3 +373,50 @@ def export(
     order = order or ("sequential" if pack is None else "feistel")
     run = Unrolled(data, epochs=epochs, seed=seed, order=order, pack=pack)
     return write(ExportPlan(run, format, Path(out), mask, layout))
+
+
+def push(store: Store | str | os.PathLike[str], target: str | os.PathLike[str]) -> Travelled:
+    """Copy a store to a place elsewhere: any URL that fsspec can write, or a directory.
+
+    Args:
+        store: A store of this machine, or its path.
+        target: What will be the store's URL; `open_store` and `pull` take it.
+    """
+    from tokenmill.store.travel import push as push_store
+
+    opened = store if isinstance(store, Store) else open_store(store)
+    return push_store(opened, os.fspath(target))
+
+
+def pull(
+    source: str | os.PathLike[str],
+    *,
+    out: str | os.PathLike[str] | None = None,
+    cache_dir: str | os.PathLike[str] | None = None,
+) -> Store:
+    """Bring a store from elsewhere into the local cache, every block checked.
+
+    Args:
+        source: Its URL, or a directory.
+        out: Also make a self-contained copy here, and open that.
+        cache_dir: The cache; None: the user's own.
+    """
+    return Store(pull_store(source, out=out, cache_dir=cache_dir).path)
+
+
+def pull_store(
+    source: str | os.PathLike[str],
+    *,
+    out: str | os.PathLike[str] | None = None,
+    cache_dir: str | os.PathLike[str] | None = None,
+) -> Travelled:
+    """`pull`, with the account of it, for the command line."""
+    from pathlib import Path
+
+    from tokenmill.store.travel import pull as bring
+
+    return bring(
+        os.fspath(source),
+        None if cache_dir is None else Path(cache_dir),
+        None if out is None else Path(out),
+    )

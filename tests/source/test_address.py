@@ -59,7 +59,6 @@ def test_percent_any_total_equals_datasets(total: int, start: int, stop: int) ->
         ("x.jsonl@[:101%]", "more than the whole"),
         ("@[1:2]", "before the @"),
         ("", "empty string"),
-        ("s3://bucket/x.jsonl", "remote"),
     ],
 )
 def test_address_malformed_is_a_usage_error(text: str, message: str) -> None:

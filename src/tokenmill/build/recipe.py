@@ -12,6 +12,7 @@ the same names; unknown ones are refused.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -27,6 +28,8 @@ OVERLONG = ("drop", "truncate")
 ON_BAD_ROW = ("reject", "raise")
 ENGINES = ("auto", "fastokens", "hf")
 BACKENDS = ("auto", "transformers", "file")
+
+_IN_HUB = re.compile(r"^[^/\s]+/[^/:\s]+:")  # owner/name:split
 
 _CHAT_FIELDS = tuple(field.name for field in fields(ChatSpec))
 
@@ -214,6 +217,8 @@ def _relative_to(directory: Path, value: Any) -> Any:
     if isinstance(value, list):
         return [_relative_to(directory, item) for item in value]
     if not isinstance(value, str) or "\n" in value or "://" in value or os.path.isabs(value):
+        return value
+    if _IN_HUB.match(value):
         return value
     bare = value.partition("@")[0]
     candidate = directory / bare

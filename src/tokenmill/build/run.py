@@ -20,7 +20,7 @@ import weakref
 from pathlib import Path
 from typing import Any
 
-from tokenmill.build.executors import Executor
+from tokenmill.build.executors import Executor, InlineExecutor
 from tokenmill.build.identify import Comparison, identity_card
 from tokenmill.build.missing import Builder
 from tokenmill.build.outcome import Prepared, Unfinished
@@ -84,6 +84,7 @@ def run_share(
     layout = cache.store(planned.key)
     hit = layout.manifest.exists() and not options.force_recache and _slices_exist(planned, cache)
     if not hit:
+        _require_reachable(planned, executor)
         _require_writable(cache)
         rows, size = share.size_of(planned)
         with open_progress(progress, total_rows=rows, total_size=size) as shown:
@@ -131,6 +132,17 @@ class PrivateDirectory:
     def __init__(self) -> None:
         self.path = Path(tempfile.mkdtemp(prefix="tokenmill-"))
         self._finalizer = weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
+
+
+def _require_reachable(planned: Plan, executor: Executor) -> None:
+    """Refuse sources that no worker could read, before anything is loaded for it."""
+    private = [path for path in planned.paths if path.startswith("memory://")]
+    if private and not isinstance(executor, InlineExecutor):
+        raise UsageError(
+            "memory:// is seen only by the process that wrote it, not by workers; prepare it with "
+            "executor='inline'",
+            path=private[0],
+        )
 
 
 def _require_writable(cache: CacheLayout) -> None:

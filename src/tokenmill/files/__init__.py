@@ -7,7 +7,8 @@ Directories are staged whole and appear by one rename. Published bytes never cha
 need no lock and a crash leaves at worst a staging directory that harms nobody.
 
 `Staging` owns the temporary directory; `publish_file` and `publish_directory` are the two ways
-out of it; `filesystem_kind` tells where mapping a file is unsafe and must be a read.
+out of it; `filesystem_kind` tells where mapping a file is unsafe and must be a read. Objects that
+live elsewhere are read by ranges: `remote` and `ranged`.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from tokenmill.files.publish import (
     write_file,
     writing_errors,
 )
+from tokenmill.files.remote import is_remote
 from tokenmill.files.root import default_cache_dir
 
 __all__ = [
@@ -32,6 +34,7 @@ __all__ = [
     "default_cache_dir",
     "filesystem_kind",
     "is_network",
+    "is_remote",
     "make_directory",
     "publish_directory",
     "publish_file",

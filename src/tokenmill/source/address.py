@@ -1,10 +1,15 @@
 """How a source is spelled, and what part of it is meant.
 
 An *address* is ``path``, ``path@[a:b]``, ``directory@split`` or ``directory@split[a:b]``, where
-the path may be a file, a directory or a glob. The slice has Python's meaning on the concatenation
-of everything the path leads to: open ends, negative bounds, bounds beyond the end. A bound may be
-a percentage (``train[10%:20%]``), rounded to the closest row as `datasets` does. Steps are
-refused. Splits belong to directories made by ``save_to_disk``.
+the path may be a file, a directory or a glob, here or at a URL (``s3://bucket/*.jsonl@[:1000]``).
+A dataset of the hub is ``owner/name``, with ``@revision`` and ``:split`` or ``:config/split``
+behind it as far as needed (``owner/name@v1.2:train[:1000]``), or the same after
+``hf://datasets/``; a path behind that names a file in the dataset instead.
+
+The slice has Python's meaning on the concatenation of everything the path leads to: open ends,
+negative bounds, bounds beyond the end. A bound may be a percentage (``train[10%:20%]``), rounded
+to the closest row as `datasets` does. Steps are refused. Other splits belong to directories made by
+``save_to_disk``.
 
 A file whose own name looks like an address wins over the reading as one.
 """
@@ -16,11 +21,19 @@ import re
 from dataclasses import dataclass
 
 from tokenmill.errors import UsageError
+from tokenmill.files.remote import is_remote, local_path
 
 _SLICED = re.compile(
     r"^(?P<path>.*)@(?P<split>[A-Za-z0-9_][\w.\-]*)?(?P<slice>\[[^\[\]]*\])$", re.S
 )
 _SPLIT = re.compile(r"^(?P<path>.+)@(?P<split>[A-Za-z0-9_][\w\-]*)$", re.S)
+_HUB = re.compile(
+    r"^(?P<scheme>hf://datasets/)?(?P<repo>\w[\w.\-]*/\w[\w.\-]*)"
+    r"(?:@(?P<revision>refs/[\w./\-]+|[\w.\-]+))?"
+    r"(?::(?P<split>[\w.\-]+(?:/[\w.\-]+)?))?"
+    r"(?:@?(?P<slice>\[[^\[\]]*\]))?$"
+)
+DATA_ENDINGS = (".jsonl", ".ndjson", ".json", ".parquet", ".arrow")
 _BOUND = re.compile(r"^(?P<number>-?\d+(?:_\d+)*)(?P<percent>%?)$")
 
 
@@ -52,34 +65,59 @@ class Selection:
 
 
 @dataclass(frozen=True, slots=True)
+class HubName:
+    """A dataset of the hub, as it was asked for."""
+
+    repo: str
+    revision: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Address:
     """A path with the split and slice that were asked of it."""
 
     path: str
     split: str | None = None
     selection: Selection | None = None
+    hub: HubName | None = None
 
 
 def parse_address(text: str) -> Address:
     """Read an address.
 
     Raises:
-        UsageError: It is empty, its slice is none, or it names a remote place.
+        UsageError: It is empty, or its slice is none.
     """
     if not text:
         raise UsageError("the source is an empty string")
     if os.path.lexists(text):
         return Address(text)
-    if re.match(r"^[a-zA-Z][a-zA-Z0-9+.\-]+://", text):
-        raise UsageError(f"{text!r}: remote sources are not supported yet, copy the file here")
+    hub = _in_hub(text)
+    if hub is not None:
+        return hub
+    text = local_path(text)
     sliced = _SLICED.match(text)
     if sliced:
         selection = parse_selection(sliced["slice"], text)
         return Address(_some(sliced["path"], text), sliced["split"], selection)
     split = _SPLIT.match(text)
-    if split and os.path.isdir(split["path"]):
+    if split and (is_remote(split["path"]) or os.path.isdir(split["path"])):
         return Address(split["path"], split["split"])
     return Address(text)
+
+
+def _in_hub(text: str) -> Address | None:
+    """The reading as a dataset of the hub; None when it is none."""
+    match = _HUB.match(text)
+    if match is None:
+        return None
+    owner, name = match["repo"].split("/")
+    known = os.path.splitext(name)[1].lower() in (*DATA_ENDINGS, ".gz", ".zst")
+    if not match["scheme"] and (known or os.path.isdir(owner) or set(owner) == {"."}):
+        return None  # a file that is missing here, not a dataset elsewhere
+    selection = parse_selection(match["slice"], text) if match["slice"] else None
+    hub = HubName(match["repo"], match["revision"])
+    return Address(text, match["split"], selection, hub)
 
 
 def _some(path: str, text: str) -> str:

@@ -9,18 +9,23 @@ block, so that equal blocks in different files give equal results.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 import xxhash
 
 from tokenmill.errors import RowError, SourceChanged
-from tokenmill.source.bytefile import ByteFile, LocalFile, Signature
+from tokenmill.files import is_remote
+from tokenmill.source.bytefile import ByteFile, LocalFile, Signature, open_remote
 from tokenmill.source.cut import Integers
+from tokenmill.source.entry import Span
 from tokenmill.source.limits import MAX_ROW, MIB
 from tokenmill.source.parse import over_limit, parse
 from tokenmill.source.scan import BLANK, BOM
+
+if TYPE_CHECKING:
+    from tokenmill.files.ranged import RemoteFile
 
 
 class Block(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,6 +46,9 @@ class Block(msgspec.Struct, frozen=True, kw_only=True):
         signature: The file's stat when it was opened.
         settled: Whether an equal signature proves equal bytes.
         content: Digest of the whole file, for columnar files.
+        version: What tells this state of a remote object from another.
+        spans: Of a remote Arrow file: its schema's bytes, then those of the batches concerned.
+        spans_row: Number of the first of those batches' rows.
     """
 
     file: int
@@ -57,6 +65,9 @@ class Block(msgspec.Struct, frozen=True, kw_only=True):
     signature: tuple[int, int, int, int] = (0, 0, 0, 0)
     settled: bool = True
     content: str = ""
+    version: str = ""
+    spans: tuple[Span, ...] = ()
+    spans_row: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +96,7 @@ def read_block(block: Block) -> BlockRows:
         SourceChanged: The file no longer holds the bytes that the block was made of.
     """
     if block.kind in ("parquet", "arrow"):
-        from tokenmill.source.columnar import read_columnar_block
+        from tokenmill.source.columnar_block import read_columnar_block
 
         return read_columnar_block(block)
     file = _open(block)
@@ -134,8 +145,16 @@ def _open(block: Block) -> ByteFile:
         from tokenmill.source.copy import CopyFile
 
         return CopyFile(Path(block.copy), block.path)
+    if is_remote(block.location):
+        return open_remote_block(block)
     # The digest decides, not the stat: a file that was only touched is still itself.
     return LocalFile(block.location)
+
+
+def open_remote_block(block: Block) -> RemoteFile:
+    """The remote object that a block is of, in the state that was planned."""
+    signature = Signature(*block.signature)
+    return open_remote(block.location, block.path, signature, block.version, block.settled)
 
 
 def changed(block: Block) -> SourceChanged:

@@ -1,11 +1,12 @@
-"""Bytes by offset: the door behind which files, copies and (later) remote objects stand.
+"""Bytes by offset: the door behind which files, copies and remote objects stand.
 
 A `ByteFile` has a size, reads at an offset without a shared position (so threads and forked
 processes need no lock), and can tell whether it is still what it was. A `Signature` is what a
 stat says about a file; two equal ones mean "the same bytes" only when the file had come to rest
 before it was read, which `settled` decides as git does for its index.
 
-`LocalFile` is the only kind for now: one descriptor, closed when the last user drops it.
+`LocalFile` is one descriptor, closed when the last user drops it. Objects elsewhere are read
+through `tokenmill.files.ranged.RemoteFile`, which keeps the same promises by version.
 """
 
 from __future__ import annotations
@@ -13,10 +14,14 @@ from __future__ import annotations
 import os
 import stat
 import time
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from tokenmill.errors import SourceChanged, SourceError, SourceMissing, UsageError
+from tokenmill.files import is_remote
 from tokenmill.source.limits import RACY_COARSE_NS, RACY_NS
+
+if TYPE_CHECKING:
+    from tokenmill.files.ranged import RemoteFile
 
 
 class ByteFile(Protocol):
@@ -146,3 +151,18 @@ def _difference(before: Signature, after: Signature) -> str:
         if old != new
     ]
     return f"the file changed since it was indexed ({', '.join(parts)}); open it again"
+
+
+def location_of(path: str) -> str:
+    """A source as any process finds it: a URL as it stands, a path made absolute."""
+    return path if is_remote(path) else os.path.abspath(path)
+
+
+def open_remote(url: str, path: str, signature: Signature, token: str, settled: bool) -> RemoteFile:
+    """A remote object in the state that was seen; every range is compared with it."""
+    from tokenmill.files.ranged import RemoteFile
+    from tokenmill.files.remote import Version
+
+    file = RemoteFile(url, Version(signature.size, token, settled))
+    file.path = path
+    return file

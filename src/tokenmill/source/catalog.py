@@ -2,26 +2,31 @@
 
 A *note* on the shelf says "the file at this place, in this state, has this index". It is written
 only when the file had come to rest before it was read (git's racy rule), and believed only while
-size, mtime, ctime and inode are equal; ``rehash=True`` reads in any case. A note that is missing,
-damaged or points to nothing costs a scan, never a wrong row.
+size, mtime, ctime and inode are equal (of a remote object: size and ETag, or what stands for one);
+``rehash=True`` reads in any case. A note that is missing, damaged or points to nothing costs a
+scan, never a wrong row.
 """
 
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
 from tokenmill.errors import CacheError, CorruptionError, SourceError, SourceMissing
+from tokenmill.files import is_remote
 from tokenmill.fingerprint import key
-from tokenmill.source.bytefile import ByteFile, LocalFile
+from tokenmill.source.bytefile import ByteFile, LocalFile, location_of
 from tokenmill.source.entry import FileEntry
 from tokenmill.source.find import Found
 from tokenmill.source.index import Index, index_key, write_index
 from tokenmill.source.limits import INDEX_FORMAT, MIB
 from tokenmill.source.scan import BOM, LineScan
 from tokenmill.source.shelf import Shelf, existing_private_shelf, is_forbidden, private_shelf
+
+if TYPE_CHECKING:
+    from tokenmill.files.ranged import RemoteFile
 
 _MAGIC = {
     b"\x1f\x8b": "gzip",
@@ -39,8 +44,7 @@ def describe(found: Found, shelf: Shelf, *, rehash: bool = False) -> tuple[FileE
         The entry and the shelf that holds its index: the given one, or a private one where that
         cannot be written.
     """
-    file = LocalFile(os.path.abspath(found.path))
-    file.path = found.path
+    file = _opened(found, again=rehash)
     if file.size == 0:
         raise SourceMissing("the file is empty", path=found.path)
     if not rehash:
@@ -57,24 +61,54 @@ def describe(found: Found, shelf: Shelf, *, rehash: bool = False) -> tuple[FileE
     return _read(found, file, place, rehash), place
 
 
-def _note_key(found: Found, file: LocalFile) -> str:
-    return key(
-        {
-            "what": "file seen",
-            "format": INDEX_FORMAT,
-            "location": os.path.realpath(found.path),
-            "family": found.family,
-            "compression": found.compression,
-            "signature": list(file.signature),
-        }
-    )
+def _opened(found: Found, *, again: bool) -> LocalFile | RemoteFile:
+    file: LocalFile | RemoteFile
+    if is_remote(found.place):
+        from tokenmill.files.ranged import RemoteFile as Remote
+
+        file = Remote(found.place, None if again else found.version, shared=not again)
+    else:
+        file = LocalFile(os.path.abspath(found.place))
+    file.path = found.path
+    return file
 
 
-def _remembered(found: Found, file: LocalFile, shelf: Shelf) -> FileEntry | None:
+class _State(NamedTuple):
+    """What an entry says about the state of its file."""
+
+    signature: tuple[int, int, int, int]
+    version: str
+    settled: bool
+
+    @classmethod
+    def of(cls, file: LocalFile | RemoteFile) -> _State:
+        if isinstance(file, LocalFile):
+            return cls(file.signature, "", file.signature.settled(file.opened_ns))
+        seen = file.version
+        return cls((seen.size, 0, 0, 0), seen.token, seen.settled)
+
+
+def _note_key(found: Found, file: LocalFile | RemoteFile) -> str:
+    remote = is_remote(found.place)
+    state = _State.of(file)
+    document = {
+        "what": "file seen",
+        "format": INDEX_FORMAT,
+        "location": found.place if remote else os.path.realpath(found.path),
+        "family": found.family,
+        "compression": found.compression,
+        "signature": list(state.signature),
+    }
+    return key({**document, "version": state.version} if remote else document)
+
+
+def _remembered(found: Found, file: LocalFile | RemoteFile, shelf: Shelf) -> FileEntry | None:
+    if not isinstance(file, LocalFile) and not file.version.settled:
+        return None
     note = shelf.note(_note_key(found, file))
     if note is None:
         return None
-    location = os.path.abspath(found.path)
+    location = location_of(found.place)
     try:
         entry = msgspec.convert({**note, "path": found.path, "location": location}, FileEntry)
     except msgspec.ValidationError:
@@ -83,7 +117,7 @@ def _remembered(found: Found, file: LocalFile, shelf: Shelf) -> FileEntry | None
     return entry if all(map(shelf.has, needed)) else None
 
 
-def _read(found: Found, file: LocalFile, shelf: Shelf, repair: bool) -> FileEntry:
+def _read(found: Found, file: LocalFile | RemoteFile, shelf: Shelf, repair: bool) -> FileEntry:
     if found.family in ("parquet", "arrow"):
         from tokenmill.source.columnar import describe_columnar
 
@@ -91,11 +125,13 @@ def _read(found: Found, file: LocalFile, shelf: Shelf, repair: bool) -> FileEntr
     else:
         facts = _index(found, file, shelf, repair)
     file.check()
+    state = _State.of(file)
     entry = FileEntry(
         path=found.path,
-        location=os.path.abspath(found.path),
-        signature=file.signature,
-        settled=file.signature.settled(file.opened_ns),
+        location=location_of(found.place),
+        signature=state.signature,
+        settled=state.settled,
+        version=state.version,
         **facts,
     )
     if entry.settled:
@@ -103,14 +139,16 @@ def _read(found: Found, file: LocalFile, shelf: Shelf, repair: bool) -> FileEntr
     return entry
 
 
-def remember(found: Found, file: LocalFile, shelf: Shelf, entry: FileEntry) -> None:
+def remember(found: Found, file: LocalFile | RemoteFile, shelf: Shelf, entry: FileEntry) -> None:
     """Write the note of a file that had come to rest before it was read."""
     note = msgspec.to_builtins(entry)
     del note["path"], note["location"]  # the next caller's words for it may be others
     shelf.write_note(_note_key(found, file), note)
 
 
-def _index(found: Found, file: LocalFile, shelf: Shelf, repair: bool) -> dict[str, Any]:
+def _index(
+    found: Found, file: LocalFile | RemoteFile, shelf: Shelf, repair: bool
+) -> dict[str, Any]:
     content: ByteFile = file
     copy = ""
     if found.compression:

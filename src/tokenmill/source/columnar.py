@@ -11,23 +11,21 @@ remembered under the file's stat; counting rows needs only the footer.
 
 from __future__ import annotations
 
-import os
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
-import numpy as np
 import xxhash
 
 from tokenmill.errors import CacheError, RowError, SourceError
 from tokenmill.fingerprint import canonical, checksum, key
 from tokenmill.origin import Origin
 from tokenmill.source import pool
-from tokenmill.source.block import Block, BlockRows, changed
-from tokenmill.source.bytefile import LocalFile, Signature
+from tokenmill.source.block import Block
+from tokenmill.source.bytefile import ByteFile, LocalFile, Signature, open_remote
 from tokenmill.source.copy import CopyFile, write_copy
-from tokenmill.source.entry import FileEntry, SourceFile
+from tokenmill.source.entry import FileEntry, SourceFile, Span
 from tokenmill.source.find import Found
 from tokenmill.source.index import index_key, write_index
 from tokenmill.source.jsonform import RowForm, encode
@@ -37,19 +35,44 @@ from tokenmill.source.parse import parse
 from tokenmill.source.reader import Part, Value
 from tokenmill.source.scan import LineScan
 from tokenmill.source.shelf import Shelf, is_forbidden, private_shelf
-from tokenmill.source.tables import Cursor, Table, open_table, plan_ranges
+from tokenmill.source.tables import ParquetTable, Table, open_table, plan_ranges
+
+if TYPE_CHECKING:
+    from tokenmill.files.ranged import RemoteFile
+    from tokenmill.source.distant import DecodedRows
 
 _BAD = b"!"
 
 
-def describe_columnar(found: Found, file: LocalFile) -> dict[str, Any]:
+def describe_columnar(found: Found, file: LocalFile | RemoteFile) -> dict[str, Any]:
     """What a note says about a columnar file: counted from its footer or metadata."""
-    table = open_table(found.family, file.path, found.path)
+    spans: tuple[Span, ...] = ()
+    if isinstance(file, LocalFile):
+        table = open_table(found.family, file.path, found.path)
+    else:
+        if found.family == "arrow":
+            from tokenmill.source.distant import walk_spans
+
+            spans = walk_spans(file)
+        table = distant_table(found.family, file, found.path, spans)
     RowForm(table.schema, found.path)  # a column without JSON form is refused at once
-    return {"kind": found.family, "rows": table.rows, "bytes": file.size}
+    return {"kind": found.family, "rows": table.rows, "bytes": file.size, "spans": spans}
 
 
-def content_digest(file: LocalFile, kind: str) -> str:
+def distant_table(
+    kind: str, file: RemoteFile, path: str, spans: tuple[Span, ...], first_row: int = 0
+) -> Table:
+    """A remote file as a table; of an Arrow file the stated spans."""
+    from tokenmill.source.distant import SpannedTable
+
+    return (
+        ParquetTable(file, path)
+        if kind == "parquet"
+        else SpannedTable(file, path, spans, first_row)
+    )
+
+
+def content_digest(file: ByteFile, kind: str) -> str:
     """The digest of a whole file."""
     hashed, offset = xxhash.xxh3_128(), 0
     buffer = memoryview(bytearray(MIB))
@@ -82,20 +105,27 @@ class ColumnReader:
         self._opened: tuple[Table, RowForm] | None = None
         self._single: LineReader | None = None
         self._digest = entry.digest
+        self._decoded: DecodedRows | None = None
 
     def close(self) -> None:
         """Let go of the file; the next access opens it again."""
         self._opened = None
+        self._decoded = None
 
     def _open(self) -> tuple[Table, RowForm]:
         self._check()
-        table = open_table(self.entry.kind, self.entry.location, self.entry.path)
+        entry = self.entry
+        if entry.is_remote:
+            table = distant_table(entry.kind, _remote(entry), entry.path, entry.spans)
+        else:
+            table = open_table(entry.kind, entry.location, entry.path)
         opened = self._opened = (table, RowForm(table.schema, self.entry.path))
         pool.opened(self)
         return opened
 
     def _check(self) -> None:
-        check_signature(self.entry.location, self.entry.path, self.entry.expected)
+        if not self.entry.is_remote:  # there, each range is compared as it comes
+            check_signature(self.entry.location, self.entry.path, self.entry.expected)
 
     # --- many rows -------------------------------------------------------------------------
 
@@ -133,7 +163,9 @@ class ColumnReader:
     # --- one row ---------------------------------------------------------------------------
 
     def value(self, row: int) -> dict[str, Any]:
-        """One row, through the copy."""
+        """One row, through the copy; a remote file's is decoded."""
+        if self.entry.is_remote:
+            return self._decode(row)
         raw = self._copy().raw(row)
         if raw.startswith(_BAD):
             raise self._refusal(row, raw)
@@ -144,6 +176,8 @@ class ColumnReader:
 
     def raw(self, row: int) -> bytes:
         """The canonical JSON of one row."""
+        if self.entry.is_remote:
+            return encode(self._decode(row))
         raw = self._copy().raw(row)
         if raw.startswith(_BAD):
             raise self._refusal(row, raw)
@@ -151,7 +185,26 @@ class ColumnReader:
 
     def origin(self, row: int) -> Origin:
         """Path, row and length: there are no lines or offsets in a columnar file."""
-        return Origin(self.entry.path, row, None, None, self._copy().length(row))
+        if self.entry.is_remote:
+            try:
+                length = len(encode(self._decode(row)))
+            except RowError:
+                length = 0
+        else:
+            length = self._copy().length(row)
+        return Origin(self.entry.path, row, None, None, length)
+
+    def _decode(self, row: int) -> dict[str, Any]:
+        """One row of a remote file, without a copy of the whole."""
+        decoded = self._decoded
+        if decoded is None:
+            from tokenmill.source.distant import DecodedRows
+
+            decoded = self._decoded = DecodedRows(*(self._opened or self._open()))
+        value = decoded.value(row)
+        if isinstance(value, RowError):
+            raise value
+        return value
 
     def _restored(self, row: int) -> Value:
         try:
@@ -218,13 +271,13 @@ class ColumnReader:
                 "what": "file hashed",
                 "format": INDEX_FORMAT,
                 "location": self.entry.location,
-                "signature": list(self.entry.signature),
+                "signature": [*self.entry.signature, *filter(None, [self.entry.version])],
             }
         )
         note = self._shelf.note(name) if self.entry.settled else None
         if note is not None:
             return str(note["digest"])
-        file = LocalFile(self.entry.location, self.entry.expected)
+        file = self.entry.open()
         digest = content_digest(file, self.entry.kind)
         if self.entry.settled:
             try:
@@ -261,7 +314,17 @@ class ColumnReader:
                 signature=self.entry.signature,
                 settled=self.entry.settled,
                 content=content,
+                version=self.entry.version,
+                **self._spans_of(table, first, last),
             )
+
+    def _spans_of(self, table: Table, first: int, last: int) -> dict[str, Any]:
+        """What a worker must know to read some rows of a remote Arrow file."""
+        if not self.entry.spans:
+            return {}
+        low, high = bisect_right(table.starts, first) - 1, bisect_right(table.starts, last - 1)
+        head, *spans = self.entry.spans
+        return {"spans": (head, *spans[low:high]), "spans_row": table.starts[low]}
 
 
 def check_signature(location: str, path: str, expected: Signature) -> None:
@@ -270,39 +333,5 @@ def check_signature(location: str, path: str, expected: Signature) -> None:
     file.path = path
 
 
-_cursors: list[tuple[int, str, tuple[int, ...], Cursor]] = []  # at most one, taken while in use
-
-
-def _cursor(block: Block) -> Cursor:
-    """The cursor of the last block, when this one is of the same state of the same file."""
-    try:
-        process, location, signature, cursor = _cursors.pop()
-    except IndexError:
-        process = 0
-    if process == os.getpid() and (location, signature) == (block.location, block.signature):
-        return cursor
-    return Cursor(open_table(block.kind, block.location, block.path))
-
-
-def read_columnar_block(block: Block) -> BlockRows:
-    """Read a range of rows."""
-    file = LocalFile(block.location, Signature(*block.signature))
-    file.path = block.path
-    first, last = block.first_row, block.first_row + block.rows
-    if not block.settled and content_digest(file, block.kind) != block.content:
-        raise changed(block)
-    if range_digest(block.content, first, last) != block.digest:
-        raise changed(block)
-    cursor = _cursor(block)
-    if last > cursor.table.rows:
-        raise changed(block)
-    form = RowForm(cursor.table.schema, block.path)
-    try:
-        values = [v for row, batch in cursor.take(first, last) for v in form.rows(batch, row)]
-    finally:
-        file.check()  # changed rather than damaged?
-    _cursors[:] = [(os.getpid(), block.location, block.signature, cursor)]
-    raw = [b"" if isinstance(value, RowError) else encode(value) for value in values]
-    unknown = np.full(len(raw), -1, dtype=np.int64)
-    lengths = np.array([len(data) for data in raw], dtype=np.int64)
-    return BlockRows(raw, values, unknown, unknown.copy(), lengths)
+def _remote(entry: FileEntry) -> RemoteFile:
+    return open_remote(entry.location, entry.path, entry.expected, entry.version, entry.settled)

@@ -24,7 +24,7 @@ import zstandard
 from tokenmill.errors import CorruptionError
 from tokenmill.files import Staging
 from tokenmill.fingerprint import canonical, checksum, key
-from tokenmill.source.bytefile import LocalFile
+from tokenmill.source.bytefile import ByteFile
 from tokenmill.source.decompress import decompressed
 from tokenmill.source.limits import FRAME, FRAMES_KEPT, INDEX_FORMAT
 from tokenmill.source.shelf import Shelf
@@ -43,7 +43,7 @@ class CopyDocument(msgspec.Struct, frozen=True, kw_only=True):
     table: str  # checksum of table.bin
 
 
-def make_copy(file: LocalFile, compression: str, shelf: Shelf, *, repair: bool = False) -> str:
+def make_copy(file: ByteFile, compression: str, shelf: Shelf, *, repair: bool = False) -> str:
     """Decompress a file into a copy; returns the copy's key."""
     return write_copy(decompressed(file, compression), shelf, repair=repair)
 

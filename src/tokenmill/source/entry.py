@@ -11,10 +11,21 @@ A `SourceFile` is the part of it that callers see: kind, size, rows and a digest
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import msgspec
 
-from tokenmill.source.bytefile import Signature
+from tokenmill.files import is_remote
+from tokenmill.source.bytefile import ByteFile, LocalFile, Signature, open_remote
+
+
+class Span(NamedTuple):
+    """A record batch of a remote Arrow file; the schema stands first, as one without rows."""
+
+    rows: int
+    bytes: int  # decoded
+    start: int
+    stop: int
 
 
 class FileEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -31,6 +42,9 @@ class FileEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         digest: Of its content; empty for columnar files until somebody asks.
         index: Key of the row index; empty for columnar files.
         copy: Key of the seekable copy of a compressed file; empty for others.
+        version: What told this state of a remote object from another; its size is the
+            signature's, the rest of which is zero.
+        spans: Of a remote Arrow file: its schema's bytes, then each record batch's.
     """
 
     path: str
@@ -43,11 +57,24 @@ class FileEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     digest: str = ""
     index: str = ""
     copy: str = ""
+    version: str = ""
+    spans: tuple[Span, ...] = ()
 
     @property
     def expected(self) -> Signature:
         """The signature that the file must still have."""
         return Signature(*self.signature)
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether the file lives elsewhere."""
+        return is_remote(self.location)
+
+    def open(self) -> ByteFile:
+        """The file's own bytes, in the state that was seen."""
+        if self.is_remote:
+            return open_remote(self.location, self.path, self.expected, self.version, self.settled)
+        return LocalFile(self.location, self.expected)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,19 +4,24 @@ The name decides the format: ``.jsonl`` ``.ndjson`` ``.json`` (each also ``.gz``
 ``.parquet``, ``.arrow``. A directory means the data files directly in it, sorted by name, hidden
 ones and files of other kinds skipped; one made by ``save_to_disk`` means the files that its
 state.json lists. A glob means the files it matches, sorted. Directory and glob must lead to one
-format; a list of sources may mix them.
+format; a list of sources may mix them. URLs go to `elsewhere`, datasets of the hub to `hub`.
 """
 
 from __future__ import annotations
 
 import glob
 import os
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
 from tokenmill.errors import SourceError, SourceMissing, UsageError
+from tokenmill.files import is_remote
 from tokenmill.source.address import Address
+
+if TYPE_CHECKING:
+    from tokenmill.files.remote import Version
 
 _FAMILIES = {
     ".jsonl": "jsonl",
@@ -35,6 +40,13 @@ class Found(NamedTuple):
     path: str
     family: str  # "jsonl", "json", "parquet", "arrow"
     compression: str  # "", "gz", "zst"
+    location: str = ""  # where it is, when the path that is shown leaves something out
+    version: Version | None = None  # of a remote object, when a listing told it
+
+    @property
+    def place(self) -> str:
+        """Where the file is, in the caller's words where nothing is hidden."""
+        return self.location or self.path
 
 
 def find(address: Address) -> list[Found]:
@@ -45,8 +57,16 @@ def find(address: Address) -> list[Found]:
         UsageError: Several formats, an unknown one, or a split that is not there.
     """
     path = address.path
+    if address.hub is not None:
+        from tokenmill.source.hub import find_in_hub
+
+        return find_in_hub(address)
+    if is_remote(path):
+        from tokenmill.source.elsewhere import find_elsewhere
+
+        return find_elsewhere(address)
     if os.path.isdir(path):
-        return _directory(path, address.split)
+        return directory(path, address.split)
     if address.split is not None:
         raise UsageError(
             f"split {address.split!r} was asked for, but only directories made by save_to_disk "
@@ -54,13 +74,13 @@ def find(address: Address) -> list[Found]:
             path=path,
         )
     if os.path.lexists(path):
-        return [_named(path)]
+        return [named(path)]
     if glob.has_magic(path):
         matches = sorted(p for p in glob.glob(path, recursive=True) if not os.path.isdir(p))
         if not matches:
             raise SourceMissing("no file matches", path=path)
         found = [one for one in map(form_of, matches) if one is not None]
-        return _one_format(path, found, f"none of the {len(matches)} matching files is {KNOWN}")
+        return one_format(path, found, f"none of the {len(matches)} matching files is {KNOWN}")
     raise SourceMissing("no such file or directory", path=path)
 
 
@@ -76,14 +96,16 @@ def form_of(path: str) -> Found | None:
     return Found(path, family, compression)
 
 
-def _named(path: str) -> Found:
+def named(path: str) -> Found:
+    """What a file's name says; UsageError when it is no format of ours."""
     found = form_of(path)
     if found is None:
         raise UsageError(f"its name says no known format ({KNOWN})", path=path)
     return found
 
 
-def _one_format(path: str, found: list[Found], otherwise: str) -> list[Found]:
+def one_format(path: str, found: list[Found], otherwise: str) -> list[Found]:
+    """Files of one place, which must be of one format."""
     if not found:
         raise SourceMissing(otherwise, path=path)
     examples = {one.family: one.path for one in reversed(found)}
@@ -93,10 +115,23 @@ def _one_format(path: str, found: list[Found], otherwise: str) -> list[Found]:
     return found
 
 
-def _directory(path: str, split: str | None) -> list[Found]:
-    if os.path.isfile(os.path.join(path, "dataset_dict.json")):
+def directory(
+    path: str, split: str | None, listed: Mapping[str, Version] | None = None
+) -> list[Found]:
+    """The files that a directory means.
+
+    Args:
+        path: The directory.
+        split: Of one made by ``save_to_disk``.
+        listed: The names of the files in a remote one; None looks here.
+    """
+    try:
+        names = sorted(os.listdir(path) if listed is None else listed)
+    except OSError as error:
+        raise SourceError(f"cannot be listed: {error.strerror}", path=path) from error
+    if "dataset_dict.json" in names:
         return _saved(os.path.join(path, _chosen_split(path, split)))
-    if os.path.isfile(os.path.join(path, "state.json")):
+    if "state.json" in names:
         if split is not None and split != (own := _own_split(path)):
             raise UsageError(f"there is no split {split!r}, this is {own!r}", path=path)
         return _saved(path)
@@ -104,19 +139,28 @@ def _directory(path: str, split: str | None) -> list[Found]:
         raise UsageError(
             f"no splits here (asked for {split!r}): not made by save_to_disk", path=path
         )
-    try:
-        names = sorted(name for name in os.listdir(path) if not name.startswith("."))
-    except OSError as error:
-        raise SourceError(f"cannot be listed: {error.strerror}", path=path) from error
-    paths = [os.path.join(path, name) for name in names]
-    found = [one for one in map(form_of, filter(os.path.isfile, paths)) if one is not None]
-    return _one_format(path, found, f"the directory holds no data file ({KNOWN})")
+    paths = [os.path.join(path, name) for name in names if not name.startswith(".")]
+    if listed is None:
+        paths = list(filter(os.path.isfile, paths))
+    found = [one for one in map(form_of, paths) if one is not None]
+    if listed is not None:
+        found = [one._replace(version=listed[os.path.basename(one.path)]) for one in found]
+    return one_format(path, found, f"the directory holds no data file ({KNOWN})")
 
 
 def _read_json(path: str) -> dict[str, object]:
     try:
-        with open(path, "rb") as file:
-            document = msgspec.json.decode(file.read(), type=dict[str, object])
+        if is_remote(path):
+            from tokenmill.files.ranged import RemoteFile
+
+            remote = RemoteFile(path)
+            data = remote.pread(remote.size, 0)
+        else:
+            with open(path, "rb") as file:
+                data = file.read()
+        document = msgspec.json.decode(data, type=dict[str, object])
+    except SourceError:
+        raise
     except FileNotFoundError as error:
         raise SourceMissing("no such file", path=path) from error
     except (OSError, ValueError, msgspec.MsgspecError) as error:
@@ -158,4 +202,13 @@ def _saved(path: str) -> list[Found]:
         raise SourceError("state.json lists no data files", path=path)
     if not names:
         raise SourceMissing("the saved dataset has no rows", path=path)
-    return [Found(os.path.join(path, str(name)), "arrow", "") for name in names]
+    return [Found(_beside(path, str(name)), "arrow", "") for name in names]
+
+
+def _beside(directory: str, name: str) -> str:
+    """A name that stands in a file of a directory, as a path."""
+    path = os.path.join(directory, name)
+    if not is_remote(directory):
+        return path
+    scheme, _, rest = path.partition("://")
+    return f"{scheme}://{os.path.normpath(rest)}"  # an object store knows no ".."

@@ -23,7 +23,7 @@ from tokenmill.origin import Origin
 from tokenmill.source import pool
 from tokenmill.source.assemble import BlockEntry
 from tokenmill.source.block import Block, digest_of
-from tokenmill.source.bytefile import ByteFile, LocalFile
+from tokenmill.source.bytefile import ByteFile
 from tokenmill.source.cut import Integers
 from tokenmill.source.entry import FileEntry, SourceFile
 from tokenmill.source.index import Index
@@ -73,7 +73,7 @@ class LineReader:
             from tokenmill.source.copy import CopyFile
 
             return CopyFile(self._shelf.place(self.entry.copy), self.entry.path)
-        return LocalFile(self.entry.location, self.entry.expected)
+        return self.entry.open()
 
     def _open(self) -> OpenLines:
         opened = OpenLines(self.open_file(), self.index)
@@ -282,6 +282,7 @@ class LineReader:
                 copy=str(self._shelf.place(self.entry.copy)) if self.entry.copy else "",
                 signature=self.entry.signature,
                 settled=self.entry.settled,
+                version=self.entry.version,
             )
             number += 1
 

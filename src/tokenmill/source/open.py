@@ -51,7 +51,8 @@ def open_rows(
 
     Args:
         source: A file, directory or glob, each optionally with a slice (``path@[a:b]``) or a split
-            (``directory@train[:1000]``); or several of these, concatenated in the given order.
+            (``directory@train[:1000]``); a URL of such (``s3://bucket/*.jsonl``); a dataset of the
+            hub (``owner/name:train``); or several of these, concatenated in the given order.
         cache_dir: Where indexes are kept; see `default_cache_dir`.
         rehash: Read every file again instead of trusting an unchanged stat.
 
@@ -72,13 +73,13 @@ def open_rows(
             raise UsageError(f"a source is a path, not {type(text).__name__}")
         address = parse_address(os.fspath(text))
         chosen.append((address, find(address)))
-    distinct = list({one.path: one for _, found in chosen for one in found}.values())
+    distinct = list({one.place: one for _, found in chosen for one in found}.values())
     files = _describe_all(distinct, shelf, rehash)
-    number_of = {found.path: number for number, found in enumerate(distinct)}
+    number_of = {found.place: number for number, found in enumerate(distinct)}
     parts: list[Part] = []
     total = 0
     for address, found in chosen:
-        numbers = [number_of[one.path] for one in found]
+        numbers = [number_of[one.place] for one in found]
         runs = [Part(number, 0, files[number][0].rows) for number in numbers]
         count = sum(run.last for run in runs)
         total += count

@@ -125,7 +125,7 @@ class OpenLines:
             SourceChanged: It is not.
         """
         if not isinstance(self.file, LocalFile):
-            return  # a copy on the shelf checks its own frames
+            return  # a copy checks its own frames, a remote object each of its ranges
         now = monotonic()
         if now < self._believed_until:
             return

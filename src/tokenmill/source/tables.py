@@ -15,7 +15,7 @@ import os
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -24,9 +24,12 @@ from tokenmill.errors import SourceError
 from tokenmill.files import is_network
 from tokenmill.source.limits import COLUMNAR_BLOCK
 
-_BATCH_ROWS = 1024  # rows decoded at once
-_STREAM_END = b"\xff\xff\xff\xff\0\0\0\0"
-_ARROW_FILE = b"ARROW1"
+if TYPE_CHECKING:
+    from tokenmill.files.ranged import RemoteFile
+
+BATCH_ROWS = 1024  # rows decoded at once
+STREAM_END = b"\xff\xff\xff\xff\0\0\0\0"
+ARROW_FILE = b"ARROW1"
 
 
 class Group(NamedTuple):
@@ -84,7 +87,7 @@ class Table:
     """An opened Parquet or Arrow file.
 
     Args:
-        location: The file.
+        location: The file, or the remote object.
         path: What to call it in errors.
 
     Attributes:
@@ -92,7 +95,7 @@ class Table:
         schema: Its columns.
     """
 
-    def __init__(self, location: str, path: str) -> None:
+    def __init__(self, location: str | RemoteFile, path: str) -> None:
         self.path = path
         self.location = location
         self.groups: list[Group] = []
@@ -128,10 +131,10 @@ class Table:
 class ParquetTable(Table):
     """A Parquet file: groups from the footer."""
 
-    def __init__(self, location: str, path: str) -> None:
+    def __init__(self, location: str | RemoteFile, path: str) -> None:
         super().__init__(location, path)
         with arrow_errors(path):
-            file = pq.ParquetFile(location)
+            file = pq.ParquetFile(self._source())
             footer = self._footer = file.metadata
             for number in range(footer.num_row_groups):
                 group = footer.row_group(number)
@@ -139,27 +142,36 @@ class ParquetTable(Table):
             self.schema = file.schema_arrow
         self._ready()
 
+    def _source(self) -> Any:
+        if isinstance(self.location, str):
+            return self.location
+        from tokenmill.files.ranged import RangedStream
+
+        return RangedStream(self.location)
+
     def group_batches(self, group: int) -> Iterator[Any]:
         """Decode one row group, a thousand rows at a time."""
         with arrow_errors(self.path):
             # A reader of its own, as cheap as opening a file: threads must not share one.
-            file = pq.ParquetFile(self.location, metadata=self._footer)
+            file = pq.ParquetFile(self._source(), metadata=self._footer)
             yield from file.iter_batches(
-                batch_size=_BATCH_ROWS, row_groups=[group], use_threads=False
+                batch_size=BATCH_ROWS, row_groups=[group], use_threads=False
             )
 
 
 class ArrowTable(Table):
     """An Arrow IPC file or stream: groups from the batches' metadata."""
 
+    location: str
+
     def __init__(self, location: str, path: str) -> None:
         super().__init__(location, path)
         with arrow_errors(path):
             with open(location, "rb") as file:
-                self._is_file = file.read(len(_ARROW_FILE)) == _ARROW_FILE
+                self._is_file = file.read(len(ARROW_FILE)) == ARROW_FILE
                 if not self._is_file:
-                    file.seek(max(0, os.fstat(file.fileno()).st_size - len(_STREAM_END)))
-                    if file.read() != _STREAM_END:
+                    file.seek(max(0, os.fstat(file.fileno()).st_size - len(STREAM_END)))
+                    if file.read() != STREAM_END:
                         raise SourceError(
                             "the stream has no end mark: the file is truncated", path=path
                         )
@@ -189,8 +201,8 @@ class ArrowTable(Table):
         """One record batch, in portions."""
         with arrow_errors(self.path):
             batch = self._batch(group)
-            for start in range(0, batch.num_rows, _BATCH_ROWS):
-                yield batch.slice(start, _BATCH_ROWS)
+            for start in range(0, batch.num_rows, BATCH_ROWS):
+                yield batch.slice(start, BATCH_ROWS)
 
     def _batch(self, group: int) -> Any:
         if self._is_file:
@@ -247,5 +259,5 @@ class Cursor:
 
 
 def open_table(kind: str, location: str, path: str) -> Table:
-    """Open a "parquet" or "arrow" file."""
+    """Open a "parquet" or "arrow" file of this machine."""
     return (ParquetTable if kind == "parquet" else ArrowTable)(location, path)

@@ -19,10 +19,17 @@ from typing import Any, Protocol
 import numpy as np
 import xxhash
 
-from tokenmill.errors import CacheError, CorruptionError
+from tokenmill.errors import CacheError, CorruptionError, SourceError
+from tokenmill.files.place import as_remote
 from tokenmill.store.record import BLOCK_BYTES, FileRecord
 
 REMEDY = "`tokenmill prepare --force-recache` rebuilds it"
+
+
+def remedy(path: object) -> str:
+    """What to do about a damaged file."""
+    return REMEDY if as_remote(path) is None else "push the store there again"
+
 
 _DAMAGE = (errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.EIO, errno.ESTALE)
 
@@ -37,8 +44,12 @@ def reading_errors(path: Path) -> Iterator[None]:
     """
     try:
         yield
+    except CorruptionError:
+        raise
     except FileNotFoundError as error:
-        raise CorruptionError(f"missing; {REMEDY}", path=path) from error
+        raise CorruptionError(f"missing; {remedy(path)}", path=path) from error
+    except SourceError as error:  # of a store elsewhere
+        raise CacheError(error.message, path=path, offset=error.offset) from error
     except OSError as error:
         if error.errno in _DAMAGE:
             raise CorruptionError(
@@ -141,20 +152,29 @@ class GuardedFile:
         self.path = path
         self.record = record
         self._bytes = open_bytes(path, mapped=mapped)
-        if self._bytes.size != record.size:
-            raise CorruptionError(
-                f"{self._bytes.size} bytes, expected {record.size}",
-                path=path,
-                offset=min(self._bytes.size, record.size),
-            )
-        blocks = -(-record.size // BLOCK_BYTES)
-        if len(record.blocks) != blocks:
-            raise CorruptionError(
-                f"record has {len(record.blocks)} block checksums, expected {blocks}", path=path
-            )
+        self.require_size(self._bytes.size)
+        blocks = self._require_checksums()
         self._unchecked = bytearray(b"\1" * blocks) if check else bytearray()
         self.clean = not any(self._unchecked)
         """True once every block was seen to be intact: then `view` need not ask."""
+
+    def require_size(self, actual: int) -> None:
+        """Refuse a file of another size than its record's."""
+        if actual != self.record.size:
+            raise CorruptionError(
+                f"{actual} bytes, expected {self.record.size}",
+                path=self.path,
+                offset=min(actual, self.record.size),
+            )
+
+    def _require_checksums(self) -> int:
+        """Refuse a record without a checksum for every block; returns how many there are."""
+        stated, blocks = len(self.record.blocks), -(-self.record.size // BLOCK_BYTES)
+        if stated != blocks:
+            raise CorruptionError(
+                f"record has {stated} block checksums, expected {blocks}", path=self.path
+            )
+        return blocks
 
     def view(self, start: int, length: int) -> memoryview:
         """Bytes of a range, every block of it checked."""
@@ -196,13 +216,16 @@ class GuardedFile:
     def _check_block(self, block: int) -> None:
         start = block * BLOCK_BYTES
         length = min(BLOCK_BYTES, self.record.size - start)
-        actual = xxhash.xxh3_64_hexdigest(self._bytes.view(start, length))
-        expected = self.record.blocks[block]
+        self.require_block(block, self._bytes.view(start, length))
+
+    def require_block(self, block: int, data: memoryview) -> None:
+        """Refuse a block's bytes that are not those that were written."""
+        actual, expected = xxhash.xxh3_64_hexdigest(data), self.record.blocks[block]
         if actual != expected:
             raise CorruptionError(
-                f"block {block} has checksum {actual}, expected {expected}; {REMEDY}",
+                f"block {block} has checksum {actual}, expected {expected}; {remedy(self.path)}",
                 path=self.path,
-                offset=start,
+                offset=block * BLOCK_BYTES,
             )
 
     def check_all(self) -> int:
@@ -210,6 +233,16 @@ class GuardedFile:
         for block in range(len(self.record.blocks)):
             self._check_block(block)
         return self.record.size
+
+
+def open_guarded(path: Path, record: FileRecord, *, mapped: bool, check: bool) -> GuardedFile:
+    """Open a slice's file, wherever it lies."""
+    remote = as_remote(path)
+    if remote is None:
+        return GuardedFile(path, record, mapped=mapped, check=check)
+    from tokenmill.store.remote import RemoteGuardedFile
+
+    return RemoteGuardedFile(remote, record, check=check)
 
 
 def load_array(path: Path, dtype: str, count: int, *, mapped: bool) -> np.ndarray[Any, Any]:

@@ -59,7 +59,7 @@ def survey(root: Path) -> dict[str, Any]:
             entry["error"] = str(error)
         entries.append(entry)
     entries.sort(key=lambda entry: entry.get("made", 0.0))
-    parts = ("slices", "stores", "tokenizers", "rows", "staging", "quarantine")
+    parts = ("slices", "stores", "tokenizers", "rows", "blocks", "staging", "quarantine")
     sizes = {name: _size(root / name) for name in parts}
     return {"entries": entries, "bytes": sum(sizes.values()), "parts": sizes}
 

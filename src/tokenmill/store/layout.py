@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 from tokenmill.errors import CorruptionError
+from tokenmill.files.place import RemotePath, as_remote
 from tokenmill.fingerprint import KEY_HEX
 
 FORMAT = 1
@@ -106,6 +108,11 @@ class CacheLayout:
         return self.tokenizers / identity
 
 
+@lru_cache(maxsize=64)
+def _has_own_slices(store: RemotePath) -> bool:
+    return b"../" not in (store / STATE).fetch(0, 64)
+
+
 @dataclass(frozen=True)
 class StoreLayout:
     """Every path of one store directory, in a cache or self-contained."""
@@ -128,7 +135,12 @@ class StoreLayout:
 
     @property
     def is_self_contained(self) -> bool:
-        """Whether slices and tokenizer lie beneath this directory (``--out``)."""
+        """Whether slices and tokenizer lie beneath this directory (``--out``, ``push``)."""
+        remote = as_remote(self.directory)
+        if remote is not None:
+            # Only a cache that was copied as a whole has its stores in "stores"; then its own
+            # state.json says where slices are, because places elsewhere cannot always list.
+            return remote.parent.name != "stores" or _has_own_slices(remote)
         return (self.directory / "slices").is_dir()
 
     @property

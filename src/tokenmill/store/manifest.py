@@ -17,6 +17,7 @@ import msgspec
 
 from tokenmill import fingerprint
 from tokenmill.errors import CorruptionError, SourceMissing, UsageError
+from tokenmill.files.place import as_remote
 from tokenmill.store.access import reading_errors
 from tokenmill.store.layout import CHECKED_FILES, FORMAT, StoreLayout, check_key
 from tokenmill.store.record import UNREADABLE
@@ -77,7 +78,7 @@ def read_manifest(layout: StoreLayout) -> Document:
 
 
 def _not_a_store(directory: Path) -> UsageError | SourceMissing:
-    if not os.path.lexists(directory):
+    if as_remote(directory) is not None or not os.path.lexists(directory):
         return SourceMissing(
             "no such store; `tokenmill prepare` makes one and prints its path", path=directory
         )

@@ -20,7 +20,8 @@ import xxhash
 from numpy.typing import NDArray
 
 from tokenmill.errors import CorruptionError
-from tokenmill.store.access import GuardedFile, open_bytes, reading_errors
+from tokenmill.files.place import as_remote
+from tokenmill.store.access import GuardedFile, open_bytes, open_guarded, reading_errors
 from tokenmill.store.layout import SliceFiles
 from tokenmill.store.record import CARRIED, META_COLUMNS, UNREADABLE, CommitRecord, decode_record
 
@@ -32,8 +33,7 @@ def read_record(files: SliceFiles, expected: str | None = None) -> tuple[CommitR
         files: Where the slice lies.
         expected: The digest that a store's table holds; None takes any.
     """
-    file = open_bytes(files.record, mapped=False)
-    data = bytes(file.view(0, file.size))
+    data = _record_bytes(files, expected)
     digest = xxhash.xxh3_128_hexdigest(data)
     if expected is not None and digest != expected:
         raise CorruptionError(
@@ -46,6 +46,17 @@ def read_record(files: SliceFiles, expected: str | None = None) -> tuple[CommitR
             "the right members, but not the bytes that were written", path=files.record
         )
     return record, digest
+
+
+def _record_bytes(files: SliceFiles, expected: str | None) -> bytes:
+    remote = as_remote(files.record)
+    if remote is None:
+        file = open_bytes(files.record, mapped=False)
+        return bytes(file.view(0, file.size))
+    with reading_errors(files.record):
+        return remote.read_kept(
+            f"{expected}.record", lambda data: xxhash.xxh3_128_hexdigest(data) == expected
+        )
 
 
 class SliceReader:
@@ -65,7 +76,7 @@ class SliceReader:
         self.record, self.record_digest = read_record(files, expected)
         self._check = check
         self._mapped = mapped
-        self.tokens = GuardedFile(files.tokens, self.record.token_file, mapped=mapped, check=check)
+        self.tokens = open_guarded(files.tokens, self.record.token_file, mapped=mapped, check=check)
         # The meta file is opened on demand, but a slice with a missing half is no slice.
         _check_size(files, self.record.meta_file.size)
         rows = self.record.rows
@@ -118,7 +129,7 @@ class SliceReader:
     @cached_property
     def meta(self) -> GuardedFile:
         """The meta file, opened on first use."""
-        return GuardedFile(
+        return open_guarded(
             self.files.meta, self.record.meta_file, mapped=self._mapped, check=self._check
         )
 
@@ -187,6 +198,8 @@ class SliceReader:
 
 
 def _check_size(files: SliceFiles, expected: int) -> None:
+    if as_remote(files.meta) is not None:
+        return  # a request of its own; whoever reads the file meets its size
     with reading_errors(files.meta):
         actual = files.meta.stat().st_size
     if actual != expected:

@@ -23,7 +23,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokenmill.errors import CorruptionError, UsageError
-from tokenmill.files import is_network
+from tokenmill.files import is_network, is_remote
+from tokenmill.files.place import as_remote
+from tokenmill.files.remote import local_path
 from tokenmill.origin import Origin
 from tokenmill.store import layout as names
 from tokenmill.store.access import load_array, open_bytes
@@ -63,12 +65,12 @@ class Store(Sequence[Row]):
     ) -> None:
         if verify not in VERIFY:
             raise UsageError(f"verify is {verify!r}; it is one of {', '.join(VERIFY)}")
-        self.path = Path(path)
+        self.path = self._locate(path)
         self._verify = verify
         self._layout = StoreLayout(self.path)
         self.manifest: Document = read_manifest(self._layout)
         self.key: str = self.manifest["key"]
-        self._mapped = not is_network(self.path)
+        self._mapped = as_remote(self.path) is None and not is_network(self.path)
         self._given_paths = tuple(paths) if paths is not None else None
         self._known_paths: tuple[str | None, ...] | None = None
         self._proof: Document | None = None
@@ -79,14 +81,30 @@ class Store(Sequence[Row]):
         self.private_directory: Any = None
         """Owner of a directory that lives as long as this store (``disable_cache``)."""
         self._check_own_files()
-        table_file = open_bytes(self._layout.file(names.TABLE), mapped=self._mapped)
-        self.table = load_table(table_file)
+        self.table = load_table(open_bytes(self._own_file(names.TABLE), mapped=self._maps_own))
         check_totals(self.manifest, self.table, self._layout)
         # Plain integers are searched three times faster than an array is.
         self._first_rows = np.ascontiguousarray(self.table["first_row"]).data
         self._rows: int = self.manifest["totals"]["rows"]
         if verify == "open":
             self.verify()
+
+    def _locate(self, path: str | os.PathLike[str]) -> Path:
+        if is_remote(path):
+            raise UsageError("open a store elsewhere with open_store", path=path)
+        return Path(path)
+
+    @property
+    def _maps_own(self) -> bool:
+        """Whether the store's own files are mapped."""
+        return self._mapped
+
+    def _own_file(self, name: str) -> Path:
+        """One of the store's own files, checked at open unless it is large."""
+        return self._layout.file(name)
+
+    def _check_own(self, name: str, stated: Document) -> None:
+        check_file(self._layout.file(name), stated, content=True)
 
     def _check_own_files(self) -> None:
         for name in names.CHECKED_FILES:
@@ -169,10 +187,10 @@ class Store(Sequence[Row]):
     def _row_array(self, name: str) -> NDArray[np.int32]:
         array = self._arrays.get(name)
         if array is None:
-            stated, path = self.manifest["files"][name], self._layout.file(name)
+            stated, path = self.manifest["files"][name], self._own_file(name)
             if self._verify == "lazy" and stated["size"] > CHECKED_AT_OPEN_BYTES:
                 check_file(path, stated, content=True)
-            array = load_array(path, "<i4", self._rows, mapped=self._mapped)
+            array = load_array(path, "<i4", self._rows, mapped=self._maps_own)
             self._arrays[name] = array
         return array
 
@@ -291,7 +309,7 @@ class Store(Sequence[Row]):
         for name in names.CHECKED_FILES:
             stated = self.manifest["files"][name]
             try:
-                check_file(self._layout.file(name), stated, content=True)
+                self._check_own(name, stated)
                 checked += stated["size"]
             except CorruptionError as error:
                 errors.append(error)
@@ -334,17 +352,29 @@ def _most_open() -> int:
     return max(16, min(MOST_OPEN_SLICES, allowed // 4))
 
 
-def open_store(path: str | os.PathLike[str], verify: str = "lazy") -> Store:
+def open_store(
+    path: str | os.PathLike[str],
+    verify: str = "lazy",
+    *,
+    cache_dir: str | os.PathLike[str] | None = None,
+) -> Store:
     """Open a finished store.
 
     Args:
-        path: What ``tokenmill prepare`` printed, or the directory given to ``--out``.
+        path: What ``tokenmill prepare`` printed, the directory given to ``--out``, or the URL given
+            to ``tokenmill push``.
         verify: ``lazy`` checks every block before its first row is served, ``open`` checks all of
             it now, ``off`` trusts the bytes.
+        cache_dir: Where blocks of a store elsewhere are kept; None: the user's own cache.
 
     Raises:
         CorruptionError: The store's own files are not what was written.
+        CacheError: A store elsewhere could not be read, after several tries.
         SourceMissing: There is no such directory.
         UsageError: The directory is not a store.
     """
-    return Store(path, verify)
+    if is_remote(path):
+        from tokenmill.store.remote import RemoteStore
+
+        return RemoteStore(os.fspath(path), verify, cache_dir=cache_dir)
+    return Store(local_path(os.fspath(path)), verify)

@@ -1,0 +1,235 @@
+"""A remote object as a file: any offset, any thread, few requests.
+
+A `RemoteFile` cuts its object into blocks of 256 KiB and keeps the newest of all files in one
+bounded pool of the process. A single row costs one block; whoever reads on where the last request
+ended gets windows that double up to 8 MiB, and from then on the next window is already under way
+while this one is read. Long reads (a worker's whole block) go straight through.
+
+A `RangedStream` is the same bytes with a position, for libraries that want a file object.
+"""
+
+from __future__ import annotations
+
+import io
+import itertools
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Hashable
+from typing import Any
+
+from tokenmill.errors import SourceChanged, TokenmillError
+from tokenmill.files.remote import RemoteObject, Version
+
+BLOCK = 256 << 10  # bytes of one cached block: what a single row costs
+WINDOW = 8 << 20  # bytes of the largest request
+DIRECT = 4 << 20  # bytes; a longer read is not cached
+POOLED = 64 << 20  # bytes of blocks kept by a process, over all files
+
+
+class Pool:
+    """The newest blocks of all files of this process."""
+
+    def __init__(self) -> None:
+        self._blocks: OrderedDict[Hashable, memoryview] = OrderedDict()
+        self._bytes = 0
+        self._lock = threading.Lock()
+
+    def get(self, key: Hashable) -> memoryview | None:
+        """A block, if it is here."""
+        with self._lock:
+            found = self._blocks.get(key)
+            if found is not None:
+                self._blocks.move_to_end(key)
+            return found
+
+    def put(self, key: Hashable, data: memoryview) -> None:
+        """Keep a block; the oldest ones go."""
+        with self._lock:
+            before = self._blocks.pop(key, None)
+            self._bytes += len(data) - (len(before) if before is not None else 0)
+            self._blocks[key] = data
+            while self._bytes > POOLED and len(self._blocks) > 1:
+                _, gone = self._blocks.popitem(last=False)
+                self._bytes -= len(gone)
+
+
+_pool = Pool()
+
+
+def pool() -> Pool:
+    """The pool of this process."""
+    return _pool
+
+
+def _fresh_pool() -> None:
+    # Another thread of the parent may have held the lock at the fork.
+    global _pool
+    _pool = Pool()
+
+
+os.register_at_fork(after_in_child=_fresh_pool)
+_serials = itertools.count()
+
+
+class _Ahead:
+    """A window that is being fetched while its predecessor is read."""
+
+    def __init__(self, file: RemoteFile, first: int, count: int) -> None:
+        self.first = first
+        self.count = count
+        self.pid = os.getpid()
+        self._file = file
+        self._data: bytes | None = None
+        self._thread = threading.Thread(target=self._work, daemon=True, name="tokenmill-ahead")
+        self._thread.start()
+
+    def _work(self) -> None:
+        # What goes wrong here is met again by whoever needs the bytes.
+        try:
+            self._data = self._file.fetch_blocks(self.first, self.count)
+        except (TokenmillError, RuntimeError):
+            self._data = None
+
+    def result(self) -> bytes | None:
+        self._thread.join()
+        return self._data
+
+
+class RemoteFile:
+    """Bytes by offset of one version of an object.
+
+    Args:
+        url: The object.
+        expected: The version it must have; None looks once and takes what is there.
+        shared: Take blocks that another file of this version has fetched.
+
+    Attributes:
+        path: What errors call it.
+        version: The version that every byte is of.
+        size: Bytes.
+    """
+
+    def __init__(self, url: str, expected: Version | None = None, *, shared: bool = True) -> None:
+        self._object = RemoteObject(url)
+        self.url = url
+        self.path = self._object.path
+        self.version = expected if expected is not None else self._object.look()
+        self.size = self.version.size
+        # Files of one version share blocks, unless the version does not prove equal bytes.
+        shared = shared and self.version.settled
+        self._key: Hashable = (url, self.version) if shared else next(_serials)
+        self._after = -1  # block behind the last window
+        self._blocks = 1  # of the last window
+        self._ahead: _Ahead | None = None
+
+    def pread(self, length: int, offset: int) -> bytes:
+        """Up to ``length`` bytes from ``offset``; fewer only at the end."""
+        stop = min(offset + length, self.size)
+        if offset >= stop:
+            return b""
+        if stop - offset >= DIRECT:
+            return self._long(offset, stop)
+        first, last = offset // BLOCK, (stop - 1) // BLOCK
+        if first == last:
+            return bytes(self._block(first, 1)[offset - first * BLOCK : stop - first * BLOCK])
+        parts = [self._block(number, last + 1 - number) for number in range(first, last + 1)]
+        parts[-1] = parts[-1][: stop - last * BLOCK]
+        parts[0] = parts[0][offset - first * BLOCK :]
+        return b"".join(parts)
+
+    def read_into(self, target: memoryview, offset: int) -> int:
+        """Fill a buffer from ``offset``; how many bytes were there."""
+        data = self.pread(len(target), offset)
+        target[: len(data)] = data
+        return len(data)
+
+    def check(self) -> None:
+        """Raise `SourceChanged` when the object is no longer the version that was opened."""
+        now = self._object.look()
+        if now[:2] != self.version[:2]:
+            raise SourceChanged(
+                f"the object changed since it was opened ({self.size} bytes, "
+                f"{self.version.token}; now {now.size} bytes, {now.token}); open it again",
+                path=self.path,
+            )
+
+    def _long(self, start: int, stop: int) -> bytes:
+        pieces = [
+            self._object.fetch(at, min(at + WINDOW, stop), self.version)
+            for at in range(start, stop, WINDOW)
+        ]
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def fetch_blocks(self, first: int, count: int) -> bytes:
+        """Some neighbouring blocks in one request."""
+        stop = min((first + count) * BLOCK, self.size)
+        return self._object.fetch(first * BLOCK, stop, self.version)
+
+    def _block(self, number: int, wanted: int) -> memoryview:
+        """One block; where it must be fetched, as many of the ``wanted`` ones with it as useful."""
+        found = _pool.get((self._key, number))
+        if found is not None:
+            return found
+        ahead, self._ahead = self._ahead, None
+        data = None
+        if ahead is not None and ahead.pid == os.getpid() and ahead.first == number:
+            data, count = ahead.result(), ahead.count
+        if data is None:
+            goes_on = number == self._after
+            count = min(2 * self._blocks, WINDOW // BLOCK) if goes_on else 1
+            count = min(max(count, wanted), -(-self.size // BLOCK) - number)
+            data = self.fetch_blocks(number, count)
+        self._after, self._blocks = number + count, count
+        view = memoryview(data)
+        for index in range(count - 1, -1, -1):  # the first one last: it is wanted now
+            _pool.put((self._key, number + index), view[index * BLOCK : (index + 1) * BLOCK])
+        if count >= WINDOW // BLOCK and self._after * BLOCK < self.size:
+            left = -(-self.size // BLOCK) - self._after
+            self._ahead = _Ahead(self, self._after, min(count, left))
+        return view[:BLOCK]
+
+
+class RangedStream(io.RawIOBase):
+    """A remote file with a position of its own.
+
+    Args:
+        file: The bytes.
+    """
+
+    def __init__(self, file: RemoteFile) -> None:
+        super().__init__()
+        self._file = file
+        self._position = 0
+
+    def readable(self) -> bool:
+        """It is."""
+        return True
+
+    def seekable(self) -> bool:
+        """It is."""
+        return True
+
+    def tell(self) -> int:
+        """Where the next read begins."""
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Move."""
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._file.size}
+        self._position = base[whence] + offset
+        return self._position
+
+    def read(self, size: int = -1) -> bytes:
+        """Up to ``size`` bytes, all that are left by default."""
+        if size < 0:
+            size = max(self._file.size - self._position, 0)
+        data = self._file.pread(size, self._position)
+        self._position += len(data)
+        return data
+
+    def readinto(self, target: Any) -> int:
+        """Fill a buffer."""
+        data = self.read(len(target))
+        target[: len(data)] = data
+        return len(data)

@@ -1,0 +1,338 @@
+"""Objects that live elsewhere: looked at, and fetched by ranges, with retries that end.
+
+A `RemoteObject` is one URL of any protocol that fsspec knows. ``look`` asks for its `Version`: size
+and whatever the place offers to tell one state from another (ETag, generation, blob id, time).
+``fetch`` gets a range and refuses it when the object is no longer that version. The drivers are
+optional; the error for a missing one names the pip line.
+
+Everything a driver raises is translated here: what may pass is tried again with growing pauses, up
+to `ATTEMPTS` times; then it is a `SourceError` that names the URL and the byte. Credentials and
+endpoints come from the environment, as each driver documents.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, NoReturn, Protocol, TypeVar
+from urllib.parse import urlsplit
+
+from tokenmill.errors import (
+    SourceChanged,
+    SourceError,
+    SourceMissing,
+    TokenmillError,
+    UsageError,
+)
+
+ATTEMPTS = 6  # tries of one request: with the pauses between them about 15 s
+FIRST_PAUSE_S = 0.4  # before the second try; doubles from there
+LONGEST_PAUSE_S = 8.0
+SETTLED_S = 60.0  # an object without ETag is trusted when its time is older than this
+_LOCAL = ("file", "local")
+
+_URL = re.compile(r"^([a-zA-Z][a-zA-Z0-9+.\-]+)://", re.S)
+_STRONG = ("ETag", "etag", "generation", "md5Hash", "blob_id", "oid", "sha256")
+_TIMES = ("LastModified", "last_modified", "Last-Modified", "updated", "mtime", "modified",
+          "created")  # fmt: skip
+_PASSING = (408, 425, 429)  # of the client errors, those that a later try may not meet
+_FINAL = (
+    FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError,
+    NotImplementedError, ValueError, TypeError, AttributeError, ImportError,
+)  # fmt: skip
+_FINAL_NAMES = ("NoCredentialsError", "PartialCredentialsError", "ProfileNotFound",
+                "OfflineModeIsEnabled", "GatedRepoError", "DefaultCredentialsError")  # fmt: skip
+_CHANGED_NAMES = ("FileExpired",)
+_PIP = {
+    **dict.fromkeys(("s3", "s3a", "gs", "gcs", "http", "https"), 'pip install "tokenmill[remote]"'),
+    "hf": 'pip install "tokenmill[hf]"',
+}
+_T = TypeVar("_T")
+
+
+class Version(NamedTuple):
+    """One state of an object.
+
+    Attributes:
+        size: Bytes.
+        token: What the place says to tell this state from another; empty where it says nothing.
+        settled: Whether an equal token proves equal bytes.
+    """
+
+    size: int
+    token: str
+    settled: bool
+
+
+class Door(Protocol):
+    """How one protocol looks at an object and fetches from it."""
+
+    def look(self) -> Version:
+        """Its present version."""
+
+    def fetch(self, start: int, stop: int, expected: Version | None) -> bytes:
+        """Bytes of a range; `SourceChanged` when they are not of the expected version."""
+
+    def read(self) -> bytes:
+        """The whole of a small object."""
+
+
+def protocol_of(path: str) -> str:
+    """The protocol of a URL; empty for a path of this machine."""
+    match = _URL.match(path)
+    name = match[1].lower() if match else ""
+    return "" if name in _LOCAL else name
+
+
+def is_remote(path: str | os.PathLike[str]) -> bool:
+    """Whether a source or store is a URL of another place."""
+    return isinstance(path, str) and bool(protocol_of(path))
+
+
+def local_path(path: str) -> str:
+    """``file:///x`` as a path; anything else as it stands."""
+    match = _URL.match(path)
+    if match and match[1].lower() in _LOCAL:
+        return path[match.end() :]
+    return path
+
+
+def shown(url: str) -> str:
+    """A URL as people and proofs may see it: without a password or a signed query."""
+    if protocol_of(url) not in ("http", "https"):
+        return url
+    parts = urlsplit(url)
+    host = parts.netloc.rpartition("@")[2]
+    return f"{parts.scheme}://{host}{parts.path}"
+
+
+_filesystems: dict[tuple[int, str], Any] = {}
+_making = threading.Lock()
+
+
+def filesystem(url: str) -> tuple[Any, str]:
+    """The fsspec file system of a URL, one per process and place, and the URL's path in it.
+
+    Raises:
+        UsageError: Nobody knows the protocol, or its driver is not installed.
+    """
+    import fsspec
+
+    match = _URL.match(url)
+    place = url[: match.end()] + url[match.end() :].split("/", 1)[0] if match else url
+    with _making:
+        found = _filesystems.get((os.getpid(), place))
+        if found is None:
+            try:
+                found = fsspec.core.url_to_fs(url)[0]
+            except ImportError as error:
+                raise UsageError(_install_line(protocol_of(url), error), path=shown(url)) from error
+            except ValueError as error:
+                raise UsageError(f"no such kind of place: {error}", path=shown(url)) from error
+            _filesystems[os.getpid(), place] = found
+    return found, str(found._strip_protocol(url))
+
+
+def _install_line(protocol: str, error: ImportError) -> str:
+    line = _PIP.get(protocol)
+    return f"{protocol}:// needs a driver: {line or error}"
+
+
+def _forget_after_fork() -> None:
+    # Another thread of the parent may have held it, and loops do not survive a fork.
+    global _making
+    _making = threading.Lock()
+    _filesystems.clear()
+
+
+os.register_at_fork(after_in_child=_forget_after_fork)
+
+
+def version_of(info: Mapping[str, Any], url: str = "") -> Version:
+    """The version that a driver's description of an object amounts to."""
+    size = info.get("size")
+    if size is None:
+        raise ValueError("the place does not say how large the object is")
+    if protocol_of(url) == "hf":  # the URL names a commit, and a commit does not change
+        return Version(int(size), "commit", True)
+    for name in _STRONG:
+        if info.get(name):
+            return Version(int(size), f"{name.lower()}={info[name]}", True)
+    moment = next((info[name] for name in _TIMES if info.get(name)), None)
+    if moment is None:
+        return Version(int(size), "", False)
+    # A listing may tell the same time in another type than a look does.
+    try:
+        stamp = moment.timestamp() if hasattr(moment, "timestamp") else float(moment)
+    except (TypeError, ValueError):
+        return Version(int(size), f"time={moment}", False)
+    return Version(int(size), f"time={stamp:.6f}", time.time() - stamp > SETTLED_S)
+
+
+class RemoteObject:
+    """One object by URL.
+
+    Args:
+        url: Where it is.
+
+    Attributes:
+        path: What errors call it: the URL without secrets.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.path = shown(url)
+        self._door: tuple[int, Door] | None = None
+
+    def look(self) -> Version:
+        """Ask the place for the object's present version."""
+        return self.persist(lambda: self._opened().look(), None)
+
+    def fetch(self, start: int, stop: int, expected: Version | None = None) -> bytes:
+        """The bytes ``start:stop``, all of them.
+
+        Raises:
+            SourceChanged: The object is no longer the expected version.
+            SourceError: It could not be read, after `ATTEMPTS` tries.
+        """
+
+        def once() -> bytes:
+            data = self._opened().fetch(start, stop, expected)
+            if len(data) != stop - start:
+                raise ConnectionError(f"{len(data)} of {stop - start} bytes came")
+            return data
+
+        return self.persist(once, start)
+
+    def read(self) -> bytes:
+        """The whole of a small object, in one request."""
+        return self.persist(lambda: self._opened().read(), None)
+
+    def _opened(self) -> Door:
+        if self._door is None or self._door[0] != os.getpid():
+            self._door = os.getpid(), _door_of(self.url)
+        return self._door[1]
+
+    def persist(self, work: Callable[[], _T], offset: int | None) -> _T:
+        """Try until it works, cannot work, or was tried often enough."""
+        pause = FIRST_PAUSE_S
+        for attempt in range(1, ATTEMPTS + 1):
+            try:
+                return work()
+            except TokenmillError:
+                raise
+            except Exception as error:  # drivers raise whatever their libraries raise
+                if type(error).__name__ in _CHANGED_NAMES:
+                    raise SourceChanged(CHANGED, path=self.path, offset=offset) from error
+                if is_final(error) or attempt == ATTEMPTS:
+                    self._refuse(error, offset, attempt)
+            # Many workers that failed together should not come back together.
+            time.sleep(pause * random.SystemRandom().uniform(0.5, 1.0))
+            pause = min(2 * pause, LONGEST_PAUSE_S)
+        raise AssertionError("unreachable")
+
+    def _refuse(self, error: Exception, offset: int | None, attempts: int) -> NoReturn:
+        status = status_of(error)
+        if isinstance(error, FileNotFoundError) or status in (404, 410):
+            hint = ""
+            if protocol_of(self.url) == "memory":
+                hint = "; memory:// is seen only by the process that wrote it: executor='inline'"
+            raise SourceMissing(f"no such object{hint}", path=self.path) from error
+        if isinstance(error, IsADirectoryError):
+            raise SourceMissing("a directory, not an object", path=self.path) from error
+        text = (str(error).strip() or type(error).__name__).splitlines()[0]
+        tries = f" after {attempts} tries" if attempts > 1 else ""
+        raise SourceError(
+            f"cannot be read{tries}: {type(error).__name__}: {text}", path=self.path, offset=offset
+        ) from error
+
+
+CHANGED = "the object changed since it was opened; open it again"
+
+
+def status_of(error: Exception) -> int | None:
+    """The HTTP status that an error speaks of, if any."""
+    status = getattr(error, "status", None)
+    if status is None:
+        status = getattr(getattr(error, "response", None), "status_code", None)
+    return status if isinstance(status, int) else None
+
+
+def is_final(error: Exception) -> bool:
+    """Whether trying again cannot help."""
+    status = status_of(error)
+    if status is not None:
+        return 400 <= status < 500 and status not in _PASSING
+    return isinstance(error, _FINAL) or type(error).__name__ in _FINAL_NAMES
+
+
+def _door_of(url: str) -> Door:
+    fs, path = filesystem(url)
+    if protocol_of(url) in ("http", "https"):
+        from tokenmill.files.http import HttpDoor
+
+        return HttpDoor(fs, url)
+    return FileSystemDoor(fs, path, url)
+
+
+class FileSystemDoor:
+    """Any fsspec file system.
+
+    S3 is asked for a range of one ETag, a commit of the hub never changes; everything else is
+    looked at again after a range came, so that what was fetched is of the version that is there.
+
+    Args:
+        fs: The file system.
+        path: The object in it.
+        url: The object's URL.
+    """
+
+    def __init__(self, fs: Any, path: str, url: str) -> None:
+        self._fs = fs
+        self._path = path
+        self._url = url
+        self._handle: Any = None
+        protocol = protocol_of(url)
+        self._conditional = protocol in ("s3", "s3a", "hf")
+
+    def look(self) -> Version:
+        """Ask past every cache of listings."""
+        if protocol_of(self._url) != "hf":  # a pinned commit has no other state
+            self._fs.invalidate_cache(self._fs._parent(self._path))
+            self._fs.invalidate_cache(self._path)
+        info = self._fs.info(self._path)
+        if info.get("type") == "directory":
+            raise IsADirectoryError(self._path)
+        return version_of(info, self._url)
+
+    def read(self) -> bytes:
+        """All of it."""
+        data: bytes = self._fs.cat_file(self._path)
+        return data
+
+    def fetch(self, start: int, stop: int, expected: Version | None) -> bytes:
+        """One range."""
+        if self._conditional:
+            if self._handle is None:
+                handle = self._fs.open(self._path, "rb", cache_type="none")
+                now = version_of(handle.details, self._url)
+                if expected is not None and now[:2] != expected[:2]:
+                    raise SourceChanged(CHANGED, path=self._url, offset=start)
+                self._handle = handle
+            data: bytes = self._handle._fetch_range(start, stop)
+            return data
+        data = self._fs.cat_file(self._path, start=start, end=stop)
+        if expected is not None:
+            now = self.look()
+            if now[:2] != expected[:2]:
+                raise SourceChanged(
+                    f"{CHANGED} ({expected.size} bytes, {expected.token}; now {now.size} bytes, "
+                    f"{now.token})",
+                    path=self._url,
+                    offset=start,
+                )
+        return data

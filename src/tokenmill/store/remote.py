@@ -1,0 +1,260 @@
+"""A store that lies elsewhere, read row by row over the network.
+
+A `RemoteStore` is a `Store` whose directory is a URL. Opening fetches the manifest and the table of
+slices; a row fetches the blocks of a megabyte that it touches. Every block is checked against its
+checksum as it comes, from the network or from the local block cache, which is bounded and keyed by
+content: a second reader on this machine, or a second epoch, fetches nothing. Row-sized files
+(table, lengths) are kept as whole local files and mapped.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import xxhash
+
+from tokenmill.errors import CorruptionError, UsageError
+from tokenmill.files import default_cache_dir, is_network, ranged
+from tokenmill.files.blocks import BlockCache
+from tokenmill.files.place import RemotePath
+from tokenmill.files.ranged import WINDOW
+from tokenmill.files.remote import protocol_of
+from tokenmill.store import layout as names
+from tokenmill.store.access import GuardedFile, reading_errors, remedy
+from tokenmill.store.checks import check_file
+from tokenmill.store.manifest import Document
+from tokenmill.store.record import BLOCK_BYTES, FileRecord
+from tokenmill.store.store import Store
+
+_STREAMS = 4  # readers that may go on side by side in one file: ids, mask, and two columns
+
+
+class RemoteStore(Store):
+    """Rows by integer over a store elsewhere.
+
+    Args:
+        path: The URL that ``tokenmill push`` printed.
+        verify: As for `Store`.
+        paths: As for `Store`.
+        cache_dir: Where blocks are kept; None: the user's own cache.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        verify: str = "lazy",
+        *,
+        paths: Any = None,
+        cache_dir: str | os.PathLike[str] | None = None,
+    ) -> None:
+        if protocol_of(path) in ("http", "https") and "?" in path:
+            raise UsageError(
+                "a store's URL has no query: it is a directory of many files", path=path
+            )
+        self._cache_dir = cache_dir
+        super().__init__(path, verify, paths=paths)
+
+    def _locate(self, path: str | os.PathLike[str]) -> Path:
+        root = Path(self._cache_dir or default_cache_dir()).absolute()
+        # It speaks the part of `Path` that reading a store needs, so that there is one layout.
+        return cast(Path, RemotePath(str(path), BlockCache(root)))
+
+    @property
+    def remote(self) -> RemotePath:
+        """The store's directory."""
+        return cast(RemotePath, self.path)
+
+    def _check_own_files(self) -> None:
+        """Fetch and check what every reader needs; the rest is checked when it is used."""
+        self._own_file(names.TABLE)
+
+    @property
+    def _maps_own(self) -> bool:
+        """The local copies are, where the local disk is one."""
+        return not is_network(self.remote.blocks.root)
+
+    def _own_file(self, name: str) -> Path:
+        """A file of the store's own, as a checked local copy."""
+        stated = self.manifest["files"][name]
+        return fetch_file(self.remote / name, stated, check=self._verify != "off")
+
+    def _check_own(self, name: str, stated: Document) -> None:
+        """Check a file of the store's own where it lies, not its copy."""
+        for _ in _checked_pieces(self.remote / name, stated):
+            pass
+
+    @property
+    def tokenizer_path(self) -> Path:
+        """A local copy of the tokenizer, fetched when first asked for."""
+        from tokenmill.store.travel import fetch_tokenizer
+
+        return fetch_tokenizer(self)
+
+    def __reduce__(self) -> Any:
+        return _reopen, (str(self.path), self._verify, self._given_paths, self._cache_dir)
+
+
+def _reopen(path: str, verify: str, paths: Any, cache_dir: Any) -> RemoteStore:
+    return RemoteStore(path, verify, paths=paths, cache_dir=cache_dir)
+
+
+def fetch_file(path: RemotePath, stated: Document, *, check: bool) -> Path:
+    """A local copy of a file, under the name of its checksum.
+
+    Raises:
+        CorruptionError: What lies there is not what the manifest states.
+    """
+    name = f"{stated['checksum']}.{path.name}"
+    local = path.blocks.place(name)
+    if local.is_file():
+        try:
+            check_file(local, stated, content=check)
+            return local
+        except CorruptionError:
+            path.blocks.drop(name)
+    kept = path.blocks.put_pieces(name, _checked_pieces(path, stated))
+    if kept is not None:
+        return kept
+    # The disk keeps nothing: a file of this process alone, which ends with it.
+    import tempfile
+
+    handle, private = tempfile.mkstemp(prefix="tokenmill-")
+    with open(handle, "wb") as file:
+        for piece in _checked_pieces(path, stated):
+            file.write(piece)
+    _private.append(_Private(private))
+    return Path(private)
+
+
+class _Private:
+    """A temporary file that goes with the process."""
+
+    def __init__(self, path: str) -> None:
+        self._path, self._pid = path, os.getpid()
+
+    def __del__(self) -> None:
+        if os.getpid() == self._pid and os.path.exists(self._path):
+            os.unlink(self._path)
+
+
+_private: list[_Private] = []
+
+
+def _checked_pieces(path: RemotePath, stated: Document) -> Iterator[bytes]:
+    """The bytes of a file, refused at the end unless they are what was written."""
+    size, hasher = stated["size"], xxhash.xxh3_128()
+    with reading_errors(cast(Path, path)):
+        actual = path.object.look().size
+        if actual != size:
+            raise CorruptionError(
+                f"{actual} bytes, expected {size}; {remedy(path)}",
+                path=path,
+                offset=min(actual, size),
+            )
+        for start in range(0, size, WINDOW):
+            piece = path.fetch(start, min(start + WINDOW, size))
+            hasher.update(piece)
+            yield piece
+    if hasher.hexdigest() != stated["checksum"]:
+        raise CorruptionError(
+            f"checksum is {hasher.hexdigest()}, expected {stated['checksum']}; {remedy(path)}",
+            path=path,
+        )
+
+
+class RemoteGuardedFile(GuardedFile):
+    """A slice's file elsewhere: blocks fetched on demand, each checked whenever it is loaded.
+
+    Args:
+        path: The file.
+        record: What it must be.
+        check: False trusts the bytes.
+    """
+
+    def __init__(self, path: RemotePath, record: FileRecord, *, check: bool) -> None:
+        self.path = cast(Path, path)
+        self.record = record
+        self._remote = path
+        self._trusted = not check
+        self.clean = True  # `view` itself hands out nothing unchecked
+        self._require_checksums()
+        self._after: dict[int, int] = {}  # block behind a request → blocks of that request
+
+    def view(self, start: int, length: int) -> memoryview:
+        """Bytes of a range."""
+        if length <= 0:
+            return memoryview(b"")
+        first, last = start // BLOCK_BYTES, (start + length - 1) // BLOCK_BYTES
+        base = first * BLOCK_BYTES
+        if first == last:
+            return self._block(first, 1)[start - base : start - base + length]
+        blocks = [self._block(number, last + 1 - number) for number in range(first, last + 1)]
+        return memoryview(b"".join(blocks))[start - base : start - base + length]
+
+    unchecked_view = view
+
+    def check(self, start: int, length: int) -> None:
+        """Nothing: every block is checked when it is loaded."""
+
+    def _name(self, block: int) -> str:
+        return f"{self._remote.name}.{block}.{self.record.blocks[block]}"
+
+    def _block(self, number: int, wanted: int) -> memoryview:
+        name = self._name(number)
+        found = ranged.pool().get((self._trusted, name))
+        if found is not None:
+            return found
+        kept = self._remote.blocks.get(name)
+        if kept is not None:
+            if self._trusted or self._is_right(number, kept):
+                view = memoryview(kept)
+                ranged.pool().put((self._trusted, name), view)
+                return view
+            self._remote.blocks.drop(name)
+        return self._fetched(number, wanted)
+
+    def _fetched(self, number: int, wanted: int) -> memoryview:
+        """Get blocks over the network, more of them the longer somebody reads on."""
+        count = min(2 * self._after.pop(number, 0), WINDOW // BLOCK_BYTES)
+        count = min(max(count, wanted, 1), len(self.record.blocks) - number)
+        view = memoryview(self._fetch(number, count))
+        for index in range(count - 1, -1, -1):
+            block = view[index * BLOCK_BYTES : (index + 1) * BLOCK_BYTES]
+            self._require(number + index, block)
+            name = self._name(number + index)
+            self._remote.blocks.put(name, block)
+            ranged.pool().put((self._trusted, name), block)
+        self._after[number + count] = count
+        while len(self._after) > _STREAMS:
+            self._after.pop(next(iter(self._after)))
+        return view[:BLOCK_BYTES]
+
+    def _fetch(self, number: int, count: int) -> bytes:
+        start = number * BLOCK_BYTES
+        stop = min(start + count * BLOCK_BYTES, self.record.size)
+        with reading_errors(self.path):
+            return self._remote.fetch(start, stop)
+
+    def _is_right(self, block: int, data: bytes | memoryview) -> bool:
+        return bool(xxhash.xxh3_64_hexdigest(data) == self.record.blocks[block])
+
+    def _require(self, block: int, data: memoryview) -> None:
+        if not self._trusted:
+            self.require_block(block, data)
+
+    def check_all(self) -> int:
+        """Check every block where it lies, past every cache; returns the bytes read."""
+        with reading_errors(self.path):
+            actual = self._remote.object.look().size
+        self.require_size(actual)
+        step = WINDOW // BLOCK_BYTES
+        for number in range(0, len(self.record.blocks), step):
+            count = min(step, len(self.record.blocks) - number)
+            view = memoryview(self._fetch(number, count))
+            for index in range(count):
+                block = view[index * BLOCK_BYTES : (index + 1) * BLOCK_BYTES]
+                self.require_block(number + index, block)
+        return self.record.size

@@ -1,0 +1,361 @@
+"""Stores on the move: `push` one to a place elsewhere, `pull` one from there.
+
+A pushed store is what ``--out`` makes, file by file under a URL: slices and tokenizer beneath it,
+the manifest last. Without a manifest there is no store, so a reader sees none or a whole one, and a
+push that was cut short is simply run again: files that are there and equal (by size and checksum)
+are passed over, what an interrupted upload left of a file is replaced, and anything else that is in
+the way is refused, never overwritten.
+
+A pull brings slices into the local cache one by one, each checked block by block before it is
+published, so it too goes on where it stopped; then it commits the store under its own key.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from tokenmill.errors import (
+    CacheError,
+    CorruptionError,
+    NonDeterminismError,
+    SourceMissing,
+    UsageError,
+)
+from tokenmill.files import Staging, default_cache_dir
+from tokenmill.files.blocks import BlockCache
+from tokenmill.files.place import RemotePath
+from tokenmill.files.remote import is_remote, protocol_of
+from tokenmill.files.upload import Upload, Uploader
+from tokenmill.fingerprint import canonical, checksum
+from tokenmill.store import layout as names
+from tokenmill.store.access import GuardedFile, reading_errors
+from tokenmill.store.commit import Placement, commit_store, state_json
+from tokenmill.store.copies import copy_store
+from tokenmill.store.layout import CacheLayout, SliceFiles, StoreLayout
+from tokenmill.store.manifest import encode_manifest, make_manifest, read_manifest
+from tokenmill.store.quarantine import quarantine
+from tokenmill.store.record import UNREADABLE, FileRecord
+from tokenmill.store.remote import RemoteStore
+from tokenmill.store.slices import read_record
+from tokenmill.store.store import Store, open_store
+
+AT_ONCE = 4  # files on their way at the same time
+CONTENTS = "contents.json"
+"""Beside a pushed manifest: the tokenizer's files, for places that cannot list."""
+
+
+@dataclass
+class Travelled:
+    """What a push or pull came to.
+
+    Attributes:
+        path: Where the store now is.
+        rows: Its rows.
+        bytes: Bytes of all its files there.
+        files: How many files it has.
+        skipped: How many of them were there already.
+    """
+
+    path: str
+    rows: int
+    bytes: int = 0
+    files: int = 0
+    skipped: int = 0
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    def add(self, size: int, *, skipped: bool) -> None:
+        """Count one file."""
+        with self._lock:
+            self.bytes += size
+            self.files += 1
+            self.skipped += skipped
+
+    def document(self) -> dict[str, Any]:
+        """The object that the command line prints."""
+        members = ("path", "rows", "bytes", "files", "skipped")
+        return {name: getattr(self, name) for name in members}
+
+
+def push(store: Store, target: str) -> Travelled:
+    """Copy a store to a place elsewhere.
+
+    Args:
+        store: A store of this machine.
+        target: URL of the directory that is to be the store; a path makes a copy as ``--out`` does.
+
+    Raises:
+        CacheError: Something else is there, or it cannot be written.
+        NonDeterminismError: A store of the same key is there, with other bytes.
+    """
+    if not is_remote(target):
+        return _copied(store, Path(target))
+    if protocol_of(target) in ("http", "https"):
+        raise UsageError("an HTTP server cannot be pushed to", path=target)
+    if isinstance(store, RemoteStore):
+        raise UsageError("lies elsewhere itself: pull it first", path=store.path)
+    place = RemotePath(target, BlockCache(default_cache_dir()))
+    manifest, state = _portable(store)
+    _require_room(place, manifest)
+    done = Travelled(str(place), len(store))
+    uploader = Uploader(place.url)
+
+    def send(one: Upload) -> None:
+        done.add(one.size, skipped=uploader.send(one))
+
+    _all_at_once(send, _contents(store, state))
+    # In this order: a manifest says that everything else is there.
+    send(Upload(CONTENTS, _listing(store)))
+    send(Upload(names.MANIFEST, encode_manifest(manifest)))
+    return done
+
+
+def _copied(store: Store, target: Path) -> Travelled:
+    path = copy_store(store, target)
+    sizes = [file.stat().st_size for file in path.rglob("*") if file.is_file()]
+    return Travelled(str(path), len(store), sum(sizes), len(sizes))
+
+
+def _portable(store: Store) -> tuple[dict[str, Any], bytes]:
+    """Manifest and state.json of the store as a directory that stands alone."""
+    layout = StoreLayout(store.path)
+    old = store.manifest
+    if layout.is_self_contained:
+        return old, layout.file(names.STATE).read_bytes()
+    state = b"".join(state_json(layout.file(names.TABLE), store.key, "slices"))
+    stated = {"size": len(state), "checksum": checksum(state)}
+    files = {**old["files"], names.STATE: stated}
+    return make_manifest(old["document"], old["totals"], old["tokenizer"], files), state
+
+
+def _require_room(place: RemotePath, manifest: dict[str, Any]) -> None:
+    """Refuse a target that is another store."""
+    try:
+        found = read_manifest(StoreLayout(place))  # type: ignore[arg-type]
+    except SourceMissing:
+        return
+    except CorruptionError as error:
+        raise CacheError(
+            f"there is a manifest, but not a whole one ({error.message}); name another target, or "
+            "remove it",
+            path=place,
+        ) from error
+    if found["key"] != manifest["key"]:
+        raise CacheError(
+            f"holds store {found['key'][:12]}, not {manifest['key'][:12]}; name another target",
+            path=place,
+        )
+    if found["digest"] != manifest["digest"]:
+        raise NonDeterminismError(
+            f"the store there has digest {found['digest']}, this one {manifest['digest']}, under "
+            "the same key; what is there stays",
+            path=place,
+        )
+
+
+def _contents(store: Store, state: bytes) -> Iterator[Upload]:
+    """Every file of a portable store but the two that come last."""
+    seen: set[str] = set()
+    for at, key in enumerate(store.slice_keys()):
+        if key not in seen:  # equal stretches of a source are one slice
+            seen.add(key)
+            store.slice_at(at).check_all()  # damage must not travel
+            files = store.files_of(key)
+            for path in (files.tokens, files.meta, files.record):
+                yield Upload(f"slices/{key[:2]}/{path.name}", path)
+    for name, path in _tokenizer_files(store):
+        yield Upload(f"tokenizer/{name}", path)
+    for name in (names.TABLE, names.LENGTHS, names.TRAINED, names.DATASET_INFO):
+        yield Upload(name, store.path / name)
+    yield Upload(names.STATE, state)
+    if (store.path / names.PROOF).is_file():
+        # Advisory, and of another day in every run: whichever proof is there stays.
+        yield Upload(names.PROOF, store.path / names.PROOF, any_content=True)
+
+
+def _tokenizer_files(store: Store) -> list[tuple[str, Path]]:
+    root = store.tokenizer_path
+    if not root.is_dir():
+        return []
+    paths = sorted(path for path in root.rglob("*") if path.is_file())
+    return [(path.relative_to(root).as_posix(), path) for path in paths]
+
+
+def _listing(store: Store) -> bytes:
+    files = {}
+    for name, path in _tokenizer_files(store):
+        data = path.read_bytes()
+        files[f"tokenizer/{name}"] = {"size": len(data), "checksum": checksum(data)}
+    return canonical({"key": store.key, "files": files}) + b"\n"
+
+
+def _all_at_once(work: Callable[[Any], None], items: Iterable[Any]) -> None:
+    """Do all, a few at a time; the first error ends it, when those under way are done."""
+    waiting: set[Any] = set()
+    with ThreadPoolExecutor(AT_ONCE) as threads:
+        try:
+            for item in items:
+                if len(waiting) >= 2 * AT_ONCE:
+                    done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
+                    for one in done:
+                        one.result()
+                waiting.add(threads.submit(work, item))
+            for one in waiting:
+                one.result()
+        except BaseException:
+            threads.shutdown(cancel_futures=True)
+            raise
+
+
+def pull(source: str, cache_dir: Path | None = None, out: Path | None = None) -> Travelled:
+    """Bring a store into the local cache.
+
+    Args:
+        source: Its URL, or a directory.
+        cache_dir: The cache; None: the user's own.
+        out: Also make a self-contained copy here, which is then what is returned.
+
+    Raises:
+        CorruptionError: What lies there is not what was written.
+        NonDeterminismError: The cache holds other bytes under the same key.
+    """
+    cache = CacheLayout(Path(cache_dir or default_cache_dir()).absolute())
+    store = open_store(source, cache_dir=cache.root)
+    done = Travelled("", len(store))
+    keys = {entry["key"].tobytes().hex(): entry["record"].tobytes().hex() for entry in store.table}
+
+    def take(one: tuple[str, str]) -> None:
+        _take_slice(store, cache, *one, done)
+
+    _all_at_once(take, keys.items())
+    _take_tokenizer(store, cache, done)
+    layout = commit_store(
+        cache, store.manifest["document"], _placements(store), store.manifest["tokenizer"],
+        store.proof,
+    )  # fmt: skip
+    found = Store(layout.directory, paths=[str(path) for path in store.sources])
+    for name in names.CHECKED_FILES:
+        done.add(found.manifest["files"][name]["size"], skipped=False)
+    done.path = str(found.path if out is None else copy_store(found, out))
+    return done
+
+
+def _placements(store: Store) -> Iterator[Placement]:
+    for entry in store.table:
+        line, offset = int(entry["line"]), int(entry["offset"])
+        yield Placement(
+            key=entry["key"].tobytes().hex(),
+            source=int(entry["source"]),
+            source_row=int(entry["source_row"]),
+            line=line or None,
+            offset=None if offset < 0 else offset,
+        )
+
+
+def _take_slice(store: Store, cache: CacheLayout, key: str, expected: str, done: Travelled) -> None:
+    """Publish one slice in the cache, unless it is there."""
+    theirs, ours = store.files_of(key), cache.slice(key)
+    if ours.record.exists():
+        record, digest = read_record(ours)
+        if digest != expected:
+            raise NonDeterminismError(
+                f"the cache's slice has record {digest}, the store to be pulled {expected}; what "
+                "is there stays",
+                path=ours.record,
+            )
+        done.add(record.token_file.size + record.meta_file.size, skipped=True)
+        return
+    record, _ = read_record(theirs, expected)
+    with Staging(cache.root) as staging:
+        staged = SliceFiles(staging.path, key)
+        for source, copy, stated, target in (
+            (theirs.tokens, staged.tokens, record.token_file, ours.tokens),
+            (theirs.meta, staged.meta, record.meta_file, ours.meta),
+        ):
+            staging.write(copy.name, _pieces(source, stated.size))
+            GuardedFile(copy, stated, mapped=False, check=True).check_all()
+            if not staging.publish(copy, target):
+                _require_same(cache, staging, copy, target, stated)
+        staging.publish(staging.write(staged.record.name, record.encode()), ours.record)
+    done.add(record.token_file.size + record.meta_file.size, skipped=False)
+
+
+def _require_same(
+    cache: CacheLayout, staging: Staging, copy: Path, target: Path, stated: FileRecord
+) -> None:
+    """Another builder's file, or one of a slice that lost its record, must be the same."""
+    try:
+        GuardedFile(target, stated, mapped=False, check=True).check_all()
+    except CorruptionError:
+        quarantine(cache, target)
+        staging.publish(copy, target)
+
+
+def _pieces(source: Path, size: int) -> Iterator[bytes]:
+    """The bytes of a slice's file, wherever it lies."""
+    step = 8 << 20
+    if not isinstance(source, RemotePath):
+        with reading_errors(source), open(source, "rb") as file:
+            yield from iter(lambda: file.read(step), b"")
+        return
+    for start in range(0, size, step):
+        with reading_errors(source):
+            piece = source.fetch(start, min(start + step, size))
+        yield piece
+
+
+def _take_tokenizer(store: Store, cache: CacheLayout, done: Travelled) -> None:
+    target = cache.tokenizer(store.manifest["tokenizer"]["identity"])
+    if isinstance(store, RemoteStore):
+        fetch_tokenizer(store, cache)
+    elif not target.is_dir():
+        with Staging(cache.root) as staging:
+            for name, path in _tokenizer_files(store):
+                staging.write(f"files/{name}", path.read_bytes())
+            if (staging.path / "files").is_dir():
+                staging.publish(staging.path / "files", target)
+    if target.is_dir():
+        for path in target.rglob("*"):
+            if path.is_file():
+                done.add(path.stat().st_size, skipped=False)
+
+
+def fetch_tokenizer(store: RemoteStore, cache: CacheLayout | None = None) -> Path:
+    """The tokenizer of a store elsewhere, in the local cache.
+
+    Raises:
+        CorruptionError: One of its files is not what was pushed.
+    """
+    cache = cache or CacheLayout(store.remote.blocks.root)
+    target = cache.tokenizer(store.manifest["tokenizer"]["identity"])
+    if target.is_dir():
+        return target
+    listing = store.remote / CONTENTS
+    try:
+        with reading_errors(listing):  # type: ignore[arg-type]
+            document = msgspec.json.decode(listing.read_bytes(), type=dict[str, Any])
+            files: dict[str, dict[str, Any]] = document["files"]
+    except (*UNREADABLE, KeyError) as error:
+        raise CorruptionError(f"not a list of files: {error}", path=listing) from error
+    with Staging(cache.root) as staging:
+        for name, stated in files.items():
+            parts = name.split("/")
+            if parts[0] != "tokenizer" or ".." in parts or "" in parts or "\\" in name:
+                raise CorruptionError(f"names the file {name!r}", path=listing)
+            with reading_errors(listing):  # type: ignore[arg-type]
+                data = (store.remote / name).read_bytes()
+            if checksum(data) != stated.get("checksum"):
+                raise CorruptionError(
+                    f"checksum is {checksum(data)}, expected {stated.get('checksum')}",
+                    path=store.remote / name,
+                )
+            staging.write(name, data)
+        if (staging.path / "tokenizer").is_dir():
+            staging.publish(staging.path / "tokenizer", target)
+    return target

@@ -1,0 +1,136 @@
+"""A real HTTP server with ranges on loopback: faults to order, everything that was served counted.
+
+`RangeServer` serves the files of a directory: ranges, ETag, Last-Modified. Its `faults` are taken
+in order, one per request: ``drop`` ends the connection in the middle of the body, an integer
+answers with that status. `without_ranges` and `without_etag` make it a poorer server.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from email.utils import formatdate
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import xxhash
+
+
+class RangeServer(ThreadingHTTPServer):
+    """Serves a directory by ranges."""
+
+    daemon_threads = True
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.root = root
+        self.faults: list[str | int] = []
+        self.requests: list[tuple[str, int]] = []  # (path, bytes of the body)
+        self.without_ranges = False
+        self.without_etag = False
+        self.without_time = False
+        self.lock = threading.Lock()
+
+    def url(self, name: str) -> str:
+        return f"http://127.0.0.1:{self.server_port}/{name}"
+
+    @property
+    def served(self) -> int:
+        """Bytes of all bodies so far."""
+        return sum(size for _, size in self.requests)
+
+    def forget(self) -> None:
+        self.requests.clear()
+
+    def next_fault(self) -> str | int | None:
+        with self.lock:
+            return self.faults.pop(0) if self.faults else None
+
+    def answer(self, handler: Handler) -> bool:
+        """Answer a request that is not for a file; False when it is for one."""
+        return False
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Answers for one connection."""
+
+    server: RangeServer
+    fault: str | int | None = None
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+    def do_POST(self) -> None:
+        self.do_GET()
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
+    def do_GET(self) -> None:
+        self.fault = fault = self.server.next_fault()
+        if isinstance(fault, int):
+            self.status(fault)
+        elif not self.server.answer(self):
+            self.send_path(self.server.root / unquote(urlsplit(self.path).path).lstrip("/"), fault)
+
+    def status(self, code: int) -> None:
+        self.send_response(code)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def send_body(self, data: bytes, kind: str = "application/json") -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def send_path(self, path: Path, fault: str | int | None = None) -> None:
+        if not path.is_file():
+            self.status(404)
+            return
+        data = path.read_bytes()
+        match = re.match(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
+        ranged = match is not None and not self.server.without_ranges
+        start, stop = 0, len(data)
+        if match is not None and ranged:
+            start, stop = int(match[1]), min(int(match[2]) + 1, len(data))
+            if start >= len(data):
+                self.send_response(416)
+                self.send_header("Content-Range", f"bytes */{len(data)}")
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+                return
+        self.send_response(206 if ranged else 200)
+        if ranged:
+            self.send_header("Content-Range", f"bytes {start}-{stop - 1}/{len(data)}")
+        if not self.server.without_etag:
+            self.send_header("ETag", f'"{xxhash.xxh3_64_hexdigest(data)}"')
+        if not self.server.without_time:
+            self.send_header("Last-Modified", formatdate(path.stat().st_mtime, usegmt=True))
+        self.send_header("Content-Length", str(stop - start))
+        self.end_headers()
+        body = data[start:stop] if self.command == "GET" else b""
+        if fault == "drop":
+            body = body[: len(body) // 2]
+            self.close_connection = True
+        self.server.requests.append((self.path, len(body)))
+        self.wfile.write(body)
+
+
+@contextmanager
+def serving(server: RangeServer) -> Iterator[RangeServer]:
+    """Run a server in a thread."""
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()

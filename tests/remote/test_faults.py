@@ -1,0 +1,150 @@
+"""What goes wrong between here and there: passing faults are passed over, the rest has a name."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.remote.conftest import Place
+from tests.remote.servers import RangeServer
+from tests.remote.test_rows import ROWS, lines
+from tokenmill.errors import SourceChanged, SourceError
+from tokenmill.files import ranged, remote
+from tokenmill.files.ranged import RemoteFile
+from tokenmill.source import open_rows, read_block
+
+DATA = lines(ROWS)
+
+
+@pytest.fixture
+def url(web: RangeServer, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setattr(ranged, "_pool", ranged.Pool())
+    (web.root / "rows.jsonl").write_bytes(DATA)
+    return web.url("rows.jsonl")
+
+
+@pytest.mark.parametrize("faults", [["drop"], [503, 503], [429, "drop", 500, 408, "drop"]])
+def test_passing_faults_are_passed_over(
+    web: RangeServer, url: str, faults: list[str | int]
+) -> None:
+    file = RemoteFile(url)
+    web.faults[:] = faults
+    assert file.pread(len(DATA), 0) == DATA
+    assert not web.faults
+
+
+def test_lasting_fault_ends_as_source_error_with_url_and_offset(web: RangeServer, url: str) -> None:
+    file = RemoteFile(url)
+    web.faults[:] = [503] * 100
+    with pytest.raises(SourceError, match=r"after 6 tries.*503") as caught:
+        file.pread(10, 2 * ranged.BLOCK - 5 if len(DATA) > 2 * ranged.BLOCK else 0)
+    assert caught.value.path == url
+    assert caught.value.offset is not None
+    assert len(web.faults) == 100 - remote.ATTEMPTS
+
+
+def test_forbidden_object_is_refused_at_once(web: RangeServer, url: str) -> None:
+    web.faults[:] = [403, 403]
+    with pytest.raises(SourceError, match="403"):
+        RemoteFile(url)
+    assert web.faults == [403]
+
+
+def test_server_without_ranges_is_refused_before_the_body_is_read(
+    web: RangeServer, url: str
+) -> None:
+    web.without_ranges = True
+    with pytest.raises(SourceError, match="does not support range requests"):
+        open_rows(url)
+    assert len(web.requests) == 1
+
+
+def test_closed_port_is_a_source_error(web: RangeServer, url: str) -> None:
+    web.shutdown()
+    web.server_close()
+    with pytest.raises(SourceError, match="after 6 tries"):
+        RemoteFile(url)
+
+
+def replaced(place: Place, path: Path, data: bytes) -> None:
+    path.write_bytes(data)
+    place(path)
+
+
+@pytest.mark.parametrize("grown", [True, False])
+def test_changed_object_is_source_changed_at_the_next_range(
+    elsewhere: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, grown: bool
+) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(DATA)
+    rows = open_rows(elsewhere(path))
+    blocks = list(rows.blocks())
+    monkeypatch.setattr(ranged, "_pool", ranged.Pool())
+    other = DATA + b"{}\n" if grown else DATA.replace(b'"id": 7', b'"id": 8')
+    replaced(elsewhere, path, other)
+    with pytest.raises(SourceChanged):
+        rows[1]
+    with pytest.raises(SourceChanged):
+        list(rows)
+    with pytest.raises(SourceChanged):
+        read_block(blocks[0])
+    assert open_rows(elsewhere(path))[0] == ROWS[0]
+
+
+def test_object_that_changes_while_it_is_indexed_is_source_changed(
+    web: RangeServer, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (web.root / "rows.jsonl").write_bytes(10 * DATA)  # several windows
+    real = ranged.RemoteFile.fetch_blocks
+
+    def fetch(self: RemoteFile, first: int, count: int) -> bytes:
+        if first > 3:
+            (web.root / "rows.jsonl").write_bytes(10 * DATA.replace(b'"id": 7', b'"id": 8'))
+        return real(self, first, count)
+
+    monkeypatch.setattr(ranged.RemoteFile, "fetch_blocks", fetch)
+    with pytest.raises(SourceChanged):
+        open_rows(url)
+
+
+def test_block_of_an_object_without_etag_is_held_against_its_digest(
+    web: RangeServer, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    web.without_etag = web.without_time = True
+    block = next(iter(open_rows(url).blocks()))
+    assert not block.settled
+    assert len(read_block(block).raw) == block.rows
+    (web.root / "rows.jsonl").write_bytes(DATA.replace(b'"id": 7', b'"id": 8'))
+    with pytest.raises(SourceChanged, match="not what was planned"):
+        read_block(block)
+
+
+def test_object_with_a_fresh_time_alone_is_read_again(web: RangeServer, url: str) -> None:
+    web.without_etag = True
+    open_rows(url)
+    web.forget()
+    open_rows(url)
+    assert web.served > len(DATA)  # within the same second it may have been written twice
+    old = 1_700_000_000
+    os.utime(web.root / "rows.jsonl", (old, old))
+    open_rows(url)
+    web.forget()
+    open_rows(url)
+    assert web.served <= 1
+
+
+def test_reading_goes_on_in_a_forked_process(web: RangeServer, url: str) -> None:
+    rows = open_rows(url)
+    assert rows[5] == ROWS[5]
+    ranged._fresh_pool()
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            code = 0 if rows[2999] == ROWS[2999] and rows[5] == ROWS[5] else 2
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert rows[1234] == ROWS[1234]

@@ -1,0 +1,243 @@
+"""Datasets of the hub by name and split: against a stand-in for the hub on loopback.
+
+The stand-in speaks the part of the hub's HTTP interface that huggingface_hub asks (revisions,
+trees, files by ranges); each test runs in a process of its own, because that library reads its
+environment when it is imported.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import tokenmill
+from tests.build.making import TOKENIZER, conversations
+from tests.remote.servers import Handler, RangeServer, serving
+from tokenmill.errors import UsageError
+from tokenmill.source.address import HubName, parse_address
+from tokenmill.source.hub import by_name
+
+COMMIT = {"main": "a" * 40, "v1": "b" * 40, "refs/convert/parquet": "c" * 40}
+CARD = """---
+license: mit
+configs:
+- config_name: default
+  data_files:
+  - split: train
+    path: data/part-*.parquet
+  - split: test
+    path: data/held.parquet
+- config_name: extra
+  data_files: other/*.parquet
+---
+# Words
+"""
+
+
+class Hub(RangeServer):
+    """Serves ``root/<owner>/<name>/<commit>/…`` as the hub would."""
+
+    def answer(self, handler: Handler) -> bool:
+        path = unquote(urlsplit(handler.path).path)
+        info = re.fullmatch(r"/api/datasets/(\w+/\w+)(?:/revision/(.+))?", path)
+        tree = re.fullmatch(r"/api/datasets/(\w+/\w+)/tree/(\w+)/?(.*)", path)
+        file = re.fullmatch(r"/datasets/(\w+/\w+)/resolve/(\w+)/(.+)", path)
+        if file:
+            handler.send_path(self.root / file[1] / file[2] / file[3], handler.fault)
+        elif tree and (self.root / tree[1] / tree[2]).is_dir():
+            handler.send_body(json.dumps(self.tree(*tree.groups())).encode())
+        elif info and (found := self.info(info[1], info[2] or "main")):
+            handler.send_body(json.dumps(found).encode())
+        else:
+            handler.send_response(404)
+            handler.send_header("X-Error-Code", "RepoNotFound")
+            handler.send_header("Content-Length", "0")
+            handler.end_headers()
+        return True
+
+    def info(self, repo: str, revision: str) -> dict[str, Any] | None:
+        commit = COMMIT.get(revision, revision)
+        root = self.root / repo / commit
+        if not root.is_dir():
+            return None
+        names = [path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file()]
+        return {"id": repo, "sha": commit, "siblings": [{"rfilename": name} for name in names]}
+
+    def tree(self, repo: str, commit: str, inner: str) -> list[dict[str, Any]]:
+        root = self.root / repo / commit
+        return [
+            {
+                "type": "directory" if path.is_dir() else "file",
+                "path": path.relative_to(root).as_posix(),
+                "size": 0 if path.is_dir() else path.stat().st_size,
+                "oid": "0" * 40,
+            }
+            for path in (root / inner).iterdir()
+        ]
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[Hub]:
+    (tmp_path / "hub").mkdir()
+    with serving(Hub(tmp_path / "hub")) as server:
+        assert isinstance(server, Hub)
+        yield server
+
+
+def put(hub: Hub, name: str, rows: list[dict[str, Any]], commit: str = "main") -> None:
+    path = hub.root / "owner" / "words" / COMMIT[commit] / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if name.endswith(".parquet"):
+        pq.write_table(pa.Table.from_pylist(rows), path)
+    else:
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+ASK = """
+import json, sys
+import tokenmill as tm
+answers = []
+for address in sys.argv[1:]:
+    try:
+        rows = tm.open_rows(address)
+        answers.append({"rows": len(rows), "last": rows[-1], "path": rows.origin(-1).path})
+    except tm.TokenmillError as error:
+        answers.append({"error": type(error).__name__, "message": str(error)})
+print(json.dumps(answers))
+"""
+
+
+def child(hub: Hub, *arguments: str, offline: str = "0") -> Any:
+    """What a fresh process that takes the stand-in for the hub prints, as JSON."""
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(Path(tokenmill.__file__).parent.parent),
+        "HF_ENDPOINT": hub.url("").rstrip("/"),
+        "HF_HUB_OFFLINE": offline,
+        "HF_HOME": str(hub.root / "home"),
+    }
+    command = [sys.executable, *arguments]
+    answer = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert answer.returncode == 0, answer.stderr
+    return json.loads(answer.stdout)
+
+
+def test_split_of_a_dataset_is_prepared_at_the_commit_it_had(hub: Hub, tmp_path: Path) -> None:
+    rows = conversations(60)
+    put(hub, "data/train-00000-of-00002.parquet", rows[:25])
+    put(hub, "data/train-00001-of-00002.parquet", rows[25:50])
+    put(hub, "data/test-00000-of-00001.parquet", rows[50:])
+    flags = ("--tokenizer", str(TOKENIZER), "--tokenizer-backend", "file", "--num-workers", "2")
+    made = child(hub, "-m", "tokenmill", "prepare", "owner/words:train", *flags, "--json")
+    assert made["rows_out"] == 50
+    proof = json.loads((Path(made["path"]) / "proof.json").read_text())
+    base = f"hf://datasets/owner/words@{COMMIT['main']}/data"
+    assert proof["paths"] == [f"{base}/train-0000{n}-of-00002.parquet" for n in range(2)]
+    assert all(COMMIT["main"] in path for path, _ in hub.requests)
+    short, long, several = child(
+        hub,
+        "-c",
+        ASK,
+        f"owner/words@{COMMIT['main']}:train[:1000]",
+        "hf://datasets/owner/words:test[2:]",
+        "owner/words",
+    )
+    assert short == {"rows": 50, "last": rows[49], "path": proof["paths"][1]}
+    assert (long["rows"], long["last"]) == (8, rows[59])
+    assert several["error"] == "UsageError"
+    assert "owner/words:" in several["message"]
+
+
+def test_card_says_which_files_a_split_has(hub: Hub) -> None:
+    rows = conversations(9)
+    put(hub, "data/part-0.parquet", rows[:3])
+    put(hub, "data/held.parquet", rows[3:5])
+    put(hub, "other/x.parquet", rows[5:9])
+    (hub.root / "owner/words" / COMMIT["main"] / "README.md").write_text(CARD)
+    train, extra, unknown = child(
+        hub, "-c", ASK, "owner/words:train", "owner/words:extra/train", "owner/words:validation"
+    )
+    assert (train["rows"], extra["rows"]) == (3, 4)
+    assert "only train, test" in unknown["message"]
+
+
+def test_revision_and_conversion_of_the_hub(hub: Hub) -> None:
+    put(hub, "notes.txt", [])
+    put(hub, "default/train/0000.parquet", conversations(7), commit="refs/convert/parquet")
+    put(hub, "words.jsonl", conversations(4), commit="v1")
+    converted, tagged, found, nobody = child(
+        hub,
+        "-c",
+        ASK,
+        "owner/words",
+        "owner/words@v1",
+        "hf://datasets/owner/words@v1/*.jsonl",
+        "nobody/nothing:train",
+    )
+    assert converted["rows"] == 7
+    assert COMMIT["refs/convert/parquet"] in converted["path"]
+    assert tagged["path"] == f"hf://datasets/owner/words@{COMMIT['v1']}/words.jsonl"
+    assert (tagged["rows"], found["rows"]) == (4, 4)
+    assert nobody["error"] == "SourceMissing"
+    assert "no such dataset" in nobody["message"]
+
+
+def test_offline_is_said_at_once(hub: Hub) -> None:
+    (answer,) = child(hub, "-c", ASK, "owner/words:train", offline="1")
+    assert answer["error"] == "SourceError"
+    assert "offline" in answer["message"].lower()
+    assert "tries" not in answer["message"]
+
+
+@pytest.mark.parametrize(
+    ("text", "repo", "revision", "split"),
+    [
+        ("owner/name", "owner/name", None, None),
+        ("owner/name:train", "owner/name", None, "train"),
+        ("owner/name@v1.2:config/train[:10]", "owner/name", "v1.2", "config/train"),
+        ("owner/name@refs/pr/3:train@[5:]", "owner/name", "refs/pr/3", "train"),
+        ("hf://datasets/owner/name@main", "owner/name", "main", None),
+    ],
+)
+def test_hub_address_is_read_as_documented(
+    text: str, repo: str, revision: str | None, split: str | None
+) -> None:
+    address = parse_address(text)
+    assert address.hub == HubName(repo, revision)
+    assert address.split == split
+    assert (address.selection is not None) == ("[" in text)
+
+
+def test_local_looking_names_are_not_asked_of_the_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data").mkdir()
+    for text in ("data/chat", "owner/chat.jsonl", "owner/chat.jsonl.gz", "./chat", "a/b/c"):
+        assert parse_address(text).hub is None
+    with pytest.raises(UsageError, match="no step"):
+        parse_address("owner/name:train[1:2:3]")
+
+
+def test_splits_by_name_read_words_not_letters() -> None:
+    files = [
+        "data/train-0.parquet",
+        "training/x.parquet",
+        "dev.parquet",
+        "data/constrained.parquet",
+    ]
+    assert by_name(files) == {
+        "train": ["data/train-0.parquet", "training/x.parquet", "data/constrained.parquet"],
+        "validation": ["dev.parquet"],
+    }

@@ -1,0 +1,211 @@
+"""Rows of files elsewhere: the same rows as of the file here, by ranges, in every format."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import zstandard
+
+from tests.remote.conftest import Place
+from tests.remote.servers import RangeServer
+from tokenmill.errors import RowError, SourceMissing, UsageError
+from tokenmill.files import ranged, remote
+from tokenmill.source import open_rows
+
+ROWS: list[dict[str, Any]] = [
+    {"id": n, "text": f"row {n} " + "word " * (n % 50), "meta": {"even": n % 2 == 0}}
+    for n in range(3000)
+]
+
+
+def lines(rows: list[dict[str, Any]]) -> bytes:
+    return b"".join(json.dumps(row).encode() + b"\n" for row in rows)
+
+
+def written(directory: Path, form: str) -> Path:
+    """The rows as a file of some format."""
+    directory.mkdir(exist_ok=True)
+    path = directory / f"rows.{form}"
+    table = pa.Table.from_pylist(ROWS)
+    if form == "parquet":
+        pq.write_table(table, path, row_group_size=700)
+    elif form == "arrow":
+        with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as writer:
+            writer.write_table(table, max_chunksize=400)
+    elif form == "file.arrow":
+        with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
+            writer.write_table(table, max_chunksize=400)
+    elif form == "json":
+        path.write_text(json.dumps(ROWS, indent=1))
+    else:
+        data = lines(ROWS)
+        packed = {"gz": gzip.compress, "zst": zstandard.ZstdCompressor().compress}
+        path.write_bytes(packed[form.split(".")[1]](data) if "." in form else data)
+    return path
+
+
+@pytest.mark.parametrize(
+    "form", ["jsonl", "jsonl.gz", "jsonl.zst", "json", "parquet", "arrow", "file.arrow"]
+)
+def test_rows_elsewhere_are_the_rows_here(elsewhere: Place, tmp_path: Path, form: str) -> None:
+    path = written(tmp_path / "here", form)
+    url = elsewhere(path)
+    here, there = open_rows(path), open_rows(url)
+    assert len(there) == len(here) == len(ROWS)
+    assert list(there) == list(here) == ROWS
+    assert dict(there.scan()) == dict(here.scan())
+    for index in (0, 1, 699, 700, 1501, 2999, 40):
+        assert there[index] == here[index]
+        assert there.raw(index) == here.raw(index)
+        assert there.origin(index) == here.origin(index)._replace(path=url)
+    assert there.batch([2999, 5, 1400]) == [ROWS[2999], ROWS[5], ROWS[1400]]
+    assert [file.digest for file in there.files] == [file.digest for file in here.files]
+    digests = [(block.first_row, block.rows, block.digest) for block in here.blocks()]
+    assert [(block.first_row, block.rows, block.digest) for block in there.blocks()] == digests
+    again = pickle.loads(pickle.dumps(there[100:200]))
+    assert list(again) == ROWS[100:200]
+    assert list(open_rows(f"{url}@[-10:]")) == ROWS[-10:]
+
+
+def test_rows_of_a_remembered_object_are_not_read_again(web: RangeServer, tmp_path: Path) -> None:
+    (web.root / "rows.jsonl").write_bytes(lines(ROWS))
+    open_rows(web.url("rows.jsonl"))
+    web.forget()
+    assert len(open_rows(web.url("rows.jsonl"))) == len(ROWS)
+    assert web.served <= 1  # one byte, to see the ETag
+
+
+def test_single_row_costs_one_block(
+    web: RangeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ranged, "BLOCK", 16 << 10)
+    monkeypatch.setattr(ranged, "_pool", ranged.Pool())
+    (web.root / "rows.jsonl").write_bytes(lines(ROWS))
+    url = web.url("rows.jsonl")
+    open_rows(url)
+    ranged._pool = ranged.Pool()
+    rows = open_rows(url)
+    web.forget()
+    assert rows[1500] == ROWS[1500]
+    assert len(web.requests) == 1
+    assert web.served == 16 << 10
+    assert rows[1500] == ROWS[1500]
+    assert len(web.requests) == 1  # it was kept
+
+
+def test_streaming_asks_for_growing_windows_each_byte_once(
+    web: RangeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ranged, "BLOCK", 4 << 10)
+    monkeypatch.setattr(ranged, "WINDOW", 64 << 10)
+    monkeypatch.setattr(ranged, "_pool", ranged.Pool())
+    data = lines(ROWS)
+    (web.root / "rows.jsonl").write_bytes(data)
+    file = ranged.RemoteFile(web.url("rows.jsonl"))
+    web.forget()
+    got = b"".join(file.pread(3000, at) for at in range(0, file.size, 3000))
+    assert got == data
+    assert web.served == len(data)
+    sizes = [size for _, size in web.requests]
+    assert sizes[:4] == [4 << 10, 8 << 10, 16 << 10, 32 << 10]
+    assert max(sizes) == 64 << 10
+
+
+def test_one_row_group_of_parquet_is_fetched_alone(web: RangeServer, tmp_path: Path) -> None:
+    rows = [{"id": n, "text": f"{n * 7919 % 100003}" * 100} for n in range(20_000)]
+    path = web.root / "large.parquet"
+    pq.write_table(pa.Table.from_pylist(rows), path, row_group_size=1000, compression="none")
+    assert path.stat().st_size > 8 << 20
+    opened = open_rows(web.url("large.parquet"))
+    footer = web.served
+    assert len(opened) == 20_000
+    assert footer < 1 << 20  # neither hashed nor decoded
+    assert list(opened[3000:4000]) == rows[3000:4000]
+    assert opened[3500] == rows[3500]
+    assert web.served < footer + (3 << 20)
+
+
+def test_glob_and_directory_elsewhere_list_in_order(s3: str, memory: str) -> None:
+    for root in (s3, memory):
+        fs, _ = remote.filesystem(f"{root}/x")
+        for number in (2, 0, 1):
+            inner = fs._strip_protocol(f"{root}/data/part-{number}.jsonl")
+            fs.pipe_file(inner, lines(ROWS[number * 10 : number * 10 + 10]))
+        fs.pipe_file(fs._strip_protocol(f"{root}/data/notes.txt"), b"no data")
+        for address in (f"{root}/data/*.jsonl", f"{root}/data", f"{root}/data/"):
+            rows = open_rows(address)
+            assert list(rows) == ROWS[:30]
+            assert [file.path for file in rows.files] == [
+                f"{root}/data/part-{number}.jsonl" for number in range(3)
+            ]
+        with pytest.raises(SourceMissing, match="no object matches"):
+            open_rows(f"{root}/data/*.parquet")
+
+
+def test_saved_dataset_elsewhere_opens_by_its_split(memory: str) -> None:
+    fs, _ = remote.filesystem(f"{memory}/x")
+    table = pa.Table.from_pylist(ROWS[:50])
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    state = {"_data_files": [{"filename": "data-00000-of-00001.arrow"}], "_split": "train"}
+    for name, data in {
+        "dataset_dict.json": b'{"splits": ["train", "test"]}',
+        "train/state.json": json.dumps(state).encode(),
+        "train/data-00000-of-00001.arrow": sink.getvalue().to_pybytes(),
+    }.items():
+        fs.pipe_file(fs._strip_protocol(f"{memory}/saved/{name}"), data)
+    assert list(open_rows(f"{memory}/saved@train[:20]")) == ROWS[:20]
+    with pytest.raises(UsageError, match="train, test"):
+        open_rows(f"{memory}/saved")
+
+
+def test_bad_row_elsewhere_is_a_row_error_with_its_place(elsewhere: Place, tmp_path: Path) -> None:
+    path = tmp_path / "bad.jsonl"
+    path.write_bytes(lines(ROWS[:2]) + b"{no json\n" + lines(ROWS[2:4]))
+    url = elsewhere(path)
+    rows = open_rows(url)
+    with pytest.raises(RowError) as caught:
+        rows[2]
+    assert (caught.value.path, caught.value.row, caught.value.line) == (url, 2, 3)
+    assert caught.value.offset == len(lines(ROWS[:2]))
+    assert sum(isinstance(value, RowError) for _, value in rows.scan()) == 1
+
+
+def test_signed_query_is_used_but_never_shown(web: RangeServer) -> None:
+    (web.root / "rows.jsonl").write_bytes(lines(ROWS[:5]))
+    rows = open_rows(web.url("rows.jsonl?signature=secret"))
+    assert rows.origin(0).path == web.url("rows.jsonl")
+    assert "secret" not in repr(rows)
+    assert any("secret" in path for path, _ in web.requests)
+
+
+def test_missing_driver_names_the_pip_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    import fsspec
+
+    def missing(url: str) -> None:
+        raise ImportError("Install gcsfs")
+
+    monkeypatch.setattr(fsspec.core, "url_to_fs", missing)
+    with pytest.raises(UsageError, match=r'pip install "tokenmill\[remote\]"'):
+        open_rows("gs://nobody/x.jsonl")
+
+
+def test_unknown_protocol_is_a_usage_error() -> None:
+    with pytest.raises(UsageError, match="no such kind of place"):
+        open_rows("nonsense://x/y.jsonl")
+
+
+def test_missing_object_is_source_missing(elsewhere: Place, tmp_path: Path) -> None:
+    path = tmp_path / "there.jsonl"
+    path.write_bytes(lines(ROWS[:1]))
+    url = elsewhere(path)
+    with pytest.raises(SourceMissing, match="no such object"):
+        open_rows(url.replace("there", "nowhere"))
