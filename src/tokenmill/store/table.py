@@ -38,12 +38,43 @@ SLICE_ROW = np.dtype(
 """One slice of a store: 96 bytes."""
 
 _HEADER = struct.Struct("<8sIIQ")
+_ROW = struct.Struct("<20s16s3I6q")  # `SLICE_ROW`, for writing one
 
 
 def header(count: int) -> bytes:
     """The first bytes of a table of ``count`` slices."""
     packed = _HEADER.pack(MAGIC, VERSION, SLICE_ROW.itemsize, count)
     return packed.ljust(HEADER_BYTES, b"\0")
+
+
+def pack_row(
+    key: str,
+    record: str,
+    *,
+    source: int,
+    rows: int,
+    rejected: int,
+    first_row: int,
+    source_row: int,
+    line: int | None,
+    offset: int | None,
+    tokens: int,
+    trained: int,
+) -> bytes:
+    """One row of the table; the names are those of `SLICE_ROW`, key and record as hex digits."""
+    return _ROW.pack(
+        bytes.fromhex(key),
+        bytes.fromhex(record),
+        source,
+        rows,
+        rejected,
+        first_row,
+        source_row,
+        line or 0,
+        -1 if offset is None else offset,
+        tokens,
+        trained,
+    )
 
 
 def load_table(file: ByteFile) -> NDArray[np.void]:
