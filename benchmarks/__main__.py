@@ -11,7 +11,7 @@ from pathlib import Path
 import benchmarks
 from benchmarks.report import Report
 
-HELPERS = {"report", "peers", "data", "text", "measure", "__main__"}
+HELPERS = {"report", "peers", "data", "text", "measure", "simulated", "__main__"}
 
 
 def main() -> int:

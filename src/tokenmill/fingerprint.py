@@ -66,12 +66,17 @@ def key(document: Any) -> str:
     return _name(canonical(document))
 
 
-def key_of_parsed(document: Any) -> str:
-    """`key` of a document that a JSON parser made: plain by birth, so not looked through again.
+def canonical_of_parsed(document: Any) -> bytes:
+    """`canonical` of what a parser made, typed or not: plain by birth, so not looked through again.
 
     A tokenizer's vocabulary has half a million members; looking at each costs half a second.
     """
-    return _name(_encoder.encode(document))
+    return _encoder.encode(document)
+
+
+def key_of_parsed(document: Any) -> str:
+    """`key` of a document that a JSON parser made."""
+    return _name(canonical_of_parsed(document))
 
 
 def key_of_pieces(pieces: Iterable[bytes]) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.conftest import Clean
-from tests.faults.tools import CALLS, Zygote, fault
+from tests.faults.tools import CALLS, Findings, Zygote, fault
 from tests.faults.world import committed, picture, prepare_arguments
 
 EVERY = ",".join(CALLS)
@@ -55,10 +55,12 @@ def test_death_at_sampled_steps_leaves_miss_or_whole(
 
 
 @pytest.mark.soak
+@pytest.mark.parametrize("action", ["kill", "die"])
 def test_death_at_every_step_leaves_miss_or_whole(
-    zygote: Zygote, clean: Clean, tmp_path: Path
+    zygote: Zygote, smallest: Clean, tmp_path: Path, action: str
 ) -> None:
-    cache = tmp_path / "cache"
-    for nth in range(1, steps(zygote, clean, cache, "") + 1):
-        for action in ("kill", "die"):
-            die_and_recover(zygote, clean, cache, "", nth, action)
+    findings = Findings()
+    for nth in range(1, steps(zygote, smallest, tmp_path / "counted", "") + 1):
+        with findings.of(f"step {nth}"):
+            die_and_recover(zygote, smallest, tmp_path / str(nth), "", nth, action)
+    findings.conclude()

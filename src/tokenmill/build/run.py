@@ -11,6 +11,7 @@ worker find out.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import tempfile
@@ -29,8 +30,9 @@ from tokenmill.build.proof import Account, proof_document
 from tokenmill.build.recipe import Recipe, RunOptions
 from tokenmill.errors import CacheError, CorruptionError, SourceError
 from tokenmill.files import Staging, default_cache_dir
-from tokenmill.source import open_rows
+from tokenmill.source import Block, open_rows
 from tokenmill.store import CacheLayout, Store
+from tokenmill.store.ahead import ahead
 from tokenmill.store.commit import commit_store
 from tokenmill.store.quarantine import quarantine_of
 from tokenmill.tokenizer import IdentityCard
@@ -130,14 +132,18 @@ def _all_there(planned: Plan, cache: CacheLayout) -> bool:
 
     `cache gc` hides what it removes and then looks at stores; this looks after the store is there.
     """
-    for key, _ in planned.walk():
-        files = cache.slice(key)
+
+    def is_there(block: Block) -> bool:
+        files = cache.slice(planned.key_of(block))
         if not files.record.exists():
             return False
         for path in (files.tokens, files.meta):
             if not path.exists():
                 raise CorruptionError("gone, though its commit record is there", path=path)
-    return True
+        return True
+
+    with contextlib.closing(ahead(is_there, planned.blocks())) as found:
+        return all(found)
 
 
 def _build_and_commit(

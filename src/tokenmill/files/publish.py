@@ -63,6 +63,9 @@ def make_directory(path: Path, root: Path) -> None:
 
 
 def _refuse_leading_out(path: Path, root: Path) -> None:
+    below = (part for part in (path, *path.parents) if root in part.parents)
+    if not any(map(os.path.islink, below)):
+        return  # nothing that could lead anywhere; the usual case, at one look per directory
     real, real_root = os.path.realpath(path), os.path.realpath(root)
     if os.path.commonpath([real, real_root]) != real_root:
         raise CacheError(f"a symbolic link leads out of the cache, to {real}", path=path)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
@@ -23,7 +23,7 @@ THREADS = 8  # looks in flight: they wait for disks and servers, not for a core
 WINDOW = 2 * THREADS  # batches in existence, finished ones that nobody took included
 
 
-def ahead(work: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
+def ahead(work: Callable[[Item], Result], items: Iterable[Item]) -> Generator[Result, None, None]:
     """``map(work, items)`` with several calls in flight; an error is raised in its turn."""
     stream = iter(items)
     first = list(itertools.islice(stream, BATCH))
