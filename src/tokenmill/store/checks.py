@@ -20,10 +20,9 @@ from tokenmill.errors import CorruptionError
 from tokenmill.store.access import REMEDY, reading_errors
 from tokenmill.store.layout import TABLE, StoreLayout
 from tokenmill.store.manifest import Document
-from tokenmill.store.table import HEADER_BYTES, SLICE_ROW
+from tokenmill.store.table import SLICE_ROW, read_stretches
 
 _READ_BYTES = 1 << 20
-_STRETCH = 8192  # slices of the table looked at at once
 
 
 def check_file(path: Path, stated: Document, *, content: bool) -> None:
@@ -76,19 +75,14 @@ class _Recount:
 
 
 def check_table(manifest: Document, layout: StoreLayout, *, content: bool) -> None:
-    """Recount the table's totals, and hash it if ``content``; compare both with the manifest.
-
-    One pass through a small buffer: touching the mapped table would make all of it resident.
-    """
+    """Recount the table's totals, and hash it if ``content``; compare both with the manifest."""
     path, recount, hasher = layout.file(TABLE), _Recount(), xxhash.xxh3_128()
-    with reading_errors(path), open(path, "rb") as file:
-        hasher.update(file.read(HEADER_BYTES))
-        while piece := file.read(_STRETCH * SLICE_ROW.itemsize):
-            if len(piece) % SLICE_ROW.itemsize:
-                raise CorruptionError("became shorter while it was read", path=path)
-            if content:
-                hasher.update(piece)
-            recount.add(np.frombuffer(piece, SLICE_ROW), path)
+    pieces = read_stretches(path)
+    hasher.update(next(pieces))
+    for piece in pieces:
+        if content:
+            hasher.update(piece)
+        recount.add(np.frombuffer(piece, SLICE_ROW), path)
     if content:
         _compare(hasher.hexdigest(), manifest["files"][TABLE], path)
     totals = manifest["totals"]

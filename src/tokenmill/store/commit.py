@@ -17,13 +17,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import xxhash
 
 from tokenmill.errors import CorruptionError, NonDeterminismError, UsageError
 from tokenmill.files import NewFile, Staging, write_file, writing_errors
 from tokenmill.fingerprint import key as fingerprint_key
 from tokenmill.store import layout as names
-from tokenmill.store.access import open_bytes
 from tokenmill.store.ahead import ahead
 from tokenmill.store.checks import check_file
 from tokenmill.store.layout import CacheLayout, StoreLayout
@@ -31,7 +31,9 @@ from tokenmill.store.manifest import Document, encode_manifest, make_manifest, r
 from tokenmill.store.quarantine import quarantine
 from tokenmill.store.record import CommitRecord
 from tokenmill.store.slices import RowCounts, read_counts
-from tokenmill.store.table import header, load_table, pack_row
+from tokenmill.store.table import SLICE_ROW, count_rows, header, pack_row, read_stretches
+
+_PIECE = 1 << 20  # bytes of a file read at once
 
 MOST_SHARDS = 50_000
 """Slices that ``state.json`` lists. `datasets` maps every shard of it, and a process has about
@@ -143,7 +145,7 @@ def file_document(path: Path) -> Document:
     hasher = xxhash.xxh3_128()
     size = 0
     with open(path, "rb") as file:
-        while piece := file.read(1 << 20):
+        while piece := file.read(_PIECE):
             hasher.update(piece)
             size += len(piece)
     return {"size": size, "checksum": hasher.hexdigest()}
@@ -192,7 +194,7 @@ def _counted(cache: CacheLayout, placement: Placement) -> tuple[Placement, RowCo
 def _chain(head: bytes, path: Path) -> Iterator[bytes]:
     yield head
     with open(path, "rb") as file:
-        while piece := file.read(1 << 20):
+        while piece := file.read(_PIECE):
             yield piece
 
 
@@ -217,17 +219,26 @@ def _table_row(placement: Placement, counts: RowCounts, tally: _Tally) -> bytes:
 _DATASET_INFO = b"{}\n"
 
 
+def _served(table_path: Path) -> Iterator[str]:
+    """Keys of the slices that have rows."""
+    pieces = read_stretches(table_path)
+    next(pieces)  # the header
+    for piece in pieces:
+        for row in np.frombuffer(piece, SLICE_ROW):
+            if row["rows"]:
+                yield row["key"].tobytes().hex()
+
+
 def state_json(table_path: Path, key: str, slices: str = "../../slices") -> Iterator[bytes]:
     """``state.json`` for `datasets.load_from_disk`, piece by piece: it may be long."""
-    table = load_table(open_bytes(table_path, mapped=False))
+    count = count_rows(table_path.stat().st_size)
     yield b'{"_data_files": ['
-    if len(table) > MOST_SHARDS:
+    if count > MOST_SHARDS:
         # The name stands in the error that whoever opens this file gets.
-        told = f"{len(table)} slices are too many for load_from_disk - use tokenmill export"
+        told = f"{count} slices are too many for load_from_disk - use tokenmill export"
         yield json.dumps({"filename": told}).encode()
     else:
-        served = (row["key"].tobytes().hex() for row in table if row["rows"])
-        for number, shard in enumerate(served):
+        for number, shard in enumerate(_served(table_path)):
             comma = ", " if number else ""
             yield f'{comma}{{"filename": "{slices}/{shard[:2]}/{shard}.arrow"}}'.encode()
     rest: Document = {

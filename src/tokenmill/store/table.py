@@ -9,12 +9,14 @@ source. Sixty-four bytes of header say what the file is; everything is little-en
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tokenmill.errors import CorruptionError
-from tokenmill.store.access import ByteFile
+from tokenmill.store.access import ByteFile, reading_errors
 
 MAGIC = b"TOKMILL\0"
 VERSION = 1
@@ -37,6 +39,8 @@ SLICE_ROW = np.dtype(
 )
 """One slice of a store: 96 bytes."""
 
+STRETCH = 8192  # rows read at once by whoever passes over the whole table
+
 _HEADER = struct.Struct("<8sIIQ")
 _ROW = struct.Struct("<20s16s3I6q")  # `SLICE_ROW`, for writing one
 
@@ -45,6 +49,11 @@ def header(count: int) -> bytes:
     """The first bytes of a table of ``count`` slices."""
     packed = _HEADER.pack(MAGIC, VERSION, SLICE_ROW.itemsize, count)
     return packed.ljust(HEADER_BYTES, b"\0")
+
+
+def count_rows(size: int) -> int:
+    """Slices in a table of so many bytes."""
+    return (size - HEADER_BYTES) // SLICE_ROW.itemsize
 
 
 def pack_row(
@@ -75,6 +84,19 @@ def pack_row(
         tokens,
         trained,
     )
+
+
+def read_stretches(path: Path) -> Iterator[bytes]:
+    """A table's header, then its rows, some thousands at a time: for one pass without mapping.
+
+    Touching a mapped table from end to end would make all of it resident.
+    """
+    with reading_errors(path), open(path, "rb") as file:
+        yield file.read(HEADER_BYTES)
+        while piece := file.read(STRETCH * SLICE_ROW.itemsize):
+            if len(piece) % SLICE_ROW.itemsize:
+                raise CorruptionError("ends within a row", path=path)
+            yield piece
 
 
 def load_table(file: ByteFile) -> NDArray[np.void]:
