@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -64,7 +65,8 @@ def steps_in_cache(clean: Clean, cache: Path, call: str) -> list[int]:
     shutil.rmtree(cache)
     lines = log.read_text().splitlines()
     # strace counts the calls of each thread for itself; the command's own is the first to appear.
-    calls = [line for line in lines if line.startswith(f"{lines[0].split()[0]} {call}(")]
+    called = re.compile(rf"{lines[0].split()[0]}\s+{call}\(")
+    calls = [line for line in lines if called.match(line)]
     return [number for number, line in enumerate(calls, 1) if str(cache) in line]
 
 
