@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -65,12 +66,25 @@ def key(document: Any) -> str:
     return _name(canonical(document))
 
 
-def key_of_parsed(document: Any) -> str:
-    """`key` of a document that a JSON parser made: plain by birth, so not looked through again.
+def canonical_of_parsed(document: Any) -> bytes:
+    """`canonical` of what a parser made, typed or not: plain by birth, so not looked through again.
 
     A tokenizer's vocabulary has half a million members; looking at each costs half a second.
     """
-    return _name(_encoder.encode(document))
+    return _encoder.encode(document)
+
+
+def key_of_parsed(document: Any) -> str:
+    """`key` of a document that a JSON parser made."""
+    return _name(canonical_of_parsed(document))
+
+
+def key_of_pieces(pieces: Iterable[bytes]) -> str:
+    """`key` of a document too long to hold, whose canonical JSON comes piece by piece."""
+    hashed = hashlib.blake2b(digest_size=KEY_HEX // 2)
+    for piece in pieces:
+        hashed.update(piece)
+    return hashed.hexdigest()
 
 
 def _name(encoded: bytes) -> str:

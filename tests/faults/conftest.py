@@ -9,7 +9,7 @@ from typing import NamedTuple
 import pytest
 
 from tests.faults.tools import Zygote, compile_shim
-from tests.faults.world import Picture, picture, prepare_arguments, write_sources
+from tests.faults.world import FILES, Picture, picture, prepare_arguments, write_sources
 
 
 class Clean(NamedTuple):
@@ -28,11 +28,20 @@ def zygote() -> Iterator[Zygote]:
     running.close()
 
 
-@pytest.fixture(scope="session")
-def clean(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Clean:
-    """A clean build; tests must not write into its cache."""
-    directory = tmp_path_factory.mktemp("clean")
-    sources, cache = write_sources(directory / "sources"), directory / "cache"
+def build_cleanly(zygote: Zygote, directory: Path, files: int) -> Clean:
+    sources, cache = write_sources(directory / "sources", files), directory / "cache"
     outcome = zygote.one(prepare_arguments(sources, cache))
     assert outcome.exit == 0, outcome.stderr
     return Clean(sources, cache, picture(cache), outcome.said)
+
+
+@pytest.fixture(scope="session")
+def clean(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Clean:
+    """A clean build; tests must not write into its cache."""
+    return build_cleanly(zygote, tmp_path_factory.mktemp("clean"), FILES)
+
+
+@pytest.fixture(scope="session")
+def smallest(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Clean:
+    """The same with two slices, one of them with a rejected row: every kind of step, few steps."""
+    return build_cleanly(zygote, tmp_path_factory.mktemp("smallest"), 2)

@@ -17,7 +17,15 @@ from pathlib import Path
 import pytest
 
 from tests.faults.conftest import Clean
-from tests.faults.tools import CALLS, Outcome, Zygote, environment, fault, require_mounts
+from tests.faults.tools import (
+    CALLS,
+    Findings,
+    Outcome,
+    Zygote,
+    environment,
+    fault,
+    require_mounts,
+)
 from tests.faults.world import picture, prepare_arguments, write_sources
 
 FAILURES = [
@@ -28,19 +36,30 @@ FAILURES = [
 NAMES = [f"{call} {errno.errorcode[code]}" for call, code in FAILURES]
 
 
-@pytest.fixture(scope="module")
-def counts(
-    zygote: Zygote, clean: Clean, tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, int]:
+def calls_made(zygote: Zygote, clean: Clean, directory: Path) -> dict[str, int]:
     """How often an undisturbed preparation makes each call in its cache."""
     found = {}
     for call in CALLS:
-        cache = tmp_path_factory.mktemp("counted") / "cache"
+        cache = directory / call
         armed = fault(call, cache, 1 << 40, "count")
         outcome = zygote.one(prepare_arguments(clean.sources, cache), fault=armed)
         assert outcome.exit == 0, outcome.stderr
         found[call] = outcome.seen
     return found
+
+
+@pytest.fixture(scope="module")
+def counts(
+    zygote: Zygote, clean: Clean, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, int]:
+    return calls_made(zygote, clean, tmp_path_factory.mktemp("counted"))
+
+
+@pytest.fixture(scope="module")
+def fewest(
+    zygote: Zygote, smallest: Clean, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, int]:
+    return calls_made(zygote, smallest, tmp_path_factory.mktemp("fewest"))
 
 
 def fail_and_recover(
@@ -79,13 +98,16 @@ def test_call_that_fails_at_a_sampled_step_is_a_typed_error(
 @pytest.mark.soak
 @pytest.mark.parametrize(("call", "code"), FAILURES, ids=NAMES)
 def test_call_that_fails_at_every_step_is_a_typed_error(
-    zygote: Zygote, clean: Clean, counts: dict[str, int], tmp_path: Path, call: str, code: int
+    zygote: Zygote, smallest: Clean, fewest: dict[str, int], tmp_path: Path, call: str, code: int
 ) -> None:
-    cache = tmp_path / "cache"
-    for nth in range(1, counts[call] + 1):
+    findings = Findings()
+    for nth in range(1, fewest[call] + 1):
         for sticky in (False, True):
-            fail_and_recover(zygote, clean, cache, nth, call, code, sticky=sticky)
-            shutil.rmtree(cache)
+            cache = tmp_path / f"{nth}-{sticky}"
+            with findings.of(f"{nth}, sticky {sticky}"):
+                fail_and_recover(zygote, smallest, cache, nth, call, code, sticky=sticky)
+            shutil.rmtree(cache, ignore_errors=True)
+    findings.conclude()
 
 
 @pytest.mark.parametrize(

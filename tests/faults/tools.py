@@ -7,6 +7,7 @@ makes ``shim.c`` a library; `start_command` runs a real ``tokenmill`` in a proce
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
@@ -14,6 +15,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -62,6 +64,28 @@ def fault(
 ) -> str:
     """What the shim is armed with."""
     return f"{calls}|{directory}|{nth}|{int(sticky)}|{action}|{code}"
+
+
+class Findings:
+    """What a long loop found: it goes on after a failure and tells all of them at its end."""
+
+    def __init__(self) -> None:
+        self.tried = 0
+        self.found: list[str] = []
+
+    @contextlib.contextmanager
+    def of(self, where: str) -> Iterator[None]:
+        """One try of the loop."""
+        self.tried += 1
+        try:
+            yield
+        except AssertionError as error:
+            self.found.append(f"{where}: {error}")
+
+    def conclude(self) -> None:
+        """Fail if anything was found."""
+        print(f"{self.tried} tries, {len(self.found)} of them failed")
+        assert not self.found, "\n\n".join(self.found)
 
 
 class Zygote:

@@ -11,8 +11,10 @@ A run is a command line of tokenmill, or ``call`` with a function's name and one
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import importlib
+import io
 import json
 import os
 import pkgutil
@@ -38,6 +40,15 @@ def preload() -> None:
     import pyarrow
 
     pyarrow.array(numpy.zeros(1))  # what pyarrow itself imports on first use
+    warm_up()
+
+
+def warm_up() -> None:
+    """Run a command that touches no cache, for what the command line imports on first use."""
+    from tokenmill.cli import main
+
+    with tempfile.TemporaryDirectory() as empty, contextlib.redirect_stdout(io.StringIO()):
+        main(["cache", "list", "--cache-dir", empty, "--json"])
 
 
 def live(run: dict[str, Any], directory: Path, gate: int) -> None:

@@ -17,7 +17,14 @@ from hypothesis import strategies as st
 
 import tokenmill.files
 from tokenmill.errors import CacheError
-from tokenmill.files import Staging, make_directory, sync_directory, write_file, writing_errors
+from tokenmill.files import (
+    NewFile,
+    Staging,
+    make_directory,
+    sync_directory,
+    write_file,
+    writing_errors,
+)
 
 PACKAGE = Path(tokenmill.files.__file__).parents[2]
 
@@ -243,3 +250,23 @@ def test_writing_errors_leaves_a_cache_error_as_it_is() -> None:
     with pytest.raises(CacheError) as caught, writing_errors("outer"):
         raise inner
     assert caught.value is inner
+
+
+def test_new_file_gathers_small_pieces_and_is_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writes, write = [], os.write
+
+    def counted(descriptor: int, view: bytes) -> int:
+        writes.append(len(view))
+        return write(descriptor, view)
+
+    monkeypatch.setattr(os, "write", counted)
+    with NewFile(tmp_path / "file") as file:
+        for number in range(1000):
+            file.write(number.to_bytes(8, "little"))
+        file.write(bytes(2 << 20))
+    assert (file.size, writes) == (8000 + (2 << 20), [8000, 2 << 20])
+    data = (tmp_path / "file").read_bytes()
+    assert data[:8000] == b"".join(number.to_bytes(8, "little") for number in range(1000))
+    assert len(data) == file.size

@@ -28,7 +28,8 @@ from tokenmill.build.share import WHOLE, Share
 from tokenmill.source import Block
 from tokenmill.store import CacheLayout
 
-WAIT_S = 0.2  # seconds between looks at slices that other builders are at
+WAIT_S = 0.2  # seconds between looks at slices that other builders are at ...
+WAIT_PER_SLICE_S = 3e-6  # ... and for each slice of the plan: about what walking past it takes
 
 
 class Builder:
@@ -66,6 +67,7 @@ class Builder:
         self.share = share
         self._under_way: dict[int, tuple[str, Block]] = {}  # the few tasks handed out
         self._passed_over = 0
+        self._published = bytearray()  # one byte per slice: 1 when it was seen to be there
         # Where a builder starts decides only who makes which slice, so it may be random.
         self._first = random.SystemRandom().randrange(max(plan.slices, 1))
 
@@ -78,6 +80,7 @@ class Builder:
     def _build_all(self) -> None:
         plan = self._plan
         limits.remember_limit(self._cache.root, plan.base, plan.recipe.max_length)
+        self._published = bytearray(plan.slices)
         with Claims(self._cache.root) as claims:
             while True:
                 if not self._options.force_recache:
@@ -86,7 +89,7 @@ class Builder:
                 self._run(self._build_setup(), self._build_tasks(claims), claims)
                 if not self._passed_over:
                     return
-                time.sleep(WAIT_S)
+                time.sleep(WAIT_S + WAIT_PER_SLICE_S * plan.slices)
 
     def _run(self, setup: Setup, tasks: Iterator[Task], claims: Claims) -> None:
         with contextlib.closing(self._executor.run(setup, tasks)) as finished:  # type: ignore[type-var]
@@ -100,15 +103,19 @@ class Builder:
 
     def _missing(self) -> Iterator[tuple[int, str, Block]]:
         """Slices that are not published, from this builder's own place on."""
+        plan, published = self._plan, self._published
         numbered = itertools.chain(
-            itertools.islice(enumerate(self._plan.walk()), self._first, None),
-            itertools.islice(enumerate(self._plan.walk()), 0, self._first),
+            itertools.islice(enumerate(plan.blocks()), self._first, None),
+            itertools.islice(enumerate(plan.blocks()), 0, self._first),
         )
-        for number, (key, block) in numbered:
-            if not self.share.has(number):
-                continue
+        for number, block in numbered:
+            if published[number] or not self.share.has(number):
+                continue  # what is published stays; asking a server again for each would add up
+            key = plan.key_of(block)
             if self._options.force_recache or not self._cache.slice(key).record.exists():
                 yield number, key, block
+            else:
+                published[number] = 1
 
     def _build_setup(self) -> Setup:
         return Setup(

@@ -70,7 +70,15 @@ class Plan:
 
     def walk(self) -> Iterator[tuple[str, Block]]:
         """Every slice's key and the block it is made of, in order."""
-        return ((slice_key(self.shape, block), block) for block in self._rows.blocks())
+        return ((self.key_of(block), block) for block in self.blocks())
+
+    def blocks(self) -> Iterator[Block]:
+        """The block that each slice is made of, in order."""
+        return self._rows.blocks()
+
+    def key_of(self, block: Block) -> str:
+        """The key of the slice that a block becomes."""
+        return slice_key(self.shape, block)
 
     def shape_with_limit(self, limit: int | None) -> str:
         """The shape of the same recipe under another ``max_length``."""

@@ -12,6 +12,7 @@ worker find out.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import tempfile
@@ -31,8 +32,9 @@ from tokenmill.build.recipe import Recipe, RunOptions
 from tokenmill.build.share import WHOLE, Share, count_missing
 from tokenmill.errors import CacheError, CorruptionError, SourceError, UsageError
 from tokenmill.files import Staging, default_cache_dir
-from tokenmill.source import open_rows
+from tokenmill.source import Block, open_rows
 from tokenmill.store import CacheLayout, Store
+from tokenmill.store.ahead import ahead
 from tokenmill.store.commit import commit_store
 from tokenmill.store.quarantine import quarantine_of
 from tokenmill.tokenizer import IdentityCard
@@ -172,14 +174,18 @@ def _all_there(planned: Plan, cache: CacheLayout) -> bool:
 
     `cache gc` hides what it removes and then looks at stores; this looks after the store is there.
     """
-    for key, _ in planned.walk():
-        files = cache.slice(key)
+
+    def is_there(block: Block) -> bool:
+        files = cache.slice(planned.key_of(block))
         if not files.record.exists():
             return False
         for path in (files.tokens, files.meta):
             if not path.exists():
                 raise CorruptionError("gone, though its commit record is there", path=path)
-    return True
+        return True
+
+    with contextlib.closing(ahead(is_there, planned.blocks())) as found:
+        return all(found)
 
 
 def _build_and_commit(

@@ -21,14 +21,14 @@ from tokenmill.files.publish import (
     publish_directory,
     publish_file,
     sync_directory,
-    write_file,
-    writing_errors,
 )
 from tokenmill.files.remote import is_remote
 from tokenmill.files.root import default_cache_dir
+from tokenmill.files.write import NewFile, write_file, writing_errors
 
 __all__ = [
     "NETWORK_KINDS",
+    "NewFile",
     "Staging",
     "copy_or_link",
     "default_cache_dir",

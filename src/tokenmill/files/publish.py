@@ -20,11 +20,12 @@ import os
 import secrets
 import shutil
 import socket
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
 
-from tokenmill.errors import CacheError, TokenmillError
+from tokenmill.errors import CacheError
+from tokenmill.files.write import Buffer, write_file, writing_errors
 
 _NO_HARD_LINKS = (
     errno.EPERM,
@@ -37,29 +38,6 @@ _NO_HARD_LINKS = (
 )
 _AT_FDCWD = -100
 _RENAME_NOREPLACE = 1
-
-_REMEDIES = {
-    errno.ENOSPC: "the disk is full; free space or choose another cache_dir",
-    errno.EDQUOT: "the disk quota is used up; free space or choose another cache_dir",
-    errno.EROFS: "the file system is read-only; choose a writable cache_dir",
-    errno.EACCES: "no permission to write here; choose another cache_dir",
-    errno.EPERM: "no permission to write here; choose another cache_dir",
-}
-
-Buffer = bytes | bytearray | memoryview
-
-
-@contextlib.contextmanager
-def writing_errors(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Translate an OSError met while writing into a `CacheError` that says what to do."""
-    try:
-        yield
-    except TokenmillError:
-        raise  # from here, or from whoever makes the chunks: some of them are OSErrors too
-    except OSError as error:
-        remedy = _REMEDIES.get(error.errno or 0, "nothing was published; run the command again")
-        reason = error.strerror or str(error)
-        raise CacheError(f"cannot write: {reason}; {remedy}", path=path) from error
 
 
 def make_directory(path: Path, root: Path) -> None:
@@ -85,6 +63,9 @@ def make_directory(path: Path, root: Path) -> None:
 
 
 def _refuse_leading_out(path: Path, root: Path) -> None:
+    below = (part for part in (path, *path.parents) if root in part.parents)
+    if not any(map(os.path.islink, below)):
+        return  # nothing that could lead anywhere; the usual case, at one look per directory
     real, real_root = os.path.realpath(path), os.path.realpath(root)
     if os.path.commonpath([real, real_root]) != real_root:
         raise CacheError(f"a symbolic link leads out of the cache, to {real}", path=path)
@@ -119,34 +100,6 @@ def sync_directory(path: Path) -> None:
             raise
     finally:
         os.close(descriptor)
-
-
-def write_file(path: Path, chunks: Buffer | Iterable[Buffer]) -> int:
-    """Write a new file, sync it, close it, and check that it has the size that was written."""
-    if isinstance(chunks, bytes | bytearray | memoryview):
-        chunks = (chunks,)
-    written = 0
-    with writing_errors(path):
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-        try:
-            for chunk in chunks:
-                view = memoryview(chunk).cast("B")
-                while view:  # a short write is not an error, it is a beginning
-                    step = os.write(descriptor, view)
-                    if step == 0:
-                        raise OSError(errno.EIO, "the file takes no more bytes")
-                    written += step
-                    view = view[step:]
-            os.fsync(descriptor)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.close(descriptor)
-            raise
-        os.close(descriptor)
-        size = os.stat(path).st_size
-    if size != written:
-        raise CacheError(f"wrote {written} bytes, but the file has {size}", path=path)
-    return written
 
 
 class Staging:

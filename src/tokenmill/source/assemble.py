@@ -6,12 +6,15 @@ comma and white space) behind it: the bytes themselves say where it ends. So two
 index find a row, without a search, and a parser may be given the whole stretch.
 
 A `BlockEntry` is one line of the table of blocks: byte span, rows, lines and the xxh3-128 of the
-span. The `Assembler` is fed portions of a scan in order and knows nothing of how rows were found.
+span. `Blocks` is that table as it grows, 64 bytes a line: a file may have a million of them, so
+they are packed, not objects. The `Assembler` is fed portions of a scan in order and knows nothing
+of how rows were found.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import struct
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -44,6 +47,42 @@ class BlockEntry(NamedTuple):
     digest: str
 
 
+_LINE = struct.Struct("<6q16s")  # one line of `BLOCK_TABLE`
+_DIGESTS = 4096  # digests written out at once
+
+
+class Blocks(Sequence[BlockEntry]):
+    """The table of blocks, packed; an entry is made when it is asked for."""
+
+    def __init__(self) -> None:
+        self.packed = bytearray()
+
+    def append(self, entry: BlockEntry) -> None:
+        """Add the next block."""
+        self.packed += _LINE.pack(*entry[:6], bytes.fromhex(entry.digest))
+
+    def __len__(self) -> int:
+        return len(self.packed) // _LINE.size
+
+    def __getitem__(self, number: int) -> BlockEntry:  # type: ignore[override]
+        if not 0 <= number < len(self):
+            raise IndexError(number)
+        *numbers, digest = _LINE.unpack_from(self.packed, number * _LINE.size)
+        return BlockEntry._make((*numbers, digest.hex()))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Blocks) and self.packed == other.packed
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def digests(self) -> Iterator[list[str]]:
+        """The blocks' digests in order, some thousands at a time."""
+        table = np.frombuffer(bytes(self.packed), dtype=BLOCK_TABLE)["digest"]
+        for first in range(0, len(table), _DIGESTS):
+            digits = table[first : first + _DIGESTS].tobytes().hex()
+            yield [digits[at : at + 32] for at in range(0, len(digits), 32)]
+
+
 class Assembler:
     """Counts, hashes and cuts what a scan finds.
 
@@ -53,7 +92,7 @@ class Assembler:
     """
 
     def __init__(self) -> None:
-        self.blocks: list[BlockEntry] = []
+        self.blocks = Blocks()
         self.rows = 0
         self._offset = 0  # of the open block
         self._first_row = 0
@@ -110,14 +149,3 @@ class Assembler:
         self._first_line += self._lines
         self._lines = 0
         self._hash = xxhash.xxh3_128()
-
-
-def table_of(blocks: Sequence[BlockEntry]) -> bytes:
-    """The blocks as the bytes of blocks.bin."""
-    table = np.zeros(len(blocks), dtype=BLOCK_TABLE)
-    for name in ("offset", "length", "first_row", "rows", "first_line", "lines"):
-        table[name] = [getattr(block, name) for block in blocks]
-    if blocks:
-        digests = b"".join(bytes.fromhex(block.digest) for block in blocks)
-        table["digest"] = np.frombuffer(digests, dtype=np.uint8).reshape(-1, 16)
-    return table.tobytes()

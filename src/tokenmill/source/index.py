@@ -6,15 +6,18 @@ it is, counts, and checksums of the other two's sizes and of the table), which s
 index is a function of kind and content, so its key is made of the content's digest alone: the same
 data as .jsonl, .jsonl.gz and .jsonl.zst, under any name, has one index.
 
-Opening reads json and table; starts are mapped, and a page of them is checked when it is first
-touched. On network file systems, where a map can end the process, pages are read instead.
+Opening reads json and table; starts are mapped when the first row is wanted (a plan of blocks never
+wants one), and a page of them is checked when it is first touched. On network file systems, where
+a map can end the process, pages are read instead.
 """
 
 from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Iterator, Sequence
+from array import array
+from collections.abc import Iterator
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -24,23 +27,36 @@ import xxhash
 
 from tokenmill.errors import CorruptionError
 from tokenmill.files import Staging, is_network
-from tokenmill.fingerprint import canonical, checksum, key
+from tokenmill.fingerprint import canonical, checksum, key, key_of_pieces
 from tokenmill.source.assemble import (
     BLOCK_TABLE,
     Assembler,
     BlockEntry,
-    table_of,
+    Blocks,
 )
 from tokenmill.source.cut import Integers
 from tokenmill.source.limits import INDEX_FORMAT, STARTS_PER_PAGE
 from tokenmill.source.shelf import Shelf
 
 _PAGE = 8 * STARTS_PER_PAGE  # bytes
+_NUMBERS = (BLOCK_TABLE.names or ())[:-1]  # all columns but the digest
+_UNPACKED = 512  # blocks unpacked at once: alone they would take ten times as long
 
 
-def content_digest(kind: str, blocks: Sequence[BlockEntry]) -> str:
-    """The digest of a file's (decompressed) content: its kind and its blocks'."""
-    return key({"kind": kind, "blocks": [block.digest for block in blocks]})
+def content_digest(kind: str, blocks: Blocks) -> str:
+    """The digest of a file's (decompressed) content: its kind and its blocks'.
+
+    It is the key of ``{"blocks": [digest, …], "kind": kind}``, made without holding all of them.
+    """
+    return key_of_pieces(_content_document(kind, blocks))
+
+
+def _content_document(kind: str, blocks: Blocks) -> Iterator[bytes]:
+    before = b'{"blocks":['
+    for digests in blocks.digests():
+        yield before + canonical(digests)[1:-1]
+        before = b","
+    yield (b"" if len(blocks) else before) + b'],"kind":' + canonical(kind) + b"}"
 
 
 def index_key(kind: str, digest: str) -> str:
@@ -70,10 +86,10 @@ def write_index(shelf: Shelf, kind: str, scan: Any, *, repair: bool = False) -> 
         repair: Check an index that is there already, and replace it if it is corrupt.
     """
     assembler: Assembler = scan.assembler
-    checks: list[int] = []
+    checks = array("Q")
     with Staging(shelf.root) as staging:
         staging.write("index/starts.bin", _paged(scan.starts(), checks))
-        table = table_of(assembler.blocks) + np.array(checks, dtype="<u8").tobytes()
+        table = assembler.blocks.packed + np.array(checks, dtype="<u8").tobytes()
         document = IndexDocument(
             format=INDEX_FORMAT,
             kind=kind,
@@ -97,7 +113,7 @@ def write_index(shelf: Shelf, kind: str, scan: Any, *, repair: bool = False) -> 
     return document
 
 
-def _paged(starts: Iterator[Integers], checks: list[int]) -> Iterator[bytes]:
+def _paged(starts: Iterator[Integers], checks: array[int]) -> Iterator[bytes]:
     """The starts' bytes in whole pages, noting each page's checksum."""
     held = bytearray()
     for portion in starts:
@@ -110,7 +126,7 @@ def _paged(starts: Iterator[Integers], checks: list[int]) -> Iterator[bytes]:
         yield from _checked(bytes(held), checks)
 
 
-def _checked(data: bytes, checks: list[int]) -> Iterator[bytes]:
+def _checked(data: bytes, checks: array[int]) -> Iterator[bytes]:
     checks.extend(
         xxhash.xxh3_64_intdigest(data[start : start + _PAGE])
         for start in range(0, len(data), _PAGE)
@@ -126,9 +142,8 @@ class Index:
 
     Attributes:
         document: Its index.json.
-        offsets: Offset of each block, and the file's size.
-        first_rows: First row of each block, and the number of rows.
-        starts: The mapped starts of all rows and the file's end, or an object that reads them.
+        table: The table of blocks.
+        first_rows: First row of each block, as plain integers.
         checked: One byte per page: whether it was found good.
     """
 
@@ -147,16 +162,21 @@ class Index:
             raise CorruptionError(f"the index cannot be read: {error}", path=directory) from error
         self._expect("table.bin", "checksum", document.table, checksum(table))
         self._expect("starts.bin", "size", 8 * (document.rows + 1), size)
-        split = document.blocks * BLOCK_TABLE.itemsize
-        self.table = np.frombuffer(table[:split], dtype=BLOCK_TABLE)
-        self._checks = np.frombuffer(table[split:], dtype="<u8")
-        self.offsets: list[int] = [*self.table["offset"].tolist(), document.bytes]
-        self.first_rows: list[int] = [*self.table["first_row"].tolist(), document.rows]
+        self.table = np.frombuffer(table, BLOCK_TABLE, document.blocks)
+        self._checks = np.frombuffer(table, "<u8", offset=document.blocks * BLOCK_TABLE.itemsize)
+        # Of a memory view, because that gives Python's integers without making a list of them.
+        self.first_rows = np.ascontiguousarray(self.table["first_row"]).data
         self.checked = bytearray(len(self._checks))
+
+    @cached_property
+    def starts(self) -> memoryview | PreadStarts:
+        """The starts of all rows and the file's end: mapped, or an object that reads them."""
         try:
-            self.starts: memoryview | PreadStarts = self._map(size)
+            return self._map(8 * (self.document.rows + 1))
         except OSError as error:
-            raise CorruptionError(f"the index cannot be read: {error}", path=directory) from error
+            raise CorruptionError(
+                f"the index cannot be read: {error}", path=self.directory
+            ) from error
 
     def _expect(self, name: str, what: str, expected: object, actual: object) -> None:
         if expected != actual:
@@ -192,16 +212,18 @@ class Index:
 
     def block(self, number: int) -> BlockEntry:
         """One line of the table of blocks."""
-        line = self.table[number]
-        return BlockEntry(
-            offset=int(line["offset"]),
-            length=int(line["length"]),
-            first_row=int(line["first_row"]),
-            rows=int(line["rows"]),
-            first_line=int(line["first_line"]),
-            lines=int(line["lines"]),
-            digest=line["digest"].tobytes().hex(),
-        )
+        return next(self.blocks_from(number))
+
+    def blocks_from(self, number: int) -> Iterator[BlockEntry]:
+        """The lines of the table of blocks from one on, unpacked some hundreds at a time."""
+        stop = number + 1
+        while number < len(self.table):
+            lines = self.table[number:stop]
+            columns = [lines[name].tolist() for name in _NUMBERS]
+            digits = lines["digest"].tobytes().hex()
+            for at, numbers in enumerate(zip(*columns, strict=True)):
+                yield BlockEntry._make((*numbers, digits[32 * at : 32 * at + 32]))
+            number, stop = stop, stop + _UNPACKED
 
     def locate(self, rows: Integers) -> tuple[Integers, Integers]:
         """Where each of some ascending rows starts, and where its successor does."""

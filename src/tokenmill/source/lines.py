@@ -259,11 +259,14 @@ class LineReader:
 
     def blocks(self, part: Part) -> Iterator[Block]:
         """The blocks of a run of rows; those at its ends may be cut down to its rows."""
-        index = self.index
+        # Not kept: a plan walks thousands of files, and must not hold all their tables at once.
+        index = self._index or Index(self._shelf.place(self.entry.index))
         whole = part.first == 0 and part.last == self.rows
         number = bisect_right(index.first_rows, part.first) - 1 if not whole else 0
-        while number < len(index.table) and (whole or index.first_rows[number] < part.last):
-            block = index.block(number)
+        copy = str(self._shelf.place(self.entry.copy)) if self.entry.copy else ""
+        for block in index.blocks_from(number):
+            if block.first_row >= part.last and not whole:
+                return
             first = max(part.first, block.first_row)
             last = min(part.last, block.first_row + block.rows)
             if block.rows and not (first == block.first_row and last - first == block.rows):
@@ -279,12 +282,11 @@ class LineReader:
                 length=block.length,
                 digest=block.digest,
                 location=self.entry.location,
-                copy=str(self._shelf.place(self.entry.copy)) if self.entry.copy else "",
+                copy=copy,
                 signature=self.entry.signature,
                 settled=self.entry.settled,
                 version=self.entry.version,
             )
-            number += 1
 
     def _start(self, row: int) -> int:
         return (self._opened or self._open()).stretch(row)[0]

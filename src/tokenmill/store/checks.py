@@ -9,6 +9,7 @@ advisory, part of no digest.
 from __future__ import annotations
 
 import warnings
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,9 @@ import xxhash
 
 from tokenmill.errors import CorruptionError
 from tokenmill.store.access import REMEDY, reading_errors
-from tokenmill.store.layout import TABLE, StoreLayout
+from tokenmill.store.layout import TABLE
 from tokenmill.store.manifest import Document
+from tokenmill.store.table import SLICE_ROW, read_stretches
 
 _READ_BYTES = 1 << 20
 
@@ -39,40 +41,67 @@ def check_file(path: Path, stated: Document, *, content: bool) -> None:
         with open(path, "rb") as file:
             while piece := file.read(_READ_BYTES):
                 hasher.update(piece)
-    if hasher.hexdigest() != stated.get("checksum"):
+    _compare(hasher.hexdigest(), stated, path)
+
+
+def _compare(found: str, stated: Document, path: Path) -> None:
+    if found != stated.get("checksum"):
         raise CorruptionError(
-            f"checksum is {hasher.hexdigest()}, expected {stated.get('checksum')}; {REMEDY}",
-            path=path,
+            f"checksum is {found}, expected {stated.get('checksum')}; {REMEDY}", path=path
         )
 
 
-def check_totals(manifest: Document, table: np.ndarray[Any, Any], layout: StoreLayout) -> None:
-    """Recount the totals over the table and compare them with the manifest's."""
-    totals, path = manifest["totals"], layout.file(TABLE)
-    counted = {
-        "slices": len(table),
-        "rows": int(table["rows"].sum(dtype=np.int64)),
-        "tokens": int(table["tokens"].sum()),
-        "trained_tokens": int(table["trained"].sum()),
-    }
-    for name, number in counted.items():
+@dataclass
+class _Recount:
+    """The totals of a table, counted a stretch at a time."""
+
+    slices: int = 0
+    rows: int = 0
+    tokens: int = 0
+    trained_tokens: int = 0
+    rejected: int = 0
+    last_source: int = -1
+
+    def add(self, stretch: np.ndarray[Any, Any], path: Path) -> None:
+        ends = self.rows + np.cumsum(stretch["rows"], dtype=np.int64)
+        if not np.array_equal(stretch["first_row"], ends - stretch["rows"]):
+            raise CorruptionError("rows of the slices do not follow one another", path=path)
+        self.slices += len(stretch)
+        self.rows = int(ends[-1])
+        self.tokens += int(stretch["tokens"].sum())
+        self.trained_tokens += int(stretch["trained"].sum())
+        self.rejected += int(stretch["rejected"].sum(dtype=np.int64))
+        self.last_source = max(self.last_source, int(stretch["source"].max()))
+
+
+def check_table(manifest: Document, path: Path, *, content: bool) -> None:
+    """Recount the table's totals, and hash it if ``content``; compare both with the manifest."""
+    recount, hasher = _Recount(), xxhash.xxh3_128()
+    pieces = read_stretches(path)
+    hasher.update(next(pieces))
+    for piece in pieces:
+        if content:
+            hasher.update(piece)
+        recount.add(np.frombuffer(piece, SLICE_ROW), path)
+    if content:
+        _compare(hasher.hexdigest(), manifest["files"][TABLE], path)
+    totals = manifest["totals"]
+    for name in ("slices", "rows", "tokens", "trained_tokens"):
+        number = getattr(recount, name)
         if totals[name] != number:
             raise CorruptionError(
                 f"{number} {name} in the table, expected {totals[name]}", path=path
             )
-    rejected = int(table["rejected"].sum(dtype=np.int64))
-    if totals["rows_in"] != totals["rows"] + rejected:
+    if totals["rows_in"] != totals["rows"] + recount.rejected:
         raise CorruptionError(
-            f"{totals['rows_in']} rows in, but {totals['rows']} kept and {rejected} rejected",
+            f"{totals['rows_in']} rows in, but {totals['rows']} kept and {recount.rejected} "
+            "rejected",
             path=path,
         )
-    firsts = np.concatenate([[0], np.cumsum(table["rows"], dtype=np.int64)])[:-1]
-    if not np.array_equal(firsts, table["first_row"]):
-        raise CorruptionError("rows of the slices do not follow one another", path=path)
     sources = manifest["document"].get("sources", [])
-    if len(table) and int(table["source"].max()) >= len(sources):
+    if recount.last_source >= len(sources):
         raise CorruptionError(
-            f"a slice of source {int(table['source'].max())} of {len(sources)}", path=path
+            f"a slice of source {recount.last_source} of {len(sources)}", path=path
         )
 
 

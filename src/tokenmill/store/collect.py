@@ -19,10 +19,13 @@ import socket
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from tokenmill.errors import TokenmillError, UsageError
 from tokenmill.files import Staging, make_directory, sync_directory, writing_errors
@@ -88,7 +91,8 @@ def collect(
     condemned = _condemned_stores(layout, older_than_s, set(stores), now)
     needed = _needed_slices(layout, condemned)
     unneeded = {f"stores/{key}" for key in condemned}
-    unneeded |= {f"slices/{key}" for key in _slice_keys(layout) if key not in needed}
+    for shelf, keys in _shelves(layout):
+        unneeded |= {f"slices/{key}" for key in keys - needed.on_shelf(shelf)}
     unneeded |= {f"staging/{path.name}" for path in _dead_staging(root)}
     unneeded |= {f"staging/claims/{path.name}" for path in _old_claims(root, now - grace_s)}
     unneeded |= {f"quarantine/{path.name}" for path in _entries(layout.quarantine)}
@@ -120,19 +124,34 @@ def _condemned_stores(
     return named
 
 
-def _needed_slices(layout: CacheLayout, condemned: set[str]) -> set[str]:
-    needed: set[str] = set()
-    for path in _directories(layout.stores):
-        if path.name not in condemned:
-            # A store whose table cannot be read stops the collection: its slices are unknown.
-            table = load_table(open_bytes(path / TABLE, mapped=False))
-            needed.update(entry["key"].tobytes().hex() for entry in table)
-    return needed
+class _Needed:
+    """Keys of slices, twenty bytes each; those of one shelf at a time as a set of names."""
+
+    def __init__(self, keys: NDArray[np.uint8]) -> None:
+        self._keys = keys[np.argsort(keys[:, 0], kind="stable")]
+        self._bounds = np.searchsorted(self._keys[:, 0], np.arange(257))
+
+    def on_shelf(self, name: str) -> set[str]:
+        """Those whose names begin with the two digits of a shelf."""
+        try:
+            number = bytes.fromhex(name)[0]
+        except (ValueError, IndexError):
+            return set()
+        mine = self._keys[self._bounds[number] : self._bounds[number + 1]]
+        return {key.tobytes().hex() for key in mine}
 
 
-def _slice_keys(layout: CacheLayout) -> Iterator[str]:
+def _needed_slices(layout: CacheLayout, condemned: set[str]) -> _Needed:
+    stores = [path for path in _directories(layout.stores) if path.name not in condemned]
+    # A store whose table cannot be read stops the collection: its slices are unknown.
+    keys = [load_table(open_bytes(path / TABLE, mapped=False))["key"].copy() for path in stores]
+    return _Needed(np.concatenate([np.empty((0, 20), np.uint8), *keys]))
+
+
+def _shelves(layout: CacheLayout) -> Iterator[tuple[str, set[str]]]:
+    """Every directory of slices, and the keys in it."""
     for shelf in _directories(layout.slices):
-        yield from {path.name.partition(".")[0] for path in shelf.iterdir()}
+        yield shelf.name, {path.name.partition(".")[0] for path in shelf.iterdir()}
 
 
 def _dead_staging(root: Path) -> Iterator[Path]:
@@ -157,7 +176,11 @@ def _hide_slices(layout: CacheLayout, due: list[str], condemned: set[str]) -> se
             # In this order: what is gone already is no error, and must not become one first.
             with writing_errors(layout.slices), contextlib.suppress(FileNotFoundError):
                 os.rename(layout.slice(key).record, staging.path / key)
-        needed = _needed_slices(layout, condemned).intersection(keys) if keys else set()
+        needed: set[str] = set()
+        if keys:
+            of_stores = _needed_slices(layout, condemned)
+            for shelf, mine in groupby(sorted(keys), key=lambda key: key[:2]):
+                needed |= of_stores.on_shelf(shelf).intersection(mine)
         for key in needed:
             if (staging.path / key).exists():
                 staging.publish(staging.path / key, layout.slice(key).record)

@@ -2,9 +2,9 @@
 
 The caller hands over a *placement* for every slice of its plan, in order: which slice, of which
 source, from which row, line and byte. This module reads each commit record, recounts the totals,
-writes the table, the lengths and the trained counts as it goes (nothing is kept per slice but a
-hundred bytes on their way to disk), then state and info files for `datasets.load_from_disk`, the
-manifest over all of them and the advisory proof. The directory is staged whole and appears at once.
+writes the table, the lengths and the trained counts as it goes (nothing is kept per slice, and no
+token is read), then state and info files for `datasets.load_from_disk`, the manifest over all of
+them and the advisory proof. The directory is staged whole and appears at once.
 Where a store of this key is there already it is compared, and moved to quarantine if it is corrupt.
 """
 
@@ -21,17 +21,23 @@ import numpy as np
 import xxhash
 
 from tokenmill.errors import CorruptionError, NonDeterminismError, UsageError
-from tokenmill.files import Staging, write_file, writing_errors
+from tokenmill.files import NewFile, Staging, write_file, writing_errors
 from tokenmill.fingerprint import key as fingerprint_key
 from tokenmill.store import layout as names
-from tokenmill.store.access import open_bytes
+from tokenmill.store.ahead import ahead
 from tokenmill.store.checks import check_file
 from tokenmill.store.layout import CacheLayout, StoreLayout
 from tokenmill.store.manifest import Document, encode_manifest, make_manifest, read_manifest
 from tokenmill.store.quarantine import quarantine
 from tokenmill.store.record import CommitRecord
-from tokenmill.store.slices import SliceReader
-from tokenmill.store.table import SLICE_ROW, header, load_table
+from tokenmill.store.slices import RowCounts, read_counts
+from tokenmill.store.table import SLICE_ROW, count_rows, header, pack_row, read_stretches
+
+_PIECE = 1 << 20  # bytes of a file read at once
+
+MOST_SHARDS = 50_000
+"""Slices that ``state.json`` lists. `datasets` maps every shard of it, and a process has about
+65,000 maps; beyond this a loader would die of the list, so it says what to do instead."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +53,7 @@ class Placement:
 
 @dataclass
 class _Tally:
-    """Running totals, and the checksum of each file as it is written."""
+    """Running totals."""
 
     rows: int = 0
     tokens: int = 0
@@ -101,12 +107,13 @@ def commit_store(
     with writing_errors(store.directory), Staging(cache.root) as staging:
         staged = staging.path / "store"
         staging.write("store/" + names.PROOF, json.dumps(proof, indent=1).encode() + b"\n")
-        tally = _write_columns(cache, placements, staged)
+        tally, files = _write_columns(cache, placements, staged)
         staging.write(
             "store/" + names.STATE, state_json(staged / names.TABLE, store.directory.name)
         )
         staging.write("store/" + names.DATASET_INFO, _DATASET_INFO)
-        files = {name: file_document(staged / name) for name in names.CHECKED_FILES}
+        for name in (names.TABLE, names.STATE, names.DATASET_INFO):
+            files[name] = file_document(staged / name)
         manifest = make_manifest(document, tally.totals(), dict(tokenizer), files)
         staging.write("store/" + names.MANIFEST, encode_manifest(manifest))
         if not staging.publish(staged, store.directory) and not _agrees(store, manifest):
@@ -138,76 +145,102 @@ def file_document(path: Path) -> Document:
     hasher = xxhash.xxh3_128()
     size = 0
     with open(path, "rb") as file:
-        while piece := file.read(1 << 20):
+        while piece := file.read(_PIECE):
             hasher.update(piece)
             size += len(piece)
     return {"size": size, "checksum": hasher.hexdigest()}
 
 
-def _write_columns(cache: CacheLayout, placements: Iterable[Placement], staged: Path) -> _Tally:
+class _Column(NewFile):
+    """A file of the store that grows slice by slice, and its checksum with it."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self._hasher = xxhash.xxh3_128()
+
+    def add(self, piece: bytes) -> None:
+        self._hasher.update(piece)
+        self.write(piece)
+
+    def document(self) -> Document:
+        return {"size": self.size, "checksum": self._hasher.hexdigest()}
+
+
+def _write_columns(
+    cache: CacheLayout, placements: Iterable[Placement], staged: Path
+) -> tuple[_Tally, dict[str, Document]]:
     """Write table, lengths and trained counts in one pass over the slices."""
     tally = _Tally()
-    body, lengths, trained = (staged / f"{n}.part" for n in ("table", "lengths", "trained"))
+    body = staged / "table.part"
     with (
-        open(body, "wb") as table_file,
-        open(lengths, "wb") as lengths_file,
-        open(trained, "wb") as trained_file,
+        NewFile(body) as table,
+        _Column(staged / names.LENGTHS) as lengths,
+        _Column(staged / names.TRAINED) as trained,
     ):
-        for placement in placements:
-            files = cache.slice(placement.key)
-            reader = SliceReader(files, None, mapped=False, check=True)
-            table_file.write(_table_row(placement, reader, tally).tobytes())
-            lengths_file.write(reader.column("length").astype("<i4").tobytes())
-            trained_file.write(reader.column("trained").astype("<i4").tobytes())
-            tally.add(reader.record)
+        for placement, counts in ahead(lambda one: _counted(cache, one), placements):
+            table.write(_table_row(placement, counts, tally))
+            lengths.add(counts.lengths)
+            trained.add(counts.trained)
+            tally.add(counts.record)
     write_file(staged / names.TABLE, _chain(header(tally.slices), body))
-    write_file(staged / names.LENGTHS, _chain(b"", lengths))
-    write_file(staged / names.TRAINED, _chain(b"", trained))
-    for part in (body, lengths, trained):
-        part.unlink()
-    return tally
+    body.unlink()
+    return tally, {names.LENGTHS: lengths.document(), names.TRAINED: trained.document()}
+
+
+def _counted(cache: CacheLayout, placement: Placement) -> tuple[Placement, RowCounts]:
+    return placement, read_counts(cache.slice(placement.key))
 
 
 def _chain(head: bytes, path: Path) -> Iterator[bytes]:
     yield head
     with open(path, "rb") as file:
-        while piece := file.read(1 << 20):
+        while piece := file.read(_PIECE):
             yield piece
 
 
-def _table_row(placement: Placement, reader: SliceReader, tally: _Tally) -> np.ndarray[Any, Any]:
-    record = reader.record
-    row = np.zeros(1, SLICE_ROW)
-    row["key"][0] = np.frombuffer(bytes.fromhex(placement.key), "u1")
-    row["record"][0] = np.frombuffer(bytes.fromhex(reader.record_digest), "u1")
-    row["source"] = placement.source
-    row["rows"] = record.rows
-    row["rejected"] = len(record.rejected)
-    row["first_row"] = tally.rows
-    row["source_row"] = placement.source_row
-    row["line"] = placement.line or 0
-    row["offset"] = -1 if placement.offset is None else placement.offset
-    row["tokens"] = record.tokens
-    row["trained"] = record.trained
-    return row
+def _table_row(placement: Placement, counts: RowCounts, tally: _Tally) -> bytes:
+    record = counts.record
+    return pack_row(
+        placement.key,
+        counts.digest,
+        source=placement.source,
+        rows=record.rows,
+        rejected=len(record.rejected),
+        first_row=tally.rows,
+        source_row=placement.source_row,
+        line=placement.line,
+        offset=placement.offset,
+        tokens=record.tokens,
+        trained=record.trained,
+    )
 
 
 # Without features, `datasets` takes the types from the Arrow schema: right in every version.
 _DATASET_INFO = b"{}\n"
 
 
+def _served(table_path: Path) -> Iterator[str]:
+    """Keys of the slices that have rows."""
+    pieces = read_stretches(table_path)
+    next(pieces)  # the header
+    for piece in pieces:
+        for row in np.frombuffer(piece, SLICE_ROW):
+            if row["rows"]:
+                yield row["key"].tobytes().hex()
+
+
 def state_json(table_path: Path, key: str, slices: str = "../../slices") -> Iterator[bytes]:
     """``state.json`` for `datasets.load_from_disk`, piece by piece: it may be long."""
-    table = load_table(open_bytes(table_path, mapped=False))
+    count = count_rows(table_path.stat().st_size)
     yield b'{"_data_files": ['
-    first = True
-    for row in table:
-        if not row["rows"]:
-            continue
-        key = row["key"].tobytes().hex()
-        comma = "" if first else ", "
-        yield f'{comma}{{"filename": "{slices}/{key[:2]}/{key}.arrow"}}'.encode()
-        first = False
+    if count > MOST_SHARDS:
+        # The name stands in the error that whoever opens this file gets.
+        told = f"{count} slices are too many for load_from_disk - use tokenmill export"
+        yield json.dumps({"filename": told}).encode()
+    else:
+        for number, shard in enumerate(_served(table_path)):
+            comma = ", " if number else ""
+            yield f'{comma}{{"filename": "{slices}/{shard[:2]}/{shard}.arrow"}}'.encode()
     rest: Document = {
         "_fingerprint": key[:16],
         "_format_columns": None,

@@ -72,7 +72,7 @@ def read_manifest(layout: StoreLayout) -> Document:
         )
     _check_digest(manifest, path)
     _check_members(manifest, path)
-    if data != encode_manifest(manifest):
+    if data != fingerprint.canonical_of_parsed(manifest) + b"\n":
         raise CorruptionError("the right members, but not the bytes that were written", path=path)
     return manifest
 
@@ -92,10 +92,10 @@ def _not_a_store(directory: Path) -> UsageError | SourceMissing:
 def _check_digest(manifest: Document, path: Path) -> None:
     stated = manifest.get("digest")
     unsigned = {name: value for name, value in manifest.items() if name != "digest"}
-    actual = fingerprint.key(unsigned)
+    actual = fingerprint.key_of_parsed(unsigned)
     if stated != actual:
         raise CorruptionError(f"digest is {actual}, expected {stated}", path=path)
-    key = fingerprint.key(manifest.get("document"))
+    key = fingerprint.key_of_parsed(manifest.get("document"))
     if manifest.get("key") != key:
         raise CorruptionError(
             f"the key document has key {key}, expected {manifest.get('key')}", path=path

@@ -9,12 +9,14 @@ source. Sixty-four bytes of header say what the file is; everything is little-en
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tokenmill.errors import CorruptionError
-from tokenmill.store.access import ByteFile
+from tokenmill.store.access import ByteFile, reading_errors
 
 MAGIC = b"TOKMILL\0"
 VERSION = 1
@@ -37,13 +39,64 @@ SLICE_ROW = np.dtype(
 )
 """One slice of a store: 96 bytes."""
 
+STRETCH = 8192  # rows read at once by whoever passes over the whole table
+
 _HEADER = struct.Struct("<8sIIQ")
+_ROW = struct.Struct("<20s16s3I6q")  # `SLICE_ROW`, for writing one
 
 
 def header(count: int) -> bytes:
     """The first bytes of a table of ``count`` slices."""
     packed = _HEADER.pack(MAGIC, VERSION, SLICE_ROW.itemsize, count)
     return packed.ljust(HEADER_BYTES, b"\0")
+
+
+def count_rows(size: int) -> int:
+    """Slices in a table of so many bytes."""
+    return (size - HEADER_BYTES) // SLICE_ROW.itemsize
+
+
+def pack_row(
+    key: str,
+    record: str,
+    *,
+    source: int,
+    rows: int,
+    rejected: int,
+    first_row: int,
+    source_row: int,
+    line: int | None,
+    offset: int | None,
+    tokens: int,
+    trained: int,
+) -> bytes:
+    """One row of the table; the names are those of `SLICE_ROW`, key and record as hex digits."""
+    return _ROW.pack(
+        bytes.fromhex(key),
+        bytes.fromhex(record),
+        source,
+        rows,
+        rejected,
+        first_row,
+        source_row,
+        line or 0,
+        -1 if offset is None else offset,
+        tokens,
+        trained,
+    )
+
+
+def read_stretches(path: Path) -> Iterator[bytes]:
+    """A table's header, then its rows, some thousands at a time: for one pass without mapping.
+
+    Touching a mapped table from end to end would make all of it resident.
+    """
+    with reading_errors(path), open(path, "rb") as file:
+        yield file.read(HEADER_BYTES)
+        while piece := file.read(STRETCH * SLICE_ROW.itemsize):
+            if len(piece) % SLICE_ROW.itemsize:
+                raise CorruptionError("ends within a row", path=path)
+            yield piece
 
 
 def load_table(file: ByteFile) -> NDArray[np.void]:

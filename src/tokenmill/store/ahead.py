@@ -1,0 +1,48 @@
+"""Looking ahead: many small file operations in flight, their results in order.
+
+Committing a store looks at three files of every slice. Each look is short, but a network file
+system answers it in a fraction of a millisecond, and a million of them in turn take an hour.
+`ahead` hands *batches* of the work to a few threads and gives results back in the order of the
+items; only a bounded number of batches exists at any moment, so the items may be a stream of any
+length.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Callable, Generator, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+BATCH = 64  # items per task: handing over costs as much as a few looks at a local disk
+THREADS = 8  # looks in flight: they wait for disks and servers, not for a core
+WINDOW = 2 * THREADS  # batches in existence, finished ones that nobody took included
+
+
+def ahead(work: Callable[[Item], Result], items: Iterable[Item]) -> Generator[Result, None, None]:
+    """``map(work, items)`` with several calls in flight; an error is raised in its turn."""
+    stream = iter(items)
+    first = list(itertools.islice(stream, BATCH))
+    if len(first) < BATCH:  # not worth a thread
+        yield from map(work, first)
+        return
+    threads = ThreadPoolExecutor(THREADS, thread_name_prefix="tokenmill-ahead")
+    waiting: deque[Future[list[Result]]] = deque()
+
+    def all_of(batch: list[Item]) -> list[Result]:
+        return [work(item) for item in batch]
+
+    try:
+        batch = first
+        while batch or waiting:
+            if batch:
+                waiting.append(threads.submit(all_of, batch))
+                batch = list(itertools.islice(stream, BATCH))
+            if len(waiting) >= WINDOW or not batch:
+                yield from waiting.popleft().result()
+    finally:
+        threads.shutdown(cancel_futures=True)

@@ -1,0 +1,1 @@
+"""What grows with slices, and what does not."""

@@ -1,0 +1,50 @@
+"""A builder that waits for others looks again only at what it has not seen published."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from benchmarks.simulated import arguments_of, make_slices, make_sources, planned
+
+from tokenmill.api import resolve_call
+from tokenmill.build.missing import Builder
+from tokenmill.build.progress import open_progress
+from tokenmill.build.proof import Account
+from tokenmill.build.run import cache_of
+from tokenmill.store.layout import SliceFiles
+
+
+def test_published_slices_are_asked_for_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sources, cache = make_sources(tmp_path / "sources", tmp_path / "cache", 20), tmp_path / "cache"
+    plan = planned(sources, cache)
+    make_slices(plan, cache)
+    keys = [key for key, _ in plan.walk()]
+    layout = cache_of(cache)
+    held_back = layout.slice(keys[7]).record.rename(tmp_path / "record")
+    given: dict[str, Any] = arguments_of(sources, cache)
+    _, options, executor = resolve_call(
+        given.pop("sources"), given.pop("tokenizer"), given.pop("executor"), given
+    )
+    with open_progress(False, total_rows=1, total_size=1) as shown:
+        builder = Builder(plan, layout, executor, options, Account(), shown)
+    builder._published = bytearray(plan.slices)
+    asked: list[str] = []
+    real = SliceFiles.record.fget
+    assert real is not None
+
+    def record(files: SliceFiles) -> Path:
+        asked.append(files.key)
+        return real(files)
+
+    monkeypatch.setattr(SliceFiles, "record", property(record))
+    assert [number for number, _, _ in builder._missing()] == [7]
+    assert sorted(asked) == sorted(keys)
+    asked.clear()
+    assert [number for number, _, _ in builder._missing()] == [7]
+    assert asked == [keys[7]]
+    held_back.rename(layout.slices / keys[7][:2] / f"{keys[7]}.json")
+    assert list(builder._missing()) == []

@@ -1,0 +1,140 @@
+"""A simulated cache at two sizes: what grows with slices, and by how much.
+
+Counts, never times: files opened (Python's own audit events) and bytes of Python objects. Both
+sizes are beyond every window and buffer, so whatever differs between them grows with slices.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from benchmarks.simulated import ROWS, TOKENS, make_slices, make_sources, planned
+
+from tests.faults.tools import environment
+from tokenmill.store import Store
+
+SIZES = (1500, 4500)
+
+COUNTING = """
+import gc, json, sys, tracemalloc
+from pathlib import Path
+from tokenmill.files import write
+from tokenmill.store import ahead, checks, commit, table
+from tokenmill.store import store as reading
+
+# Buffers that a store of these sizes would not fill.
+write._GATHERED = checks._READ_BYTES = commit._PIECE = 4096
+table.STRETCH = reading.COPIED_FIRST_ROWS = 64
+ahead.BATCH, ahead.WINDOW = 8, 4
+
+# pathlib interns the parts of every path; let the interpreter's table of them grow beforehand.
+grown = [sys.intern(f"part {number}") for number in range(500_000)]
+del grown
+
+opened = 0
+
+def hook(event, arguments):
+    global opened
+    opened += event == "open"
+
+def counted(work):
+    global opened
+    gc.collect()
+    tracemalloc.start()
+    opened = 0
+    done = work()
+    files, peak = opened, tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    return done, {"opened": files, "peak": peak}
+
+sys.addaudithook(hook)
+sources, cache = Path(sys.argv[1]), Path(sys.argv[2])
+"""
+
+PREPARE = (
+    COUNTING
+    + """
+from benchmarks.simulated import arguments_of, planned
+from tokenmill.api import run_recipe
+
+planned(sources, cache)  # what is imported on first use
+given = arguments_of(sources, cache)
+named = given.pop("sources"), given.pop("tokenizer")
+_, plan = counted(lambda: planned(sources, cache))
+done, prepare = counted(lambda: run_recipe(*named, **given))
+again, hit = counted(lambda: run_recipe(*named, **given))
+assert (done.hit, again.hit, done.account.slices_built) == (False, True, 0)
+print(json.dumps({"path": str(done.store.path), "plan": plan, "prepare": prepare, "hit": hit}))
+"""
+)
+
+OPEN = (
+    COUNTING
+    + """
+from tokenmill import open_store
+
+open_store(sys.argv[3])
+store, opening = counted(lambda: open_store(sys.argv[3]))
+row, serving = counted(lambda: store[len(store) // 3].input_ids.tolist())
+print(json.dumps({"open": opening, "row": serving, "tokens": len(row)}))
+"""
+)
+
+
+def said(program: str, *arguments: object) -> dict[str, Any]:
+    command = [sys.executable, "-c", program, *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment())
+    assert done.returncode == 0, done.stderr
+    told: dict[str, Any] = json.loads(done.stdout)
+    return told
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, Any]]:
+    """What preparing and opening took, by number of slices."""
+    found = {}
+    for slices in SIZES:
+        home = tmp_path_factory.mktemp(str(slices))
+        sources, cache = make_sources(home / "sources", home / "cache", slices), home / "cache"
+        make_slices(planned(sources, cache), cache)
+        told = said(PREPARE, sources, cache)
+        found[slices] = {**told, **said(OPEN, sources, cache, told["path"])}
+    return found
+
+
+def growth(measured: dict[int, dict[str, Any]], what: str, which: str) -> float:
+    """How much of it one more slice costs."""
+    few, many = SIZES
+    return float(measured[many][what][which] - measured[few][what][which]) / (many - few)
+
+
+def test_every_row_of_a_simulated_store_is_served(measured: dict[int, dict[str, Any]]) -> None:
+    for slices, told in measured.items():
+        store = Store(told["path"])
+        assert len(store) == slices * ROWS
+        assert told["tokens"] == TOKENS
+        assert store[len(store) - 1].input_ids.tolist() == list(range(36, 48))
+        origin = store[5].origin
+        assert (origin.row, origin.line, origin.offset) == (5, 6, 8 * 2**20 + 2 * 2**20)
+
+
+def test_commit_opens_two_files_of_a_slice(measured: dict[int, dict[str, Any]]) -> None:
+    # The record and the meta file; sources are walked four times, three files each per 1,000.
+    assert growth(measured, "prepare", "opened") <= 2.05
+
+
+def test_plan_and_hit_and_open_open_no_slice(measured: dict[int, dict[str, Any]]) -> None:
+    for what in ("plan", "hit"):
+        assert growth(measured, what, "opened") <= 0.02
+    assert growth(measured, "open", "opened") == 0
+    assert growth(measured, "row", "opened") == 0
+
+
+@pytest.mark.parametrize("what", ["plan", "prepare", "hit", "open", "row"])
+def test_objects_do_not_grow_with_slices(measured: dict[int, dict[str, Any]], what: str) -> None:
+    # One byte per slice says whether it was seen; an object would take fifty or more.
+    assert growth(measured, what, "peak") <= 10
