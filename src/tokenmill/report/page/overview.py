@@ -19,7 +19,7 @@ from tokenmill.report.raw import RawRows
 from tokenmill.report.stats import store_stats
 from tokenmill.store import Store
 
-MOST_SOURCES = 500
+MOST_SOURCES = 5000
 MOST_REJECTED = 2000
 MOST_RAW_BYTES = 1 << 20
 """Bytes of raw excerpts in one page; rejected rows after that have their origin alone."""
