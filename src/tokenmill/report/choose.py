@@ -83,10 +83,14 @@ def row_at_address(store: Store, address: str) -> Addressed:
     found = re.fullmatch(r"(.+?)([:#])(\d+)", address, re.DOTALL)
     if found is None:
         raise UsageError(f"--origin {address!r}: write file:line, or file#row (rows count from 0)")
-    source = source_named(store, found[1])
+    sources = sources_named(store, found[1])
     wanted, by_line = int(found[3]), found[2] == ":"
-    rows = rows_of_source_row(store, source, wanted, by_line=by_line)
-    path = store.sources[source]
+    rows = [
+        row
+        for source in sources
+        for row in rows_of_source_row(store, source, wanted, by_line=by_line)
+    ]
+    path = store.sources[sources[0]]
     rejected = [
         row
         for row in rejected_rows(store)
@@ -98,16 +102,17 @@ def row_at_address(store: Store, address: str) -> Addressed:
     return Addressed(rows, rejected)
 
 
-def source_named(store: Store, name: str) -> int:
-    """Number of the source whose path is, or ends with, a name."""
+def sources_named(store: Store, name: str) -> list[int]:
+    """Numbers of the source whose path is, or ends with, a name; several where it is listed so."""
     paths = [path or "" for path in store.sources]
-    for fits in (lambda path: path == name, lambda path: path.endswith(f"/{name}")):
-        numbers = [number for number, path in enumerate(paths) if fits(path)]
-        if len(numbers) == 1:
-            return numbers[0]
-        if numbers:
-            named = ", ".join(paths[number] for number in numbers[:5])
-            raise UsageError(f"{name!r} is the end of several sources: {named}")
+    exact = [number for number, path in enumerate(paths) if path == name]
+    ending = [number for number, path in enumerate(paths) if path.endswith(f"/{name}")]
+    for numbers in (exact, ending):
+        distinct = sorted({paths[number] for number in numbers})
+        if len(distinct) == 1:
+            return numbers
+        if distinct:
+            raise UsageError(f"{name!r} is the end of several sources: {', '.join(distinct[:5])}")
     known = ", ".join(paths[:5]) + (f" and {len(paths) - 5} more" if len(paths) > 5 else "")
     raise UsageError(f"no source {name!r} in this store; there are {known}")
 

@@ -41,7 +41,8 @@ class Compact:
         roles: Names of the roles met.
         pieces: The table of pieces.
         index: The columns named `INDEX`, one after another.
-        blocks: The rows, `BLOCK_ROWS` each.
+        blocks: The rows, ``block_rows`` each.
+        block_rows: `BLOCK_ROWS`, or fewer where rows are so long that no block would fit.
     """
 
     rows: Int64
@@ -49,12 +50,13 @@ class Compact:
     pieces: str
     index: str
     blocks: list[str] = field(default_factory=list)
+    block_rows: int = BLOCK_ROWS
 
     def document(self) -> dict[str, Any]:
         """What stands in the page."""
         return {
             "count": len(self.rows),
-            "block_rows": BLOCK_ROWS,
+            "block_rows": self.block_rows,
             "columns": list(INDEX),
             "roles": self.roles,
             "pieces": self.pieces,
@@ -110,23 +112,30 @@ def compact(store: Store, tokenizer: Tokenizer, rows: Sequence[int], most_bytes:
     used = used[np.argsort(-counts[used], kind="stable")]
     rank = np.zeros(len(counts), np.int64)
     rank[used] = np.arange(len(used))
-    result = Compact(wanted[:0], [], _pieces(tokenizer, used), "")
-    left = most_bytes - len(result.pieces)
-    sets: list[int] = []
-    index = ""
-    for first in range(0, len(wanted), BLOCK_ROWS):
-        block = wanted[first : first + BLOCK_ROWS]
-        text = packed(_block(store, rank, block, result.roles, sets))
-        index = _index(store, wanted[: first + len(block)], sets) if first == 0 else index
-        # The index grows with the rows; its first block tells how much a row of it takes.
-        due = len(index) * (first // BLOCK_ROWS + 1)
-        if result.blocks and left - len(text) < due:
+    pieces = _pieces(tokenizer, used)
+    for block_rows in (BLOCK_ROWS, max(1, BLOCK_ROWS // 16), 1):
+        result = Compact(wanted[:0], [], pieces, "", block_rows=block_rows)
+        _add_blocks(result, store, rank, wanted, most_bytes - len(pieces))
+        if result.blocks:
             break
-        left -= len(text)
-        result.blocks.append(text)
-    result.rows = wanted[: len(result.blocks) * BLOCK_ROWS]
-    result.index = _index(store, result.rows, sets[: len(result.rows)])
     return result
+
+
+def _add_blocks(result: Compact, store: Store, rank: Int64, wanted: Int64, left: int) -> None:
+    """Add blocks while they fit into ``left`` characters, together with the index."""
+    sets: list[int] = []
+    of_a_block = 0
+    for first in range(0, len(wanted), result.block_rows):
+        block = wanted[first : first + result.block_rows]
+        text = packed(_block(store, rank, block, result.roles, sets))
+        # The index grows with the rows; its first block tells how much a row of it takes.
+        of_a_block = of_a_block or len(_index(store, block, sets))
+        left -= len(text) + of_a_block
+        if left < 0:
+            break
+        result.blocks.append(text)
+    result.rows = wanted[: len(result.blocks) * result.block_rows]
+    result.index = _index(store, result.rows, sets[: len(result.rows)])
 
 
 def _pieces(tokenizer: Tokenizer, used: Int64) -> str:

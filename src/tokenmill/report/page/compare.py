@@ -55,8 +55,9 @@ class _Contents:
         """Rows made of such bytes, in order."""
         first = np.searchsorted(self.sorted, digest, side="left")
         last = np.searchsorted(self.sorted, digest, side="right")
-        rows = self.order[first:last]
-        return rows[self.parts[rows] == part]
+        rows: NDArray[np.int64] = self.order[first:last]
+        equal: NDArray[np.int64] = rows[self.parts[rows] == part]
+        return equal
 
 
 class Comparison:

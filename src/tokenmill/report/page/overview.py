@@ -124,7 +124,8 @@ def _roles(store: Store, counted: dict[str, dict[str, int]]) -> list[dict[str, A
 
 def rejected_document(store: Store, raws: RawRows | None) -> dict[str, Any]:
     """Rejected rows, up to a number, with excerpts up to a size."""
-    listed, spent = [], 0
+    listed: list[dict[str, Any]] = []
+    spent = 0
     for row in rejected_rows(store):
         if len(listed) == MOST_REJECTED:
             break

@@ -46,7 +46,8 @@ def _preview(order: np.ndarray, lengths: np.ndarray, length: int) -> dict[str, A
     packs = pack_window(order, lengths, Pack(length, oversize="truncate"))
     filled = np.add.reduceat(packs.lengths, packs.bounds[:-1]) if len(packs) else np.zeros(0)
     counts, _ = np.histogram(filled / length, bins=BINS, range=(0, 1))
-    drawn, pieces = [], 0
+    drawn: list[list[list[int]]] = []
+    pieces = 0
     for number in range(min(len(packs), DRAWN_PACKS)):
         first, last = int(packs.bounds[number]), int(packs.bounds[number + 1])
         pieces += last - first

@@ -162,9 +162,8 @@ class Finder:
         return Answer(rows, searched)
 
     def _weights(self, order: str, rows: Rows) -> NDArray[Any]:
-        if order in ("longest", "shortest"):
-            weights = self._store.lengths[rows].astype(np.int64)
-        else:
+        weights: NDArray[Any] = self._store.lengths[rows].astype(np.int64)
+        if order in ("least-trained", "most-trained"):
             weights = trained_shares(self._store)[rows]
         return -weights if order in ("longest", "most-trained") else weights
 

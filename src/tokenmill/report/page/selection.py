@@ -92,7 +92,7 @@ def _fitting(store: Store, rows: Sequence[int]) -> int:
 
 def _everything_fits(store: Store, tokenizer: Tokenizer, most_bytes: int) -> bool:
     """An estimate from a few blocks spread over the store."""
-    tokens = store.manifest["totals"]["tokens"]
+    tokens: int = store.manifest["totals"]["tokens"]
     if tokens > MOST_TOKENS:
         return False
     if len(store) <= ESTIMATED_BLOCKS * BLOCK_ROWS:
@@ -103,7 +103,8 @@ def _everything_fits(store: Store, tokenizer: Tokenizer, most_bytes: int) -> boo
     tried = compact(store, tokenizer, some, 1 << 40)
     share = max(1, int(store.lengths[tried.rows].sum())) / max(1, tokens)
     # The table of pieces grows slower than the rows, so it counts twice, not in proportion.
-    return (tried.size - len(tried.pieces)) / share + 2 * len(tried.pieces) <= most_bytes
+    estimate = (tried.size - len(tried.pieces)) / share + 2 * len(tried.pieces)
+    return estimate <= most_bytes
 
 
 def _sentence(taken: Compact, total: int, how: str) -> str:

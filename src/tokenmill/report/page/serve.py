@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import json
 import secrets
-import signal
 import socket
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import cached_property
 from itertools import islice
 from typing import Any
 
@@ -53,6 +54,7 @@ class Viewer:
         self._finder = Finder(store, self.tokenizer)
         self.comparison = Comparison(store, other, self.tokenizer) if other is not None else None
 
+    @cached_property
     def page(self) -> bytes:
         """The page itself."""
         data: dict[str, Any] = {"mode": "served", "overview": overview(self.store, None)}
@@ -76,7 +78,7 @@ class Viewer:
             "searched": answer.searched,
             "of": len(self.store),
             "first": first,
-            "rows": summaries(self.store, shown, self.tokenizer),
+            "rows": summaries(self.store, shown.tolist(), self.tokenizer),
         }
 
     def place(self, given: Mapping[str, str]) -> dict[str, Any]:
@@ -167,7 +169,7 @@ def application(viewer: Viewer, token: str, port: int) -> Any:
             return plain("not found", 404)
         name = request.path_params.get("name")
         if name is None:
-            return Response(viewer.page(), 200, headers, "text/html; charset=utf-8")
+            return Response(viewer.page, 200, headers, "text/html; charset=utf-8")
         ask = questions.get(name)
         if ask is None:
             return plain("not found", 404)
@@ -183,13 +185,15 @@ def application(viewer: Viewer, token: str, port: int) -> Any:
     def nowhere(request: Request, error: Exception) -> Response:
         return plain("not found", 404)
 
-    return Starlette(
+    made = Starlette(
         routes=[
             Route("/{token}/", answer, methods=["GET"]),
             Route("/{token}/api/{name}", answer, methods=["GET"]),
         ],
         exception_handlers={404: nowhere, 405: nowhere},
     )
+    made.router.redirect_slashes = False  # a redirect would tell which paths are half right
+    return made
 
 
 def _number(given: Mapping[str, str]) -> int:
@@ -242,12 +246,7 @@ def serve(viewer: Viewer, port: int, ready: Callable[[str, int], None]) -> None:
         )
         server = uvicorn.Server(config)
         listening.listen()  # from here on a browser waits instead of being refused
-        # A browser keeps its connections; a second Ctrl-C should not be needed to end them.
-        before = signal.getsignal(signal.SIGINT)
         ready(f"http://{HOST}:{bound}/{token}/", bound)
-        try:
+        # Ctrl-C is how this ends: uvicorn closes everything, then hands the signal on.
+        with suppress(KeyboardInterrupt):
             server.run(sockets=[listening])
-        except KeyboardInterrupt:
-            pass  # uvicorn hands the signal on after it has closed everything
-        finally:
-            signal.signal(signal.SIGINT, before)

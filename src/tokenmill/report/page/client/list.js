@@ -123,7 +123,7 @@ class List {
       if (!row) return;
       this.known.set(at, row);
     }
-    this.open(this.known.get(at).row);
+    await this.open(this.known.get(at).row);
   }
 
   key(event) {

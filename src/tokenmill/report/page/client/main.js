@@ -5,6 +5,7 @@ const data = data_.mode === "served" ? new ServedData(data_) : new FileData(data
 const TABS = [["rows", "Rows"], ["overview", "Overview"], ["rejected", "Rejected"], ["packing", "Packing"], ["recipe", "Recipe and proofs"], ["compare", "Compare"]];
 const drawn = new Set();
 let finding = 0;
+let showing = 0;
 let current = null;
 let list;
 
@@ -113,10 +114,12 @@ function filterBy(wanted) {
 
 async function showRow(number) {
   const view = byId("view");
+  const mine = ++showing;
   hideTip();
   let row;
   try {
     row = await data.row(number);
+    if (mine !== showing) return; // another was asked for meanwhile
   } catch (error) {
     view.replaceChildren(el("p", { class: "note", text: error.message }));
     return;
@@ -135,6 +138,7 @@ async function showRow(number) {
     } catch (error) {
       made = el("p", { class: "note", text: error.message });
     }
+    if (mine !== showing) return;
     body.replaceChildren(legend(), made);
     body.querySelectorAll("section.turn").forEach((section, n) => { if (folded[n]) toggle(section, false); });
   };

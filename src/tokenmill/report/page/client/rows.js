@@ -11,15 +11,19 @@ function fillToken(span, row, at, text) {
   if (text === null || text === "") {
     span.classList.add("part");
     span.append(text === null ? "⋯" : "∅");
-    return;
+  } else {
+    fillText(span, text);
   }
+  if (look.ids) span.append(el("sub", { text: row.ids[at] }));
+}
+
+function fillText(span, text) {
   let shown = harmless(text).replace(/\t/g, "⇥");
   if (look.spaces) shown = shown.replace(/ /g, "·").replace(/\u00a0/g, "⍽");
   shown.split("\n").forEach((line, n) => {
     if (n) span.append(el("i", { class: "end", text: "⏎" }), "\n");
     if (line) span.append(line);
   });
-  if (look.ids) span.append(el("sub", { text: row.ids[at] }));
 }
 
 function tokenSpan(row, texts, at, role, marks) {
