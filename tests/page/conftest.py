@@ -129,3 +129,17 @@ def visit(browser: Any) -> Iterator[Callable[..., Any]]:
         assert page.evaluate("window.hacked") is None
         page.context.close()
     assert complaints == []
+
+
+@pytest.fixture(params=["file", "server"])
+def address(request: pytest.FixtureRequest) -> str:
+    """The same page, both ways."""
+    if request.param == "server":
+        return str(request.getfixturevalue("server"))
+    path: Path = request.getfixturevalue("page_file")
+    return path.as_uri()
+
+
+@pytest.fixture
+def on_disk(page_file: Path) -> str:
+    return page_file.as_uri()
