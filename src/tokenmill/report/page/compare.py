@@ -140,7 +140,7 @@ class Comparison:
             "changed": {
                 "text": text,
                 "ids": ids_changed,
-                "mask": bool(mask) or int(mine.loss_mask.sum()) != int(other.loss_mask.sum()),
+                "mask": bool(mask),  # of tokens that both have; new ones count as changed ids
                 "mask_tokens": len(mask),
             },
             "note": "" if partner.by == "content" else "same place, other bytes: it was edited",
