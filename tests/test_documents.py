@@ -55,8 +55,8 @@ def workplace(tmp_path: Path) -> Path:
     ids=lambda path: str(path.relative_to(PROJECT)),
 )
 def test_document_runs(path: Path, workplace: Path) -> None:
-    # Not the bare name: a page called trl would stand before the library of that name.
-    program = workplace / f"page_{path.stem}.py"
+    # Not the bare stem: inspect.py would stand in the way of the standard library.
+    program = workplace / f"document_{path.stem}.py"
     program.write_text(program_of(path.read_text(encoding="utf-8")), encoding="utf-8")
     environment = {**os.environ, "PYTHONPATH": str(PACKAGE.parent)}
     answer = subprocess.run(

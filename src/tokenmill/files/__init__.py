@@ -20,6 +20,7 @@ from tokenmill.files.publish import (
     make_directory,
     publish_directory,
     publish_file,
+    replace_file,
     sync_directory,
 )
 from tokenmill.files.remote import is_remote
@@ -38,6 +39,7 @@ __all__ = [
     "make_directory",
     "publish_directory",
     "publish_file",
+    "replace_file",
     "sync_directory",
     "write_file",
     "writing_errors",

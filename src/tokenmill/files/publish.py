@@ -179,6 +179,15 @@ def publish_file(staged: Path, target: Path) -> bool:
     return ours
 
 
+def replace_file(staged: Path, target: Path) -> None:
+    """Put a staged file in the place of another, in one step.
+
+    For what a user asked to be written under a name of their own; nothing in a cache is replaced.
+    """
+    os.replace(staged, target)
+    sync_directory(target.parent)
+
+
 def _link(staged: Path, target: Path, before: os.stat_result) -> bool:
     try:
         os.link(staged, target)

@@ -1,4 +1,9 @@
-"""``tokenmill inspect``: one row's tokens and mask, to look at.
+"""``tokenmill inspect``: rows with their tokens and masks, to look at.
+
+In the terminal one row, or those of a rule; ``--html`` writes one page with the whole store, as far
+as it fits; ``--serve`` opens the same page over every row. Rows are named by number (``--row``), by
+where they come from (``--origin file:line``) or by rule (``--rule longest``); without any of these
+it is row 0, and all rows for a page.
 
 Colours: green is trained text, plain is not trained; control tokens are cyan, the trained one that
 closes a turn is green on reverse. Spaces show as ``·``, line ends as ``⏎``, tabs as ``⇥``. Without
@@ -7,20 +12,23 @@ colour (a pipe, ``NO_COLOR``) trained stretches stand in ``⟦ ⟧``.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from tokenmill.cli.app import app
-from tokenmill.cli.options import AsJson, StorePath
-from tokenmill.cli.output import Output
+from tokenmill.cli.options import AsJson, CacheDir, StorePath
+from tokenmill.cli.output import Output, one_line, print_json
 from tokenmill.errors import UsageError
 from tokenmill.report.characters import harmless, visible
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from tokenmill.report.choose import Rejected
     from tokenmill.report.row import RowView
+    from tokenmill.store import Store
 
 STYLES = {
     "untrained": "",
@@ -29,43 +37,222 @@ STYLES = {
     "closer": "bold green reverse",
     "control": "bold cyan underline",
 }
+ROLE_STYLES = {"system": "magenta", "user": "blue", "assistant": "green", "tool": "yellow"}
 
 LEGEND = "green: trained · cyan: control token · reversed: trained and closes a turn"
 LEGEND_PLAIN = "⟦ ⟧: trained"
+LISTED = 10  # rejected rows shown without --count
+RAW_SHOWN = 400  # characters of a rejected row in the terminal
 
 
 @app.command()
 def inspect(
     store: StorePath,
-    row: Annotated[int, typer.Option(help="Number of the row; negative counts from the end.")] = 0,
+    row: Annotated[
+        int | None, typer.Option(help="Number of the row; negative counts from the end.")
+    ] = None,
+    origin: Annotated[
+        str | None,
+        typer.Option(metavar="FILE:LINE", help="The row made of this line; FILE#ROW from 0."),
+    ] = None,
+    rule: Annotated[
+        str | None, typer.Option(help="longest | shortest | least-trained | rejected | random")
+    ] = None,
+    count: Annotated[
+        int | None, typer.Option(min=1, help="Rows of a rule; of a page: at most so many.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of random rows.")] = 0,
+    html: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Write one self-contained page.")
+    ] = None,
+    serve: Annotated[
+        bool, typer.Option("--serve", help="The page over the whole store, on this machine.")
+    ] = False,
+    port: Annotated[int, typer.Option(min=0, help="Of --serve; 0 takes a free one.")] = 0,
+    compare: Annotated[
+        str | None, typer.Option(metavar="OTHER", help="With --serve: another store beside it.")
+    ] = None,
+    cache_dir: CacheDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show one row's tokens and mask."""
-    from tokenmill.report.row import store_tokenizer, view_row
+    """Show rows with their tokens and masks."""
     from tokenmill.store import open_store
 
+    named = [flag for flag, given in (("--row", row), ("--origin", origin), ("--rule", rule))
+             if given is not None]  # fmt: skip
+    if len(named) > 1:
+        raise UsageError(f"{' and '.join(named)} both name rows; choose one")
+    if html is not None and serve:
+        raise UsageError("--html writes a page, --serve serves one; choose one")
+    if compare is not None and not serve:
+        raise UsageError("--compare needs --serve: the page shows both stores side by side")
+    if serve and named:
+        raise UsageError(f"--serve shows every row; {named[0]} is for the terminal or a page")
     opened = open_store(store)
-    if not -len(opened) <= row < len(opened):
-        raise UsageError(f"--row {row}: the store has {len(opened):,} rows")
-    view = view_row(opened, row, store_tokenizer(opened))
+    if serve:
+        other = None if compare is None else open_store(compare)
+        _serve(opened, other, port, cache_dir)
+    elif html is not None:
+        rows = None
+        if row is not None or origin is not None:
+            rows = _named_rows(opened, row, origin)[0]
+        _write(opened, html, rows, rule, count, seed, cache_dir)
+    elif rule == "rejected":
+        _show_rejected(opened, _first_rejected(opened, count or LISTED), cache_dir)
+    elif rule is not None:
+        from tokenmill.report.choose import rows_by_rule
+
+        _require_rows(opened)
+        _show_rows(opened, rows_by_rule(opened, rule, count or 1, seed))
+    else:
+        rows, rejected = _named_rows(opened, row, origin)
+        if rows:
+            _show_rows(opened, rows[:count])
+        else:
+            _show_rejected(opened, rejected, cache_dir)
+
+
+def _named_rows(
+    store: Store, row: int | None, origin: str | None
+) -> tuple[list[int], list[Rejected]]:
+    from tokenmill.report.choose import row_at_address
+
+    if origin is not None:
+        return row_at_address(store, origin)
+    number = row or 0
+    if not -len(store) <= number < len(store):
+        raise UsageError(f"--row {number}: the store has {len(store):,} rows")
+    return [number], []
+
+
+def _require_rows(store: Store) -> None:
+    if not len(store):
+        raise UsageError("the store has no rows; --rule rejected shows why")
+
+
+def _first_rejected(store: Store, count: int) -> list[Rejected]:
+    from itertools import islice
+
+    from tokenmill.report.choose import rejected_rows
+
+    return list(islice(rejected_rows(store), count))
+
+
+def _write(
+    store: Store,
+    html: str,
+    rows: list[int] | None,
+    rule: str | None,
+    count: int | None,
+    seed: int,
+    cache_dir: str | None,
+) -> None:
+    from tokenmill.report.page import make_page
+
     output = Output.current()
-    output.result(view.document(), lambda: show_row(output.screen, view))
+    if rows is not None:
+        rows = [number % len(store) for number in rows]
+    document = make_page(
+        store, Path(html), rule=rule, rows=rows, count=count, seed=seed, cache_dir=cache_dir
+    )
+
+    def show() -> None:
+        output.say(f"{document['html']}: {document['bytes'] / 1e6:.1f} MB. {document['selection']}")
+
+    output.result(document, show)
 
 
-def show_row(console: Console, view: RowView) -> None:
+def _serve(store: Store, other: Store | None, port: int, cache_dir: str | None) -> None:
+    from tokenmill.report.page.serve import Viewer, serve
+
+    output = Output.current()
+
+    def ready(url: str, bound: int) -> None:
+        if output.as_json:
+            print_json({"url": url, "port": bound, "rows": len(store)})
+        else:
+            # The address alone stands on stdout, so that a shell can hand it to a browser.
+            typer.echo(url)
+            output.say("open this address; it is for this machine and this run. Ctrl-C ends it.")
+
+    serve(Viewer(store, other, cache_dir), port, ready)
+
+
+def _show_rows(store: Store, numbers: list[int]) -> None:
+    from tokenmill.report.row import store_tokenizer, view_row
+
+    output = Output.current()
+    tokenizer = store_tokenizer(store)
+    views = [view_row(store, number, tokenizer) for number in numbers]
+    document = views[0].document()
+    if len(views) > 1:
+        document["rows"] = [view.document() for view in views]
+
+    def show() -> None:
+        for place, view in enumerate(views):
+            if place:
+                output.screen.print()
+            show_row(output.screen, view, legend=place + 1 == len(views))
+
+    output.result(document, show)
+
+
+def _show_rejected(store: Store, rejected: list[Rejected], cache_dir: str | None) -> None:
+    from tokenmill.report.raw import RawRows
+
+    output = Output.current()
+    raws = RawRows(store, cache_dir)
+    total = sum(store.rejected.values())
+    listed: list[dict[str, Any]] = [
+        {
+            "origin": row.origin._asdict(),
+            "reason": row.reason,
+            "detail": row.detail,
+            "raw": raws.excerpt(row.origin),
+        }
+        for row in rejected
+    ]
+    document = {"rejected": store.rejected, "total": total, "rows": listed}
+
+    def show() -> None:
+        from rich.text import Text
+
+        screen = output.screen
+        for row, found in zip(rejected, listed, strict=True):
+            head = Text(harmless(str(row.origin)), style="bold")
+            head.append(f"  {row.reason}", style="red")
+            screen.print(head)
+            screen.print(Text(f"  {harmless(one_line(row.detail))}"))
+            raw = found["raw"]
+            if raw["text"] is not None:
+                text = one_line(visible(raw["text"]), RAW_SHOWN)
+                screen.print(Text(f"  {text}", style="dim"))
+            if raw["note"]:
+                screen.print(Text(f"  {harmless(one_line(raw['note']))}", style="dim italic"))
+        screen.print(Text(f"{len(listed):,} of {total:,} rejected rows", style="dim"))
+
+    output.result(document, show)
+
+
+def show_row(console: Console, view: RowView, *, legend: bool = True) -> None:
     """Print a row, turn by turn."""
     from rich.text import Text
 
     plain = not console.is_terminal or console.no_color
-    trained = sum(view.mask)
-    head = f"row {view.number}  {view.origin}  {len(view.ids)} tokens, {trained} trained"
-    console.print(Text(harmless(head), style="bold"))
+    trained, tokens = sum(view.mask), len(view.ids)
+    head = Text(harmless(f"row {view.number}  {view.origin}"), style="bold")
+    head.append(f"  {tokens} tokens, {trained} trained", style="not bold")
+    if tokens:
+        head.append(f" ({trained / tokens:.0%})", style="not bold dim")
+    console.print(head)
     for name, value in view.carried.items():
-        console.print(Text(f"{name}: {value!r}", style="dim"))
+        console.print(Text(harmless(f"{name}: {value!r}"), style="dim"))
     for role, start, end in view.turns:
         share = sum(view.mask[start:end])
-        title = f"── {harmless(role)} [{start}:{end}] {share} trained "
-        console.print(Text(title, style="dim"))
+        title = Text("── ", style="dim")
+        title.append(harmless(role), style=f"bold {ROLE_STYLES.get(role, 'white')}")
+        title.append(f" [{start}:{end}] {share} trained ")
+        console.print(title)
         text = Text()
         for at in range(start, end):
             if plain and view.mask[at] and (at == start or not view.mask[at - 1]):
@@ -76,4 +263,5 @@ def show_row(console: Console, view: RowView) -> None:
         if text.plain.endswith("\n"):
             text.right_crop()  # the line end is shown; the screen has one of its own
         console.print(text)
-    console.print(Text(LEGEND_PLAIN if plain else LEGEND, style="dim"))
+    if legend:
+        console.print(Text(LEGEND_PLAIN if plain else LEGEND, style="dim"))

@@ -1,0 +1,328 @@
+// Where rows come from: `FileData` decodes what the page carries, `ServedData` asks the server.
+// Both give results to look through (`find`), whole rows (`row`), and rejected rows with their text.
+
+class Numbers {
+  constructor(bytes) {
+    this.bytes = bytes;
+    this.at = 0;
+  }
+  next() {
+    let value = 0;
+    let scale = 1;
+    for (;;) {
+      const byte = this.bytes[this.at++];
+      value += (byte & 127) * scale; // not shifts: offsets may need more than 32 bits
+      if (byte < 128) return value;
+      scale *= 128;
+    }
+  }
+  many(size, kind = Float64Array) {
+    const values = new kind(size);
+    for (let n = 0; n < size; n++) values[n] = this.next();
+    return values;
+  }
+  rest() {
+    return this.bytes.subarray(this.at);
+  }
+}
+
+async function inflated(text) {
+  const packed = Uint8Array.from(atob(text), (one) => one.charCodeAt(0));
+  const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("deflate"));
+  return new Uint8Array(await new Response(stream).arrayBuffer());
+}
+
+function maskOf(runs, length) {
+  const mask = new Uint8Array(length);
+  let at = 0;
+  runs.forEach((run, n) => {
+    if (n % 2) mask.fill(1, at, at + run);
+    at += run;
+  });
+  return mask;
+}
+
+const PREVIEW_TOKENS = 48;
+function previewOf(row) {
+  const asked = row.turns.find((turn) => turn[0] === "user") || row.turns[0] || ["", 0, row.ids.length];
+  const ids = Array.from(row.ids.slice(asked[1], Math.min(asked[2], asked[1] + PREVIEW_TOKENS)));
+  let text = lenient.decode(joined(ids.filter((id) => !row.special(id)).map(row.piece)));
+  text = text.replace(/\ufffd+$/, "").trimStart();
+  if (text.startsWith(asked[0])) text = text.slice(asked[0].length);
+  return text.split(/\s+/).filter(Boolean).join(" ").slice(0, 140);
+}
+
+const addressOf = (origin) => {
+  const path = origin.path || "?";
+  return origin.line === null ? `${path}#${origin.row}` : `${path}:${origin.line}`;
+};
+
+class FileData {
+  constructor(data) {
+    this.overview = data.overview;
+    this.packed = data.rows;
+    this.selection = data.selection;
+    this.compare = null;
+    this.blocks = new Map();
+    this.texts = new Map();
+  }
+
+  async open() {
+    const pieces = new Numbers(await inflated(this.packed.pieces));
+    const size = pieces.next();
+    this.ids = pieces.many(size, Int32Array);
+    const special = pieces.many(size, Uint8Array);
+    const lengths = pieces.many(size, Int32Array);
+    const bytes = pieces.rest();
+    this.pieceOf = new Map();
+    this.specialIds = new Set();
+    let at = 0;
+    for (let n = 0; n < size; n++) {
+      this.pieceOf.set(this.ids[n], bytes.subarray(at, at + lengths[n]));
+      if (special[n]) this.specialIds.add(this.ids[n]);
+      at += lengths[n];
+    }
+    this.columns = {};
+    const index = new Numbers(await inflated(this.packed.index));
+    for (const name of this.packed.columns) this.columns[name] = index.many(this.packed.count);
+    this.placeOf = new Map();
+    this.columns.row.forEach((row, place) => this.placeOf.set(row, place));
+    // Rows stand in the order in which they were chosen; people expect that of the store.
+    this.inOrder = Array.from({ length: this.packed.count }, (_, n) => n);
+    this.inOrder.sort((a, b) => this.columns.row[a] - this.columns.row[b]);
+  }
+
+  get size() {
+    return this.packed.count;
+  }
+
+  // The rows of a block, decoded once.
+  block(number) {
+    if (!this.blocks.has(number)) this.blocks.set(number, this.decoded(number));
+    return this.blocks.get(number);
+  }
+
+  async decoded(number) {
+    const first = number * this.packed.block_rows;
+    const last = Math.min(first + this.packed.block_rows, this.packed.count);
+    const numbers = new Numbers(await inflated(this.packed.blocks[number]));
+    let tokens = 0;
+    for (let n = first; n < last; n++) tokens += this.columns.length[n];
+    const ids = new Int32Array(tokens);
+    for (let n = 0; n < tokens; n++) ids[n] = this.ids[numbers.next()];
+    const mask = maskOf(numbers.many(numbers.next()), tokens);
+    const rows = [];
+    let at = 0;
+    for (let place = first; place < last; place++) {
+      const length = this.columns.length[place];
+      const turns = [];
+      let start = 0;
+      for (let left = numbers.next(); left > 0; left--) {
+        const role = this.packed.roles[numbers.next()];
+        const end = start + numbers.next();
+        turns.push([role, start, end]);
+        start = end;
+      }
+      rows.push({ ids: ids.subarray(at, at + length), mask: mask.subarray(at, at + length), turns });
+      at += length;
+    }
+    const sizes = numbers.many(last - first);
+    const texts = numbers.rest();
+    let seen = 0;
+    rows.forEach((row, n) => {
+      row.carried = sizes[n] ? JSON.parse(lenient.decode(texts.subarray(seen, seen + sizes[n]))) : {};
+      seen += sizes[n];
+      Object.assign(row, this.known(first + n));
+    });
+    return rows;
+  }
+
+  known(place) {
+    const column = (name) => this.columns[name][place];
+    const source = this.overview.sources[column("source")];
+    const origin = {
+      path: source ? source.path : null,
+      row: column("source_row"),
+      line: column("line") ? column("line") - 1 : null,
+      offset: column("offset") ? column("offset") - 1 : null,
+      length: column("raw_length"),
+    };
+    return {
+      row: column("row"),
+      length: column("length"),
+      trained: column("trained"),
+      part: column("part"),
+      source: column("source"),
+      origin,
+      address: addressOf(origin),
+      piece: (id) => this.pieceOf.get(id) || new Uint8Array(0),
+      special: (id) => this.specialIds.has(id),
+    };
+  }
+
+  async at(place) {
+    const rows = await this.block(Math.floor(place / this.packed.block_rows));
+    return rows[place % this.packed.block_rows];
+  }
+
+  async row(number) {
+    const place = this.placeOf.get(number);
+    return place === undefined ? null : this.at(place);
+  }
+
+  async text(place) {
+    if (!this.texts.has(place)) {
+      const row = await this.at(place);
+      this.texts.set(place, lenient.decode(joined(Array.from(row.ids, row.piece))).toLowerCase());
+    }
+    return this.texts.get(place);
+  }
+
+  async find(query, progress, cancelled) {
+    const { length, trained, source, roles } = this.columns;
+    const bit = query.role ? Math.min(this.packed.roles.indexOf(query.role), 50) : -1;
+    let places = this.inOrder.filter((n) => {
+      const share = length[n] ? trained[n] / length[n] : 0;
+      return (
+        (query.source === null || source[n] === query.source) &&
+        (!query.role || (bit >= 0 && Math.floor(roles[n] / 2 ** bit) % 2 === 1)) &&
+        (query.least === null || length[n] >= query.least) &&
+        (query.most === null || length[n] <= query.most) &&
+        (query.shareLeast === null || share >= query.shareLeast - 1e-9) &&
+        (query.shareMost === null || share <= query.shareMost + 1e-9)
+      );
+    });
+    if (query.text) {
+      const needle = query.text.toLowerCase();
+      const having = [];
+      for (let n = 0; n < places.length; n++) {
+        if ((await this.text(places[n])).includes(needle)) having.push(places[n]);
+        if (n % 512 === 511) {
+          progress(n / places.length, having.length);
+          await new Promise((resume) => setTimeout(resume));
+          if (cancelled()) return null;
+        }
+      }
+      places = having;
+    }
+    const share = (n) => (length[n] ? trained[n] / length[n] : 0);
+    const weights = {
+      longest: (n) => -length[n],
+      shortest: (n) => length[n],
+      "least-trained": share,
+      "most-trained": (n) => -share(n),
+    };
+    const weight = weights[query.order];
+    if (weight) places.sort((a, b) => weight(a) - weight(b));
+    return {
+      total: places.length,
+      searched: this.size,
+      of: this.size,
+      load: async (first, last) => {
+        const rows = await Promise.all(places.slice(first, last).map((place) => this.at(place)));
+        for (const row of rows) if (row.preview === undefined) row.preview = previewOf(row);
+        return rows;
+      },
+      place: async (number) => places.indexOf(this.placeOf.get(number)),
+    };
+  }
+
+  async rejected(first, size, reason) {
+    const rows = this.overview.rejected.rows.filter((row) => !reason || row.reason === reason);
+    return rows.slice(first, first + size);
+  }
+
+  async rejectedRaw(row) {
+    return row.raw;
+  }
+
+  raw() {
+    return null; // a page carries no source rows
+  }
+}
+
+class ServedData {
+  constructor(data) {
+    this.overview = data.overview;
+    this.selection = data.selection;
+    this.compare = data.compare;
+    this.size = data.overview.totals.rows;
+  }
+
+  async open() {}
+
+  async ask(name, given) {
+    const url = new URL(`api/${name}`, document.baseURI);
+    for (const [key, value] of Object.entries(given || {})) {
+      if (value !== null && value !== undefined && value !== "") url.searchParams.set(key, value);
+    }
+    const answer = await fetch(url);
+    const document_ = await answer.json();
+    if (document_.error) throw new Error(document_.error.message);
+    return document_;
+  }
+
+  async find(query) {
+    const given = {
+      source: query.source, role: query.role, least: query.least, most: query.most,
+      share_least: query.shareLeast, share_most: query.shareMost, text: query.text,
+      order: query.order, start: query.start || null, changed: query.changed ? 1 : null,
+    };
+    const first = await this.ask("rows", { ...given, first: 0, count: 60 });
+    return {
+      total: first.total,
+      searched: first.searched,
+      of: first.of,
+      load: async (from, to) => {
+        const rows = [];
+        for (let at = from; at < to; at += 200) {
+          const part = await this.ask("rows", { ...given, first: at, count: Math.min(200, to - at) });
+          rows.push(...part.rows);
+        }
+        for (const row of rows) {
+          const source = this.overview.sources[row.source];
+          const origin = { path: source ? source.path : null, row: row.source_row, line: row.line >= 0 ? row.line : null };
+          row.address = addressOf(origin);
+        }
+        return rows;
+      },
+      place: async (number) => (await this.ask("place", { ...given, row: number })).place,
+    };
+  }
+
+  dressed(row) {
+    const table = new Map(Object.entries(row.table).map(([id, [bytes, special]]) => [Number(id), [fromHex(bytes), special]]));
+    row.mask = maskOf(row.runs, row.length);
+    row.piece = (id) => (table.get(id) || [new Uint8Array(0)])[0];
+    row.special = (id) => Boolean((table.get(id) || [])[1]);
+    return row;
+  }
+
+  async row(number) {
+    if (number < 0 || number >= this.size) return null;
+    return this.dressed(await this.ask("row", { number }));
+  }
+
+  raw(number) {
+    return this.ask("raw", { number });
+  }
+
+  async rejected(first, size, reason) {
+    return (await this.ask("rejected", { first, count: size, reason })).rows;
+  }
+
+  rejectedRaw(row) {
+    return this.ask("rejected-raw", { number: row.number });
+  }
+
+  async compared(number) {
+    const both = await this.ask("compared", { number });
+    this.dressed(both.ours);
+    if (both.theirs) this.dressed(both.theirs);
+    return both;
+  }
+
+  survey() {
+    return this.ask("survey");
+  }
+}

@@ -1,0 +1,246 @@
+// What is shown when: tabs, filters, the chosen row, keys.
+
+const data_ = JSON.parse(byId("data").textContent);
+const data = data_.mode === "served" ? new ServedData(data_) : new FileData(data_);
+const TABS = [["rows", "Rows"], ["overview", "Overview"], ["rejected", "Rejected"], ["packing", "Packing"], ["recipe", "Recipe and proofs"], ["compare", "Compare"]];
+const drawn = new Set();
+let finding = 0;
+let showing = 0;
+let current = null;
+let list;
+
+const showStatus = (text) => {
+  byId("status").textContent = text;
+};
+
+function showTab(name, focus) {
+  hideTip();
+  for (const [one] of TABS) {
+    const tab = byId(`tab-${one}`);
+    if (!tab) continue;
+    tab.setAttribute("aria-selected", String(one === name));
+    tab.tabIndex = one === name ? 0 : -1;
+    byId(`panel-${one}`).hidden = one !== name;
+    if (one === name && focus) tab.focus();
+  }
+  document.body.dataset.tab = name;
+  if (drawn.has(name) || name === "rows") return;
+  drawn.add(name);
+  const panels = {
+    overview: () => overviewPanel(data, filterBy), rejected: () => rejectedPanel(data, ""),
+    packing: () => packingPanel(data, openRow), recipe: () => recipePanel(data), compare: () => comparePanel(data, filterBy),
+  };
+  byId(`panel-${name}`).append(...panels[name]().filter(Boolean));
+}
+
+function makeTabs() {
+  const shown = TABS.filter(([name]) => name !== "compare" || data.compare);
+  for (const [name, label] of shown) {
+    const rejected = name === "rejected" ? data.overview.rejected.total : 0;
+    byId("tabs").append(el("button", { type: "button", role: "tab", id: `tab-${name}`, "aria-controls": `panel-${name}`, onclick: () => showTab(name) },
+      label, rejected ? el("span", { class: "count", text: count(rejected) }) : null));
+  }
+  byId("tabs").addEventListener("keydown", (event) => {
+    const at = shown.findIndex(([name]) => byId(`tab-${name}`) === document.activeElement);
+    const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+    if (at < 0 || !step) return;
+    event.preventDefault();
+    showTab(shown[(at + step + shown.length) % shown.length][0], true);
+  });
+}
+
+function makeHead() {
+  const { overview } = data;
+  const { totals } = overview;
+  const rejected = Object.values(totals.rejected).reduce((sum, one) => sum + one, 0);
+  byId("name").textContent = overview.name;
+  byId("name").title = overview.path;
+  const facts = [["rows", count(totals.rows)], ["tokens", count(totals.tokens)], ["trained", percent(totals.trained_tokens, totals.tokens, 1)], ["rejected", count(rejected)]];
+  byId("totals").append(...facts.map(([name, value]) => el("div", {}, el("dt", { text: name }), el("dd", { text: value }))));
+  byId("selection").textContent = data.selection;
+  overview.sources.forEach((source, n) => byId("source").append(el("option", { value: n, text: harmless(baseName(source.path)), title: source.path })));
+  overview.roles.forEach((role) => byId("role").append(el("option", { value: role.role, text: harmless(role.role) })));
+  byId("changed-label").hidden = !data.compare;
+}
+
+const FIELDS = { source: "source", role: "role", least: "least", most: "most", shareLeast: "share-least", shareMost: "share-most" };
+
+function query() {
+  const number = (id, scale = 1) => {
+    const text = byId(id).value.trim().replace(/[,_]/g, "");
+    return text === "" || !Number.isFinite(Number(text)) ? null : Number(text) / scale;
+  };
+  return {
+    text: byId("search").value, order: byId("order").value, source: number("source"), role: byId("role").value,
+    least: number("least"), most: number("most"), shareLeast: number("share-least", 100), shareMost: number("share-most", 100),
+    changed: byId("changed").checked, start: 0,
+  };
+}
+
+async function find(wanted = query()) {
+  const mine = ++finding;
+  const set = Object.values(FIELDS).filter((id) => byId(id).value !== "").length + (byId("changed").checked ? 1 : 0);
+  byId("active").textContent = set ? `(${set} set)` : "";
+  showStatus(wanted.text ? "Searching…" : "");
+  try {
+    const results = await data.find(wanted, (part, found) => showStatus(`Searched ${percent(part, 1)}, ${plural(found, "row")} so far`), () => mine !== finding);
+    if (!results || mine !== finding) return;
+    list.show(results);
+    const all = results.total === results.of && !wanted.text;
+    showStatus(all ? plural(results.total, "row") : `${plural(results.total, "row")} of ${count(results.of)}`);
+    if (results.searched < results.of) {
+      byId("status").append(`, searched up to row ${count(results.searched)} `,
+        el("button", { type: "button", class: "link", text: "go on from there", onclick: () => find({ ...wanted, start: results.searched }) }));
+    }
+    if (current !== null) {
+      const place = await results.place(current);
+      if (mine === finding && place >= 0) list.choose(place, false);
+    }
+  } catch (error) {
+    if (mine === finding) showStatus(error.message);
+  }
+}
+
+function filterBy(wanted) {
+  byId("filters").reset();
+  for (const [name, value] of Object.entries(wanted)) {
+    if (name === "changed") byId("changed").checked = value;
+    else byId(FIELDS[name]).value = value;
+  }
+  byId("more").open = true;
+  showTab("rows");
+  find();
+}
+
+async function showRow(number) {
+  const view = byId("view");
+  const mine = ++showing;
+  hideTip();
+  let row;
+  try {
+    row = await data.row(number);
+    if (mine !== showing) return; // another was asked for meanwhile
+  } catch (error) {
+    view.replaceChildren(el("p", { class: "note", text: error.message }));
+    return;
+  }
+  if (!row) {
+    view.replaceChildren(el("div", { class: "empty" }, el("p", { text: `Row ${count(number)} is not in this page.` }), el("p", { class: "muted", text: data.selection })));
+    return;
+  }
+  current = row.row;
+  const body = el("div", { id: "row-body" });
+  const draw = async () => {
+    const folded = [...view.querySelectorAll("section.turn")].map((one) => one.querySelector(".turn-head").getAttribute("aria-expanded") === "false");
+    let made;
+    try {
+      made = data.compare ? comparedRow(await data.compared(row.row)) : turnsOf(row);
+    } catch (error) {
+      made = el("p", { class: "note", text: error.message });
+    }
+    if (mine !== showing) return;
+    body.replaceChildren(legend(), made);
+    body.querySelectorAll("section.turn").forEach((section, n) => { if (folded[n]) toggle(section, false); });
+  };
+  const source = data instanceof ServedData ? el("details", { class: "source-row" }, el("summary", { text: "Source row" })) : null;
+  if (source) {
+    source.addEventListener("toggle", async () => {
+      if (!source.open || source.childElementCount > 1) return;
+      try {
+        source.append(rawBlock(await data.raw(row.row)));
+      } catch (error) {
+        source.append(el("p", { class: "note", text: error.message }));
+      }
+    });
+  }
+  view.replaceChildren(rowHead(row, (step) => list.choose(list.chosen + step, true)), source || "", toolbar(draw), body);
+  view.scrollTop = 0;
+  await draw();
+  history.replaceState(null, "", `#row=${row.row}`);
+}
+
+function focusRow() {
+  const first = document.querySelector('#view .tok[tabindex="0"]');
+  (first && first.offsetParent ? first : byId("view")).focus();
+}
+
+async function openRow(number) {
+  showTab("rows");
+  await showRow(number);
+  if (!list.results) return;
+  const place = await list.results.place(number);
+  if (place >= 0) await list.choose(place, false);
+}
+
+const KEYS = [["/", "search"], ["g", "go to a row by number"], ["j, k", "next and previous row"], ["↑ ↓ in the list", "choose a row; Enter goes into it"], ["← → ↑ ↓ in a row", "token by token, with id and bytes"], ["f", "fold or unfold all turns"], ["1 … 6", "parts of the page"], ["Esc", "back to the list"], ["?", "this list"]];
+
+function help() {
+  byId("help").replaceChildren(el("h2", { text: "Keys" }), el("dl", {}, ...KEYS.flatMap(([key, text]) => [el("dt", {}, el("kbd", { text: key })), el("dd", { text })])),
+    el("form", { method: "dialog" }, el("button", { text: "Close" })));
+  byId("help").showModal();
+}
+
+function shortcut(event) {
+  if (event.ctrlKey || event.metaKey || event.altKey || byId("help").open) return;
+  const typing = event.target.matches("input:not([type=checkbox]):not([type=radio]), select, textarea");
+  if (event.key === "Escape") {
+    if (typing && event.target.value && event.target.id === "search") return;
+    showTab("rows");
+    byId("list").focus();
+    return;
+  }
+  if (typing) return;
+  const tab = TABS[Number(event.key) - 1];
+  if (event.key === "/") { showTab("rows"); byId("search").focus(); byId("search").select(); }
+  else if (event.key === "g") { showTab("rows"); byId("jump").focus(); byId("jump").select(); }
+  else if (event.key === "j") list.choose(list.chosen + 1, true);
+  else if (event.key === "k") list.choose(list.chosen - 1, true);
+  else if (event.key === "f") {
+    const open = document.querySelector('#view .turn-head[aria-expanded="true"]');
+    document.querySelectorAll("#view section.turn").forEach((section) => toggle(section, !open));
+  } else if (event.key === "?") help();
+  else if (tab && byId(`tab-${tab[0]}`)) showTab(tab[0], true);
+  else return;
+  event.preventDefault();
+}
+
+async function start() {
+  makeTabs();
+  makeHead();
+  list = new List(byId("list"), showRow);
+  showTab("rows");
+  let waiting;
+  const soon = () => { clearTimeout(waiting); waiting = setTimeout(() => find(), 150); };
+  byId("filters").addEventListener("input", (event) => { if (event.target.id !== "jump") soon(); });
+  byId("filters").addEventListener("submit", (event) => event.preventDefault());
+  byId("clear").addEventListener("click", () => { byId("filters").reset(); find(); });
+  byId("search").addEventListener("keydown", (event) => {
+    if (event.key !== "Enter" && event.key !== "ArrowDown") return;
+    event.preventDefault();
+    byId("list").focus();
+    if (list.results && list.results.total) list.choose(Math.max(list.chosen, 0), true);
+  });
+  byId("jump").addEventListener("keydown", (event) => {
+    const number = Number(byId("jump").value.trim().replace(/[#,_]/g, ""));
+    if (event.key !== "Enter") return;
+    event.preventDefault();
+    if (Number.isInteger(number) && byId("jump").value.trim()) openRow(number);
+  });
+  byId("page-before").addEventListener("click", () => list.turn(list.page - 1));
+  byId("page-after").addEventListener("click", () => list.turn(list.page + 1));
+  document.addEventListener("keydown", shortcut);
+  document.addEventListener("scroll", scrolled, { passive: true, capture: true });
+  try {
+    await data.open();
+    await find();
+    const asked = /^#row=(\d+)$/.exec(location.hash);
+    if (asked) await openRow(Number(asked[1]));
+    else if (list.results && list.results.total) await list.choose(0, true);
+    else byId("view").append(el("div", { class: "empty" }, el("p", { text: "There are no rows to show." })));
+  } catch (error) {
+    showStatus(`This page cannot be read: ${error.message}`);
+  }
+  document.body.dataset.ready = "yes";
+}
+
+start();

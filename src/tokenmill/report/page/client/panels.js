@@ -1,0 +1,187 @@
+// The parts beside the rows: overview, rejected rows, packing, recipe and proofs.
+
+function table(heads, rows) {
+  return el("div", { class: "scroll" }, el("table", {},
+    el("thead", {}, el("tr", {}, ...heads.map((head, n) => el("th", { scope: "col", class: n ? "number" : null, text: head })))),
+    el("tbody", {}, ...rows.map((cells) => el("tr", {}, ...cells.map((cell, n) => {
+      if (n === 0) return el("th", { scope: "row" }, cell);
+      return el("td", { class: "number" }, cell);
+    }))))));
+}
+
+const LISTED_SOURCES = 200;
+
+function overviewPanel(data, filter) {
+  const { overview } = data;
+  const { totals } = overview;
+  const marks = Object.keys(overview.percentiles);
+  const sources = overview.sources.slice(0, LISTED_SOURCES);
+  const more = overview.sources_total - sources.length;
+  return [
+    el("h2", { text: "Overview" }),
+    el("div", { class: "charts" },
+      lengthChart(overview.lengths, (least, most) => filter({ least, most })),
+      shareChart(overview.shares, (shareLeast, shareMost) => filter({ shareLeast, shareMost }))),
+    el("p", { class: "hint", text: "A bar shows its rows when pressed." }),
+    el("h3", { text: "Per row" }),
+    table(["percentile", ...marks.map((name) => name.slice(1))], [
+      ["tokens", ...marks.map((name) => count(overview.percentiles[name]))],
+      ["trained", ...marks.map((name) => count(overview.trained_percentiles[name]))]]),
+    el("h3", { text: "Per source" }),
+    table(["source", "rows", "tokens", "trained", "share", "rejected"], sources.map((source, number) => [
+      el("button", { type: "button", class: "link", text: harmless(source.path || "?"), onclick: () => filter({ source: number }) }),
+      count(source.rows), count(source.tokens), count(source.trained_tokens),
+      percent(source.trained_tokens, source.tokens, 1), count(source.rejected)])),
+    more > 0 ? el("p", { class: "hint", text: `${count(more)} more sources are not listed.` }) : null,
+    el("h3", { text: "Per role" }),
+    table(["role", "turns", "tokens", "of all tokens", "trained", "trained share"], overview.roles.map((role) => [
+      el("button", { type: "button", class: `link dot ${roleClass(role.role)}`, text: harmless(role.role), onclick: () => filter({ role: role.role }) }),
+      count(role.turns), count(role.tokens), percent(role.tokens, totals.tokens, 1),
+      role.trained_tokens === null ? "–" : count(role.trained_tokens),
+      role.trained_tokens === null ? "–" : percent(role.trained_tokens, role.tokens, 1)])),
+  ];
+}
+
+const REJECTED_AT_ONCE = 100;
+
+const REASONS = {
+  bad_json: "the bytes are not one JSON object",
+  bad_shape: "JSON, but not a conversation, text or pair",
+  template_error: "the chat template itself refused the row",
+  template_drops_content: "the template prints an assistant's text or tool call nowhere",
+  mask_unproven: "no method could show which characters are the assistant's",
+  trailing_user: "the conversation ends with a user turn",
+  no_trained_tokens: "nothing in the row would be trained",
+  overlong: "longer than max_length",
+  limit: "a bound on size, nesting or a template's work",
+};
+
+function rejectedPanel(data, chosen) {
+  const { rejected } = data.overview;
+  if (!rejected.total) return [el("h2", { text: "Rejected rows" }), el("p", { text: "No row was rejected." })];
+  const list = el("div", { class: "rejected", id: "rejected-list" });
+  const note = el("p", { class: "hint", role: "status" });
+  const draw = async (reason) => {
+    list.replaceChildren();
+    const more = async (first) => {
+      const rows = await data.rejected(first, REJECTED_AT_ONCE, reason);
+      list.append(...rows.map((row) => rejectedItem(data, row)));
+      const all = reason ? rejected.reasons[reason] : rejected.total;
+      const seen = first + rows.length;
+      note.textContent = seen < all ? `${count(seen)} of ${count(all)} shown.` : `All ${count(all)} shown.`;
+      if (rows.length === REJECTED_AT_ONCE && seen < all) {
+        const button = el("button", { type: "button", text: "Show more", onclick: () => { button.remove(); more(seen); } });
+        list.append(button);
+      } else if (seen < all) {
+        note.textContent += " The others are not in this page; tokenmill inspect STORE --rule rejected, or --serve, shows them.";
+      }
+    };
+    await more(0);
+  };
+  draw(chosen);
+  const names = Object.entries(rejected.reasons).sort((a, b) => b[1] - a[1]);
+  return [
+    el("h2", { text: "Rejected rows" }),
+    el("p", { text: `${count(rejected.total)} of ${count(data.overview.totals.rows_in)} rows are not in the store. Open one to see where it comes from and what it says.` }),
+    el("div", {}, choices("Reason", [["", `all ${count(rejected.total)}`], ...names.map(([name, rows]) => [name, `${name} ${count(rows)}`])], "", draw)),
+    note, list];
+}
+
+function rejectedItem(data, row) {
+  const body = el("div", { class: "rejected-body" });
+  const item = el("details", { class: "rejected-row", "data-number": row.number },
+    el("summary", {},
+      el("span", { class: "caret", "aria-hidden": "true" }),
+      el("span", { class: "reason", text: row.reason }),
+      el("span", { class: "address", text: harmless(row.address) }),
+      el("span", { class: "detail", text: harmless(row.detail) })),
+    body);
+  item.addEventListener("toggle", async () => {
+    if (!item.open || body.childElementCount) return;
+    const { origin } = row;
+    const facts = [["file", harmless(origin.path || "unknown")], ["line", origin.line === null ? "–" : count(origin.line)],
+      ["row", count(origin.row)], ["byte", origin.offset === null ? "–" : `${count(origin.offset)}, ${plural(origin.length, "byte")}`],
+      ["reason", REASONS[row.reason] || row.reason]];
+    body.append(el("dl", { class: "facts-list origin-facts" }, ...facts.flatMap(([name, value]) => [el("dt", { text: name }), el("dd", { text: value })])));
+    try {
+      body.append(rawBlock(await data.rejectedRaw(row)));
+    } catch (error) {
+      body.append(el("p", { class: "note", text: error.message }));
+    }
+    if (origin.path) body.append(el("p", { class: "hint" }, "The same in a terminal: ", el("code", { text: `tokenmill rows ${quoted(origin.path)} --row ${origin.row}` })));
+  });
+  return item;
+}
+
+const quoted = (path) => (/^[\w@%+=:,./-]+$/.test(path) ? path : `'${harmless(path).replace(/'/g, "'\\''")}'`);
+
+function rawBlock(raw) {
+  return el("div", { class: "raw-block" },
+    raw.text !== null ? el("pre", { class: "raw", tabindex: 0, text: harmless(raw.text) }) : null,
+    raw.cut ? el("p", { class: "hint", text: `${count(raw.cut)} more bytes follow.` }) : null,
+    raw.note ? el("p", { class: "note", text: harmless(raw.note) }) : null);
+}
+
+function packingPanel(data, open) {
+  const { packing } = data.overview;
+  if (!packing.previews.length) return [el("h2", { text: "Packing" }), el("p", { text: "There are no rows to pack." })];
+  const box = el("div", { id: "pack-preview" });
+  const usual = packing.previews.find((one) => one.oversize <= packing.rows / 100) || packing.previews[packing.previews.length - 1];
+  const draw = (value) => {
+    const preview = packing.previews.find((one) => String(one.length) === value);
+    const label = (n) => `${5 * n} to ${5 * n + 5}% full`;
+    const most = Math.max(1, ...preview.counts);
+    const fills = el("div", { class: "bars small", role: "group", "aria-label": "Packs by fill" }, ...preview.counts.map((packs, n) => {
+      const text = `${label(n)}: ${plural(packs, "pack")}`;
+      const bar = el("span", { class: "column", role: "img", "aria-label": text, onmouseover: () => showTip(bar, el("span", { text })), onmouseout: hideTip }, el("i"));
+      bar.firstChild.style.height = packs ? `${Math.max(1.5, (100 * packs) / most)}%` : "0";
+      return bar;
+    }));
+    box.replaceChildren(
+      el("p", { class: "big" }, el("strong", { text: percent(preview.fill, 1, 2) }), " full: ",
+        `${plural(preview.packs, "pack")} of ${count(preview.length)} tokens, ${preview.rows_per_pack.toFixed(1)} rows each`,
+        preview.oversize ? `; ${plural(preview.oversize, "row")} longer than a pack, cut to it here` : ""),
+      el("figure", {}, el("figcaption", {}, el("strong", { text: "Fill" }), " packs by how full they are"), fills, axis(["0%", "25%", "50%", "75%", "100%"])),
+      el("h3", { text: preview.drawn.length < preview.packs ? `The first ${count(preview.drawn.length)} packs` : "All packs" }),
+      packRows(preview, open));
+  };
+  const values = packing.previews.map((one) => [String(one.length), count(one.length)]);
+  const part = packing.rows < packing.of ? `the first window of ${count(packing.rows)} of ${count(packing.of)} rows` : `all ${count(packing.rows)} rows`;
+  draw(String(usual.length));
+  return [
+    el("h2", { text: "Packing preview" }),
+    el("p", { text: `What best_fit makes of ${part} in the default order (seed ${packing.seed}, epoch 0). A row in a pack opens when pressed.` }),
+    el("div", {}, choices("Tokens per pack", values, String(usual.length), draw)), box];
+}
+
+function tree(value) {
+  if (value === null || value === undefined) return el("span", { class: "muted", text: "none" });
+  if (typeof value === "number") return el("span", { text: Number.isInteger(value) ? count(value) : String(value) });
+  if (typeof value !== "object") return el("span", { class: "value", text: harmless(String(value)) });
+  const entries = Object.entries(value);
+  if (!entries.length) return el("span", { class: "muted", text: "none" });
+  if (Array.isArray(value) && value.every((one) => typeof one !== "object" || one === null)) {
+    return el("span", { class: "lines" }, ...value.map((one) => el("span", {}, tree(one))));
+  }
+  return el("dl", { class: "tree" }, ...entries.flatMap(([name, member]) => [el("dt", { text: harmless(name) }), el("dd", {}, tree(member))]));
+}
+
+function recipePanel(data) {
+  const { overview } = data;
+  const { document: made, proof } = overview;
+  const audited = proof.audited_rows;
+  const sentence = audited === undefined ? "This store's proof.json is missing or damaged; its rows are not affected."
+    : `Rendered by ${proof.renderer || "?"}, encoded by ${proof.engine || "?"}. ${plural(audited, "row")} were made a second time by the reference; ${count(proof.audit_mismatches)} differed.`;
+  const sources = made.sources.slice(0, LISTED_SOURCES).map((source, n) => ({ path: (overview.sources[n] || {}).path, ...source }));
+  const left = made.sources.length - sources.length;
+  return [
+    el("h2", { text: "Recipe and proofs" }),
+    el("p", {}, "Key ", el("code", { text: overview.key }), ", at ", el("code", { text: harmless(overview.path) })),
+    el("div", { class: "columns" },
+      el("section", {}, el("h3", { text: "Recipe" }), tree(made.recipe)),
+      el("section", {}, el("h3", { text: "Proof" }), el("p", { id: "proof", text: sentence }), tree(proof)),
+      el("section", {}, el("h3", { text: "Tokenizer" }), tree({ ...made.tokenizer, ...overview.tokenizer })),
+      el("section", {}, el("h3", { text: "Totals" }), tree(overview.totals)),
+      el("section", {}, el("h3", { text: "Sources by content" }), tree(sources),
+        left > 0 ? el("p", { class: "hint", text: `${count(left)} more are in the manifest.` }) : null))];
+}

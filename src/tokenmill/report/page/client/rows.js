@@ -1,0 +1,257 @@
+// One row, turn by turn, token by token. Colour says role and loss; the underline says loss again,
+// for eyes that see no colour. A token under the pointer or the keyboard tells its id and bytes.
+
+const look = { colour: "both", spaces: false, ids: false };
+const SHOWN_TOKENS = 4000; // of a turn at once; a button shows more
+
+const ROLES = ["system", "user", "assistant", "tool"];
+const roleClass = (role) => (ROLES.includes(role) ? `role-${role}` : "role-other");
+
+function fillToken(span, row, at, text) {
+  if (text === null || text === "") {
+    span.classList.add("part");
+    span.append(text === null ? "⋯" : "∅");
+  } else {
+    fillText(span, text);
+  }
+  if (look.ids) span.append(el("sub", { text: row.ids[at] }));
+}
+
+function fillText(span, text) {
+  let shown = harmless(text).replace(/\t/g, "⇥");
+  if (look.spaces) shown = shown.replace(/ /g, "·").replace(/\u00a0/g, "⍽");
+  shown.split("\n").forEach((line, n) => {
+    if (n) span.append(el("i", { class: "end", text: "⏎" }), "\n");
+    if (line) span.append(line);
+  });
+}
+
+function tokenSpan(row, texts, at, role, marks) {
+  const id = row.ids[at];
+  let kind = row.mask[at] ? "tok trained" : "tok";
+  if (row.special(id)) kind += " special";
+  if (marks && marks[at]) kind += ` ${marks[at]}`;
+  const span = el("span", { class: kind, tabindex: -1, "data-at": at });
+  fillToken(span, row, at, texts[at]);
+  return span;
+}
+
+function describe(row, texts, at, role) {
+  const id = row.ids[at];
+  const bytes = row.piece(id);
+  const text = texts[at];
+  const lines = [
+    ["id", String(id)],
+    ["bytes", bytes.length ? hex(bytes.subarray(0, 64)) + (bytes.length > 64 ? " …" : "") : "none"],
+    ["text", text === null ? "part of a character" : harmless(JSON.stringify(text).slice(0, 200))],
+    ["loss", row.mask[at] ? "trained" : "not trained"],
+    ["turn", harmless(role) + (row.special(id) ? ", control token" : "")],
+    ["token", `${count(at)} of ${count(row.ids.length)}`],
+  ];
+  return el("dl", {}, ...lines.flatMap(([name, value]) => [el("dt", { text: name }), el("dd", { text: value, class: `tip-${name}` })]));
+}
+
+let tipOf = null;
+
+function showTip(target, content) {
+  const tip = byId("tip");
+  tip.replaceChildren(content);
+  tip.hidden = false;
+  tipOf = target;
+  placeTip();
+}
+
+function placeTip() {
+  const tip = byId("tip");
+  const target = tipOf;
+  const box = target.getClientRects()[0] || target.getBoundingClientRect();
+  const size = tip.getBoundingClientRect();
+  const left = clamp(box.left, 8, Math.max(8, innerWidth - size.width - 8));
+  const below = box.bottom + 8;
+  const top = below + size.height > innerHeight - 8 ? Math.max(8, box.top - size.height - 8) : below;
+  tip.style.left = `${left}px`;
+  tip.style.top = `${top}px`;
+}
+
+const hideTip = () => {
+  byId("tip").hidden = true;
+  tipOf = null;
+};
+
+// Moving to a token by key may scroll it into sight: its tip goes along.
+const scrolled = () => {
+  if (tipOf && tipOf === document.activeElement) placeTip();
+  else if (tipOf) hideTip();
+};
+
+function shareBar(trained, length) {
+  const bar = el("span", { class: "bar wide" }, el("i"));
+  bar.firstChild.style.width = percent(trained, length, 2);
+  return bar;
+}
+
+// The turns of a row. `marks` adds a class per token (a comparison's changes).
+function turnsOf(row, marks) {
+  const texts = shownTexts(row);
+  const box = el("div", { class: `turns colour-${look.colour}` });
+  const covered = row.turns.length ? row.turns[row.turns.length - 1][2] : 0;
+  const turns = covered < row.ids.length ? [...row.turns, ["(no turn)", covered, row.ids.length]] : row.turns;
+  turns.forEach(([role, start, end], number) => {
+    let trained = 0;
+    for (let at = start; at < end; at++) trained += row.mask[at];
+    const body = el("div", { class: "tokens", id: `turn-${number}-${marks ? marks.side : "one"}` });
+    const head = el("button", {
+      class: "turn-head", type: "button", "aria-expanded": "true", "aria-controls": body.id,
+      onclick: () => toggle(section, head.getAttribute("aria-expanded") !== "true"),
+    },
+    el("span", { class: "caret", "aria-hidden": "true" }),
+    el("span", { class: "role", text: harmless(role) }),
+    el("span", { class: "muted", text: plural(end - start, "token") }),
+    el("span", { class: trained ? "loss some" : "loss", text: trained ? `${count(trained)} trained` : "not trained" }));
+    const section = el("section", { class: `turn ${roleClass(role)}` }, head, body);
+    const more = (from) => {
+      const to = Math.min(end, from + SHOWN_TOKENS);
+      const spans = [];
+      for (let at = from; at < to; at++) spans.push(tokenSpan(row, texts, at, role, marks));
+      body.append(...spans);
+      if (to < end) {
+        const button = el("button", { type: "button", class: "more", text: `show more: ${count(end - to)} tokens are left`, onclick: () => { button.remove(); more(to); } });
+        body.append(button);
+      }
+    };
+    more(start);
+    box.append(section);
+  });
+  const tokenOf = (target) => target.closest && target.closest(".tok");
+  const tell = (event) => {
+    const span = tokenOf(event.target);
+    if (!span) return;
+    const at = Number(span.dataset.at);
+    const turn = turns.find((one) => one[1] <= at && at < one[2]);
+    showTip(span, describe(row, texts, at, turn ? turn[0] : ""));
+  };
+  box.addEventListener("mouseover", tell);
+  box.addEventListener("mouseout", hideTip);
+  box.addEventListener("focusin", tell);
+  box.addEventListener("focusout", hideTip);
+  box.addEventListener("click", (event) => { const span = tokenOf(event.target); if (span) focusToken(span); });
+  box.addEventListener("keydown", walk);
+  const first = box.querySelector(".tok");
+  if (first) first.tabIndex = 0;
+  return box;
+}
+
+function toggle(section, open) {
+  section.querySelector(".turn-head").setAttribute("aria-expanded", String(open));
+  section.querySelector(".tokens").hidden = !open;
+}
+
+function focusToken(span) {
+  const box = span.closest(".turns");
+  const current = box.querySelector('.tok[tabindex="0"]');
+  if (current) current.tabIndex = -1;
+  span.tabIndex = 0;
+  span.focus();
+}
+
+// The next token in a direction, over the borders of turns that are open.
+function beside(span, step) {
+  let next = step > 0 ? span.nextElementSibling : span.previousElementSibling;
+  if (next && next.classList.contains("tok")) return next;
+  let section = span.closest(".turn");
+  while (section) {
+    section = step > 0 ? section.nextElementSibling : section.previousElementSibling;
+    if (!section) return null;
+    const body = section.querySelector(".tokens");
+    const all = body.hidden ? [] : body.querySelectorAll(".tok");
+    if (all.length) return step > 0 ? all[0] : all[all.length - 1];
+  }
+  return null;
+}
+
+function aboveOrBelow(span, step) {
+  const from = span.getBoundingClientRect();
+  let best = null;
+  let line = null;
+  for (let next = beside(span, step); next; next = beside(next, step)) {
+    const box = next.getBoundingClientRect();
+    if (Math.abs(box.top - from.top) < 4) continue;
+    if (line !== null && Math.abs(box.top - line) > 4) break;
+    line = box.top;
+    const distance = Math.abs(box.left - from.left);
+    if (best && distance > best[0]) break;
+    best = [distance, next];
+  }
+  return best && best[1];
+}
+
+function walk(event) {
+  const span = event.target.closest(".tok");
+  if (!span) return;
+  const tokens = span.parentElement.querySelectorAll(".tok");
+  const next = {
+    ArrowRight: () => beside(span, 1), ArrowLeft: () => beside(span, -1),
+    ArrowDown: () => aboveOrBelow(span, 1), ArrowUp: () => aboveOrBelow(span, -1),
+    Home: () => tokens[0], End: () => tokens[tokens.length - 1],
+  }[event.key];
+  if (!next) return;
+  event.preventDefault();
+  const found = next();
+  if (found) focusToken(found);
+}
+
+function choices(name, values, current, changed) {
+  const box = el("div", { class: "choices", role: "radiogroup", "aria-label": name });
+  for (const [value, label] of values) {
+    const input = el("input", { type: "radio", name, value, onchange: () => changed(value) });
+    input.checked = value === current;
+    box.append(el("label", {}, input, el("span", { text: label })));
+  }
+  return box;
+}
+
+function legend() {
+  const swatch = (kind, text) => el("span", { class: "swatch" }, el("span", { class: kind, text: "text" }), ` ${text}`);
+  const turn = (role) => el("span", { class: `turn ${roleClass(role)}` }, el("span", { class: "tok", text: role }));
+  return el("div", { class: `legend turns colour-${look.colour}`, "aria-label": "Legend" },
+    el("span", { class: "turn role-assistant" }, swatch("tok trained", "trained")),
+    el("span", { class: "turn role-assistant" }, swatch("tok", "not trained")),
+    el("span", { class: "turn role-assistant" }, swatch("tok special", "control token")),
+    ...(look.colour === "loss" ? [] : ROLES.map(turn)));
+}
+
+function toolbar(redraw) {
+  const check = (name, label) => {
+    const input = el("input", { type: "checkbox", id: `look-${name}`, onchange: () => { look[name] = input.checked; redraw(); } });
+    input.checked = look[name];
+    return el("label", { class: "check" }, input, el("span", { text: label }));
+  };
+  const all = (open) => () => document.querySelectorAll("#view section.turn").forEach((section) => toggle(section, open));
+  return el("div", { class: "toolbar" },
+    choices("Colour by", [["both", "role and loss"], ["role", "role"], ["loss", "loss"]], look.colour, (value) => { look.colour = value; redraw(); }),
+    check("spaces", "spaces"), check("ids", "ids"),
+    el("span", { class: "gap" }),
+    el("button", { type: "button", id: "fold", text: "Fold turns", onclick: all(false) }),
+    el("button", { type: "button", id: "unfold", text: "Unfold", onclick: all(true) }));
+}
+
+function rowHead(row, step) {
+  return el("header", { class: "row-head" },
+    el("div", { class: "title" },
+      el("h2", { id: "row-title", text: `Row ${count(row.row)}` }),
+      row.part ? el("span", { class: "muted", text: `turn ${row.part} of its source row` }) : null,
+      el("span", { class: "gap" }),
+      el("button", { type: "button", text: "↑ previous", "aria-keyshortcuts": "k", onclick: () => step(-1) }),
+      el("button", { type: "button", text: "↓ next", "aria-keyshortcuts": "j", onclick: () => step(1) })),
+    el("p", { class: "facts" },
+      el("span", { class: "origin", text: harmless(row.address) }),
+      row.origin.offset !== null ? el("span", { class: "muted", text: `byte ${count(row.origin.offset)}, ${plural(row.origin.length, "byte")}` }) : null),
+    el("p", { class: "facts" },
+      el("span", { text: plural(row.length, "token") }),
+      el("span", { class: "trained-count", text: `${count(row.trained)} trained (${percent(row.trained, row.length)})` }),
+      shareBar(row.trained, row.length)),
+    Object.keys(row.carried).length
+      ? el("dl", { class: "carried" }, ...Object.entries(row.carried).flatMap(([name, value]) => [
+        el("dt", { text: harmless(name) }), el("dd", { text: harmless(typeof value === "string" ? value : JSON.stringify(value)) })]))
+      : null);
+}

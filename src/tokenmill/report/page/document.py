@@ -1,0 +1,107 @@
+"""The page itself: one HTML file with its style, its program and its data inside.
+
+The *client* is a handful of small files beside this module (`page.html`, `page.css`, `*.js`), put
+together when a page is written or served. Nothing is fetched from elsewhere, and a content security
+policy in the page allows exactly this style and this program, by their hashes: text out of
+somebody's data cannot become code even where an escape were forgotten. The *data* is one JSON
+document in a script element that no browser runs; every ``<`` in it is written as an escape, so no
+row can end the element. The program puts text on the page as text only.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import json
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from tokenmill.errors import UsageError
+from tokenmill.files import Staging, replace_file, writing_errors
+
+SCRIPTS = ("text.js", "data.js", "rows.js", "list.js", "charts.js", "panels.js", "compare.js",
+           "main.js")  # fmt: skip
+GENERATOR = b'<meta name="generator" content="tokenmill inspect">'
+HEAD_BYTES = 2048  # of an existing file, to see whether it is a page of ours
+
+
+@cache
+def client() -> tuple[str, str, str]:
+    """Frame, style and program of the page."""
+    folder = resources.files("tokenmill.report.page") / "client"
+
+    def read(name: str) -> str:
+        return (folder / name).read_text(encoding="utf-8")
+
+    program = "\n".join(read(name) for name in SCRIPTS)
+    return read("page.html"), read("page.css"), f'"use strict";\n(() => {{\n{program}\n}})();'
+
+
+def security_policy(*, served: bool) -> str:
+    """What the page may do: its own style and program, and where served ask its own server."""
+    _, style, program = client()
+    connect = "'self'" if served else "'none'"
+    return (
+        f"default-src 'none'; script-src '{_hash(program)}'; style-src '{_hash(style)}'; "
+        f"connect-src {connect}; img-src data:; base-uri 'none'; form-action 'none'"
+    )
+
+
+def _hash(text: str) -> str:
+    digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode("ascii")
+    return f"sha256-{digest}"
+
+
+def page(data: dict[str, Any], *, served: bool) -> bytes:
+    """The whole page as bytes.
+
+    Args:
+        data: ``overview``, and ``rows`` with ``selection`` where the rows come along.
+        served: Whether the page asks a server for rows.
+    """
+    frame, style, program = client()
+    parts = {
+        "TITLE": html.escape(f"{data['overview']['name']} · tokenmill inspect"),
+        "POLICY": html.escape(security_policy(served=served)),
+        "STYLE": style,
+        "DATA": script_json(data),
+        "PROGRAM": program,
+    }
+    pieces = []
+    for number, piece in enumerate(frame.split("%%")):
+        # Placeholders stand at odd places; replacing one after the other could replace in data.
+        pieces.append(parts[piece] if number % 2 else piece)
+    return "".join(pieces).encode("utf-8", "replace")
+
+
+def script_json(data: Any) -> str:
+    """JSON that may stand inside a script element, whatever its strings hold."""
+    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
+    for character in "<>&\u2028\u2029":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return text
+
+
+def write_page(target: Path, content: bytes) -> None:
+    """Publish a page; it replaces a page of ours and nothing else.
+
+    Raises:
+        UsageError: Something else stands there.
+        CacheError: The disk does not take it.
+    """
+    if target.is_dir():
+        raise UsageError("--html names a file, this is a directory", path=target)
+    with writing_errors(target):
+        if target.exists():
+            with open(target, "rb") as file:
+                ours = GENERATOR in file.read(HEAD_BYTES)
+            if not ours:
+                raise UsageError(
+                    "this file is not a page of ours and is left alone; name another", path=target
+                )
+        with Staging(target.parent, beside=target) as staging:
+            staged = staging.write(target.name, content)
+            replace_file(staged, target)

@@ -1,0 +1,152 @@
+"""All that a page says beside its rows: totals, histograms, tables, rejected rows, recipe, proof.
+
+The *overview* is one JSON-able document, the same in a page on disk and in a served one. It is
+bounded whatever the size of the store: histograms have a fixed number of bins, rejected rows and
+sources are listed up to a number that the document states beside the total. Trained tokens per
+role need the mask of every token; beyond a stated number of tokens they are left out (None).
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+
+from tokenmill.report.choose import Rejected, rejected_rows, trained_shares
+from tokenmill.report.page.packs import packing_previews
+from tokenmill.report.raw import RawRows
+from tokenmill.report.stats import store_stats
+from tokenmill.store import Store
+
+MOST_SOURCES = 5000
+MOST_REJECTED = 2000
+MOST_RAW_BYTES = 1 << 20
+"""Bytes of raw excerpts in one page; rejected rows after that have their origin alone."""
+
+MOST_MASK_TOKENS = 100_000_000  # about 0.3 s of reading
+LENGTH_BINS = 36
+SHARE_BINS = 20
+
+
+def overview(store: Store, raws: RawRows | None) -> dict[str, Any]:
+    """What a page says beside its rows.
+
+    Args:
+        store: The store.
+        raws: Gives excerpts of rejected rows; None leaves them to be asked for one by one.
+    """
+    stats = store_stats(store)
+    roles = _roles(store, stats["roles"])
+    sources = [
+        {**source, "rejected": rejected}
+        for source, rejected in zip(stats["sources"], _rejected_per_source(store), strict=True)
+    ]
+    return {
+        "name": os.path.basename(os.path.abspath(store.path))[:16],
+        "path": str(store.path),
+        "key": store.key,
+        "totals": store.manifest["totals"],
+        "percentiles": stats["percentiles"],
+        "trained_percentiles": stats["trained_percentiles"],
+        "sources": sources[:MOST_SOURCES],
+        "sources_total": len(sources),
+        "roles": roles,
+        "lengths": length_histogram(store.lengths),
+        "shares": share_histogram(trained_shares(store)),
+        "packing": packing_previews(store),
+        "rejected": rejected_document(store, raws),
+        "document": store.manifest["document"],
+        "tokenizer": store.manifest["tokenizer"],
+        "proof": store.proof,
+    }
+
+
+def length_histogram(lengths: np.ndarray) -> dict[str, Any]:
+    """Rows by length: equal bins up to the 99.5th percentile, one bin for the few beyond."""
+    if not len(lengths):
+        return {"edges": [], "counts": []}
+    longest = int(lengths.max())
+    usual = int(np.percentile(lengths, 99.5, method="inverted_cdf"))
+    width = max(1, _round_up(usual / LENGTH_BINS))
+    edges = list(range(0, usual + width, width))
+    if edges[-1] <= longest:
+        edges.append(longest + 1)
+    counts, _ = np.histogram(lengths, bins=edges)
+    return {"edges": edges, "counts": counts.tolist()}
+
+
+def share_histogram(shares: np.ndarray) -> dict[str, Any]:
+    """Rows by trained share, in bins of five percent."""
+    counts, _ = np.histogram(shares, bins=SHARE_BINS, range=(0, 1))
+    return {"edges": [n / SHARE_BINS for n in range(SHARE_BINS + 1)], "counts": counts.tolist()}
+
+
+def _round_up(width: float) -> int:
+    """The next of 1, 2, 5, 10, 20, 50 …: edges that a person can read."""
+    scale = 1
+    while True:
+        for step in (1, 2, 5):
+            if step * scale >= width:
+                return step * scale
+        scale *= 10
+
+
+def _rejected_per_source(store: Store) -> list[int]:
+    counts = [0] * len(store.sources)
+    for entry in store.table:
+        counts[int(entry["source"])] += int(entry["rejected"])
+    return counts
+
+
+def _roles(store: Store, counted: dict[str, dict[str, int]]) -> list[dict[str, Any]]:
+    """Turns, tokens and, where it is cheap enough, trained tokens of each role."""
+    known = store.manifest["totals"]["tokens"] <= MOST_MASK_TOKENS
+    trained = dict.fromkeys(counted, 0)
+    for at in range(len(store.table)) if known else ():
+        reader = store.slice_at(at)
+        ends, bounds, roles = reader.all_turns()
+        if not len(ends):
+            continue
+        _, mask = reader.all_tokens()
+        before = np.repeat(np.frombuffer(reader.starts, np.int32)[:-1], np.diff(bounds))
+        running = np.concatenate(([0], np.cumsum(mask, dtype=np.int64)))
+        starts = np.concatenate(([0], ends[:-1]))
+        starts[bounds[:-1][np.diff(bounds) > 0]] = 0  # a row's first turn starts at its own zero
+        sums = running[before + ends] - running[before + starts]
+        for number, name in enumerate(reader.record.roles):
+            trained[name] += int(sums[roles == number].sum())
+    return [
+        {"role": role, **counts, "trained_tokens": trained[role] if known else None}
+        for role, counts in counted.items()
+    ]
+
+
+def rejected_document(store: Store, raws: RawRows | None) -> dict[str, Any]:
+    """Rejected rows, up to a number, with excerpts up to a size."""
+    listed: list[dict[str, Any]] = []
+    spent = 0
+    for row in rejected_rows(store):
+        if len(listed) == MOST_REJECTED:
+            break
+        document = rejected_row(row)
+        if raws is not None:
+            if spent < MOST_RAW_BYTES:
+                document["raw"] = raws.excerpt(row.origin)
+                spent += len(document["raw"]["text"] or "")
+            else:
+                note = "not in this page, which has excerpts up to a bound; --serve shows them all"
+                document["raw"] = {"text": None, "bytes": 0, "cut": 0, "note": note}
+        listed.append(document)
+    return {"total": sum(store.rejected.values()), "reasons": store.rejected, "rows": listed}
+
+
+def rejected_row(row: Rejected) -> dict[str, Any]:
+    """One rejected row as a page lists it."""
+    return {
+        "number": row.number,
+        "origin": row.origin._asdict(),
+        "address": str(row.origin),
+        "reason": row.reason,
+        "detail": row.detail,
+    }

@@ -1,0 +1,204 @@
+"""Finding rows of a whole store for a served page: filters, order, text.
+
+A `Query` says what is wanted; a `Finder` answers with row numbers. Source, length and trained share
+are decided on the stored columns at once, roles on the stored turns. Text is looked for in the rows
+that are left, piece by piece of the store, and *bounded*: one request reads a stated number of
+tokens at most and says how far it came, so that a page can go on from there and no request holds
+the server. Text means the row as the model sees it, control tokens included; upper and lower case
+are alike.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from threading import Lock
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tokenmill.errors import UsageError
+from tokenmill.report.choose import trained_shares
+from tokenmill.store import Store
+from tokenmill.tokenizer import Tokenizer
+
+SCANNED_TOKENS = 20_000_000  # per request; about a second
+REMEMBERED = 8  # answers kept, so that paging through one does not find it again
+LONGEST_TEXT = 1000  # characters to look for
+ORDERS = ("row", "longest", "shortest", "least-trained", "most-trained")
+
+Rows = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Query:
+    """What is wanted; None and the empty text want everything."""
+
+    source: int | None = None
+    role: str | None = None
+    least: int | None = None
+    most: int | None = None
+    share_least: float | None = None
+    share_most: float | None = None
+    text: str = ""
+    start: int = 0
+    order: str = "row"
+    changed: bool = False
+
+    @classmethod
+    def parse(cls, given: Mapping[str, str]) -> Query:
+        """A query out of a URL."""
+        order = given.get("order", "row")
+        if order not in ORDERS:
+            raise UsageError(f"order must be one of {', '.join(ORDERS)}")
+        text = given.get("text", "")
+        if len(text) > LONGEST_TEXT:
+            raise UsageError(f"text has at most {LONGEST_TEXT} characters")
+        return cls(
+            source=whole(given, "source"),
+            role=given.get("role") or None,
+            least=whole(given, "least"),
+            most=whole(given, "most"),
+            share_least=_share(given, "share_least"),
+            share_most=_share(given, "share_most"),
+            text=text.lower(),
+            start=whole(given, "start") or 0,
+            order=order,
+            changed=given.get("changed") == "1",
+        )
+
+
+def whole(given: Mapping[str, str], name: str) -> int | None:
+    """A whole number from 0 out of a URL, or None."""
+    text = given.get(name, "")
+    if not text:
+        return None
+    if not (text.isascii() and text.isdigit() and len(text) < 16):
+        raise UsageError(f"{name} is a whole number, not {text!r}")
+    return int(text)
+
+
+def _share(given: Mapping[str, str], name: str) -> float | None:
+    text = given.get(name, "")
+    try:
+        value = float(text) if text else None
+    except ValueError as error:
+        raise UsageError(f"{name} is a number from 0 to 1") from error
+    if value is not None and not (math.isfinite(value) and 0 <= value <= 1):
+        raise UsageError(f"{name} is a number from 0 to 1")
+    return value
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Row numbers, and how far a search for text came."""
+
+    rows: Rows
+    searched: int
+    """Rows up to this number were looked at; the store's length when all were."""
+
+
+class Finder:
+    """Finds rows of one store.
+
+    Args:
+        store: Where.
+        tokenizer: Gives the text of tokens.
+    """
+
+    def __init__(self, store: Store, tokenizer: Tokenizer) -> None:
+        self._store = store
+        self._tokenizer = tokenizer
+        self._answers: OrderedDict[Query, Answer] = OrderedDict()
+        self._lock = Lock()
+
+    def find(self, query: Query, among: Rows | None = None) -> Answer:
+        """The rows that a query wants.
+
+        Args:
+            query: What is wanted.
+            among: Rows that may be (of a comparison); None: all.
+        """
+        with self._lock:
+            known = self._answers.get(query)
+            if known is not None:
+                self._answers.move_to_end(query)
+                return known
+        answer = self._find(query, among)
+        with self._lock:
+            self._answers[query] = answer
+            while len(self._answers) > REMEMBERED:
+                self._answers.popitem(last=False)
+        return answer
+
+    def _find(self, query: Query, among: Rows | None) -> Answer:
+        kept = np.ones(len(self._store), bool)
+        if among is not None:
+            kept[:] = False
+            kept[among] = True
+        lengths = self._store.lengths
+        for bound, fits in ((query.least, np.greater_equal), (query.most, np.less_equal)):
+            if bound is not None:
+                kept &= fits(lengths, bound)
+        shares = trained_shares(self._store)
+        # Shares are asked in whole percent; a hair of tolerance keeps 0.3 <= 3/10 true.
+        if query.share_least is not None:
+            kept &= shares >= query.share_least - 1e-9
+        if query.share_most is not None:
+            kept &= shares <= query.share_most + 1e-9
+        if query.source is not None:
+            kept &= self._of_source(query.source)
+        if query.role is not None:
+            kept &= self._with_role(query.role)
+        searched = len(self._store)
+        if query.text:
+            searched = self._search(query, kept)
+        rows: Rows = np.flatnonzero(kept)
+        if query.order != "row":
+            rows = rows[np.argsort(self._weights(query.order, rows), kind="stable")]
+        return Answer(rows, searched)
+
+    def _weights(self, order: str, rows: Rows) -> NDArray[Any]:
+        weights: NDArray[Any] = self._store.lengths[rows].astype(np.int64)
+        if order in ("least-trained", "most-trained"):
+            weights = trained_shares(self._store)[rows]
+        return -weights if order in ("longest", "most-trained") else weights
+
+    def _of_source(self, source: int) -> NDArray[np.bool_]:
+        mine = self._store.table["source"] == source
+        return np.repeat(mine, self._store.table["rows"].astype(np.int64))
+
+    def _with_role(self, role: str) -> NDArray[np.bool_]:
+        having = np.zeros(len(self._store), bool)
+        for at, entry in enumerate(self._store.table):
+            reader = self._store.slice_at(at)
+            if role not in reader.record.roles:
+                continue
+            _, bounds, roles = reader.all_turns()
+            mine = np.flatnonzero(roles == reader.record.roles.index(role))
+            rows = np.searchsorted(bounds, mine, side="right") - 1
+            having[int(entry["first_row"]) + rows] = True
+        return having
+
+    def _search(self, query: Query, kept: NDArray[np.bool_]) -> int:
+        """Clear the rows without the text; returns the row before which it stopped."""
+        kept[: query.start] = False
+        spent = 0
+        for row in np.flatnonzero(kept).tolist():
+            if spent > SCANNED_TOKENS:
+                kept[row:] = False
+                return row
+            ids = self._store[row].input_ids
+            spent += len(ids)
+            kept[row] = query.text in self.text(ids).lower()
+        return len(self._store)
+
+    def text(self, ids: NDArray[np.int32]) -> str:
+        """The text of tokens, as it stands in the row."""
+        if len(ids) and int(ids.max()) < len(self._tokenizer.table):
+            _, data = self._tokenizer.table.joined(ids)
+            return bytes(data).decode("utf-8", "replace")
+        return b"".join(self._tokenizer.pieces(ids)).decode("utf-8", "replace")

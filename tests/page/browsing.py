@@ -1,0 +1,33 @@
+"""Small steps that tests in a browser share: go to a row, read what is shown."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+Visit = Callable[..., Any]
+
+
+def title(page: Any) -> str:
+    return str(page.inner_text("#row-title"))
+
+
+def go_to(page: Any, row: int) -> None:
+    page.fill("#jump", str(row))
+    page.press("#jump", "Enter")
+    page.wait_for_function(
+        """text => document.getElementById('row-title')?.textContent === text
+        && document.querySelector('#row-body .tok')""",
+        arg=f"Row {row}",
+    )
+
+
+def tokens(page: Any, side: str = "#row-body") -> list[list[Any]]:
+    """Id, whether shown as trained, and place of every token shown (ids must be switched on)."""
+    found: list[list[Any]] = page.evaluate(
+        """(side) => [...document.querySelector(side).querySelectorAll("section.turn .tok")]
+          .map((one) => [Number(one.querySelector("sub").textContent),
+                         one.classList.contains("trained"), Number(one.dataset.at)])""",
+        side,
+    )
+    return found

@@ -1,0 +1,145 @@
+"""One store of the bundled examples and hostile rows, a page and a server of it, one browser."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.build.making import EXAMPLES, INLINE, TOKENIZER, write_rows
+from tests.cli.harness import environment
+from tokenmill.api import run_recipe
+from tokenmill.report.page import make_page
+from tokenmill.store import Store
+
+CHROMIUM_FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking",
+                  "--disable-component-update", "--disable-sync", "--no-first-run"]  # fmt: skip
+ATTACK = "</script><script>window.hacked = 1</script><img src=x onerror='window.hacked = 2'>"
+STEERING = "a\u202eb\x1b[31mc\x00d"
+
+
+def hostile_rows() -> list[Any]:
+    answer = {"role": "assistant", "content": f"answer {ATTACK} {STEERING}"}
+    return [
+        {"topic": ATTACK, "messages": [{"role": "user", "content": f"zebra {ATTACK}"}, answer]},
+        {"topic": "%%DATA%%", "messages": [{"role": "user", "content": "%%PROGRAM%%"}, answer]},
+        {"messages": [{"role": ATTACK, "content": "x"}, answer]},  # refused by the template
+        f'{{"messages": [{ATTACK}',  # no JSON
+    ]
+
+
+@dataclass(frozen=True)
+class Made:
+    """A store and all that belongs to it."""
+
+    room: Path
+    cache: Path
+    store: Store
+    other: Store
+
+
+@pytest.fixture(scope="session")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    room = tmp_path_factory.mktemp("page")
+    for name in ("conversations.jsonl", "dirty.jsonl"):
+        shutil.copy(EXAMPLES / name, room / name)
+    write_rows(room / "<b>hostile.jsonl", hostile_rows())
+    sources = [str(room / name) for name in ("conversations.jsonl", "dirty.jsonl")]
+    sources.append(str(room / "<b>hostile.jsonl"))
+    common: dict[str, Any] = {"cache_dir": room / "cache", "carry": ("topic",), **INLINE}
+    first = run_recipe(sources, str(TOKENIZER), **common)
+    second = run_recipe(
+        sources, str(TOKENIZER), train_on="last_assistant_message", trailing="trim", **common
+    )
+    return Made(room, room / "cache", first.store, second.store)
+
+
+@pytest.fixture(scope="session")
+def store(made: Made) -> Store:
+    return made.store
+
+
+@pytest.fixture(scope="session")
+def page_file(made: Made) -> Path:
+    target = made.room / "page.html"
+    make_page(made.store, target, cache_dir=str(made.cache))
+    return target
+
+
+@pytest.fixture(scope="session")
+def server(made: Made) -> Iterator[str]:
+    """Address of a page served by a process of its own, with another store to compare."""
+    pytest.importorskip("uvicorn", reason="needs the extra: pip install 'tokenmill[serve]'")
+    pytest.importorskip("starlette", reason="needs the extra: pip install 'tokenmill[serve]'")
+    command = [sys.executable, "-m", "tokenmill", "inspect", str(made.store.path), "--serve",
+               "--compare", str(made.other.path), "--cache-dir", str(made.cache),
+               "--json"]  # fmt: skip
+    running = subprocess.Popen(
+        command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert running.stdout is not None
+    told = running.stdout.readline()
+    assert told, running.communicate()[1]
+    yield json.loads(told)["url"]
+    running.send_signal(signal.SIGINT)
+    rest, problems = running.communicate(timeout=30)
+    assert (running.returncode, rest, problems) == (0, "", "")
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    driver = pytest.importorskip("playwright.sync_api", reason="needs playwright")
+    program = shutil.which("chromium") or shutil.which("chromium-browser")
+    if program is None:
+        pytest.skip("needs Debian's chromium, which is not installed")
+    with driver.sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=program, args=CHROMIUM_FLAGS)
+        yield started
+        started.close()
+
+
+@pytest.fixture
+def visit(browser: Any) -> Iterator[Callable[..., Any]]:
+    """Opens pages; at the end none of them may have complained, or run what it should not."""
+    complaints: list[str] = []
+    opened = []
+
+    def go(url: str, **settings: Any) -> Any:
+        settings = {"viewport": {"width": 1280, "height": 800}, **settings}
+        page = browser.new_context(**settings).new_page()
+        opened.append(page)
+        page.on("console", lambda said: complaints.append(f"{said.type}: {said.text}"))
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.on("dialog", lambda dialog: complaints.append("a dialog"))
+        page.set_default_timeout(30_000)
+        page.goto(url)
+        page.wait_for_selector("body[data-ready=yes]")
+        return page
+
+    yield go
+    for page in opened:
+        assert page.evaluate("window.hacked") is None
+        page.context.close()
+    assert complaints == []
+
+
+@pytest.fixture(params=["file", "server"])
+def address(request: pytest.FixtureRequest) -> str:
+    """The same page, both ways."""
+    if request.param == "server":
+        return str(request.getfixturevalue("server"))
+    path: Path = request.getfixturevalue("page_file")
+    return path.as_uri()
+
+
+@pytest.fixture
+def on_disk(page_file: Path) -> str:
+    return page_file.as_uri()
