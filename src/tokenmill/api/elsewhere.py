@@ -1,0 +1,120 @@
+"""Handing rows to others: `to_hf` and `export` in another library's form, `push` and `pull` elsewhere.
+
+Each verb calls one room. What it hands over is the same rows in the same order, whatever the form:
+a Hugging Face dataset that reads through the store, files in another library's format, or the
+store itself at a URL and back, every block checked on its way.
+"""
+
+from __future__ import annotations
+
+import os
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from tokenmill.store import Store, open_store
+
+if TYPE_CHECKING:
+    from tokenmill.dataset import Mixture, View
+    from tokenmill.formats import Exported
+    from tokenmill.packing import Pack
+    from tokenmill.store.travel import Travelled
+
+
+def to_hf(data: Store | View | Mixture, mask: str = "labels") -> Any:
+    """Rows as a Hugging Face `datasets.Dataset` that reads through the store.
+
+    Args:
+        data: A store, a view or a mixture (one epoch, interleaved by its weights).
+        mask: ``labels``: columns input_ids and labels, -100 where a token is not trained and at
+            the first token of every row. ``loss_mask``: the stored columns input_ids and
+            loss_mask, over the same bytes.
+    """
+    return import_module("tokenmill.integrations.hf").to_hf(data, mask)
+
+
+def export(
+    data: Store | View | Mixture,
+    format: str,  # noqa: A002 - a name of the contract
+    out: str | os.PathLike[str],
+    *,
+    mask: str = "loss_mask",
+    pack: Pack | None = None,
+    layout: str = "tokenmill",
+    order: str | None = None,
+    seed: int = 42,
+    epochs: int = 1,
+) -> Exported:
+    """Write rows in another library's format; the files appear all at once.
+
+    Args:
+        data: A store, a view or a mixture.
+        format: ``parquet``, ``arrow``, ``jsonl``, ``megatron``, ``axolotl``, ``packed-parquet``.
+        out: File or directory to make. One that ends in ``.parquet``, ``.arrow`` or ``.jsonl`` is
+            one file; any other is a directory, with a file per 128 Mi tokens.
+        mask: ``loss_mask`` or ``labels``, for parquet, arrow and jsonl.
+        pack: How rows are packed, for packed-parquet.
+        layout: Columns of packs: ``tokenmill``, or ``megatron-bridge`` for its packed dataset.
+        order: As for the loader; None: rows as they stand, packs in the loader's default order.
+        seed: Of the order.
+        epochs: How many epochs are written behind each other.
+
+    Raises:
+        UsageError: An argument is wrong, or something else is at ``out``.
+        CacheError: The disk is full or cannot be written; nothing was published.
+    """
+    from pathlib import Path
+
+    from tokenmill.formats import ExportPlan
+    from tokenmill.formats import export as write
+    from tokenmill.loader import Unrolled
+
+    order = order or ("sequential" if pack is None else "feistel")
+    run = Unrolled(data, epochs=epochs, seed=seed, order=order, pack=pack)
+    return write(ExportPlan(run, format, Path(out), mask, layout))
+
+
+def push(store: Store | str | os.PathLike[str], target: str | os.PathLike[str]) -> Travelled:
+    """Copy a store to a place elsewhere: any URL that fsspec can write, or a directory.
+
+    Args:
+        store: A store of this machine, or its path.
+        target: What will be the store's URL; `open_store` and `pull` take it.
+    """
+    from tokenmill.store.travel import push as push_store
+
+    opened = store if isinstance(store, Store) else open_store(store)
+    return push_store(opened, os.fspath(target))
+
+
+def pull(
+    source: str | os.PathLike[str],
+    *,
+    out: str | os.PathLike[str] | None = None,
+    cache_dir: str | os.PathLike[str] | None = None,
+) -> Store:
+    """Bring a store from elsewhere into the local cache, every block checked.
+
+    Args:
+        source: Its URL, or a directory.
+        out: Also make a self-contained copy here, and open that.
+        cache_dir: The cache; None: the user's own.
+    """
+    return Store(pull_store(source, out=out, cache_dir=cache_dir).path)
+
+
+def pull_store(
+    source: str | os.PathLike[str],
+    *,
+    out: str | os.PathLike[str] | None = None,
+    cache_dir: str | os.PathLike[str] | None = None,
+) -> Travelled:
+    """`pull`, with the account of it, for the command line."""
+    from pathlib import Path
+
+    from tokenmill.store.travel import pull as bring
+
+    return bring(
+        os.fspath(source),
+        None if cache_dir is None else Path(cache_dir),
+        None if out is None else Path(out),
+    )
