@@ -1,4 +1,4 @@
-"""Handing rows to others: `to_hf` and `export` in another library's form, `push` and `pull` elsewhere.
+"""Handing rows on: `to_hf` and `export` in another library's form, `push` and `pull` to elsewhere.
 
 Each verb calls one room. What it hands over is the same rows in the same order, whatever the form:
 a Hugging Face dataset that reads through the store, files in another library's format, or the
