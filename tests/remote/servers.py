@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -114,13 +114,15 @@ class Handler(BaseHTTPRequestHandler):
         if not self.server.without_time:
             self.send_header("Last-Modified", formatdate(path.stat().st_mtime, usegmt=True))
         self.send_header("Content-Length", str(stop - start))
-        self.end_headers()
         body = data[start:stop] if self.command == "GET" else b""
         if fault == "drop":
             body = body[: len(body) // 2]
             self.close_connection = True
+        # Counted before the client hears anything: it may act on the headers alone.
         self.server.requests.append((self.path, len(body)))
-        self.wfile.write(body)
+        self.end_headers()
+        with suppress(ConnectionError):  # a client that has seen enough hangs up
+            self.wfile.write(body)
 
 
 @contextmanager
