@@ -8,6 +8,7 @@ answers with that status. `without_ranges` and `without_etag` make it a poorer s
 from __future__ import annotations
 
 import re
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -49,6 +50,11 @@ class RangeServer(ThreadingHTTPServer):
     def next_fault(self) -> str | int | None:
         with self.lock:
             return self.faults.pop(0) if self.faults else None
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that hangs up early is no error of the server's."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
 
     def answer(self, handler: Handler) -> bool:
         """Answer a request that is not for a file; False when it is for one."""
