@@ -1,6 +1,6 @@
 """Preparing in parallel, hits, random rows and memory, beside the peers in one run.
 
-Rows: 500 MB of distinct conversations (see `benchmarks.text`), Qwen3, two workers, masks, audits
+Rows: 800 MB of distinct conversations (see `benchmarks.text`), Qwen3, two workers, masks, audits
 and fsync included. The peers work on a stratified sample of 30 MB with two processes: SkyRL's slice
 path (rendered and encoded twice per row, sent back, saved) and `datasets.map(num_proc=2)`.
 """
@@ -20,7 +20,7 @@ from benchmarks.peers import datasets_map, load_auto, skyrl_slices
 from benchmarks.report import Report, seconds
 from benchmarks.text import write_rows
 
-SIZE = 500_000_000  # bytes of distinct rows: about all that the corpora and packages give
+SIZE = 800_000_000  # bytes of distinct rows: about all that the corpora and packages give
 LARGE = 1_000_000_000  # bytes for the memory figure
 SAMPLE = 30_000_000  # bytes for the peers
 RANDOM_ROWS = 20_000
@@ -58,9 +58,9 @@ def _prepare(report: Report, source: Path, home: Path) -> tuple[str, float]:
     report.figure("start-up of prepare", startup := _startup(home), "s")
     ratio = (one.seconds - startup) / (two.seconds - startup)
     report.figure("2 workers / 1 worker, start-up aside", ratio, "x", at_least=1.5)
-    report.figure("parent, peak resident (500 MB)", two.parent_peak / MIB, "MiB", at_most=200)
+    report.figure("parent, peak resident (800 MB)", two.parent_peak / MIB, "MiB", at_most=200)
     peak = two.worker_private_peak / MIB
-    report.figure("worker, peak private (500 MB)", peak, "MiB", at_most=900)
+    report.figure("worker, peak private (800 MB)", peak, "MiB", at_most=900)
     return str(summary["path"]), two.seconds / source.stat().st_size
 
 

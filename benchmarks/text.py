@@ -1,7 +1,7 @@
-"""Distinct rows in any amount: the chat corpora, then text of the installed packages.
+"""Distinct rows in any amount: the chat corpora, then text of Python's and the system's packages.
 
 `write_rows` fills a JSONL file: first the shared conversations, then one conversation per stretch
-of a source or documentation file of this environment ("What does it say?" and the stretch), each
+of a source or documentation file of what is installed ("What does it say?" and the stretch), each
 stretch once. Where that is not enough for a size that only memory is measured on, stretches come
 again with their number in front, so that every row is still another row.
 """
@@ -18,16 +18,17 @@ from benchmarks.data import corpora
 
 ENDINGS = {
     ".py", ".pyi", ".pyx", ".pxd", ".md", ".rst", ".txt", ".h", ".hpp", ".cuh", ".c", ".cpp", ".js",
-    ".ts", ".mjs", ".css", ".html", ".json", ".yaml", ".yml", ".toml", ".jinja",
+    ".ts", ".mjs", ".css", ".html", ".json", ".yaml", ".yml", ".toml", ".jinja", ".pl", ".pm",
 }  # fmt: skip
+SYSTEM = ("/usr/include", "/usr/lib", "/usr/share", "/usr/local")  # packages of the system
 STRETCH_CHARS = 3000  # about the length of an answer
 
 
 def package_texts() -> Iterator[tuple[str, str]]:
-    """Name and text of every source and documentation file of this environment, each text once."""
+    """Name and text of every source and documentation file that is installed, each text once."""
     seen: set[int] = set()
-    roots = {sysconfig.get_path("purelib"), sysconfig.get_path("stdlib")}
-    for root in sorted(roots):
+    own = {sysconfig.get_path("purelib"), sysconfig.get_path("stdlib")}
+    for root in [*sorted(own), *SYSTEM]:
         for path in sorted(Path(root).rglob("*")):
             if path.suffix in ENDINGS and path.is_file() and path.stat().st_size < 2_000_000:
                 try:
