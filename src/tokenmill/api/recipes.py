@@ -295,12 +295,11 @@ def resolve_executor(executor: str | Executor, num_workers: int | None) -> Execu
     """An executor by name, or the object that was given."""
     if not isinstance(executor, str):
         return executor
-    from tokenmill.build.executors import InlineExecutor, LocalExecutor
+    from tokenmill.build.executors import executor_here
 
-    if executor == "inline" or (executor == "local" and num_workers == 0):
-        return InlineExecutor()
-    if executor == "local":
-        return LocalExecutor(num_workers)
+    here = executor_here(executor, num_workers)
+    if here is not None:
+        return here
     if executor == "ray":
         made: Executor = import_module("tokenmill.integrations.ray").RayExecutor(num_workers)
         return made

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tokenmill.errors import StateError
-from tokenmill.sampling import ORDER_VERSION
+from tokenmill.sampling import ORDER_VERSION, admit_state
 
 STATE_VERSION = 1
 _KIND = "tokenmill.Loader"
@@ -82,30 +82,18 @@ class Passport:
             StateError: The state is of another version, dataset, seed, order or packing; the
                 message says which, with both values.
         """
-        if not isinstance(state, dict) or state.get("kind") != _KIND:
-            raise StateError("not a state of a tokenmill loader")
-        for name, expected in (("version", STATE_VERSION), ("order_version", ORDER_VERSION)):
-            if state.get(name) != expected:
-                raise StateError(
-                    f"the state has {name} {state.get(name)!r}, this tokenmill has {expected}: "
-                    "finish the run with the release that started it"
-                )
-        differing = []
-        for name in ("dataset", "seed", "order", "packing"):
-            ours, theirs = getattr(self, name), state.get(name)
-            if ours != theirs:
-                differing.append(f"{name} (the state's: {theirs!r}, this loader's: {ours!r})")
-        if differing:
-            raise StateError(f"the state is of another {'; and of another '.join(differing)}")
         names = ["epoch", "position", "first_epoch"]
         if self.packing is not None:
             names += ["window", "packs_before"]
-        numbers: dict[str, int] = {}
-        for name in names:
-            number = state.get(name)
-            if isinstance(number, bool) or not isinstance(number, int) or number < 0:
-                raise StateError(f"the state's {name} is {number!r}, not a whole number")
-            numbers[name] = number
+        fields = ("dataset", "seed", "order", "packing")
+        numbers = admit_state(
+            state,
+            kind=_KIND,
+            owner="loader",
+            version=STATE_VERSION,
+            fields={name: getattr(self, name) for name in fields},
+            numbers=names,
+        )
         first_epoch = numbers.pop("first_epoch")
         cursor = Cursor(**numbers)
         if cursor.packs_before > cursor.position:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tokenmill.errors import StateError
-from tokenmill.sampling import ORDER_VERSION
+from tokenmill.sampling import ORDER_VERSION, admit_state
 
 STATE_VERSION = 1
 _KIND = "tokenmill.PromptDataset"
@@ -55,25 +55,15 @@ class Passport:
             StateError: It is of another version, index, limit, seed or order; the message says
                 which, with both values.
         """
-        if not isinstance(state, dict) or state.get("kind") != _KIND:
-            raise StateError("not a state of a tokenmill prompt dataset")
-        for name, expected in (("version", STATE_VERSION), ("order_version", ORDER_VERSION)):
-            if state.get(name) != expected:
-                raise StateError(
-                    f"the state has {name} {state.get(name)!r}, this tokenmill has {expected}: "
-                    "finish the run with the release that started it"
-                )
-        differing = []
-        for name in ("index", "max_length", "seed", "order"):
-            ours, theirs = getattr(self, name), state.get(name)
-            if ours != theirs:
-                differing.append(f"{name} (the state's: {theirs!r}, this dataset's: {ours!r})")
-        if differing:
-            raise StateError(f"the state is of another {'; and of another '.join(differing)}")
-        for name in ("epoch", "position"):
-            number = state.get(name)
-            if isinstance(number, bool) or not isinstance(number, int) or number < 0:
-                raise StateError(f"the state's {name} is {number!r}, not a whole number")
+        fields = ("index", "max_length", "seed", "order")
+        admit_state(
+            state,
+            kind=_KIND,
+            owner="prompt dataset",
+            version=STATE_VERSION,
+            fields={name: getattr(self, name) for name in fields},
+            numbers=("epoch", "position"),
+        )
         if state["position"] > rows:
             raise StateError(f"the state's position is {state['position']} of {rows} prompts")
         if not isinstance(state.get("shuffled"), bool):

@@ -13,7 +13,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from tokenmill.build.executors import Executor, InlineExecutor, LocalExecutor
+from tokenmill.build.executors import Executor, executor_here
 from tokenmill.errors import CorruptionError, UsageError
 from tokenmill.source import Rows, open_rows
 
@@ -39,10 +39,9 @@ def resolve_executor(executor: str | Executor, num_workers: int | None) -> Execu
         isinstance(num_workers, bool) or not isinstance(num_workers, int) or num_workers < 0
     ):
         raise UsageError(f"num_workers is {num_workers!r}; it is 0 (inline), a count, or None")
-    if executor == "inline" or (executor == "local" and num_workers == 0):
-        return InlineExecutor()
-    if executor == "local":
-        return LocalExecutor(num_workers)
+    here = executor_here(executor, num_workers)
+    if here is not None:
+        return here
     # Other names belong to integrations, which only the layer above knows: asked at run time.
     resolved: Executor = importlib.import_module("tokenmill.api").resolve_executor(
         executor, num_workers

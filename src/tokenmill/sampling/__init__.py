@@ -21,6 +21,7 @@ from tokenmill.sampling.order import (
     check_seed,
 )
 from tokenmill.sampling.permutation import ORDER_VERSION, Int64Array, Permutation, derive_key
+from tokenmill.sampling.states import admit_state
 
 __all__ = [
     "EXHAUSTED",
@@ -37,6 +38,7 @@ __all__ = [
     "Recent",
     "Schedule",
     "SequentialOrder",
+    "admit_state",
     "as_fraction",
     "check_seed",
     "derive_key",

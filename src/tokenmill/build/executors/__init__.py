@@ -28,5 +28,13 @@ __all__ = [
     "LocalExecutor",
     "Setup",
     "Task",
+    "executor_here",
     "usable_cores",
 ]
+
+
+def executor_here(name: str, num_workers: int | None) -> Executor | None:
+    """The executor of this machine that a name means; None where it means none."""
+    if name == "inline" or (name == "local" and num_workers == 0):
+        return InlineExecutor()
+    return LocalExecutor(num_workers) if name == "local" else None

@@ -17,7 +17,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from tokenmill.build.executors import Executor, InlineExecutor, LocalExecutor
+from tokenmill.build.executors import Executor, executor_here
 from tokenmill.build.recipe import Recipe, RunOptions
 from tokenmill.build.run import run
 from tokenmill.chat.template import REMEDY
@@ -189,8 +189,7 @@ def _run(stated: dict[str, Any], options: dict[str, Any], more: dict[str, Any], 
 def _executor(executor: str | Executor, num_workers: int | None) -> Executor:
     if not isinstance(executor, str):
         return executor
-    if executor == "inline" or (executor == "local" and num_workers == 0):
-        return InlineExecutor()
-    if executor == "local":
-        return LocalExecutor(num_workers)
+    here = executor_here(executor, num_workers)
+    if here is not None:
+        return here
     raise UsageError(f"executor is {executor!r}; here it is local, inline or an executor object")
