@@ -29,9 +29,9 @@ def part_run(clean: Clean, cache: Path, part: str, **more: object) -> dict[str, 
     return {"arguments": prepare_arguments(clean.sources, cache, "--part", part), **more}
 
 
-@given(st.integers(1, 40), st.integers(0, 200))
-def test_shares_divide_the_slices(count: int, slices: int) -> None:
-    shares = [Share(number, count) for number in range(1, count + 1)]
+@given(st.integers(1, 40), st.integers(0, 200), st.sampled_from([0, 1]))
+def test_shares_divide_the_slices(count: int, slices: int, first: int) -> None:
+    shares = [Share(number, count) for number in range(first, count + first)]
     taken = [[n for n in range(slices) if share.has(n)] for share in shares]
     assert sorted(itertools.chain(*taken)) == list(range(slices))
     assert max(map(len, taken)) - min(map(len, taken)) <= 1
@@ -43,7 +43,7 @@ def test_share_is_read_from_what_people_write(value: object) -> None:
 
 
 @pytest.mark.parametrize(
-    "value", ["0/8", "9/8", "1/0", "8", "a/b", "1/2/3", "-1/2", "1.0/2", "١/٢", "", (1,), (1.0, 2),
+    "value", ["0/0", "9/8", "1/0", "8", "a/b", "1/2/3", "-1/2", "1.0/2", "١/٢", "", (1,), (1.0, 2),
               (True, 2), ("1", "2"), 3, None],
 )  # fmt: skip
 def test_bad_part_is_refused_with_its_value(value: object) -> None:

@@ -1,8 +1,10 @@
 """Shares: which slices of a plan one of many processes builds.
 
 A `Share` is written ``i/n`` and means every n-th slice from the i-th on, counted from 1: neighbours
-in a file are about equally costly, so shares are too. It is a function of the slice's number alone;
-processes that are given shares need not know of each other, may be given the same one twice, may
+in a file are about equally costly, so shares are too. ``0/n`` is another name of ``n/n``, so job
+arrays that count from 0 to n-1 cover all slices as well.
+
+A share is a function of the slice's number alone; processes that are given shares need not know of each other, may be given the same one twice, may
 come in any number and any order, and may die. What is built is the same whoever builds it, and
 whoever finds that no slice is missing commits the store: usually the last one, sometimes two.
 """
@@ -24,7 +26,7 @@ class Share:
     """Every ``count``-th slice from the ``number``-th on.
 
     Args:
-        number: Which share, from 1.
+        number: Which share, from 1 to ``count``; 0 is the last.
         count: How many shares there are.
     """
 
@@ -35,9 +37,10 @@ class Share:
         for value in (self.number, self.count):
             if isinstance(value, bool) or not isinstance(value, int):
                 raise UsageError(f"part is {self}; it is two whole numbers i/n")
-        if not 1 <= self.number <= self.count:
+        if not 0 <= self.number <= self.count or self.count < 1:
             raise UsageError(
-                f"part is {self}; parts count from 1 to n (with Slurm: sbatch --array=1-n)"
+                f"part is {self}; parts count from 1 to n, or from 0 to n-1 "
+                "(with Slurm: sbatch --array=1-n)"
             )
 
     @classmethod
@@ -62,7 +65,7 @@ class Share:
 
     def has(self, slice_number: int) -> bool:
         """Whether the slice with this number, from 0, is in it."""
-        return slice_number % self.count == self.number - 1
+        return (slice_number + 1 - self.number) % self.count == 0
 
     def size_of(self, plan: Plan) -> tuple[int, int]:
         """Rows and bytes of its slices."""
