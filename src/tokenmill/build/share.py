@@ -4,9 +4,10 @@ A `Share` is written ``i/n`` and means every n-th slice from the i-th on, counte
 in a file are about equally costly, so shares are too. ``0/n`` is another name of ``n/n``, so job
 arrays that count from 0 to n-1 cover all slices as well.
 
-A share is a function of the slice's number alone; processes that are given shares need not know of each other, may be given the same one twice, may
-come in any number and any order, and may die. What is built is the same whoever builds it, and
-whoever finds that no slice is missing commits the store: usually the last one, sometimes two.
+A share is a function of the slice's number alone; processes that are given shares need not know of
+each other, may be given the same one twice, may come in any number and any order, and may die. What
+is built is the same whoever builds it, and whoever finds that no slice is missing commits the
+store: usually the last one, sometimes two.
 """
 
 from __future__ import annotations
