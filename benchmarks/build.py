@@ -21,7 +21,7 @@ from benchmarks.report import Report, seconds
 from benchmarks.text import write_rows
 
 SIZE = 800_000_000  # bytes of distinct rows: about all that the corpora and packages give
-LARGE = 1_000_000_000  # bytes for the memory figure
+SMALL, LARGE = 200_000_000, 1_000_000_000  # bytes for the memory figures
 SAMPLE = 30_000_000  # bytes for the peers
 RANDOM_ROWS = 20_000
 MIB = 1 << 20
@@ -153,10 +153,11 @@ def _random_rows(report: Report, path: str) -> None:
 
 
 def _memory(report: Report, home: Path) -> None:
-    large = home / "large.jsonl"
-    write_rows(large, LARGE)
-    run = watched(tokenmill(*_flags(large, home / "large", "--num-workers", "2")))
-    report.figure("parent, peak resident (1 GB)", run.parent_peak / MIB, "MiB", at_most=200)
-    peak = run.worker_private_peak / MIB
-    report.figure("worker, peak private (1 GB)", peak, "MiB", at_most=900)
-    report.figure("prepare, 1 GB, 2 workers", LARGE / run.seconds / 1e6, "MB/s")
+    for name, size in (("200 MB", SMALL), ("1 GB", LARGE)):
+        rows = home / f"{size}.jsonl"
+        write_rows(rows, size)
+        run = watched(tokenmill(*_flags(rows, home / name, "--num-workers", "2")))
+        report.figure(f"parent, peak resident ({name})", run.parent_peak / MIB, "MiB", at_most=200)
+        peak = run.worker_private_peak / MIB
+        report.figure(f"worker, peak private ({name})", peak, "MiB", at_most=900)
+        report.figure(f"prepare, {name}, 2 workers", size / run.seconds / 1e6, "MB/s")
