@@ -21,7 +21,7 @@ WAYS = [
     *(("--executor", "inline", "--engine", engine) for engine in ("auto", "hf")),
     *(
         ("--executor", "local", "--num-workers", str(workers), "--engine", engine)
-        for workers, engine in itertools.product((1, 2, 3), ("auto", "hf"))
+        for workers, engine in itertools.product((1, 2, 3, 8), ("auto", "hf"))
     ),
 ]
 
