@@ -32,22 +32,6 @@ EXAMPLES = Path(tm.__file__).parent / "examples"
 DATE = "2026-11-15"
 
 
-@pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
-    lengths = np.random.default_rng(1).integers(3, 40, 43).tolist()
-    return make_store(tmp_path_factory.mktemp("cache"), [make_columns(lengths)], pad_id=9)
-
-
-@pytest.fixture(scope="module")
-def chat(tmp_path_factory: pytest.TempPathFactory) -> Store:
-    return tm.prepare(
-        EXAMPLES / "conversations.jsonl",
-        tokenizer=EXAMPLES / "tokenizer",
-        executor="inline",
-        cache_dir=tmp_path_factory.mktemp("cache"),
-    )
-
-
 def numbers_of(store: Store) -> dict[tuple[int, ...], int]:
     return {tuple(row.input_ids.tolist()): number for number, row in enumerate(store)}
 

@@ -6,11 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 import tokenmill as tm
-from tests.store.making import make_columns, make_store
 from tokenmill.errors import SourceError, TemplateError, UsageError
 from tokenmill.store import Store
 
@@ -24,22 +22,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
 
 EXAMPLES = Path(tm.__file__).parent / "examples"
 DATE = "2026-11-15"
-
-
-@pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
-    lengths = np.random.default_rng(1).integers(3, 40, 43).tolist()
-    return make_store(tmp_path_factory.mktemp("cache"), [make_columns(lengths)], pad_id=9)
-
-
-@pytest.fixture(scope="module")
-def chat(tmp_path_factory: pytest.TempPathFactory) -> Store:
-    return tm.prepare(
-        EXAMPLES / "conversations.jsonl",
-        tokenizer=EXAMPLES / "tokenizer",
-        executor="inline",
-        cache_dir=tmp_path_factory.mktemp("cache"),
-    )
 
 
 # Datasets by config

@@ -33,16 +33,6 @@ EXAMPLES = Path(tm.__file__).parent / "examples"
 
 
 @pytest.fixture(scope="module")
-def tokenizer() -> Any:
-    return transformers.AutoTokenizer.from_pretrained(EXAMPLES / "tokenizer")
-
-
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(tmp_path_factory.mktemp("cache"))
-
-
-@pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
     lengths = np.random.default_rng(1).integers(3, 40, 41).tolist()
     return make_store(tmp_path_factory.mktemp("cache"), [make_columns(lengths)], pad_id=9)

@@ -29,16 +29,6 @@ pytestmark = pytest.mark.filterwarnings(
 EXAMPLES = Path(tm.__file__).parent / "examples"
 
 
-@pytest.fixture(scope="module")
-def tokenizer() -> Any:
-    return transformers.AutoTokenizer.from_pretrained(EXAMPLES / "tokenizer")
-
-
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(tmp_path_factory.mktemp("cache"))
-
-
 # RL
 
 

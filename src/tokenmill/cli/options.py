@@ -27,6 +27,11 @@ AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.
 CacheDir = Annotated[
     str | None, typer.Option(help="Where slices and stores live; default: your own cache.")
 ]
+PackMethod = Annotated[str, typer.Option(help="best_fit | first_fit | sequential | balanced")]
+PackWindow = Annotated[int, typer.Option(help="Rows of the order packed together.")]
+PackOversize = Annotated[
+    str, typer.Option(help="Rows longer than a pack: error | drop | truncate | split")
+]
 StorePath = Annotated[
     str, typer.Argument(metavar="STORE", help="What `tokenmill prepare` printed, or an --out DIR.")
 ]

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from tokenmill.cli.app import app
-from tokenmill.cli.options import AsJson, StorePath
+from tokenmill.cli.options import AsJson, PackMethod, PackOversize, PackWindow, StorePath
 from tokenmill.cli.output import Output
 
 
@@ -33,13 +33,9 @@ def export(
         str, typer.Option(help="loss_mask | labels; for parquet, arrow, jsonl")
     ] = "loss_mask",
     length: Annotated[int | None, typer.Option(help="Tokens per pack; for packed-parquet.")] = None,
-    method: Annotated[
-        str, typer.Option(help="best_fit | first_fit | sequential | balanced")
-    ] = "best_fit",
-    window: Annotated[int, typer.Option(help="Rows of the order packed together.")] = 65536,
-    oversize: Annotated[
-        str, typer.Option(help="Rows longer than a pack: error | drop | truncate | split")
-    ] = "error",
+    method: PackMethod = "best_fit",
+    window: PackWindow = 65536,
+    oversize: PackOversize = "error",
     layout: Annotated[
         str, typer.Option(help="Columns of packs: tokenmill | megatron-bridge")
     ] = "tokenmill",

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from tokenmill.cli.app import app
-from tokenmill.cli.options import AsJson, StorePath
+from tokenmill.cli.options import AsJson, PackMethod, PackOversize, PackWindow, StorePath
 from tokenmill.cli.output import Output
 
 
@@ -20,13 +20,9 @@ from tokenmill.cli.output import Output
 def pack(
     store: StorePath,
     length: Annotated[int, typer.Option(help="Tokens per pack.")],
-    method: Annotated[
-        str, typer.Option(help="best_fit | first_fit | sequential | balanced")
-    ] = "best_fit",
-    window: Annotated[int, typer.Option(help="Rows of the order packed together.")] = 65536,
-    oversize: Annotated[
-        str, typer.Option(help="Rows longer than a pack: error | drop | truncate | split")
-    ] = "error",
+    method: PackMethod = "best_fit",
+    window: PackWindow = 65536,
+    oversize: PackOversize = "error",
     order: Annotated[
         str, typer.Option(help="feistel | miles | sequential | length_grouped")
     ] = "feistel",
