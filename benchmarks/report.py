@@ -18,7 +18,7 @@ from typing import Any
 from tokenmill.build.proof import installed_versions
 
 LIBRARIES = (
-    "tokenmill", "numpy", "pyarrow", "msgspec", "tokenizers", "fastokens", "minijinja", "jinja2",
+    "tokenmill", "numpy", "pyarrow", "msgspec", "tokenizers", "fastokens", "jinja2",
     "transformers", "datasets", "torch", "trl",
 )  # fmt: skip
 

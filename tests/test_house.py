@@ -19,7 +19,7 @@ from tokenmill import errors
 PROJECT = Path(__file__).resolve().parent.parent
 PACKAGE = Path(tokenmill.__file__).parent
 MODULES = sorted(PACKAGE.rglob("*.py"))
-HEAVY = ("pyarrow", "jinja2", "minijinja", "tokenizers", "fastokens", "transformers", "datasets",
+HEAVY = ("pyarrow", "jinja2", "tokenizers", "fastokens", "transformers", "datasets",
          "torch", "ray", "pandas", "trl")  # fmt: skip
 MOST_LINES = 400
 LEAST_DOCSTRING = 200  # characters: enough to introduce a module's nouns

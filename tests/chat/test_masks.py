@@ -218,7 +218,7 @@ def test_text_that_the_template_rewrites_is_unproven() -> None:
         found = reasons(render(loud, turns("a", "one and some more words")))
         assert found in (["mask_unproven"], ["template_drops_content"])
     twice = CHATML.replace("{{ m.content }}", "{{ m.content }}{{ m.content }}")
-    assert reasons(render(twice, turns("a", "one"))) == ["mask_unproven"]
+    assert trained(render(twice, turns("a", "one")), 0) == ["oneone<|im_end|>"]
 
 
 def test_template_that_prints_the_answer_in_the_users_turn_is_unproven() -> None:

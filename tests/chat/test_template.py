@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.chat.templates import ALL, CHATML, DATED
-from tokenmill.chat import ChatSpec, Renderer, tame
+from tokenmill.chat import ChatSpec, Renderer
 from tokenmill.chat.template import ReferenceTemplate
 from tokenmill.errors import RowError, TemplateError
 
@@ -133,7 +133,7 @@ def test_hostile_template_is_bounded_by_counts(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(HOSTILE))
 def test_hostile_template_that_waits_for_a_word_is_bounded_too(name: str) -> None:
-    """The fast engine must not be the way around the limits."""
+    """A learned path must not be the way around the limits."""
     source = "{% if messages[0].content == 'now' %}" + HOSTILE[name] + "{% endif %}" + CHATML
     rows = [
         {"messages": [{"role": "user", "content": word}, {"role": "assistant", "content": "x"}]}
@@ -210,26 +210,20 @@ GROWING = [
 ]
 
 
-def test_tame_says_no_to_everything_that_doubles_a_kept_value() -> None:
-    for name, source in HOSTILE.items():
-        grows = any(w in name for w in ("doubling", "replace", "join", "block", "squares"))
-        if grows:
-            assert not tame.is_tame(ReferenceTemplate(source, {}, None).tree), name
-    for source in GROWING:
-        assert not tame.is_tame(ReferenceTemplate(source, {}, None).tree), source
-    for source in ALL.values():
-        assert tame.is_tame(ReferenceTemplate(source, {}, None).tree), source
-
-
-def test_tame_says_yes_to_nearly_all_real_templates(shared: Any) -> None:
-    paths = [
-        *(shared / "templates").glob("*/*.jinja"),
-        *shared.glob("tokenizers/*/chat_template.jinja"),
-    ]
-    wild = [
-        p.name for p in paths if not tame.is_tame(ReferenceTemplate(p.read_text(), {}, None).tree)
-    ]
-    assert len(wild) <= 0.15 * len(paths), wild
+@pytest.mark.parametrize("source", GROWING)
+def test_growth_along_a_learned_path_is_bounded(source: str) -> None:
+    """A path learned where a loop runs twice must not be the way around the limits of sixty."""
+    by_length = source.replace("range(60)", "range(messages | length)").replace(
+        "60)", "messages | length)"
+    )
+    few, many = ([{"role": r, "content": "x"} for r in ("user", "assistant")] * n for n in (1, 40))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    result = Renderer(ChatSpec(), by_length + CHATML).render([{"messages": few}] * 2)
+    assert {error.reason for *_, error in result.rejected} <= {"limit", "mask_unproven"}
+    result = Renderer(ChatSpec(), by_length + CHATML).render([{"messages": few}, {"messages": many}])
+    reasons = [error.reason for *_, error in result.rejected]
+    assert reasons[-1:] in (["limit"], ["mask_unproven"])
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1 << 20  # KiB
 
 
 def test_limits_leave_room_for_long_conversations() -> None:

@@ -19,7 +19,7 @@ from tests.build.making import TOKENIZER, conversations, write_rows
 from tests.cli.harness import Shell, environment, process
 from tokenmill import open_store
 
-HEAVY = ("pyarrow", "transformers", "torch", "tokenizers", "jinja2", "minijinja", "numpy", "rich")
+HEAVY = ("pyarrow", "transformers", "torch", "tokenizers", "jinja2", "numpy", "rich")
 ESCAPE = "\x1b["
 
 # Slices of 8 KiB and slow enough to be interrupted: the parent cuts, a worker only reads.

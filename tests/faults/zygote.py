@@ -32,7 +32,7 @@ def preload() -> None:
     import tokenmill
 
     names = [found.name for found in pkgutil.walk_packages(tokenmill.__path__, "tokenmill.")]
-    lazily = ["jinja2", "minijinja", "tokenizers", "rich.console", "tests.faults.world"]
+    lazily = ["jinja2", "tokenizers", "rich.console", "tests.faults.world"]
     for name in [*names, *lazily]:
         if "integrations" not in name and not name.endswith("__main__"):
             importlib.import_module(name)

@@ -89,7 +89,7 @@ def test_reading_imports_neither_pyarrow_nor_any_host_library(store: Store) -> N
         "next(iter(Loader(store, prefetch=1, pack=Pack(64))))\n"
         "train, val = split(store, {'train': 0.5, 'val': 0.5})\n"
         "next(iter(Loader(mix({'a': train, 'b': val}))))\n"
-        "heavy = {'pyarrow', 'jinja2', 'minijinja', 'tokenizers', 'fastokens', 'transformers',\n"
+        "heavy = {'pyarrow', 'jinja2', 'tokenizers', 'fastokens', 'transformers',\n"
         "         'datasets', 'torch', 'ray', 'fsspec', 'zstandard', 'typer', 'rich'}\n"
         "print(sorted(heavy & set(sys.modules)))\n"
     )

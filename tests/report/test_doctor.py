@@ -194,7 +194,7 @@ def test_special_tokens_that_surprise_are_told(
 @pytest.mark.parametrize(
     ("template", "status", "word"),
     [
-        ("{% for m in messages %}{{ m.content }}{% endfor %}", "ok", "minijinja"),
+        ("{% for m in messages %}{{ m.content }}{% endfor %}", "ok", "traced"),
         ("{{ strftime_now('%Y') }}", "note", "date"),
         ("{% if %}", "fail", "line 1"),
     ],

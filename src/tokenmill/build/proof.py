@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from importlib import metadata
 from typing import Any
 
-LIBRARIES = ("tokenmill", "tokenizers", "fastokens", "jinja2", "minijinja", "transformers",
+LIBRARIES = ("tokenmill", "tokenizers", "fastokens", "jinja2", "transformers",
              "pyarrow", "msgspec", "numpy")  # fmt: skip
 
 ROOMS = ("render", "encode")  # the rooms that report notes

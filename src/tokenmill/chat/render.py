@@ -2,9 +2,11 @@
 
 `Renderer` is what the build half holds: made once per worker from a spec, a template and the
 special tokens, then given batches of parsed rows. Each row becomes a conversation (`shapes`), is
-rendered, and its spans are proven (`spans`, `layout`); a row that cannot be is rejected with its
-reason. The fast engine (`fast`) renders where it is shown to equal the reference; the result is
-the same without it.
+rendered along a traced path (`traced`), and its turns and spans follow from the path (`turns`); a
+row of which that cannot be shown is rejected with its reason.
+
+With ``renderer="jinja2"`` the reference renders every row and the traced path only says which part
+of that very text is whose. Either way a row's outcome depends on the row and the spec alone.
 
 A `Rendering` holds the accepted texts in the order of the rows; under ``expand="turns"`` one row
 gives several, numbered by ``part``.
@@ -13,21 +15,24 @@ gives several, numbered by ``part``.
 from __future__ import annotations
 
 import time
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tokenmill.chat.checks import Proof, Span
-from tokenmill.chat.fast import LONGEST, FastTemplate, audited
-from tokenmill.chat.layout import Layout, Signatures, learnable
+import xxhash
+
+from tokenmill.chat.program import Run
 from tokenmill.chat.shapes import Conversation, Plain, conversation, read
-from tokenmill.chat.spans import Prover
 from tokenmill.chat.spec import ChatSpec
 from tokenmill.chat.template import ReferenceTemplate
-from tokenmill.errors import RowError, TemplateError, UsageError
+from tokenmill.chat.thinking import literals, thinking_tags
+from tokenmill.chat.traced import NotTraced, TracedTemplate
+from tokenmill.chat.turns import Judge, Openings, Settled, Span, unproven
+from tokenmill.errors import RowError, UsageError
 
-LAYOUTS_KEPT = 2048  # signatures remembered per template; real data sets have a few hundred
+RENDERERS = ("auto", "jinja2")
+FIRST_AUDITED = 4  # rows at the start of every batch that the reference renders, too
+AUDIT_ONE_IN = 128  # of the other rows, by content
 
 
 @dataclass(slots=True)
@@ -55,25 +60,45 @@ class Job:
 
     source: int
     part: int
-    talk: Conversation
+    conversation: Conversation
     trained: tuple[int, ...] | None  # None: everything
-    engine: _Engine
-    signature: Any = None
-    texts: list[str] | None = None
-    fast: str | None = None
+    template: Template
 
 
-class _Engine:
-    """One template: its reference, its prover, its fast twin, and what has been learned."""
+class Differs(Exception):
+    """A traced path printed something else than the reference."""
 
-    def __init__(
-        self, source: str, spec: ChatSpec, variables: Mapping[str, Any], fast: bool
-    ) -> None:
+
+def audited(position: int, text: str) -> bool:
+    """Whether the reference renders this row, too: a function of its place and its whole text."""
+    if position < FIRST_AUDITED:
+        return True
+    return xxhash.xxh3_64_intdigest(text.encode("utf-8", "replace")) % AUDIT_ONE_IN == 0
+
+
+class Template:
+    """One template: its reference, its traced paths, and how its turns are told apart."""
+
+    def __init__(self, source: str, spec: ChatSpec, variables: Mapping[str, Any]) -> None:
         self.reference = ReferenceTemplate(source, variables, spec.date)
-        self.fast = FastTemplate.of(self.reference, spec.date) if fast else None
-        self.prover = Prover(self.reference, spec.turn_end, self.fast)
-        self.signatures = Signatures(self.prover.tags)
-        self.layouts: OrderedDict[Any, Layout | None] = OrderedDict()
+        self.traced = TracedTemplate(self.reference)
+        self._asking: TracedTemplate | None = None
+        self.judge = Judge(
+            Openings(self._follow),
+            spec.turn_end,
+            thinking_tags(literals(self.reference.tree)),
+            self.reference.has_generation,
+        )
+
+    def _follow(self, messages: list[dict[str, Any]], tools: list[Any] | None, prompt: bool) -> Run:
+        """A conversation of our own, with the generation prompt or without."""
+        if prompt and self._asking is None:
+            self._asking = TracedTemplate(self.reference, add_generation_prompt=True)
+        traced = self._asking if prompt and self._asking is not None else self.traced
+        try:
+            return traced.follow(messages, tools)
+        except NotTraced as error:
+            raise unproven(str(error)) from error
 
 
 class Renderer:
@@ -84,7 +109,8 @@ class Renderer:
         template: Jinja source, several by name (``default``, ``tool_use``), or None, which leaves
             only plain text and prompt+completion strings.
         special_tokens: Names and texts of the tokenizer's special tokens, as templates see them.
-        fast: Whether the fast engine may be used; it never changes the result.
+        renderer: ``auto`` or ``jinja2``, which renders every row by the reference; never changes
+            the result.
     """
 
     def __init__(
@@ -93,29 +119,32 @@ class Renderer:
         template: str | Mapping[str, str] | None,
         special_tokens: Mapping[str, str] | None = None,
         *,
-        fast: bool = True,
+        renderer: str = "auto",
     ) -> None:
+        if renderer not in RENDERERS:
+            raise UsageError(f"renderer={renderer!r}: choose one of {', '.join(RENDERERS)}")
         self.spec = spec
         self.special_tokens = dict(special_tokens or {})
-        self._fast = fast
+        self.renderer = renderer
         self._sources: dict[str, str] = {}
         if isinstance(template, str):
             self._sources = {"default": template}
         elif template is not None:
             self._sources = dict(template)
-        self._engines: dict[str, _Engine] = {}
+        self._templates: dict[str, Template] = {}
+        self._traced = 0
         self.engine_seconds = 0.0
-        """Time spent in the fast engine itself; the rest of `render` reads and proves."""
+        """Time spent printing; the rest of `render` reads rows and settles turns."""
         if "default" in self._sources and spec.format != "text":
-            self._engine("default")  # one that does not compile is refused here, not at a row
+            self._template("default")  # one that does not compile is refused here, not at a row
 
-    def _engine(self, name: str) -> _Engine:
-        if name not in self._engines:
+    def _template(self, name: str) -> Template:
+        if name not in self._templates:
             variables = {**self.special_tokens, **self.spec.template_kwargs}
-            self._engines[name] = _Engine(self._sources[name], self.spec, variables, self._fast)
-        return self._engines[name]
+            self._templates[name] = Template(self._sources[name], self.spec, variables)
+        return self._templates[name]
 
-    def _for(self, tools: list[Any] | None) -> _Engine:
+    def _for(self, tools: list[Any] | None) -> Template:
         """The template of a conversation, chosen as transformers chooses it."""
         if not self._sources:
             raise UsageError(
@@ -123,9 +152,9 @@ class Renderer:
                 " give one with chat_template="
             )
         if tools is not None and "tool_use" in self._sources:
-            return self._engine("tool_use")
+            return self._template("tool_use")
         if "default" in self._sources:
-            return self._engine("default")
+            return self._template("default")
         names = ", ".join(sorted(self._sources))
         raise UsageError(f"the tokenizer has no default chat template, only {names}: choose one")
 
@@ -144,14 +173,14 @@ class Renderer:
         Raises:
             RowError: The template refuses it.
         """
-        talk = conversation("messages", list(messages))
-        if not talk.messages:
+        given = conversation("messages", list(messages))
+        if not given.messages:
             raise RowError("the conversation is empty")
         template = self._for(tools).reference
         if kwargs:
             variables = {**template.variables, **kwargs}
             template = ReferenceTemplate(template.source, variables, self.spec.date)
-        return template.render(talk.messages, tools, add_generation_prompt=True)
+        return template.render(given.messages, tools, add_generation_prompt=True)
 
     def render(self, rows: Sequence[Any]) -> Rendering:
         """Render a batch of parsed rows.
@@ -161,63 +190,85 @@ class Renderer:
             TemplateError: The template asks for a date that the spec does not pin.
         """
         result = Rendering()
-        if not self._render(rows, result, fast=self._fast):
-            redone, result = result, Rendering()
-            result.note("mismatches", int(redone.notes["mismatches"]))
-            result.note("audited", int(redone.notes["audited"]))
-            self._render(rows, result, fast=False)
-        result.notes["renderer"] = "minijinja" if "rows_fast" in result.notes else "jinja2"
+        self._traced = 0
+        try:
+            self._render(rows, result, self.renderer == "auto")
+            if self._traced:
+                result.note("rows_traced", self._traced)
+        except Differs:
+            # Out for good: this batch and every later one is the reference's.
+            audits = int(result.notes.get("audited", 0))
+            result = Rendering()
+            result.note("mismatches")
+            result.note("audited", audits)
+            self.renderer = "jinja2"
+            self._render(rows, result, False)
+        result.notes["renderer"] = "traced" if "rows_traced" in result.notes else "jinja2"
         return result
 
-    def _render(self, rows: Sequence[Any], result: Rendering, *, fast: bool) -> bool:
-        """One pass; False where the fast engine was seen to differ."""
-        pending: list[Job | Plain | RowError] = []
-        sources: list[int] = []
+    def _render(self, rows: Sequence[Any], result: Rendering, auto: bool) -> None:
         for index, row in enumerate(rows):
+            jobs: Sequence[Job] = ()
             try:
                 found = read(row, self.spec)
-                jobs = [found] if isinstance(found, Plain) else self._jobs(index, found, result)
-                pending += jobs
-                sources += [index] * len(jobs)
+                if isinstance(found, Plain):
+                    self._plain(index, found, result)
+                    continue
+                jobs = self._jobs(index, found, result)
             except RowError as error:
-                pending.append(error)
-                sources.append(index)
-        if fast:
-            self._render_fast([job for job in pending if isinstance(job, Job)])
-        for index, job in zip(sources, pending, strict=True):
-            try:
-                if isinstance(job, Job):
-                    if job.fast is None:
-                        self._accept_proof(job, self._prove(job, result), result)
-                    elif not self._compare(job, result):
-                        return False
-                elif isinstance(job, Plain):
-                    self._plain(index, job, result)
-                else:
-                    raise job
-            except RowError as error:
-                part = job.part if isinstance(job, Job) else 0
-                result.rejected.append((index, part, error))
-        return True
+                result.rejected.append((index, 0, error))
+            for job in jobs:
+                try:
+                    self._accept_settled(job, self._settle(job, result, auto), result)
+                except RowError as error:
+                    result.rejected.append((index, job.part, error))
 
-    def _render_fast(self, jobs: list[Job]) -> None:
-        """Let the fast engine render what it may."""
-        for engine in self._engines.values():
-            if engine.fast is None:
-                continue
-            ours = [
-                job
-                for job in jobs
-                if job.engine is engine and job.talk.simple and job.talk.tools is None
-            ]
-            for job in ours:
-                job.signature, job.texts = engine.signatures.read(job.talk.messages)
-            short = [job for job in ours if sum(map(len, job.texts or ())) < LONGEST]
+    def _settle(self, job: Job, result: Rendering, auto: bool) -> Settled:
+        """Render one conversation and settle its turns."""
+        template, messages, tools = job.template, job.conversation.messages, job.conversation.tools
+        text = None if auto else template.reference.render(messages, tools)
+        try:
             start = time.perf_counter()
-            texts = engine.fast.render_many([job.talk.messages for job in short])
+            run = template.traced.follow(messages, tools)
             self.engine_seconds += time.perf_counter() - start
-            for job, text in zip(short, texts, strict=True):
-                job.fast = text
+        except NotTraced as error:
+            if template.traced.differed and auto:
+                raise Differs from error
+            return self._untraced(job, text, error, result)
+        if auto and audited(len(result.texts), run.text):
+            result.note("audited")
+            text = self._refused_or_rendered(job)
+        if text is not None and run.text != text:
+            template.traced.ban("a row that both rendered")
+            if auto:
+                raise Differs
+            return self._untraced(job, text, NotTraced("the trace differs"), result)
+        if auto:
+            self._traced += 1
+        else:
+            result.note("rows_reference")
+        settled = template.judge.settle(run, messages, job.trained)
+        if settled.dropped:
+            result.note("generation_drops")
+        return settled
+
+    def _refused_or_rendered(self, job: Job) -> str | None:
+        """The reference's render of a row that a path rendered; None where it refuses."""
+        try:
+            return job.template.reference.render(job.conversation.messages, job.conversation.tools)
+        except RowError as error:
+            raise Differs from error
+
+    def _untraced(self, job: Job, text: str | None, error: NotTraced, result: Rendering) -> Settled:
+        """A row that only the reference can render: its text is known, its turns are not."""
+        messages, tools = job.conversation.messages, job.conversation.tools
+        if text is None:
+            text = job.template.reference.render(messages, tools)
+        result.note("rows_reference")
+        result.note(f"untraced:{error.cause}")
+        if job.trained is None:
+            return Settled(text, None, [("text", len(text))])
+        raise unproven(f"which part of the text is whose cannot be told: {error}")
 
     def _plain(self, index: int, found: Plain, result: Rendering) -> None:
         everything = self.spec.trained(found.shape)
@@ -261,92 +312,48 @@ class Renderer:
         result.spans.append(spans)
         result.turns.append(turns)
 
-    def _jobs(self, index: int, talk: Conversation, result: Rendering) -> list[Job]:
+    def _jobs(self, index: int, found: Conversation, result: Rendering) -> list[Job]:
         """The texts that one conversation gives, and what is trained in each."""
-        train_on = self.spec.trained(talk.shape)
+        train_on = self.spec.trained(found.shape)
+        template = self._for(found.tools)
         if train_on == "everything":
-            return [Job(index, 0, talk, None, self._for(talk.tools))]
-        _trim(talk, self.spec.trailing, result)
-        messages = talk.messages
+            return [Job(index, 0, found, None, template)]
+        _trim(found, self.spec.trailing, result)
+        messages = found.messages
         assistants = [i for i, m in enumerate(messages) if m["role"] == "assistant"]
         wanted = assistants
         if train_on == "completion":
-            wanted = [i for i in assistants if i >= talk.completion]
+            wanted = [i for i in assistants if i >= found.completion]
         elif train_on == "last_assistant_message":
             wanted = assistants[-1:]
-        if not talk.simple:
+        if not found.simple:
             wanted = [i for i in wanted if not _untrained(messages[i])]
         if not wanted:
             raise RowError("no assistant turn of this row is to be trained",
                            reason="no_trained_tokens")  # fmt: skip
         if self.spec.expand != "turns":
-            return [Job(index, 0, talk, tuple(wanted), self._for(talk.tools))]
+            return [Job(index, 0, found, tuple(wanted), template)]
         chosen = set(wanted)
         return [
             Job(
                 index,
                 turn,
-                Conversation(talk.shape, messages[: i + 1], talk.tools, simple=talk.simple),
+                Conversation(found.shape, messages[: i + 1], found.tools, simple=found.simple),
                 (i,),
-                self._for(talk.tools),
+                template,
             )
             for turn, i in enumerate(assistants)
             if i in chosen
         ]
 
-    def _compare(self, job: Job, result: Rendering) -> bool:
-        """Prove a fast render by a layout; False where the reference was seen to differ."""
-        engine, text, texts = job.engine, job.fast, job.texts
-        assert text is not None
-        assert texts is not None
-        layout = engine.layouts.get((job.signature, job.trained))
-        if layout is None or text != layout.expected(texts):
-            proof = self._prove(job, result)
-            if proof.text != text:
-                result.note("rows_fast_differs")
-            self._accept_proof(job, proof, result)
-            if (job.signature, job.trained) not in engine.layouts:
-                self._learn(engine, (job.signature, job.trained), proof)
-            return True
-        if audited(len(result.texts), text):
-            result.note("audited")
-            if engine.reference.render(job.talk.messages) != text:
-                result.note("mismatches")
-                return False
-        spans, turns = layout.place(texts)
-        result.note("rows_fast")
-        if not layout.closed:
-            result.note("rows_without_closer")
-            result.unclosed.append(len(result.texts))
-        self._accept(
-            result, job.source, job.part, text, None if job.trained is None else spans, turns
-        )
-        return True
-
-    def _learn(self, engine: _Engine, key: Any, proof: Proof) -> None:
-        engine.layouts[key] = Layout(proof) if proof.hits and learnable(proof) else None
-        if len(engine.layouts) > LAYOUTS_KEPT:
-            engine.layouts.popitem(last=False)
-
-    def _prove(self, job: Job, result: Rendering) -> Proof:
-        result.note("rows_reference")
-        prover = job.engine.prover
-        if job.trained is None:
-            return prover.follow(job.talk.messages, job.talk.tools)
-        proof = prover.prove(job.talk.messages, job.talk.tools, job.trained)
-        if proof.dropped:
-            result.note("generation_drops")
-        return proof
-
-    def _accept_proof(self, job: Job, proof: Proof, result: Rendering) -> None:
-        if job.trained is not None and not proof.spans:
+    def _accept_settled(self, job: Job, settled: Settled, result: Rendering) -> None:
+        if job.trained is not None and not settled.spans:
             raise RowError("the template prints nothing of what is to be trained",
                            reason="no_trained_tokens")  # fmt: skip
-        if any(not turn.closed for turn in proof.turns.values()):
+        if not settled.closed:
             result.note("rows_without_closer")
             result.unclosed.append(len(result.texts))
-        spans = None if job.trained is None else proof.spans
-        self._accept(result, job.source, job.part, proof.text, spans, proof.ends)
+        self._accept(result, job.source, job.part, settled.text, settled.spans, settled.ends)
 
 
 def _untrained(message: dict[str, Any]) -> bool:
@@ -362,9 +369,9 @@ def _zero(value: Any) -> bool:
     return isinstance(value, (int, float)) and value == 0
 
 
-def _trim(talk: Conversation, trailing: str, result: Rendering) -> None:
+def _trim(found: Conversation, trailing: str, result: Rendering) -> None:
     """Cut what follows the last assistant turn, as far as the spec says."""
-    messages = talk.messages
+    messages = found.messages
     end = len(messages)
     while end and messages[end - 1]["role"] in ("tool", "function", "ipython"):
         end -= 1
@@ -381,7 +388,4 @@ def _trim(talk: Conversation, trailing: str, result: Rendering) -> None:
         while end and messages[end - 1]["role"] in ("user", "tool", "function", "ipython"):
             end -= 1
     if end < len(messages):
-        talk.messages = messages[:end]
-
-
-__all__ = ["Renderer", "Rendering", "TemplateError"]
+        found.messages = messages[:end]

@@ -17,7 +17,7 @@ from typing import Any
 
 from tokenmill.errors import UsageError
 
-RENDERER_VERSION = 2
+RENDERER_VERSION = 3
 
 FORMATS = ("auto", "messages", "sharegpt", "alpaca", "prompt_completion", "text")
 TRAIN_ON = ("all_assistant_messages", "last_assistant_message", "completion", "everything")

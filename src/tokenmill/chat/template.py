@@ -5,8 +5,8 @@ one `apply_chat_template` uses: the immutable sandbox, trimmed blocks, loop cont
 that does not escape HTML, `raise_exception`, `strftime_now`, and `{% generation %}` blocks. Ours
 differs in three ways that no honest template notices: work and output are bounded (`limits`), the
 date is pinned by the recipe instead of read from a clock, and what depends on chance (`random`,
-`lipsum`) is refused. Generation blocks put two private-use characters around what they print, so
-that their place survives macros and filters; `render` takes them out again and returns the spans.
+`lipsum`) is refused. Generation blocks print what they hold; where they stand in the text is for
+the tracer to say.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ import jinja2.utils
 
 from tokenmill.chat import limits
 from tokenmill.chat.sandbox import BoundedEnvironment, TemplateRaised
+from tokenmill.chat.trace import Tracer
 from tokenmill.errors import RowError, TemplateError
 
 GENERATION_TAG = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
@@ -42,7 +43,7 @@ class DateAsked(Exception):
 
 
 class GenerationBlocks(jinja2.ext.Extension):
-    """Parses ``{% generation %}`` and asks the environment what to print around its body."""
+    """Parses ``{% generation %}``, which prints its body."""
 
     tags = {"generation"}  # noqa: RUF012 - jinja2's own spelling
 
@@ -54,8 +55,8 @@ class GenerationBlocks(jinja2.ext.Extension):
         return jinja2.nodes.CallBlock(call, [], [], body).set_lineno(line)
 
     def _wrap(self, caller: Any) -> str:
-        opening, closing = self.environment.generation_marks  # type: ignore[attr-defined]
-        return f"{opening}{caller()}{closing}"
+        text: str = caller()
+        return text
 
 
 class Namespace(jinja2.utils.Namespace):
@@ -173,7 +174,7 @@ class ReferenceTemplate:
         self._environment = BoundedEnvironment([GenerationBlocks, jinja2.ext.loopcontrols])
         self._environment.filters["tojson"] = self._environment.bounded("tojson", tojson)
         self._environment.globals["raise_exception"] = _raise
-        self._environment.globals["strftime_now"] = pinned_strftime(date)
+        self._environment.globals["strftime_now"] = self._strftime = pinned_strftime(date)
         self._environment.globals["dict"] = TemplateDict()
         self._environment.globals["namespace"] = Namespace
         self.has_generation = bool(GENERATION_TAG.search(source))
@@ -188,13 +189,22 @@ class ReferenceTemplate:
         except (jinja2.TemplateError, RecursionError, ValueError, OverflowError) as error:
             raise TemplateError(f"the template cannot be compiled: {error}") from error
 
+    def tracer(self, add_generation_prompt: bool) -> Tracer:
+        """A tracer of this template, which knows no path yet.
+
+        Raises:
+            Untraceable: No row of it can be traced.
+        """
+        variables = {**self.variables, "add_generation_prompt": add_generation_prompt}
+        functions = {"raise_exception": _raise, "strftime_now": self._strftime}
+        return Tracer(self.tree, self._environment, variables, tojson, functions)
+
     def render(
         self,
         messages: list[dict[str, Any]],
         tools: list[Any] | None = None,
         *,
         add_generation_prompt: bool = False,
-        generation_marks: tuple[str, str] = ("", ""),
     ) -> str:
         """The text of one conversation.
 
@@ -202,7 +212,6 @@ class ReferenceTemplate:
             messages: The conversation.
             tools: Tool descriptions.
             add_generation_prompt: Whether to open an assistant turn at the end.
-            generation_marks: What to print before and after every generation block.
 
         Raises:
             RowError: The template refuses the conversation (template_error) or takes too much of
@@ -212,7 +221,6 @@ class ReferenceTemplate:
         budget = self._environment.budget
         size = characters(messages) + (characters(tools) if tools else 0)
         budget.refill(size)
-        self._environment.generation_marks = generation_marks
         pieces: list[str] = []
         try:
             for piece in self._template.generate(

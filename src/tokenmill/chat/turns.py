@@ -1,378 +1,719 @@
-r"""Where turns start and end: learned from the template itself, never from a list of markers.
+r"""Turns: which part of a render is whose, and which part of it is trained.
 
-Glue is what the template prints between the messages' texts. For an assistant turn two questions
-are put to the template, with marked renders of the conversation cut off at that turn:
+A template prints every message while its loop stands at it. What it printed there is the message's
+turn, empty or not; a `program.Run` says where that was. Of an assistant's turn the beginning is not
+the model's: the generation prompt gives it. What a model would have written after that, up to the
+token that ends its turn, is trained::
 
-* *Where does the turn start?* The conversation before it, rendered with the generation prompt,
-  ends with what a model is given before it writes. What the whole render has in common with that,
-  after the previous message's text, is not the model's; the rest is. A thinking opener that the
-  prompt already holds is the model's all the same.
-* *Where does it end?* The conversation up to it, rendered with the generation prompt and without,
-  ends with its closer; the generation prompt taken off, that is what a closed turn prints.
+    <|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\nHello<|im_end|>\n
+    └──────── turn of user ────────┘└─ generation prompt ─┘└─────────── trained ─────────────┘
+                                    └────────────────── turn of assistant ─────────────────────┘
 
-::
+The generation prompt of a template is what it prints after a small conversation of ours when asked
+for one (`Openings`): a function of template and recipe alone, never of rows seen before.
 
-    …user text⟩<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n⟨text⟩<|im_end|>\n<|im…
-               └turn before┘└─ generation prompt ─┘└─────────── trained ──────────┘
-
-Answers are remembered per glue, so a thousand turns of one kind cost two questions.
+`settle` also checks what must hold before anyone believes a mask: each assistant's turn is in one
+piece, nothing an assistant said is printed nowhere, and nobody else's words are in its turn.
 """
 
 from __future__ import annotations
 
+import json
 import re
-from dataclasses import dataclass
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
 from typing import Any
 
-from tokenmill.chat.marks import CLOSING, TAG, THINKING, Hit, Marker
-from tokenmill.chat.template import ReferenceTemplate
+from tokenmill.chat.program import Run
+from tokenmill.chat.template import REASONING_KEYS
+from tokenmill.chat.thinking import REASONING, TAG, TEXT, any_of, before_thinking, cut
 from tokenmill.errors import RowError
 
-ATOM = re.compile(rf"{TAG.pattern}|\w+|\s|.", re.DOTALL)
-REMEMBERED = 4096  # boundaries kept per template: far more kinds of glue than templates print
+Span = tuple[int, int]
+Messages = list[dict[str, Any]]
+
+_ATOM = re.compile(rf"{TAG.pattern}|\w+|\s|.", re.DOTALL)
+TOOL_ROLES = ("tool", "function", "ipython", "tool_response", "observation")
 
 
-@dataclass(slots=True, frozen=True)
-class Start:
-    """Offsets into a glue: where the turn's header begins, and where what is trained begins."""
+@dataclass(slots=True)
+class Settled:
+    """One render with its turns and what is trained of it."""
 
-    header: int
-    trained: int
-
-
-@dataclass(slots=True, frozen=True)
-class End:
-    """Offsets after a text: end of the closer, start of the next turn; is there a closer?"""
-
-    stop: int
-    turn: int
-    closed: bool
-
-
-def atoms(text: str) -> list[str]:
-    """A glue in units that belong together: a tag, a word, one other character."""
-    return [found[0] for found in ATOM.finditer(text)]
+    text: str
+    spans: list[Span] | None
+    ends: list[tuple[str, int]]
+    closed: bool = True
+    dropped: str = ""
 
 
 def common_prefix(left: str, right: str) -> str:
-    """What two glues start with, in whole units."""
+    """What two texts start with, in whole units: a tag, a word, one other character."""
     if left.startswith(right):
         return right
     if right.startswith(left):
         return left
     length = 0
-    for a, b in zip(atoms(left), atoms(right), strict=False):
-        if a != b:
+    for a, b in zip(_ATOM.finditer(left), _ATOM.finditer(right), strict=False):
+        if a[0] != b[0]:
             break
-        length += len(a)
+        length += len(a[0])
     return left[:length]
 
 
-def common_suffix(left: str, right: str) -> str:
-    """What two glues end with, in whole units."""
-    length = 0
-    for a, b in zip(reversed(atoms(left)), reversed(atoms(right)), strict=False):
-        if a != b:
-            break
-        length += len(a)
-    return left[len(left) - length :]
+def unproven(why: str) -> RowError:
+    """A rejection: it cannot be shown which tokens are the assistant's."""
+    return RowError(why, reason="mask_unproven")
 
 
-# An opener in several units: <|open|>think<|sep|>, <|channel|>analysis<|message|>.
-SPREAD = re.compile(
-    rf"({TAG.pattern})\s*(?:think|thinking|thought|analysis|reasoning)\s*(?:{TAG.pattern})?\s*$"
-)
+# -- where a turn begins ----------------------------------------------------------------------
 
 
-def before_thinking(prompt: str) -> int:
-    """Length of a generation prompt without the thinking that it opens at its end."""
-    spread = SPREAD.search(prompt)
-    if spread is not None and not CLOSING.search(spread[1]):
-        return spread.start()
-    cut = len(prompt)
-    for tag in reversed(list(TAG.finditer(prompt))):
-        rest = prompt[tag.end() : cut]
-        if not THINKING.search(tag[0]) or rest.strip():
-            break
-        if not CLOSING.search(tag[0]):
-            return tag.start()
-        cut = tag.start()
-    return len(prompt)
+def _message(role: str) -> dict[str, Any]:
+    return {"role": role, "content": "Hello."}
 
 
-def _unproven(index: int, what: str, why: str) -> RowError:
-    return RowError(
-        f"where the assistant turn {index} {what} could not be learned from the template: {why}",
-        reason="mask_unproven",
+_CALL: dict[str, Any] = {
+    "role": "assistant",
+    "content": "",
+    "tool_calls": [
+        {
+            "id": "call00001",
+            "type": "function",
+            "function": {"name": "look", "arguments": {"where": "here"}},
+        }
+    ],
+}
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "look",
+        "description": "Looks.",
+        "parameters": {
+            "type": "object",
+            "properties": {"where": {"type": "string", "description": "Where."}},
+            "required": ["where"],
+        },
+    },
+}
+_CALL_AS_TEXT = {
+    **_CALL,
+    "tool_calls": [
+        {**_CALL["tool_calls"][0], "function": {"name": "look", "arguments": '{"where": "here"}'}}
+    ],
+}
+_RESULT = {"role": "tool", "name": "look", "tool_call_id": "call00001", "content": "Hello."}
+CONVERSATIONS: list[Messages] = [
+    [_message("user"), _message("assistant")],
+    [_message("system"), _message("user"), _message("assistant"), _message("user")],
+    [_message("user"), _CALL, _RESULT, _message("assistant")],
+    [
+        _message("user"),
+        {**_message("assistant"), "reasoning_content": "Hm."},
+        _message("user"),
+        {**_message("assistant"), "content": "<think>\nHm.\n</think>\n\nHello."},
+    ],
+]
+"""Small conversations of every kind."""
+_AFTER: dict[str, list[Messages]] = {
+    "tool": [[_message("user"), _CALL, _RESULT], [_message("user"), _CALL_AS_TEXT, _RESULT]],
+    "assistant": [[_message("user"), _message("assistant")]],
+    "system": [[_message("system")]],
+    "user": [
+        [_message("user")],
+        [_message("system"), _message("user")],
+        [_message("user"), _message("assistant"), _message("user")],
+    ],
+}
+
+
+@dataclass(slots=True)
+class Opening:
+    """What a model is given before it writes: the prompts to look for, longest claim first."""
+
+    prompts: tuple[str, ...]
+    skips: tuple[int, ...]
+    """How much of each prompt is not trained: all of it but thinking that it opens."""
+    silent: bool
+    """Whether the template gives the model nothing after such a message: it simply goes on."""
+
+    def named(self, name: str) -> Opening:
+        """With a name where the role stands, before what it is without."""
+        prompts = [prompt.replace("assistant", name) for prompt in self.prompts]
+        prompts = list(dict.fromkeys([*prompts, *self.prompts]))
+        return Opening(tuple(prompts), tuple(map(before_thinking, prompts)), self.silent)
+
+
+class Openings:
+    """The generation prompts of one template.
+
+    Args:
+        follow: Renders a conversation with tools and says where it printed what; with the
+            generation prompt or without. Raises RowError where the template refuses.
+    """
+
+    def __init__(self, follow: Callable[[Messages, list[Any] | None, bool], Run]) -> None:
+        self._render = follow
+        self._known: dict[str | None, Opening] = {}
+        self._leads: str | None = None
+        self._prompts: dict[str, str | None] = {}
+        self._standing: bool | None = None
+        self._closer: str | None = None
+
+    def _follow(self, messages: Messages, prompt: bool) -> Run:
+        """Without tools; with one where the template insists."""
+        try:
+            return self._render(messages, None, prompt)
+        except RowError:
+            return self._render(messages, [TOOL], prompt)
+
+    def after(self, role: str | None) -> Opening:
+        """What opens a turn after a message of this role."""
+        known = self._known.get(role)
+        if known is None:
+            known = self._known[role] = self._find(role)
+        return known
+
+    def _find(self, role: str | None) -> Opening:
+        kind = "user" if role is None else "tool" if role in TOOL_ROLES else role
+        kind = kind if kind in _AFTER else "user"
+        found = dict.fromkeys(self._prompt(name) for name in (kind, "user"))
+        prompts = tuple(prompt for prompt in found if prompt)
+        silent = bool(prompts) and self._prompt(kind) == ""
+        return Opening(prompts, tuple(map(before_thinking, prompts)), silent)
+
+    def _prompt(self, kind: str) -> str | None:
+        if kind not in self._prompts:
+            self._prompts[kind] = None
+            for messages in _AFTER[kind]:
+                try:
+                    asked, unasked = self._follow(messages, True), self._follow(messages, False)
+                except RowError:
+                    continue
+                self._prompts[kind] = _difference(asked, unasked)
+                break
+        return self._prompts[kind]
+
+    @property
+    def standing(self) -> bool:
+        """Whether the template prints the generation prompt also when it is not asked to."""
+        if self._standing is None:
+            self._standing = False
+            for messages in _AFTER["user"]:
+                try:
+                    asked, unasked = self._follow(messages, True), self._follow(messages, False)
+                except RowError:
+                    continue
+                tail = _tail(asked)
+                self._standing = bool(tail.strip()) and tail == _tail(unasked)
+                break
+        return self._standing
+
+    def closer(self) -> str:
+        """What closes an assistant turn after its own part: printed at the end, or by the next."""
+        if self._closer is None:
+            self._closer = "" if self.standing else self._find_closer()
+        return self._closer
+
+    def _find_closer(self) -> str:
+        user, assistant = _message("user"), _message("assistant")
+        try:
+            if tail := _tail(self._follow([user, assistant], False)).rstrip():
+                return tail
+            first = _turn(self._follow([user, assistant], False), 0)
+            later = _turn(self._follow([user, assistant, user], False), 2)
+        except RowError:
+            return ""
+        return later.removesuffix(first) if later.endswith(first) else ""
+
+    def lead(self) -> str:
+        """What every assistant turn begins with in a template without a generation prompt.
+
+        Of a turn with a text and one with a call, what both print before text or call.
+        """
+        if self._leads is None:
+            leads = []
+            for turn in (_message("assistant"), _CALL):
+                try:
+                    run = self._follow([_message("user"), turn], False)
+                except RowError:
+                    continue
+                found = _pieces(run, [0, *accumulate(map(len, run.out))]).get(1)
+                if found is not None and found[0] >= 0:
+                    first = found[0]
+                    leads.append("".join(run.out[first : _first_words(run, first, turn)]))
+            self._leads = leads[0] if leads else ""
+            for other in leads[1:]:
+                self._leads = common_prefix(self._leads, other)
+        return self._leads
+
+
+def _tail(run: Run) -> str:
+    """What was printed after the last message."""
+    return "".join(run.out[run.marks[-1][0] :]) if run.marks else ""
+
+
+def _turn(run: Run, k: int) -> str:
+    """What was printed at a message."""
+    return "".join(
+        "".join(run.out[first:stop])
+        for (first, owner), (stop, _) in pairwise(run.marks)
+        if owner == k
     )
 
 
-class Boundaries:
-    """The turn boundaries of one template, learned as they are needed."""
-
-    def __init__(self, template: ReferenceTemplate) -> None:
-        self._template = template
-        self._starts: dict[Any, Start] = {}
-        self._ends: dict[Any, End] = {}
-
-    def question(self, marker: Marker, tools: list[Any] | None) -> Question:
-        """Prepare to ask about one marked conversation."""
-        return Question(self._template, self._starts, self._ends, marker, tools)
+def _difference(asked: Run, unasked: Run) -> str:
+    """The generation prompt: printed after the last message, or in its turn when asked for."""
+    tail = _tail(asked)
+    if tail.strip():
+        return tail
+    with_prompt, without = "".join(asked.out), "".join(unasked.out)
+    return with_prompt[len(without) :] if with_prompt.startswith(without) else ""
 
 
-class Question:
-    """Asks the template about the turns of one marked conversation."""
+def _first_words(run: Run, start: int, message: dict[str, Any]) -> int:
+    """Place of the first thing taken from a message that is more than its role."""
+    for place in run.own[bisect_left(run.own, start) :]:
+        if run.out[place] != message["role"]:
+            return place
+    return len(run.out)
 
-    def __init__(
+
+# -- one render -------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Judge:
+    """Settles renders of one template.
+
+    Args:
+        openings: Its generation prompts.
+        turn_end: ``stop`` or ``turn``.
+        tags: The thinking tags that the template knows.
+        generation: Whether the template itself says what is trained.
+    """
+
+    openings: Openings
+    turn_end: str
+    tags: set[str]
+    generation: bool
+    _thinking: re.Pattern[str] | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._thinking = any_of(self.tags)
+
+    def settle(self, run: Run, messages: Messages, trained: Sequence[int] | None) -> Settled:
+        """Turns and spans of one render.
+
+        Args:
+            run: The render.
+            messages: The conversation.
+            trained: Indices of the messages that are to be trained, None for everything.
+
+        Raises:
+            RowError: template_drops_content or mask_unproven.
+        """
+        position = list(accumulate(map(len, run.out), initial=0))
+        pieces = _pieces(run, position)
+        if run.taken:
+            _add_unlooped(run, position, pieces)
+        settled = Settled(run.text, None, _ends(messages, pieces, position))
+        if trained is None:
+            return settled
+        if self.generation:
+            self._settle_generation(settled, run, messages, position, trained)
+        else:
+            self._settle_turns(settled, run, messages, position, pieces, trained)
+        return settled
+
+    def _settle_turns(
         self,
-        template: ReferenceTemplate,
-        starts: dict[Any, Start],
-        ends: dict[Any, End],
-        marker: Marker,
-        tools: list[Any] | None,
+        settled: Settled,
+        run: Run,
+        messages: Messages,
+        position: list[int],
+        pieces: dict[int, Span],
+        trained: Sequence[int],
     ) -> None:
-        self._template = template
-        self._starts = starts
-        self._ends = ends
-        self._marker = marker
-        self._tools = tools
-        self._standing: dict[int, str] = {}
-        self._seen: dict[tuple[int, bool], tuple[str, list[Hit]] | None] = {}
-
-    def _cut_off(self, count: int, prompt: bool) -> tuple[str, list[Hit]] | None:
-        """The first messages alone, rendered; None where the template refuses that."""
-        key = (count, prompt)
-        if key not in self._seen:
-            try:
-                if not count:
-                    raise RowError("no messages")
-                marked = self._template.render(
-                    self._marker.messages[:count], self._tools, add_generation_prompt=prompt
-                )
-                self._seen[key] = self._marker.read(marked)
-            except RowError:
-                self._seen[key] = None
-        return self._seen[key]
-
-    def _tail(self, count: int, prompt: bool, anchor: Hit | None) -> str | None:
-        """What the cut-off render prints after the anchor's text."""
-        rendered = self._cut_off(count, prompt)
-        if rendered is None:
-            return None
-        text, hits = rendered
-        if anchor is None:
-            return text if not hits else None
-        ends = [hit.end for hit in hits if hit.piece == anchor.piece]
-        return text[ends[-1] :] if ends else None
-
-    def start(self, index: int, anchor: Hit | None, glue: str, roles: tuple[str, ...]) -> Start:
-        """Where a turn starts in the glue after the anchor (the text printed before it).
-
-        Args:
-            index: Message whose turn it is.
-            anchor: The last text printed before the turn, None at the very beginning.
-            glue: What the whole render prints after the anchor, up to the turn's own text.
-            roles: Roles from the anchor's message to this one: part of what is remembered.
-
-        Raises:
-            RowError: The template's answers do not fit together (mask_unproven).
-        """
-        key = (roles, anchor is None, glue)
-        known = self._starts.get(key)
-        if known is None:
-            known = self._ask_start(index, anchor, glue)
-            if len(self._starts) < REMEMBERED:
-                self._starts[key] = known
-        return known
-
-    def _ask_start(self, index: int, anchor: Hit | None, glue: str) -> Start:
-        given = self._tail(index, True, anchor)
-        closed = self._tail(index, False, anchor)
-        if given is None or closed is None:
-            return self._align_start(index, glue)
-        header = len(common_prefix(given, closed))
-        if given == closed:
-            header -= len(self._standing_prompt(index))
-        shared = common_prefix(given, glue)
-        if len(shared) < header:
-            return self._align_start(index, glue)
-        return Start(header, header + before_thinking(shared[header:]))
-
-    def _align_start(self, index: int, glue: str) -> Start:
-        """Find the generation prompt in a glue whose first part no shorter conversation prints."""
-        prompt = self._prompt(index)
-        found: list[tuple[int, int]] = []
-        if prompt:
-            units = atoms(glue)
-            position = 0
-            for number, unit in enumerate(units):
-                shared = common_prefix(prompt, "".join(units[number:]))
-                found.append((len(shared), position))
-                position += len(unit)
-        best = max(found, default=(0, 0))
-        if not best[0] or sum(length == best[0] for length, _ in found) > 1:
-            raise _unproven(index, "starts", "its generation prompt does not fit what it prints")
-        return Start(best[1], best[1] + before_thinking(prompt[: best[0]]))
-
-    def _prompt(self, index: int) -> str:
-        """The generation prompt after some shorter part of this conversation."""
-        order = sorted(range(1, len(self._marker.messages)), key=lambda n: (abs(n - index), n))
-        for count in order[:8]:
-            if self._marker.messages[count - 1]["role"] == "assistant":
+        spans: list[Span] = []
+        text, out, own_places = run.text, run.out, run.own
+        assistants = [k for k, message in enumerate(messages) if message["role"] == "assistant"]
+        last = assistants[-1] if assistants else -1
+        low = 0
+        for k in assistants:
+            message = messages[k]
+            found = pieces.get(k)
+            if found is None:
+                _check_printed(message, k, [], text, k == last, self._thinking)
                 continue
-            given, closed = self._cut_off(count, True), self._cut_off(count, False)
-            if given and closed and given[0] != closed[0] and given[0].startswith(closed[0]):
-                return given[0][len(closed[0]) :]
-        return ""
+            first, stop = found
+            if first < 0:
+                raise unproven(f"the template prints the turn {k} in several places")
+            begin, end = position[first], position[stop]
+            low = bisect_left(own_places, first, low)
+            high = bisect_left(own_places, stop, low)
+            words = own_places[high - 1] if high > low else first - 1
+            if high == low or len(message) > 2 or out[words] is not message["content"]:
+                said = [out[place] for place in own_places[low:high]]
+                turn = text[begin:end]
+                _check_printed(message, k, said, text, k == last, self._thinking, turn)
+            if run.taken:
+                _check_taken(run, first, stop, message, k)
+            opening = self.openings.after(messages[k - 1]["role"] if k else None)
+            if opening.prompts and text.startswith(opening.prompts[0], begin):
+                start = begin + opening.skips[0]
+            else:
+                own = own_places[low:high]
+                start = self._start(text, begin, end, messages, k, run, own, opening)
+            tail = out[stop - 1] if words == stop - 2 else "".join(out[words + 1 : stop])
+            closer = tail.rstrip()
+            if closer:
+                close = end - len(tail) + len(closer)
+                if k in trained:
+                    if self.turn_end == "turn" and (
+                        k + 1 < len(messages) or not self.openings.standing
+                    ):
+                        close = max(close, settled.ends[k][1])
+                    spans.append((start, close))
+                continue
+            span_end = self._unclosed(settled, start, end, position[words + 1], out[words], k)
+            if k in trained and text[start:span_end].strip():
+                spans.append((start, span_end))
+        settled.spans = spans
 
-    def _standing_prompt(self, index: int) -> str:
-        """The generation prompt of a template that prints it whether it is asked to or not.
-
-        Such a template ends every render with it. What a closed turn and a followed turn have in
-        common is the closer, and perhaps the first mark of any turn, which then also opens the
-        conversation: that tells where the closer ends and the prompt begins.
-        """
-        if index not in self._standing:
-            self._standing[index] = self._find_standing_prompt(index)
-        return self._standing[index]
-
-    def _find_standing_prompt(self, index: int) -> str:
-        rendered = self._cut_off(index + 1, False)
-        own = [hit for hit in rendered[1] if hit.message == index] if rendered else []
-        if rendered is None or not own:
-            return ""
-        ending = rendered[0][own[-1].end :]
-        followed = self._followed(index, own[-1])
-        if followed is None:
-            raise _unproven(index, "ends", "no conversation goes on after it")
-        if followed.startswith(ending):
-            return ""
-        common = common_prefix(ending, followed)
-        beginnings = ["", *(v for v in self._template.variables.values() if isinstance(v, str))]
-        units = atoms(common)
-        for count in range(len(units), 0, -1):
-            opener = "".join(units[-count:])
-            if any(rendered[0].startswith(lead + opener) for lead in beginnings):
-                return ending[len(common) - len(opener) :]
-        raise _unproven(index, "ends", "the template prints something after the last turn")
-
-    def _followed(self, index: int, own: Hit) -> str | None:
-        """What stands between a turn's text and a user's text after it."""
-        messages = self._marker.messages
-        users = [m for m in messages if m["role"] == "user" and m.get("content")]
-        for message in [*messages[index + 1 : index + 2], *users[:2]]:
-            read = self._render([*messages[: index + 1], message])
-            for text, hits in [read] if read else []:
-                ends = [hit.end for hit in hits if hit.piece == own.piece]
-                after = [h.start for h in hits if ends and h.start >= ends[-1]]
-                if after:
-                    return text[ends[-1] : after[0]]
-        return None
-
-    def _render(self, messages: list[dict[str, Any]]) -> tuple[str, list[Hit]] | None:
-        try:
-            return self._marker.read(self._template.render(messages, self._tools))
-        except RowError:
-            return None
-
-    def end(
+    def _start(
         self,
-        index: int,
-        anchor: Hit | None,
-        glue: str,
-        following: Hit | None,
-        roles: tuple[str, ...],
-        own: str,
-    ) -> End:
-        """Where a turn ends in the glue after its own last text.
+        text: str,
+        begin: int,
+        end: int,
+        messages: Messages,
+        k: int,
+        run: Run,
+        own: list[int],
+        opening: Opening,
+    ) -> int:
+        """Where what the model writes begins in a turn."""
+        for prompt, skip in zip(opening.prompts, opening.skips, strict=True):
+            if text.startswith(prompt, begin):
+                return begin + skip
+        name = messages[k].get("name")
+        if isinstance(name, str) and name:  # some print it in place of the role
+            opening = opening.named(name)
+        turn = text[begin:end]
+        words = next((p for p in own if run.out[p] != "assistant"), None)
+        lead = "".join(run.out[_place(run, begin) : words]) if words is not None else turn
+        if not lead.strip():
+            return begin
+        for prompt, skip in zip(opening.prompts, opening.skips, strict=True):
+            # The turn may print something before it (a default system message), other whitespace
+            # around it, or other thinking than the prompt opens.
+            place = turn.rfind(prompt[:skip].strip(), 0, len(lead))
+            if place >= 0:
+                shared = common_prefix(prompt.lstrip(), turn[place:])
+                return begin + place + before_thinking(shared)
+            if prompt.strip().startswith(lead.strip()):
+                return begin + len(lead)
+        if opening.silent:
+            return begin
+        known = self.openings.lead()
+        if known and turn.startswith(known):
+            return begin + len(known)
+        if not known and not opening.prompts:
+            return begin
+        raise unproven(
+            f"the assistant turn {k} begins with {_short(lead)}, which is not how the template"
+            " opens a turn"
+        )
 
-        Args:
-            index: Message whose turn it is.
-            anchor: The turn's own last text (or the last one before it, where it prints none).
-            glue: What the whole render prints after the anchor, up to the next message's text.
-            following: The next message's text, None at the end.
-            roles: Roles from the anchor's message to the next: part of what is remembered.
-            own: Whitespace with which the message's own content ends.
+    def _unclosed(
+        self, settled: Settled, start: int, end: int, words_end: int, words: str, k: int
+    ) -> int:
+        """Where what is trained ends in a turn that prints no token after its words.
 
-        Raises:
-            RowError: The template's answers do not fit together (mask_unproven).
+        Whitespace closes it (RWKV: a blank line), or what is printed only when the next turn or the
+        end of the conversation is reached (Apertus), or nothing does.
         """
-        key = (roles, following is None, own, glue)
-        known = self._ends.get(key)
-        if known is None:
-            known = self._ask_end(index, anchor, glue, following, own)
-            if len(self._ends) < REMEMBERED:
-                self._ends[key] = known
-        return known
+        text, following = settled.text, settled.ends[k][1]
+        said = bool(text[start:end].strip())
+        closed = end > words_end
+        close = end
+        if not closed and not words.strip():
+            close = start + len(text[start:end].rstrip())
+        closer = self.openings.closer() if said and not closed else ""
+        if closer.strip() and text.startswith(closer, end):
+            close, closed = end + len(closer), True
+            following = max(following, close)
+            settled.ends[k] = (settled.ends[k][0], following)
+        settled.closed &= closed
+        if self.turn_end == "turn" and (following < len(text) or not self.openings.standing):
+            return max(following, close)
+        return close
 
-    def _ask_end(
-        self, index: int, anchor: Hit | None, glue: str, following: Hit | None, own: str
-    ) -> End:
-        closers = self._closers(index, anchor)
-        fitting = [closer for closer in closers if closer.strip() and glue.startswith(closer)]
-        if following is None:
-            # What only the end of a conversation prints (phi-3: an eos) is not part of the turn,
-            # unless nothing else closes it.
-            closer = fitting[0] if fitting else glue
-            turn = len(closer) if self._standing.get(index) else len(glue)
-            return self._ended(closer, turn, own)
-        if fitting:
-            return self._ended(fitting[0], len(fitting[0]), own)
-        header = self._header(following, glue)
-        closer = glue[: len(glue) - len(header)]
-        if closer.strip() and header:
-            return self._ended(closer, len(closer), own)
-        if closer.strip() or any(c.strip() for c in closers) or len(TAG.findall(glue)) > 1:
-            raise _unproven(index, "ends", "it closes the turn differently when nothing follows")
-        return self._ended(closer, len(closer), own)
+    def _settle_generation(
+        self,
+        settled: Settled,
+        run: Run,
+        messages: Messages,
+        position: list[int],
+        trained: Sequence[int],
+    ) -> None:
+        """The spans that the template's own generation blocks say."""
+        if len(run.generation) % 2:
+            raise unproven("the template's generation blocks could not be followed")
+        assistants = [k for k, message in enumerate(messages) if message["role"] == "assistant"]
+        spans: list[Span] = []
+        before: tuple[int, int] | None = None
+        said: dict[int, list[str]] = {}
+        for first, stop in zip(run.generation[::2], run.generation[1::2], strict=True):
+            if position[first] == position[stop]:
+                continue
+            owner = _owner_at(run, first)
+            if owner < 0 and before is not None and before[0] == position[first]:
+                owner = before[1]  # a closer in a block of its own, after the loop
+            before = (position[stop], owner)
+            if owner < 0 and list(trained) != assistants:
+                raise unproven("a generation block of the template could not be given to one turn")
+            if owner >= 0 and owner not in assistants:
+                role = messages[owner]["role"]
+                raise unproven(f"the template trains the turn {owner} of {role}")
+            if owner < 0 or owner in trained:
+                spans.append((position[first], position[stop]))
+            low = bisect_left(run.own, first)
+            own = run.own[low : bisect_left(run.own, stop, low)]
+            said.setdefault(owner, []).extend(run.out[place] for place in own)
+            if owner >= 0 and run.taken:
+                _check_taken(run, first, stop, messages[owner], owner)
+        last = assistants[-1] if assistants else -1
+        for k in assistants:
+            try:
+                words = [*said.get(k, ()), *said.get(-1, ())]
+                _check_printed(messages[k], k, words, "", k == last, self._thinking)
+            except RowError as error:
+                # Its author has said what is trained, also of turns it prints only in part: that
+                # is taken as said, and recorded.
+                settled.dropped = error.message
+        settled.spans = spans
 
-    def _ended(self, closer: str, turn: int, own: str) -> End:
-        """The end of a turn from what closes it.
 
-        Whitespace after a closer is not part of it; where the template prints nothing else (RWKV: a
-        blank line), it is the closer. The content's own last whitespace closes nothing.
-        """
-        if closer.strip():
-            return End(len(closer.rstrip()), turn, True)
-        return End(len(closer), turn, not own.startswith(closer))
+def _place(run: Run, position: int) -> int:
+    """The fragment that begins at a position of the text."""
+    length = 0
+    for place, fragment in enumerate(run.out):
+        if length >= position:
+            return place
+        length += len(fragment)
+    return len(run.out)
 
-    def _closers(self, index: int, anchor: Hit | None) -> list[str]:
-        """What may close this turn: as history (before a generation prompt), then as the last."""
-        given = self._tail(index + 1, True, anchor)
-        closed = self._tail(index + 1, False, anchor)
-        if given is not None and given == closed:
-            standing = self._standing_prompt(index)
-            return [closed[: len(closed) - len(standing)]]
-        prompt = self._prompt(index)
-        found: list[str] = []
-        if given is not None:
-            if prompt and given.endswith(prompt):
-                found.append(given[: len(given) - len(prompt)])
-            elif closed is not None:
-                found.append(common_prefix(given, closed))
-        if closed is not None:
-            found.append(closed)
-        return found
 
-    def _header(self, following: Hit, glue: str) -> str:
-        """What opens the following message's turn: what precedes its text wherever it stands.
+def _pieces(run: Run, position: list[int]) -> dict[int, Span]:
+    """Where each message was printed: first fragment and the one after the last.
 
-        The glue is compared with what the template prints before that text in other places: alone,
-        and after itself. A closer that those places share with the glue is taken off again.
-        """
-        marked = self._marker.messages[following.message]
-        header = glue
-        places = 0
-        for messages in ([marked], [marked, marked]):
-            read = self._render(messages)
-            hits = [h for h in read[1] if h.piece == following.piece] if read else []
-            if read is not None and len(hits) == len(messages):
-                before = hits[-2].end if len(hits) > 1 else 0
-                header = common_suffix(header, read[0][before : hits[-1].start])
-                places += 1
-        closer = self._tail(following.message + 1, False, following)
-        if not places or closer is None:
-            return ""
-        if closer.strip() and header.startswith(closer):
-            return header[len(closer) :]
-        return header
+    One that was printed in several places has a first fragment of -1.
+    """
+    pieces: dict[int, Span] = {}
+    stop, end = len(run.out), position[-1]
+    for first, owner in reversed(run.marks):
+        if owner >= 0 and position[first] != end:
+            found = pieces.get(owner)
+            if found is None:
+                pieces[owner] = (first, stop)
+            elif position[found[0]] == end:
+                pieces[owner] = (first, found[1])
+            else:
+                pieces[owner] = (-1, stop)
+        stop, end = first, position[first]
+    return pieces
+
+
+def _add_unlooped(run: Run, position: list[int], pieces: dict[int, Span]) -> None:
+    """Give what was printed outside the loop to the one message that it was taken from.
+
+    Templates print a system message before the loop, or the last turn after it.
+    """
+    marks = [(0, -1), *run.marks, (len(run.out), -1)]
+    for (first, owner), (stop, _) in pairwise(marks):
+        if owner >= 0 or position[first] == position[stop]:
+            continue
+        owners = {taken for place, taken in run.taken if first <= place < stop}
+        only = owners.pop() if len(owners) == 1 else -1
+        if only >= 0 and only not in pieces:
+            pieces[only] = (first, stop)
+
+
+def _owner_at(run: Run, place: int) -> int:
+    """The message at which the template stood when it printed a fragment."""
+    owner = -1
+    for first, standing in run.marks:
+        if first > place:
+            break
+        owner = standing
+    return owner
+
+
+def _ends(
+    messages: Messages, pieces: dict[int, Span], position: list[int]
+) -> list[tuple[str, int]]:
+    """Role and end of every turn: where the next message that is printed begins."""
+    ends: list[tuple[str, int]] = []
+    following = position[-1]
+    for k in range(len(messages) - 1, -1, -1):
+        ends.append((messages[k]["role"], following))
+        found = pieces.get(k)
+        if found is not None and found[0] >= 0 and position[found[0]] < following:
+            following = position[found[0]]
+    ends.reverse()
+    return ends
+
+
+# -- what must hold ---------------------------------------------------------------------------
+
+
+def _short(text: str) -> str:
+    return repr(text if len(text) <= 40 else text[:37] + "…")
+
+
+def _check_taken(run: Run, first: int, stop: int, message: dict[str, Any], k: int) -> None:
+    """Refuse a turn in which the template prints another message's words."""
+    for place, owner in run.taken:
+        if owner == k or not first <= place < stop:
+            continue
+        words = run.out[place].strip()
+        if words and not any(words in own for own in _strings(message)):
+            raise unproven(f"the template prints {_short(words)} in the assistant turn {k}")
+
+
+def _check_printed(
+    message: dict[str, Any],
+    k: int,
+    said: list[str],
+    text: str,
+    last: bool,
+    thinking: re.Pattern[str] | None,
+    turn: str = "",
+) -> None:
+    """Refuse what an assistant said and the template prints nowhere.
+
+    Args:
+        message: The assistant's message.
+        k: Its number.
+        said: What the template took from it and printed in its turn.
+        text: The whole render.
+        last: Whether it is the last assistant turn, whose reasoning must be printed, too.
+        thinking: Thinking tags of the template.
+        turn: The text of the turn, where numbers and truth values are looked for: a template may
+            print those in words of its own.
+    """
+    content = message.get("content")
+    if isinstance(content, str):
+        if content not in said and content:
+            _check_text(content, k, said, text, last, thinking)
+    elif isinstance(content, list):
+        for part in content:
+            words = part.get("text") if isinstance(part, dict) else None
+            if isinstance(words, str):
+                _check_text(words, k, said, text, last, thinking)
+    if len(message) == 2:
+        return
+    if last:
+        for key in REASONING_KEYS:
+            reasoning = message.get(key)
+            if isinstance(reasoning, str) and reasoning.strip():
+                if not _found(reasoning.strip(), said):
+                    raise _lost(f"the reasoning of the last turn ({k})", reasoning.strip(), text)
+                break
+    names: dict[str, int] = {}
+    for call in _calls(message):
+        name = call.get("name")
+        if isinstance(name, str) and name:
+            names[name] = names.get(name, 0) + 1
+            if sum(fragment.count(name) for fragment in said) < names[name]:
+                raise _lost(f"the call of {_short(name)} in turn {k}", "\0", text)
+        for word in _words(call.get("arguments")):
+            places = said if isinstance(word, str) else [*said, turn]
+            if not any(_found(form, places) for form in _forms(word)):
+                raise _lost(f"the argument {_short(str(word))} of a call in turn {k}", "\0", text)
+
+
+def _check_text(
+    content: str,
+    k: int,
+    said: list[str],
+    text: str,
+    last: bool,
+    thinking: re.Pattern[str] | None,
+) -> None:
+    stripped = content.strip()
+    if not stripped or any(fragment.strip() == stripped for fragment in said):
+        return
+    runs = cut(content, thinking)
+    for kind, words in runs:
+        if kind == TEXT and not _found(words, said):
+            raise _lost(f"the text {_short(words)} of turn {k}", words, text)
+    thoughts = [words for kind, words in runs if kind == REASONING]
+    if last and thoughts and not any(_found(words, said) for words in thoughts):
+        raise _lost(f"the reasoning of the last turn ({k})", thoughts[0], text)
+
+
+def _found(words: str, said: list[str]) -> bool:
+    return any(words in fragment for fragment in said)
+
+
+def _lost(what: str, words: str, text: str) -> RowError:
+    if words in text:
+        return unproven(f"the template prints {what} outside its turn, or rewritten")
+    return RowError(
+        f"the template prints {what} nowhere, so a model would learn an answer without it",
+        reason="template_drops_content",
+    )
+
+
+def _calls(message: dict[str, Any]) -> list[dict[str, Any]]:
+    """The functions a message calls, under either of the two names for it."""
+    calls = message.get("tool_calls") or []
+    found = [*calls] if isinstance(calls, list) else [calls]
+    if message.get("function_call"):
+        found.append(message["function_call"])
+    objects = [call for call in found if isinstance(call, dict)]
+    return [c["function"] if isinstance(c.get("function"), dict) else c for c in objects]
+
+
+def _words(value: Any) -> Iterator[Any]:
+    """The values and keys of a call's arguments that say something."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield key
+            yield from _words(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from _words(item)
+    elif isinstance(value, str):
+        if value.strip():
+            yield value.strip()
+    elif value is not None:
+        yield value
+
+
+def _forms(word: Any) -> Iterator[str]:
+    """How a template may write a value."""
+    if isinstance(word, str):
+        yield word
+        yield json.dumps(word, ensure_ascii=False)[1:-1]
+        yield json.dumps(word)[1:-1]
+        return
+    yield json.dumps(word)
+    yield str(word)
+    if isinstance(word, float) and word.is_integer():
+        yield str(int(word))
+
+
+def _strings(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from _strings(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from _strings(item)

@@ -274,7 +274,7 @@ class PromptDataset(Sequence[Prompt]):
             from tokenmill.prompts.rendering import PromptMaker  # not before a prompt is read
 
             index = self._index
-            self._maker = PromptMaker(self._spec, index.template, index.special_tokens, fast=False)
+            self._maker = PromptMaker(self._spec, index.template, index.special_tokens)
         shaped = shape_row(value, self._spec)
         length = int(self._index.lengths[row])
         return Prompt(

@@ -30,7 +30,7 @@ class PromptMaker:
         spec: The row-shaping arguments.
         template: The chat template, several by name, or None.
         special_tokens: Named special tokens as text.
-        fast: Whether the fast engine may be used; it never changes the result.
+        renderer: ``auto`` or ``jinja2``; it never changes the result.
     """
 
     def __init__(
@@ -39,11 +39,11 @@ class PromptMaker:
         template: str | Mapping[str, str] | None,
         special_tokens: Mapping[str, str] | None,
         *,
-        fast: bool = True,
+        renderer: str = "auto",
     ) -> None:
         self.spec = spec
         self._renderer = PromptRenderer(
-            template, special_tokens, spec.template_kwargs, date=spec.date, fast=fast
+            template, special_tokens, spec.template_kwargs, date=spec.date, renderer=renderer
         )
 
     @property

@@ -2,21 +2,21 @@
 
 Without a tokenizer only the engines' presence can be told. With one, it is loaded as a build would
 load it (so an ambiguity between AutoTokenizer and tokenizer.json shows here), the fast engine is
-compared with the reference on the whole battery, and the template is compiled and tried on both
-renderers.
+compared with the reference on the whole battery, and the template is compiled and traced on small
+conversations of every kind.
 """
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 from collections.abc import Iterator
 from typing import Any
 
 from tokenmill.build.proof import installed_versions
 from tokenmill.chat import ChatSpec
-from tokenmill.chat.fast import FastTemplate
-from tokenmill.chat.template import ReferenceTemplate
+from tokenmill.chat.render import Template
+from tokenmill.chat.traced import NotTraced
+from tokenmill.chat.turns import CONVERSATIONS, TOOL
 from tokenmill.errors import RowError, TemplateError, TokenmillError
 from tokenmill.report.doctor.checks import Check, fail, note, ok, warning
 from tokenmill.tokenizer import Tokenizer, choose_engine, load
@@ -90,17 +90,27 @@ def _template(loaded: Tokenizer) -> Check:
     if source is None:
         remedy = "for conversations give --chat-template; text and pairs of strings need none"
         return note("chat template", "none", remedy)
-    spec = ChatSpec()
     try:
-        reference = ReferenceTemplate(source, loaded.special_tokens, spec.date)
-        with contextlib.suppress(RowError):  # it may want more of a conversation; it compiles
-            reference.render([{"role": "user", "content": "Hi"}])
-        fast = FastTemplate.of(reference, spec.date)
+        found = Template(source, ChatSpec(), loaded.special_tokens)
+        untraced = _untraced(found)
     except TemplateError as error:
         if "date" in error.message:
             return note("chat template", "prints the date", "pin it: --date 2026-11-15")
         return fail("chat template", error.message, "mend it, or give --chat-template")
-    if fast is None:
-        remedy = "nothing to do: texts are right, rendering is slower"
-        return note("chat template", "rendered by jinja2; minijinja differs or refuses", remedy)
-    return ok("chat template", "minijinja prints what jinja2 prints on the battery")
+    if untraced:
+        remedy = "such rows are rejected unless everything is trained; the rest is not affected"
+        return warning("chat template", f"not traced: {untraced}", remedy)
+    return ok("chat template", f"traced on {found.traced.learned} kinds of conversations")
+
+
+def _untraced(template: Template) -> str:
+    """Why some kind of conversation cannot be traced through a template; empty where all can."""
+    for messages in CONVERSATIONS:
+        for tools in (None, [TOOL]):
+            try:
+                template.traced.follow(messages, tools)
+            except RowError:  # it wants something else of a conversation
+                continue
+            except NotTraced as error:
+                return str(error)
+    return ""

@@ -13,9 +13,9 @@ from typing import Any
 
 import msgspec
 
-from tokenmill.chat.marks import any_of
 from tokenmill.chat.shapes import Conversation, Plain
 from tokenmill.chat.template import REASONING_KEYS
+from tokenmill.chat.thinking import any_of
 from tokenmill.report.lint.encodings import suspicions
 from tokenmill.report.lint.findings import excerpt
 

@@ -22,8 +22,8 @@ from tokenmill.build.entries import to_block
 from tokenmill.build.recipe import Recipe
 from tokenmill.build.slices import load_copy, without_collector
 from tokenmill.chat import Renderer, Rendering
-from tokenmill.chat.marks import THINKING
 from tokenmill.chat.shapes import Conversation, Plain, read
+from tokenmill.chat.thinking import THINKING
 from tokenmill.errors import RowError
 from tokenmill.report.lint import near
 from tokenmill.report.lint.content import (

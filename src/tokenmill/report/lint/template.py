@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from tokenmill.chat import Renderer
-from tokenmill.chat.marks import REASONING, any_of, cut, literals, thinking_tags
 from tokenmill.chat.shapes import Conversation
 from tokenmill.chat.template import REASONING_KEYS, ReferenceTemplate
+from tokenmill.chat.thinking import REASONING, any_of, cut, literals, thinking_tags
 from tokenmill.errors import RowError, TokenmillError
 from tokenmill.report.lint.content import Sighting
 from tokenmill.report.lint.findings import excerpt
@@ -170,7 +170,7 @@ class TemplateCritic:
         content = message.get("content")
         if isinstance(content, str) and "<" in content:
             tags = self._thinking(self._renderer.reference(tools))
-            yield from (run for kind, run in cut(content, tags, tags) if kind == REASONING)
+            yield from (run for kind, run in cut(content, tags) if kind == REASONING)
 
     def _thinking(self, template: ReferenceTemplate) -> re.Pattern[str] | None:
         if template.source not in self._tags:
@@ -197,7 +197,7 @@ class TemplateCritic:
                 type(spec)(template_kwargs=spec.template_kwargs, date=spec.date, trailing="trim"),
                 own.reference().source,
                 own.special_tokens,
-                fast=False,
+                renderer="jinja2",
             )
         made = self._probe.render([{"messages": words[:first]}, {"messages": words}])
         if made.source != [0, 1]:

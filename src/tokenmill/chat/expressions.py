@@ -1,0 +1,811 @@
+"""What templates compute: every expression of jinja2 on symbols, or `Untraceable`.
+
+Each expression becomes an operation of the program by the same Python method or the same function
+of jinja2 that the reference calls, so there is no second meaning of any of them. Types are asked
+for before anything depends on them. What can make much of little (a repetition, a join with a long
+text) is bounded or not traced.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable, Mapping
+from types import NoneType
+from typing import Any
+
+import jinja2
+import jinja2.filters
+import jinja2.tests
+from jinja2 import Undefined, nodes
+from markupsafe import Markup
+
+from tokenmill.chat.program import MOST_SIZE, Namespace
+from tokenmill.chat.symbols import (
+    FEW,
+    NOTHING,
+    PLAIN,
+    WHOLE,
+    Function,
+    Joined,
+    LoopVariable,
+    Method,
+    Recorder,
+    Symbol,
+    Untraceable,
+    owner_code,
+    parts_of,
+    real,
+    sources_of,
+)
+
+TYPE_TESTS = {"string", "mapping", "sequence", "iterable", "number", "boolean", "integer", "float"}
+VALUE_TESTS = {
+    "true", "false", "odd", "even", "divisibleby", "eq", "equalto", "==", "ne", "!=", "lt", "<",
+    "lessthan", "gt", ">", "greaterthan", "le", "<=", "ge", ">=", "in", "lower", "upper", "sameas",
+}  # fmt: skip
+TEXT_METHODS: dict[str, type | None] = {
+    "strip": str, "lstrip": str, "rstrip": str, "upper": str, "lower": str, "title": str,
+    "capitalize": str, "casefold": str, "swapcase": str, "removeprefix": str, "removesuffix": str,
+    "replace": str, "join": str, "format": str, "split": list, "rsplit": list, "splitlines": list,
+    "partition": tuple, "rpartition": tuple, "find": int, "rfind": int, "index": int, "count": int,
+    "rindex": int, "startswith": bool, "endswith": bool, "isspace": bool, "isdigit": bool,
+    "isalpha": bool, "isalnum": bool, "isupper": bool, "islower": bool, "istitle": bool,
+    "isnumeric": bool, "isdecimal": bool, "isidentifier": bool, "isascii": bool,
+}  # fmt: skip
+OBJECT_METHODS = {"get", "items", "keys", "values"}
+LIST_METHODS = {"index", "count"}
+# What the immutable sandbox refuses.
+CHANGES = {
+    "append", "extend", "insert", "pop", "remove", "clear", "reverse", "sort", "update",
+    "setdefault", "popitem",
+}  # fmt: skip
+# Filters whose result is a function of their inputs alone and no larger than a few times those.
+# The second entry is the type of the result where it is always the same.
+FILTERS: dict[str, type | None] = {
+    "trim": str, "upper": str, "lower": str, "capitalize": str, "title": str, "string": str,
+    "tojson": str, "join": str, "replace": str, "length": int, "count": int, "list": list,
+    "wordcount": int, "dictsort": list, "sort": list, "reverse": None, "first": None, "last": None,
+    "items": None, "select": None, "reject": None, "selectattr": None, "rejectattr": None,
+    "map": None, "unique": None, "min": None, "max": None, "int": None, "float": float,
+    "abs": None, "round": None, "attr": None, "groupby": None, "escape": None, "e": None,
+    "safe": None, "indent": str, "bool": bool,
+}  # fmt: skip
+LAZY = {"items", "select", "reject", "selectattr", "rejectattr", "map", "unique", "reverse"}
+OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
+    "eq": operator.eq, "ne": operator.ne, "lt": operator.lt, "gt": operator.gt,
+    "lteq": operator.le, "gteq": operator.ge, "in": lambda a, b: a in b,
+    "notin": lambda a, b: a not in b,
+}  # fmt: skip
+SIGNS = {
+    "eq": "==", "ne": "!=", "lt": "<", "gt": ">", "lteq": "<=", "gteq": ">=", "in": "in",
+    "notin": "not in",
+}  # fmt: skip
+
+
+def line_of(node: nodes.Node) -> int:
+    """The line of the template at which a node stands."""
+    return getattr(node, "lineno", 0) or 0
+
+
+class Names:
+    """Which names the parts of a template read, and which the template assigns anywhere."""
+
+    def __init__(self, tree: nodes.Template) -> None:
+        self.macros: dict[str, nodes.Macro] = {}
+        for node in tree.body:
+            if isinstance(node, nodes.Macro):
+                if node.name in self.macros:
+                    raise Untraceable("a macro defined twice", line_of(node))
+                self.macros[node.name] = node
+        self.assigned = {n.name for n in tree.find_all(nodes.Name) if n.ctx in ("store", "param")}
+        for name in self.macros:
+            if name in self.assigned:
+                raise Untraceable("a macro's name assigned again")
+        self._reads: dict[int, tuple[str, ...]] = {}
+        self._macro_reads: dict[int, tuple[str, ...]] = {}
+        self._kept: list[nodes.Node] = []
+
+    def _loaded(self, node: nodes.Node) -> set[str]:
+        names = {n.name for n in node.find_all(nodes.Name) if n.ctx == "load"}
+        return names | {n.name for n in node.find_all(nodes.NSRef)}
+
+    def reads(self, node: nodes.Node) -> tuple[str, ...]:
+        """Names read inside a node that are assigned somewhere in the template."""
+        key = id(node)
+        if key not in self._reads:
+            self._kept.append(node)
+            self._reads[key] = tuple(sorted(self._loaded(node) & self.assigned - {"loop"}))
+        return self._reads[key]
+
+    def macro_reads(self, node: nodes.Node) -> tuple[str, ...]:
+        """Names at the top of the template that macros called from a node may read."""
+        key = id(node)
+        if key not in self._macro_reads:
+            self._kept.append(node)
+            called = {name for name in self._loaded(node) if name in self.macros}
+            if isinstance(node, nodes.Macro):
+                called.add(node.name)
+            self._macro_reads[key] = self._read_by(called)
+        return self._macro_reads[key]
+
+    def _read_by(self, macros: set[str]) -> tuple[str, ...]:
+        found: set[str] = set()
+        seen: set[str] = set()
+        pending = list(macros)
+        while pending:
+            name = pending.pop()
+            if name not in seen:
+                seen.add(name)
+                loaded = self._loaded(self.macros[name])
+                found |= loaded & self.assigned
+                pending += [other for other in loaded if other in self.macros]
+        return tuple(sorted(found - {"loop"}))
+
+
+_TESTS: dict[str, Any] = {**jinja2.tests.TESTS}
+
+
+class Expressions(Recorder):
+    """Evaluates expressions of a template on the symbols of one row.
+
+    Args:
+        names: Who reads and assigns which names.
+        environment: The reference's environment: its filters, tests and functions.
+        tojson: The unbounded form of the `tojson` filter.
+        functions: Functions that a template may call, by name.
+    """
+
+    def __init__(
+        self,
+        names: Names,
+        environment: jinja2.Environment,
+        tojson: Callable[..., str],
+        functions: Mapping[str, Callable[..., Any]],
+    ) -> None:
+        super().__init__()
+        self._names = names
+        self._environment = environment
+        self._functions = dict(functions)
+        context = environment.from_string("").new_context({})
+        first = {
+            "context": context,
+            "eval_context": context.eval_ctx,
+            "environment": environment,
+        }
+        self._filters: dict[str, Callable[..., Any]] = {}
+        for name in FILTERS:
+            function: Any = tojson if name == "tojson" else jinja2.filters.FILTERS.get(name)
+            if function is not None:
+                passes = getattr(function, "jinja_pass_arg", None)
+                if passes is not None:
+                    function = functools.partial(function, first[passes.name])
+                self._filters[name] = self.program.names[f"F_{name}"] = function
+        for name in (*TYPE_TESTS, *VALUE_TESTS):
+            if name.isidentifier() and name in jinja2.tests.TESTS:
+                self.program.names[f"T_{name}"] = jinja2.tests.TESTS[name]
+        self.program.names["get_item"] = environment.getitem
+        self.program.names["safe_range"] = environment.globals["range"]
+
+    def _lookup(self, name: str) -> Any:
+        raise NotImplementedError
+
+    def _call_macro(self, name: str, node: nodes.Call) -> Symbol:
+        raise NotImplementedError
+
+    # -- expressions --------------------------------------------------------------------------
+
+    def _value(self, node: nodes.Node) -> Any:
+        visit = getattr(self, f"_get_{type(node).__name__}", None)
+        if visit is None:
+            raise Untraceable(f"a {type(node).__name__} expression", line_of(node))
+        try:
+            return visit(node)
+        except Untraceable as error:
+            error.line = error.line or line_of(node)
+            raise
+
+    def _get_Const(self, node: nodes.Const) -> Any:
+        return node.value
+
+    def _get_TemplateData(self, node: nodes.TemplateData) -> str:
+        return node.data
+
+    def _get_Name(self, node: nodes.Name) -> Any:
+        return self._lookup(node.name)
+
+    def _get_List(self, node: nodes.List) -> Any:
+        return self._collection([self._value(item) for item in node.items], list, "[", "]")
+
+    def _get_Tuple(self, node: nodes.Tuple) -> Any:
+        return self._collection([self._value(item) for item in node.items], tuple, "(", ")")
+
+    def _collection(self, items: list[Any], kind: type, opening: str, closing: str) -> Any:
+        if not any(isinstance(item, (Symbol, Joined)) for item in items):
+            return kind(items)
+        code = opening + "".join(self._code(item) + "," for item in items) + closing
+        code = f"R.build({code})"
+        sources = frozenset().union(*(sources_of(item) for item in items))
+        return self._let(code, kind(real(item) for item in items), sources, kind)
+
+    def _get_Dict(self, node: nodes.Dict) -> Any:
+        pairs = [(self._value(pair.key), self._value(pair.value)) for pair in node.items]
+        return self._mapping(pairs)
+
+    def _mapping(self, pairs: list[tuple[Any, Any]]) -> Any:
+        flat = [item for pair in pairs for item in pair]
+        if not any(isinstance(item, (Symbol, Joined)) for item in flat):
+            return dict(pairs)
+        members = "".join(f"{self._code(k)}: {self._code(v)}, " for k, v in pairs)
+        code = f"R.build({{{members}}})"
+        sources = frozenset().union(*(sources_of(item) for item in flat))
+        return self._let(code, {real(k): real(v) for k, v in pairs}, sources, dict)
+
+    def _get_CondExpr(self, node: nodes.CondExpr) -> Any:
+        if self._truth(self._value(node.test)):
+            return self._value(node.expr1)
+        return self._value(node.expr2) if node.expr2 is not None else Undefined()
+
+    def _get_And(self, node: nodes.And) -> Any:
+        left = self._value(node.left)
+        return self._value(node.right) if self._truth(left) else left
+
+    def _get_Or(self, node: nodes.Or) -> Any:
+        left = self._value(node.left)
+        return left if self._truth(left) else self._value(node.right)
+
+    def _get_Not(self, node: nodes.Not) -> bool:
+        return not self._truth(self._value(node.node))
+
+    def _get_Compare(self, node: nodes.Compare) -> bool:
+        left = self._value(node.expr)
+        for operand in node.ops:
+            right = self._value(operand.expr)
+            if not self._compare(operand.op, left, right):
+                return False
+            left = right
+        return True
+
+    def _compare(self, name: str, left: Any, right: Any) -> bool:
+        symbolic = isinstance(left, (Symbol, Joined)) or isinstance(right, (Symbol, Joined))
+        answer = OPERATORS[name](real(left), real(right))
+        if not symbolic:
+            return bool(answer)
+        if type(answer) is not bool:
+            raise Untraceable("a comparison that is no yes or no")
+        codes = self._code(left), self._code(right)
+        facts = self._frame.facts
+        if name in ("eq", "ne") and isinstance(right, str):
+            known = facts.get((codes[0], "is"))
+            if known is not None:
+                return (known == right) is (name == "eq")
+            equal = self._ask(f"{codes[0]} == {codes[1]}", (answer is True) is (name == "eq"))
+            if equal:
+                facts[codes[0], "is"] = right
+            return equal is (name == "eq")
+        positive = {"ne": "eq", "notin": "in"}.get(name, name)
+        if positive == "in" and isinstance(right, (Symbol, Joined)) and self._sized(right):
+            self._emit("charge", codes[1])
+        code = f"{codes[0]} {SIGNS[positive]} {codes[1]}"
+        told = self._ask(f"({code})", answer is not (positive != name))
+        return told is not (positive != name)
+
+    def _arithmetic(self, node: nodes.BinExpr, sign: str, function: Any) -> Any:
+        left, right = self._value(node.left), self._value(node.right)
+        if not isinstance(left, (Symbol, Joined)) and not isinstance(right, (Symbol, Joined)):
+            return self._environment.call_binop(None, sign, left, right)  # type: ignore[attr-defined]
+        kinds = self._kind(left), self._kind(right)
+        if sign == "+" and kinds == (str, str):
+            return Joined([*parts_of(left), *parts_of(right)])
+        numbers = (int, float, bool)
+        if kinds[0] in numbers and kinds[1] in numbers and sign not in ("**",):
+            kind: type | None = (
+                None if sign in ("/", "//", "%") else (float if float in kinds else int)
+            )
+        elif sign == "+" and kinds == (list, list):
+            kind = list
+        elif sign == "%" and kinds[0] is str and isinstance(left, str):
+            if "*" in left or any(c.isdigit() for c in left):
+                raise Untraceable("a format with a width", line_of(node))
+            kind = str
+        elif sign == "*" and kinds == (str, int):
+            code = f"R.repeat({self._code(left)}, {self._code(right)})"
+            text, times = real(left), real(right)
+            if len(text) * times > MOST_SIZE:
+                raise Untraceable("a text repeated very often", line_of(node))
+            return self._attempt(code, lambda: text * times, sources_of(left), str)
+        elif sign == "+" and Undefined in kinds:
+            self._refuse("undefined in a sum")
+        elif (
+            sign == "+" and kinds[0] in (str, list) and kinds[1] in (str, list, *numbers, NoneType)
+        ):
+            self._refuse("a sum of unlike things")
+        else:
+            function(real(left), real(right))  # most of these fail, as in the reference
+            raise Untraceable(f"{kinds[0].__name__} {sign} {kinds[1].__name__}", line_of(node))
+        code = f"({self._code(left)} {sign} {self._code(right)})"
+        code = f"R.build{code}" if kind is list else code
+        sources = sources_of(left) | sources_of(right)
+        return self._attempt(code, lambda: function(real(left), real(right)), sources, kind)
+
+    def _get_Add(self, node: nodes.Add) -> Any:
+        return self._arithmetic(node, "+", operator.add)
+
+    def _get_Sub(self, node: nodes.Sub) -> Any:
+        return self._arithmetic(node, "-", operator.sub)
+
+    def _get_Mul(self, node: nodes.Mul) -> Any:
+        return self._arithmetic(node, "*", operator.mul)
+
+    def _get_Div(self, node: nodes.Div) -> Any:
+        return self._arithmetic(node, "/", operator.truediv)
+
+    def _get_FloorDiv(self, node: nodes.FloorDiv) -> Any:
+        return self._arithmetic(node, "//", operator.floordiv)
+
+    def _get_Mod(self, node: nodes.Mod) -> Any:
+        return self._arithmetic(node, "%", operator.mod)
+
+    def _get_Neg(self, node: nodes.Neg) -> Any:
+        value = self._value(node.node)
+        if isinstance(value, Symbol) and self._kind(value) in (int, float):
+            return self._let(f"(-{value.code})", -value.value, value.sources, self._kind(value))
+        if isinstance(value, (Symbol, Joined)):
+            raise Untraceable("a negative of something else than a number", line_of(node))
+        return -value
+
+    def _get_Pos(self, node: nodes.Pos) -> Any:
+        value = self._value(node.node)
+        if isinstance(value, (Symbol, Joined)):
+            raise Untraceable("a plus sign", line_of(node))
+        return +value
+
+    def _get_Concat(self, node: nodes.Concat) -> Any:
+        return self._concat([self._value(part) for part in node.nodes])
+
+    def _concat(self, values: list[Any]) -> Any:
+        parts: list[Any] = []
+        for value in values:
+            if isinstance(value, Joined):
+                parts += value.parts
+            elif isinstance(value, Symbol):
+                kind = self._kind(value)
+                if kind is str:
+                    parts.append(value)
+                elif kind is Markup:
+                    code = f"str.__str__({value.code})"
+                    parts.append(self._let(code, str(value.value), value.sources, str))
+                elif kind in (int, float, bool, NoneType, list, dict, tuple):
+                    parts.append(
+                        self._let(f"str({value.code})", str(value.value), value.sources, str)
+                    )
+                elif kind is not Undefined:
+                    raise Untraceable(f"joining a {kind.__name__}")
+            elif isinstance(value, (LoopVariable, Method, Function)):
+                raise Untraceable("joining a function")
+            else:
+                parts.append(str(value))
+        return Joined(parts)
+
+    # -- members ------------------------------------------------------------------------------
+
+    def _get_Getattr(self, node: nodes.Getattr) -> Any:
+        return self._member(self._value(node.node), node.attr, item=False)
+
+    def _get_Getitem(self, node: nodes.Getitem) -> Any:
+        base = self._value(node.node)
+        if isinstance(node.arg, nodes.Slice):
+            return self._slice(base, node.arg)
+        return self._member(base, self._value(node.arg), item=True)
+
+    def _member(self, base: Any, key: Any, *, item: bool) -> Any:
+        if isinstance(base, LoopVariable):
+            return self._loop_member(base, key)
+        if isinstance(base, (Method, Function)):
+            raise Untraceable("a member of a function")
+        if isinstance(base, Joined):
+            base = self._text(base)
+        if not isinstance(base, Symbol) and not isinstance(key, (Symbol, Joined)):
+            return self._constant_member(base, key, item)
+        kind = self._kind(base)
+        if kind is Undefined:
+            self._refuse("a member of something undefined")
+        if kind is Namespace:
+            return self._attribute(base, key)
+        if isinstance(key, str):
+            return self._named_member(base, kind, key, item)
+        if not isinstance(base, Symbol):
+            base = self._symbol(base)
+        if isinstance(key, int) and kind in (list, tuple, str):
+            there = -len(base.value) <= key < len(base.value)
+            need = key + 1 if key >= 0 else -key
+            if not self._ask(f"len({base.code}) >= {need}", there):
+                return Undefined()
+            return self._element(base, repr(key), base.value[key], kind)
+        if isinstance(key, Symbol) and kind in (list, tuple, str) and self._kind(key) is int:
+            there = -len(base.value) <= key.value < len(base.value)
+            code = f"-len({base.code}) <= {key.code} < len({base.code})"
+            if not self._ask(code, there):
+                return Undefined()
+            return self._element(base, key.code, base.value[key.value], kind)
+        value = self._environment.getitem(base.value, real(key))
+        if not isinstance(value, PLAIN):
+            raise Untraceable("a member found by a computed name")
+        return self._let(
+            f"get_item({base.code}, {self._code(key)})", value, base.sources, None, fresh=True
+        )
+
+    def _element(self, base: Symbol, place: str, value: Any, kind: type) -> Symbol:
+        sources = base.sources
+        made = self._let(f"{base.code}[{place}]", value, sources, str if kind is str else None)
+        if WHOLE in sources:
+            made.sources = frozenset((("message", made.code),))
+        return made
+
+    def _symbol(self, value: Any) -> Symbol:
+        symbol = Symbol(self.program.constant(value), value, NOTHING)
+        self._frame.kinds[symbol.code] = type(value)
+        return symbol
+
+    def _constant_member(self, base: Any, key: Any, item: bool) -> Any:
+        held = item and isinstance(base, dict) and key in base
+        named = isinstance(base, (str, dict, list)) and isinstance(key, str)
+        if named and hasattr(base, key) and not held:
+            return Method(base, key)
+        function = self._environment.getitem if item else self._environment.getattr
+        return function(base, key)
+
+    def _named_member(self, base: Any, kind: type, key: str, item: bool) -> Any:
+        if kind is dict:
+            if hasattr(dict, key):
+                if item and self._ask(f"{key!r} in {base.code}", key in base.value):
+                    return self._let(f"{base.code}[{key!r}]", base.value[key], base.sources)
+                return Method(base, key)
+            value = base.value.get(key, self.program.names["U"])
+            return self._let(f"{base.code}.get({key!r}, U)", value, base.sources)
+        if kind in (str, list, tuple, int, float, bool, NoneType):
+            if hasattr(kind, key):
+                return Method(base, key)
+            return Undefined(name=key)
+        if kind.__name__ == "generator" and not hasattr(kind, key):
+            return Undefined(name=key)
+        raise Untraceable(f"a member of a {kind.__name__}")
+
+    def _attribute(self, namespace: Symbol, key: Any) -> Any:
+        if not isinstance(key, str):
+            raise Untraceable("a computed attribute of a namespace")
+        known = self._frame.known
+        place = (namespace.code, key)
+        if place not in known:
+            value = namespace.value.values.get(key, self.program.names["U"])
+            source = ("namespace", namespace.code, key)
+            known[place] = self._let(
+                f"{namespace.code}.values.get({key!r}, U)", value, frozenset((source,)), fresh=True
+            )
+        return known[place]
+
+    def _loop_member(self, loop: LoopVariable, key: Any) -> Any:
+        index, total = loop.index, loop.total
+        if key == "index0":
+            return index
+        if key == "length":
+            return total
+        if key == "first":
+            return self._ask("i == 0", index.value == 0)
+        if key == "last":
+            return self._ask("i + 1 == n", index.value + 1 == total.value)
+        offsets = {
+            "index": ("(i + 1)", index.value + 1),
+            "revindex": ("(n - i)", total.value - index.value),
+            "revindex0": ("(n - i - 1)", total.value - index.value - 1),
+        }
+        if key in offsets:
+            code, value = offsets[key]
+            return self._let(code, value, NOTHING, int)
+        if key in ("previtem", "nextitem"):
+            step = -1 if key == "previtem" else 1
+            place = index.value + step
+            there = 0 <= place < total.value
+            if not self._ask("i > 0" if step < 0 else "i + 1 < n", there):
+                return Undefined(name=key)
+            sources = loop.items.sources
+            made = self._let(
+                f"items[i {'-' if step < 0 else '+'} 1]", loop.items.value[place], sources
+            )
+            if WHOLE in sources:
+                made.sources = frozenset((("message", made.code),))
+            return made
+        if key in ("depth", "depth0"):
+            return 1 if key == "depth" else 0
+        if key == "cycle":
+            return Method(loop, "cycle")
+        raise Untraceable(f"loop.{key}")
+
+    def _slice(self, base: Any, node: nodes.Slice) -> Any:
+        if isinstance(base, Joined):
+            base = self._text(base)
+        bounds = [
+            None if bound is None else self._value(bound)
+            for bound in (node.start, node.stop, node.step)
+        ]
+        if not any(isinstance(value, (Symbol, Joined)) for value in (base, *bounds)):
+            return self._environment.getitem(base, slice(*bounds))
+        kind = self._kind(base)
+        for bound in bounds:
+            if self._kind(bound) not in (int, NoneType):
+                raise Untraceable("a slice by something else than numbers", line_of(node))
+        if kind not in (str, list, tuple):
+            raise Untraceable(f"a slice of a {kind.__name__}", line_of(node))
+        code = ":".join("" if bound is None else self._code(bound) for bound in bounds)
+        value = real(base)[slice(*map(real, bounds))]
+        return self._let(f"{self._code(base)}[{code}]", value, sources_of(base), kind)
+
+    # -- calls --------------------------------------------------------------------------------
+
+    def _get_Call(self, node: nodes.Call) -> Any:
+        target = self._value(node.node)
+        if isinstance(target, Function):
+            if target.name in self._names.macros:
+                return self._call_macro(target.name, node)
+            return self._call_function(target.name, node)
+        if isinstance(target, Undefined):
+            self._refuse("something undefined is called")
+        if not isinstance(target, Method):
+            if isinstance(target, Symbol) and self._kind(target) in (*PLAIN, Namespace):
+                self._refuse("a value is called")
+            raise Untraceable("a call of something computed", line_of(node))
+        if node.dyn_args is not None or node.dyn_kwargs is not None:
+            raise Untraceable("a method called with * or **", line_of(node))
+        given = [self._value(argument) for argument in node.args]
+        named = {keyword.key: self._value(keyword.value) for keyword in node.kwargs}
+        return self._call_method(target, given, named)
+
+    def _call_function(self, name: str, node: nodes.Call) -> Any:
+        if node.dyn_args is not None or node.dyn_kwargs is not None:
+            raise Untraceable("a function called with * or **", line_of(node))
+        given = [self._value(argument) for argument in node.args]
+        named = {keyword.key: self._value(keyword.value) for keyword in node.kwargs}
+        if name == "namespace":
+            return self._namespace(given, named)
+        if name == "dict":
+            if given:
+                raise Untraceable("dict() of something", line_of(node))
+            return self._mapping(list(named.items()))
+        if name == "range":
+            return self._range(given, named)
+        values = [*given, *named.values()]
+        if any(isinstance(value, (Symbol, Joined)) for value in values):
+            if name == "raise_exception":
+                self._refuse("raise_exception")
+            raise Untraceable(f"{name} of a text of the row", line_of(node))
+        if name == "raise_exception":
+            self._refuse("raise_exception")
+        return self._functions[name](*given, **named)
+
+    def _namespace(self, given: list[Any], named: dict[str, Any]) -> Symbol:
+        if given or any(key.startswith("_") for key in named):
+            raise Untraceable("a namespace made of something")
+        code = "Namespace({" + "".join(f"{k!r}: {self._code(v)}, " for k, v in named.items()) + "})"
+        value = Namespace({key: real(item) for key, item in named.items()})
+        made = self._let(code, value, NOTHING, Namespace, fresh=True)
+        for key, item in named.items():
+            if isinstance(item, (Symbol, Joined)):
+                self._emit("set", made.code, key, self._code(item), owner_code(sources_of(item)))
+            else:
+                self._frame.known[made.code, key] = item
+        return made
+
+    def _range(self, given: list[Any], named: dict[str, Any]) -> Any:
+        if named:
+            raise Untraceable("range() with names")
+        if not any(isinstance(value, (Symbol, Joined)) for value in given):
+            return list(self.program.names["safe_range"](*given))
+        if any(self._kind(value) is not int for value in given):
+            raise Untraceable("range() of something else than numbers")
+        code = f"list(safe_range({', '.join(map(self._code, given))}))"
+        numbers = [real(value) for value in given]
+        made = self.program.names["safe_range"]
+        return self._attempt(code, lambda: list(made(*numbers)), NOTHING, list)
+
+    def _call_method(self, method: Method, given: list[Any], named: dict[str, Any]) -> Any:
+        owner, name = method.owner, method.name
+        if isinstance(owner, LoopVariable):
+            return self._cycle(owner, given)
+        kind = self._kind(owner)
+        values = [*given, *named.values()]
+        sources = frozenset().union(sources_of(owner), *(sources_of(value) for value in values))
+        for value in values:
+            self._code(value)
+        if kind is str and name in TEXT_METHODS:
+            result = TEXT_METHODS[name]
+            self._bounded_method(owner, name, values)
+        elif kind is dict and name in OBJECT_METHODS:
+            result = None
+        elif kind in (list, tuple) and name in LIST_METHODS:
+            result = int
+        elif kind in (list, dict) and name in CHANGES:
+            self._refuse(f"{name} is unsafe")
+        else:
+            raise Untraceable(f"the method {name} of a {kind.__name__}")
+
+        def call() -> Any:
+            options = {key: real(item) for key, item in named.items()}
+            return getattr(real(owner), name)(*map(real, given), **options)
+
+        if not any(isinstance(item, (Symbol, Joined)) for item in (owner, *values)):
+            return call()
+        arguments = [*map(self._code, given)]
+        arguments += [f"{key}={self._code(item)}" for key, item in named.items()]
+        code = f"{self._code(owner)}.{name}({', '.join(arguments)})"
+        if result in (bool, int) and name not in ("startswith", "endswith"):
+            self._emit("charge", self._code(owner))
+        if result is bool:
+            return self._ask(code, call())
+        if kind is dict and name != "get":
+            return self._attempt(f"list({code})", lambda: list(call()), sources, list)
+        return self._attempt(code, call, sources, result)
+
+    def _bounded_method(self, owner: Any, name: str, values: list[Any]) -> None:
+        """Refuse what can make much of little before anybody could count it."""
+        if name == "replace":
+            if any(isinstance(v, (Symbol, Joined)) for v in values) or any(
+                isinstance(v, str) and len(v) > FEW for v in values
+            ):
+                raise Untraceable("replace by a text of the row")
+        elif name == "join":
+            if isinstance(owner, (Symbol, Joined)) or len(real(owner)) > FEW:
+                raise Untraceable("join with a text of the row")
+        elif name == "format":
+            template = owner if isinstance(owner, str) else "["
+            if any(c in template for c in ".[!:") or template.count("{") > FEW:
+                raise Untraceable("format with more than fields")
+            if any(self._kind(value) not in (str, int, float, bool) for value in values):
+                raise Untraceable("format of something else than texts")
+
+    def _cycle(self, loop: LoopVariable, given: list[Any]) -> Any:
+        if not given:
+            self._refuse("no items for cycling given")
+        if any(isinstance(value, (Symbol, Joined)) for value in given):
+            raise Untraceable("loop.cycle of texts of the row")
+        place = loop.index.value % len(given)
+        for candidate in range(len(given)):
+            if self._ask(f"i % {len(given)} == {candidate}", place == candidate):
+                return given[candidate]
+        raise AssertionError(place)
+
+    # -- filters and tests --------------------------------------------------------------------
+
+    def _get_Filter(self, node: nodes.Filter) -> Any:
+        assert node.node is not None
+        if node.name == "tokenmill_concat":
+            assert isinstance(node.node, nodes.List)
+            return self._concat([self._value(part) for part in node.node.items])
+        value = self._value(node.node)
+        if node.name == "tokenmill_walk":
+            return value
+        return self._filter(node, value)
+
+    def _filter(self, node: nodes.Filter, value: Any) -> Any:
+        name = node.name
+        if node.dyn_args is not None or node.dyn_kwargs is not None:
+            raise Untraceable("a filter called with * or **", line_of(node))
+        given = [self._value(argument) for argument in node.args]
+        named = {str(keyword.key): self._value(keyword.value) for keyword in node.kwargs}
+        if name in ("default", "d"):
+            return self._default(value, given, named)
+        if isinstance(value, (LoopVariable, Method, Function)):
+            raise Untraceable("a filter on a function", line_of(node))
+        if name not in self._filters:
+            raise Untraceable(f"the filter {name}", line_of(node))
+        return self._apply(name, value, given, named)
+
+    def _default(self, value: Any, given: list[Any], named: dict[str, Any]) -> Any:
+        names = ["default_value", "boolean"]
+        options = {**dict(zip(names, given, strict=False)), **named}
+        if set(options) - set(names) or len(given) > 2:
+            self._refuse("default() does not take these arguments")
+        fallback = options.get("default_value", "")
+        if self._undefined(value):
+            return fallback
+        if self._truth(options.get("boolean", False)) and not self._truth(value):
+            return fallback
+        return value
+
+    def _apply(self, name: str, value: Any, given: list[Any], named: dict[str, Any]) -> Any:
+        arguments = [*given, *named.values()]
+        symbolic = any(isinstance(item, (Symbol, Joined)) for item in (value, *arguments))
+        if isinstance(value, Joined) and name == "string":
+            return value
+        if isinstance(value, Symbol) and name == "string" and self._kind(value) is str:
+            return value
+        if name == "tojson" and any(isinstance(item, (Symbol, Joined)) for item in arguments):
+            raise Untraceable("tojson with computed options")
+        if name in ("tojson", "indent") and any(
+            (isinstance(item, int) and item > FEW) or (isinstance(item, str) and len(item) > FEW)
+            for item in arguments
+        ):
+            raise Untraceable(f"{name} with a wide indent")
+        if name in ("replace", "join", "indent") and any(
+            isinstance(item, (Symbol, Joined)) or (isinstance(item, str) and len(item) > FEW)
+            for item in arguments
+        ):
+            raise Untraceable(f"the filter {name} with a text of the row")
+        for item in (value, *arguments):
+            if isinstance(item, (LoopVariable, Method, Function)):
+                raise Untraceable("a filter on a function")
+        if isinstance(value, Symbol) and isinstance(value.value, Namespace):
+            raise Untraceable("a filter on a namespace")
+        asked = "length", "count", "trim", "upper", "lower", "first", "last"
+        if symbolic and name in asked and isinstance(value, Symbol):
+            self._kind(value)
+
+        def call() -> Any:
+            options = {key: real(item) for key, item in named.items()}
+            return self._filters[name](real(value), *map(real, given), **options)
+
+        if not symbolic:
+            result = call()
+            if name in LAZY and not isinstance(result, PLAIN):
+                return list(result)
+            return result
+        sources = frozenset().union(sources_of(value), *(sources_of(item) for item in arguments))
+        codes = [self._code(value), *map(self._code, given)]
+        codes += [f"{key}={self._code(item)}" for key, item in named.items()]
+        kind = FILTERS[name]
+        if name in ("trim", "upper", "lower") and self._kind(value) is str and not arguments:
+            method = "strip" if name == "trim" else name
+            code = f"{codes[0]}.{method}()"
+        elif name in ("length", "count"):
+            code, sources = f"len({codes[0]})", NOTHING
+        else:
+            code = f"F_{name}({', '.join(codes)})"
+        if kind is bool:
+            return self._ask(code, call())
+        if name in ("safe", "escape", "e", "reverse") and self._kind(value) not in (str, list):
+            raise Untraceable(f"{name} of something else than a text")
+        made = self._attempt(code, call, sources, kind, fresh=name in LAZY)
+        if name in ("first", "last", "min", "max") and WHOLE in sources:
+            made.sources = frozenset((("message", made.code),))
+        return made
+
+    def _get_Test(self, node: nodes.Test) -> bool:
+        value = self._value(node.node)
+        if node.dyn_args is not None or node.dyn_kwargs is not None or node.kwargs:
+            raise Untraceable("a test with named arguments", line_of(node))
+        given = [self._value(argument) for argument in node.args]
+        return self._test(node.name, value, given)
+
+    def _test(self, name: str, value: Any, given: list[Any]) -> bool:
+        if isinstance(value, (LoopVariable, Method, Function)):
+            if name in ("defined", "undefined"):
+                return name == "defined"
+            raise Untraceable(f"a function tested for {name}")
+        if name in ("defined", "undefined"):
+            return self._undefined(value) is (name == "undefined")
+        if name == "none":
+            if not isinstance(value, Symbol):
+                return value is None
+            kind = self._frame.kinds.get(value.code)
+            if kind is not None:
+                return kind is NoneType
+            if self._ask(f"{value.code} is None", value.value is None):
+                self._frame.kinds[value.code] = NoneType
+                return True
+            return False
+        if name in TYPE_TESTS:
+            kind = self._kind(value)
+            if kind not in PLAIN:
+                raise Untraceable(f"a {kind.__name__} tested for {name}")
+            return bool(_TESTS[name](real(value)))
+        if name not in VALUE_TESTS:
+            raise Untraceable(f"the test {name}")
+        if name in ("eq", "equalto", "==", "ne", "!=", "in") and len(given) == 1:
+            sign = {"equalto": "eq", "==": "eq", "!=": "ne"}.get(name, name)
+            return self._compare(sign, value, given[0])
+        answer = bool(_TESTS[name](real(value), *map(real, given)))
+        if not any(isinstance(item, (Symbol, Joined)) for item in (value, *given)):
+            return answer
+        if not name.isidentifier():
+            raise Untraceable(f"the test {name}")
+        codes = ", ".join(map(self._code, (value, *given)))
+        return self._ask(f"T_{name}({codes})", answer)

@@ -1,0 +1,541 @@
+r"""Programs: what is known of a template's paths, as Python that renders further rows.
+
+A template is cut into *blocks*: the whole of it, the body of every loop, every macro. What a block
+did for the rows seen so far is a tree of *paths*: straight runs of operations that end where the
+template asked something of the row (is this key there, what type is that, does the text contain
+``</think>``). Asked the same and answered the same, the same operations follow, because a template
+is a pure program: that is the whole proof, and it covers every row whose answers have been seen.
+`tokenmill.chat.trace` grows the trees, this module turns them into functions and runs them.
+
+::
+
+    body of {% for m in messages %}           def b1(R, item, i, n, items, env):
+      t0 = m.get("role")                          t0 = item.get('role', U)
+      t0 == "user"? ─ yes ─ "<|user|>" …          if t0 == 'user': out.append('<|user|>') …
+                    └ no ── not yet seen          raise Unlearned
+
+A `Run` is one row on its way: the fragments printed, which of them came from the row, and at which
+message the template stood when it printed them. Work and size are counted as `limits` counts them,
+or higher; a row that could reach a limit is left to the reference, which decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import count
+from types import NoneType
+from typing import Any
+
+from jinja2 import Undefined
+
+from tokenmill.chat import limits
+
+Operation = tuple[Any, ...]
+NOBODY = -1  # nobody's: text of the template itself
+MIXED = -2  # of several messages, or of one that could not be told
+# Half of what the reference allows any row: our counts are at least the reference's own.
+MOST_WORK = limits.BASE_WORK // 2
+MOST_SIZE = limits.BASE_SIZE // 2
+
+ENDINGS = {"end", "break", "continue", "raise"}
+TYPES = {str: "str", dict: "dict", list: "list", int: "int", bool: "bool", float: "float"}
+
+
+class Unlearned(Exception):
+    """The row asks the template something that no row before it asked."""
+
+
+class Refused(Exception):
+    """The template refuses the row, or fails on it; the reference words it."""
+
+
+class Beyond(Exception):
+    """The row may come near the limits of a render; the reference decides."""
+
+
+class Namespace:
+    """A template's `namespace()`: its attributes, and whose text each of them holds."""
+
+    __slots__ = ("owners", "values")
+
+    def __init__(self, values: dict[str, Any]) -> None:
+        self.values = values
+        self.owners: dict[str, int] = {}
+
+
+class Rope(str):
+    """A text put together of others that remembers who was being printed at each of them.
+
+    Templates that collect the whole conversation in a namespace and print it at the end put their
+    turns together here: `parts` are (text, message stood at, message it was taken from).
+    """
+
+    __slots__ = ("parts",)
+    parts: list[tuple[str, int, int]]
+
+
+def rope(run: Run, *parts: tuple[str, int]) -> Rope:
+    """A rope of (text, message it was taken from), put together where the run stands."""
+    made = Rope("".join([text for text, _ in parts]))
+    made.parts = []
+    for text, owner in parts:
+        if type(text) is Rope:
+            made.parts += text.parts
+        elif text:
+            made.parts.append((text, run.me, owner))
+    return made
+
+
+class Run:
+    """One row on its way through a program."""
+
+    __slots__ = (
+        "generation", "kept", "marks", "me", "messages", "out", "own", "owner_of", "size", "taken",
+        "text", "tools", "weights", "work",
+    )  # fmt: skip
+
+    def __init__(self, messages: list[Any], tools: Any) -> None:
+        self.messages = messages
+        self.tools = tools
+        owners = dict(zip(map(id, messages), count(), strict=False))
+        if len(owners) != len(messages):  # one object twice: who says what could not be told
+            self.messages = [dict(message) for message in messages]
+            owners = {id(message): k for k, message in enumerate(self.messages)}
+        self.owner_of = owners.get
+        self.me = NOBODY
+        self.work = 0
+        self.size = 0
+        self.text = ""
+        self.out: list[str] = []
+        self.own: list[int] = []
+        """Places in ``out`` of what was taken from the message the template stood at."""
+        self.taken: list[tuple[int, int]] = []
+        """(place in ``out``, message): what was taken from a message found some other way."""
+        self.marks: list[tuple[int, int]] = []
+        """(place in ``out``, message): from here on the template stands at that message."""
+        self.weights: dict[int, tuple[int, Any]] = {}
+        self.kept: list[list[Any]] = []
+        """Items that passed the test of ``for … if``, for each such loop under way."""
+        self.generation: list[int] = []
+        """Places where a generation block begins and ends, in turn."""
+
+    def capture(self) -> tuple[Any, ...]:
+        """Print into a text of its own from now on."""
+        saved = (self.out, self.own, self.taken, self.marks, self.generation)
+        self.out, self.own, self.taken, self.marks, self.generation = [], [], [], [], []
+        return saved
+
+    def captured(self, saved: tuple[Any, ...]) -> str:
+        """The text printed since `capture`; print again where it was printed before."""
+        text = "".join(self.out)
+        self.out, self.own, self.taken, self.marks, self.generation = saved
+        return text
+
+    def build(self, value: Any) -> Any:
+        """Weigh a list or object that the template makes: a few of them, nested, say a lot."""
+        self.weights[id(value)] = (self._weigh(value), value)
+        return value
+
+    def repeat(self, text: str, times: int) -> str:
+        """A text so many times."""
+        if len(text) * times > MOST_SIZE:
+            raise Beyond
+        return text * times
+
+    def _weigh(self, value: Any) -> int:
+        weight, pending = 0, [value]
+        while pending:
+            item = pending.pop()
+            known = self.weights.get(id(item))
+            if known is not None:
+                weight += known[0]
+            elif isinstance(item, str):
+                weight += len(item) + 1
+            elif isinstance(item, dict):
+                pending += [*item, *item.values()]
+            elif isinstance(item, (list, tuple)):
+                pending += item
+            weight += 1
+            if weight > MOST_SIZE:
+                raise Beyond
+        return weight
+
+    def print_taken(self, text: str, owner: int) -> None:
+        """Print what was taken from a message that the loop does not stand at, or from nobody."""
+        if owner != NOBODY:
+            self.own.append(len(self.out))
+            self.taken.append((len(self.out), owner))
+        self.out.append(text)
+
+    def print_rope(self, text: Rope) -> None:
+        """Print a text in the parts it was put together of."""
+        outside = standing = self.me
+        for part, stood, owner in text.parts:
+            if stood != standing:
+                standing = stood
+                self.marks.append((len(self.out), outside if stood == NOBODY else stood))
+            if owner in (NOBODY, stood):
+                if owner != NOBODY:
+                    self.own.append(len(self.out))
+                self.out.append(part)
+            else:
+                self.print_taken(part, owner)
+        if standing != outside:
+            self.marks.append((len(self.out), outside))
+
+
+def one_owner(*owners: int) -> int:
+    """The message that all of these are of; those of nobody do not count."""
+    found = set(owners) - {NOBODY}
+    return found.pop() if len(found) == 1 else MIXED if found else NOBODY
+
+
+def run_loop(
+    run: Run, body: Callable[..., Any], items: Sequence[Any], env: tuple[Any, ...]
+) -> None:
+    """Run a loop's body for every item; an item that is a message owns what is printed there."""
+    owner_of, total, marks, out, outside = run.owner_of, len(items), run.marks, run.out, run.me
+    for place, item in enumerate(items):
+        owner = owner_of(id(item), outside)
+        if owner != run.me:
+            run.me = owner
+            marks.append((len(out), owner))
+        if body(run, item, place, total, items, env):
+            break
+    if run.me != outside:
+        run.me = outside
+        marks.append((len(out), outside))
+    if run.work > MOST_WORK or run.size > MOST_SIZE:
+        raise Beyond
+
+
+def run_scan(
+    run: Run, body: Callable[..., Any], items: Sequence[Any], env: tuple[Any, ...]
+) -> None:
+    """Run a loop inside a message's turn: what it prints is that turn's, whatever it looks at."""
+    total = len(items)
+    for place, item in enumerate(items):
+        if body(run, item, place, total, items, env):
+            break
+    if run.work > MOST_WORK or run.size > MOST_SIZE:
+        raise Beyond
+
+
+class Path:
+    """Operations that follow one another, then a question with the paths of its answers."""
+
+    __slots__ = ("branches", "operations", "question")
+
+    def __init__(self) -> None:
+        self.operations: list[Operation] = []
+        self.question: tuple[str, str] | None = None  # ("bool" or "type", code)
+        self.branches: dict[Any, Path] = {}
+
+    def size(self) -> int:
+        """How many operations there are in all."""
+        total, pending = 0, [self]
+        while pending:
+            path = pending.pop()
+            total += 1 + len(path.operations)
+            pending += path.branches.values()
+        return total
+
+
+class Block:
+    """A part of a template that is entered afresh: the whole, a loop's body, a macro."""
+
+    def __init__(self, number: int, program: Program) -> None:
+        self.number = number
+        self.program = program
+        self.root = Path()
+        self.grow()
+
+    def grow(self) -> None:
+        """Its function is out of date."""
+        self.grown = self.program.grown = True
+
+    @property
+    def name(self) -> str:
+        """The name of its function."""
+        return f"block_{self.number}"
+
+
+class Inconsistent(Exception):
+    """The same questions with the same answers led somewhere else: never to be trusted again."""
+
+
+class Cursor:
+    """A place in a block's tree, moving along as the tracer goes through the template."""
+
+    __slots__ = ("block", "index", "path")
+
+    def __init__(self, block: Block) -> None:
+        self.block = block
+        self.path = block.root
+        self.index = 0
+
+    def emit(self, operation: Operation) -> None:
+        """Record an operation, or recognise the one recorded here before."""
+        path = self.path
+        if self.index < len(path.operations):
+            if path.operations[self.index] != operation:
+                raise Inconsistent(f"{path.operations[self.index]} became {operation}")
+        elif path.question is not None:
+            raise Inconsistent(f"{path.question} became {operation}")
+        else:
+            path.operations.append(operation)
+            self.block.grow()
+        self.index += 1
+
+    @property
+    def at_frontier(self) -> bool:
+        """Whether nothing is known from here on."""
+        return self.index == len(self.path.operations) and self.path.question is None
+
+    def ask(self, kind: str, code: str, answer: Any) -> None:
+        """Record a question and go on along the path of its answer."""
+        path = self.path
+        if self.index < len(path.operations):
+            raise Inconsistent(f"{path.operations[self.index]} became a question about {code}")
+        if path.question is None:
+            path.question = (kind, code)
+            self.block.grow()
+        elif path.question != (kind, code):
+            raise Inconsistent(f"{path.question} became {(kind, code)}")
+        if answer not in path.branches:
+            path.branches[answer] = Path()
+            self.block.grow()
+        self.path = path.branches[answer]
+        self.index = 0
+
+
+class Program:
+    """The blocks of one template with its constants, compiled as they grow."""
+
+    def __init__(self) -> None:
+        self.blocks: dict[Any, Block] = {}
+        self.grown = True
+        self._order: list[Block] = []
+        self.names: dict[str, Any] = {
+            "U": Undefined(),
+            "Undefined": Undefined,
+            "NoneType": NoneType,
+            "Namespace": Namespace,
+            "Unlearned": Unlearned,
+            "Refused": Refused,
+            "Beyond": Beyond,
+            "run_loop": run_loop,
+            "run_scan": run_scan,
+            "Rope": Rope,
+            "rope": rope,
+            "one_owner": one_owner,
+            "MOST_SIZE": MOST_SIZE,
+            "MIXED": MIXED,
+        }
+        self._constants: dict[tuple[type, Any], str] = {}
+        self.main = self.block("template")
+
+    def block(self, key: Any) -> Block:
+        """The block of this part of the template, made when first met."""
+        found = self.blocks.get(key)
+        if found is None:
+            found = self.blocks[key] = Block(len(self._order), self)
+            self._order.append(found)
+        return found
+
+    def constant(self, value: Any) -> str:
+        """How generated code says a value of the template's own."""
+        kind = type(value)
+        if kind in (str, int, bool, NoneType):
+            return repr(value)
+        if kind is Undefined:
+            return "U"
+        # By what it says: a list that the template writes is a new object at every row.
+        plain = kind in (float, list, tuple, dict)
+        key = (kind, repr(value)) if plain else (kind, id(value))
+        name = self._constants.get(key)
+        if name is None:
+            name = self._constants[key] = f"C{len(self._constants)}"
+            self.names[name] = value  # kept here, so that its id stays its own
+        return name
+
+    def type_name(self, kind: type) -> str:
+        """How generated code says a type."""
+        if kind in TYPES:
+            return TYPES[kind]
+        return (
+            kind.__name__ if kind in (NoneType, Undefined, Namespace, Rope) else self.constant(kind)
+        )
+
+    def size(self) -> int:
+        """How many operations are known."""
+        return sum(block.root.size() for block in self._order)
+
+    def run(self, messages: list[Any], tools: Any) -> Run:
+        """Render one conversation.
+
+        Raises:
+            Unlearned: It takes a path that no conversation took before.
+            Refused: The template refuses it on this path.
+            Beyond: It is too large to be sure of the limits.
+            Exception: Whatever the template's own operations raise on it.
+        """
+        if self.grown:
+            self._compile()
+        run = Run(messages, tools)
+        self.names["block_0"](run, None, 0, 0, (), ())
+        if run.work > MOST_WORK or run.size > MOST_SIZE:
+            raise Beyond
+        run.text = "".join(run.out)
+        return run
+
+    def _compile(self) -> None:
+        for block in self._order:
+            if block.grown:
+                source = function(block, self)
+                exec(compile(source, f"<template {block.name}>", "exec"), self.names)
+                block.grown = False
+        self.grown = False
+
+
+def function(block: Block, program: Program) -> str:
+    """A block's tree as the source of one Python function."""
+    lines = [
+        f"def {block.name}(R, item, i, n, items, env):",
+        " out = R.out; own = R.own",
+    ]
+    _write(block.root, program, " ", 0, lines)
+    return "\n".join(lines) + "\n"
+
+
+def _write(path: Path, program: Program, indent: str, work: int, lines: list[str]) -> None:
+    """Write a path and everything after it.
+
+    Every branch ends in a return, so the largest goes on without another level of indentation.
+    """
+    while True:
+        ended, work = _operations(path, program, indent, work, lines)
+        if ended:
+            return
+        if path.question is None:
+            lines.append(f"{indent}raise Unlearned")
+            return
+        kind, code = path.question
+        branches = sorted(path.branches.items(), key=lambda branch: branch[1].size())
+        work += 2
+        for answer, branch in branches[:-1]:
+            lines.append(f"{indent}if {_holds(kind, code, answer, program)}:")
+            _write(branch, program, indent + " ", work, lines)
+        answer, path = branches[-1]
+        if kind == "type" or len(branches) == 1:
+            condition = _holds(kind, code, answer, program)
+            lines.append(f"{indent}if not ({condition}): raise Unlearned")
+
+
+def _holds(kind: str, code: str, answer: Any, program: Program) -> str:
+    if kind == "type":
+        return f"type({code}) is {program.type_name(answer)}"
+    return code if answer else f"not ({code})"
+
+
+def _operations(
+    path: Path, program: Program, indent: str, work: int, lines: list[str]
+) -> tuple[bool, int]:
+    """Write the operations of one path; whether they end the block, and the work so far."""
+    printed: list[str] = []
+
+    def flush() -> None:
+        if printed:
+            text = "".join(printed)
+            lines.append(f"{indent}out.append({text!r})")
+            printed.clear()
+
+    for operation in path.operations:
+        name, *rest = operation
+        if name == "print":
+            printed.append(rest[0])
+            work += 1
+            continue
+        flush()
+        if name in ENDINGS:
+            if name == "raise":
+                lines.append(f"{indent}raise Refused")
+            else:
+                lines.append(f"{indent}R.work += {work}")
+                lines.append(f"{indent}return {name == 'break'}")
+            return True, work
+        work += _write_operation(name, rest, indent, lines)
+    flush()
+    return False, work
+
+
+def _write_operation(name: str, rest: list[Any], indent: str, lines: list[str]) -> int:
+    """Write one operation; its price in steps, at least what the reference charges for it."""
+    add = lines.append
+    if name == "let":
+        variable, code, sized, grows = rest
+        add(f"{indent}{variable} = {code}")
+        if sized:
+            add(f"{indent}R.size += len({variable})")
+        if sized and grows:
+            add(f"{indent}if R.size > MOST_SIZE: raise Beyond")
+        return 24
+    if name == "own":
+        add(f"{indent}own.append(len(out)); out.append({rest[0]})")
+        return 2
+    if name == "plain":
+        add(f"{indent}out.append({rest[0]})")
+        return 2
+    if name == "taken":
+        add(f"{indent}R.print_taken({rest[0]}, {rest[1]})")
+        return 2
+    if name == "rope":
+        add(f"{indent}R.print_rope({rest[0]})")
+        return 2
+    if name in ("loop", "scan"):
+        block, items, literal, env = rest
+        size = f"; R.size += {literal} * len({items})" if literal else ""
+        add(f"{indent}R.work += 2 + len({items}){size}")
+        add(f"{indent}run_{name}(R, {block}, {items}, ({''.join(code + ',' for code in env)}))")
+        return 2
+    if name == "macro":
+        block, env, variable = rest
+        call = f"{block}(R, None, 0, 0, (), ({''.join(code + ',' for code in env)}))"
+        if variable is None:
+            add(f"{indent}{call}")
+        else:
+            add(f"{indent}S = R.capture(); {call}; {variable} = R.captured(S)")
+            add(f"{indent}R.size += len({variable})")
+            add(f"{indent}if R.size > MOST_SIZE: raise Beyond")
+        return 24
+    if name == "capture":
+        add(f"{indent}{rest[0]} = R.capture(); out = R.out; own = R.own")
+        return 2
+    if name == "captured":
+        saved, variable = rest
+        add(f"{indent}{variable} = R.captured({saved}); out = R.out; own = R.own")
+        add(f"{indent}R.size += len({variable})")
+        add(f"{indent}if R.size > MOST_SIZE: raise Beyond")
+        return 24
+    if name == "set":
+        namespace, attribute, code, owner = rest
+        add(f"{indent}{namespace}.values[{attribute!r}] = {code}")
+        add(f"{indent}{namespace}.owners[{attribute!r}] = {owner}")
+        return 2
+    if name == "charge":
+        add(f"{indent}R.work += len({rest[0]}) >> 4")
+        return 2
+    if name == "keep":
+        add(f"{indent}R.kept.append([])")
+        return 2
+    if name == "kept":
+        add(f"{indent}R.kept[-1].append(item)")
+        return 2
+    if name == "stand":
+        add(f"{indent}k = R.owner_of(id({rest[0]}))")
+        add(f"{indent}if k is not None: R.me = k; R.marks.append((len(out), k))")
+        return 2
+    if name == "generation":
+        add(f"{indent}R.generation.append(len(out))")
+        return 24
+    raise AssertionError(name)

@@ -1,0 +1,634 @@
+"""Tracing: one row taken through a template's own syntax tree, every question written down.
+
+`Tracer.learn` walks the tree that jinja2 parsed, with the row's values as *symbols*: a symbol has
+the value it has in this row and the code that finds it in any other. What the template does with
+symbols becomes operations, what it asks of them becomes questions; both go into the blocks of a
+`Program`. Values that do not come from the row (special tokens, template variables, text of the
+template) are computed on the spot, by the reference's own functions.
+
+Every symbol also knows where it was taken from: from the message at which the template stands
+(``ME``), from a message found otherwise, from a namespace, from the conversation as a whole. What
+is printed is thereby known to be the assistant's own, or somebody else's.
+
+What is not known here is not guessed: an unknown statement, filter or use of a symbol is
+`Untraceable`, with its line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from types import NoneType
+from typing import Any
+
+import jinja2
+from jinja2 import Undefined, nodes
+from markupsafe import Markup
+
+from tokenmill.chat.expressions import Expressions, Names, line_of
+from tokenmill.chat.program import Block, Namespace, Refused, Rope
+from tokenmill.chat.symbols import (
+    HELD,
+    ME,
+    NOTHING,
+    PLAIN,
+    WHOLE,
+    Frame,
+    Function,
+    Joined,
+    LoopVariable,
+    Method,
+    Sources,
+    Symbol,
+    Untraceable,
+    class_of,
+    entered,
+    owner_code,
+    real,
+    sources_of,
+)
+
+
+class _Break(Exception):
+    pass
+
+
+class _Continue(Exception):
+    pass
+
+
+class Tracer(Expressions):
+    """Takes rows through one template.
+
+    Args:
+        tree: The template as jinja2 parsed it.
+        environment: The reference's environment: its filters, tests and functions.
+        variables: What every render sees: special tokens, template variables.
+        tojson: The unbounded form of the `tojson` filter.
+        functions: Functions that a template may call, by name.
+    """
+
+    def __init__(
+        self,
+        tree: nodes.Template,
+        environment: jinja2.Environment,
+        variables: Mapping[str, Any],
+        tojson: Callable[..., str],
+        functions: Mapping[str, Callable[..., Any]],
+    ) -> None:
+        super().__init__(Names(tree), environment, tojson, functions)
+        self.tree = tree
+        self._variables = dict(variables)
+        self._owner_of: Callable[[int], Any] = lambda _: None
+        self._out: list[str] = []
+
+    # -- one row -----------------------------------------------------------------------------
+
+    def learn(self, messages: list[Any], tools: Any) -> str:
+        """Take one row through the template; the program then knows its path.
+
+        Returns:
+            What the template prints, as the tracer sees it.
+
+        Raises:
+            Untraceable: The template does something that is not traced.
+            Refused: The template refuses the row, or fails on it.
+        """
+        self._owner_of = {id(message): k for k, message in enumerate(messages)}.get
+        frame = self._frame = Frame(self.program.main, [{}])
+        self._messages = Symbol("R.messages", messages, frozenset((WHOLE,)))
+        self._tools = Symbol("R.tools", tools, NOTHING)
+        self._out = []
+        try:
+            self._body(self.tree.body)
+            frame.cursor.emit(("end",))
+        except (_Break, _Continue):
+            raise Untraceable("a break outside a loop") from None
+        return "".join(self._out)
+
+    # -- statements ---------------------------------------------------------------------------
+
+    def _body(self, body: Iterable[nodes.Node]) -> None:
+        for node in body:
+            try:
+                self._statement(node)
+            except Untraceable as error:
+                error.line = error.line or line_of(node)
+                raise
+            except (_Break, _Continue, Refused):
+                raise
+            except Exception as error:
+                self._fail(error)
+
+    def _statement(self, node: nodes.Node) -> None:
+        visit = getattr(self, f"_do_{type(node).__name__}", None)
+        if visit is None:
+            raise Untraceable(f"a {type(node).__name__} statement", line_of(node))
+        visit(node)
+
+    def _do_Output(self, node: nodes.Output) -> None:
+        for part in node.nodes:
+            if isinstance(part, nodes.TemplateData):
+                self._print(part.data)
+            elif isinstance(part, nodes.Call) and self._prints_macro(part):
+                continue
+            else:
+                self._print(self._value(part))
+
+    def _print(self, value: Any) -> None:
+        if isinstance(value, Joined):
+            for part in value.parts:
+                self._print(part)
+            return
+        if isinstance(value, Symbol):
+            self._print_symbol(value)
+            return
+        if isinstance(value, Undefined):
+            return
+        if not isinstance(value, (str, int, float, NoneType, list, dict, tuple)):
+            raise Untraceable(f"printing a {type(value).__name__}")
+        text = str(value)
+        if text:
+            self._out.append(text)
+            self._emit("print", text)
+
+    def _print_symbol(self, symbol: Symbol) -> None:
+        kind = self._kind(symbol)
+        if kind is Undefined:
+            return
+        if self._frame.kinds.get(symbol.code) is Rope:
+            self._out.append(str(symbol.value))
+            self._emit("rope", symbol.code)
+            return
+        sources = symbol.sources
+        if kind is Markup:
+            symbol = self._let(f"str.__str__({symbol.code})", symbol.value, sources, str)
+        elif kind is not str:
+            if kind not in (int, float, bool, NoneType, list, tuple, dict):
+                raise Untraceable(f"printing a {kind.__name__}")
+            if kind in (int, float, bool, NoneType):
+                # A number is nobody's words; that it was printed still counts as the message's.
+                sources = frozenset((ME,)) if sources else NOTHING
+            symbol = self._let(f"str({symbol.code})", str(symbol.value), sources, str)
+        self._out.append(symbol.value)
+        if not sources:
+            self._emit("plain", symbol.code)
+        elif sources == {ME}:
+            self._emit("own", symbol.code)
+        else:
+            self._emit("taken", symbol.code, owner_code(sources))
+
+    def _do_If(self, node: nodes.If) -> None:
+        if self._truth(self._value(node.test)):
+            self._body(node.body)
+            return
+        for other in node.elif_:
+            if self._truth(self._value(other.test)):
+                self._body(other.body)
+                return
+        self._body(node.else_)
+
+    def _do_Assign(self, node: nodes.Assign) -> None:
+        value = self._value(node.node)
+        self._assign(node.target, value)
+        frame = self._frame
+        if frame.index_loop and isinstance(node.target, nodes.Name) and isinstance(value, Symbol):
+            known = self._owner_of(id(value.value)) is not None
+            if known and frame.kinds.get(value.code) in (None, dict):
+                self._emit("stand", value.code)
+                frame.stands = True
+                frame.scopes[-1][node.target.name] = Symbol(
+                    value.code, value.value, frozenset((ME,))
+                )
+
+    def _assign(self, target: nodes.Node, value: Any) -> None:
+        if isinstance(target, nodes.Name):
+            self._frame.scopes[-1][target.name] = value
+        elif isinstance(target, nodes.NSRef):
+            self._set_attribute(target, value)
+        elif isinstance(target, nodes.Tuple):
+            self._unpack(target, value)
+        else:
+            raise Untraceable(f"assigning to a {type(target).__name__}", line_of(target))
+
+    def _set_attribute(self, target: nodes.NSRef, value: Any) -> None:
+        namespace = self._resolve(target.name)
+        if self._kind(namespace) is not Namespace or target.attr.startswith("_"):
+            raise Untraceable(
+                "an attribute set on something else than a namespace", line_of(target)
+            )
+        known = self._frame.known
+        for key in [key for key in known if key[1] == target.attr]:
+            del known[key]
+        sources = sources_of(value)
+        if isinstance(value, Joined):
+            code = (
+                "rope(R, "
+                + ", ".join(
+                    f"({self._code(part)}, {owner_code(sources_of(part))})" for part in value.parts
+                )
+                + ")"
+            )
+            held: Any = Rope(value.value)
+            code = self._let(code, held, sources, Rope, grows=True, fresh=True).code
+        else:
+            code, held = self._code(value), real(value)
+        self._emit("set", namespace.code, target.attr, code, owner_code(sources))
+        namespace.value.values[target.attr] = held
+        if not isinstance(value, (Symbol, Joined)):
+            known[namespace.code, target.attr] = value
+        elif isinstance(value, Symbol):
+            known[namespace.code, target.attr] = Symbol(
+                code, real(value), frozenset((("namespace", namespace.code, target.attr),))
+            )
+
+    def _unpack(self, target: nodes.Tuple, value: Any) -> None:
+        count = len(target.items)
+        if isinstance(value, Symbol):
+            kind = self._kind(value)
+            if kind not in (list, tuple):
+                raise Untraceable(f"unpacking a {kind.__name__}", line_of(target))
+            if not self._ask(f"len({value.code}) == {count}", len(value.value) == count):
+                self._refuse("not enough or too many values to unpack")
+            for index, name in enumerate(target.items):
+                item = self._let(f"{value.code}[{index}]", value.value[index], value.sources)
+                self._assign(name, item)
+            return
+        items = list(value)
+        if len(items) != count:
+            self._refuse("not enough or too many values to unpack")
+        for name, item in zip(target.items, items, strict=True):
+            self._assign(name, item)
+
+    def _do_AssignBlock(self, node: nodes.AssignBlock) -> None:
+        value: Any = self._captured(node.body)
+        if node.filter is not None:
+            value = self._apply_filters(node.filter, value)
+        self._assign(node.target, value)
+
+    def _do_FilterBlock(self, node: nodes.FilterBlock) -> None:
+        self._print(self._apply_filters(node.filter, self._captured(node.body)))
+
+    def _apply_filters(self, node: nodes.Filter, value: Any) -> Any:
+        if node.node is not None:
+            assert isinstance(node.node, nodes.Filter)
+            value = self._apply_filters(node.node, value)
+        return self._filter(node, value)
+
+    def _captured(self, body: list[nodes.Node]) -> Any:
+        """What a part of the template prints, as a value."""
+        frame = self._frame
+        saved = frame.variable()
+        self._emit("capture", saved)
+        outside, self._out = self._out, []
+        frame.scopes.append({})
+        self._body(body)
+        frame.scopes.pop()
+        text = "".join(self._out)
+        self._out = outside
+        name = frame.variable()
+        self._emit("captured", saved, name)
+        frame.kinds[name] = str
+        sources: set[Any] = set()
+        for node in body:
+            for loaded in node.find_all(nodes.Name):
+                if loaded.ctx == "load":
+                    sources |= sources_of(self._lookup(loaded.name))
+        return Symbol(name, text, frozenset(sources))
+
+    def _do_CallBlock(self, node: nodes.CallBlock) -> None:
+        attribute = node.call.node
+        if not isinstance(attribute, nodes.ExtensionAttribute) or node.args:
+            raise Untraceable("a call block", line_of(node))
+        self._emit("generation")
+        self._frame.scopes.append({})
+        self._body(node.body)
+        self._frame.scopes.pop()
+        self._emit("generation")
+
+    def _do_With(self, node: nodes.With) -> None:
+        values = [self._value(value) for value in node.values]
+        self._frame.scopes.append({})
+        for target, value in zip(node.targets, values, strict=True):
+            self._assign(target, value)
+        self._body(node.body)
+        self._frame.scopes.pop()
+
+    def _do_Scope(self, node: nodes.Scope) -> None:
+        self._frame.scopes.append({})
+        self._body(node.body)
+        self._frame.scopes.pop()
+
+    def _do_Macro(self, node: nodes.Macro) -> None:
+        if self._names.macros.get(node.name) is not node:
+            raise Untraceable("a macro inside something else", line_of(node))
+
+    def _do_Break(self, node: nodes.Node) -> None:
+        raise _Break
+
+    def _do_Continue(self, node: nodes.Node) -> None:
+        raise _Continue
+
+    # -- loops and macros ---------------------------------------------------------------------
+
+    def _slots(self, node: nodes.Node, moved: bool) -> tuple[list[Any], list[str], tuple[int, ...]]:
+        """What a block reads from outside: values, code, and whose they are."""
+        values = [self._lookup(name) for name in self._names.reads(node)]
+        if any(isinstance(value, (LoopVariable, Method)) for value in values):
+            raise Untraceable("a function or loop kept in a variable", line_of(node))
+        values += [self._top(name) for name in self._names.macro_reads(node)]
+        return (
+            values,
+            self._passed(values, moved),
+            tuple(class_of(value, moved) for value in values),
+        )
+
+    def _passed(self, values: list[Any], moved: bool) -> list[str]:
+        """Code for values handed to a block, then for the owners of those that need it."""
+        codes = [self._code(value) for value in values]
+        return codes + [
+            owner_code(sources_of(value)) for value in values if class_of(value, moved) == HELD
+        ]
+
+    def _enter(self, block: Block, node: nodes.Node, values: list[Any], moved: bool) -> Frame:
+        """A frame for a block, its values from outside as symbols of their own."""
+        names = self._names.reads(node)
+        slots: list[dict[str, Any]] = [{}, {}]
+        frame = Frame(block, slots)
+        for index, inside in enumerate(entered(values, moved)):
+            if index < len(names):
+                slots[1][names[index]] = inside
+            else:
+                slots[0][self._names.macro_reads(node)[index - len(names)]] = inside
+        return frame
+
+    def _do_For(self, node: nodes.For) -> None:
+        if node.recursive:
+            raise Untraceable("a recursive loop", line_of(node))
+        source: nodes.Node | None = node.iter
+        if isinstance(source, nodes.Filter) and source.name == "tokenmill_walk":
+            literal = source.args[0].as_const()
+            source = source.node
+        else:
+            literal = sum(len(data.data) for data in node.find_all(nodes.TemplateData))
+        assert source is not None
+        items = self._items(self._value(source))
+        if node.test is not None:
+            items = self._filtered(node, items)
+        messages = WHOLE in items.sources
+        if not node.else_ or self._truth(items):
+            self._loop(node, items, literal, messages, isinstance(source, nodes.Call))
+        else:
+            self._body_in_scope(node.else_)
+
+    def _body_in_scope(self, body: list[nodes.Node]) -> None:
+        self._frame.scopes.append({})
+        self._body(body)
+        self._frame.scopes.pop()
+
+    def _items(self, value: Any) -> Symbol:
+        """What a loop runs over, as a list."""
+        if isinstance(value, Joined):
+            value = self._text(value)
+        if not isinstance(value, Symbol):
+            items = Symbol(self.program.constant(list(value)), list(value), NOTHING)
+            self._frame.kinds[items.code] = list
+            return items
+        kind = self._kind(value)
+        if kind is list:
+            return value
+        if kind in (NoneType, int, float, bool):
+            self._refuse(f"a {kind.__name__} is not iterable")
+        return self._let(
+            f"list({value.code})", list(value.value), value.sources, list, fresh=kind not in PLAIN
+        )
+
+    def _filtered(self, node: nodes.For, items: Symbol) -> Symbol:
+        """The items that pass the test of ``for … if``."""
+        assert node.test is not None
+        changed = {ref.name for ref in node.find_all(nodes.NSRef)}
+        if changed & {name.name for name in node.test.find_all(nodes.Name)}:
+            raise Untraceable("a loop whose test reads what its body sets", line_of(node))
+        test = nodes.For(node.target, node.iter, [], [], None, False, lineno=line_of(node))
+        kept = self._loop(test, items, 0, WHOLE in items.sources, False, keep=node.test, key=node)
+        frame = self._frame
+        name = frame.variable()
+        self._emit("let", name, "R.kept.pop()", True, False)
+        frame.kinds[name] = list
+        return Symbol(name, kept, items.sources)
+
+    def _loop(
+        self,
+        node: nodes.For,
+        items: Symbol,
+        literal: int,
+        messages: bool,
+        index_loop: bool,
+        keep: nodes.Node | None = None,
+        key: nodes.For | None = None,
+    ) -> list[Any]:
+        body = key or node
+        outer = self._frame
+        silent = keep is not None or not _says_something(node)
+        stands = messages and not outer.stands and not silent
+        values, codes, classes = self._slots(body, stands)
+        whose = class_of(items, False)
+        name = (id(body), keep is not None, classes, outer.stands, whose)
+        block = self.program.block(name)
+        if keep is not None:
+            self._emit("keep")
+        kind = "scan" if outer.stands or silent else "loop"
+        item_sources: Sources
+        if stands:
+            item_sources = frozenset((ME,))
+        elif messages:
+            item_sources = frozenset((("message", "item"),))
+        elif whose == HELD:
+            item_sources = frozenset((("held", f"env[{len(codes)}]"),))
+            codes = [*codes, owner_code(items.sources)]
+        else:
+            item_sources = frozenset((ME,)) if whose else NOTHING
+        self._emit(kind, block.name, items.code, literal, tuple(codes))
+        kept = []
+        owned = items.value
+        for place, item in enumerate(owned):
+            frame = self._enter(block, body, values, stands)
+            frame.index_loop = index_loop and not outer.stands
+            frame.stands = outer.stands or stands
+            frame.scopes.append({})
+            symbol = Symbol("item", item, item_sources)
+            total = Symbol("n", len(owned), NOTHING)
+            index = Symbol("i", place, NOTHING)
+            every = Symbol("items", owned, items.sources)
+            frame.kinds.update({"n": int, "i": int, "items": list})
+            frame.loop = LoopVariable(index, total, every, item_sources)
+            self._frame = frame
+            stop = False
+            try:
+                self._assign(node.target, symbol)
+                if keep is not None:
+                    if self._truth(self._value(keep)):
+                        kept.append(item)
+                        self._emit("kept")
+                else:
+                    self._body(node.body)
+                frame.cursor.emit(("end",))
+            except _Break:
+                frame.cursor.emit(("break",))
+                stop = True
+            except _Continue:
+                frame.cursor.emit(("continue",))
+            except (Untraceable, Refused):
+                raise
+            except Exception as error:
+                self._fail(error)
+            finally:
+                self._frame = outer
+            if stop:
+                break
+        outer.known.clear()
+        return kept
+
+    def _macro(
+        self, name: str, node: nodes.Call
+    ) -> tuple[Block, nodes.Macro, list[Any], list[str]]:
+        macro = self._names.macros[name]
+        if node.dyn_args is not None or node.dyn_kwargs is not None:
+            raise Untraceable("a macro called with * or **", line_of(node))
+        if any(n.name in ("caller", "varargs", "kwargs") for n in macro.find_all(nodes.Name)):
+            raise Untraceable("a macro with caller, varargs or kwargs", line_of(macro))
+        given = [self._value(argument) for argument in node.args]
+        named = {keyword.key: self._value(keyword.value) for keyword in node.kwargs}
+        parameters = [parameter.name for parameter in macro.args]
+        if len(given) > len(parameters) or set(named) - set(parameters[len(given) :]):
+            self._refuse(f"macro {name!r} does not take these arguments")
+        arguments: list[Any] = []
+        passed: list[bool] = []
+        for index, parameter in enumerate(parameters):
+            if index < len(given):
+                arguments.append(given[index])
+            elif parameter in named:
+                arguments.append(named[parameter])
+            else:
+                arguments.append(None)
+                passed.append(False)
+                continue
+            passed.append(True)
+        free_names = self._names.macro_reads(macro)
+        values = [*arguments, *(self._top(free) for free in free_names)]
+        codes = self._passed(values, False)
+        key = (
+            id(macro),
+            self._frame.stands,
+            tuple(passed),
+            tuple(class_of(value, False) for value in values),
+        )
+        block = self.program.block(key)
+        frame = Frame(block, [{}, {}])
+        frame.stands = self._frame.stands
+        inside = entered(values, False)
+        for index, free in enumerate(free_names, len(arguments)):
+            frame.scopes[0][free] = frame.scopes[1][free] = inside[index]
+        frame.scopes.append({})
+        outer, self._frame = self._frame, frame
+        defaults = dict(
+            zip(parameters[len(parameters) - len(macro.defaults) :], macro.defaults, strict=True)
+        )
+        try:
+            for index, parameter in enumerate(parameters):
+                if passed[index]:
+                    value: Any = inside[index]
+                elif parameter in defaults:
+                    value = self._value(defaults[parameter])
+                else:
+                    value = Undefined(name=parameter)
+                frame.scopes[-1][parameter] = value
+        finally:
+            self._frame = outer
+        self._entered = frame
+        return block, macro, values, codes
+
+    def _run_macro(self, macro: nodes.Macro, frame: Frame) -> None:
+        outer, self._frame = self._frame, frame
+        try:
+            self._body(macro.body)
+            frame.cursor.emit(("end",))
+        except (Untraceable, Refused):
+            raise
+        except Exception as error:
+            self._fail(error)
+        finally:
+            self._frame = outer
+        outer.known.clear()
+
+    def _prints_macro(self, node: nodes.Call) -> bool:
+        """Print a macro's text where the macro is called for nothing else."""
+        if not isinstance(node.node, nodes.Name) or node.node.name not in self._names.macros:
+            return False
+        block, macro, _, codes = self._macro(node.node.name, node)
+        frame = self._entered
+        self._emit("macro", block.name, tuple(codes), None)
+        self._run_macro(macro, frame)
+        return True
+
+    def _call_macro(self, name: str, node: nodes.Call) -> Symbol:
+        block, macro, values, codes = self._macro(name, node)
+        frame = self._entered
+        variable = self._frame.variable()
+        self._emit("macro", block.name, tuple(codes), variable)
+        outside, self._out = self._out, []
+        self._run_macro(macro, frame)
+        text = "".join(self._out)
+        self._out = outside
+        self._frame.kinds[variable] = str
+        sources = frozenset().union(*(sources_of(value) for value in values))
+        read = self._names._loaded(macro) - self._names.assigned
+        if "messages" in read:
+            sources |= {WHOLE}
+        return Symbol(variable, text, sources)
+
+    # -- names --------------------------------------------------------------------------------
+
+    def _lookup(self, name: str) -> Any:
+        for scope in reversed(self._frame.scopes):
+            if name in scope:
+                return scope[name]
+        return self._given(name)
+
+    def _top(self, name: str) -> Any:
+        """What a name means at the top of the template, where macros look."""
+        top = self._frame.scopes[0]
+        return top[name] if name in top else self._given(name)
+
+    def _given(self, name: str) -> Any:
+        """What a name means that the template has not assigned."""
+        if name == "loop" and self._frame.loop is not None:
+            return self._frame.loop
+        if name in self._names.macros:
+            return Function(name)
+        if name == "messages":
+            return self._messages
+        if name == "tools":
+            return self._tools
+        if name in self._variables:
+            return self._variables[name]
+        if name in self._functions or name in ("namespace", "dict", "range"):
+            return Function(name)
+        if name in self._environment.globals:
+            raise Untraceable(f"the function {name}")
+        return Undefined(name=name)
+
+    def _resolve(self, name: str) -> Any:
+        return self._lookup(name)
+
+
+def _says_something(loop: nodes.For) -> bool:
+    """Whether a loop's body prints, or puts a text together that may be printed later."""
+    if any(True for _ in loop.find_all(nodes.Output)):
+        return True
+    return any(
+        isinstance(part, (nodes.Add, nodes.Concat))
+        or getattr(part, "name", "") == "tokenmill_concat"
+        for assign in loop.find_all((nodes.Assign, nodes.AssignBlock))
+        if isinstance(getattr(assign, "target", None), nodes.NSRef)
+        for part in assign.find_all((nodes.Add, nodes.Concat, nodes.Filter))
+    )

@@ -1,0 +1,124 @@
+"""Templates rendered along known paths, each admitted only when it equals the reference.
+
+A `TracedTemplate` stands between the reference and the tracer: a row whose path is known is
+rendered by the program; one whose path is not is rendered by the reference, traced, and its path is
+admitted when the program then prints exactly the reference's text. One difference and the program
+is out for good. What cannot be traced is `NotTraced`, with the cause.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tokenmill.chat.program import Beyond, Inconsistent, Refused, Run, Unlearned
+from tokenmill.chat.symbols import Untraceable
+from tokenmill.chat.template import ReferenceTemplate, alias_reasoning
+from tokenmill.chat.trace import Tracer
+
+MOST_OPERATIONS = 200_000  # in a program; real templates with all their rows take a few thousand
+
+
+class NotTraced(Exception):
+    """The program cannot say what the template prints for this row.
+
+    Args:
+        cause: Why, the same words for every row of the kind.
+        line: The line of the template, 0 where it is not one line.
+    """
+
+    def __init__(self, cause: str, line: int = 0) -> None:
+        super().__init__(cause)
+        self.cause = cause
+        self.line = line
+
+    def __str__(self) -> str:
+        """Cause and line."""
+        return f"{self.cause} (line {self.line} of the template)" if self.line else self.cause
+
+
+class TracedTemplate:
+    """One template and what is known of its paths.
+
+    Args:
+        reference: The template in jinja2.
+        add_generation_prompt: Whether every render ends with it.
+    """
+
+    def __init__(
+        self, reference: ReferenceTemplate, *, add_generation_prompt: bool = False
+    ) -> None:
+        self.reference = reference
+        self.add_generation_prompt = add_generation_prompt
+        self.learned = 0
+        """Rows from which something was learned."""
+        self.differed = ""
+        """What was seen the first time the program differed from the reference."""
+        self._tracer: Tracer | None = None
+        self._untraceable: NotTraced | None = None
+        self._start()
+
+    def _start(self) -> None:
+        try:
+            self._tracer = self.reference.tracer(self.add_generation_prompt)
+        except Untraceable as error:
+            self._untraceable = NotTraced(error.cause, error.line)
+
+    def ban(self, what: str) -> None:
+        """Never use the program again."""
+        self.differed = self.differed or what
+        self._tracer = None
+        self._untraceable = NotTraced("the traced template differed from the reference")
+
+    def follow(self, messages: list[dict[str, Any]], tools: list[Any] | None) -> Run:
+        """Render a conversation, learning its path where it is new.
+
+        Raises:
+            NotTraced: It cannot be rendered so.
+            RowError: Its path is new, and the reference refuses it.
+            TemplateError: The same, for a date that is not pinned.
+        """
+        if self._tracer is None:
+            assert self._untraceable is not None
+            raise self._untraceable
+        given = alias_reasoning(messages)
+        try:
+            return self._tracer.program.run(given, tools)
+        except Unlearned:
+            return self._learn(messages, given, tools)
+        except Exception as error:
+            raise _not_traced(error) from error
+
+    def _learn(
+        self, messages: list[dict[str, Any]], given: list[dict[str, Any]], tools: list[Any] | None
+    ) -> Run:
+        expected = self.reference.render(
+            messages, tools, add_generation_prompt=self.add_generation_prompt
+        )
+        assert self._tracer is not None
+        if self._tracer.program.size() > MOST_OPERATIONS:
+            self._start()
+        try:
+            self._tracer.learn(given, tools)
+            run = self._tracer.program.run(given, tools)
+        except Exception as error:
+            if isinstance(error, (Inconsistent, Unlearned)):
+                self.ban(f"one path led to two places: {error}")
+                assert self._untraceable is not None
+                raise self._untraceable from error
+            raise _not_traced(error) from error
+        self.learned += 1
+        if run.text != expected:
+            self.ban("a path that was just learned gave another text")
+            assert self._untraceable is not None
+            raise self._untraceable
+        return run
+
+
+def _not_traced(error: Exception) -> NotTraced:
+    if isinstance(error, Untraceable):
+        return NotTraced(error.cause, error.line)
+    if isinstance(error, Refused):
+        return NotTraced("the template fails on the row")
+    if isinstance(error, Beyond):
+        return NotTraced("a row near the limits of a render")
+    return NotTraced(f"{type(error).__name__} on the path")
