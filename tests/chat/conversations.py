@@ -30,6 +30,10 @@ TOOLS = [
         },
     }
 ]
+VARIABLES = {
+    "models/fireworks-ai-llama-3-firefunction-v2": {"functions": "[]", "datetime": "2026-11-15"},
+}
+"""What a template needs besides and cannot do without, by its name in `zoo`."""
 NAMES = {"s": "system", "u": "user", "a": "assistant", "t": "tool", "d": "developer"}
 
 
@@ -116,7 +120,7 @@ def _thinking(form: str) -> Row:
             messages[index]["content"] = f"<think>\n{thought}\n</think>\n\n{answer}"
         if form in ("reasoning_content", "both", "thinking", "reasoning"):
             name = "reasoning_content" if form == "both" else form
-            messages[index][name] = words("reason", index)
+            messages[index][name] = words("thought" if form == "both" else "reason", index)
         if form == "empty":
             messages[index]["content"] = f"<think>\n\n</think>\n\n{answer}"
         if form == "unclosed":

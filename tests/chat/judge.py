@@ -25,8 +25,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.chat.conversations import CORPORA, DATE, ODD, SPECIAL, Row, corpus_rows, zoo
-from tests.chat.loop_oracle import Conversation, OracleTemplate, Refused, judge, lost
+from tests.chat.conversations import CORPORA, DATE, ODD, SPECIAL, VARIABLES, Row, corpus_rows, zoo
+from tests.chat.loop_oracle import Conversation, OracleTemplate, Refused, judge, lost, to_train
 from tokenmill.chat import ChatSpec, Renderer
 from tokenmill.chat.shapes import Plain, read
 from tokenmill.errors import RowError
@@ -117,6 +117,7 @@ def score(
 ) -> Score:
     """Let the product render rows under one template and judge what it says."""
     total = Score()
+    special_tokens = {**special_tokens, **VARIABLES.get(name, {})}
     template = OracleTemplate(source, special_tokens, DATE)
     spec = ChatSpec(date=DATE, turn_end=turn_end)
     product = make_renderer(spec, source, special_tokens, renderer).render(list(rows.values()))
@@ -147,11 +148,7 @@ def score(
         if talk.found is None:
             total.unsure["sentinels do not survive"] += 1
             total.notes.append(f"{where}: the sentinels do not survive")
-        silent = talk.found is not None and not talk.template.says_itself and not any(
-            turn.message in trained for turn in talk.turns().values()
-        )
-        if talk.template.says_itself and talk.found is not None:
-            silent = not any(talk.found.owner[a] in trained for a, _ in talk.found.generation)
+        silent = not to_train(talk, trained)
         if gone is not None:
             total.lost += 1
         elif silent:
@@ -173,9 +170,10 @@ def score(
         if gone is None and not silent:
             total.proven += 1
         text, spans = product.texts[accepted[number]], product.spans[accepted[number]]
-        if gone is not None and not talk.template.says_itself:
+        surely = lost(messages, talk.found, every_thought=False) if gone and talk.found else None
+        if surely is not None and not talk.template.says_itself:
             total.violated["accepted what loses content"] += 1
-            total.reports.append(f"{where}: accepted, but {gone} is lost")
+            total.reports.append(f"{where}: accepted, but {surely} is lost")
         if talk.found is None:
             if text != template.plain(messages, tools):
                 total.violated["another text"] += 1

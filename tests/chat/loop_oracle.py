@@ -42,6 +42,8 @@ Span = tuple[int, int]
 Message = dict[str, Any]
 
 NOBODY = -1
+INSIDE = -10  # the innermost of several messages, before `_share` has decided
+SHARED = -2  # printed by a loop over an assistant inside another message's step: neither's turn
 PLANES = (0x100000, 0xF0000)  # sentinels come from the first plane that no text of the row uses
 LEAVE = 0x4000
 GENERATION = 0x8000
@@ -133,7 +135,7 @@ class _Loops(jinja2.visitor.NodeTransformer):
     """Rewrites every loop so that it says when it takes up and leaves an item.
 
     A loop over numbers that looks messages up by its own variable (``messages[i]``) takes up that
-    message.
+    message. A step that does not print but adds to a text (``ns.out = ns.out ~ …``) speaks there.
     """
 
     def __init__(self) -> None:
@@ -174,6 +176,26 @@ class _Loops(jinja2.visitor.NodeTransformer):
         node.body.append(_says(own, "oracle_leave", line))
         return node
 
+    def visit_Assign(self, node: jinja2.nodes.Assign) -> jinja2.nodes.Node:  # noqa: N802
+        added, target, line = node.node, node.target, node.lineno
+        if not self.stack or not isinstance(added, (jinja2.nodes.Concat, jinja2.nodes.Add)):
+            return node
+        enter = [_says(own, "oracle_enter", line).nodes[0] for own in self.stack]
+        leave = [_says(own, "oracle_leave", line).nodes[0] for own in reversed(self.stack)]
+        if isinstance(added, jinja2.nodes.Concat) and _is_place(added.nodes[0], target):
+            added.nodes[1:] = [*enter, *added.nodes[1:], *leave]
+            return node
+        terms = _terms(added)
+        if _is_place(terms[0], target) and len(terms) > 1:
+            owners = [jinja2.nodes.Name(own, "load", lineno=line) for own in self.stack]
+            node.node = _filter(
+                jinja2.nodes.List(terms, lineno=line),
+                "oracle_add",
+                [jinja2.nodes.List(owners, lineno=line)],
+                line,
+            )
+        return node
+
     def _listed(self, node: Any) -> list[Any]:
         return node if isinstance(node, list) else [] if node is None else [node]
 
@@ -187,6 +209,22 @@ class _Loops(jinja2.visitor.NodeTransformer):
 
     def visit_Break(self, node: jinja2.nodes.Break) -> Any:  # noqa: N802
         return self._leaving(node)
+
+
+def _is_place(value: Any, target: Any) -> bool:
+    """Whether an expression reads the very name or namespace attribute that is assigned."""
+    if isinstance(target, jinja2.nodes.NSRef):
+        named = isinstance(value, jinja2.nodes.Getattr) and isinstance(value.node, jinja2.nodes.Name)
+        return named and (value.node.name, value.attr) == (target.name, target.attr)
+    if isinstance(target, jinja2.nodes.Name):
+        return isinstance(value, jinja2.nodes.Name) and value.name == target.name
+    return False
+
+
+def _terms(value: Any) -> list[Any]:
+    if isinstance(value, jinja2.nodes.Add):
+        return [*_terms(value.left), value.right]
+    return [value]
 
 
 def _filter(node: Any, name: str, arguments: list[Any], line: int) -> jinja2.nodes.Filter:
@@ -224,6 +262,7 @@ class OracleTemplate:
         self._plain = self._plain_environment.from_string(source)
         self._environment = environment(date)
         self._environment.filters["oracle_item"] = self._item
+        self._environment.filters["oracle_add"] = self._add
         self._environment.filters["oracle_enter"] = lambda m: self._sentinel(m, 0)
         self._environment.filters["oracle_leave"] = lambda m: self._sentinel(m, LEAVE)
         tree = _Loops().visit(self._environment.parse(source))
@@ -245,6 +284,15 @@ class OracleTemplate:
                         if id(near) in self._indices:
                             found[id(near)] = near
         return next(iter(found.values())) if len(found) == 1 else None
+
+    def _add(self, terms: list[Any], owners: list[Any]) -> Any:
+        total, *rest = terms
+        if all(isinstance(term, str) for term in terms):
+            total += "".join(self._sentinel(owner, 0) for owner in owners)
+            rest += [self._sentinel(owner, LEAVE) for owner in reversed(owners)]
+        for term in rest:
+            total = total + term
+        return total
 
     def _sentinel(self, item: Any, offset: int) -> str:
         index = self._indices.get(id(item))
@@ -295,7 +343,11 @@ class OracleTemplate:
             found = self._read(self._run(self._speaking, ours, tools, add_generation_prompt))
         except Refused:
             return None
-        return found if found is not None and found.text == plain else None
+        if found is None or found.text != plain:
+            return None
+        _share(found, messages)
+        _adopt(found, messages)
+        return found
 
     def _read(self, spoken: str) -> Owned | None:
         pieces: list[str] = []
@@ -308,7 +360,8 @@ class OracleTemplate:
             code = ord(part) - first if len(part) == 1 else -1
             if code < 0 or code > last - first:
                 pieces.append(part)
-                owner += [stack[-1] if stack else NOBODY] * len(part)
+                who = stack[-1] if stack else NOBODY
+                owner += [who if len(set(stack)) < 2 else INSIDE - who] * len(part)
             elif code == GENERATION:
                 opened.append(len(owner))
             elif code == GENERATION + 1:
@@ -322,6 +375,31 @@ class OracleTemplate:
         if stack or opened:
             return None
         return Owned("".join(pieces), owner, sorted(s for s in generation if s[0] < s[1]))
+
+
+def _share(found: Owned, messages: list[Message]) -> None:
+    """What is printed inside two messages' steps is the innermost's, but never an assistant's."""
+    for position, who in enumerate(found.owner):
+        if who <= INSIDE:
+            inner = INSIDE - who
+            assistant = messages[inner].get("role") == "assistant"
+            found.owner[position] = SHARED if assistant else inner
+
+
+def _adopt(found: Owned, messages: list[Message]) -> None:
+    """Give an ending outside of every loop to the last assistant where it alone is printed there.
+
+    Some templates take the last message out of their loop and print it by itself.
+    """
+    last = len(messages) - 1
+    if last < 0 or messages[last].get("role") != "assistant" or last in found.owner:
+        return
+    owned = [n for n, who in enumerate(found.owner) if who != NOBODY]
+    start = owned[-1] + 1 if owned else 0
+    ending = found.text[start:]
+    said = [forms for forms in spoken(messages[last], reasoning=False) if forms[0]]
+    if said and owned and all(any(form in ending for form in forms) for forms in said):
+        found.owner[start:] = [last] * len(ending)
 
 
 def aliased(messages: list[Message]) -> list[Message]:
@@ -338,22 +416,11 @@ def aliased(messages: list[Message]) -> list[Message]:
 # --- what an assistant said -----------------------------------------------------------------------
 
 
-def spoken(message: Message, *, reasoning: bool) -> Iterator[list[str]]:
+def spoken(message: Message, *, reasoning: bool = True) -> Iterator[list[str]]:
     """Every leaf of what a message says, each in the forms in which it may be printed."""
-    content = message.get("content")
-    texts = [content] if isinstance(content, str) else []
-    if isinstance(content, list):
-        texts = [p["text"] for p in content if isinstance(p, dict) and "text" in p]
-    for text in texts:
-        thought, closing, answer = text.rpartition("</think>")
-        if closing:
-            if reasoning:
-                yield [re.sub(r"^\s*<think>", "", thought).strip()]
-            text = answer
-        yield [text.strip()]
+    yield from ([answer] for answer in _answers(message)[1])
     if reasoning:
-        own = next((message[k] for k in REASONING if isinstance(message.get(k), str)), "")
-        yield [own.strip()]
+        yield from ([thought] for thought in thoughts(message))
     calls = message.get("tool_calls") or []
     for call in calls if isinstance(calls, list) else [calls]:
         function = call.get("function", call) if isinstance(call, dict) else {}
@@ -362,10 +429,33 @@ def spoken(message: Message, *, reasoning: bool) -> Iterator[list[str]]:
             yield from _printed(function.get("arguments"))
 
 
+def thoughts(message: Message) -> list[str]:
+    """What a message thinks: in front of its answer, and under a key of its own."""
+    own = next((message[k] for k in REASONING if isinstance(message.get(k), str)), "")
+    return [thought for thought in (*_answers(message)[0], own.strip()) if thought]
+
+
+def _answers(message: Message) -> tuple[list[str], list[str]]:
+    """The thinking and the answers in a message's content."""
+    content = message.get("content")
+    texts = [content] if isinstance(content, str) else []
+    if isinstance(content, list):
+        texts = [p["text"] for p in content if isinstance(p, dict) and "text" in p]
+    thinking: list[str] = []
+    answers: list[str] = []
+    for text in texts:
+        thought, closing, answer = text.rpartition("</think>")
+        if closing:
+            thinking.append(re.sub(r"^\s*<think>", "", thought).strip())
+        answers.append(answer.strip())
+    return thinking, answers
+
+
 def _printed(value: Any) -> Iterator[list[str]]:
     if isinstance(value, dict):
         for key, item in value.items():
-            yield from _printed(str(key))
+            tags = [f"={key}>", f"<{key}>", f'"{key}"']
+            yield from ([*forms, *tags] for forms in _printed(str(key)))
             yield from _printed(item)
     elif isinstance(value, list):
         for item in value:
@@ -385,10 +475,11 @@ def _printed(value: Any) -> Iterator[list[str]]:
         yield [json.dumps(value), str(value)]
 
 
-def lost(messages: list[Message], found: Owned) -> str | None:
+def lost(messages: list[Message], found: Owned, *, every_thought: bool = True) -> str | None:
     """The first thing an assistant said that its turn does not print; None: nothing is lost.
 
-    Thinking of turns before the last assistant is history that templates may drop.
+    Thinking of turns before the last assistant is history that templates may drop. A last turn that
+    thinks in two places and prints one of them has lost something only for `every_thought`.
     """
     assistants = [i for i, m in enumerate(messages) if m.get("role") == "assistant"]
     regions: dict[int, list[str]] = {}
@@ -397,8 +488,15 @@ def lost(messages: list[Message], found: Owned) -> str | None:
             regions.setdefault(who, []).append(character)
     for index in assistants:
         region = "".join(regions.get(index, ()))
-        for forms in spoken(messages[index], reasoning=index == assistants[-1]):
-            if not any(form in region for form in forms):
+        words = TAG.sub("\0", region)  # a letter inside a tag is the template's
+        leaves = list(spoken(messages[index], reasoning=False))
+        thinking = thoughts(messages[index]) if index == assistants[-1] else []
+        if thinking and not every_thought:
+            leaves.append(thinking)
+        elif thinking:
+            leaves += [[thought] for thought in thinking]
+        for forms in leaves:
+            if not any(form in (region if len(form) > 2 else words) for form in forms):
                 return f"{forms[0][:60]!r} of message {index}"
     return None
 
@@ -524,7 +622,7 @@ class Conversation:
             cut = start + thinking_at_end(text[start:header]) if header > start else header
             opener = cut if cut < header else None
         own = text[start:end]
-        said = [f for fs in spoken(self.messages[index], reasoning=True) for f in fs if f]
+        said = [f for fs in spoken(self.messages[index]) for f in fs if f]
         closed = bool(own.strip()) and not any(own.rstrip().endswith(s) for s in said)
         return Turn(index, start, end, header, opener, start + len(own.rstrip()), closed)
 
@@ -548,7 +646,7 @@ class Conversation:
             reached = [
                 place
                 for prompt in dict.fromkeys(prompts)
-                for place in self._aligned(text, prompt, before, start, end)
+                for place in self._aligned(index, prompt, before, start, end)
             ]
             if reached:
                 return max(reached)
@@ -558,12 +656,22 @@ class Conversation:
             return start
         if not own and others:
             return start  # this prefix has none, and the turn opens with none of the others
+        if self._joined(start):
+            return start
         return None
 
+    def _joined(self, start: int) -> bool:
+        """Whether a turn goes on with another assistant's, as where a template joins the two."""
+        assert self.found is not None
+        who = self.found.owner[start - 1] if start else NOBODY
+        return who >= 0 and self.messages[who].get("role") == "assistant"
+
     def _aligned(
-        self, text: str, prompt: str, before: int, start: int, end: int
+        self, index: int, prompt: str, before: int, start: int, end: int
     ) -> Iterator[int]:
         """Where a prompt, laid against the beginning of a turn, stops being the same."""
+        assert self.found is not None
+        text = self.found.text
         core = prompt[: thinking_at_end(prompt)].strip()
         if not core:
             return
@@ -579,6 +687,11 @@ class Conversation:
                 yield max(base + blank + length, start)
         if text[:start].rstrip().endswith(core):
             yield start
+        # A first turn may print more before its header: a bos token, a default system prompt.
+        place = text.find(core, start, end)
+        said = [f for fs in spoken(self.messages[index]) for f in fs if f]
+        if not index and place > start and not any(f in text[start:place] for f in said):
+            yield place + common(text[place:end], prompt.lstrip())
 
 
 # --- the judgement --------------------------------------------------------------------------------
@@ -662,7 +775,7 @@ def judge(
     for (complaint, who), run in keyed:
         length = sum(1 for _ in run)
         if complaint:
-            owner = "nobody" if who == NOBODY else f"{who} ({talk.messages[who].get('role')})"
+            owner = "nobody" if who < 0 else f"{who} ({talk.messages[who].get('role')})"
             excerpt = _excerpt(text, position, position + length)
             verdict.violations.append(
                 Violation(complaint, position, position + length, owner, excerpt)
@@ -680,7 +793,8 @@ def _labels(
     verdict: Verdict,
 ) -> list[str]:
     """For every character: ``!`` must not be trained, ``+`` must be, ``?`` may be."""
-    labels = ["!another turn" if who != NOBODY else "!no turn" for who in found.owner]
+    names = {NOBODY: "!no turn", SHARED: "!two turns"}
+    labels = [names.get(who, "!another turn") for who in found.owner]
     if talk.template.says_itself:
         for start, end in found.generation:
             for position in range(start, end):
@@ -703,6 +817,18 @@ def _labels(
     return labels
 
 
+def to_train(talk: Conversation, trained: Sequence[int]) -> bool:
+    """Whether the render holds anything but whitespace that must be trained."""
+    found = talk.found
+    if found is None:
+        return True
+    labels = _labels(talk, found, list(trained), "stop", "trained", Verdict())
+    return any(
+        label[0] in "+?" and not character.isspace()
+        for label, character in zip(labels, found.text, strict=True)
+    )
+
+
 def _label(turn: Turn, position: int, turn_end: str, thinking_opener: str) -> str:
     if turn.header is None:
         return "?"
@@ -718,8 +844,15 @@ def _label(turn: Turn, position: int, turn_end: str, thinking_opener: str) -> st
 
 
 def _unclosed(talk: Conversation, found: Owned, turn: Turn, labels: list[str]) -> None:
-    """What stands right after a turn that prints no closer may be one, outside of the loop."""
+    """What stands right after a turn that prints no closer may be one.
+
+    Outside of the loop (an eos token) or in the next message's step (``<|assistant_end|>``): that
+    may be trained or not, the turn has no other closer. An eos token that ends the render must be.
+    """
     eos = str(talk.template.variables.get("eos_token") or "")
+    tag = TAG.match(found.text, turn.end)
+    if tag and (tag[0] == eos or ENDING_WORD.search(tag[0])):
+        labels[tag.start() : tag.end()] = ["?"] * len(tag[0])
     for position in range(turn.end, len(labels)):
         if found.owner[position] != NOBODY:
             break
