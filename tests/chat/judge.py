@@ -28,6 +28,7 @@ from typing import Any
 from tests.chat.conversations import CORPORA, DATE, ODD, SPECIAL, VARIABLES, Row, corpus_rows, zoo
 from tests.chat.loop_oracle import Conversation, OracleTemplate, Refused, judge, lost, to_train
 from tokenmill.chat import ChatSpec, Renderer
+from tokenmill.chat.prompts import PromptRenderer
 from tokenmill.chat.shapes import Plain, read
 from tokenmill.errors import RowError
 
@@ -46,15 +47,26 @@ def make_renderer(
     template: str | Mapping[str, str] | None,
     special_tokens: Mapping[str, str] | None = None,
     renderer: str = "auto",
-    kind: Any = Renderer,
-    **more: Any,
 ) -> Any:
     """A renderer, whichever of the two keywords its constructor has."""
-    names = inspect.signature(kind).parameters
+    names = inspect.signature(Renderer).parameters
     keyword: dict[str, Any] = {"fast": renderer == "auto"}
     if "renderer" in names:
         keyword = {"renderer": renderer}
-    return kind(spec, template, special_tokens, **keyword, **more)
+    return Renderer(spec, template, special_tokens, **keyword)
+
+
+def make_prompt_renderer(
+    template: str | Mapping[str, str] | None,
+    special_tokens: Mapping[str, str] | None = None,
+    renderer: str = "auto",
+) -> Any:
+    """A prompt renderer, likewise."""
+    names = inspect.signature(PromptRenderer).parameters
+    keyword: dict[str, Any] = {"fast": renderer == "auto"}
+    if "renderer" in names:
+        keyword = {"renderer": renderer}
+    return PromptRenderer(template, special_tokens, date=DATE, **keyword)
 
 
 @dataclass(slots=True)
@@ -73,6 +85,11 @@ class Score:
     reports: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
+    def wrong(self, kind: str, report: str) -> None:
+        """Take down a violation."""
+        self.violated[kind] += 1
+        self.reports.append(report)
+
     def add(self, other: Score) -> None:
         """Sum up."""
         for name in ("pairs", "refused", "lost", "nothing", "proven", "due"):
@@ -84,25 +101,42 @@ class Score:
         self.notes += other.notes
 
 
-def conversation(row: Row) -> tuple[list[dict[str, Any]], Any, list[int]] | None:
-    """Messages, tools and trained messages of a row as the product documents it."""
-    found = read(row, ChatSpec())
+@dataclass(slots=True)
+class Wanted:
+    """One text that a row is to give: its messages, and which of them are trained."""
+
+    part: int
+    messages: list[dict[str, Any]]
+    tools: Any
+    trained: list[int]
+
+
+def wanted(row: Row, spec: ChatSpec) -> list[Wanted]:
+    """The texts of a row as the product documents them; empty: it has no conversation to judge."""
+    found = read(row, spec)
     if isinstance(found, Plain):
-        return None
+        return []
     messages = list(found.messages)
     while messages and messages[-1]["role"] in UNTRAINED_ROLES:
         messages.pop()
     if not messages or messages[-1]["role"] == "user":
-        return None
+        return []
+    assistants = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
+    chosen = assistants[-1:] if spec.train_on == "last_assistant_message" else assistants
     trained = [
         index
-        for index, message in enumerate(messages)
-        if message["role"] == "assistant"
-        and message.get("train") is not False
-        and message.get("weight") != 0
-        and message.get("step_loss_mask") != 0
+        for index in chosen
+        if messages[index].get("train") is not False
+        and messages[index].get("weight") != 0
+        and messages[index].get("step_loss_mask") != 0
     ]
-    return messages, found.tools, trained
+    if spec.expand != "turns":
+        return [Wanted(0, messages, found.tools, trained)]
+    return [
+        Wanted(part, messages[: index + 1], found.tools, [index])
+        for part, index in enumerate(assistants)
+        if index in trained
+    ]
 
 
 def score(
@@ -110,7 +144,7 @@ def score(
     source: str,
     rows: Mapping[str, Row],
     *,
-    turn_end: str = "stop",
+    spec: ChatSpec | None = None,
     thinking_opener: str = "trained",
     renderer: str = "auto",
     special_tokens: Mapping[str, str] = SPECIAL,
@@ -119,81 +153,96 @@ def score(
     total = Score()
     special_tokens = {**special_tokens, **VARIABLES.get(name, {})}
     template = OracleTemplate(source, special_tokens, DATE)
-    spec = ChatSpec(date=DATE, turn_end=turn_end)
+    spec = spec or ChatSpec(date=DATE)
     product = make_renderer(spec, source, special_tokens, renderer).render(list(rows.values()))
-    accepted = {source: number for number, source in enumerate(product.source)}
-    rejected = {source: error for source, _, error in product.rejected}
+    places = list(zip(product.source, product.part, strict=True))
+    accepted = {place: number for number, place in enumerate(places)}
+    rejected = {(source, part): error for source, part, error in product.rejected}
     for number, (case, row) in enumerate(rows.items()):
-        where = f"{name} × {case}"
-        found = conversation(row)
-        if found is None:
-            continue
-        messages, tools, trained = found
-        total.pairs += 1
-        error: RowError | None = rejected.get(number)
-        try:
-            talk = Conversation(template, messages, tools)
-        except Refused as refusal:
-            total.refused += 1
-            if error is None or error.reason not in ("template_error", "limit"):
-                said = "accepted" if error is None else error.reason
-                total.violated["accepted what the template refuses"] += 1
-                total.reports.append(f"{where}: {said}, but the template refuses: {refusal}")
-            continue
-        if error is not None and error.reason not in REASONS:
-            total.violated["a reason of its own"] += 1
-            total.reports.append(f"{where}: rejected as {error.reason}: {error}")
-            continue
-        gone = lost(messages, talk.found) if talk.found is not None else None
-        if talk.found is None:
-            total.unsure["sentinels do not survive"] += 1
-            total.notes.append(f"{where}: the sentinels do not survive")
-        silent = not to_train(talk, trained)
-        if gone is not None:
-            total.lost += 1
-        elif silent:
-            total.nothing += 1
-        else:
-            total.due += 1
-        if error is not None:
-            if error.reason in ("template_error", "limit"):
-                total.violated["refused what the template renders"] += 1
-                total.reports.append(f"{where}: {error.reason}: {error}")
-            elif gone is None and not silent:
-                total.unproven[error.reason] += 1
-                total.notes.append(f"{where}: {error.reason}: {error}")
-            continue
-        if number not in accepted:
-            total.violated["neither accepted nor rejected"] += 1
-            total.reports.append(f"{where}: neither accepted nor rejected")
-            continue
-        if gone is None and not silent:
-            total.proven += 1
-        text, spans = product.texts[accepted[number]], product.spans[accepted[number]]
-        surely = lost(messages, talk.found, every_thought=False) if gone and talk.found else None
-        if surely is not None and not talk.template.says_itself:
-            total.violated["accepted what loses content"] += 1
-            total.reports.append(f"{where}: accepted, but {surely} is lost")
-        if talk.found is None:
-            if text != template.plain(messages, tools):
-                total.violated["another text"] += 1
-                total.reports.append(f"{where}: another text than jinja2's")
-            continue
-        verdict = judge(
-            talk,
-            text,
-            spans,
-            trained=trained,
-            turn_end=turn_end,
-            thinking_opener=thinking_opener,
-        )
-        for reason in verdict.unsure:
-            total.unsure["where a turn starts"] += 1
-            total.notes.append(f"{where}: {reason}")
-        for violation in verdict.violations:
-            total.violated[violation.kind] += 1
-            total.reports.append(f"{where}: {violation}")
+        for job in wanted(row, spec):
+            place = (number, job.part)
+            at = accepted.get(place)
+            answer = None
+            if at is not None:
+                answer = (product.texts[at], product.spans[at], product.turns[at])
+            where = f"{name} × {case}" + (f" part {job.part}" if job.part else "")
+            _judge_one(total, where, template, job, spec, thinking_opener, answer,
+                       rejected.get(place))  # fmt: skip
     return total
+
+
+def _judge_one(
+    total: Score,
+    where: str,
+    template: OracleTemplate,
+    job: Wanted,
+    spec: ChatSpec,
+    thinking_opener: str,
+    answer: tuple[str, Any, Any] | None,
+    error: RowError | None,
+) -> None:
+    total.pairs += 1
+    try:
+        talk = Conversation(template, job.messages, job.tools)
+    except Refused as refusal:
+        total.refused += 1
+        if error is None or error.reason not in ("template_error", "limit"):
+            said = "accepted" if error is None else error.reason
+            total.wrong("accepted what the template refuses", f"{where}: {said}: {refusal}")
+        return
+    if error is not None and error.reason not in REASONS:
+        total.wrong("a reason of its own", f"{where}: rejected as {error.reason}: {error}")
+        return
+    if (error is None) == (answer is None):
+        total.wrong("neither accepted nor rejected", f"{where}: {error or 'no answer'}")
+        return
+    if talk.found is None:
+        total.unsure["sentinels do not survive"] += 1
+        total.notes.append(f"{where}: the sentinels do not survive")
+    gone = lost(job.messages, talk.found) if talk.found is not None else None
+    silent = not to_train(talk, job.trained)
+    if gone is not None:
+        total.lost += 1
+    elif silent:
+        total.nothing += 1
+    else:
+        total.due += 1
+    if error is not None:
+        if error.reason in ("template_error", "limit"):
+            total.wrong("refused what the template renders", f"{where}: {error.reason}: {error}")
+        elif gone is None and not silent:
+            total.unproven[error.reason] += 1
+            total.notes.append(f"{where}: {error.reason}: {error}")
+        return
+    assert answer is not None
+    text, spans, turns = answer
+    if gone is None and not silent:
+        total.proven += 1
+    surely = lost(job.messages, talk.found, every_thought=False) if gone and talk.found else None
+    if surely is not None and not template.says_itself:
+        total.wrong("accepted what loses content", f"{where}: accepted, but {surely} is lost")
+    if talk.found is None:
+        if text != template.plain(job.messages, job.tools):
+            total.wrong("another text", f"{where}: another text than jinja2's")
+        return
+    verdict = judge(
+        talk,
+        text,
+        spans,
+        trained=job.trained,
+        turn_end=spec.turn_end,
+        thinking_opener=thinking_opener,
+    )
+    for reason in verdict.unsure:
+        total.unsure["where a turn starts"] += 1
+        total.notes.append(f"{where}: {reason}")
+    for violation in verdict.violations:
+        total.wrong(violation.kind, f"{where}: {violation}")
+    ends = [end for _, end in turns]
+    if [role for role, _ in turns] != [message["role"] for message in job.messages]:
+        total.wrong("turns of other roles", f"{where}: {turns}")
+    elif ends != sorted(ends) or ends[-1] != len(text):
+        total.wrong("turns out of order", f"{where}: {turns} of {len(text)}")
 
 
 def data_directory() -> Path:
@@ -246,6 +295,7 @@ def main(arguments: Iterable[str] | None = None) -> int:
     parser.add_argument("--details", type=int, help="reports per template (with --template: 20)")
     parser.add_argument("--notes", action="store_true", help="also what was unproven or unsure")
     parser.add_argument("--turn-end", default="stop", choices=("stop", "turn"))
+    parser.add_argument("--expand", default="none", choices=("none", "turns"))
     parser.add_argument("--thinking-opener", default="trained", choices=("trained", "prompt"))
     parser.add_argument("--renderer", default="auto", choices=("auto", "jinja2"))
     options = parser.parse_args(None if arguments is None else list(arguments))
@@ -265,7 +315,7 @@ def main(arguments: Iterable[str] | None = None) -> int:
             name,
             source,
             rows,
-            turn_end=options.turn_end,
+            spec=ChatSpec(date=DATE, turn_end=options.turn_end, expand=options.expand),
             thinking_opener=options.thinking_opener,
             renderer=options.renderer,
         )

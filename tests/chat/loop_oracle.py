@@ -335,7 +335,7 @@ class OracleTemplate:
                 break
         else:
             return None
-        ours = copy.deepcopy(aliased(messages))
+        ours = [copy.deepcopy(message) for message in aliased(messages)]  # none of them twice
         self._indices = {id(message): index for index, message in enumerate(ours)}
         marks = (chr(self._plane + GENERATION), chr(self._plane + GENERATION + 1))
         self._environment.generation = marks  # type: ignore[attr-defined]
@@ -814,6 +814,8 @@ def _labels(
                 labels[position] = _label(turn, position, turn_end, thinking_opener)
         if not turn.closed:
             _unclosed(talk, found, turn, labels)
+        if turn_end == "turn":
+            _ending(talk, found, turn, labels)
     return labels
 
 
@@ -861,6 +863,15 @@ def _unclosed(talk: Conversation, found: Owned, turn: Turn, labels: list[str]) -
     if eos and rest.strip() == eos:
         at = turn.end + rest.index(eos)
         labels[at : at + len(eos)] = ["+closer"] * len(eos)
+
+
+def _ending(talk: Conversation, found: Owned, turn: Turn, labels: list[str]) -> None:
+    """What only ends the conversation (phi-3: an eos) goes to the last turn under ``turn``."""
+    ending = found.text[turn.end :]
+    if set(found.owner[turn.end :]) == {NOBODY}:
+        prompts = [p for count in range(1, len(talk.messages)) for p in talk.prompts(count)]
+        if not any(p.strip() in ending for p in prompts):
+            labels[turn.end :] = ["?"] * len(ending)
 
 
 def _excerpt(text: str, start: int, end: int) -> str:
