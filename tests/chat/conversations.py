@@ -51,9 +51,7 @@ def say(role: str, index: int, content: Any = None, **keys: Any) -> Message:
 
 def turns(roles: str) -> list[Message]:
     """A conversation of unique words: ``turns("sua")``."""
-    return [
-        _result(index) if role == "t" else say(role, index) for index, role in enumerate(roles)
-    ]
+    return [_result(index) if role == "t" else say(role, index) for index, role in enumerate(roles)]
 
 
 def _call(arguments: Any, number: int = 1, name: str = "get_weather") -> dict[str, Any]:

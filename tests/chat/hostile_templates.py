@@ -12,6 +12,8 @@ from __future__ import annotations
 import random
 from typing import Any
 
+from tests.chat.hostile_questions import EXPRESSIONS, TEXT_QUESTIONS, UNDEFINED
+
 Row = dict[str, Any]
 
 
@@ -29,285 +31,14 @@ def each(body: str, before: str = "", after: str = "") -> str:
 
 def branch(question: str) -> str:
     """A template that asks and prints the text either way."""
-    return each("{% if " + question + " %}yes {{ m.content }}{% else %}{{ m.content }} no{% endif %}")
+    return each(
+        "{% if " + question + " %}yes {{ m.content }}{% else %}{{ m.content }} no{% endif %}"
+    )
 
 
 def printed(expression: str) -> str:
     """A template that prints an expression beside the text."""
     return each("{{ m.content }}\n{{ " + expression + " }}")
-
-
-TEXT_QUESTIONS = {
-    "splitlines": "m.content.splitlines() | length > 1",
-    "title": "m.content == m.content.title()",
-    "casefold": "m.content.casefold() == m.content.lower()",
-    "upper and back": "m.content.upper().lower() == m.content",
-    "isspace": "m.content.isspace()",
-    "isdigit": "m.content.isdigit()",
-    "isdecimal": "m.content.isdecimal()",
-    "isnumeric": "m.content.isnumeric()",
-    "isalpha": "m.content.isalpha()",
-    "isalnum": "m.content.isalnum()",
-    "isupper": "m.content.isupper()",
-    "istitle": "m.content.istitle()",
-    "isidentifier": "m.content.isidentifier()",
-    "isprintable": "m.content.isprintable()",
-    "isascii": "m.content.isascii()",
-    "test lower": "m.content is lower",
-    "test upper": "m.content is upper",
-    "int": "m.content | int(-1) > 3",
-    "int of a base": "m.content | int(-1, 16) >= 10",
-    "float": "m.content | float(-1.0) >= 1.5",
-    "length": "m.content | length > 4",
-    "length even": "m.content | length is even",
-    "length divisible": "m.content | length is divisibleby 3",
-    "count": "m.content.count('a') == 1",
-    "wordcount": "m.content | wordcount > 1",
-    "trimmed": "m.content | trim == m.content",
-    "strip": "m.content.strip()",
-    "strip of letters": "m.content.strip('ab') == m.content",
-    "empty": "m.content",
-    "starts": "m.content.startswith(('a', '<', ' '))",
-    "ends": "m.content.endswith('\\n')",
-    "contains": "'a' in m.content",
-    "contains the empty text": "'' in m.content",
-    "find": "m.content.find('a') > 0",
-    "partition": "m.content.partition('a')[2]",
-    "split": "m.content.split() | length == 1",
-    "split once": "m.content.split('a', 1)[-1]",
-    "rsplit": "m.content.rsplit(None, 1)[0] == m.content",
-    "encode": "m.content.encode('utf-8') | length == m.content | length",
-    "first letter": "m.content[0] == 'a'",
-    "last letter": "m.content[-1:] == ' '",
-    "less than": "m.content < 'b'",
-    "between": "'0' <= m.content[:1] <= '9'",
-    "same as the first": "m.content == messages[0].content",
-    "less than the first": "m.content < messages[0].content",
-    "in the first": "m.content in messages[0].content",
-    "holds the last": "messages[-1].content in m.content",
-    "same length as the first": "m.content | length == messages[0].content | length",
-    "starts as the first": "m.content[:1] == messages[0].content[:1]",
-    "in a list of contents": "m.content in (messages | map(attribute='content') | list)[1:]",
-    "same message": "m == messages[-1]",
-    "identical message": "m is sameas messages[0]",
-    "in tuple": "m.content in ('', 'a', ' ')",
-    "sorted letters": "m.content | sort | join == m.content",
-    "unique letters": "m.content | unique | list | length == m.content | length",
-    "max letter": "(m.content | max) == 'b'",
-    "replace changes": "m.content.replace('a', '') != m.content",
-    "expandtabs": "m.content.expandtabs(4) == m.content",
-    "normal order": "m.content[::-1] == m.content",
-    "number": "m.n is number",
-    "integer": "m.n is integer",
-    "boolean": "m.n is boolean",
-    "none": "m.n is none",
-    "truth of a value": "m.n",
-    "equal to one": "m.n == 1",
-    "in numbers": "m.n in [0, 1]",
-    "string value": "m.n is string",
-    "mapping": "m.n is mapping",
-    "sequence": "m.n is sequence",
-    "iterable": "m.n is iterable",
-    "key there": "'n' in m",
-    "key defined": "m.n is defined",
-    "keys": "m | length == 3",
-    "first key": "m.keys() | first == 'role'",
-    "callable": "m.content is callable",
-    "eq by test": "m.content is eq 'a'",
-    "not and or": "not m.content and m.n or m.n is none",
-    "ternary": "(m.content if m.content else m.n) is string",
-    "items of a message": "m.items",
-}
-EXPRESSIONS = {
-    "title": "m.content | title",
-    "title method": "m.content.title()",
-    "capitalize": "m.content | capitalize",
-    "upper": "m.content | upper",
-    "lower": "m.content.lower()",
-    "casefold": "m.content.casefold()",
-    "swapcase": "m.content.swapcase()",
-    "splitlines": "m.content.splitlines() | join('|')",
-    "splitlines with ends": "m.content.splitlines(True) | length",
-    "int": "m.content | int",
-    "int of half": "m.content[:2] | int(7)",
-    "float": "m.content | float",
-    "length": "m.content | length",
-    "count": "m.content.count('a')",
-    "slice": "m.content[1:-1]",
-    "step": "m.content[::2]",
-    "reversed": "m.content[::-1]",
-    "half": "m.content[:m.content | length // 2]",
-    "first": "m.content | first",
-    "last": "m.content | last",
-    "index": "m.content[3]",
-    "percent": "'%s:%5.1f|%r' % (m.content, m.content | length, m.content)",
-    "percent of content": "('a%' + m.content) % 7",
-    "percent of number": "'%d%%' % (m.content | int)",
-    "format": "'{}|{!r}|{:>8}'.format(m.content, m.content, m.content)",
-    "format by content": "m.content.format(1, a=2)",
-    "format filter": "'%s-%s' | format(m.content, m.n)",
-    "repr": "[m.content, m.n]",
-    "a message": "m",
-    "tojson": "m | tojson",
-    "tojson of a text": "m.content | tojson",
-    "tojson ascii": "m.content | tojson(ensure_ascii=True)",
-    "tojson indented": "m | tojson(indent=2)",
-    "tojson sorted": "m | tojson(sort_keys=True)",
-    "value": "m.n",
-    "value as text": "m.n | string",
-    "value as json": "m.n | tojson",
-    "value twice": "m.n ~ m.n",
-    "value times": "m.n * 2",
-    "value plus": "m.n + 1",
-    "value rounded": "m.n | round(1)",
-    "value negative": "-m.n",
-    "value as key": "{1: 'one', '1': 'text', none: 'none'}[m.n]",
-    "value as index": "'abc'[m.n]",
-    "escape": "m.content | e",
-    "forceescape": "m.content | forceescape",
-    "safe": "m.content | safe",
-    "striptags": "m.content | striptags",
-    "urlencode": "m.content | urlencode",
-    "center": "m.content | center(9)",
-    "indent": "m.content | indent(2, first=True)",
-    "wordwrap": "m.content | wordwrap(3)",
-    "truncate": "m.content | truncate(5, True)",
-    "wordcount": "m.content | wordcount",
-    "replace": "m.content | replace('a', 'bb')",
-    "replace once": "m.content.replace('a', 'bb', 1)",
-    "replace count filter": "m.content | replace('a', 'bb', 2)",
-    "replace by content": "m.content.replace(messages[0].content, '#')",
-    "replace nothing": "m.content.replace('', '-', 3)",
-    "multiplied": "m.content * 2",
-    "multiplied by length": "'-' * (m.content | length)",
-    "multiplied by zero": "m.content * (m.content | length % 2)",
-    "arithmetic": "(m.content | length + 7) // 3 * 2 - 1 ** 2 % 5",
-    "division": "m.content | length / 2",
-    "joined": "m.content | join('.')",
-    "listed": "m.content | list",
-    "sorted": "m.content | sort | join",
-    "sorted caselessly": "m.content | sort(case_sensitive=false) | join",
-    "unique": "m.content | unique | join",
-    "reverse filter": "m.content | reverse",
-    "batch": "m.content | batch(2, '_') | list",
-    "slice filter": "m.content | slice(2) | list",
-    "min": "m.content | min",
-    "sum": "messages | map(attribute='content') | map('length') | sum",
-    "groupby": "messages | groupby('role') | map(attribute='grouper') | join",
-    "select": "messages | selectattr('role', 'eq', 'user') | map(attribute='content') | join('+')",
-    "reject": "messages | rejectattr('content') | list | length",
-    "select letters": "m.content | select('in', 'ab') | join",
-    "map upper": "messages | map(attribute='content') | map('upper') | join",
-    "map default": "messages | map(attribute='n', default='none') | join(',')",
-    "sort messages": "messages | sort(attribute='content') | map(attribute='content') | join('|')",
-    "unique messages": "messages | unique(attribute='content') | list | length",
-    "dictsort": "m | dictsort",
-    "dictsort by value": "(m | dictsort(by='value')) | length",
-    "items": "m.items() | list",
-    "items filter": "m | items | map('first') | join",
-    "values": "m.values() | list",
-    "get": "m.get('n', 'nothing')",
-    "get of content": "m.get(m.content, 'nothing')",
-    "attribute filter": "m | attr('content')",
-    "default": "m.n | default('d')",
-    "default of falsy": "m.n | default('d', true)",
-    "partition": "m.content.partition('a')",
-    "rfind": "m.content.rfind('a')",
-    "zfill": "m.content.zfill(6)",
-    "ljust": "m.content.ljust(6, '.')",
-    "translate": "m.content.translate({97: 'A'})",
-    "maketrans": "m.content.translate(m.content.maketrans('a', 'b'))",
-    "removeprefix": "m.content.removeprefix('a').removesuffix(' ')",
-    "expandtabs": "m.content.expandtabs(3)",
-    "encode": "m.content.encode('utf-8')",
-    "pprint": "m | pprint",
-    "xmlattr": "{'a': m.content} | xmlattr",
-    "filesizeformat": "m.content | length | filesizeformat",
-    "tools": "tools | tojson",
-    "tools printed": "tools",
-    "join of lists": "[m.content, m.n] | join('/')",
-    "concat of everything": "m.content ~ m.n ~ none ~ 1.0 ~ true ~ []",
-    "chained comparison": "1 < m.content | length < 4",
-    "in list": "m.content in ['a', 'b']",
-    "class": "m.content.__class__",
-    "inline if without else": "m.content if m.content == 'a'",
-    "ascii order": "(m.content | map('upper') | sort | join)[:3]",
-}
-UNDEFINED = {
-    "printed": "m.nothing",
-    "added on the left": "m.nothing + 'x'",
-    "added on the right": "'x' + m.nothing",
-    "added to itself": "m.nothing + m.nothing",
-    "joined with ~": "'x' ~ m.nothing",
-    "called": "m.nothing()",
-    "method called": "m.nothing.strip()",
-    "attribute": "m.nothing.x",
-    "item": "m.nothing[0]",
-    "as index": "m.content[m.nothing]",
-    "as key": "m[m.nothing]",
-    "as slice": "m.content[m.nothing:]",
-    "equal": "m.nothing == ''",
-    "equal to none": "m.nothing == none",
-    "equal to undefined": "m.nothing == m.nothing_else",
-    "unequal": "m.nothing != m.content",
-    "less": "m.nothing < 1",
-    "less on the right": "m.content < m.nothing",
-    "in it": "'a' in m.nothing",
-    "it in": "m.nothing in m.content",
-    "it in a list": "m.nothing in [m.content]",
-    "negative": "-m.nothing",
-    "not": "not m.nothing",
-    "and": "m.nothing and m.content",
-    "or": "m.nothing or m.content",
-    "ternary": "1 if m.nothing else 2",
-    "length": "m.nothing | length",
-    "trim": "m.nothing | trim",
-    "upper": "m.nothing | upper",
-    "default": "m.nothing | default(m.content)",
-    "tojson": "m.nothing | tojson",
-    "int": "m.nothing | int",
-    "list": "m.nothing | list",
-    "join": "m.nothing | join(',')",
-    "join of a list with it": "[m.content, m.nothing] | join(',')",
-    "listed": "[m.nothing]",
-    "string": "m.nothing | string",
-    "first": "m.nothing | first",
-    "first of nothing": "'' | first",
-    "first of nothing added": "('' | first) + 'x'",
-    "sort": "m.nothing | sort",
-    "sum": "[1, m.nothing] | sum",
-    "replace argument": "m.content.replace(m.nothing, 'x')",
-    "replace filter argument": "m.content | replace('a', m.nothing)",
-    "startswith": "m.content.startswith(m.nothing)",
-    "split argument": "m.content.split(m.nothing)",
-    "percent": "'%s' % m.nothing",
-    "percent of number": "'%d' % m.nothing",
-    "multiplied": "m.nothing * 2",
-    "format": "'{}'.format(m.nothing)",
-    "test none": "m.nothing is none",
-    "test string": "m.nothing is string",
-    "test mapping": "m.nothing is mapping",
-    "test iterable": "m.nothing is iterable",
-    "range": "range(m.nothing) | list",
-    "dict": "dict(a=m.nothing)",
-    "get default": "m.get('nothing', m.nothing)",
-    "of a list": "messages[99]",
-    "of a list, attribute": "messages[99].content",
-    "of an empty slice": "messages[99:][0]",
-    "variable": "nothing_at_all",
-    "variable attribute": "nothing_at_all.x",
-    "function": "nothing_at_all()",
-    "none added": "none + 'x'",
-    "none called": "none()",
-    "none iterated": "none | list",
-    "none attribute": "none.x",
-    "none item": "none[0]",
-    "namespace attribute": "namespace(a=1).b",
-    "loop attribute": "loop.nothing",
-    "loop previous": "loop.previtem.content",
-    "loop previous plain": "loop.previtem",
-    "loop next": "loop.nextitem.content + 'x'",
-}
 
 
 def _programs() -> dict[str, str]:
@@ -324,7 +55,7 @@ def _programs() -> dict[str, str]:
         "index not found": printed("m.content.index('a')"),
         "no such filter": each("{% if m.content == 'a' %}{{ m.content | upper }}{% endif %}"),
         "namespace list": each(
-            "{% if m.content in ns.seen %}again {% endif %}{% set ns.seen = ns.seen + [m.content] %}"
+            "{% if m.content in ns.seen %}again{% endif %}{% set ns.seen = ns.seen + [m.content] %}"
             "{{ m.content }}{{ ns.seen | length }}",
             "{% set ns = namespace(seen=[]) %}",
         ),
@@ -347,7 +78,8 @@ def _programs() -> dict[str, str]:
         "{% if ns.out.endswith('a<|end|>') %}{% set ns.out = ns.out ~ '!' %}{% endif %}"
         "{% set ns.out = ns.out ~ '<|' ~ m.role ~ '|>' ~ m.content ~ '<|end|>' %}{% endfor %}"
         "{{ ns.out }}",
-        "range": "{% for i in range(messages | length) %}{% set m = messages[i] %}" + chat
+        "range": "{% for i in range(messages | length) %}{% set m = messages[i] %}"
+        + chat
         + "{% endfor %}",
         "range backwards": "{% for i in range(messages | length - 1, -1, -1) %}"
         "<|{{ messages[i].role }}|>{{ messages[i].content }}<|end|>\n{% endfor %}",
@@ -361,8 +93,8 @@ def _programs() -> dict[str, str]:
             "{% for c in m.content %}{{ loop.index }}{{ loop.last }}{% endfor %}{{ m.content }}"
         ),
         "lines": each(
-            "{% for line in m.content.split('\\n') %}> {{ line }}{% if not loop.last %}\n{% endif %}"
-            "{% endfor %}"
+            "{% for line in m.content.split('\\n') %}> {{ line }}{% if not loop.last %}\n"
+            "{% endif %}{% endfor %}"
         ),
         "words": each("{% for w in m.content.split() %}{{ w }}{{ loop.revindex0 }}{% endfor %}"),
         "pairs": each("{% for k, v in m | dictsort %}{{ k }}={{ v }};{% endfor %}"),
@@ -421,12 +153,13 @@ def _programs() -> dict[str, str]:
             "{% call(c) every(m.content) %}{{ c }}{{ m.role }}{% endcall %}",
             "{% macro every(t) %}{% for c in t %}{{ caller(c) }}{% endfor %}{% endmacro %}",
         ),
-        "recursive loop": "{% for m in messages recursive %}" + chat
+        "recursive loop": "{% for m in messages recursive %}"
+        + chat
         + "{% if m.content | length > 3 and loop.depth < 3 %}{{ loop(messages[:1]) }}{% endif %}"
         "{% endfor %}",
         "loop before and after": each(
-            "{% if loop.previtem is defined and loop.previtem.content == m.content %}same{% endif %}"
-            "{{ m.content }}{% if loop.nextitem is defined %}{{ loop.nextitem.content | length }}"
+            "{% if loop.previtem is defined and loop.previtem.content == m.content %}same"
+            "{% endif %}{{ m.content }}{% if loop.nextitem is defined %}{{ loop.nextitem.content | length }}"
             "{% endif %}"
         ),
         "loop cycle": each("{{ loop.cycle('a', 'b', m.content) }}{{ m.content }}"),
@@ -441,17 +174,21 @@ def _programs() -> dict[str, str]:
         + "{% for m in messages %}{% if m.content == 'a' %}{% break %}{% endif %}{{ loop.index }}"
         "{% endfor %}",
         "loop continue": "{% for m in messages %}{% if not m.content %}{% continue %}{% endif %}"
-        + chat + "{% endfor %}",
-        "loops nested": "{% for m in messages %}" + chat
+        + chat
+        + "{% endfor %}",
+        "loops nested": "{% for m in messages %}"
+        + chat
         + "{% for x in messages %}{% if x.content == m.content and x.role != m.role %}="
         "{% endif %}{% endfor %}{% endfor %}",
-        "loop variable shadowed": "{% for m in messages %}" + chat
+        "loop variable shadowed": "{% for m in messages %}"
+        + chat
         + "{% for m in m.content[:2] %}{{ m }}{% endfor %}{{ m.role }}{% endfor %}",
         "groupby": "{% for role, group in messages | groupby('role') %}<|{{ role }}|>"
         "{% for m in group %}{{ m.content }}{% endfor %}<|end|>{% endfor %}",
         "groupby content": "{% for text, group in messages | groupby('content') %}"
         "{{ text }}{{ group | length }};{% endfor %}",
-        "sort by length": "{% for m in messages | sort(attribute='content') %}" + chat
+        "sort by length": "{% for m in messages | sort(attribute='content') %}"
+        + chat
         + "{% endfor %}",
         "generator twice": "{% set g = messages | map(attribute='content') %}{{ g | join('|') }}"
         "+{{ g | join('|') }}",
@@ -471,7 +208,8 @@ def _programs() -> dict[str, str]:
             "{% if m.content == 'a' %}{% set x = 1 %}{% endif %}{{ m.content }}{{ x }}"
         ),
         "set in loop": "{% set x = 'before' %}{% for m in messages %}{{ x }}{% set x = m.content %}"
-        + chat + "{{ x }}{% endfor %}{{ x }}",
+        + chat
+        + "{{ x }}{% endfor %}{{ x }}",
         "set of two": each("{% set a, b = m.content[:1], m.content[1:] %}{{ b }}{{ a }}"),
         "messages replaced": "{% if messages[0].content == 'a' %}{% set messages = messages[1:] %}"
         "{% endif %}{% for m in messages %}" + chat + "{% endfor %}",
@@ -500,7 +238,9 @@ def _programs() -> dict[str, str]:
             "{{ c.function.arguments | tojson }}{% for k, v in c.function.arguments.items() %}"
             "{{ k }}:{{ v }}{{ v is string }}{% endfor %}{% endfor %}"
         ),
-        "random": each("{{ m.content }}{% if m.content == 'a' %}{{ m.content | random }}{% endif %}"),
+        "random": each(
+            "{{ m.content }}{% if m.content == 'a' %}{{ m.content | random }}{% endif %}"
+        ),
         "lipsum": each("{{ m.content }}{% if m.content == 'a' %}{{ lipsum(1) }}{% endif %}"),
         "date": each("{{ strftime_now('%d') if m.content == 'a' }}{{ m.content }}"),
         "fixed point": each("{{ '%.3f' % (m.content | length / 7) }}{{ m.content }}"),
@@ -527,13 +267,14 @@ HOSTILE: dict[str, str] = {
 }
 
 PIECES = (
-    "a", "a", "b", "A", "aa", "Ab cD", " ", "  ", "\n", "\r\n", "\t", "\x0b", "\x0c", "\x1c", "\x1e",
-    "\x85", "\xa0", "\u2028", "\u2029", "\u3000", "\u200b", "\ufeff", "\x00", "0", "7", "42", "-5",
-    "1.5", "1e3", "0x1f", "1_000", "²", "½", "٣", "Ⅷ", "一", "ß", "ẞ", "ŉ", "ǆ", "ǅ", "Ǆ", "İ", "ı",
-    "ς", "Σ", "ﬃ", "ŉ", "é", "e\u0301", "你好", "👋🏽", "👨‍👩‍👧", "\U0001d7d8", "%", "%s", "%d",
-    "%%", "{", "}", "{}", "{0}", "{a}", "{{ x }}", "{% if %}", "<", ">", "&", '"', "'", "\\", "<b>",
-    "</b>", "<think>", "</think>", "<|end|>", "<|assistant|>", "it's", "o'Neil mc'X", "ﬀ x", "x\ny",
-    "\U000f0000", "\U0010fffd", "\ue000",
+    "a", "a", "b", "A", "aa", "Ab cD", " ", "  ", "\n", "\r\n", "\t", "\x0b", "\x0c",
+    "\x1c", "\x1e", "\x85", "\xa0", "\u2028", "\u2029", "\u3000", "\u200b", "\ufeff",
+    "\x00", "0", "7", "42", "-5", "1.5", "1e3", "0x1f", "1_000", "²", "½", "٣", "Ⅷ",
+    "一", "ß", "ẞ", "ŉ", "ǆ", "ǅ", "Ǆ", "İ", "ı", "ς", "Σ", "ﬃ", "ŉ", "é", "e\u0301",
+    "你好", "👋🏽", "👨‍👩‍👧", "\U0001d7d8", "%", "%s", "%d", "%%", "{", "}", "{}", "{0}",
+    "{a}", "{{ x }}", "{% if %}", "<", ">", "&", '"', "'", "\\", "<b>", "</b>",
+    "<think>", "</think>", "<|end|>", "<|assistant|>", "it's", "o'Neil mc'X", "ﬀ x",
+    "x\ny", "\U000f0000", "\U0010fffd", "\ue000",
 )  # fmt: skip
 VALUES: tuple[Any, ...] = (
     1, 1.0, True, 0, 0.0, -0.0, False, None, "1", "", "a", 10**20, 1e20, 1.5, -3, [], {}, [1, "a"],

@@ -22,11 +22,14 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from tests.chat.conversations import CORPORA, DATE, ODD, SPECIAL, VARIABLES, Row, corpus_rows, zoo
-from tests.chat.loop_oracle import Conversation, OracleTemplate, Refused, judge, lost, to_train
+from tests.chat.loop_oracle import OracleTemplate, Refused
+from tests.chat.mask_oracle import judge, to_train
+from tests.chat.turn_oracle import Conversation, lost
 from tokenmill.chat import ChatSpec, Renderer
 from tokenmill.chat.prompts import PromptRenderer
 from tokenmill.chat.shapes import Plain, read
@@ -101,6 +104,12 @@ class Score:
         self.notes += other.notes
 
 
+@lru_cache(maxsize=128)
+def oracle(name: str, source: str) -> OracleTemplate:
+    """The oracle of a template, compiled once for all tests of a process."""
+    return OracleTemplate(source, {**SPECIAL, **VARIABLES.get(name, {})}, DATE)
+
+
 @dataclass(slots=True)
 class Wanted:
     """One text that a row is to give: its messages, and which of them are trained."""
@@ -147,14 +156,12 @@ def score(
     spec: ChatSpec | None = None,
     thinking_opener: str = "trained",
     renderer: str = "auto",
-    special_tokens: Mapping[str, str] = SPECIAL,
 ) -> Score:
     """Let the product render rows under one template and judge what it says."""
     total = Score()
-    special_tokens = {**special_tokens, **VARIABLES.get(name, {})}
-    template = OracleTemplate(source, special_tokens, DATE)
+    template = oracle(name, source)
     spec = spec or ChatSpec(date=DATE)
-    product = make_renderer(spec, source, special_tokens, renderer).render(list(rows.values()))
+    product = make_renderer(spec, source, template.given, renderer).render(list(rows.values()))
     places = list(zip(product.source, product.part, strict=True))
     accepted = {place: number for number, place in enumerate(places)}
     rejected = {(source, part): error for source, part, error in product.rejected}

@@ -96,7 +96,8 @@ HABITS = {
     # The generation prompt begins with a newline that the turns do not have (Llama 4).
     "newline before the prompt": (
         "{% for m in messages %}<|header|>{{ m.role }}<|/header|>\n\n{{ m.content }}<|eot|>"
-        "{% endfor %}{% if add_generation_prompt %}\n\n<|header|>assistant<|/header|>\n\n{% endif %}"
+        "{% endfor %}{% if add_generation_prompt %}\n\n<|header|>assistant<|/header|>\n\n"
+        "{% endif %}"
     ),
     # Messages by number.
     "numbers": (
@@ -107,7 +108,8 @@ HABITS = {
     "added up": (
         "{% set ns = namespace(out='') %}{% for m in messages %}"
         "{% set ns.out = ns.out ~ m.role ~ ': ' ~ m.content ~ '\n\n<sep>' %}{% endfor %}"
-        "{% if add_generation_prompt %}{% set ns.out = ns.out ~ 'assistant: ' %}{% endif %}{{ ns.out }}"
+        "{% if add_generation_prompt %}{% set ns.out = ns.out ~ 'assistant: ' %}{% endif %}"
+        "{{ ns.out }}"
     ),
     # Tool results are printed inside the step of the assistant who called (command-r7b).
     "looks ahead": (
@@ -133,8 +135,8 @@ HABITS = {
     ),
     # The header is printed in the user's step, the closer once at the end.
     "header by the user": (
-        "{{ bos_token }}{% for m in messages %}{% if m.role == 'user' %}USER: {{ m.content }} ASSISTANT:"
-        "{% else %} {{ m.content }}{{ eos_token }}{% endif %}{% endfor %}"
+        "{{ bos_token }}{% for m in messages %}{% if m.role == 'user' %}USER: {{ m.content }}"
+        " ASSISTANT:{% else %} {{ m.content }}{{ eos_token }}{% endif %}{% endfor %}"
     ),
     # The generation prompt stands inside the loop (chatglm3, zephyr).
     "prompt in the loop": (
@@ -148,8 +150,9 @@ HABITS = {
     ),
     # A macro prints the turns.
     "macro": (
-        "{% macro turn(m, last) %}<|{{ m.role }}|>{{ m.content }}{% if last %}<|stop|>{% else %}<|end|>"
-        "{% endif %}{% endmacro %}{% for m in messages %}{{ turn(m, loop.last) }}{% endfor %}"
+        "{% macro turn(m, last) %}<|{{ m.role }}|>{{ m.content }}{% if last %}<|stop|>"
+        "{% else %}<|end|>{% endif %}{% endmacro %}"
+        "{% for m in messages %}{{ turn(m, loop.last) }}{% endfor %}"
         "{% if add_generation_prompt %}<|assistant|>{% endif %}"
     ),
 }

@@ -1,4 +1,4 @@
-"""The oracle before anyone is judged by it: its renders, its owners, and that it sees what is wrong."""
+"""The oracle before anyone is judged by it: its renders, its owners, what it calls wrong."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from tests.chat.conversations import DATE, ODD, SPECIAL, VARIABLES, turns, zoo
 from tests.chat.hostile_templates import HOSTILE
 from tests.chat.hostile_templates import rows as odd_rows
 from tests.chat.judge import wanted
-from tests.chat.loop_oracle import Conversation, OracleTemplate, Refused, judge, thinking_at_end
+from tests.chat.loop_oracle import OracleTemplate, Refused
+from tests.chat.mask_oracle import judge
 from tests.chat.templates import ALL, CHATML, GENERATION, HABITS, THINKING
+from tests.chat.turn_oracle import Conversation, thinking_at_end
 from tokenmill.chat import ChatSpec
 
 LETTERS = {"system": "s", "user": "u", "assistant": "a", "tool": "t"}
@@ -37,7 +39,7 @@ def test_renders_are_those_of_transformers(shared: Path, monkeypatch: pytest.Mon
     for number, (name, source) in enumerate(templates.items()):
         variables = {**SPECIAL, **VARIABLES.get(name, {})}
         ours = OracleTemplate(source, variables, DATE)
-        for row in cases[number % 12 :: 12]:
+        for row in cases[number % 20 :: 20]:
             for job in wanted(row, ChatSpec()):
                 try:
                     text = theirs.render_jinja_template(
@@ -60,7 +62,7 @@ def test_hostile_templates_are_those_of_transformers() -> None:
         if name in ("lipsum", "random", "date"):
             continue
         ours = OracleTemplate(source, SPECIAL, DATE)
-        for row in odd_rows(name, 2):
+        for row in odd_rows(name, 1):
             messages, tools = row["messages"], row.get("tools")
             try:
                 text = render_jinja_template(
@@ -73,9 +75,9 @@ def test_hostile_templates_are_those_of_transformers() -> None:
             assert ours.plain(messages, tools) == text, name
 
 
-def owners(source: str, messages: list[dict[str, Any]], **options: Any) -> list[tuple[str, str]]:
+def owners(source: str, messages: list[dict[str, Any]]) -> list[tuple[str, str]]:
     """A render in pieces, each with its owner: the message's number, or a dot for nobody."""
-    found = OracleTemplate(source, SPECIAL).owned(messages, **options)
+    found = Conversation(OracleTemplate(source, SPECIAL), messages, None).found
     assert found is not None
     pairs = zip(found.owner, found.text, strict=True)
     return [
@@ -110,7 +112,8 @@ QUESTION = [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "
         ("last outside", QUESTION, [("0", "<|user|>Q<|end|>"), ("1", "<|assistant|>A<|end|>")]),
         ("header by the user", QUESTION,
          [(".", "<s>"), ("0", "USER: Q ASSISTANT:"), ("1", " A</s>")]),
-        ("prompt in the loop", QUESTION, [("0", "<|user|>\nQ</s>\n"), ("1", "<|assistant|>\nA</s>\n")]),
+        ("prompt in the loop", QUESTION,
+         [("0", "<|user|>\nQ</s>\n"), ("1", "<|assistant|>\nA</s>\n")]),
         ("eos or prompt", QUESTION,
          [("0", "<|user|>\nQ<|end|>\n"), ("1", "<|assistant|>\nA<|end|>\n"), (".", "</s>")]),
         ("macro", QUESTION, [("0", "<|user|>Q<|end|>"), ("1", "<|assistant|>A<|stop|>")]),
@@ -148,16 +151,18 @@ def test_owner_survives_captures() -> None:
 
 
 def test_a_template_that_looks_at_what_it_captured_is_not_judged() -> None:
-    source = (
-        "{% set kept %}{% for m in messages %}{{ m.content }}{% endfor %}{% endset %}{{ kept|length }}"
-    )
+    loop = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    source = "{% set kept %}" + loop + "{% endset %}{{ kept|length }}"
     assert OracleTemplate(source, SPECIAL).owned(QUESTION) is None
     talk = Conversation(OracleTemplate(source, SPECIAL), QUESTION, None)
     assert judge(talk, "2", [(0, 1)]).unsure
 
 
 def test_texts_that_hold_sentinels_are_judged_all_the_same() -> None:
-    odd = [{"role": "user", "content": "\U00100000"}, {"role": "assistant", "content": "\U00104001"}]
+    odd = [
+        {"role": "user", "content": "\U00100000"},
+        {"role": "assistant", "content": "\U00104001"},
+    ]
     pieces = owners("{% for m in messages %}{{ m.content }}{% endfor %}", odd)
     assert pieces == [("0", "\U00100000"), ("1", "\U00104001")]
     both = [{"role": "user", "content": "\U00100000\U000f0000"}]
@@ -214,7 +219,7 @@ FIRST, SECOND = TWICE[1]["content"], TWICE[3]["content"]
             [f"{FIRST}<|im_end|>\n<|im_start|>user", f"{SECOND}<|im_end|>"],
             ["trained: after the closer", "trained: another turn"],
         ),
-        ([TWICE[0]["content"], f"{FIRST}<|im_end|>", f"{SECOND}<|im_end|>"], ["trained: another turn"]),
+        (["user0x0", f"{FIRST}<|im_end|>", f"{SECOND}<|im_end|>"], ["trained: another turn"]),
         ([f"{FIRST}<|im_end|>", SECOND], ["untrained: own part"]),
         ([f"{FIRST[1:]}<|im_end|>", f"{SECOND}<|im_end|>"], ["untrained: own part"]),
         ([f"{FIRST}<|im_end|>"], ["untrained: own part"] * 3),
@@ -256,7 +261,7 @@ def test_generation_blocks_are_taken_at_their_word() -> None:
     ("name", "span", "kinds"),
     [
         ("newline before the prompt", "A<|eot|>", []),
-        ("newline before the prompt", "<|header|>assistant<|/header|>\n\nA<|eot|>", ["trained: header"]),
+        ("newline before the prompt", "assistant<|/header|>\n\nA<|eot|>", ["trained: header"]),
         ("header by the user", " A</s>", []),
         ("header by the user", " ASSISTANT: A</s>", ["trained: another turn"]),
         ("prompt in the loop", "A</s>", []),

@@ -12,7 +12,7 @@ import pytest
 from tests.chat.templates import ALL, CHATML, DATED
 from tokenmill.chat import ChatSpec, Renderer, tame
 from tokenmill.chat.template import ReferenceTemplate
-from tokenmill.errors import RowError, TemplateError
+from tokenmill.errors import TemplateError
 
 TALK = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
 
