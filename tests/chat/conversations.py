@@ -221,6 +221,7 @@ def _odd() -> dict[str, Row]:
         "three assistants": {"messages": turns("uaaa")},
         "consecutive users": {"messages": turns("uuaua")},
         "assistant first": {"messages": turns("aua")},
+        "assistant alone": {"messages": turns("a")},
         "assistant after system": {"messages": turns("sa")},
         "tool after no call": {"messages": turns("uata"), "tools": TOOLS},
         "tool after user": {"messages": turns("uta"), "tools": TOOLS},

@@ -159,7 +159,8 @@ def _programs() -> dict[str, str]:
         "{% endfor %}",
         "loop before and after": each(
             "{% if loop.previtem is defined and loop.previtem.content == m.content %}same"
-            "{% endif %}{{ m.content }}{% if loop.nextitem is defined %}{{ loop.nextitem.content | length }}"
+            "{% endif %}{{ m.content }}{% if loop.nextitem is defined %}"
+            "{{ loop.nextitem.content | length }}"
             "{% endif %}"
         ),
         "loop cycle": each("{{ loop.cycle('a', 'b', m.content) }}{{ m.content }}"),
