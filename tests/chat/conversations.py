@@ -239,6 +239,7 @@ def _odd() -> dict[str, Row]:
         "thinking in both": _thinking("both"),
         "thinking empty": _thinking("empty"),
         "thinking unclosed": _thinking("unclosed"),
+        "thinking alone": _with("ua", {1: {"content": "<think>reason1x0\n</think>\n"}}),
         "thinking in parts": _thinking("parts"),
         "echo": {"messages": [{**m, "content": "same words"} for m in turns("uauaua")]},
         "echo of roles": {

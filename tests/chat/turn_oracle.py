@@ -126,6 +126,7 @@ def _adopt(found: Owned, messages: list[Message]) -> None:
     start = owned[-1] + 1 if owned else 0
     ending = found.text[start:]
     said = [forms for forms in spoken(messages[last], reasoning=False) if forms[0]]
+    said = said or [thinking for thinking in [thoughts(messages[last])] if thinking]
     if said and owned and all(any(form in ending for form in forms) for forms in said):
         found.owner[start:] = [last] * len(ending)
 
@@ -247,6 +248,9 @@ class Conversation:
             opener = cut if cut < header else None
         own = text[start:end]
         said = [f for fs in spoken(self.messages[index]) for f in fs if f]
+        content = self.messages[index].get("content")
+        if isinstance(content, str) and content.strip():
+            said.append(content.strip())  # it may end with thinking, and with the tag after it
         closed = bool(own.strip()) and not any(own.rstrip().endswith(s) for s in said)
         return Turn(index, start, end, header, opener, start + len(own.rstrip()), closed)
 
