@@ -89,3 +89,70 @@ ALL = {
     "generation": GENERATION,
     "generation_macro": GENERATION_MACRO,
 }
+
+# Habits of released templates that decide who owns what is printed; beside ALL, since no fast
+# engine need know them.
+HABITS = {
+    # The generation prompt begins with a newline that the turns do not have (Llama 4).
+    "newline before the prompt": (
+        "{% for m in messages %}<|header|>{{ m.role }}<|/header|>\n\n{{ m.content }}<|eot|>"
+        "{% endfor %}{% if add_generation_prompt %}\n\n<|header|>assistant<|/header|>\n\n"
+        "{% endif %}"
+    ),
+    # Messages by number.
+    "numbers": (
+        "{% for i in range(messages|length) %}{% set m = messages[i] %}<|{{ m.role }}|>"
+        "{{ m.content }}<|end|>{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    ),
+    # A text that is added up and printed at the end (Reka-Edge).
+    "added up": (
+        "{% set ns = namespace(out='') %}{% for m in messages %}"
+        "{% set ns.out = ns.out ~ m.role ~ ': ' ~ m.content ~ '\n\n<sep>' %}{% endfor %}"
+        "{% if add_generation_prompt %}{% set ns.out = ns.out ~ 'assistant: ' %}{% endif %}"
+        "{{ ns.out }}"
+    ),
+    # Tool results are printed inside the step of the assistant who called (command-r7b).
+    "looks ahead": (
+        "{% for m in messages %}{% if m.role != 'tool' %}<|{{ m.role }}|>{{ m.content }}"
+        "{% for c in m.tool_calls or [] %}<call>{{ c.function|tojson }}</call>{% endfor %}<|end|>"
+        "{% if m.role == 'assistant' %}{% for t in messages[loop.index0 + 1:] %}"
+        "{% if t.role != 'tool' %}{% break %}{% endif %}<|tool|>{{ t.content }}<|end|>{% endfor %}"
+        "{% endif %}{% endif %}{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    ),
+    # A turn is closed in the next one's step (Apertus).
+    "closed by the next": (
+        "{% set ns = namespace(open=false) %}{% for m in messages %}"
+        "{% if ns.open %}<|assistant_end|>{% endif %}{% set ns.open = m.role == 'assistant' %}"
+        "<|{{ m.role }}_start|>{{ m.content }}{% if m.role != 'assistant' %}<|{{ m.role }}_end|>"
+        "{% endif %}{% endfor %}{% if add_generation_prompt %}<|assistant_start|>{% endif %}"
+    ),
+    # The last message is printed outside of the loop (Nemotron Nano 2).
+    "last outside": (
+        "{% set last = messages[-1] if messages[-1].role == 'assistant' else none %}"
+        "{% for m in (messages[:-1] if last else messages) %}<|{{ m.role }}|>{{ m.content }}<|end|>"
+        "{% endfor %}{% if last %}<|assistant|>{{ last.content }}<|end|>"
+        "{% elif add_generation_prompt %}<|assistant|>{% endif %}"
+    ),
+    # The header is printed in the user's step, the closer once at the end.
+    "header by the user": (
+        "{{ bos_token }}{% for m in messages %}{% if m.role == 'user' %}USER: {{ m.content }}"
+        " ASSISTANT:{% else %} {{ m.content }}{{ eos_token }}{% endif %}{% endfor %}"
+    ),
+    # The generation prompt stands inside the loop (chatglm3, zephyr).
+    "prompt in the loop": (
+        "{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}{{ eos_token }}\n"
+        "{% if loop.last and add_generation_prompt %}<|assistant|>\n{% endif %}{% endfor %}"
+    ),
+    # Not asked for a prompt, it prints an eos (phi-3).
+    "eos or prompt": (
+        "{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}<|end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|assistant|>\n{% else %}{{ eos_token }}{% endif %}"
+    ),
+    # A macro prints the turns.
+    "macro": (
+        "{% macro turn(m, last) %}<|{{ m.role }}|>{{ m.content }}{% if last %}<|stop|>"
+        "{% else %}<|end|>{% endif %}{% endmacro %}"
+        "{% for m in messages %}{{ turn(m, loop.last) }}{% endfor %}"
+        "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    ),
+}

@@ -1,0 +1,316 @@
+"""Templates that ask of their texts what a fast path could answer wrongly, and rows for them.
+
+Each of `HOSTILE` is legal jinja2. What it prints depends on something that is easy to forget when
+a render is predicted from another row's: what Python's own string methods say of odd characters,
+the difference between 1, 1.0 and True, the order of keys, undefined values and where they raise,
+state that one message leaves for the next. `rows` makes conversations of few shapes and many odd
+texts, so that whatever was learned on one row is tried on many others.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from tests.chat.hostile_questions import EXPRESSIONS, TEXT_QUESTIONS, UNDEFINED
+
+Row = dict[str, Any]
+
+
+def each(body: str, before: str = "", after: str = "") -> str:
+    """A template that prints every message through one body."""
+    return (
+        before
+        + "{% for m in messages %}<|{{ m.role }}|>"
+        + body
+        + "<|end|>\n{% endfor %}"
+        + after
+        + "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    )
+
+
+def branch(question: str) -> str:
+    """A template that asks and prints the text either way."""
+    return each(
+        "{% if " + question + " %}yes {{ m.content }}{% else %}{{ m.content }} no{% endif %}"
+    )
+
+
+def printed(expression: str) -> str:
+    """A template that prints an expression beside the text."""
+    return each("{{ m.content }}\n{{ " + expression + " }}")
+
+
+def _programs() -> dict[str, str]:
+    """Whole templates: state, captures, scopes, loops that are more than loops."""
+    chat = "<|{{ m.role }}|>{{ m.content }}<|end|>\n"
+    return {
+        "exception half-way": each(
+            "{{ m.content }}{% if m.content | length % 5 == 4 %}"
+            "{{ raise_exception('no ' ~ m.content) }}{% endif %}"
+        ),
+        "exception at the end": each("{{ m.content }}")
+        + "{% if messages[-1].content == 'a' %}{{ raise_exception('a') }}{% endif %}",
+        "division by zero": printed("10 // (m.content | length - 3)"),
+        "index not found": printed("m.content.index('a')"),
+        "no such filter": each("{% if m.content == 'a' %}{{ m.content | upper }}{% endif %}"),
+        "namespace list": each(
+            "{% if m.content in ns.seen %}again{% endif %}{% set ns.seen = ns.seen + [m.content] %}"
+            "{{ m.content }}{{ ns.seen | length }}",
+            "{% set ns = namespace(seen=[]) %}",
+        ),
+        "namespace list printed": each(
+            "{% set ns.seen = ns.seen + [m.content] %}{{ ns.seen | join('|') }}",
+            "{% set ns = namespace(seen=[]) %}",
+        ),
+        "namespace counter": each(
+            "{% set ns.n = ns.n + (m.content | length) %}{{ m.content }}{{ ns.n }}",
+            "{% set ns = namespace(n=0) %}",
+        ),
+        "namespace last": each(
+            "{{ ns.last }}{{ m.content }}{% set ns.last = m.content[-1:] %}",
+            "{% set ns = namespace(last='') %}",
+        ),
+        "namespace text": "{% set ns = namespace(out='') %}{% for m in messages %}"
+        "{% set ns.out = ns.out + '<|' + m.role + '|>' + m.content + '<|end|>' %}{% endfor %}"
+        "{{ ns.out }}",
+        "namespace text asked": "{% set ns = namespace(out='') %}{% for m in messages %}"
+        "{% if ns.out.endswith('a<|end|>') %}{% set ns.out = ns.out ~ '!' %}{% endif %}"
+        "{% set ns.out = ns.out ~ '<|' ~ m.role ~ '|>' ~ m.content ~ '<|end|>' %}{% endfor %}"
+        "{{ ns.out }}",
+        "range": "{% for i in range(messages | length) %}{% set m = messages[i] %}"
+        + chat
+        + "{% endfor %}",
+        "range backwards": "{% for i in range(messages | length - 1, -1, -1) %}"
+        "<|{{ messages[i].role }}|>{{ messages[i].content }}<|end|>\n{% endfor %}",
+        "range of a length": each(
+            "{{ m.content }}{% for i in range(m.content | length) %}{{ i }}{% endfor %}"
+        ),
+        "characters": each("{% for c in m.content %}{{ c }}.{% endfor %}"),
+        "characters chosen": each("{% for c in m.content if c.isalpha() %}{{ c }}{% endfor %}"),
+        "characters else": each("{% for c in m.content %}{{ c }}{% else %}none{% endfor %}"),
+        "characters counted": each(
+            "{% for c in m.content %}{{ loop.index }}{{ loop.last }}{% endfor %}{{ m.content }}"
+        ),
+        "lines": each(
+            "{% for line in m.content.split('\\n') %}> {{ line }}{% if not loop.last %}\n"
+            "{% endif %}{% endfor %}"
+        ),
+        "words": each("{% for w in m.content.split() %}{{ w }}{{ loop.revindex0 }}{% endfor %}"),
+        "pairs": each("{% for k, v in m | dictsort %}{{ k }}={{ v }};{% endfor %}"),
+        "items": each("{% for k, v in m.items() %}{{ k }}={{ v }};{% endfor %}"),
+        "keys": each("{% for k in m %}{{ k }},{% endfor %}{{ m.content }}"),
+        "filter block": each("{% filter upper %}{{ m.content }}{% endfilter %}"),
+        "filter block trim": each("{% filter trim %} {{ m.content }} {% endfilter %}"),
+        "filter block nested": each(
+            "{% filter replace('a', 'b') %}{% filter trim %}{{ m.content }}{% endfilter %}"
+            "{% endfilter %}"
+        ),
+        "set block": each("{% set x %}[{{ m.content }}]{% endset %}{{ x }}{{ x | length }}"),
+        "set block filtered": each("{% set x | upper %}{{ m.content }}{% endset %}{{ x }}"),
+        "set block asked": each(
+            "{% set x %}{{ m.content | trim }}{% endset %}{% if x == '' %}none{% endif %}{{ x }}"
+        ),
+        "macro": each(
+            "{{ say(m, loop.first) }}",
+            "{% macro say(m, first) %}{% if first %}1{% endif %}{{ m.content }}{% endmacro %}",
+        ),
+        "macro asked": each(
+            "{% if say(m) %}{{ say(m) }}{% else %}none{% endif %}",
+            "{% macro say(m) %}{{ m.content.strip() }}{% endmacro %}",
+        ),
+        "macro defaults": each(
+            "{{ say(m.content) }}{{ say(m.content, [1]) }}",
+            "{% macro say(t, acc=[]) %}{% set acc = acc + [t] %}{{ acc | length }}{{ t }}"
+            "{% endmacro %}",
+        ),
+        "macro default that grows": each(
+            "{{ say(m.content) }}",
+            "{% macro say(t, acc=[]) %}{{ acc.append(t) }}{{ acc | length }}{% endmacro %}",
+        ),
+        "macro arguments": each(
+            "{{ say(m.content, 1, x=m.n) }}",
+            "{% macro say(t) %}{{ t }}{{ varargs }}{{ kwargs }}{% endmacro %}",
+        ),
+        "macro recursive": each(
+            "{{ down(m.content) }}",
+            "{% macro down(t) %}{{ t[:1] }}{% if t | length > 1 %}{{ down(t[1:]) }}{% endif %}"
+            "{% endmacro %}",
+        ),
+        "macro without end": each(
+            "{{ m.content }}{% if m.content == 'a' %}{{ down(m.content) }}{% endif %}",
+            "{% macro down(t) %}{{ down(t) }}{% endmacro %}",
+        ),
+        "macro scope": each(
+            "{% set x = m.content %}{{ say() }}{{ x }}",
+            "{% set x = 'outer' %}{% macro say() %}{{ x }}{% endmacro %}",
+        ),
+        "call block": each(
+            "{% call wrap(m.content | length) %}{{ m.content }}{% endcall %}",
+            "{% macro wrap(n) %}[{{ n }}{{ caller() }}{{ caller() | length }}]{% endmacro %}",
+        ),
+        "call block with arguments": each(
+            "{% call(c) every(m.content) %}{{ c }}{{ m.role }}{% endcall %}",
+            "{% macro every(t) %}{% for c in t %}{{ caller(c) }}{% endfor %}{% endmacro %}",
+        ),
+        "recursive loop": "{% for m in messages recursive %}"
+        + chat
+        + "{% if m.content | length > 3 and loop.depth < 3 %}{{ loop(messages[:1]) }}{% endif %}"
+        "{% endfor %}",
+        "loop before and after": each(
+            "{% if loop.previtem is defined and loop.previtem.content == m.content %}same"
+            "{% endif %}{{ m.content }}{% if loop.nextitem is defined %}"
+            "{{ loop.nextitem.content | length }}"
+            "{% endif %}"
+        ),
+        "loop cycle": each("{{ loop.cycle('a', 'b', m.content) }}{{ m.content }}"),
+        "loop changed": each(
+            "{% if loop.changed(m.content | length) %}new{% endif %}{{ m.content }}"
+        ),
+        "loop numbers": each(
+            "{{ loop.index }}{{ loop.revindex }}{{ loop.length }}{{ loop.depth0 }}{{ m.content }}"
+        ),
+        "loop filtered": "{% for m in messages if m.content.strip() %}" + chat + "{% endfor %}",
+        "loop break": each("{{ m.content }}")
+        + "{% for m in messages %}{% if m.content == 'a' %}{% break %}{% endif %}{{ loop.index }}"
+        "{% endfor %}",
+        "loop continue": "{% for m in messages %}{% if not m.content %}{% continue %}{% endif %}"
+        + chat
+        + "{% endfor %}",
+        "loops nested": "{% for m in messages %}"
+        + chat
+        + "{% for x in messages %}{% if x.content == m.content and x.role != m.role %}="
+        "{% endif %}{% endfor %}{% endfor %}",
+        "loop variable shadowed": "{% for m in messages %}"
+        + chat
+        + "{% for m in m.content[:2] %}{{ m }}{% endfor %}{{ m.role }}{% endfor %}",
+        "groupby": "{% for role, group in messages | groupby('role') %}<|{{ role }}|>"
+        "{% for m in group %}{{ m.content }}{% endfor %}<|end|>{% endfor %}",
+        "groupby content": "{% for text, group in messages | groupby('content') %}"
+        "{{ text }}{{ group | length }};{% endfor %}",
+        "sort by length": "{% for m in messages | sort(attribute='content') %}"
+        + chat
+        + "{% endfor %}",
+        "generator twice": "{% set g = messages | map(attribute='content') %}{{ g | join('|') }}"
+        "+{{ g | join('|') }}",
+        "generator asked": "{% set g = messages | selectattr('content') %}"
+        "{% if g %}{{ g | map(attribute='content') | join('|') }}{% endif %}"
+        "{{ g | list | length }}",
+        "generator half": "{% set g = messages | map(attribute='content') %}{{ g | first }}"
+        "{{ g | list }}",
+        "joiner": each("{{ j() }}{{ m.content }}", "{% set j = joiner(', ') %}"),
+        "cycler": each(
+            "{{ c.next() }}{{ m.content }}{% if not m.content %}{{ c.reset() }}{% endif %}"
+            "{{ c.current }}",
+            "{% set c = cycler('x', 'y', 'z') %}",
+        ),
+        "with": each("{% with t = m.content.strip(), n = 1 %}{{ t }}{{ n }}{% endwith %}{{ t }}"),
+        "set in if": each(
+            "{% if m.content == 'a' %}{% set x = 1 %}{% endif %}{{ m.content }}{{ x }}"
+        ),
+        "set in loop": "{% set x = 'before' %}{% for m in messages %}{{ x }}{% set x = m.content %}"
+        + chat
+        + "{{ x }}{% endfor %}{{ x }}",
+        "set of two": each("{% set a, b = m.content[:1], m.content[1:] %}{{ b }}{{ a }}"),
+        "messages replaced": "{% if messages[0].content == 'a' %}{% set messages = messages[1:] %}"
+        "{% endif %}{% for m in messages %}" + chat + "{% endfor %}",
+        "block": "{% block all %}{% for m in messages %}" + chat + "{% endfor %}{% endblock %}",
+        "raw": each("{% raw %}{{ m.content }}{% endraw %}{{ m.content }}"),
+        "trailing whitespace": each("  {{- m.content -}}  \n"),
+        "text before": each("{{ m.content }}", "{{ messages | length }}{{ messages[0].content }}"),
+        "text after": each("{{ m.content }}", after="{{ messages[-1].content[-1:] }}"),
+        "content of the neighbour": each("{{ messages[loop.index0 - 1].content }}{{ m.content }}"),
+        "append to data": each("{% set _ = messages.append(1) %}{{ m.content }}"),
+        "tuple of contents": each("{{ (m.content, m.content | length) }}"),
+        "dict of contents": each("{{ {m.content: m.n, 'a': 1} }}"),
+        "dict looked up": each("{{ {'a': 1, '': 2}.get(m.content, 'other') }}{{ m.content }}"),
+        "numbers compared": each(
+            "{% if m.n == true %}true{% elif m.n == 0 %}zero{% else %}{{ m.n }}{% endif %}"
+            "{{ m.content }}"
+        ),
+        "tools": each("{{ m.content }}", "{% for t in tools or [] %}{{ t | tojson }}{% endfor %}"),
+        "tools asked": each(
+            "{{ m.content }}",
+            "{% if tools and tools[0].strict is sameas true %}strict{% endif %}"
+            "{{ tools[0].strict if tools }}",
+        ),
+        "calls": each(
+            "{{ m.content }}{% for c in m.tool_calls or [] %}{{ c.function.name }}"
+            "{{ c.function.arguments | tojson }}{% for k, v in c.function.arguments.items() %}"
+            "{{ k }}:{{ v }}{{ v is string }}{% endfor %}{% endfor %}"
+        ),
+        "random": each(
+            "{{ m.content }}{% if m.content == 'a' %}{{ m.content | random }}{% endif %}"
+        ),
+        "lipsum": each("{{ m.content }}{% if m.content == 'a' %}{{ lipsum(1) }}{% endif %}"),
+        "date": each("{{ strftime_now('%d') if m.content == 'a' }}{{ m.content }}"),
+        "fixed point": each("{{ '%.3f' % (m.content | length / 7) }}{{ m.content }}"),
+        "generation block": "{% for m in messages %}<|{{ m.role }}|>{% if m.role == 'assistant' %}"
+        "{% generation %}{{ m.content }}{% if m.content.isdigit() %}!{% endif %}<|end|>"
+        "{% endgeneration %}{% else %}{{ m.content }}<|end|>{% endif %}{% endfor %}",
+    }
+
+
+HOSTILE: dict[str, str] = {
+    **{f"asks: {name}": branch(question) for name, question in TEXT_QUESTIONS.items()},
+    **{f"prints: {name}": printed(expression) for name, expression in EXPRESSIONS.items()},
+    **{
+        f"undefined: {name}": each(
+            "{{ m.content }}{% if 'a' in m.content %}{{ " + expression + " }}{% endif %}"
+        )
+        for name, expression in UNDEFINED.items()
+    },
+    "undefined: iterated": each("{% for x in m.nothing %}{{ x }}{% else %}none{% endfor %}"),
+    "undefined: iterated, attribute": each("{% for x in m.nothing.y %}{{ x }}{% endfor %}"),
+    "undefined: asked": branch("m.nothing"),
+    "undefined: asked by attribute": branch("m.nothing.x"),
+    **_programs(),
+}
+
+PIECES = (
+    "a", "a", "b", "A", "aa", "Ab cD", " ", "  ", "\n", "\r\n", "\t", "\x0b", "\x0c",
+    "\x1c", "\x1e", "\x85", "\xa0", "\u2028", "\u2029", "\u3000", "\u200b", "\ufeff",
+    "\x00", "0", "7", "42", "-5", "1.5", "1e3", "0x1f", "1_000", "²", "½", "٣", "Ⅷ",
+    "一", "ß", "ẞ", "ŉ", "ǆ", "ǅ", "Ǆ", "İ", "ı", "ς", "Σ", "ﬃ", "ŉ", "é", "e\u0301",
+    "你好", "👋🏽", "👨‍👩‍👧", "\U0001d7d8", "%", "%s", "%d", "%%", "{", "}", "{}", "{0}",
+    "{a}", "{{ x }}", "{% if %}", "<", ">", "&", '"', "'", "\\", "<b>", "</b>",
+    "<think>", "</think>", "<|end|>", "<|assistant|>", "it's", "o'Neil mc'X", "ﬀ x",
+    "x\ny", "\U000f0000", "\U0010fffd", "\ue000",
+)  # fmt: skip
+VALUES: tuple[Any, ...] = (
+    1, 1.0, True, 0, 0.0, -0.0, False, None, "1", "", "a", 10**20, 1e20, 1.5, -3, [], {}, [1, "a"],
+    {"x": 1, "y": 2}, {"y": 2, "x": 1}, {"x": 1.0, "y": True}, "ß",
+)  # fmt: skip
+SHAPES = ("ua", "ua", "ua", "ua", "sua", "uaua", "uaua", "suaua", "uua", "a")
+ROLES = {"u": "user", "a": "assistant", "s": "system"}
+
+
+def odd_text(source: random.Random) -> str:
+    """A short text of odd pieces, often one that was seen before."""
+    return "".join(source.choice(PIECES) for _ in range(source.choice((0, 1, 1, 1, 2, 2, 3, 5))))
+
+
+def rows(seed: object, count: int) -> list[Row]:
+    """Conversations of few shapes with odd texts and values."""
+    source = random.Random(str(seed))
+    made: list[Row] = []
+    for _ in range(count):
+        messages: list[dict[str, Any]] = []
+        with_value = source.random() < 0.5
+        same = odd_text(source) if source.random() < 0.15 else None
+        for role in source.choice(SHAPES):
+            text = odd_text(source) if same is None else same
+            message: dict[str, Any] = {"role": ROLES[role], "content": text}
+            if with_value:
+                message["n"] = source.choice(VALUES)
+            if role == "a" and source.random() < 0.1:
+                arguments = {odd_text(source): source.choice(VALUES) for _ in range(2)}
+                function = {"name": "f", "arguments": arguments}
+                message["tool_calls"] = [{"type": "function", "function": function}]
+            messages.append(message)
+        row: Row = {"messages": messages}
+        if source.random() < 0.1:
+            strict = source.choice((True, 1, 1.0, False, 0, None))
+            row["tools"] = [{"name": "f", "strict": strict, "x": source.choice(VALUES)}]
+        made.append(row)
+    return made

@@ -1,0 +1,346 @@
+"""The product's masks before the oracle: every template × every conversation, as a table.
+
+::
+
+    python -m tests.chat.judge                        # zoo × odd cases × a sample of each corpus
+    python -m tests.chat.judge --template qwen3       # templates whose name holds it, in detail
+    python -m tests.chat.judge --case echo --details 5
+    python -m tests.chat.judge --all                  # every row of every corpus: hours
+
+Per template: pairs tried, refused by the template itself, content lost (an assistant's words that
+the render does not hold), no trained token, proven, rejected though nothing is lost, violations,
+not judged.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import os
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from tests.chat.conversations import CORPORA, DATE, ODD, SPECIAL, VARIABLES, Row, corpus_rows, zoo
+from tests.chat.loop_oracle import OracleTemplate, Refused
+from tests.chat.mask_oracle import judge, to_train
+from tests.chat.turn_oracle import Conversation, lost
+from tokenmill.chat import ChatSpec, Renderer
+from tokenmill.chat.prompts import PromptRenderer
+from tokenmill.chat.shapes import Plain, read
+from tokenmill.errors import RowError
+
+REASONS = (
+    "template_error",
+    "template_drops_content",
+    "mask_unproven",
+    "no_trained_tokens",
+    "limit",
+)
+UNTRAINED_ROLES = ("tool", "function", "ipython")
+
+
+def make_renderer(
+    spec: ChatSpec,
+    template: str | Mapping[str, str] | None,
+    special_tokens: Mapping[str, str] | None = None,
+    renderer: str = "auto",
+) -> Any:
+    """A renderer, whichever of the two keywords its constructor has."""
+    names = inspect.signature(Renderer).parameters
+    keyword: dict[str, Any] = {"fast": renderer == "auto"}
+    if "renderer" in names:
+        keyword = {"renderer": renderer}
+    return Renderer(spec, template, special_tokens, **keyword)
+
+
+def make_prompt_renderer(
+    template: str | Mapping[str, str] | None,
+    special_tokens: Mapping[str, str] | None = None,
+    renderer: str = "auto",
+) -> Any:
+    """A prompt renderer, likewise."""
+    names = inspect.signature(PromptRenderer).parameters
+    keyword: dict[str, Any] = {"fast": renderer == "auto"}
+    if "renderer" in names:
+        keyword = {"renderer": renderer}
+    return PromptRenderer(template, special_tokens, date=DATE, **keyword)
+
+
+@dataclass(slots=True)
+class Score:
+    """What came out for one template."""
+
+    pairs: int = 0
+    refused: int = 0
+    lost: int = 0
+    nothing: int = 0
+    proven: int = 0
+    due: int = 0
+    unproven: Counter[str] = field(default_factory=Counter)
+    violated: Counter[str] = field(default_factory=Counter)
+    unsure: Counter[str] = field(default_factory=Counter)
+    reports: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def wrong(self, kind: str, report: str) -> None:
+        """Take down a violation."""
+        self.violated[kind] += 1
+        self.reports.append(report)
+
+    def add(self, other: Score) -> None:
+        """Sum up."""
+        for name in ("pairs", "refused", "lost", "nothing", "proven", "due"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.unproven += other.unproven
+        self.violated += other.violated
+        self.unsure += other.unsure
+        self.reports += other.reports
+        self.notes += other.notes
+
+
+@lru_cache(maxsize=128)
+def oracle(name: str, source: str) -> OracleTemplate:
+    """The oracle of a template, compiled once for all tests of a process."""
+    return OracleTemplate(source, {**SPECIAL, **VARIABLES.get(name, {})}, DATE)
+
+
+@dataclass(slots=True)
+class Wanted:
+    """One text that a row is to give: its messages, and which of them are trained."""
+
+    part: int
+    messages: list[dict[str, Any]]
+    tools: Any
+    trained: list[int]
+
+
+def wanted(row: Row, spec: ChatSpec) -> list[Wanted]:
+    """The texts of a row as the product documents them; empty: it has no conversation to judge."""
+    found = read(row, spec)
+    if isinstance(found, Plain):
+        return []
+    messages = list(found.messages)
+    while messages and messages[-1]["role"] in UNTRAINED_ROLES:
+        messages.pop()
+    if not messages or messages[-1]["role"] == "user":
+        return []
+    assistants = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
+    chosen = assistants[-1:] if spec.train_on == "last_assistant_message" else assistants
+    trained = [
+        index
+        for index in chosen
+        if messages[index].get("train") is not False
+        and messages[index].get("weight") != 0
+        and messages[index].get("step_loss_mask") != 0
+    ]
+    if spec.expand != "turns":
+        return [Wanted(0, messages, found.tools, trained)]
+    return [
+        Wanted(part, messages[: index + 1], found.tools, [index])
+        for part, index in enumerate(assistants)
+        if index in trained
+    ]
+
+
+def score(
+    name: str,
+    source: str,
+    rows: Mapping[str, Row],
+    *,
+    spec: ChatSpec | None = None,
+    thinking_opener: str = "trained",
+    renderer: str = "auto",
+) -> Score:
+    """Let the product render rows under one template and judge what it says."""
+    total = Score()
+    template = oracle(name, source)
+    spec = spec or ChatSpec(date=DATE)
+    product = make_renderer(spec, source, template.given, renderer).render(list(rows.values()))
+    places = list(zip(product.source, product.part, strict=True))
+    accepted = {place: number for number, place in enumerate(places)}
+    rejected = {(source, part): error for source, part, error in product.rejected}
+    for number, (case, row) in enumerate(rows.items()):
+        for job in wanted(row, spec):
+            place = (number, job.part)
+            at = accepted.get(place)
+            answer = None
+            if at is not None:
+                answer = (product.texts[at], product.spans[at], product.turns[at])
+            where = f"{name} × {case}" + (f" part {job.part}" if job.part else "")
+            _judge_one(total, where, template, job, spec, thinking_opener, answer,
+                       rejected.get(place))  # fmt: skip
+    return total
+
+
+def _judge_one(
+    total: Score,
+    where: str,
+    template: OracleTemplate,
+    job: Wanted,
+    spec: ChatSpec,
+    thinking_opener: str,
+    answer: tuple[str, Any, Any] | None,
+    error: RowError | None,
+) -> None:
+    total.pairs += 1
+    try:
+        talk = Conversation(template, job.messages, job.tools)
+    except Refused as refusal:
+        total.refused += 1
+        if error is None or error.reason not in ("template_error", "limit"):
+            said = "accepted" if error is None else error.reason
+            total.wrong("accepted what the template refuses", f"{where}: {said}: {refusal}")
+        return
+    if error is not None and error.reason not in REASONS:
+        total.wrong("a reason of its own", f"{where}: rejected as {error.reason}: {error}")
+        return
+    if (error is None) == (answer is None):
+        total.wrong("neither accepted nor rejected", f"{where}: {error or 'no answer'}")
+        return
+    if talk.found is None:
+        total.unsure["sentinels do not survive"] += 1
+        total.notes.append(f"{where}: the sentinels do not survive")
+    gone = lost(job.messages, talk.found) if talk.found is not None else None
+    silent = not to_train(talk, job.trained)
+    if gone is not None:
+        total.lost += 1
+    elif silent:
+        total.nothing += 1
+    else:
+        total.due += 1
+    if error is not None:
+        if error.reason in ("template_error", "limit"):
+            total.wrong("refused what the template renders", f"{where}: {error.reason}: {error}")
+        elif gone is None and not silent:
+            total.unproven[error.reason] += 1
+            total.notes.append(f"{where}: {error.reason}: {error}")
+        return
+    assert answer is not None
+    text, spans, turns = answer
+    if gone is None and not silent:
+        total.proven += 1
+    surely = lost(job.messages, talk.found, every_thought=False) if gone and talk.found else None
+    if surely is not None and not template.says_itself:
+        total.wrong("accepted what loses content", f"{where}: accepted, but {surely} is lost")
+    if talk.found is None:
+        if text != template.plain(job.messages, job.tools):
+            total.wrong("another text", f"{where}: another text than jinja2's")
+        return
+    verdict = judge(
+        talk,
+        text,
+        spans,
+        trained=job.trained,
+        turn_end=spec.turn_end,
+        thinking_opener=thinking_opener,
+    )
+    for reason in verdict.unsure:
+        total.unsure["where a turn starts"] += 1
+        total.notes.append(f"{where}: {reason}")
+    for violation in verdict.violations:
+        total.wrong(violation.kind, f"{where}: {violation}")
+    ends = [end for _, end in turns]
+    if [role for role, _ in turns] != [message["role"] for message in job.messages]:
+        total.wrong("turns of other roles", f"{where}: {turns}")
+    elif ends != sorted(ends) or ends[-1] != len(text):
+        total.wrong("turns out of order", f"{where}: {turns} of {len(text)}")
+
+
+def data_directory() -> Path:
+    """The shared data, unpacked: where the tests find it, or /tmp/data."""
+    from tests.conftest import unpack_shared
+
+    if not os.environ.get("TOKENMILL_TEST_DATA") and Path("/tmp/data/templates").is_dir():
+        return Path("/tmp/data")
+    found = unpack_shared()
+    if found is None:
+        sys.exit("no shared data: name the unpacked directory with TOKENMILL_TEST_DATA=")
+    return found
+
+
+def sample(shared: Path, per_corpus: int | None, odd: bool = True) -> dict[str, Row]:
+    """The odd cases and rows of every corpus, by name."""
+    rows = dict(ODD) if odd else {}
+    for corpus in CORPORA:
+        for number, row in enumerate(corpus_rows(shared, corpus, per_corpus)):
+            rows[f"{corpus} {number}"] = row
+    return rows
+
+
+HEADINGS = ("pairs", "refused", "lost", "silent", "due", "proven", "wrong", "unsure")
+
+
+def line(name: str, total: Score) -> str:
+    """One line of the table."""
+    cells = (
+        total.pairs,
+        total.refused,
+        total.lost,
+        total.nothing,
+        total.due,
+        total.proven,
+        sum(total.violated.values()),
+        sum(total.unsure.values()),
+    )
+    reasons = ", ".join(f"{k} {v}" for k, v in (total.unproven + total.violated).most_common())
+    return f"{name[:44]:<44} " + " ".join(f"{c:>7}" for c in cells) + f"  {reasons}"
+
+
+def main(arguments: Iterable[str] | None = None) -> int:
+    """Print the table; 1 where anything is wrong."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--template", default="", help="only templates whose name holds this")
+    parser.add_argument("--case", default="", help="only conversations whose name holds this")
+    parser.add_argument("--all", action="store_true", help="every row of every corpus")
+    parser.add_argument("--rows", type=int, default=3, help="rows per corpus (default 3)")
+    parser.add_argument("--details", type=int, help="reports per template (with --template: 20)")
+    parser.add_argument("--notes", action="store_true", help="also what was unproven or unsure")
+    parser.add_argument("--turn-end", default="stop", choices=("stop", "turn"))
+    parser.add_argument("--expand", default="none", choices=("none", "turns"))
+    parser.add_argument("--thinking-opener", default="trained", choices=("trained", "prompt"))
+    parser.add_argument("--renderer", default="auto", choices=("auto", "jinja2"))
+    options = parser.parse_args(None if arguments is None else list(arguments))
+    details = options.details
+    if details is None:
+        details = 20 if options.template else 0
+    shared = data_directory()
+    rows = sample(shared, None if options.all else options.rows)
+    rows = {case: row for case, row in rows.items() if options.case in case}
+    total = Score()
+    print(f"{'template':<44} " + " ".join(f"{h:>7}" for h in HEADINGS))
+    began = time.perf_counter()
+    for name, source in zoo(shared).items():
+        if options.template.lower() not in name.lower():
+            continue
+        found = score(
+            name,
+            source,
+            rows,
+            spec=ChatSpec(date=DATE, turn_end=options.turn_end, expand=options.expand),
+            thinking_opener=options.thinking_opener,
+            renderer=options.renderer,
+        )
+        print(line(name, found), flush=True)
+        for report in found.reports[:details]:
+            print(f"    {report}")
+        for note in found.notes[: details or 20] if options.notes else ():
+            print(f"    ({note})")
+        total.add(found)
+    print(line("all", total))
+    share = total.proven / total.due if total.due else 1.0
+    print(
+        f"proven {share:.2%} of {total.due} that lose nothing; {sum(total.violated.values())}"
+        f" violations; {sum(total.unsure.values())} not judged;"
+        f" {time.perf_counter() - began:.0f} s"
+    )
+    return int(bool(total.violated))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,384 @@
+"""An oracle of its own kind: who owns each character of a render, from the template's own loop.
+
+It shares nothing with the product's way of finding spans. The template is parsed by a jinja2 set
+up as transformers sets it up, and every ``for`` loop is rewritten to print a private-use character
+when it takes up one of the conversation's messages (known by identity) and another when it leaves
+it. The sentinels ride in the output itself, so macros, set blocks and call blocks keep them. Taken
+out again they say for every character which message's turn printed it: the *owner*, the innermost
+loop's message. A render that is not the plain one without its sentinels is not judged.
+
+`turn_oracle` finds headers and closers inside the turns, `mask_oracle` judges a mask by both.
+"""
+
+from __future__ import annotations
+
+import copy
+import datetime
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jinja2
+import jinja2.ext
+import jinja2.nodes
+import jinja2.sandbox
+import jinja2.utils
+import jinja2.visitor
+
+Span = tuple[int, int]
+Message = dict[str, Any]
+
+NOBODY = -1
+INSIDE = -10  # the innermost of several messages, before `_share` has decided
+SHARED = -2  # printed by a loop over an assistant inside another message's step: neither's turn
+PLANES = (0x100000, 0xF0000)  # sentinels come from the first plane that no text of the row uses
+LEAVE = 0x4000
+GENERATION = 0x8000
+REASONING = ("reasoning_content", "thinking", "reasoning")
+
+
+class Refused(Exception):
+    """The template does not render this conversation."""
+
+
+class _Generation(jinja2.ext.Extension):
+    """``{% generation %}`` as a plain block that says where it printed."""
+
+    tags = {"generation"}  # noqa: RUF012 - jinja2's own spelling
+
+    def parse(self, parser: Any) -> Any:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        block = jinja2.nodes.CallBlock(self.call_method("_around"), [], [], body)
+        return block.set_lineno(line)
+
+    def _around(self, caller: Any) -> str:
+        opening, closing = self.environment.generation  # type: ignore[attr-defined]
+        return f"{opening}{caller()}{closing}"
+
+
+class _Namespace(jinja2.utils.Namespace):
+    def __init__(*args: Any, **kwargs: Any) -> None:
+        self, rest = args[0], args[1:]
+        values = dict(*rest, **kwargs)
+        for name in values:
+            _Namespace._check(name)
+        jinja2.utils.Namespace.__init__(self, values)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _Namespace._check(name)
+        super().__setitem__(name, value)
+
+    @staticmethod
+    def _check(name: Any) -> None:
+        if isinstance(name, str) and name.startswith("_"):
+            raise jinja2.exceptions.SecurityError(f"{name!r} on a namespace")
+
+
+class _Dict:
+    def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+        return dict(*args, **kwargs)
+
+    def fromkeys(self, *args: Any) -> dict[Any, Any]:
+        return dict.fromkeys(*args)
+
+
+def _tojson(
+    x: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(
+        x, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+
+
+def _raise(message: Any) -> None:
+    raise jinja2.exceptions.TemplateError(message)
+
+
+def environment(date: str) -> jinja2.sandbox.ImmutableSandboxedEnvironment:
+    """jinja2 as `apply_chat_template` sets it up, its clock standing still."""
+    made = jinja2.sandbox.ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
+    )
+    day = datetime.datetime.strptime(date, "%Y-%m-%d")
+    made.filters["tojson"] = _tojson
+    made.globals["raise_exception"] = _raise
+    made.globals["strftime_now"] = day.strftime
+    made.globals["dict"] = _Dict()
+    made.globals["namespace"] = _Namespace
+    made.generation = ("", "")  # type: ignore[attr-defined]
+    return made
+
+
+class _Loops(jinja2.visitor.NodeTransformer):
+    """Rewrites every loop so that it says when it takes up and leaves an item.
+
+    A loop over numbers that looks messages up by its own variable (``messages[i]``) takes up that
+    message. A step that does not print but adds to a text (``ns.out = ns.out ~ …``) speaks there.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.stack: list[str] = []
+
+    def visit_For(self, node: jinja2.nodes.For) -> jinja2.nodes.Node:  # noqa: N802 - jinja2's
+        self.count += 1
+        own = f"oracle_item_{self.count}"
+        self.stack.append(own)
+        body = [part for child in node.body for part in self._listed(self.visit(child))]
+        self.stack.pop()
+        node.else_ = [part for child in node.else_ for part in self._listed(self.visit(child))]
+        line = node.lineno
+        names = [node.target] if isinstance(node.target, jinja2.nodes.Name) else []
+        if isinstance(node.target, jinja2.nodes.Tuple):
+            names = [n for n in node.target.items if isinstance(n, jinja2.nodes.Name)]
+        items = [jinja2.nodes.Name(n.name, "load", lineno=line) for n in names]
+        looked_up = sorted(
+            {
+                found.node.name
+                for child in node.body
+                for found in [*child.find_all(jinja2.nodes.Getitem)]
+                if isinstance(found.node, jinja2.nodes.Name)
+                and isinstance(found.arg, jinja2.nodes.Name)
+                and found.arg.name in {n.name for n in names}
+            }
+        )
+        lists = [jinja2.nodes.Name(name, "load", lineno=line) for name in looked_up]
+        item = _filter(
+            jinja2.nodes.List(items, lineno=line),
+            "oracle_item",
+            [jinja2.nodes.List(lists, lineno=line)],
+            line,
+        )
+        taken = jinja2.nodes.Assign(jinja2.nodes.Name(own, "store", lineno=line), item, lineno=line)
+        node.body = [taken, _says(own, "oracle_enter", line), *body]
+        node.body.append(_says(own, "oracle_leave", line))
+        return node
+
+    def visit_Assign(self, node: jinja2.nodes.Assign) -> jinja2.nodes.Node:  # noqa: N802
+        added, target, line = node.node, node.target, node.lineno
+        if not self.stack or not isinstance(added, (jinja2.nodes.Concat, jinja2.nodes.Add)):
+            return node
+        enter = [_says(own, "oracle_enter", line).nodes[0] for own in self.stack]
+        leave = [_says(own, "oracle_leave", line).nodes[0] for own in reversed(self.stack)]
+        if isinstance(added, jinja2.nodes.Concat) and _is_place(added.nodes[0], target):
+            added.nodes[1:] = [*enter, *added.nodes[1:], *leave]
+            return node
+        terms = _terms(added)
+        if _is_place(terms[0], target) and len(terms) > 1:
+            owners = [jinja2.nodes.Name(own, "load", lineno=line) for own in self.stack]
+            node.node = _filter(
+                jinja2.nodes.List(terms, lineno=line),
+                "oracle_add",
+                [jinja2.nodes.List(owners, lineno=line)],
+                line,
+            )
+        return node
+
+    def _listed(self, node: Any) -> list[Any]:
+        return node if isinstance(node, list) else [] if node is None else [node]
+
+    def _leaving(self, node: jinja2.nodes.Node) -> Any:
+        if not self.stack:
+            return node
+        return [_says(self.stack[-1], "oracle_leave", node.lineno), node]
+
+    def visit_Continue(self, node: jinja2.nodes.Continue) -> Any:  # noqa: N802
+        return self._leaving(node)
+
+    def visit_Break(self, node: jinja2.nodes.Break) -> Any:  # noqa: N802
+        return self._leaving(node)
+
+
+def _is_place(value: Any, target: Any) -> bool:
+    """Whether an expression reads the very name or namespace attribute that is assigned."""
+    if isinstance(target, jinja2.nodes.NSRef):
+        named = isinstance(value, jinja2.nodes.Getattr) and isinstance(
+            value.node, jinja2.nodes.Name
+        )
+        return named and (value.node.name, value.attr) == (target.name, target.attr)
+    if isinstance(target, jinja2.nodes.Name):
+        return isinstance(value, jinja2.nodes.Name) and value.name == target.name
+    return False
+
+
+def _terms(value: Any) -> list[Any]:
+    if isinstance(value, jinja2.nodes.Add):
+        return [*_terms(value.left), value.right]
+    return [value]
+
+
+def _filter(node: Any, name: str, arguments: list[Any], line: int) -> jinja2.nodes.Filter:
+    return jinja2.nodes.Filter(node, name, arguments, [], None, None, lineno=line)
+
+
+def _says(own: str, name: str, line: int) -> jinja2.nodes.Output:
+    item = jinja2.nodes.Name(own, "load", lineno=line)
+    return jinja2.nodes.Output([_filter(item, name, [], line)], lineno=line)
+
+
+@dataclass(slots=True)
+class Owned:
+    """A render, the owner of every character, and what its generation blocks printed."""
+
+    text: str
+    owner: list[int]
+    generation: list[Span]
+
+
+class OracleTemplate:
+    """One template, plain and with loops that speak.
+
+    Args:
+        source: Jinja source.
+        variables: Special tokens and further template variables.
+        date: What `strftime_now` says.
+    """
+
+    def __init__(self, source: str, variables: Mapping[str, Any], date: str = "2026-11-15") -> None:
+        self.source = source
+        self.given = dict(variables)
+        self.variables = {"documents": None, **variables}
+        self.says_itself = bool(re.search(r"\{%[-+]?\s*generation\s*[-+]?%\}", source))
+        self._plain_environment = environment(date)
+        self._plain = self._plain_environment.from_string(source)
+        self._environment = environment(date)
+        self._environment.filters["oracle_item"] = self._item
+        self._environment.filters["oracle_add"] = self._add
+        self._environment.filters["oracle_enter"] = lambda m: self._sentinel(m, 0)
+        self._environment.filters["oracle_leave"] = lambda m: self._sentinel(m, LEAVE)
+        tree = _Loops().visit(self._environment.parse(source))
+        tree.set_environment(self._environment)
+        code = self._environment.compile(tree)
+        self._speaking = jinja2.Template.from_code(
+            self._environment, code, self._environment.make_globals(None)
+        )
+        self._indices: dict[int, int] = {}
+        self._plane = PLANES[0]
+
+    def _item(self, items: list[Any], lists: list[Any]) -> Any:
+        found = {id(item): item for item in items if id(item) in self._indices}
+        if not found:
+            for item in items:
+                for values in lists:
+                    if type(item) is int and isinstance(values, (list, tuple)):
+                        near = values[item] if -len(values) <= item < len(values) else None
+                        if id(near) in self._indices:
+                            found[id(near)] = near
+        return next(iter(found.values())) if len(found) == 1 else None
+
+    def _add(self, terms: list[Any], owners: list[Any]) -> Any:
+        total, *rest = terms
+        if all(isinstance(term, str) for term in terms):
+            total += "".join(self._sentinel(owner, 0) for owner in owners)
+            rest += [self._sentinel(owner, LEAVE) for owner in reversed(owners)]
+        for term in rest:
+            total = total + term
+        return total
+
+    def _sentinel(self, item: Any, offset: int) -> str:
+        index = self._indices.get(id(item))
+        return "" if index is None else chr(self._plane + offset + index)
+
+    def _run(
+        self, template: jinja2.Template, messages: Any, tools: Any, add_generation_prompt: bool
+    ) -> str:
+        try:
+            return template.render(
+                messages=messages,
+                tools=tools,
+                add_generation_prompt=add_generation_prompt,
+                **self.variables,
+            )
+        except Exception as error:  # a template can raise whatever Python can
+            raise Refused(f"{type(error).__name__}: {error}") from error
+
+    def plain(
+        self, messages: list[Message], tools: Any = None, *, add_generation_prompt: bool = False
+    ) -> str:
+        """The render as transformers makes it.
+
+        Raises:
+            Refused: The template raises.
+        """
+        return self._run(self._plain, aliased(messages), tools, add_generation_prompt)
+
+    def owned(
+        self, messages: list[Message], tools: Any = None, *, add_generation_prompt: bool = False
+    ) -> Owned | None:
+        """The render with its owners; None where sentinels change what is printed.
+
+        Raises:
+            Refused: The template raises on the plain conversation.
+        """
+        plain = self.plain(messages, tools, add_generation_prompt=add_generation_prompt)
+        for self._plane in PLANES:
+            if not any(ord(c) >> 16 == self._plane >> 16 for c in plain if c > "\U000effff"):
+                break
+        else:
+            return None
+        ours = [copy.deepcopy(message) for message in aliased(messages)]  # none of them twice
+        self._indices = {id(message): index for index, message in enumerate(ours)}
+        marks = (chr(self._plane + GENERATION), chr(self._plane + GENERATION + 1))
+        self._environment.generation = marks  # type: ignore[attr-defined]
+        try:
+            found = self._read(self._run(self._speaking, ours, tools, add_generation_prompt))
+        except Refused:
+            return None
+        if found is None or found.text != plain:
+            return None
+        _share(found, messages)
+        return found
+
+    def _read(self, spoken: str) -> Owned | None:
+        pieces: list[str] = []
+        owner: list[int] = []
+        generation: list[Span] = []
+        opened: list[int] = []
+        stack: list[int] = []
+        first, last = self._plane, self._plane + GENERATION + 1
+        for part in re.split(f"([{chr(first)}-{chr(last)}])", spoken):
+            code = ord(part) - first if len(part) == 1 else -1
+            if code < 0 or code > last - first:
+                pieces.append(part)
+                who = stack[-1] if stack else NOBODY
+                owner += [who if len(set(stack)) < 2 else INSIDE - who] * len(part)
+            elif code == GENERATION:
+                opened.append(len(owner))
+            elif code == GENERATION + 1:
+                if not opened:
+                    return None
+                generation.append((opened.pop(), len(owner)))
+            elif code < LEAVE:
+                stack.append(code)
+            elif not stack or stack.pop() != code - LEAVE:
+                return None
+        if stack or opened:
+            return None
+        return Owned("".join(pieces), owner, sorted(s for s in generation if s[0] < s[1]))
+
+
+def _share(found: Owned, messages: list[Message]) -> None:
+    """What is printed inside two messages' steps is the innermost's, but never an assistant's."""
+    for position, who in enumerate(found.owner):
+        if who <= INSIDE:
+            inner = INSIDE - who
+            assistant = messages[inner].get("role") == "assistant"
+            found.owner[position] = SHARED if assistant else inner
+
+
+def aliased(messages: list[Message]) -> list[Message]:
+    """Reasoning under the names that templates read, as transformers fills them in."""
+    found = []
+    for message in messages:
+        reasoning = next((message[k] for k in REASONING if message.get(k) is not None), None)
+        if reasoning is not None:
+            message = {"thinking": reasoning, **message, "reasoning_content": reasoning}
+        found.append(message)
+    return found

@@ -1,0 +1,105 @@
+"""Templates that ask odd questions of their texts: a shortcut may not know them, never differ.
+
+Each of `hostile_templates.HOSTILE` renders random rows of few shapes and odd texts. The renderer
+with its shortcuts gives jinja2's text or jinja2's refusal, and the masks and rejections that it
+gives without them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.chat.conversations import DATE, SPECIAL
+from tests.chat.hostile_templates import HOSTILE, Row, rows
+from tests.chat.judge import make_renderer, score
+from tests.chat.loop_oracle import OracleTemplate, Refused
+from tests.chat.test_outcomes import outcomes
+from tokenmill.chat import ChatSpec
+
+CHANCE = ("random", "lipsum")  # refused by name, whatever jinja2 draws
+WHOLE = ChatSpec(date=DATE, train_on="everything")
+MASKED = ChatSpec(date=DATE)
+GROUPS = 8  # so that several workers share the templates
+
+
+def rendered(spec: ChatSpec, source: str, data: list[Row], renderer: str) -> list[Any]:
+    """What became of each row; a renderer that falls over is one thing that may come of it."""
+    try:
+        made = make_renderer(spec, source, SPECIAL, renderer).render(data)
+    except Exception as error:
+        return [repr(error)] * len(data)
+    except BaseException as error:  # an engine in another language may panic past Exception
+        if type(error).__name__ != "PanicException":
+            raise
+        return [repr(error)] * len(data)
+    return outcomes(made, len(data))
+
+
+def expected(name: str, source: str, data: list[Row]) -> list[str | None]:
+    """jinja2's texts, None where it refuses."""
+    oracle = OracleTemplate(source, SPECIAL, DATE)
+    texts: list[str | None] = []
+    for row in data:
+        try:
+            texts.append(oracle.plain(row["messages"], row.get("tools")))
+        except Refused:
+            texts.append(None)
+    if name in CHANCE:
+        texts = [None if "a" in (m["content"] for m in row["messages"]) else text
+                 for row, text in zip(data, texts, strict=True)]  # fmt: skip
+    return texts
+
+
+def differences(name: str, source: str, data: list[Row], renderers: tuple[str, ...]) -> list[str]:
+    """Where the product differs from jinja2, or from itself without shortcuts."""
+    found: list[str] = []
+    texts = expected(name, source, data)
+    for renderer in renderers:
+        got = rendered(WHOLE, source, data, renderer)
+        for row, text, outcome in zip(data, texts, got, strict=True):
+            if text is None:
+                right = isinstance(outcome, list) and outcome[0][1] in ("template_error", "limit")
+            else:
+                right = isinstance(outcome, list) and outcome[0][1] == text
+            if not right:
+                found.append(f"{name}, {renderer}: {outcome!r} where jinja2: {text!r} of {row}")
+    quick, slow = (rendered(MASKED, source, data, renderer) for renderer in ("auto", "jinja2"))
+    for row, left, right in zip(data, quick, slow, strict=True):
+        if left != right:
+            found.append(f"{name}: {left!r} with shortcuts, {right!r} without, of {row}")
+    return found
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("group", range(GROUPS))
+def test_hostile_templates_are_never_different(group: int) -> None:
+    wrong: list[str] = []
+    for name, source in list(HOSTILE.items())[group::GROUPS]:
+        wrong += differences(name, source, rows(name, 20), ("auto",))[:2]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(36000)
+@pytest.mark.parametrize("group", range(GROUPS))
+def test_hostile_templates_are_never_different_at_length(group: int) -> None:
+    wrong: list[str] = []
+    for name, source in list(HOSTILE.items())[group::GROUPS]:
+        for seed in range(3):
+            data = rows((name, seed), 300)
+            wrong += differences(name, source, data, ("auto", "jinja2"))[:2]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(36000)
+def test_hostile_masks_train_no_other_turn() -> None:
+    """The oracle's word on those that are proven: nobody else's text and no header is trained."""
+    wrong: list[str] = []
+    for name, source in HOSTILE.items():
+        data = {f"row {number}": row for number, row in enumerate(rows((name, "mask"), 60))}
+        total = score(name, source, data)
+        wrong += [report for report in total.reports if ": trained: " in report][:3]
+    assert not wrong, "\n".join(wrong)

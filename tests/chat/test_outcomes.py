@@ -1,0 +1,188 @@
+"""A row's outcome is a function of the row and the recipe alone.
+
+Whatever a renderer remembers from other rows, each row gives the same text, spans and turns or the
+same rejection: alone, first, last, shuffled, repeated, after other rows, with or without shortcuts.
+"""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from tests.chat.conversations import DATE, ODD, SPECIAL, VARIABLES, Row, zoo
+from tests.chat.hostile_templates import rows as odd_rows
+from tests.chat.judge import make_prompt_renderer, make_renderer, sample, wanted
+from tests.chat.templates import ALL, HABITS
+from tokenmill.chat import ChatSpec
+from tokenmill.errors import RowError
+
+Outcome = list[tuple[Any, ...]]
+
+NEIGHBOURS = (
+    "plain",
+    "several turns",
+    "tools",
+    "arguments: an empty object",
+    "arguments: a number",
+    "empty later user",
+    "an empty result",
+    "consecutive assistants",
+    "tool after no call",
+    "assistant alone",
+    "assistant first",
+    "assistant after system",
+)
+"""Cases whose neighbours have been seen to change what became of them."""
+
+
+def outcomes(rendering: Any, count: int) -> list[Outcome]:
+    """What became of each row: its texts with spans and turns, or its rejections."""
+    found: list[Outcome] = [[] for _ in range(count)]
+    parts = zip(
+        rendering.source,
+        rendering.part,
+        rendering.texts,
+        rendering.spans,
+        rendering.turns,
+        strict=True,
+    )
+    for source, part, text, spans, turns in parts:
+        found[source].append((part, text, spans, turns))
+    for source, part, error in rendering.rejected:
+        found[source].append((part, error.reason, error.message))
+    return [sorted(outcome, key=lambda made: made[0]) for outcome in found]
+
+
+def check(name: str, source: str, rows: list[Row], seed: int, spec: ChatSpec) -> None:
+    """Render the rows in many companies."""
+    variables = {**SPECIAL, **VARIABLES.get(name, {})}
+
+    def fresh(renderer: str = "auto") -> Any:
+        return make_renderer(spec, source, variables, renderer)
+
+    chance = random.Random(seed)
+    alone = [outcomes(fresh().render([row]), 1)[0] for row in rows]
+    companies: dict[str, list[int]] = {
+        "in order": list(range(len(rows))),
+        "shuffled": chance.sample(range(len(rows)), len(rows)),
+        "backwards": list(reversed(range(len(rows)))),
+        "repeated": [n for n in range(len(rows)) for _ in range(3)],
+    }
+    for company, order in companies.items():
+        got = outcomes(fresh().render([rows[n] for n in order]), len(order))
+        assert got == [alone[n] for n in order], f"{name}: {company}"
+    by_reference = outcomes(fresh("jinja2").render(rows), len(rows))
+    assert by_reference == alone, f"{name}: renderer='jinja2'"
+    seasoned = fresh()
+    for number in chance.choices(range(len(rows)), k=2 * len(rows)):
+        got = outcomes(seasoned.render([rows[number]]), 1)[0]
+        assert got == alone[number], f"{name}: one by one after others"
+
+
+@pytest.fixture(scope="module")
+def templates(shared: Path) -> dict[str, str]:
+    return {**zoo(shared), **ALL, **HABITS}
+
+
+@pytest.fixture(scope="module")
+def real_rows(shared: Path) -> dict[str, Row]:
+    return {case: row for case, row in sample(shared, 6).items() if "very long" not in case}
+
+
+def examine(templates: dict[str, str], rows: dict[str, Row], examples: int) -> None:
+    @settings(
+        max_examples=examples,
+        derandomize=True,
+        phases=(Phase.generate,),  # a failure names its template and rows; shrinking takes minutes
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+    )
+    @given(
+        name=st.sampled_from(sorted(templates)),
+        cases=st.lists(st.sampled_from(sorted(rows)), min_size=1, max_size=5, unique=True),
+        neighbours=st.lists(st.sampled_from(NEIGHBOURS), min_size=1, max_size=3, unique=True),
+        odd=st.integers(0, 10**6),
+        expand=st.sampled_from(["none", "none", "none", "turns"]),
+    )
+    def test(name: str, cases: list[str], neighbours: list[str], odd: int, expand: str) -> None:
+        chosen = [*(rows[case] for case in cases), *(ODD[case] for case in neighbours)]
+        chosen += odd_rows(odd, 2)
+        check(name, templates[name], chosen, odd, ChatSpec(date=DATE, expand=expand))
+
+    test()
+
+
+@pytest.mark.timeout(300)
+def test_outcome_is_the_same_in_either_order(templates: dict[str, str]) -> None:
+    rows = [ODD[case] for case in NEIGHBOURS]
+    wrong = []
+    for name, source in templates.items():
+        variables = {**SPECIAL, **VARIABLES.get(name, {})}
+        there, back = (
+            outcomes(
+                make_renderer(ChatSpec(date=DATE), source, variables).render(rows[::step]),
+                len(rows),
+            )[::step]
+            for step in (1, -1)
+        )
+        for case, one, other in zip(NEIGHBOURS, there, back, strict=True):
+            if one != other:
+                wrong.append(f"{name} × {case}: {one} or {other}")
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.timeout(300)
+def test_outcome_depends_on_the_row_alone(
+    templates: dict[str, str], real_rows: dict[str, Row]
+) -> None:
+    examine(templates, real_rows, 16)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(36000)
+def test_outcome_depends_on_the_row_alone_at_length(
+    templates: dict[str, str], real_rows: dict[str, Row]
+) -> None:
+    examine(templates, real_rows, 3000)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(36000)
+def test_outcome_of_every_odd_case_under_every_template(templates: dict[str, str]) -> None:
+    for number, (name, source) in enumerate(templates.items()):
+        rows = list(ODD.values())
+        random.Random(number).shuffle(rows)
+        check(name, source, rows, number, ChatSpec(date=DATE))
+
+
+@pytest.mark.timeout(300)
+def test_prompt_depends_on_the_conversation_alone(
+    templates: dict[str, str], real_rows: dict[str, Row]
+) -> None:
+    chance = random.Random(13)
+    for name in chance.sample(sorted(templates), 8):
+        variables = {**SPECIAL, **VARIABLES.get(name, {})}
+        talks = [
+            (job.messages, job.tools)
+            for row in chance.sample(sorted(real_rows), 12)
+            for job in wanted(real_rows[row], ChatSpec())
+        ]
+
+        def fresh(renderer: str = "auto") -> Any:
+            return make_prompt_renderer(templates[name], variables, renderer)  # noqa: B023
+
+        def made(renderer: Any, chosen: list[Any]) -> list[Any]:
+            return [
+                (text.reason, text.message) if isinstance(text, RowError) else text
+                for text in renderer.render_many(chosen)
+            ]
+
+        alone = [made(fresh(), [talk])[0] for talk in talks]
+        order = chance.sample(range(len(talks)), len(talks))
+        assert made(fresh(), [talks[n] for n in order]) == [alone[n] for n in order], name
+        assert made(fresh(), [*talks, *talks]) == [*alone, *alone], name
+        assert made(fresh("jinja2"), talks) == alone, name

@@ -1,0 +1,321 @@
+r"""What an assistant said, and where its turns begin and end in a render.
+
+`spoken` are the leaves of a message in the forms in which templates print them, `lost` finds one
+that its turn does not print. A `Conversation` takes the owners of `loop_oracle` and finds the
+`Turn` of every assistant: its *header* is what the generation prompt of that very prefix, rendered
+for the purpose, already holds; the rest is the model's own, with what closes the turn at its end.
+
+::
+
+    owner   ───── user ──────┐┌──────────────── assistant ─────────────────┐
+            …text⟩<|im_end|>\n<|im_start|>assistant\n<think>\n⟨text⟩<|im_end|>\n
+                              └────── header ──────┘└opener─┘└own─┘└closer─┘└after
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from tests.chat.loop_oracle import NOBODY, REASONING, Message, OracleTemplate, Owned, Refused
+
+TAG = re.compile(r"<[^<>\s]{1,60}>|\[/?[A-Z_]{2,40}\]")
+UNIT = re.compile(r"<[^<>\s]{1,60}>|\[/?[A-Z_]{2,40}\]|\w+|\s|.", re.DOTALL)
+THINKING_WORD = re.compile(r"think|thought|analysis|reason", re.I)
+ENDING_WORD = re.compile(r"^<\W*/|^\[/|end|close|^<[a-z]+\|>$", re.I)
+
+
+def spoken(message: Message, *, reasoning: bool = True) -> Iterator[list[str]]:
+    """Every leaf of what a message says, each in the forms in which it may be printed."""
+    yield from ([answer] for answer in _answers(message)[1])
+    if reasoning:
+        yield from ([thought] for thought in thoughts(message))
+    calls = message.get("tool_calls") or []
+    for call in calls if isinstance(calls, list) else [calls]:
+        function = call.get("function", call) if isinstance(call, dict) else {}
+        if isinstance(function, dict):
+            yield [str(function.get("name") or "")]
+            yield from _printed(function.get("arguments"))
+
+
+def thoughts(message: Message) -> list[str]:
+    """What a message thinks: in front of its answer, and under a key of its own."""
+    own = next((message[k] for k in REASONING if isinstance(message.get(k), str)), "")
+    return [thought for thought in (*_answers(message)[0], own.strip()) if thought]
+
+
+def _answers(message: Message) -> tuple[list[str], list[str]]:
+    """The thinking and the answers in a message's content."""
+    content = message.get("content")
+    texts = [content] if isinstance(content, str) else []
+    if isinstance(content, list):
+        texts = [p["text"] for p in content if isinstance(p, dict) and "text" in p]
+    thinking: list[str] = []
+    answers: list[str] = []
+    for text in texts:
+        thought, closing, answer = text.rpartition("</think>")
+        if closing:
+            thinking.append(re.sub(r"^\s*<think>", "", thought).strip())
+        answers.append(answer.strip())
+    return thinking, answers
+
+
+def _printed(value: Any) -> Iterator[list[str]]:
+    if isinstance(value, dict):
+        for key, item in value.items():
+            tags = [f"={key}>", f"<{key}>", f'"{key}"']
+            yield from ([*forms, *tags] for forms in _printed(str(key)))
+            yield from _printed(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from _printed(item)
+    elif isinstance(value, str):
+        word = value.strip()
+        twice = json.dumps(json.dumps(word)[1:-1])[1:-1]
+        yield [
+            word,
+            json.dumps(word)[1:-1],
+            json.dumps(word, ensure_ascii=False)[1:-1],
+            twice,
+            json.dumps(json.dumps(word, ensure_ascii=False)[1:-1], ensure_ascii=False)[1:-1],
+            repr(word)[1:-1],
+        ]
+    elif value is not None:
+        yield [json.dumps(value), str(value)]
+
+
+def lost(messages: list[Message], found: Owned, *, every_thought: bool = True) -> str | None:
+    """The first thing an assistant said that its turn does not print; None: nothing is lost.
+
+    Thinking of turns before the last assistant is history that templates may drop. A last turn that
+    thinks in two places and prints one of them has lost something only for `every_thought`.
+    """
+    assistants = [i for i, m in enumerate(messages) if m.get("role") == "assistant"]
+    regions: dict[int, list[str]] = {}
+    for character, who in zip(found.text, found.owner, strict=True):
+        if who != NOBODY:
+            regions.setdefault(who, []).append(character)
+    for index in assistants:
+        region = "".join(regions.get(index, ()))
+        words = TAG.sub("\0", region)  # a letter inside a tag is the template's
+        leaves = list(spoken(messages[index], reasoning=False))
+        thinking = thoughts(messages[index]) if index == assistants[-1] else []
+        if thinking and not every_thought:
+            leaves.append(thinking)
+        elif thinking:
+            leaves += [[thought] for thought in thinking]
+        for forms in leaves:
+            if not any(form in (region if len(form) > 2 else words) for form in forms):
+                return f"{forms[0][:60]!r} of message {index}"
+    return None
+
+
+def _adopt(found: Owned, messages: list[Message]) -> None:
+    """Give an ending outside of every loop to the last assistant where it alone is printed there.
+
+    Some templates take the last message out of their loop and print it by itself.
+    """
+    last = len(messages) - 1
+    if last < 0 or messages[last].get("role") != "assistant" or last in found.owner:
+        return
+    owned = [n for n, who in enumerate(found.owner) if who != NOBODY]
+    start = owned[-1] + 1 if owned else 0
+    ending = found.text[start:]
+    said = [forms for forms in spoken(messages[last], reasoning=False) if forms[0]]
+    said = said or [thinking for thinking in [thoughts(messages[last])] if thinking]
+    if said and owned and all(any(form in ending for form in forms) for forms in said):
+        found.owner[start:] = [last] * len(ending)
+
+
+@dataclass(slots=True)
+class Turn:
+    """An assistant's turn in a render, as offsets into the text.
+
+    ``start`` and ``end`` are the first and last own character, ``header`` the end of the header,
+    ``opener`` the start of a thinking opener that the header ends with, ``stop`` the end of what
+    closes the turn. ``header`` is None where the oracle cannot say.
+    """
+
+    message: int
+    start: int
+    end: int
+    header: int | None
+    opener: int | None
+    stop: int
+    closed: bool
+
+
+def common(left: str, right: str) -> int:
+    """Length of what two texts start with, in whole units."""
+    if left.startswith(right):
+        return len(right)
+    length = 0
+    for a, b in zip(UNIT.finditer(left), UNIT.finditer(right), strict=False):
+        if a[0] != b[0]:
+            break
+        length += len(a[0])
+    return length
+
+
+def thinking_at_end(prompt: str) -> int:
+    r"""Where the thinking that a generation prompt opens at its end begins, else its length.
+
+    ``<think>\n``, ``<think>\n\n</think>\n\n``, ``<|channel|>analysis<|message|>``,
+    ``<|channel>thought\n<channel|>``: a tag that names thinking, or a tag and a word that does,
+    with nothing but its end and whitespace after it.
+    """
+    tags = list(TAG.finditer(prompt))
+    for tag in reversed(tags):
+        after = prompt[tag.end() :]
+        opens = bool(THINKING_WORD.search(tag[0])) and not ENDING_WORD.search(tag[0])
+        word = re.match(r"\s*(?:think|thinking|thought|analysis|reasoning)\b\s*", after)
+        if not opens and word and not ENDING_WORD.search(tag[0]):
+            after, opens = after[word.end() :], True
+            after = TAG.sub("", after, count=1) if TAG.match(after) else after
+        if opens:
+            rest = after.strip()
+            ends = TAG.fullmatch(rest)
+            if not rest or (ends and ENDING_WORD.search(rest)):
+                return tag.start()
+            return len(prompt)
+    return len(prompt)
+
+
+class Conversation:
+    """One conversation under one template: its owners and its assistants' turns."""
+
+    def __init__(self, template: OracleTemplate, messages: list[Message], tools: Any) -> None:
+        self.template = template
+        self.messages = messages
+        self.tools = tools
+        self.found = template.owned(messages, tools)
+        if self.found is not None:
+            _adopt(self.found, messages)
+        self._prompts: dict[int, list[str]] = {}
+
+    def prompts(self, count: int) -> list[str]:
+        """What may be the generation prompt after the first messages; empty: none is known."""
+        if count not in self._prompts:
+            self._prompts[count] = self._find_prompts(count)
+        return self._prompts[count]
+
+    def _find_prompts(self, count: int) -> list[str]:
+        if count < 1:
+            return []
+        prefix = self.messages[:count]
+        try:
+            given = self.template.owned(prefix, self.tools, add_generation_prompt=True)
+        except Refused:
+            return []
+        if given is None:
+            return []
+        owned = [n for n, who in enumerate(given.owner) if who != NOBODY]
+        candidates = [given.text[owned[-1] + 1 :]] if owned else []
+        try:
+            closed = self.template.plain(prefix, self.tools)
+        except Refused:
+            closed = None
+        if closed is not None and closed != given.text:
+            same = len(closed) if given.text.startswith(closed) else common(given.text, closed)
+            candidates.append(given.text[same:])
+        return [c for c in dict.fromkeys(candidates) if c.strip()]
+
+    @cached_property
+    def turns(self) -> dict[int, Turn]:
+        """The turn of every assistant that prints anything."""
+        assert self.found is not None
+        places: dict[int, list[int]] = {}
+        for position, who in enumerate(self.found.owner):
+            places.setdefault(who, []).append(position)
+        return {
+            index: self._turn(index, places[index])
+            for index, message in enumerate(self.messages)
+            if message.get("role") == "assistant" and index in places
+        }
+
+    def _turn(self, index: int, places: list[int]) -> Turn:
+        assert self.found is not None
+        text = self.found.text
+        start, end = places[0], places[-1] + 1
+        header = self._header(index, start, end)
+        opener = None
+        if header is not None:
+            cut = start + thinking_at_end(text[start:header]) if header > start else header
+            opener = cut if cut < header else None
+        own = text[start:end]
+        said = [f for fs in spoken(self.messages[index]) for f in fs if f]
+        content = self.messages[index].get("content")
+        if isinstance(content, str) and content.strip():
+            said.append(content.strip())  # it may end with thinking, and with the tag after it
+        closed = bool(own.strip()) and not any(own.rstrip().endswith(s) for s in said)
+        return Turn(index, start, end, header, opener, start + len(own.rstrip()), closed)
+
+    def _header(self, index: int, start: int, end: int) -> int | None:
+        """Where the header of a turn ends; None where no generation prompt explains it."""
+        assert self.found is not None
+        before = start
+        while before and self.found.owner[before - 1] == NOBODY:
+            before -= 1
+        before = before or start
+        own = self.prompts(index)
+        if own and (reached := self._reached(index, own, before, start, end)):
+            return max(reached)
+        others = [
+            prompt
+            for count in range(1, len(self.messages))
+            if count != index and self.messages[count].get("role") == "assistant"
+            for prompt in self.prompts(count)
+        ]
+        if not own and not others:
+            others = self.prompts(len(self.messages))
+        if reached := self._reached(index, others, before, start, end):
+            return max(reached)
+        if not own or all(thinking_at_end(prompt.strip()) == 0 for prompt in own):
+            return start  # no prompt here, or none but thinking: the turn has no header
+        if self._joined(start):
+            return start
+        return None
+
+    def _reached(
+        self, index: int, prompts: list[str], before: int, start: int, end: int
+    ) -> list[int]:
+        return [
+            place
+            for prompt in dict.fromkeys(prompts)
+            for place in self._aligned(index, prompt, before, start, end)
+        ]
+
+    def _joined(self, start: int) -> bool:
+        """Whether a turn goes on with another assistant's, as where a template joins the two."""
+        assert self.found is not None
+        who = self.found.owner[start - 1] if start else NOBODY
+        return who >= 0 and self.messages[who].get("role") == "assistant"
+
+    def _aligned(self, index: int, prompt: str, before: int, start: int, end: int) -> Iterator[int]:
+        """Where a prompt, laid against the beginning of a turn, stops being the same."""
+        assert self.found is not None
+        text = self.found.text
+        core = prompt[: thinking_at_end(prompt)].strip()
+        if not core:
+            return
+        for base in {before, start}:
+            turn = text[base:end]
+            length = common(turn, prompt)
+            if turn[:length].strip():
+                yield max(base + length, start)
+            blank = len(turn) - len(turn.lstrip())
+            stripped = prompt.lstrip()
+            length = common(turn[blank:], stripped)
+            if turn[blank : blank + length].strip():
+                yield max(base + blank + length, start)
+        if text[:start].rstrip().endswith(core):
+            yield start
+        # A first turn may print more before its header: a bos token, a default system prompt.
+        place = text.find(core, start, end)
+        said = [f for fs in spoken(self.messages[index]) for f in fs if f]
+        if not index and place > start and not any(f in text[start:place] for f in said):
+            yield place + common(text[place:end], prompt.lstrip())
