@@ -8,7 +8,8 @@ from caches that real data does not fill. `write_rows` writes the corpus itself 
   pieces as it had, each drawn from the pieces that stand at the same *place* in the corpus (the
   speaker, the part's type and the key: what assistants think, what users ask, the ``instructions``
   of a tool's answer). So words, lengths and languages are the corpus's own; a text of one piece can
-  come back, in another row, and longer ones do not.
+  come back, in another row, and longer ones do not. What engines remember by word, ours and the
+  peers', they find more often than in as much real text.
 * JSON inside a text is varied value by value and stays JSON. Numbers get other digits, as many as
   before; a single word (an id, a name, a member of an enumeration) keeps its letters.
 * What repeats in real data repeats here: system prompts, keys, the one tool list of a corpus that
