@@ -20,7 +20,9 @@ import benchmarks
 from benchmarks.plots import draw, write_page
 from benchmarks.report import Report
 
-HELPERS = {"report", "peers", "data", "text", "measure", "plots", "simulated", "__main__"}
+HELPERS = {
+    "report", "peers", "data", "text", "recombined", "measure", "plots", "simulated", "__main__",
+}  # fmt: skip
 HERE = Path(__file__).parent
 RESULTS = HERE / "results.json"
 DOCS = HERE.parent / "docs"

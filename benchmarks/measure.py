@@ -3,15 +3,18 @@
 `watched` runs a command to its end and samples the process and its children twenty times a second
 from ``/proc``: peak resident size of the parent, peak private memory (resident minus shared) of any
 one child. Private memory is what promise P12 speaks of: pages of mapped files are not.
+
+`one_core` holds this process to one core, as a worker is, and lets it go again.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,6 +51,20 @@ def watched(command: Sequence[str], env: dict[str, str] | None = None) -> Watche
     if process.returncode:
         raise RuntimeError(f"{command} failed:\n{stderr}")
     return Watched(seconds, stdout, peak, private)
+
+
+@contextlib.contextmanager
+def one_core() -> Iterator[None]:
+    """One process, one core, as a worker runs; rooms that come later get all cores again."""
+    if not hasattr(os, "sched_setaffinity"):
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(before)})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
 
 
 def tokenmill(*arguments: str) -> list[str]:

@@ -6,14 +6,25 @@ difference of their lengths. `skyrl_slices` is its parallel path around that: th
 with `datasets`, each spawned worker opens it again and takes a contiguous share, rows come back
 through the pool as lists, and the parent saves them. `datasets_map` is `datasets.map` over
 ``apply_chat_template``.
+
+Both want OpenAI messages. Rows with tools or calls come with ``messages`` and ``tools`` as JSON
+text, as many data sets on the hub have them: Arrow would give every call the arguments of all calls
+of the file, as nulls, and the template would print them.
+
+Where start-up is to be left aside, a directory named ``begun`` takes a note from every worker when
+it holds its tokenizer and turns to its first row; `work_began` is the mean of these times.
 """
 
 from __future__ import annotations
 
 import itertools
+import json
 import multiprocessing
+import os
+import time
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 
@@ -26,18 +37,44 @@ def load_auto(directory: str) -> Any:
 
 def as_messages(row: dict[str, Any]) -> list[dict[str, Any]]:
     """The conversation of a row of the benchmark corpora."""
-    messages: list[dict[str, Any]] = row.get("messages") or row["conversations"]
+    messages: list[dict[str, Any]] = _decoded(row.get("messages") or row["conversations"])
     return messages
 
 
-def skyrl_row(tokenizer: Any, messages: list[dict[str, Any]]) -> dict[str, Any] | None:
+def as_tools(row: dict[str, Any]) -> list[Any] | None:
+    """The tool descriptions of a row, None where it has none."""
+    tools: list[Any] | None = _decoded(row.get("tools"))
+    return tools
+
+
+def _decoded(value: Any) -> Any:
+    return json.loads(value) if isinstance(value, str) else value
+
+
+def work_began(begun: Path) -> float:
+    """When workers turned to their first rows, on average; all processes share the clock."""
+    return mean(float(note.read_text()) for note in begun.iterdir())
+
+
+def _note_begin(begun: Path | None) -> None:
+    if begun is not None:
+        note = begun / str(os.getpid())
+        if not note.exists():
+            note.write_text(repr(time.perf_counter()))
+
+
+def skyrl_row(
+    tokenizer: Any, messages: list[dict[str, Any]], tools: list[Any] | None = None
+) -> dict[str, Any] | None:
     """Two renders and two encodes, mask by difference of lengths."""
     if messages[-1]["role"] != "assistant":
         return None  # such rows are rejected on both sides
     prompt = tokenizer.apply_chat_template(
-        messages[:-1], tokenize=True, add_generation_prompt=True, return_dict=True
+        messages[:-1], tools=tools, tokenize=True, add_generation_prompt=True, return_dict=True
     )["input_ids"]
-    whole = tokenizer.apply_chat_template(messages, tokenize=True, return_dict=True)["input_ids"]
+    whole = tokenizer.apply_chat_template(messages, tools=tools, tokenize=True, return_dict=True)[
+        "input_ids"
+    ]
     actions = len(whole) - len(prompt)
     return {
         "input_ids": whole,
@@ -49,14 +86,15 @@ def skyrl_row(tokenizer: Any, messages: list[dict[str, Any]]) -> dict[str, Any] 
 
 def skyrl_rows(tokenizer: Any, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Rows one after another, in this process."""
-    found = (skyrl_row(tokenizer, as_messages(row)) for row in rows)
+    found = (skyrl_row(tokenizer, as_messages(row), as_tools(row)) for row in rows)
     return [row for row in found if row is not None]
 
 
-def _skyrl_share(share: tuple[str, str, int, int]) -> list[dict[str, Any]]:
-    path, directory, start, stop = share
+def _skyrl_share(share: tuple[str, str, Path | None, int, int]) -> list[dict[str, Any]]:
+    path, directory, begun, start, stop = share
     tokenizer = load_auto(directory)
     rows = _open_json(path).select(range(start, stop))
+    _note_begin(begun)
     return skyrl_rows(tokenizer, rows)
 
 
@@ -67,30 +105,41 @@ def _open_json(path: str) -> Any:
     return datasets.load_dataset("json", data_files=path, split="train")
 
 
-def skyrl_slices(path: Path, directory: str, out: Path, workers: int = 2) -> None:
+def skyrl_slices(
+    path: Path, directory: str, out: Path, workers: int = 2, begun: Path | None = None
+) -> None:
     """The parallel path: shares of the rows in spawned workers, saved as a dataset."""
     import datasets
 
     count = len(_open_json(str(path)))
     bounds = [count * n // workers for n in range(workers + 1)]
-    shares = [(str(path), directory, *pair) for pair in itertools.pairwise(bounds)]
+    shares = [(str(path), directory, begun, *pair) for pair in itertools.pairwise(bounds)]
     with multiprocessing.get_context("spawn").Pool(workers) as pool:
         results = pool.map(_skyrl_share, shares)
     datasets.Dataset.from_list(list(itertools.chain(*results))).save_to_disk(str(out))
 
 
-def datasets_map(tokenizer: Any, rows: Sequence[dict[str, Any]], num_proc: int = 1) -> Any:
+def datasets_map(
+    tokenizer: Any, rows: Sequence[dict[str, Any]], num_proc: int = 1, begun: Path | None = None
+) -> Any:
     """`datasets.map(apply_chat_template)`, one conversation after another."""
     import datasets
 
-    data = datasets.Dataset.from_list([{"messages": list(as_messages(row))} for row in rows])
+    def tokenized(row: dict[str, Any]) -> dict[str, Any]:
+        _note_begin(begun)
+        ids = tokenizer.apply_chat_template(
+            as_messages(row), tools=as_tools(row), tokenize=True, return_dict=False
+        )
+        return {"input_ids": ids}
+
+    columns = [
+        {"messages": row.get("messages") or row["conversations"], "tools": row.get("tools")}
+        for row in rows
+    ]
+    data = datasets.Dataset.from_list(columns)
     return data.map(
-        lambda row: {
-            "input_ids": tokenizer.apply_chat_template(
-                row["messages"], tokenize=True, return_dict=False
-            )
-        },
+        tokenized,
         num_proc=num_proc if num_proc > 1 else None,
         load_from_cache_file=False,
-        remove_columns=["messages"],
+        remove_columns=["messages", "tools"],
     )

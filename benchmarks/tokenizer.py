@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 
 from benchmarks.data import corpora, shared, stratified
+from benchmarks.measure import one_core
 from benchmarks.report import Report, seconds
 
 SLICE_BYTES = 8 << 20
@@ -41,10 +42,13 @@ def _rows(
 
 def run(report: Report) -> None:
     """Measure both corpora."""
+    with one_core():
+        _measure(report)
+
+
+def _measure(report: Report) -> None:
     from tokenmill.tokenizer import Encoder, load
 
-    if hasattr(os, "sched_setaffinity"):  # one process, one core: as a worker runs
-        os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[0]})
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     tokenizer = load(shared() / "tokenizers" / "qwen3", backend="file")
     encoder = Encoder(tokenizer)
