@@ -94,7 +94,9 @@ class Renderer:
         special_tokens: Mapping[str, str] | None = None,
         *,
         fast: bool = True,
+        renderer: str = "auto",
     ) -> None:
+        fast = fast and renderer == "auto"
         self.spec = spec
         self.special_tokens = dict(special_tokens or {})
         self._fast = fast
