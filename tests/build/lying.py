@@ -2,8 +2,8 @@
 
 `open_builder` is the builder's entry with a renderer or an encoder that plays a fast engine: it
 passes whatever is tried beforehand, then tells a lie about chosen rows that nothing but a
-comparison with the reference shows. Workers read from the environment what to do (`Lie`), so the
-lie reaches local workers, this process and Ray tasks alike.
+comparison with the reference shows. What to do (`Lie`) is read from the environment, or from the
+setup's options where workers do not inherit it.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Lie:
 
 
 def open_builder(options: dict[str, Any]) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    lie = Lie(**json.loads(os.environ[VARIABLE]))
+    lie = Lie(**json.loads(options.get("lie") or os.environ[VARIABLE]))
     lie.lies = not lie.liar or once(lie.liar)
     fakes = {"render": ("Renderer", LyingRenderer), "encode": ("Encoder", LyingEncoder)}
     name, fake = fakes[lie.room]
