@@ -6,16 +6,29 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.build.making import EXAMPLES, INLINE, TOKENIZER, conversations, write_rows
+from tests.build.making import (
+    EXAMPLES,
+    INLINE,
+    TOKENIZER,
+    conversation,
+    conversations,
+    files_of,
+    write_rows,
+)
 from tokenmill import RowError, SourceError, prepare
 from tokenmill.api import run_recipe
-from tokenmill.build.outcome import Prepared
+from tokenmill.build import outcome
+from tokenmill.build.outcome import REMARKS, Prepared
+from tokenmill.build.proof import Account, proof_document
 from tokenmill.errors import REASONS
+from tokenmill.report.stats import store_stats
 
+TURNS = conversation(0)["messages"]
 ROLES = ("system", "user", "assistant", "tool", "narrator")
 
 texts = st.text(max_size=12)
@@ -184,3 +197,86 @@ def test_disabled_cache_that_fails_leaves_nothing_behind(
     with pytest.raises(SourceError, match="no row left"):
         prepare(str(bad), str(TOKENIZER), disable_cache=True, **INLINE)
     assert not list(scratch.iterdir())
+
+
+# What people are told
+
+BARE = "{% for m in messages %}{{ m.content }}{% endfor %}"
+SPEAKING: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "trimmed_trailing": ({"messages": [*TURNS, {"role": "user", "content": "More?"}]},
+                         {"trailing": "trim"}),
+    "trimmed_tool_turns": ({"messages": [*TURNS, {"role": "tool", "content": "42"}]}, {}),
+    "rows_without_closer": ({"messages": TURNS}, {"chat_template": BARE}),
+}  # fmt: skip
+"""For every remark a row and arguments that make it be made."""
+
+
+@pytest.mark.parametrize("counter", REMARKS)
+def test_every_remark_is_made_of_a_row_that_deserves_it(tmp_path: Path, counter: str) -> None:
+    row, arguments = SPEAKING[counter]
+    silent = {"messages": TURNS}
+    source = write_rows(tmp_path / "told.jsonl", [silent, row, row])
+    prepared = run(source, **arguments)
+    number = 3 if row == silent else 2
+    assert f"{number} {REMARKS[counter]}" in list(prepared.remarks())
+
+
+def test_remark_that_waits_for_an_undeclared_counter_does_not_import() -> None:
+    source = Path(str(outcome.__file__)).read_text()
+    for name in REMARKS:
+        misspelled = source.replace(f'"{name}":', f'"{name}_":')
+        assert misspelled != source
+        with pytest.raises(AssertionError, match=f"{name}_"):
+            exec(
+                compile(misspelled, "outcome.py", "exec"),
+                {"__name__": outcome.__name__},
+            )
+
+
+def test_counter_that_is_not_declared_is_refused() -> None:
+    report: dict[str, Any] = {
+        "built": True,
+        "seconds": {},
+        "notes": {"render": {"renderer": "jinja2"}, "encode": {"engine": "hf"}},
+    }
+    Account().add(report)
+    report["notes"]["render"]["untraced:loop over characters"] = 3
+    account = Account()
+    account.add(report)
+    proof = proof_document([], account)
+    assert proof["untraced"] == {"loop over characters": 3}
+    report["notes"]["encode"]["rows_encoded_backwards"] = 1
+    with pytest.raises(AssertionError, match="rows_encoded_backwards"):
+        account.add(report)
+
+
+# Roles
+
+
+@pytest.mark.parametrize(("roles", "kind"), [(128, "int8"), (129, "int16"), (400, "int16")])
+def test_any_number_of_role_names_is_stored_and_read(tmp_path: Path, roles: int, kind: str) -> None:
+    template = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    users = [f"user{n}" for n in range(roles - 1)]
+    rows = [{"messages": [{"role": user, "content": f"I am {user}."}, TURNS[1]]} for user in users]
+    source = write_rows(tmp_path / "roles.jsonl", rows)
+    prepared = run(source, chat_template=template)
+    store = prepared.store
+    assert [[role for role, _, _ in row.turns] for row in store] == [
+        [user, "assistant"] for user in users
+    ]
+    meta = next((tmp_path / "tokenmill-cache" / "slices").rglob("*.meta.arrow"))
+    column = pa.ipc.open_stream(meta.read_bytes()).read_all().column("turn_roles")
+    assert str(column.type.value_type) == kind, "wider only where it must be"
+    counted = store_stats(store)["roles"]
+    assert len(counted) == roles
+    limit = int(store.lengths.max()) - 1  # derived: some rows and their roles are dropped
+    derived = run(source, chat_template=template, max_length=limit)
+    assert derived.account.slices_derived == 1
+    run(source, chat_template=template, max_length=limit, cache_dir=tmp_path / "again")
+    assert (
+        files_of(tmp_path / "again", "slices").items()
+        <= files_of(tmp_path / "tokenmill-cache", "slices").items()
+    )

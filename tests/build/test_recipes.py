@@ -40,6 +40,7 @@ EVERY_NAME: dict[str, Any] = {
     "force_recache": False,
     "disable_cache": False,
     "engine": "hf",
+    "renderer": "jinja2",
     "rehash": True,
 }
 

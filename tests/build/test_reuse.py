@@ -23,6 +23,7 @@ from tests.build.making import (
 )
 from tokenmill.api import run_recipe
 from tokenmill.build.outcome import Prepared
+from tokenmill.build.progress import Snapshot
 
 Run = Callable[..., Prepared]
 
@@ -86,6 +87,7 @@ def test_workers_and_engines_are_part_of_no_key(source: Path) -> None:
     for given in (
         {"num_workers": 2, "executor": "local"},
         {"engine": "hf"},
+        {"renderer": "jinja2"},
         {"on_bad_row": "raise"},
         {"max_rejected": "1%"},
         {"rehash": True},
@@ -309,3 +311,47 @@ def test_slice_collected_during_the_build_is_built_again(
     assert prepared.account.slices_built == prepared.summary()["slices"] + 1
     assert prepared.store.verify() > 0
     assert len(prepared.store) == 300
+
+
+# How far a build is
+
+
+def test_progress_counts_every_slice_once_found_built_or_derived(source: Path) -> None:
+    seen: list[Snapshot] = []
+    first = run(source)
+    slices = first.summary()["slices"]
+    source.write_bytes(source.read_bytes() + json.dumps(conversation(300)).encode() + b"\n")
+    grown = run(source, progress=seen.append)
+    assert 0 < grown.account.slices_built < slices
+    assert seen[-1].fraction == 1.0
+    assert (seen[-1].rows, seen[-1].slices) == (301, grown.summary()["slices"])
+    derived = run(source, max_length=400, progress=seen.append)
+    assert derived.account.slices_derived == derived.summary()["slices"]
+    assert (seen[-1].rows, seen[-1].slices) == (301, derived.summary()["slices"])
+
+
+def test_progress_does_not_count_a_slice_twice_whose_derivation_failed(
+    source: Path, own_cache: Path
+) -> None:
+    seen: list[Snapshot] = []
+    run(source)
+    for tokens in (own_cache / "slices").rglob("*.meta.arrow"):
+        tokens.write_bytes(b"damaged")
+    run(source, max_length=400, progress=seen.append)
+    assert (seen[-1].rows, seen[-1].fraction) == (300, 1.0)
+
+
+@pytest.mark.parametrize("looked_at", [4096, 0])
+@pytest.mark.parametrize("ending", [".json", ".arrow", ".meta.arrow"])
+def test_lost_file_of_any_slice_is_made_again(
+    source: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch, looked_at: int, ending: str
+) -> None:
+    monkeypatch.setattr("tokenmill.build.run.MOST_LOOKED_AT", looked_at)
+    first = run(source)
+    honest = files_of(own_cache, "slices")
+    assert run(source).hit
+    last = list(first.store.slice_keys())[-1]
+    (own_cache / "slices" / last[:2] / f"{last}{ending}").unlink()
+    again = run(source)
+    assert (again.hit, again.account.slices_built) == (False, 1)
+    assert files_of(own_cache, "slices") == honest

@@ -32,6 +32,7 @@ WRONG = {
     "unknown trailing": ["prepare", "SRC", *QUICK, "--trailing", "keep"],
     "unknown overlong": ["prepare", "SRC", *QUICK, "--overlong", "wrap"],
     "unknown engine": ["prepare", "SRC", *QUICK, "--engine", "steam"],
+    "unknown renderer": ["prepare", "SRC", *QUICK, "--renderer", "steam"],
     "unknown executor": ["prepare", "SRC", *QUICK, "--executor", "slurm"],
     "unknown backend": ["prepare", "SRC", *QUICK, "--tokenizer-backend", "rust"],
     "unknown on_bad_row": ["prepare", "SRC", *QUICK, "--on-bad-row", "ignore"],

@@ -19,6 +19,7 @@ from tokenmill.errors import NonDeterminismError
 
 WAYS = [
     *(("--executor", "inline", "--engine", engine) for engine in ("auto", "hf")),
+    ("--executor", "inline", "--renderer", "jinja2"),
     *(
         ("--executor", "local", "--num-workers", str(workers), "--engine", engine)
         for workers, engine in itertools.product((1, 2, 3, 8), ("auto", "hf"))

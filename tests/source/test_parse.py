@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from tokenmill.errors import RowError
 from tokenmill.source import limits, open_rows, read_block
-from tokenmill.source.parse import nesting, parse
+from tokenmill.source.block import _split_lines as split_lines
+from tokenmill.source.parse import PARSING, SHALLOW, decode, nesting, over_limit, parse, parse_many
+from tokenmill.source.parse import _refusal as refusal
 
 
 def nested(levels: int, opening: bytes = b'{"a":', closing: bytes = b"}") -> bytes:
@@ -119,3 +125,97 @@ def test_line_over_the_limit_is_a_bad_row_and_never_held(
     assert [int(length) for one in read for length in one.length] == [
         rows.origin(number).length for number in range(6)
     ]
+
+
+# The short ways against the plain one
+
+
+def plainly(raw: bytes) -> dict[str, Any] | str:
+    """Every bound looked at, then the whole row decoded: a value, or reason and message."""
+    try:
+        if len(raw) > limits.MAX_ROW:
+            raise RowError(over_limit(len(raw)), reason="limit")
+        if len(raw) > SHALLOW and nesting(raw) > limits.MAX_NESTING:
+            raise RowError(f"nested more than {limits.MAX_NESTING} levels deep", reason="limit")
+        return decode(raw)
+    except RowError as error:
+        return f"{error.reason}: {error.message}"
+    except PARSING as error:
+        told = refusal(error)
+        return f"{told.reason}: {told.message}"
+
+
+def outcome(value: dict[str, Any] | RowError) -> dict[str, Any] | str:
+    return f"{value.reason}: {value.message}" if isinstance(value, RowError) else value
+
+
+BRACKETS = st.sampled_from(
+    ["[", "]", "{", "}", '"', "\\", '\\"', "\\\\", "x", "é", "\n", "{[" * 90]
+)
+NESTED = st.integers(120, 140).map(lambda n: json.loads('[{"a":' * n + "1" + "}]" * n))
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
+    | st.lists(BRACKETS, max_size=9).map("".join) | NESTED,
+    lambda inner: st.lists(inner, max_size=4)
+    | st.dictionaries(st.text(max_size=3), inner, max_size=4),
+    max_leaves=12,
+)  # fmt: skip
+BROKEN = st.sampled_from(
+    [b"", b'"', b"\\", b"[", b"{", b"}", b"NaN", b"1e400", b"\xff", b"\\ud800", b'{"a":1,"a":2}',
+     b"9" * 4301, b"[" * 300, b"\x00", b"\n"]
+)  # fmt: skip
+
+
+@given(
+    value=st.dictionaries(st.text(max_size=3), VALUES, max_size=5),
+    padding=st.integers(0, 700),
+    harm=BROKEN,
+    place=st.floats(0, 1),
+)
+@settings(max_examples=300)
+def test_row_has_the_value_or_the_refusal_of_the_plain_way(
+    value: dict[str, Any], padding: int, harm: bytes, place: float
+) -> None:
+    whole = json.dumps({**value, "padding": "[" * padding}, ensure_ascii=False).encode()
+    cut = int(place * len(whole))
+    for raw in (whole, whole[:cut] + harm + whole[cut:]):
+        wanted = plainly(raw)
+        assert outcome(parse_many([raw])[0]) == wanted
+        try:
+            assert parse(raw) == wanted
+        except RowError as error:
+            assert outcome(error) == wanted
+
+
+def lines_plainly(data: bytes, first: bool) -> list[tuple[int, int, bytes]]:
+    """(line, start, row) of every row, one line after another."""
+    rows, start = [], 0
+    lines = data.split(b"\n")
+    for number, line in enumerate(lines):
+        row, begin = line, start
+        if number < len(lines) - 1 and row.endswith(b"\r"):
+            row = row[:-1]
+        if first and number == 0 and row.startswith(b"\xef\xbb\xbf"):
+            row, begin = row[3:], begin + 3
+        if row.strip(b" \t\r"):
+            rows.append((number, begin, row))
+        start += len(line) + 1
+    return rows
+
+
+PIECES = st.sampled_from(
+    [b"\n", b"\r", b"\r\n", b" ", b"\t", b"{}", b"x", b"\xef\xbb\xbf", b"\x0b"]
+)
+
+
+@given(pieces=st.lists(PIECES, max_size=14), first=st.booleans())
+@example(pieces=[b"\xef\xbb\xbf", b"{}", b"\r", b"\r\n"], first=True)
+@settings(max_examples=400)
+def test_rows_of_a_block_of_lines_are_those_of_the_plain_way(
+    pieces: list[bytes], first: bool
+) -> None:
+    data = b"".join(pieces)
+    rows, lines, starts = split_lines(data, 0 if first else 8)
+    assert list(zip(lines.tolist(), starts.tolist(), rows, strict=True)) == lines_plainly(
+        data, first
+    )

@@ -155,7 +155,7 @@ def test_audit_that_finds_a_difference_moves_the_whole_call_to_the_reference() -
 def test_difference_in_a_row_that_needs_offsets_is_found_without_being_sampled() -> None:
     encoder = Encoder(family("byte_level"), "hf")
     texts = [f"Hello {n} world, many words in this row" * 40 for n in range(200)]
-    texts[77] = "\u212b\u212b spoiled"
+    texts[77] = "\u212b\u212b spoiled" * 99
     wanted = encoder.encode(texts, [[(0, 5)]] * 200)
     encoder.engine = _Wrapped(encoder.reference, spoil="spoiled")
     assert 77 not in _sample(encoder, texts)
@@ -259,3 +259,31 @@ def test_pinning_leaves_one_core_of_those_allowed() -> None:
         [sys.executable, "-c", code, SOURCE_ROOT], capture_output=True, text=True, check=True
     )
     assert done.stdout.split() == ["True", "True"]
+
+
+def test_audit_takes_long_rows_as_often_as_short_ones() -> None:
+    """A lie about long rows alone must be seen: none is too long to be compared."""
+    encoder = Encoder(family("byte_level"), "hf")
+    chosen = []
+    for batch in range(40):
+        texts = [f"{batch}.{n} " + "word " * (4000 if n % 4 == 0 else 40) for n in range(40)]
+        chosen += [row % 4 == 0 for row in _sample(encoder, texts)]  # a quarter of them is long
+    assert sum(chosen) > 3
+
+
+def test_engine_that_differed_once_is_not_asked_again() -> None:
+    encoder = Encoder(family("byte_level"), "hf")
+    encoder.engine = _Wrapped(encoder.reference, spoil="Hello")
+    assert encoder.encode(["Hello"]).notes["mismatches"] == 1
+    after = encoder.encode(["Hello", "world"])
+    assert (after.notes["engine"], after.notes["audited"]) == ("hf", 0)
+
+
+def test_rows_compared_for_their_offsets_count_as_audited() -> None:
+    encoder = Encoder(family("byte_level"), "hf")
+    texts = [f"Hello {n} world, many words in this row" * 40 for n in range(200)]
+    texts[77] = "\u212b\u212b" * 99  # its tokens' bytes are another spelling: only offsets place it
+    sampled = _sample(encoder, texts)
+    assert 77 not in sampled
+    encoder.engine = _Wrapped(encoder.reference)
+    assert encoder.encode(texts).notes["audited"] == len(sampled) + 1

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.tokenizer.families import FAMILIES, SPECIAL, family, oracle_mask
 from tokenmill.errors import RowError
-from tokenmill.tokenizer import Encoder
+from tokenmill.tokenizer import Encoder, masks
 from tokenmill.tokenizer import encoder as encoder_module
 
 ENCODERS: dict[str, Encoder] = {}
@@ -161,3 +161,35 @@ def test_empty_batch_and_empty_texts_give_empty_arrays() -> None:
         encoded = encoder_of("byte_level").encode(texts)
         assert len(encoded) == len(texts)
         assert len(encoded.ids) == len(encoded.mask) == 0
+
+
+@given(
+    lengths=st.lists(st.lists(st.integers(0, 3), max_size=6), min_size=1, max_size=5),
+    drawn=st.data(),
+)
+def test_spans_in_any_order_train_every_token_that_they_touch(
+    lengths: list[list[int]], drawn: st.DataObject
+) -> None:
+    """Also tokens that two spans share, spans without a token, rows without one."""
+    flat = np.array([length for row in lengths for length in row], np.int32)
+    ends = np.cumsum(flat, dtype=np.int32)
+    starts = ends - flat
+    row_starts = np.cumsum([0, *map(len, lengths)])
+    bases = np.cumsum([0, *map(sum, lengths)])
+    spans = []
+    for row in range(len(lengths)):
+        places = st.integers(int(bases[row]), int(bases[row + 1]))
+        pairs = drawn.draw(st.lists(st.tuples(places, places), max_size=4))
+        spans += [(min(pair), max(pair), row) for pair in pairs if min(pair) < max(pair)]
+    if drawn.draw(st.booleans()):
+        spans.reverse()
+    columns = np.array(spans, np.int64).reshape(-1, 3).T
+    found = masks.trained_tokens(starts, ends, row_starts, *columns)
+    wanted = [
+        any(starts[n] < stop and ends[n] > start and row_starts[row] <= n < row_starts[row + 1]
+            for start, stop, row in spans)
+        for n in range(len(flat))
+    ]  # fmt: skip
+    assert [bool(one) for n, one in enumerate(found) if flat[n]] == [
+        one for n, one in enumerate(wanted) if flat[n]
+    ]

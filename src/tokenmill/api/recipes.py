@@ -76,6 +76,7 @@ def prepare(
     disable_cache: bool = False,
     executor: str | Executor = "local",
     engine: str = "auto",
+    renderer: str = "auto",
     progress: Any = None,
 ) -> Store:
     """Make a store of tokens and loss masks from raw rows, or find the one that is there.
@@ -116,6 +117,7 @@ def prepare(
         disable_cache: Build into a private directory that lives as long as the returned store.
         executor: ``local``, ``inline``, ``ray`` or an executor object.
         engine: ``auto``, ``fastokens`` or ``hf``; never changes the result.
+        renderer: ``auto`` or ``jinja2``, the reference; never changes the result.
         progress: True, False, or a callable; None shows progress on a terminal.
     """
     given = dict(locals())
@@ -236,7 +238,7 @@ def lint(
         executor: ``local``, ``inline``, ``ray`` or an executor object.
         progress: As for `prepare`.
         given: Any other argument of `prepare` that shapes rows, ``num_workers``, ``cache_dir``,
-            ``engine``.
+            ``engine``, ``renderer``.
     """
     from tokenmill.report.lint import run_lint
 

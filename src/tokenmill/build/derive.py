@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from tokenmill.errors import CorruptionError
 from tokenmill.store import CacheLayout
 from tokenmill.store.columns import SliceColumns
-from tokenmill.store.record import RejectedRow
+from tokenmill.store.record import RejectedRow, role_type
 from tokenmill.store.slices import SliceReader
 from tokenmill.store.write import encode_slice, publish_slice
 from tokenmill.tokenizer import overlong_message
@@ -87,12 +87,12 @@ def _starts(lengths: NDArray[Any]) -> NDArray[np.int64]:
 
 
 def _renumbered(
-    names: tuple[str, ...], roles: NDArray[np.int8]
-) -> tuple[tuple[str, ...], NDArray[np.int8]]:
+    names: tuple[str, ...], roles: NDArray[np.signedinteger[Any]]
+) -> tuple[tuple[str, ...], NDArray[np.signedinteger[Any]]]:
     """Role numbers in order of first appearance, as a slice made from these rows alone has them."""
     present, first = np.unique(roles, return_index=True)
     order = present[np.argsort(first)]
-    number = np.zeros(max(len(names), 1), np.int8)
+    number = np.zeros(max(len(names), 1), role_type(len(order)))
     number[order] = np.arange(len(order))
     return tuple(names[n] for n in order), number[roles]
 

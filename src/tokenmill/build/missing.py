@@ -5,6 +5,10 @@ late), passes over slices that are published or that a live builder has claimed,
 to the executor: first those that can be *derived* from another limit's slice, which needs no
 tokenizer, then those to be *built*. What others had claimed is looked at again in the next round:
 by then it is published, or its claimer is dead and it is ours to take.
+
+A fast engine that one worker sees differ from its reference is *caught*. Every task that is handed
+out from then on says so, and whatever that engine made or may have made in this run is built anew
+by the reference, which replaces what turns out to be wrong.
 """
 
 from __future__ import annotations
@@ -13,7 +17,8 @@ import contextlib
 import itertools
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
 
 from tokenmill.build import entries, limits
 from tokenmill.build.claims import Claims
@@ -22,7 +27,7 @@ from tokenmill.build.identify import Comparison
 from tokenmill.build.keys import slice_key
 from tokenmill.build.plan import Plan
 from tokenmill.build.progress import Progress
-from tokenmill.build.proof import Account
+from tokenmill.build.proof import ROOMS, Account, fast_rooms
 from tokenmill.build.recipe import RunOptions, to_travel
 from tokenmill.build.share import WHOLE, Share
 from tokenmill.source import Block
@@ -30,6 +35,31 @@ from tokenmill.store import CacheLayout
 
 WAIT_S = 0.2  # seconds between looks at slices that other builders are at ...
 WAIT_PER_SLICE_S = 3e-6  # ... and for each slice of the plan: about what walking past it takes
+
+
+class _Handed(NamedTuple):
+    """A task that was handed out: its slice, and the rooms that it leaves to their reference."""
+
+    key: str
+    block: Block
+    distrusted: int = 0
+    again: bool = False
+
+
+_BITS = {room: 1 << place for place, room in enumerate(ROOMS)}
+
+
+def _bits(rooms: Iterable[str]) -> int:
+    return sum(_BITS[room] for room in rooms)
+
+
+def _makers(result: dict[str, Any]) -> int:
+    """Bits of the rooms whose fast engine made a slice, or may have."""
+    if result.get("derived"):
+        return 0
+    # Not built because it was there: a worker of ours may have made it and died before it could
+    # say so.
+    return _bits(fast_rooms(result) if result["built"] else ROOMS)
 
 
 class Builder:
@@ -65,9 +95,11 @@ class Builder:
         self._progress = progress
         self._comparison = comparison
         self.share = share
-        self._under_way: dict[int, tuple[str, Block]] = {}  # the few tasks handed out
+        self._under_way: dict[int, _Handed] = {}  # the few tasks handed out
         self._passed_over = 0
         self._published = bytearray()  # one byte per slice: 1 when it was seen to be there
+        self._counted = bytearray(plan.slices)  # 1 when progress was told of it
+        self._makers = bytearray(plan.slices)  # bits of the rooms whose fast engine made it here
         # Where a builder starts decides only who makes which slice, so it may be random.
         self._first = random.SystemRandom().randrange(max(plan.slices, 1))
 
@@ -87,19 +119,37 @@ class Builder:
                     self._run(self._derive_setup(), self._derive_tasks(claims), claims)
                 self._passed_over = 0
                 self._run(self._build_setup(), self._build_tasks(claims), claims)
+                self._build_anew(claims)
                 if not self._passed_over:
                     return
                 time.sleep(WAIT_S + WAIT_PER_SLICE_S * plan.slices)
 
+    def _build_anew(self, claims: Claims) -> None:
+        """Build again what engines made that were caught since."""
+        while self._has_suspects():
+            self._run(self._build_setup(), self._anew_tasks(claims), claims)
+
+    def _has_suspects(self) -> bool:
+        caught = _bits(self._account.caught)
+        return any(maker & caught for maker in set(self._makers))
+
     def _run(self, setup: Setup, tasks: Iterator[Task], claims: Claims) -> None:
         with contextlib.closing(self._executor.run(setup, tasks)) as finished:  # type: ignore[type-var]
             for done in finished:
-                key, block = self._under_way.pop(done.number)
-                claims.release(key)
-                self._account.add(done.result)
+                handed = self._under_way.pop(done.number)
+                claims.release(handed.key)
+                self._account.add(done.result, again=handed.again)
+                self._makers[done.number] = _makers(done.result) & ~handed.distrusted
                 if self._comparison is not None:
                     self._comparison.check()
-                self._progress.add(rows=block.rows, size=block.length)
+                if done.result.get("derived", True):  # else it is built in a moment
+                    self._count(done.number, handed.block, found=not done.result["built"])
+
+    def _count(self, number: int, block: Block, *, found: bool = False) -> None:
+        """Tell progress of a slice, once."""
+        if not self._counted[number]:
+            self._counted[number] = 1
+            self._progress.add(rows=block.rows, size=block.length, found=found)
 
     def _missing(self) -> Iterator[tuple[int, str, Block]]:
         """Slices that are not published, from this builder's own place on."""
@@ -116,6 +166,7 @@ class Builder:
                 yield number, key, block
             else:
                 published[number] = 1
+                self._count(number, block, found=True)
 
     def _build_setup(self) -> Setup:
         return Setup(
@@ -125,6 +176,7 @@ class Builder:
                 "tokenizer": str(self._cache.tokenizer(self._plan.card.key)),
                 "card": self._plan.card.as_dict(),
                 "engine": self._options.engine,
+                "renderer": self._options.renderer,
                 "cache": str(self._cache.root),
                 "rebuild": self._options.force_recache,
             },
@@ -136,10 +188,27 @@ class Builder:
             if not self._options.force_recache and not claims.take(key):
                 self._passed_over += 1
                 continue
-            self._under_way[number] = key, block
-            last = block.first_row + block.rows - 1
-            label = f"{block.path}, rows {block.first_row} to {last}"
-            yield Task(number, {"key": key, "block": entries.from_block(block)}, label)
+            yield self._task(number, key, block, again=False)
+
+    def _anew_tasks(self, claims: Claims) -> Iterator[Task]:
+        """Slices that an engine had a part in which was caught since."""
+        for number, block in enumerate(self._plan.blocks()):
+            if self._makers[number] & _bits(self._account.caught):
+                key = self._plan.key_of(block)
+                claims.take(key)  # a courtesy to others, who would find it missing for a moment
+                yield self._task(number, key, block, again=True)
+
+    def _task(self, number: int, key: str, block: Block, *, again: bool) -> Task:
+        caught = self._account.caught
+        self._under_way[number] = _Handed(key, block, _bits(caught), again)
+        last = block.first_row + block.rows - 1
+        payload = {
+            "key": key,
+            "block": entries.from_block(block),
+            "distrusted": sorted(caught),
+            "again": again,
+        }
+        return Task(number, payload, f"{block.path}, rows {block.first_row} to {last}")
 
     def _derive_setup(self) -> Setup:
         root, limit = str(self._cache.root), self._plan.recipe.max_length
@@ -163,6 +232,6 @@ class Builder:
                 if not limits.can_serve(self._cache, other, limit, recipe.max_length):
                     continue
                 if claims.take(key):
-                    self._under_way[number] = key, block
+                    self._under_way[number] = _Handed(key, block)
                     yield Task(number, {"key": key, "from": other}, f"{block.path}, derived")
                 break

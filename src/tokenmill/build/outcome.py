@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tokenmill.build.proof import Account
+from tokenmill.build.proof import Account, audit_total, require_counter
 from tokenmill.build.recipe import RunOptions
 from tokenmill.build.share import Share
 from tokenmill.errors import RowError, SourceError
@@ -70,8 +70,8 @@ class Prepared:
             "seconds": round(self.seconds, 3),
             "engine": proof.get("engine"),
             "renderer": proof.get("renderer"),
-            "audited_rows": proof.get("audited_rows"),
-            "audit_mismatches": proof.get("audit_mismatches"),
+            "audited_rows": audit_total(proof.get("audited_rows")),
+            "audit_mismatches": audit_total(proof.get("audit_mismatches")),
         }
 
     def judge(self) -> None:
@@ -121,10 +121,13 @@ class Prepared:
 
     def remarks(self) -> Iterator[str]:
         """What a person should know beside the counts."""
-        rendered = self.store.proof.get("notes", {}).get("render", {})
-        for note, text in REMARKS.items():
-            if rendered.get(note) and note not in self.store.rejected:
-                yield f"{rendered[note]:,} {text}"
+        proof = self.store.proof
+        if self.hit:  # whoever builds is told by the build itself
+            yield from proof.get("notices", ())
+        rendered = proof.get("notes", {}).get("render", {})
+        for counter, text in REMARKS.items():
+            if rendered.get(counter):
+                yield f"{rendered[counter]:,} {text}"
 
 
 @dataclass(frozen=True)
@@ -158,14 +161,17 @@ class Unfinished:
             "slices_built": self.account.slices_built,
             "slices_derived": self.account.slices_derived,
             "seconds": round(self.seconds, 3),
-            "engine": self.account.name("encode.engine"),
-            "renderer": self.account.name("render.renderer"),
+            "engine": self.account.name("encode"),
+            "renderer": self.account.name("render"),
         }
 
 
 REMARKS = {
-    "trailing_user": "conversations ended with a user turn, which was cut (trailing='trim')",
-    "trailing_tool_trimmed": "conversations lost tool results after their last assistant turn",
+    "trimmed_trailing": "conversations ended with a user turn, which was cut (trailing='trim')",
+    "trimmed_tool_turns": "conversations lost tool results after their last assistant turn",
     "rows_without_closer": "rows whose template closes no turn: nothing tells the model to stop",
-    "slices_redone": "slices were rendered again by the reference: the fast engine differed",
 }
+"""Counter of the render room → what it says to a person."""
+
+for _counter in REMARKS:
+    require_counter("render", _counter)

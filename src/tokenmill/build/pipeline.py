@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -21,12 +22,13 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from tokenmill.build.proof import ROOMS
 from tokenmill.build.recipe import Recipe
 from tokenmill.chat import Renderer, Rendering
 from tokenmill.errors import RowError
 from tokenmill.source import BlockRows
 from tokenmill.store.columns import SliceColumns
-from tokenmill.store.record import RejectedRow
+from tokenmill.store.record import RejectedRow, role_type
 from tokenmill.tokenizer import Encoded, Encoder, Tokenizer, apply_length
 
 _DETAIL_CHARS = 300  # a rejection's detail is for a person; a template can raise a whole document
@@ -43,13 +45,40 @@ class Pipeline:
         recipe: What is to be made.
         tokenizer: The tokenizer, loaded.
         engine: Which engine may encode; never changes the result.
+        renderer: Which engine may render; never changes the result.
+
+    Attributes:
+        distrusted: Rooms that are left to their reference, because their fast engine differed.
     """
 
-    def __init__(self, recipe: Recipe, tokenizer: Tokenizer, engine: str = "auto") -> None:
+    def __init__(
+        self, recipe: Recipe, tokenizer: Tokenizer, engine: str = "auto", renderer: str = "auto"
+    ) -> None:
         self.recipe = recipe
-        self.renderer = Renderer(recipe.chat_spec(), tokenizer.template, tokenizer.special_tokens)
+        self.tokenizer = tokenizer
+        self.renderer = self._new_renderer(renderer)
         self.encoder = Encoder(tokenizer, engine)
+        self.distrusted: set[str] = set()
         self.seconds: dict[str, float] = defaultdict(float)
+
+    def _new_renderer(self, renderer: str) -> Renderer:
+        template, special_tokens = self.tokenizer.template, self.tokenizer.special_tokens
+        return Renderer(self.recipe.chat_spec(), template, special_tokens, renderer=renderer)
+
+    def distrust(self, rooms: Iterable[str]) -> None:
+        """Leave these rooms to their references from now on."""
+        for room in set(rooms) - self.distrusted:
+            self.distrusted.add(room)
+            if room == "render":
+                self.renderer = self._new_renderer(ROOMS[room].reference)
+            else:
+                self.encoder.engine = self.encoder.reference
+
+    @cached_property
+    def by_reference(self) -> Pipeline:
+        """The same by the references alone."""
+        references = ROOMS["encode"].reference, ROOMS["render"].reference
+        return Pipeline(self.recipe, self.tokenizer, *references)
 
     def run(self, rows: BlockRows) -> tuple[SliceColumns, dict[str, Any]]:
         """Render, encode and mask one block; also what the rooms noted on the way."""
@@ -68,7 +97,9 @@ class Pipeline:
             encoded = apply_length(encoded, self.recipe.max_length, self.recipe.overlong)
             bad += [(int(source[i]), int(part[i]), error) for i, error in encoded.rejected]
             columns = self._columns(rows, rendering, encoded, source, part, bad)
-        return columns, {"render": dict(rendering.notes), "encode": dict(encoded.notes)}
+        notes = {"render": dict(rendering.notes), "encode": dict(encoded.notes)}
+        self.distrust(room for room, noted in notes.items() if noted.get("mismatches"))
+        return columns, notes
 
     @contextmanager
     def _stage(self, engine: str, rest: str, room: Renderer | Encoder) -> Iterator[None]:
@@ -126,10 +157,10 @@ def _starts(starts: NDArray[np.int64], kept: NDArray[np.int64]) -> NDArray[np.in
 
 def _role_numbers(
     turns: Sequence[Sequence[tuple[str, int]]],
-) -> tuple[tuple[str, ...], NDArray[np.int8]]:
+) -> tuple[tuple[str, ...], NDArray[np.signedinteger[Any]]]:
     numbers: dict[str, int] = {}
     flat = [numbers.setdefault(role, len(numbers)) for row in turns for role, _ in row]
-    return tuple(numbers), np.array(flat, np.int8)
+    return tuple(numbers), np.array(flat, role_type(len(numbers)))
 
 
 def _carried(row: dict[str, Any] | RowError, name: str) -> str:

@@ -2,7 +2,7 @@
 
 A `Recipe` says what is to be made: which sources, which tokenizer, how rows are read, rendered,
 trained and cut. Every field that can change the output is in its *document*, and so in every key;
-nothing else is. `RunOptions` say how it is to be made (workers, cache, engine, what to do about
+nothing else is. `RunOptions` say how it is to be made (workers, cache, engines, what to do about
 rejected rows): they are part of no key and never change a byte.
 
 Both are checked where they are made, with the offending value in the message. ``recipe.yaml`` holds
@@ -27,6 +27,7 @@ RECIPE_VERSION = 1
 OVERLONG = ("drop", "truncate")
 ON_BAD_ROW = ("reject", "raise")
 ENGINES = ("auto", "fastokens", "hf")
+RENDERERS = ("auto", "jinja2")
 BACKENDS = ("auto", "transformers", "file")
 
 _IN_HUB = re.compile(r"^[^/\s]+/[^/:\s]+:")  # owner/name:split
@@ -111,11 +112,13 @@ class RunOptions:
     force_recache: bool = False
     disable_cache: bool = False
     engine: str = "auto"
+    renderer: str = "auto"
     rehash: bool = False
 
     def __post_init__(self) -> None:
         _one_of("on_bad_row", self.on_bad_row, ON_BAD_ROW)
         _one_of("engine", self.engine, ENGINES)
+        _one_of("renderer", self.renderer, RENDERERS)
         object.__setattr__(self, "max_rejected", _count_or_share(self.max_rejected))
         workers = self.num_workers
         if workers is not None and (

@@ -18,12 +18,18 @@ from typing import Any
 from tokenmill.build.entries import to_block
 from tokenmill.build.pipeline import Pipeline
 from tokenmill.build.recipe import Recipe
-from tokenmill.errors import CacheError, CorruptionError, TokenizerError, TokenmillError
+from tokenmill.errors import (
+    CacheError,
+    CorruptionError,
+    NonDeterminismError,
+    TokenizerError,
+    TokenmillError,
+)
 from tokenmill.fingerprint import checksum
 from tokenmill.source import Block, read_block
 from tokenmill.store import CacheLayout
 from tokenmill.store.quarantine import quarantine_slice, slice_is_intact
-from tokenmill.store.write import encode_slice, publish_slice
+from tokenmill.store.write import encode_slice, publish_slice, replace_slice
 from tokenmill.tokenizer import Tokenizer, load
 
 COPY = "tokenizer.json"
@@ -33,14 +39,15 @@ def open_builder(options: dict[str, Any]) -> Callable[[dict[str, Any]], dict[str
     """Load what building needs and return the function that builds one slice."""
     recipe = Recipe(**options["recipe"])
     tokenizer = load_copy(Path(options["tokenizer"]), options["card"])
-    pipeline = Pipeline(recipe, tokenizer, options["engine"])
+    pipeline = Pipeline(recipe, tokenizer, options["engine"], options["renderer"])
     layout = CacheLayout(Path(options["cache"]))
     rebuild = bool(options["rebuild"])
 
     def build(payload: dict[str, Any]) -> dict[str, Any]:
+        pipeline.distrust(payload["distrusted"])
         files = layout.slice(payload["key"])
         if files.record.exists():
-            if not rebuild:
+            if not (rebuild or payload["again"]):
                 return {"built": False}  # another builder was quicker
             if not slice_is_intact(files):
                 quarantine_slice(layout, payload["key"])
@@ -81,12 +88,22 @@ def build_slice(pipeline: Pipeline, layout: CacheLayout, key: str, block: Block)
         rows = read_block(block)
         parsed = time.perf_counter()
         columns, notes = pipeline.run(rows)
-    writing = time.perf_counter()
-    record = publish_slice(layout, encode_slice(key, columns))
+        writing = time.perf_counter()
+        replaced = False
+        try:
+            record = publish_slice(layout, encode_slice(key, columns))
+        except NonDeterminismError:
+            if not pipeline.distrusted:
+                raise
+            # An engine lied in this run, so what is published may be its work. The references
+            # decide, and they alone.
+            columns, _ = pipeline.by_reference.run(rows)
+            record, replaced = replace_slice(layout, encode_slice(key, columns))
     done = time.perf_counter()
     stages = {name: total - before.get(name, 0.0) for name, total in pipeline.seconds.items()}
     return {
         "built": True,
+        "replaced": replaced,
         "rows": record.rows,
         "bytes": block.length,
         "tokens": record.tokens,

@@ -27,6 +27,8 @@ AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.
 CacheDir = Annotated[
     str | None, typer.Option(help="Where slices and stores live; default: your own cache.")
 ]
+Engine = Annotated[str, typer.Option(help="auto | fastokens | hf; never changes the result")]
+RendererName = Annotated[str, typer.Option(help="auto | jinja2; never changes the result")]
 PackMethod = Annotated[str, typer.Option(help="best_fit | first_fit | sequential | balanced")]
 PackWindow = Annotated[int, typer.Option(help="Rows of the order packed together.")]
 PackOversize = Annotated[

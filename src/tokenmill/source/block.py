@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 import xxhash
+from numpy.typing import NDArray
 
 from tokenmill.errors import RowError, SourceChanged
 from tokenmill.files import is_remote
@@ -21,7 +22,7 @@ from tokenmill.source.bytefile import ByteFile, LocalFile, Signature, open_remot
 from tokenmill.source.cut import Integers
 from tokenmill.source.entry import Span
 from tokenmill.source.limits import MAX_ROW, MIB
-from tokenmill.source.parse import over_limit, parse
+from tokenmill.source.parse import over_limit, parse_many
 from tokenmill.source.scan import BLANK, BOM
 
 if TYPE_CHECKING:
@@ -106,21 +107,18 @@ def read_block(block: Block) -> BlockRows:
     data = file.pread(block.length, offset)
     if xxhash.xxh3_128_hexdigest(data) != block.digest:
         raise changed(block)
-    spans = _line_spans(data, offset) if block.kind == "lines" else _element_spans(data, offset)
-    if len(spans) != block.rows:
+    split = _split_lines if block.kind == "lines" else _split_elements
+    raw, lines, starts = split(data, offset)
+    if len(raw) != block.rows:
         # Cannot happen while digest and rule are the same; a wrong block must not pass.
         raise changed(block)
-    raw = [data[start:end] for _, start, end in spans]
-    columns = np.array(spans, dtype=np.int64).reshape(-1, 3)
-    rows = BlockRows(
-        raw, [], columns[:, 0].copy(), columns[:, 1].copy(), columns[:, 2] - columns[:, 1]
-    )
-    for number, (text, (line, start, _)) in enumerate(zip(raw, spans, strict=True)):
-        try:
-            rows.values.append(parse(text))
-        except RowError as error:
-            rows.values.append(_placed(block, number, line, start, error))
-            if error.reason == "limit" and len(text) > MAX_ROW:
+    lengths = np.fromiter(map(len, raw), np.int64, len(raw))
+    rows = BlockRows(raw, parse_many(raw), lines, starts, lengths)
+    for number, error in enumerate(rows.values):
+        if isinstance(error, RowError):
+            line, start = int(lines[number]), int(starts[number])
+            rows.values[number] = _placed(block, number, line, start, error)
+            if error.reason == "limit" and lengths[number] > MAX_ROW:
                 raw[number] = b""
     return rows
 
@@ -168,32 +166,40 @@ def changed(block: Block) -> SourceChanged:
     )
 
 
-def _line_spans(data: bytes, offset: int) -> list[tuple[int, int, int]]:
-    """(line, start, end) of every row, by the same rule as the scan."""
-    spans = []
-    begin = 0
-    breaks = np.flatnonzero(np.frombuffer(data, dtype=np.uint8) == 10).tolist()
-    for line, end in enumerate([*breaks, len(data)]):
-        following = end + 1
-        if end < len(data) and data[end - 1 : end] == b"\r" and end > begin:
-            end -= 1
-        if line == 0 and offset == 0 and data.startswith(BOM):
-            begin += len(BOM)
-        if data[begin : begin + 1] not in (b" ", b"\t", b"\r", b"\n", b"") or (
-            data[begin:end].strip(BLANK)
-        ):
-            spans.append((line, begin, end))
-        begin = following
-    return spans
+_Split = tuple[list[bytes], NDArray[np.int64], NDArray[np.int64]]
+"""The bytes of each row, its line, where it starts."""
 
 
-def _element_spans(data: bytes, offset: int) -> list[tuple[int, int, int]]:
+def _split_lines(data: bytes, offset: int) -> _Split:
+    """The rows of a block of lines, by the same rule as the scan."""
+    rows = data.split(b"\n")
+    starts = np.zeros(len(rows), np.int64)
+    np.cumsum(np.fromiter(map(len, rows[:-1]), np.int64, len(rows) - 1) + 1, out=starts[1:])
+    if offset == 0 and data.startswith(BOM):
+        rows[0] = rows[0][len(BOM) :]
+        starts[0] += len(BOM)
+    is_row = np.ones(len(rows), bool)
+    suspects = [n for n, row in enumerate(rows) if not row or row[0] in BLANK or row[-1] in BLANK]
+    for line in suspects:
+        row = rows[line]
+        if not row.strip(BLANK):
+            is_row[line] = False
+        elif line < len(rows) - 1:  # the end of a line that has one may be two bytes
+            rows[line] = row.removesuffix(b"\r")
+    lines = np.flatnonzero(is_row)
+    if len(lines) < len(rows):
+        rows = [rows[line] for line in lines.tolist()]
+    return rows, lines, starts[lines]
+
+
+def _split_elements(data: bytes, offset: int) -> _Split:
+    """The rows of a block of a JSON array."""
     from tokenmill.source.array import element_spans
 
     starts, ends = element_spans(data, opens=offset == 0)
     breaks = np.flatnonzero(np.frombuffer(data, dtype=np.uint8) == 10)
-    lines = np.searchsorted(breaks, starts)
-    return list(zip(lines.tolist(), starts.tolist(), ends.tolist(), strict=True))
+    rows = [data[start:end] for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
+    return rows, np.searchsorted(breaks, starts), np.asarray(starts, np.int64)
 
 
 def _over_limit(block: Block, file: ByteFile, offset: int) -> BlockRows:

@@ -12,18 +12,15 @@ from bisect import bisect_right
 from time import monotonic
 from typing import Any
 
-import msgspec
-
 from tokenmill.errors import SourceChanged
 from tokenmill.source.block import digest_of
 from tokenmill.source.bytefile import ByteFile, LocalFile, Signature
 from tokenmill.source.index import Index
 from tokenmill.source.limits import LARGE_ROW, RECHECK_SECONDS, STARTS_PER_PAGE
-from tokenmill.source.parse import SHALLOW, decode
+from tokenmill.source.parse import PARSING, SHALLOW, decode
 from tokenmill.source.spans import element_of, end_of_line, line_of
 
 PAGE_SHIFT = STARTS_PER_PAGE.bit_length() - 1
-PARSING = (msgspec.MsgspecError, ValueError, RecursionError)
 
 
 class Hot:

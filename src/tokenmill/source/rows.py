@@ -21,8 +21,8 @@ from tokenmill.errors import RowError, UsageError
 from tokenmill.origin import Origin
 from tokenmill.source.block import Block
 from tokenmill.source.entry import SourceFile
-from tokenmill.source.opened import PAGE_SHIFT, PARSING, Hot
-from tokenmill.source.parse import SHALLOW, decode
+from tokenmill.source.opened import PAGE_SHIFT, Hot
+from tokenmill.source.parse import PARSING, SHALLOW, decode
 from tokenmill.source.reader import Part, Reader
 
 _BATCH = 4096  # rows fetched at once when a view does not run in order

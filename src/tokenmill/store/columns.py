@@ -38,7 +38,7 @@ class SliceColumns:
         raw_length: Bytes of the source row.
         digest: xxh3-64 of the source row's bytes.
         turn_ends: Token at which each turn ends, within its row, all rows one after another.
-        turn_roles: Index into ``roles`` of each turn.
+        turn_roles: Index into ``roles`` of each turn, of the type that `role_type` says.
         turn_starts: Where each row's turns start; one more entry than rows.
         roles: Names of the roles met, in order of first appearance.
         carried: Column name → JSON text of each row.
@@ -57,7 +57,7 @@ class SliceColumns:
     raw_length: Int64
     digest: NDArray[np.uint64]
     turn_ends: Int32
-    turn_roles: NDArray[np.int8]
+    turn_roles: NDArray[np.signedinteger[Any]]
     turn_starts: Int64
     roles: tuple[str, ...]
     source_rows: int

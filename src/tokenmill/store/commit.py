@@ -30,7 +30,7 @@ from tokenmill.store.layout import CacheLayout, StoreLayout
 from tokenmill.store.manifest import Document, encode_manifest, make_manifest, read_manifest
 from tokenmill.store.quarantine import quarantine
 from tokenmill.store.record import CommitRecord
-from tokenmill.store.slices import RowCounts, read_counts
+from tokenmill.store.slices import RowCounts, read_counts, read_record
 from tokenmill.store.table import SLICE_ROW, count_rows, header, pack_row, read_stretches
 
 _PIECE = 1 << 20  # bytes of a file read at once
@@ -116,15 +116,19 @@ def commit_store(
             files[name] = file_document(staged / name)
         manifest = make_manifest(document, tally.totals(), dict(tokenizer), files)
         staging.write("store/" + names.MANIFEST, encode_manifest(manifest))
-        if not staging.publish(staged, store.directory) and not _agrees(store, manifest):
+        if not staging.publish(staged, store.directory) and not _agrees(cache, store, manifest):
             quarantine(cache, store.directory)
-            if not staging.publish(staged, store.directory) and not _agrees(store, manifest):
+            if not staging.publish(staged, store.directory) and not _agrees(cache, store, manifest):
                 raise CorruptionError("corrupt again as soon as it was mended", path=store.manifest)
     return store
 
 
-def _agrees(store: StoreLayout, ours: Document) -> bool:
-    """Whether the published store is ours; False when its own files are not whole."""
+def _agrees(cache: CacheLayout, store: StoreLayout, ours: Document) -> bool:
+    """Whether the published store is ours; False when it is corrupt.
+
+    That is when its own files are not whole, or when it wants other slices than those that are in
+    force: of one that was found wrong and replaced it could serve nothing.
+    """
     try:
         published = read_manifest(store)
         for name, stated in published["files"].items():
@@ -132,11 +136,26 @@ def _agrees(store: StoreLayout, ours: Document) -> bool:
     except (CorruptionError, UsageError):  # the latter: it has no manifest
         return False
     if published["digest"] != ours["digest"]:
+        if not _finds_its_slices(cache, store):
+            return False
         raise NonDeterminismError(
             f"the published manifest has digest {published['digest']}, this build made "
             f"{ours['digest']} from the same inputs; what is published stays",
             path=store.manifest,
         )
+    return True
+
+
+def _finds_its_slices(cache: CacheLayout, store: StoreLayout) -> bool:
+    """Whether the slices that a store's table names have the records that it names."""
+    pieces = read_stretches(store.file(names.TABLE))
+    next(pieces)  # the header
+    for piece in pieces:
+        for row in np.frombuffer(piece, SLICE_ROW):
+            try:
+                read_record(cache.slice(row["key"].tobytes().hex()), row["record"].tobytes().hex())
+            except CorruptionError:
+                return False
     return True
 
 

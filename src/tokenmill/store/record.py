@@ -36,6 +36,12 @@ META_COLUMNS = {
 }
 """Fixed-width columns of the meta file and their types; -1 stands for "has none"."""
 
+
+def role_type(roles: int) -> str:
+    """Type of role numbers in a slice with so many roles: int8, and wider only where it must be."""
+    return "int8" if roles <= 1 << 7 else "int16" if roles <= 1 << 15 else "int32"
+
+
 CARRIED = "carried."
 """Prefix of a carried column's name in the meta file, so that it cannot hide one of ours."""
 

@@ -24,7 +24,14 @@ from tokenmill.errors import CorruptionError
 from tokenmill.files.place import as_remote
 from tokenmill.store.access import GuardedFile, open_bytes, open_guarded, reading_errors
 from tokenmill.store.layout import SliceFiles
-from tokenmill.store.record import CARRIED, META_COLUMNS, UNREADABLE, CommitRecord, decode_record
+from tokenmill.store.record import (
+    CARRIED,
+    META_COLUMNS,
+    UNREADABLE,
+    CommitRecord,
+    decode_record,
+    role_type,
+)
 
 
 def read_record(files: SliceFiles, expected: str | None = None) -> tuple[CommitRecord, str]:
@@ -193,19 +200,24 @@ class SliceReader:
         ends_at, _ = self.meta.buffer("turn_ends.values")
         roles_at, _ = self.meta.buffer("turn_roles.values")
         ends = self.meta.view(ends_at + 4 * first, 4 * (last - first)).cast("i")
-        roles = self.meta.view(roles_at + first, last - first).cast("b")
+        kind = np.dtype(role_type(len(self.record.roles)))
+        width = kind.itemsize
+        roles = self.meta.view(roles_at + width * first, width * (last - first))
         turns, start = [], 0
-        for end, role in zip(ends, roles, strict=True):
+        for end, role in zip(ends, np.frombuffer(roles, kind).tolist(), strict=True):
             turns.append((self.record.roles[role], start, end))
             start = end
         return turns
 
-    def all_turns(self) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int8]]:
+    def all_turns(
+        self,
+    ) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.signedinteger[Any]]]:
         """All rows' turn ends, where each row's begin (one more than rows), and role numbers."""
+        roles = self.meta.view(*self.meta.buffer("turn_roles.values"))
         return (
             np.frombuffer(self.meta.view(*self.meta.buffer("turn_ends.values")), np.int32),
             np.frombuffer(self.meta.view(*self.meta.buffer("turn_ends.offsets")), np.int32),
-            np.frombuffer(self.meta.view(*self.meta.buffer("turn_roles.values")), np.int8),
+            np.frombuffer(roles, role_type(len(self.record.roles))),
         )
 
     def carried(self, number: int) -> dict[str, Any]:

@@ -9,7 +9,8 @@ last.
 Two builders of one slice both succeed: the second finds equal bytes, or equal content under
 another Arrow header and then adopts the bytes that are there. Different content for one key is a
 `NonDeterminismError`, and what was published stays. A half-published file that is broken (its own
-content digest does not fit) is moved to quarantine, the only permitted replacement.
+content digest does not fit) is moved to quarantine; so is, by `replace_slice`, what an engine made
+that was caught lying. There is no other replacement.
 """
 
 from __future__ import annotations
@@ -95,7 +96,7 @@ def _meta_batch(columns: SliceColumns) -> dict[str, pa.Array]:
     turn_starts = _plain(columns.turn_starts, pa.int32())
     turn_ends = _plain(columns.turn_ends, pa.int32())
     batch["turn_ends"] = pa.ListArray.from_arrays(turn_starts, turn_ends)
-    turn_roles = _plain(columns.turn_roles, pa.int8())
+    turn_roles = _plain(columns.turn_roles, pa.type_for_alias(columns.turn_roles.dtype.name))
     batch["turn_roles"] = pa.ListArray.from_arrays(turn_starts, turn_roles)
     for name, texts in columns.carried.items():
         batch[CARRIED + name] = pa.array(texts, pa.string())
@@ -170,6 +171,25 @@ def publish_slice(layout: CacheLayout, encoded: EncodedSlice) -> CommitRecord:
                 raise _disagreement(files.record, published.content, record.content)
             return published
     return record
+
+
+def replace_slice(layout: CacheLayout, encoded: EncodedSlice) -> tuple[CommitRecord, bool]:
+    """Publish a slice; what is published under its key with other content goes to quarantine.
+
+    For a builder that has shown that the other content is wrong, and for nobody else.
+
+    Returns:
+        The commit record that is now in force, and whether another went for it.
+    """
+    try:
+        return publish_slice(layout, encoded), False
+    except NonDeterminismError:
+        files = layout.slice(encoded.record.slice)
+        # The record last: files without one would stand in the way of whoever makes the slice
+        # anew after a crash, a record without its files is mended.
+        for path in (files.tokens, files.meta, files.record):
+            quarantine(layout, path)
+        return publish_slice(layout, encoded), True
 
 
 def _with(record: CommitRecord, **changes: FileRecord) -> CommitRecord:

@@ -8,7 +8,7 @@ reference, whose offsets say it; where those make no sense either, the row is re
 Three guards keep a fast engine honest: a sample of the rows of every call, chosen by their
 content, is compared with the reference; so is every row that needs the reference's offsets; and
 a row on which the engine itself fails goes to the reference. One difference and the whole call is
-done again by the reference, and `Encoded.notes` says so. So the engine never changes the result.
+done again by the reference, `Encoded.notes` says so, and the engine is not asked again.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -28,7 +29,8 @@ from tokenmill.tokenizer.tokenizer import Tokenizer
 
 AUDIT_SHARE = 1024  # one byte of this many is encoded a second time by the reference …
 AUDIT_LEAST = 4096  # … but at least so many bytes per call, the size of one or two rows
-AUDIT_CANDIDATES = 64  # rows that the hash of their content puts in front of the others
+AUDIT_CANDIDATES = 64  # rows of which the shortest is audited where chance picks none
+_LARGEST_HASH = (1 << 64) - 1
 CHUNK_BYTES = 1 << 20  # proof and mask work on this much text at a time, to stay in the cache
 
 TurnEnds = Sequence[Sequence[int]]
@@ -75,15 +77,16 @@ class Encoder:
                 f"{len(texts)} texts, {len(spans)} lists of spans, {len(turn_ends)} of turns"
             )
         batch = _Batch(texts, spans, turn_ends)
-        notes: dict[str, object] = {"engine": self.engine.name, "audited": 0, "mismatches": 0,
+        notes: dict[str, Any] = {"engine": self.engine.name, "audited": 0, "mismatches": 0,
                                     "engine_failures": 0, "reference_rows": 0}  # fmt: skip
         try:
             return self._encode(batch, self.engine, notes)
         except _MismatchError as mismatch:
+            self.engine = self.reference
             notes.update(engine=self.reference.name, mismatches=mismatch.args[0])
             return self._encode(batch, self.reference, notes)
 
-    def _encode(self, batch: _Batch, engine: Engine, notes: dict[str, object]) -> Encoded:
+    def _encode(self, batch: _Batch, engine: Engine, notes: dict[str, Any]) -> Encoded:
         offsets = None
         if engine.name == self.reference.name and self.table.hopeless:
             # Most rows will ask for offsets: get them now instead of encoding twice.
@@ -95,7 +98,7 @@ class Encoder:
             ids, row_starts, failures = self._encode_surely(engine, batch.texts)
             self.engine_seconds += time.perf_counter() - start
             notes["engine_failures"] = failures
-            notes["audited"] = self._audit(batch, ids, row_starts)
+            self._audit(batch, ids, row_starts, notes)
         mask = np.zeros(len(ids), dtype=np.uint8)
         ends = np.zeros(len(batch.end_rows), dtype=np.int64)
         proven = np.ones(len(batch.texts), dtype=bool)
@@ -108,6 +111,7 @@ class Encoder:
                 wanted, starts, offsets = self.reference.encode_with_offsets(
                     [batch.texts[row] for row in rest]
                 )
+                notes["audited"] += len(rest) if engine.name != self.reference.name else 0
                 _refuse_mismatch(rest, ids, row_starts, wanted, starts)
             else:
                 starts = row_starts[rest]
@@ -133,12 +137,14 @@ class Encoder:
         joined = np.concatenate((starts, more_starts[1:] + starts[-1]))
         return np.concatenate((ids, more_ids)), joined, failures + more_failures
 
-    def _audit(self, batch: _Batch, ids: np.ndarray, row_starts: np.ndarray) -> int:
+    def _audit(
+        self, batch: _Batch, ids: np.ndarray, row_starts: np.ndarray, notes: dict[str, Any]
+    ) -> None:
         """Compare a sample with the reference; the same rows for the same texts, always."""
         rows = batch.audit_sample()
         wanted, starts = self.reference.encode([batch.texts[row] for row in rows])
+        notes["audited"] += len(rows)
         _refuse_mismatch(rows, ids, row_starts, wanted, starts)
-        return len(rows)
 
     def _place_proven(
         self,
@@ -273,15 +279,20 @@ class _Batch:
         return slice(int(start), int(stop))
 
     def audit_sample(self) -> np.ndarray:
-        """The rows that the hash of their content picks, within the budget of bytes."""
+        """Rows that the hash of their whole text picks, long ones as often as short ones.
+
+        About `AUDIT_SHARE` of the bytes; where that is no row at all, one of the shorter ones.
+        """
         hashes = np.fromiter(
             map(fingerprint.checksum64, self.utf8), dtype=np.uint64, count=len(self.utf8)
         )
+        total = int(self.bytes.sum())
+        share = min(1.0, max(AUDIT_LEAST, total // AUDIT_SHARE) / max(total, 1))
+        chosen = np.flatnonzero(hashes <= np.uint64(min(int(share * 2.0**64), _LARGEST_HASH)))
+        if len(chosen):
+            return chosen
         order = np.argsort(hashes, kind="stable")[:AUDIT_CANDIDATES]
-        budget = max(AUDIT_LEAST, int(self.bytes.sum()) // AUDIT_SHARE)
-        sizes = self.bytes[order]
-        within = order[np.cumsum(sizes) <= budget]
-        return within if len(within) else order[np.argsort(sizes, kind="stable")[:1]]
+        return order[np.argsort(self.bytes[order], kind="stable")[:1]]
 
 
 def _refuse_mismatch(
@@ -315,7 +326,7 @@ def _finish(
     row_starts: np.ndarray,
     mask: np.ndarray,
     ends: np.ndarray,
-    notes: dict[str, object],
+    notes: dict[str, Any],
 ) -> Encoded:
     turn_starts = np.zeros(len(batch.texts) + 1, dtype=np.int64)
     np.cumsum(batch.turn_counts, out=turn_starts[1:])

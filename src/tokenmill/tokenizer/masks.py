@@ -135,20 +135,25 @@ def trained_tokens(
         span_ends: See ``span_starts``.
         span_rows: The row of each span.
     """
-    mask = np.zeros(len(starts), dtype=np.uint8)
     if len(span_starts) == 0 or len(starts) == 0:
-        return mask
+        return np.zeros(len(starts), dtype=np.uint8)
     # In the haystack's own type: else the search would copy all of it into the needles'.
     first = np.searchsorted(ends, span_starts.astype(ends.dtype), side="right")
     last = np.searchsorted(starts, span_ends.astype(starts.dtype), side="left")
     first = np.maximum(first, row_starts[span_rows])
     last = np.minimum(last, row_starts[span_rows + 1])
-    some = first < last
-    steps = np.zeros(len(starts) + 1, dtype=np.int16)  # deeper than spans that share one token
-    np.add.at(steps, first[some], 1)
-    np.add.at(steps, last[some], -1)
-    np.greater(np.cumsum(steps[:-1], out=steps[:-1]), 0, out=mask, casting="unsafe")
-    return mask
+    if bool((first[1:] < first[:-1]).any()):
+        order = np.argsort(first, kind="stable")
+        first, last = first[order], last[order]
+    # Stretches outside and inside of spans, in turn. Spans may share a token, so a bound never
+    # goes back: that gives the shared token to the first of them.
+    bounds = np.empty(2 * len(first) + 2, dtype=np.int64)
+    bounds[0], bounds[-1] = 0, len(starts)
+    bounds[1:-1:2], bounds[2:-1:2] = first, last
+    np.maximum.accumulate(bounds, out=bounds)
+    inside = np.zeros(2 * len(first) + 1, dtype=np.uint8)
+    inside[1::2] = 1
+    return np.repeat(inside, np.diff(bounds))
 
 
 def tokens_before(

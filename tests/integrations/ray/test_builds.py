@@ -14,10 +14,13 @@ import ray
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from tests.build import lying
 from tests.faults.tools import start_command
 from tests.faults.world import TOKENIZER, Picture, picture, prepare_arguments
 from tokenmill import api
 from tokenmill.api import run_recipe
+from tokenmill.build.executors import Setup
+from tokenmill.build.missing import Builder
 from tokenmill.errors import CacheError, SourceMissing, UsageError, WorkerError
 from tokenmill.integrations.ray import RayExecutor, cluster, describe, probe, worker
 
@@ -53,6 +56,23 @@ def test_bytes_of_eight_local_workers_are_those_of_an_inline_build(
 ) -> None:
     build(sources, tmp_path, executor="local", num_workers=8)
     assert picture(tmp_path) == expected
+
+
+@pytest.mark.parametrize("room", ["render", "encode"])
+def test_engine_caught_in_one_task_is_out_in_all(
+    sources: Path, expected: Picture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: str
+) -> None:
+    honest = Builder._build_setup
+
+    def build_setup(self: Builder) -> Setup:
+        setup, lie = honest(self), lying.Lie(room, about="cat", audited="cat", after=2)
+        return Setup(lying.ENTRY, {**setup.options, "lie": lie.to_environment()}, setup.shared)
+
+    monkeypatch.setattr(Builder, "_build_setup", build_setup)
+    proof = build(sources, tmp_path, num_workers=2).store.proof
+    assert picture(tmp_path) == expected
+    assert proof["slices_redone"] >= proof["slices_replaced"] >= 2
+    assert len(proof["notices"]) == 1
 
 
 def test_hit_needs_no_ray_at_all(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tokenmill.cli.app import app
-from tokenmill.cli.options import AsJson, RecipeFlags, takes_recipe
+from tokenmill.cli.options import AsJson, Engine, RecipeFlags, RendererName, takes_recipe
 from tokenmill.cli.output import Output, one_line
 from tokenmill.errors import UsageError
 from tokenmill.report.lint.rules import FAIL_ON, RULES, SAMPLE_ROWS
@@ -38,9 +38,8 @@ def lint(
     fail_on: Annotated[
         str, typer.Option(help="error | warning | info | never: what makes exit code 1")
     ] = "error",
-    engine: Annotated[
-        str, typer.Option(help="auto | fastokens | hf; never changes the result")
-    ] = "auto",
+    engine: Engine = "auto",
+    renderer: RendererName = "auto",
     list_rules: Annotated[bool, typer.Option(help="Say which rules there are.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -59,6 +58,7 @@ def lint(
         only=_names(only),
         ignore=_names(ignore),
         engine=engine,
+        renderer=renderer,
         progress=False if as_json else None,
     )
     output.result(report.document(), lambda: show_report(output, report))

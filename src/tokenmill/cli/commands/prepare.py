@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tokenmill.cli.app import app
-from tokenmill.cli.options import AsJson, RecipeFlags, takes_recipe
+from tokenmill.cli.options import AsJson, Engine, RecipeFlags, RendererName, takes_recipe
 from tokenmill.cli.output import Output, one_line
 from tokenmill.errors import UsageError
 
@@ -46,9 +46,8 @@ def prepare(
     disable_cache: Annotated[
         bool, typer.Option(help="Leave nothing in the cache; needs --out.")
     ] = False,
-    engine: Annotated[
-        str, typer.Option(help="auto | fastokens | hf; never changes the result")
-    ] = "auto",
+    engine: Engine = "auto",
+    renderer: RendererName = "auto",
     out: Annotated[
         str | None, typer.Option(metavar="DIR", help="Also make a self-contained copy here.")
     ] = None,
@@ -70,6 +69,7 @@ def prepare(
         force_recache=force_recache,
         disable_cache=disable_cache,
         engine=engine,
+        renderer=renderer,
     )
     output = Output.current()
     progress = False if as_json else None

@@ -71,14 +71,22 @@ class Linter:
         tokenizer: The tokenizer, loaded.
         rules: The rules that run.
         engine: Which engine may encode.
+        renderer: Which engine may render.
     """
 
     def __init__(
-        self, recipe: Recipe, tokenizer: Tokenizer, rules: frozenset[str], engine: str = "auto"
+        self,
+        recipe: Recipe,
+        tokenizer: Tokenizer,
+        rules: frozenset[str],
+        engine: str = "auto",
+        renderer: str = "auto",
     ) -> None:
         self.recipe, self.rules, self.tokenizer = recipe, rules, tokenizer
         self.spec = recipe.chat_spec()
-        self.renderer = Renderer(self.spec, tokenizer.template, tokenizer.special_tokens)
+        self.renderer = Renderer(
+            self.spec, tokenizer.template, tokenizer.special_tokens, renderer=renderer
+        )
         self.encoder = Encoder(tokenizer, engine)
         self.critic = TemplateCritic(self.renderer)
         self._control = ControlText(self._control_tokens())
@@ -89,7 +97,8 @@ class Linter:
         """A linter from what travelled to a worker."""
         recipe = Recipe(**options["recipe"])
         tokenizer = load_copy(Path(options["tokenizer"]), options["card"])
-        return cls(recipe, tokenizer, frozenset(options["rules"]), options["engine"])
+        engines = options["engine"], options["renderer"]
+        return cls(recipe, tokenizer, frozenset(options["rules"]), *engines)
 
     def _control_tokens(self) -> set[str]:
         """Special tokens, and added ones that the template prints around any conversation.

@@ -51,7 +51,7 @@ def run_lint(
 
     Args:
         recipe: Sources, tokenizer and everything that shapes rows.
-        options: Cache, engine; what concerns stores is not looked at.
+        options: Cache, engines; what concerns stores is not looked at.
         executor: Where rows are looked at.
         sample: Rows to look at; None: all.
         only: Rules that run; empty: all.
@@ -73,6 +73,7 @@ def run_lint(
         "tokenizer": str(cache.tokenizer(card.key)),
         "card": card.as_dict(),
         "engine": options.engine,
+        "renderer": options.renderer,
         "rules": sorted(rules),
     }
     with open_progress(progress, total_rows=ranks[-1]) as shown:

@@ -169,9 +169,10 @@ function tree(value) {
 function recipePanel(data) {
   const { overview } = data;
   const { document: made, proof } = overview;
-  const audited = proof.audited_rows;
+  const total = (rows) => (rows && typeof rows === "object" ? Object.values(rows).reduce((a, b) => a + b, 0) : rows);
+  const audited = total(proof.audited_rows);
   const sentence = audited === undefined ? "This store's proof.json is missing or damaged; its rows are not affected."
-    : `Rendered by ${proof.renderer || "?"}, encoded by ${proof.engine || "?"}. ${plural(audited, "row")} were made a second time by the reference; ${count(proof.audit_mismatches)} differed.`;
+    : `Rendered by ${proof.renderer || "?"}, encoded by ${proof.engine || "?"}. ${plural(audited, "row")} were made a second time by the reference; ${count(total(proof.audit_mismatches))} differed.`;
   const sources = made.sources.slice(0, LISTED_SOURCES).map((source, n) => ({ path: (overview.sources[n] || {}).path, ...source }));
   const left = made.sources.length - sources.length;
   return [

@@ -1,0 +1,142 @@
+"""Engines that lie, for tests of what a build does about them.
+
+`open_builder` is the builder's entry with a renderer or an encoder that plays a fast engine: it
+passes whatever is tried beforehand, then tells a lie about chosen rows that nothing but a
+comparison with the reference shows. What to do (`Lie`) is read from the environment, or from the
+setup's options where workers do not inherit it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import signal
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+from unittest import mock
+
+import numpy as np
+
+from tests.build.entries import once
+from tokenmill.build import pipeline, slices
+from tokenmill.chat import Renderer, Rendering
+from tokenmill.tokenizer import Encoder, Tokenizer
+
+ENTRY = f"{__name__}:open_builder"
+VARIABLE = "TOKENMILL_TEST_LIE"
+
+
+@dataclass
+class Lie:
+    """What a process lies about, and which rows it compares.
+
+    Attributes:
+        room: ``render`` or ``encode``.
+        about: Texts that hold this are lied about.
+        audited: Texts that hold this are compared with the reference; empty: none.
+        after: Slices that a process builds before it compares anything.
+        liar: A file that the only liar among the processes makes; empty: all of them lie.
+        dies: A file that marks the one death of a process, right after it published a slice.
+    """
+
+    room: str
+    about: str = "amber"
+    audited: str = "audit me"
+    after: int = 0
+    liar: str = ""
+    dies: str = ""
+
+    def __post_init__(self) -> None:
+        self.built = 0
+        self.lies = False
+
+    def to_environment(self) -> str:
+        return json.dumps(asdict(self))
+
+    def chosen(self, texts: Sequence[str]) -> list[int]:
+        """The rows of a batch that are compared."""
+        if self.built < self.after or not self.audited:
+            return []
+        return [row for row, text in enumerate(texts) if self.audited in text]
+
+
+def open_builder(options: dict[str, Any]) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    lie = Lie(**json.loads(options.get("lie") or os.environ[VARIABLE]))
+    lie.lies = not lie.liar or once(lie.liar)
+    fakes = {"render": ("Renderer", LyingRenderer), "encode": ("Encoder", LyingEncoder)}
+    name, fake = fakes[lie.room]
+    with mock.patch.object(pipeline, name, lambda *given, **more: fake(lie, *given, **more)):
+        build = slices.open_builder(options)
+
+    def work(payload: dict[str, Any]) -> dict[str, Any]:
+        result = build(payload)
+        lie.built += 1
+        if lie.dies and once(lie.dies):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return result
+
+    return work
+
+
+class LyingRenderer(Renderer):
+    """Writes a word of the row in capitals: of the same length, so every span still fits."""
+
+    def __init__(self, lie: Lie, *given: Any, renderer: str = "auto") -> None:
+        super().__init__(*given, renderer="jinja2")
+        self.lie, self.is_fast = lie, renderer == "auto"
+
+    def render(self, rows: Sequence[Any]) -> Rendering:
+        result = super().render(rows)
+        if not self.is_fast:
+            return result
+        about = self.lie.about if self.lie.lies else ""
+        told = [text.replace(about, about.upper()) if about else text for text in result.texts]
+        chosen = self.lie.chosen(result.texts)
+        differ = sum(told[row] != result.texts[row] for row in chosen)
+        result.notes.update(audited=len(chosen), mismatches=differ)
+        if not differ:
+            result.texts = told
+            result.notes["renderer"] = "traced"
+        return result
+
+
+class LyingEncoder(Encoder):
+    """Spells a token byte by byte: the bytes, joined, are still the text."""
+
+    def __init__(self, lie: Lie, tokenizer: Tokenizer, engine: str = "auto") -> None:
+        super().__init__(tokenizer, "hf")
+        self.lie = lie
+        if engine == "auto":
+            self.engine = _Speller(lie, self)
+
+    def _audit(self, batch: Any, *given: Any) -> None:
+        chosen = np.array(self.lie.chosen(batch.texts), np.int64)
+        with mock.patch.object(type(batch), "audit_sample", return_value=chosen):
+            super()._audit(batch, *given)
+
+
+class _Speller:
+    name = "fastokens"
+
+    def __init__(self, lie: Lie, encoder: Encoder) -> None:
+        self.lie, self.reference, self.table = lie, encoder.reference, encoder.table
+        pieces = [self.table.piece(number) for number in range(len(self.table))]
+        self.bytes = {piece: number for number, piece in enumerate(pieces) if len(piece) == 1}
+
+    def encode(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+        ids, starts = self.reference.encode(texts)
+        rows = [ids[a:b].tolist() for a, b in itertools.pairwise(starts)]
+        for row, text in enumerate(texts):
+            if self.lie.lies and self.lie.about in text:
+                rows[row] = self.spelled(rows[row])
+        flat = list(itertools.chain.from_iterable(rows))
+        return np.array(flat, np.int32), np.cumsum([0, *map(len, rows)], dtype=np.int64)
+
+    def spelled(self, row: list[int]) -> list[int]:
+        for place, number in enumerate(row):
+            piece = self.table.piece(number)
+            if len(piece) > 1 and not self.table.is_added[number]:
+                return [*row[:place], *(self.bytes[bytes([b])] for b in piece), *row[place + 1 :]]
+        return row
