@@ -7,6 +7,15 @@ Who encodes (``backend``): ``file`` is the tokenizer.json, ``transformers`` is w
 makes of the directory, ``auto`` is the file, after AutoTokenizer, where transformers is
 installed, was seen to encode alike. Where it does not, guessing would train on other ids than
 the model serves, so loading stops and names the choice. Naming a tokenizer.json file is a choice.
+
+Where AutoTokenizer cannot load the directory (it asks for code of its own, a class or a package is
+missing), nobody can say what it would encode, and ``auto`` stops as well, unless the file alone is
+*complete*: nothing in the directory asks for code or names a class but the generic one, which is
+the file as it stands, and the file knows every token that is named beside it.
+
+That last part holds for ``file``, too: a token that tokenizer_config.json, added_tokens.json or
+special_tokens_map.json name, and that tokenizer.json does not know or knows under another id, would
+be encoded as ordinary text. Only who names the tokenizer.json itself takes it as it stands.
 """
 
 from __future__ import annotations
@@ -18,13 +27,23 @@ from typing import Any
 from tokenmill import fingerprint
 from tokenmill.errors import CorruptionError, TokenizerError, UsageError
 from tokenmill.tokenizer import transformers_door as door
-from tokenmill.tokenizer.backend import refuse_randomness, skim_backend
+from tokenmill.tokenizer.backend import (
+    added_tokens,
+    read_head,
+    refuse_randomness,
+    skim_backend,
+    vocabulary,
+)
 from tokenmill.tokenizer.place import INSTALL, Place, find_place
 from tokenmill.tokenizer.templates import (
+    NamedToken,
+    brings_code,
     choose_template,
+    named_tokens,
     read_config,
     read_special_tokens,
     read_template,
+    states_a_class,
 )
 from tokenmill.tokenizer.tokenizer import CHECKSUMS, Tokenizer
 
@@ -49,7 +68,8 @@ def load(
         trust_remote_code: Whether AutoTokenizer may run code that the directory brings along.
 
     Raises:
-        TokenizerError: It cannot be loaded, or file and AutoTokenizer encode differently.
+        TokenizerError: It cannot be loaded, it is unclear who encodes, or files of the directory
+            contradict each other.
     """
     if backend not in BACKENDS:
         raise UsageError(f"tokenizer_backend={backend!r}: choose one of {', '.join(BACKENDS)}")
@@ -59,7 +79,7 @@ def load(
     else:
         tokenizer = _adopt_object(source)
     tokenizer.template = choose_template(chat_template, tokenizer.template)
-    refuse_randomness(skim_backend(tokenizer.data, path=tokenizer.path), path=tokenizer.path)
+    refuse_randomness(read_head(tokenizer.data, path=tokenizer.path), path=tokenizer.path)
     return tokenizer
 
 
@@ -86,9 +106,68 @@ def _load_place(
         backend="file",
         path=place.file,
     )
+    contradiction = _contradiction(place.directory, ours)
+    if contradiction is not None and not place.named:
+        raise TokenizerError(contradiction, path=place.directory)
+    if contradiction is not None:
+        ours.notes["named_tokens"] = contradiction.partition(";")[0]
     if backend == "auto" and not place.named and door.is_installed():
         _refuse_ambiguity(place, ours, template_given, trust_remote_code)
     return ours
+
+
+def _contradiction(directory: Path, ours: Tokenizer) -> str | None:
+    """What is wrong with the tokens that files beside tokenizer.json name; None: nothing."""
+    named = named_tokens(directory)
+    if not named:
+        return None
+    head = read_head(ours.data, path=ours.path)
+    known = {token["content"]: int(token["id"]) for token in added_tokens(head)}
+    strangers = {token.content for token in named} - set(known)
+    if strangers:
+        known |= _ordinary_tokens(strangers, ours)
+    wrong = [
+        token
+        for token in named
+        if token.content not in known or token.id not in (None, known[token.content])
+    ]
+    if not wrong:
+        return None
+    more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
+    code = " and trust_remote_code=True (it brings code of its own)"
+    code = code if brings_code(directory) else ""
+    return (
+        f"{_described(wrong[0], known)}{more}; such a text would be encoded as other tokens than"
+        f" the model knows. Choose tokenizer_backend='transformers'{code}, or mend tokenizer.json."
+        " If it is right as it stands, name that file instead of its directory"
+    )
+
+
+def _described(token: NamedToken, known: dict[str, int]) -> str:
+    stated = "" if token.id is None else f" as id {token.id}"
+    found = f"has it as id {known[token.content]}" if token.content in known else "lacks it"
+    return f"{token.file} names the token {token.content!r}{stated}, but tokenizer.json {found}"
+
+
+def _ordinary_tokens(texts: set[str], ours: Tokenizer) -> dict[str, int]:
+    """Those of the texts that the model's own vocabulary encodes as one token.
+
+    A token that merely stands in the vocabulary may be out of reach: no merges lead to it. The one
+    for unknown characters is no text, so it need not be reached.
+    """
+    document = skim_backend(ours.data, path=ours.path)
+    model = document["model"]
+    unknown = model.get("unk_token"), model.get("unk_id")
+    return {
+        text: number
+        for text, number in vocabulary(document)
+        if text in texts
+        and (
+            text == unknown[0]
+            or number == unknown[1]
+            or ours.reference.encode(text, add_special_tokens=False).ids == [number]
+        )
+    }
 
 
 def _check_copy(directory: Path) -> None:
@@ -116,12 +195,21 @@ def _load_auto(place: Place, trust_remote_code: bool) -> Tokenizer:
 def _refuse_ambiguity(
     place: Place, ours: Tokenizer, template_given: bool, trust_remote_code: bool
 ) -> None:
-    """Compare with AutoTokenizer; what it cannot load, no trainer loads through it either."""
+    """Compare with AutoTokenizer, or see that there is nothing it could do differently."""
     try:
         auto = door.load_auto(place.directory, trust_remote_code=trust_remote_code)
     except door.AutoTokenizerError as error:
-        ours.notes["auto_tokenizer"] = f"not compared: {str(error).splitlines()[0][:200]}"
-        return
+        reason = str(error).splitlines()[0][:200]
+        if not brings_code(place.directory) and not states_a_class(place.directory):
+            ours.notes["auto_tokenizer"] = f"not compared: {reason}"
+            return
+        code = "" if trust_remote_code else "trust_remote_code=True to run the code it brings, or "
+        raise TokenizerError(
+            f"AutoTokenizer cannot load it ({reason}), so it is unknown whether it would encode"
+            f" like the tokenizer.json beside it. Choose {code}tokenizer_backend='file' to encode"
+            " with tokenizer.json as it stands",
+            path=place.directory,
+        ) from error
     difference = door.difference(auto, ours, template_matters=not template_given)
     if difference is not None:
         raise TokenizerError(

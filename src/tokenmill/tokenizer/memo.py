@@ -29,7 +29,7 @@ from tokenmill.tokenizer.place import find_place
 if TYPE_CHECKING:
     from tokenmill.tokenizer.tokenizer import Tokenizer
 
-VERSION = 1  # raised when finding an identity changes, so that old memos are not believed
+VERSION = 2  # raised when finding an identity changes, so that old memos are not believed
 DIRECTORY = "tokenizers"
 
 # What AutoTokenizer or we read in a tokenizer's directory; weights and the like are not opened.
