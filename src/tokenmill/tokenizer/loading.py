@@ -22,10 +22,11 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tokenmill import fingerprint
 from tokenmill.errors import CorruptionError, TokenizerError, UsageError
+from tokenmill.tokenizer import memo
 from tokenmill.tokenizer import transformers_door as door
 from tokenmill.tokenizer.backend import (
     added_tokens,
@@ -49,6 +50,8 @@ from tokenmill.tokenizer.tokenizer import CHECKSUMS, Tokenizer
 
 BACKENDS = ("auto", "file", "transformers")
 
+_TRUST = "trust_remote_code=True to run the code it brings, or "
+
 
 def load(
     source: Any,
@@ -56,6 +59,7 @@ def load(
     backend: str = "auto",
     chat_template: Any = None,
     trust_remote_code: bool = False,
+    cache_dir: Path | None = None,
 ) -> Tokenizer:
     """Load a tokenizer.
 
@@ -66,6 +70,7 @@ def load(
         chat_template: Instead of the tokenizer's own: Jinja source, the path of a file, the name
             of one of its own templates, or several sources by name.
         trust_remote_code: Whether AutoTokenizer may run code that the directory brings along.
+        cache_dir: Where AutoTokenizer's answers are remembered; None for nowhere.
 
     Raises:
         TokenizerError: It cannot be loaded, it is unclear who encodes, or files of the directory
@@ -74,30 +79,38 @@ def load(
     if backend not in BACKENDS:
         raise UsageError(f"tokenizer_backend={backend!r}: choose one of {', '.join(BACKENDS)}")
     if isinstance(source, str | os.PathLike):
-        place = find_place(source)
-        tokenizer = _load_place(place, backend, chat_template is not None, trust_remote_code)
+        call = _Call(source, chat_template is not None, trust_remote_code, cache_dir)
+        tokenizer = _load_place(find_place(source), backend, call)
     else:
         tokenizer = _adopt_object(source)
+        refuse_randomness(read_head(tokenizer.data), path=tokenizer.path)
     tokenizer.template = choose_template(chat_template, tokenizer.template)
-    refuse_randomness(read_head(tokenizer.data, path=tokenizer.path), path=tokenizer.path)
     return tokenizer
 
 
-def _load_place(
-    place: Place, backend: str, template_given: bool, trust_remote_code: bool
-) -> Tokenizer:
+class _Call(NamedTuple):
+    """What loading by name was asked to do; see `load`."""
+
+    source: str | os.PathLike[str]
+    template_given: bool
+    trust_remote_code: bool
+    cache_dir: Path | None
+
+
+def _load_place(place: Place, backend: str, call: _Call) -> Tokenizer:
     if backend == "transformers":
-        return _load_auto(place, trust_remote_code)
+        return _load_auto(place, call.trust_remote_code)
     if not place.file.is_file():
         if backend == "auto" and door.is_installed():
-            return _load_auto(place, trust_remote_code)
+            return _load_auto(place, call.trust_remote_code)
         remedy = f"; to convert what is there: {INSTALL}" if backend == "auto" else ""
         raise TokenizerError(f"there is no tokenizer.json{remedy}", path=place.directory)
     try:
         data = place.file.read_bytes()
     except OSError as error:
         raise TokenizerError(f"cannot read it: {error.strerror}", path=place.file) from error
-    if (place.directory / CHECKSUMS).is_file() and not place.named:
+    is_copy = (place.directory / CHECKSUMS).is_file() and not place.named
+    if is_copy:
         _check_copy(place.directory)
     ours = Tokenizer(
         data,
@@ -106,14 +119,21 @@ def _load_place(
         backend="file",
         path=place.file,
     )
+    if not is_copy:  # what was copied had been looked at, and is unchanged
+        _examine(place, ours)
+    if backend == "auto" and not place.named and door.is_installed():
+        _refuse_ambiguity(place, ours, call)
+    return ours
+
+
+def _examine(place: Place, ours: Tokenizer) -> None:
+    """Refuse a file whose ids are random or that other files of its directory contradict."""
+    refuse_randomness(read_head(ours.data, path=ours.path), path=ours.path)
     contradiction = _contradiction(place.directory, ours)
     if contradiction is not None and not place.named:
         raise TokenizerError(contradiction, path=place.directory)
     if contradiction is not None:
         ours.notes["named_tokens"] = contradiction.partition(";")[0]
-    if backend == "auto" and not place.named and door.is_installed():
-        _refuse_ambiguity(place, ours, template_given, trust_remote_code)
-    return ours
 
 
 def _contradiction(directory: Path, ours: Tokenizer) -> str | None:
@@ -189,35 +209,48 @@ def _load_auto(place: Place, trust_remote_code: bool) -> Tokenizer:
         raise TokenizerError(
             f"AutoTokenizer cannot load it: {error}", path=place.directory
         ) from error
-    return door.adopt(auto, path=place.directory)
+    adopted = door.adopt(auto, path=place.directory)
+    refuse_randomness(read_head(adopted.data), path=str(place.directory))
+    return adopted
 
 
-def _refuse_ambiguity(
-    place: Place, ours: Tokenizer, template_given: bool, trust_remote_code: bool
-) -> None:
-    """Compare with AutoTokenizer, or see that there is nothing it could do differently."""
+def _refuse_ambiguity(place: Place, ours: Tokenizer, call: _Call) -> None:
+    """Compare with AutoTokenizer, unless it was asked before."""
+    name = None
+    if call.cache_dir is not None:
+        name = memo.answer_key(
+            call.source,
+            template_given=call.template_given,
+            trust_remote_code=call.trust_remote_code,
+        )
+    answer = memo.recall_answer(call.cache_dir, name) if call.cache_dir and name else None
+    if answer is None:
+        answer = _ask_auto(place, ours, call)
+        if answer is None:
+            return
+        if call.cache_dir and name:
+            memo.remember_answer(call.cache_dir, name, answer)
+    answer.refuse_difference(place.directory)
+    ours.notes["auto_tokenizer"] = "encodes alike"
+
+
+def _ask_auto(place: Place, ours: Tokenizer, call: _Call) -> memo.Answer | None:
+    """AutoTokenizer's answer; None where it has none and there is nothing it could change."""
     try:
-        auto = door.load_auto(place.directory, trust_remote_code=trust_remote_code)
+        auto = door.load_auto(place.directory, trust_remote_code=call.trust_remote_code)
     except door.AutoTokenizerError as error:
         reason = str(error).splitlines()[0][:200]
         if not brings_code(place.directory) and not states_a_class(place.directory):
             ours.notes["auto_tokenizer"] = f"not compared: {reason}"
-            return
-        code = "" if trust_remote_code else "trust_remote_code=True to run the code it brings, or "
+            return None
+        code = "" if call.trust_remote_code else _TRUST
         raise TokenizerError(
             f"AutoTokenizer cannot load it ({reason}), so it is unknown whether it would encode"
             f" like the tokenizer.json beside it. Choose {code}tokenizer_backend='file' to encode"
             " with tokenizer.json as it stands",
             path=place.directory,
         ) from error
-    difference = door.difference(auto, ours, template_matters=not template_given)
-    if difference is not None:
-        raise TokenizerError(
-            f"AutoTokenizer and the tokenizer.json beside it disagree: {difference}. Say which one"
-            " your trainer uses: tokenizer_backend='transformers' or tokenizer_backend='file'",
-            path=place.directory,
-        )
-    ours.notes["auto_tokenizer"] = "encodes alike"
+    return memo.Answer(door.difference(auto, ours, template_matters=not call.template_given))
 
 
 def _adopt_object(source: Any) -> Tokenizer:
