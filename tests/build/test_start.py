@@ -270,12 +270,12 @@ def test_whoever_waits_asks_itself_when_nobody_remembered(own_cache: Path) -> No
     def fails() -> str:
         working.set()
         time.sleep(0.3)
+        seen.append("failed")
         raise TokenizerError("it failed here")
 
     def first() -> None:
         with pytest.raises(TokenizerError):
             identify._once(own_cache, "question", lambda: None, fails)
-        seen.append("failed")
 
     thread = threading.Thread(target=first)
     thread.start()
