@@ -344,7 +344,7 @@ def _write(card: IdentityCard, key: _Key) -> None:
 def share_table(tokenizer: Tokenizer, cache_dir: Path) -> None:
     """See that a tokenizer's piece table is loaded, from the cache where it is there.
 
-    Whoever has to make it leaves it in the cache, so that the next process does not have to.
+    Where it is not, it is left there, so that the next process need not make it.
     """
     from tokenmill.tokenizer.pieces import PieceTable
 
@@ -360,4 +360,7 @@ def share_table(tokenizer: Tokenizer, cache_dir: Path) -> None:
         _seal(cache_dir, path, table.to_bytes())
         return table
 
-    tokenizer.__dict__["table"] = loaded.once(tokenizer.checksum, "table", find)
+    table = loaded.once(tokenizer.checksum, "table", find)
+    if not path.exists():  # this process had it from elsewhere
+        _seal(cache_dir, path, table.to_bytes())
+    tokenizer.__dict__["table"] = table
