@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tokenmill.tokenizer import loaded
+
 # Time is no assertion: the machine is shared, and speed is measured by `make bench`.
 settings.register_profile(
     "tokenmill", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
@@ -52,7 +54,8 @@ def shared() -> Path:
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """No test sees the user's cache, nor another test's."""
+    """No test sees the user's cache, nor another test's, nor what another test loaded."""
+    loaded.forget()
     cache = tmp_path / "tokenmill-cache"
     monkeypatch.setenv("TOKENMILL_CACHE_DIR", str(cache))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")

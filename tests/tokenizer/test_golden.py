@@ -14,7 +14,8 @@ import pytest
 
 from tokenmill.tokenizer import Encoder, load
 
-BACKENDS = {"phi-3-mini": "transformers", "chatglm3": "file"}
+BACKENDS = {"phi-3-mini": "transformers"}
+FILES = {"chatglm3": "tokenizer.json"}  # its directory names tokens that the file lacks
 NAMES = [
     "chatglm3", "command-r-plus", "deepseek-v3", "gemma3", "gpt-oss", "llama3.1", "mistral-nemo",
     "phi-3-mini", "qwen2.5", "qwen3",
@@ -62,7 +63,7 @@ def test_ids_of_golden_rows_equal_transformers(
     directory = shared / "tokenizers" / name
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        tokenizer = load(directory, backend=BACKENDS.get(name, "file"))
+        tokenizer = load(directory / FILES.get(name, ""), backend=BACKENDS.get(name, "file"))
         with (shared / "golden" / "ids" / f"{name}.jsonl").open() as lines:
             rows = [json.loads(line) for line in lines]
         rows = [row for row in rows if "error" not in row]

@@ -240,10 +240,12 @@ def test_damaged_memo_or_stored_tokenizer_is_found_out_again(
     directory: Path, own_cache: Path
 ) -> None:
     card = identify(directory, cache_dir=own_cache)
-    (path,) = (own_cache / "tokenizers" / "memo").iterdir()
+    paths = list((own_cache / "tokenizers" / "memo").iterdir())
+    (path,) = (path for path in paths if b'"eos_id":3' in path.read_bytes())
     path.write_bytes(path.read_bytes().replace(b'"eos_id":3', b'"eos_id":4'))
     assert recall(directory, cache_dir=own_cache) is None
     assert identify(directory, cache_dir=own_cache) == card
+    assert recall(directory, cache_dir=own_cache) == card  # the damaged one made room
     stored = own_cache / "tokenizers" / card.key / "tokenizer.json"
     stored.write_bytes(stored.read_bytes()[:-1])
     assert reload(directory, cache_dir=own_cache).key == card.key

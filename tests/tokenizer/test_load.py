@@ -143,7 +143,7 @@ def test_real_tokenizers_that_autotokenizer_leaves_alone_are_not(name: str, shar
     assert load(shared / "tokenizers" / name, backend="transformers").key == tokenizer.key
 
 
-def test_remote_code_is_not_run_and_the_file_is_used(directory: Path) -> None:
+def test_remote_code_is_not_run_and_the_choice_is_named(directory: Path) -> None:
     mapped = {
         **CONFIG,
         "auto_map": {"AutoTokenizer": ["evil.Evil", None]},
@@ -151,11 +151,12 @@ def test_remote_code_is_not_run_and_the_file_is_used(directory: Path) -> None:
     }
     (directory / "tokenizer_config.json").write_text(json.dumps(mapped))
     (directory / "evil.py").write_text(f"open({str(directory / 'ran')!r}, 'w')\nclass Evil: pass\n")
-    tokenizer = load(directory)
-    assert tokenizer.backend == "file"
-    assert "not compared" in tokenizer.notes["auto_tokenizer"]
+    with pytest.raises(TokenizerError, match=r"trust_remote_code=True.*tokenizer_backend='file'"):
+        load(directory)
     with pytest.raises(TokenizerError, match="AutoTokenizer cannot load"):
         load(directory, backend="transformers")
+    assert load(directory, backend="file").backend == "file"
+    assert load(directory / "tokenizer.json").backend == "file"
     assert not (directory / "ran").exists()
 
 

@@ -87,7 +87,7 @@ def prepare(
         tokenizer: Directory, ``tokenizer.json``, hub id, ``tokenizers.Tokenizer`` or a
             transformers tokenizer.
         tokenizer_backend: ``auto`` refuses where AutoTokenizer and tokenizer.json would encode
-            differently; ``transformers`` or ``file`` chooses.
+            differently, or where it cannot be asked; ``transformers`` or ``file`` chooses.
         trust_remote_code: Allow a tokenizer to bring code of its own.
         format: ``auto``, ``messages``, ``sharegpt``, ``alpaca``, ``prompt_completion``, ``text``.
         messages_key: Column of the conversation; None: ``messages``, else ``conversations``.
@@ -110,7 +110,8 @@ def prepare(
         overlong: ``drop`` or ``truncate`` longer rows.
         carry: Columns of the row to keep beside the tokens.
         on_bad_row: ``reject`` counts a bad row, ``raise`` makes the first one an error.
-        num_workers: Worker processes; 0 runs inline, None takes the machine's cores.
+        num_workers: Worker processes; 0 runs inline, None takes the machine's cores, or runs
+            inline where only a few MB are to be made.
         cache_dir: Where slices and stores live; None: ``$TOKENMILL_CACHE_DIR``, else
             ``$XDG_CACHE_HOME/tokenmill``, else ``~/.cache/tokenmill``.
         force_recache: Build again and compare with what is there.

@@ -9,24 +9,43 @@ With ``tokenizer_backend="auto"`` finding out also means importing transformers 
 AutoTokenizer, which takes longer than all the rest and nearly always says "alike". So a local
 executor builds meanwhile with the card of the file: a `Comparison` runs beside it, and nothing is
 committed or returned before it agreed.
+
+Processes and threads that meet a tokenizer at the same time claim the question: one asks, the
+others wait for what it remembers. As with slices, a claim saves work and nothing depends on it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from tokenmill.build.claims import Claims
 from tokenmill.build.executors import Executor, LocalExecutor, Setup, Task
 from tokenmill.build.recipe import Recipe
-from tokenmill.errors import TokenizerError, WorkerError
-from tokenmill.tokenizer import IdentityCard, recall, remember, remember_card
+from tokenmill.errors import WorkerError
+from tokenmill.tokenizer import (
+    IdentityCard,
+    answer_key,
+    find_place,
+    is_installed,
+    memo_key,
+    recall,
+    recall_answer,
+    remember,
+    remember_card,
+)
 
 IDENTIFY = "tokenmill.build.identify:open_identifier"
 COMPARE = "tokenmill.build.identify:open_comparer"
+POLL_S = 0.05  # seconds between looks at what another process was asked
+
+Found = TypeVar("Found")
 
 
 class Comparison:
@@ -34,18 +53,33 @@ class Comparison:
 
     Args:
         arguments: Of `tokenmill.tokenizer.load`, with ``source``.
+        cache_dir: Where its answer is remembered.
+        name: The name of that answer.
     """
 
-    def __init__(self, arguments: dict[str, Any]) -> None:
+    def __init__(self, arguments: dict[str, Any], cache_dir: Path, name: str) -> None:
         self._arguments = arguments
+        self._cache_dir = cache_dir
+        self._name = name
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._compare, daemon=True)
         self._thread.start()
 
     def _compare(self) -> None:
-        try:
+        def ask() -> None:
+            payload = {**self._arguments, "cache_dir": str(self._cache_dir)}
             # Not pinned: it takes whatever core the builders leave.
-            _ask(LocalExecutor(1, pin=False), COMPARE, self._arguments)
+            _ask(LocalExecutor(1, pin=False), COMPARE, payload)
+
+        try:
+            answer = _once(
+                self._cache_dir,
+                self._name,
+                lambda: recall_answer(self._cache_dir, self._name),
+                ask,
+            )
+            if answer is not None:
+                answer.refuse_difference(find_place(self._arguments["source"]).directory)
         except BaseException as error:
             self._error = error
 
@@ -76,20 +110,68 @@ def identity_card(
         tokenizer = load(recipe.tokenizer, **arguments)
         remember(tokenizer, cache_dir)
         return tokenizer.card, None
-    card = recall(recipe.tokenizer, cache_dir=cache_dir, **arguments)
-    if card is not None and (cache_dir / "tokenizers" / card.key).is_dir():
-        return card, None
     # Whoever looks at it may have another working directory.
     arguments["source"] = _absolute(os.fspath(recipe.tokenizer))
     arguments["chat_template"] = _absolute(recipe.chat_template)
-    payload = {**arguments, "cache_dir": str(cache_dir)}
+    known = _recalled(arguments, cache_dir)
+    if known is not None:
+        return known, None
     if isinstance(executor, LocalExecutor) and recipe.tokenizer_backend == "auto":
-        comparison = Comparison(arguments)
-        # Without a tokenizer.json there is nothing to build with before AutoTokenizer answers.
-        with contextlib.suppress(TokenizerError):
-            found = _ask(executor, IDENTIFY, {**payload, "backend": "file"})
-            return IdentityCard.from_dict(found), comparison
-    return IdentityCard.from_dict(_ask(executor, IDENTIFY, payload)), None
+        name = _question(arguments, cache_dir)
+        if name is not None:
+            comparison = Comparison(arguments, cache_dir, name)
+            return _found({**arguments, "backend": "file"}, cache_dir, executor), comparison
+    return _found(arguments, cache_dir, executor), None
+
+
+def _recalled(arguments: dict[str, Any], cache_dir: Path) -> IdentityCard | None:
+    """The remembered card, where the tokenizer's copy is there as well."""
+    card = recall(cache_dir=cache_dir, **arguments)
+    return card if card is not None and (cache_dir / "tokenizers" / card.key).is_dir() else None
+
+
+def _question(arguments: dict[str, Any], cache_dir: Path) -> str | None:
+    """The name of the answer that is still open; None where AutoTokenizer need not be asked here.
+
+    It need not where its answer is remembered: then looking at the tokenizer costs no more than
+    looking at its file. And without a tokenizer.json there is nothing to build with before it
+    answers.
+    """
+    place = find_place(arguments["source"])
+    if place.named or not place.file.is_file() or not is_installed():
+        return None
+    name = answer_key(
+        arguments["source"],
+        template_given=arguments["chat_template"] is not None,
+        trust_remote_code=arguments["trust_remote_code"],
+    )
+    return None if name is None or recall_answer(cache_dir, name) is not None else name
+
+
+def _found(arguments: dict[str, Any], cache_dir: Path, executor: Executor) -> IdentityCard:
+    """The card of a tokenizer that somebody has to look at."""
+
+    def ask() -> IdentityCard:
+        payload = {**arguments, "cache_dir": str(cache_dir)}
+        return IdentityCard.from_dict(_ask(executor, IDENTIFY, payload))
+
+    name = memo_key(**arguments)
+    if name is None:
+        return ask()
+    return _once(cache_dir, name, lambda: _recalled(arguments, cache_dir), ask)
+
+
+def _once(
+    cache_dir: Path, name: str, recalled: Callable[[], Found | None], ask: Callable[[], Found]
+) -> Found:
+    """What is remembered under a name, or what asking gives; only one at a time asks."""
+    with Claims(cache_dir) as claims:
+        while (known := recalled()) is None:
+            if claims.take(name):
+                known = recalled()  # what another was asked a moment before
+                return ask() if known is None else known
+            time.sleep(POLL_S)
+        return known
 
 
 def _absolute(name: Any) -> Any:
@@ -121,7 +203,7 @@ def open_identifier(options: dict[str, Any]) -> Callable[[dict[str, Any]], dict[
     def identify_one(payload: dict[str, Any]) -> dict[str, Any]:
         from tokenmill.tokenizer import reload
 
-        with _without_torch(options, payload):
+        with _lightly(options, payload):
             # Not `identify`: that is content with a memo, and the cache's copy may be gone.
             return reload(payload.pop("source"), **payload).card.as_dict()
 
@@ -134,17 +216,22 @@ def open_comparer(options: dict[str, Any]) -> Callable[[dict[str, Any]], dict[st
     def compare_one(payload: dict[str, Any]) -> dict[str, Any]:
         from tokenmill.tokenizer import load
 
-        with _without_torch(options, payload):
-            load(payload.pop("source"), **payload)  # raises where it is ambiguous who encodes
+        cache_dir = Path(payload.pop("cache_dir"))
+        with _lightly(options, payload):
+            # Raises where it is ambiguous who encodes.
+            load(payload.pop("source"), **payload, cache_dir=cache_dir)
         return {}
 
     return compare_one
 
 
-def _without_torch(
+def _lightly(
     options: dict[str, Any], payload: dict[str, Any]
 ) -> contextlib.AbstractContextManager[None]:
+    """In a process of our own that ends afterwards, go without what only costs time."""
     from tokenmill.tokenizer.transformers_door import without_torch
 
+    if options["own_process"]:
+        gc.disable()  # it would look through vocabularies again and again: half of parsing them
     quick = options["own_process"] and not payload["trust_remote_code"]
     return without_torch() if quick else contextlib.nullcontext()

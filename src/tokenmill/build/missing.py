@@ -32,6 +32,7 @@ from tokenmill.build.recipe import RunOptions, to_travel
 from tokenmill.build.share import WHOLE, Share
 from tokenmill.source import Block
 from tokenmill.store import CacheLayout
+from tokenmill.tokenizer import LITTLE_WORK, engine_for
 
 WAIT_S = 0.2  # seconds between looks at slices that other builders are at ...
 WAIT_PER_SLICE_S = 3e-6  # ... and for each slice of the plan: about what walking past it takes
@@ -115,19 +116,20 @@ class Builder:
         self._published = bytearray(plan.slices)
         with Claims(self._cache.root) as claims:
             while True:
+                size = self._missing_size()
                 if not self._options.force_recache:
-                    self._run(self._derive_setup(), self._derive_tasks(claims), claims)
+                    self._run(self._derive_setup(size), self._derive_tasks(claims), claims)
                 self._passed_over = 0
-                self._run(self._build_setup(), self._build_tasks(claims), claims)
-                self._build_anew(claims)
+                self._run(self._build_setup(size), self._build_tasks(claims), claims)
+                self._build_anew(claims, size)
                 if not self._passed_over:
                     return
                 time.sleep(WAIT_S + WAIT_PER_SLICE_S * plan.slices)
 
-    def _build_anew(self, claims: Claims) -> None:
+    def _build_anew(self, claims: Claims, size: int) -> None:
         """Build again what engines made that were caught since."""
         while self._has_suspects():
-            self._run(self._build_setup(), self._anew_tasks(claims), claims)
+            self._run(self._build_setup(size), self._anew_tasks(claims), claims)
 
     def _has_suspects(self) -> bool:
         caught = _bits(self._account.caught)
@@ -168,19 +170,29 @@ class Builder:
                 published[number] = 1
                 self._count(number, block, found=True)
 
-    def _build_setup(self) -> Setup:
+    def _missing_size(self) -> int:
+        """Bytes of rows of the slices to be made; counted only until it is more than a little."""
+        size = 0
+        for _, _, block in self._missing():
+            size += block.length
+            if size > LITTLE_WORK:
+                break
+        return size
+
+    def _build_setup(self, size: int) -> Setup:
         return Setup(
             entries.BUILD,
             {
                 "recipe": to_travel(self._plan.recipe),
                 "tokenizer": str(self._cache.tokenizer(self._plan.card.key)),
                 "card": self._plan.card.as_dict(),
-                "engine": self._options.engine,
+                "engine": engine_for(self._options.engine, size),
                 "renderer": self._options.renderer,
                 "cache": str(self._cache.root),
                 "rebuild": self._options.force_recache,
             },
             shared=(str(self._cache.root),),
+            little=size <= LITTLE_WORK,
         )
 
     def _build_tasks(self, claims: Claims) -> Iterator[Task]:
@@ -210,9 +222,10 @@ class Builder:
         }
         return Task(number, payload, f"{block.path}, rows {block.first_row} to {last}")
 
-    def _derive_setup(self) -> Setup:
+    def _derive_setup(self, size: int) -> Setup:
         root, limit = str(self._cache.root), self._plan.recipe.max_length
-        return Setup(entries.DERIVE, {"cache": root, "max_length": limit}, shared=(root,))
+        options = {"cache": root, "max_length": limit}
+        return Setup(entries.DERIVE, options, shared=(root,), little=size <= LITTLE_WORK)
 
     def _derive_tasks(self, claims: Claims) -> Iterator[Task]:
         recipe = self._plan.recipe

@@ -7,7 +7,8 @@ one rename. `run_share` builds only some of them and commits if no other is miss
 turns out to be corrupt on the way is moved to quarantine and built again.
 
 The parent loads no engine: what it must know of the tokenizer it recalls from a memo, or has a
-worker find out.
+worker find out. The exception is a little work of a caller who left the number of workers open: it
+is done here, by the reference.
 """
 
 from __future__ import annotations

@@ -25,12 +25,11 @@ from tokenmill.errors import (
     TokenizerError,
     TokenmillError,
 )
-from tokenmill.fingerprint import checksum
 from tokenmill.source import Block, read_block
 from tokenmill.store import CacheLayout
 from tokenmill.store.quarantine import quarantine_slice, slice_is_intact
 from tokenmill.store.write import encode_slice, publish_slice, replace_slice
-from tokenmill.tokenizer import Tokenizer, load
+from tokenmill.tokenizer import Tokenizer, load, share_table
 
 COPY = "tokenizer.json"
 
@@ -75,8 +74,9 @@ def load_copy(path: Path, card: dict[str, Any]) -> Tokenizer:
             path=path,
         ) from error
     stated = card["checksum"], card["template"], card["special_tokens"]
-    if (checksum(tokenizer.data), tokenizer.template, tokenizer.special_tokens) != stated:
+    if (tokenizer.checksum, tokenizer.template, tokenizer.special_tokens) != stated:
         raise CorruptionError("the tokenizer's copy is not what was written", path=path / COPY)
+    share_table(tokenizer, path.parent.parent)
     return tokenizer
 
 

@@ -36,7 +36,7 @@ from tokenmill.prompts.measuring import (
     write_part,
 )
 from tokenmill.source import Block
-from tokenmill.tokenizer import IdentityCard
+from tokenmill.tokenizer import LITTLE_WORK, IdentityCard, engine_for
 
 if TYPE_CHECKING:
     from tokenmill.prompts.finding import Wanted
@@ -77,16 +77,18 @@ class Work:
         """Return when every block has a part."""
         with Staging(self._root):
             pass  # say that the cache cannot be written before anything is loaded for it
+        size = self._missing_size()
         setup = Setup(
             ENTRY,
             {
                 "spec": self._wanted.spec.travelling(),
                 "tokenizer": str(self._root / "tokenizers" / self._card.key),
                 "card": self._card.as_dict(),
-                "engine": self._wanted.engine,
+                "engine": engine_for(self._wanted.engine, size),
                 "cache": str(self._root),
             },
             shared=(str(self._root),),
+            little=size <= LITTLE_WORK,
         )
         with Claims(self._root) as claims:
             while True:
@@ -100,6 +102,15 @@ class Work:
                 if not passed_over:
                     return
                 time.sleep(WAIT_S)
+
+    def _missing_size(self) -> int:
+        """Bytes of rows to be measured; counted only until it is more than a little."""
+        size = 0
+        for key, block in self._blocks():
+            size += 0 if self._place(key).is_dir() else block.length
+            if size > LITTLE_WORK:
+                break
+        return size
 
     def _tasks(
         self, claims: Claims, under_way: dict[int, str], passed_over: list[str]

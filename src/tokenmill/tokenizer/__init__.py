@@ -19,8 +19,20 @@ if TYPE_CHECKING:
     from tokenmill.tokenizer.encoder import Encoder
     from tokenmill.tokenizer.engines import ENGINES, choose_engine, pin_to_one_core
     from tokenmill.tokenizer.identity import IdentityCard
+    from tokenmill.tokenizer.loaded import LITTLE_WORK, engine_for
     from tokenmill.tokenizer.loading import BACKENDS, load
-    from tokenmill.tokenizer.memo import identify, recall, reload, remember, remember_card
+    from tokenmill.tokenizer.memo import (
+        answer_key,
+        identify,
+        memo_key,
+        recall,
+        recall_answer,
+        reload,
+        remember,
+        remember_card,
+        share_table,
+    )
+    from tokenmill.tokenizer.place import find_place, is_installed
     from tokenmill.tokenizer.tokenizer import Tokenizer
 
 _HOMES = {
@@ -29,36 +41,52 @@ _HOMES = {
     "Encoded": "encoded",
     "Encoder": "encoder",
     "IdentityCard": "identity",
+    "LITTLE_WORK": "loaded",
     "Tokenizer": "tokenizer",
+    "answer_key": "memo",
     "apply_length": "encoded",
     "choose_engine": "engines",
+    "engine_for": "loaded",
+    "find_place": "place",
     "identify": "memo",
+    "is_installed": "place",
     "load": "loading",
+    "memo_key": "memo",
     "overlong_message": "encoded",
     "pin_to_one_core": "engines",
     "recall": "memo",
+    "recall_answer": "memo",
     "reload": "memo",
     "remember": "memo",
     "remember_card": "memo",
+    "share_table": "memo",
 }
 
 __all__ = [
     "BACKENDS",
     "ENGINES",
+    "LITTLE_WORK",
     "Encoded",
     "Encoder",
     "IdentityCard",
     "Tokenizer",
+    "answer_key",
     "apply_length",
     "choose_engine",
+    "engine_for",
+    "find_place",
     "identify",
+    "is_installed",
     "load",
+    "memo_key",
     "overlong_message",
     "pin_to_one_core",
     "recall",
+    "recall_answer",
     "reload",
     "remember",
     "remember_card",
+    "share_table",
 ]
 
 

@@ -50,6 +50,8 @@ class _ModelSkim(msgspec.Struct):
     type: str | None = None
     dropout: float | None = None
     byte_fallback: bool | None = None
+    unk_token: str | None = None
+    unk_id: int | None = None
     continuing_subword_prefix: str | None = None
 
 
@@ -67,6 +69,27 @@ def skim_backend(data: bytes, *, path: str | None = None) -> dict[str, Any]:
         return msgspec.to_builtins(msgspec.json.decode(data, type=_Skim))  # type: ignore[no-any-return]
     except (msgspec.DecodeError, UnicodeDecodeError):
         return parse_backend(data, path=path)
+
+
+class _ModelHead(msgspec.Struct):
+    vocab: msgspec.Raw
+    dropout: float | None = None
+
+
+class _Head(msgspec.Struct):
+    model: _ModelHead
+    added_tokens: list[dict[str, Any]] | None = None
+
+
+def read_head(data: bytes, *, path: str | None = None) -> dict[str, Any]:
+    """A tokenizer.json without vocabulary and merges: enough to judge it, in a few milliseconds."""
+    try:
+        head = msgspec.json.decode(data, type=_Head)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return parse_backend(data, path=path)
+    if bytes(head.model.vocab)[:1] not in (b"{", b"["):
+        return parse_backend(data, path=path)
+    return {"model": {"dropout": head.model.dropout}, "added_tokens": head.added_tokens}
 
 
 def refuse_randomness(document: dict[str, Any], *, path: str | None = None) -> None:

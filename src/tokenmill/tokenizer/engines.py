@@ -3,11 +3,13 @@
 An `Engine` encodes a batch of texts, without adding special tokens, into flat int32 ids and the
 row starts. `HfEngine` is the reference (`tokenizers`) and the only one that knows offsets.
 `FastokensEngine` is many times faster and is used only after it gave the reference's ids on the
-whole battery (`choose_engine`). Which one runs never changes the result.
+whole battery (`choose_engine`). Which one runs never changes the result. Loading fastokens takes
+longer than encoding a few MB by the reference, so a little work is left to that (`engine_for`).
 
 Threads: fastokens uses every core that the process may use. N workers want N processes pinned to
 one core each, *before* they load an engine: `pin_to_one_core`. Neither library's thread pool
-survives a fork, so a forked child uses `tokenizers` text by text, which needs no pool.
+survives a fork, so a forked child uses `tokenizers` text by text, which needs no pool. So does
+everybody for a little work: it may be done in the user's own process, which may fork later.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from tokenmill.errors import TokenizerError, UsageError
+from tokenmill.tokenizer import loaded
 from tokenmill.tokenizer.battery import battery
 from tokenmill.tokenizer.tokenizer import Tokenizer
 
@@ -84,7 +87,7 @@ class HfEngine:
 
     def _encodings(self, texts: Sequence[str], *, offsets: bool) -> list[Any]:
         backend = self._backend
-        if len(texts) > 1 and _may_use_threads():
+        if len(texts) > 1 and sum(map(len, texts)) > loaded.LITTLE_WORK and _may_use_threads():
             fast = getattr(backend, "encode_batch_fast", None)
             call = backend.encode_batch if offsets or fast is None else fast
             return list(call(list(texts), add_special_tokens=False))
@@ -124,10 +127,15 @@ class FastokensEngine:
             ) from error
         if _in_forked_child and _fastokens_home not in (None, os.getpid()):
             raise TokenizerError("fastokens was already running when this process was forked")
+
+        def load() -> Any:
+            backend = fastokens.Tokenizer.from_json_str(tokenizer.data.decode("utf-8"))
+            backend.no_truncation()
+            backend.no_padding()
+            return backend
+
         try:
-            self._backend = fastokens.Tokenizer.from_json_str(tokenizer.data.decode("utf-8"))
-            self._backend.no_truncation()
-            self._backend.no_padding()
+            self._backend = loaded.once(tokenizer.checksum, self.name, load)
         except BaseException as error:
             refuse_interrupts(error)
             raise TokenizerError(f"fastokens does not load this tokenizer: {error}") from error

@@ -1,9 +1,13 @@
-"""The memo: a tokenizer's identity card, remembered by the digests of its files.
+"""The memo: what was found out about a tokenizer, remembered by the digests of its files.
 
 Finding an identity costs loading engines, and comparing with AutoTokenizer costs importing
 transformers: seconds. `recall` costs milliseconds and imports neither: it hashes the files that
 could matter and looks up ``<cache_dir>/tokenizers/memo/<key>.json``. The key also holds the
 arguments and the versions of tokenizers and transformers, so another version looks again.
+
+Three things are remembered there: the identity card of a call, AutoTokenizer's answer (an `Answer`
+is the same for every template of the caller's, so it has a key of its own), and, by the checksum of
+a tokenizer.json, its piece table. Each file starts with a checksum of the rest.
 
 `identify` recalls, or else finds out and remembers; ``<cache_dir>/tokenizers/<identity>/`` then
 holds the tokenizer itself, ready to decode and, for `reload`, to encode without transformers. The
@@ -21,15 +25,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from tokenmill import fingerprint
-from tokenmill.errors import CacheError
+from tokenmill.errors import CacheError, TokenizerError
 from tokenmill.files import Staging
+from tokenmill.tokenizer import loaded
 from tokenmill.tokenizer.identity import FORMAT, IdentityCard
 from tokenmill.tokenizer.place import find_place
 
 if TYPE_CHECKING:
     from tokenmill.tokenizer.tokenizer import Tokenizer
 
-VERSION = 1  # raised when finding an identity changes, so that old memos are not believed
+VERSION = 2  # raised when finding an identity changes, so that old memos are not believed
 DIRECTORY = "tokenizers"
 
 # What AutoTokenizer or we read in a tokenizer's directory; weights and the like are not opened.
@@ -64,14 +69,25 @@ def memo_key(
     source: Any, *, backend: str, chat_template: Any, trust_remote_code: bool
 ) -> str | None:
     """The name of the memo of such a call; None where there are no files to name it by."""
-    if not isinstance(source, str | os.PathLike):
-        return None
-    place = find_place(source)
     if isinstance(chat_template, str | os.PathLike) and len(os.fspath(chat_template)) < 4096:
         with contextlib.suppress(OSError, ValueError):
             chat_template = {"file": Path(chat_template).read_text(encoding="utf-8")}
     if isinstance(chat_template, os.PathLike):
         return None  # it does not exist; loading will say so
+    return _key_of_files(
+        source,
+        {
+            "backend": backend,
+            "chat_template": chat_template,
+            "trust_remote_code": trust_remote_code,
+        },
+    )
+
+
+def _key_of_files(source: Any, question: dict[str, Any]) -> str | None:
+    if not isinstance(source, str | os.PathLike):
+        return None
+    place = find_place(source)
     try:
         files = _file_digests(place.directory)
         if place.named:
@@ -82,9 +98,7 @@ def memo_key(
         {
             "memo": [VERSION, FORMAT],
             "files": files,
-            "backend": backend,
-            "chat_template": chat_template,
-            "trust_remote_code": trust_remote_code,
+            **question,
             "versions": [_version("tokenizers"), _version("transformers")],
         }
     )
@@ -116,6 +130,27 @@ def _memo_path(key: _Key) -> Path:
     return key.cache_dir / DIRECTORY / "memo" / f"{key.name}.json"
 
 
+def _sealed(path: Path) -> bytes | None:
+    """What `_seal` wrote; None where it is missing or damaged: it is only a memo."""
+    try:
+        seal, _, data = path.read_bytes().partition(b"\n")
+    except OSError:
+        return None
+    return data if seal == fingerprint.checksum(data).encode() else None
+
+
+def _seal(cache_dir: Path, path: Path, data: bytes) -> None:
+    """Publish a memo, unless it is there; a damaged one makes room."""
+    if path.exists():
+        if _sealed(path) is not None:
+            return
+        with contextlib.suppress(OSError):
+            path.unlink()
+    with contextlib.suppress(CacheError), Staging(cache_dir) as staging:
+        seal = fingerprint.checksum(data).encode() + b"\n"
+        staging.publish(staging.write("memo", [seal, data]), path)
+
+
 def recall(
     source: Any,
     *,
@@ -130,14 +165,63 @@ def recall(
 
 
 def _read(path: Path) -> IdentityCard | None:
+    data = _sealed(path)
     try:
-        document = msgspec.json.decode(path.read_bytes())
-        card = document["card"]
-        if fingerprint.checksum(fingerprint.canonical(card)) != document["checksum"]:
-            return None
-        return IdentityCard.from_dict(card)
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return None  # absent or damaged: it is only a memo
+        return None if data is None else IdentityCard.from_dict(msgspec.json.decode(data))
+    except (ValueError, TypeError, RecursionError):
+        return None  # another version's
+
+
+class Answer(NamedTuple):
+    """What AutoTokenizer was seen to do with a directory.
+
+    Attributes:
+        difference: How it would encode differently from the tokenizer.json; None: not at all.
+    """
+
+    difference: str | None
+
+    def refuse_difference(self, directory: str | os.PathLike[str]) -> None:
+        """Stop where it would encode differently.
+
+        Raises:
+            TokenizerError: It would; the message names the choice.
+        """
+        if self.difference is not None:
+            raise TokenizerError(
+                f"AutoTokenizer and the tokenizer.json beside it disagree: {self.difference}. Say"
+                " which one your trainer uses: tokenizer_backend='transformers' or"
+                " tokenizer_backend='file'",
+                path=directory,
+            )
+
+
+def answer_key(source: Any, *, template_given: bool, trust_remote_code: bool) -> str | None:
+    """The name of AutoTokenizer's answer; None where it cannot be remembered.
+
+    Args:
+        source: As for `load`.
+        template_given: Whether the caller brings a template, so that the directory's own does
+            not matter.
+        trust_remote_code: See `load`.
+    """
+    question = {"answer": template_given, "trust_remote_code": trust_remote_code}
+    return _key_of_files(source, question)
+
+
+def recall_answer(cache_dir: Path, name: str) -> Answer | None:
+    """AutoTokenizer's answer, if it was asked before."""
+    data = _sealed(_memo_path(_Key(cache_dir, name)))
+    try:
+        return None if data is None else Answer(msgspec.json.decode(data)["difference"])
+    except (ValueError, TypeError, KeyError):
+        return None
+
+
+def remember_answer(cache_dir: Path, name: str, answer: Answer) -> None:
+    """Remember AutoTokenizer's answer."""
+    path = _memo_path(_Key(cache_dir, name))
+    _seal(cache_dir, path, fingerprint.canonical({"difference": answer.difference}))
 
 
 def identify(
@@ -189,7 +273,11 @@ def _load_and_remember(
     from tokenmill.tokenizer.loading import load  # here: recalling must not pay for it
 
     tokenizer = load(
-        source, backend=backend, chat_template=chat_template, trust_remote_code=trust_remote_code
+        source,
+        backend=backend,
+        chat_template=chat_template,
+        trust_remote_code=trust_remote_code,
+        cache_dir=None if key is None else key.cache_dir,
     )
     if key is not None:
         remember(tokenizer, key.cache_dir, key.name)
@@ -229,8 +317,8 @@ def remember(tokenizer: Tokenizer, cache_dir: Path, key: str | None = None) -> P
                 for name, data in tokenizer.files().items():
                     staging.write(f"files/{name}", data)
                 staging.publish(staging.path / "files", home)
-        if key is not None:
-            _write(card, _Key(cache_dir, key))
+    if key is not None:
+        _write(card, _Key(cache_dir, key))
     return home
 
 
@@ -246,17 +334,33 @@ def remember_card(
     """Remember that such a call leads to this card; the tokenizer itself is kept already."""
     key = _key_in(cache_dir, source, backend, chat_template, trust_remote_code)
     if key is not None:
-        with contextlib.suppress(CacheError):
-            _write(card, key)
+        _write(card, key)
 
 
 def _write(card: IdentityCard, key: _Key) -> None:
-    memo = _memo_path(key)
-    if memo.exists():
-        return
-    document = {
-        "card": card.as_dict(),
-        "checksum": fingerprint.checksum(fingerprint.canonical(card.as_dict())),
-    }
-    with Staging(key.cache_dir) as staging:
-        staging.publish(staging.write("memo.json", fingerprint.canonical(document)), memo)
+    _seal(key.cache_dir, _memo_path(key), fingerprint.canonical(card.as_dict()))
+
+
+def share_table(tokenizer: Tokenizer, cache_dir: Path) -> None:
+    """See that a tokenizer's piece table is loaded, from the cache where it is there.
+
+    Where it is not, it is left there, so that the next process need not make it.
+    """
+    from tokenmill.tokenizer.pieces import PieceTable
+
+    path = cache_dir / DIRECTORY / "memo" / f"{tokenizer.checksum}.pieces"
+
+    def find() -> PieceTable:
+        data = _sealed(path)
+        with contextlib.suppress(ValueError, TypeError, KeyError):
+            table = None if data is None else PieceTable.from_bytes(data)
+            if table is not None:
+                return table
+        table = tokenizer.make_table()
+        _seal(cache_dir, path, table.to_bytes())
+        return table
+
+    table = loaded.once(tokenizer.checksum, "table", find)
+    if not path.exists():  # this process had it from elsewhere
+        _seal(cache_dir, path, table.to_bytes())
+    tokenizer.__dict__["table"] = table

@@ -11,6 +11,7 @@ without that first space; `PieceTable.twins` says which tokens of a row are to b
 
 A table may be wrong about a tokenizer it does not understand: whoever uses it compares the
 pieces, joined, with the text, and a wrong table then proves nothing instead of proving wrongly.
+So a table may also be written to a cache and read back, which is quicker than making it.
 """
 
 from __future__ import annotations
@@ -18,10 +19,14 @@ from __future__ import annotations
 import re
 from typing import Any, Literal
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 
+from tokenmill.fingerprint import canonical
 from tokenmill.tokenizer.backend import added_tokens, components, vocabulary
+
+TABLE_FORMAT = 1  # raised when a table's bytes change, or what is put into them
 
 Spelling = Literal["byte_level", "metaspace", "plain"]
 Prefix = Literal["never", "first", "always"]
@@ -74,11 +79,59 @@ class PieceTable:
             self.has_twin = np.array([piece.startswith(b" ") for piece in pieces], dtype=bool)
             self.has_twin &= ~self.is_added
             pieces += [piece[1:] if piece.startswith(b" ") else piece for piece in pieces]
-        ends = np.zeros(len(pieces) + 1, dtype=np.int32)
-        np.cumsum([len(piece) for piece in pieces], out=ends[1:])
+        starts = np.zeros(len(pieces) + 1, dtype=np.int32)
+        np.cumsum([len(piece) for piece in pieces], out=starts[1:])
+        self._lay_out(starts, b"".join(pieces))
+
+    def _lay_out(self, starts: np.ndarray, data: bytes) -> None:
         # From buffers: `pa.array` would import pandas where it is installed, a quarter second.
-        buffers = [None, pa.py_buffer(ends), pa.py_buffer(b"".join(pieces))]
-        self._table = pa.Array.from_buffers(pa.binary(), len(pieces), buffers)
+        buffers = [None, pa.py_buffer(starts), pa.py_buffer(data)]
+        self._table = pa.Array.from_buffers(pa.binary(), len(starts) - 1, buffers)
+
+    def to_bytes(self) -> bytes:
+        """The table as `from_bytes` reads it: a line that describes it, then its arrays."""
+        head = {
+            "format": TABLE_FORMAT,
+            "size": self.size,
+            "spelling": self.spelling,
+            "space": self.space,
+            "prefix": self.prefix,
+            "hopeless": self.hopeless,
+            "pieces": len(self._table),
+        }
+        flags = self.is_added | self.is_special * 2 | self.has_twin * 4
+        starts = np.frombuffer(self._table.buffers()[1], dtype=np.int32)
+        body: bytes = flags.astype(np.uint8).tobytes() + starts.astype("<i4").tobytes()
+        pieces: bytes = self._table.buffers()[2].to_pybytes()
+        return canonical(head) + b"\n" + body + pieces
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> PieceTable | None:
+        """The table that `to_bytes` wrote; None where another version did.
+
+        Raises:
+            ValueError: These are no bytes of a table.
+        """
+        line, _, body = data.partition(b"\n")
+        head = msgspec.json.decode(line)
+        if head["format"] != TABLE_FORMAT:
+            return None
+        table = cls.__new__(cls)
+        table.size, table.spelling, table.space = head["size"], head["spelling"], head["space"]
+        table.prefix, table.hopeless = head["prefix"], head["hopeless"]
+        flags = np.frombuffer(body, dtype=np.uint8, count=table.size)
+        table.is_added, table.is_special = flags & 1 > 0, flags & 2 > 0
+        table.has_twin = flags & 4 > 0
+        starts = np.frombuffer(body, "<i4", head["pieces"] + 1, table.size).astype(np.int32)
+        pieces = body[table.size + starts.nbytes :]
+        count = table.size if table.prefix == "never" else 2 * table.size
+        # pyarrow believes whatever offsets it is given.
+        if (starts[0], starts[-1], len(starts)) != (0, len(pieces), count + 1):
+            raise ValueError("not the pieces of a table")
+        if (np.diff(starts) < 0).any():
+            raise ValueError("a piece ends before it starts")
+        table._lay_out(starts, pieces)
+        return table
 
     def _model_pieces(self, document: dict[str, Any], vocab: list[tuple[str, int]]) -> list[bytes]:
         pieces = [b""] * self.size

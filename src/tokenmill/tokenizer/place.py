@@ -7,6 +7,7 @@ a process that only wants to recall a tokenizer's identity gets by with it.
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,11 @@ HUB_FILES = (
     "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt",
     "*.model", "*.tiktoken", "config.json", "chat_template*", "additional_chat_templates/*",
 )  # fmt: skip
+
+
+def is_installed() -> bool:
+    """Whether transformers could be imported; does not import it."""
+    return importlib.util.find_spec("transformers") is not None
 
 
 @dataclass(frozen=True, slots=True)

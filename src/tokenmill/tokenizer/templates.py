@@ -6,13 +6,16 @@ and ``additional_chat_templates/*.jinja`` come before ``chat_template`` in token
 tokens are the ``*_token`` members of tokenizer_config.json and the dictionary form of
 ``extra_special_tokens``; special_tokens_map.json is asked only where the config does not list
 its added tokens (the older layout).
+
+`named_tokens` are all tokens that these files name, wherever they do. `brings_code` and
+`states_a_class` tell what the directory says about who should encode.
 """
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -20,6 +23,9 @@ from tokenmill.errors import TokenizerError
 from tokenmill.tokenizer.identity import Template
 
 EXTRA_TEMPLATES = "additional_chat_templates"
+GENERIC_CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")
+"""The class of transformers that encodes with a tokenizer.json as it stands, by both its names."""
+
 _LONGEST_PATH = 4096
 
 
@@ -52,6 +58,58 @@ def read_special_tokens(directory: Path) -> dict[str, str]:
         if name.endswith("_token") and isinstance(value, str):
             tokens[name] = value
     return tokens
+
+
+class NamedToken(NamedTuple):
+    """A token that a file beside tokenizer.json names."""
+
+    file: str
+    content: str
+    id: int | None
+
+
+def named_tokens(directory: Path) -> list[NamedToken]:
+    """What the files beside tokenizer.json say about tokens: text, and the id where they state it.
+
+    These are ``added_tokens_decoder`` of tokenizer_config.json, added_tokens.json and
+    special_tokens_map.json, which states no ids.
+    """
+    named: list[NamedToken] = []
+
+    def add(file: str, value: Any, number: Any = None) -> None:
+        content = value.get("content") if isinstance(value, dict) else value
+        try:
+            stated = None if number is None else int(number)
+        except (TypeError, ValueError) as error:
+            raise TokenizerError(
+                f"the token {content!r} has the id {number!r}", path=directory / file
+            ) from error
+        if isinstance(content, str) and content:
+            named.append(NamedToken(file, content, stated))
+
+    decoder = read_config(directory).get("added_tokens_decoder")
+    for number, value in (decoder if isinstance(decoder, dict) else {}).items():
+        add("tokenizer_config.json", value, number)
+    for content, number in read_config(directory, "added_tokens.json").items():
+        add("added_tokens.json", content, number)
+    for value in read_config(directory, "special_tokens_map.json").values():
+        for one in value if isinstance(value, list) else [value]:
+            add("special_tokens_map.json", one)
+    return named
+
+
+def brings_code(directory: Path) -> bool:
+    """Whether the directory asks AutoTokenizer for a class of its own (``auto_map``)."""
+    classes = read_config(directory).get("auto_map")
+    return bool(classes.get("AutoTokenizer") if isinstance(classes, dict) else classes)
+
+
+def states_a_class(directory: Path) -> bool:
+    """Whether anything says that more than the generic class, which is the file, should encode."""
+    stated = read_config(directory).get("tokenizer_class")
+    if stated is None:  # AutoTokenizer then asks config.json, whose model type implies a class
+        return (directory / "config.json").exists()
+    return stated not in GENERIC_CLASSES
 
 
 def read_template(directory: Path) -> Template:

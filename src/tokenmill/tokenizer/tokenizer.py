@@ -1,8 +1,9 @@
 """A loaded tokenizer: the backend that encodes, with its template and special tokens.
 
 `Tokenizer` holds the bytes of one tokenizer.json and makes everything else from them when it is
-first asked for: the reference (`tokenizers.Tokenizer`), the piece table, the identity. So it
-costs little to make, and little to send to another process: one read from a file travels as the
+first asked for: the reference (`tokenizers.Tokenizer`), the piece table, the identity. The first
+two are shared by all of the process that hold the same bytes (`loaded`). So it costs little to
+make, and little to send to another process: one read from a file travels as the
 file's path and checksum, and is refused there if the file has changed meanwhile.
 """
 
@@ -18,10 +19,12 @@ import numpy as np
 
 from tokenmill import fingerprint
 from tokenmill.errors import TokenizerError
+from tokenmill.tokenizer import loaded
 from tokenmill.tokenizer.backend import (
     added_tokens,
     backend_digest,
     parse_backend,
+    read_head,
     refuse_randomness,
     skim_backend,
     vocabulary,
@@ -67,8 +70,16 @@ class Tokenizer:
         return f"Tokenizer({self.path or 'in memory'}, backend={self.backend!r})"
 
     @cached_property
+    def checksum(self) -> str:
+        """Of the tokenizer.json."""
+        return fingerprint.checksum(self.data)
+
+    @cached_property
     def reference(self) -> Any:
         """The `tokenizers.Tokenizer` whose ids are the truth; it neither truncates nor pads."""
+        return loaded.once(self.checksum, "reference", self._load_reference)
+
+    def _load_reference(self) -> Any:
         try:
             import tokenizers
 
@@ -82,29 +93,28 @@ class Tokenizer:
         return reference
 
     @cached_property
-    def _skimmed(self) -> dict[str, Any]:
-        return skim_backend(self.data, path=self.path)
-
-    @cached_property
     def table(self) -> PieceTable:
         """Bytes per token id."""
-        table = PieceTable(self._skimmed)
-        _ = self._ids_of_special_tokens, self.added_contents
-        del self._skimmed  # a vocabulary as Python objects is tens of MB; the table is enough
-        return table
+        return loaded.once(self.checksum, "table", self.make_table)
+
+    def make_table(self) -> PieceTable:
+        """Make the table of the tokenizer.json, which takes a while; `table` gives it."""
+        return PieceTable(skim_backend(self.data, path=self.path))
 
     @cached_property
     def added_contents(self) -> tuple[str, ...]:
         """The added tokens as text, by id."""
-        return tuple(token["content"] for token in added_tokens(self._skimmed))
+        head = read_head(self.data, path=self.path)
+        return tuple(token["content"] for token in added_tokens(head))
 
     @cached_property
     def _ids_of_special_tokens(self) -> dict[str, int]:
         wanted = set(self.special_tokens.values())
-        found = {token: number for token, number in vocabulary(self._skimmed) if token in wanted}
-        for token in added_tokens(self._skimmed):
-            if token["content"] in wanted:
-                found[token["content"]] = token["id"]
+        added = added_tokens(read_head(self.data, path=self.path))
+        found = {token["content"]: int(token["id"]) for token in added}
+        if not wanted <= set(found):
+            document = skim_backend(self.data, path=self.path)
+            found = {token: n for token, n in vocabulary(document) if token in wanted} | found
         return {name: found[token] for name, token in self.special_tokens.items() if token in found}
 
     @property
@@ -143,7 +153,7 @@ class Tokenizer:
             eos_id=self.eos_id,
             bos_id=self.bos_id,
             backend=self.backend,
-            checksum=fingerprint.checksum(self.data),
+            checksum=self.checksum,
             notes=self.notes,
         )
 
@@ -200,7 +210,7 @@ class Tokenizer:
         if self.path is None:
             state["data"] = self.data
         else:
-            state["checksum"] = fingerprint.checksum(self.data)
+            state["checksum"] = self.checksum
         if "card" in self.__dict__:  # computing it needs an engine; carrying it does not
             state["card"] = self.card
         return state

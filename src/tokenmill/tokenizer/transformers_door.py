@@ -10,7 +10,6 @@ imports transformers, and nobody's remote code runs unless the caller said so.
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import logging
 import sys
 import warnings
@@ -23,16 +22,12 @@ from tokenmill.tokenizer.backend import added_tokens, canonical_backend, parse_b
 from tokenmill.tokenizer.battery import battery, vocabulary_texts
 from tokenmill.tokenizer.identity import ALWAYS_COUNTED, Template
 from tokenmill.tokenizer.place import INSTALL
+from tokenmill.tokenizer.place import is_installed as is_installed
 from tokenmill.tokenizer.tokenizer import Tokenizer
 
 
 class AutoTokenizerError(Exception):
     """AutoTokenizer itself cannot load this directory; the message says why."""
-
-
-def is_installed() -> bool:
-    """Whether transformers could be imported; does not import it."""
-    return importlib.util.find_spec("transformers") is not None
 
 
 @contextlib.contextmanager

@@ -3,7 +3,8 @@
 A `LocalExecutor` is a number of workers and how to pin them. Each call of `run` has a *run* of its
 own: workers are started when there is a task for them, get one task at a time, and are gone when
 the run ends, however it ends. One thread does it all, in a select loop that turns when results are
-asked for.
+asked for. Where the caller left the number of workers open and the setup says that there is little
+to do, no worker is started: the tasks run in this process, as `InlineExecutor` would run them.
 
 A worker is *stuck* when it sent nothing for `HEARTBEAT_SILENCE_S` and used no CPU time either: a
 stopped process does neither, a slow row keeps the heartbeat, and an engine that holds the
@@ -24,6 +25,7 @@ from dataclasses import dataclass, field
 
 from tokenmill.build.executors import wire
 from tokenmill.build.executors.cores import allowed_cores, core_of_worker, usable_cores
+from tokenmill.build.executors.inline import InlineExecutor
 from tokenmill.build.executors.process import END_S, WorkerProcess, describe_exit
 from tokenmill.build.executors.tasks import MAX_RETRIES, Done, Setup, Task
 from tokenmill.errors import UsageError, WorkerError
@@ -45,7 +47,7 @@ class LocalExecutor:
     """Runs tasks in worker processes of this machine.
 
     Args:
-        num_workers: How many; None: as many as there are usable cores.
+        num_workers: How many; None: as many as there are usable cores, and none for a little work.
         pin: Pin each worker to one core before it loads anything.
         heartbeat_silence_s: Seconds without any sign of life after which a worker is stuck.
     """
@@ -63,12 +65,16 @@ class LocalExecutor:
             raise UsageError(f"num_workers must be a positive integer or None, not {num_workers!r}")
         if not heartbeat_silence_s > 0:
             raise UsageError(f"heartbeat_silence_s must be positive, not {heartbeat_silence_s!r}")
+        self._was_told = num_workers is not None
         self.num_workers = usable_cores() if num_workers is None else num_workers
         self.pin = pin and hasattr(os, "sched_setaffinity")
         self.heartbeat_silence_s = heartbeat_silence_s
 
     def run(self, setup: Setup, tasks: Iterable[Task]) -> Iterator[Done]:
         """Do every task; see `Executor.run`."""
+        if setup.little and not self._was_told:
+            yield from InlineExecutor().run(setup, tasks)
+            return
         run = _Run(self, setup, iter(tasks))
         try:
             yield from run.results()

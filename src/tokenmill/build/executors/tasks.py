@@ -39,12 +39,15 @@ class Setup:
             refuses where they do not.
         near_caller: The work reads what may lie on the caller's machine alone; an executor of
             other machines prefers that one.
+        little: All tasks together are less work than getting a worker ready; an executor that
+            was not told how many workers to start may do them in the calling process.
     """
 
     entry: str
     options: dict[str, Any] = field(default_factory=dict)
     shared: tuple[str, ...] = ()
     near_caller: bool = False
+    little: bool = False
 
 
 @dataclass(frozen=True, slots=True)

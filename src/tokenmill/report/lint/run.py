@@ -33,6 +33,7 @@ from tokenmill.report.lint.places import Places
 from tokenmill.report.lint.rules import RULES, SAMPLE_ROWS, chosen_rules
 from tokenmill.report.lint.sample import Choice, choose, described, ranks_of
 from tokenmill.source import Block, Rows, open_rows
+from tokenmill.tokenizer import LITTLE_WORK, engine_for
 
 Positions = npt.NDArray[np.int64]
 
@@ -68,18 +69,21 @@ def run_lint(
     places = Places(rows)
     chosen = choose(places.counts, sample)
     ranks = ranks_of(chosen, places.counts)
+    size = _size_of(rows, chosen)
     setup = {
         "recipe": to_travel(recipe),
         "tokenizer": str(cache.tokenizer(card.key)),
         "card": card.as_dict(),
-        "engine": options.engine,
+        "engine": engine_for(options.engine, size),
         "renderer": options.renderer,
         "rules": sorted(rules),
     }
     with open_progress(progress, total_rows=ranks[-1]) as shown:
         tally = _Tally(rules, places, ranks)
         with contextlib.closing(  # type: ignore[type-var]
-            executor.run(Setup(linter.ENTRY, setup), _tasks(rows, chosen))
+            executor.run(
+                Setup(linter.ENTRY, setup, little=size <= LITTLE_WORK), _tasks(rows, chosen)
+            )
         ) as finished:
             for done in finished:
                 tally.add(done.number, done.result)
@@ -92,7 +96,8 @@ def run_lint(
     if "near_duplicate" in rules:
         sources = [pairs.absolute(source) for source in recipe.sources]
         more = {**setup, "sources": sources, "cache": str(cache.root)}
-        tally.find_near_duplicates(executor, Setup(pairs.ENTRY, more))
+        again = Setup(pairs.ENTRY, more, little=size <= LITTLE_WORK)
+        tally.find_near_duplicates(executor, again)
     return LintReport(
         findings=tuple(tally.findings()),
         rows=len(rows),
@@ -102,6 +107,16 @@ def run_lint(
         near_duplicates=tally.near_method(),
         seconds=time.perf_counter() - start,
     )
+
+
+def _size_of(rows: Rows, chosen: Choice) -> int:
+    """Bytes to be read; counted only until it is more than a little."""
+    size = 0
+    for number, block in enumerate(rows.blocks()):
+        size += block.length if number in chosen else 0
+        if size > LITTLE_WORK:
+            break
+    return size
 
 
 def _tasks(rows: Rows, chosen: Choice) -> Iterator[Task]:
