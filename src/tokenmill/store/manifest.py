@@ -19,7 +19,7 @@ from tokenmill import fingerprint
 from tokenmill.errors import CorruptionError, SourceMissing, UsageError
 from tokenmill.files.place import as_remote
 from tokenmill.store.access import reading_errors
-from tokenmill.store.layout import CHECKED_FILES, FORMAT, StoreLayout, check_key
+from tokenmill.store.layout import CHECKED_FILES, FORMAT, MASK_FILES, StoreLayout, check_key
 from tokenmill.store.record import UNREADABLE
 
 Document = dict[str, Any]
@@ -43,6 +43,12 @@ def make_manifest(
         "files": files,
     }
     return {**manifest, "digest": fingerprint.key(manifest)}
+
+
+def without_masks(manifest: Document) -> Document:
+    """The manifest as an earlier version wrote it, which knew no `MASK_FILES`."""
+    files = {name: stated for name, stated in manifest["files"].items() if name not in MASK_FILES}
+    return make_manifest(manifest["document"], manifest["totals"], manifest["tokenizer"], files)
 
 
 def encode_manifest(manifest: Document) -> bytes:
@@ -116,8 +122,10 @@ def _check_members(manifest: Document, path: Path) -> None:
     if not isinstance(tokenizer, dict):
         raise CorruptionError("says nothing of its tokenizer", path=path)
     check_key(tokenizer.get("identity", ""), path)
-    if not isinstance(files, dict) or set(files) != set(CHECKED_FILES):
+    if not isinstance(files, dict) or set(files) - set(MASK_FILES) != set(CHECKED_FILES):
         raise CorruptionError(f"must name the files {', '.join(CHECKED_FILES)}", path=path)
+    if len(files) not in (len(CHECKED_FILES), len(CHECKED_FILES) + len(MASK_FILES)):
+        raise CorruptionError(f"must name all of {', '.join(MASK_FILES)}, or none", path=path)
     for name, stated in files.items():
         if not isinstance(stated, dict) or not isinstance(stated.get("size"), int):
             raise CorruptionError(f"states no size of {name}", path=path)

@@ -36,9 +36,17 @@ META_COLUMNS = {
 }
 """Fixed-width columns of the meta file and their types; -1 stands for "has none"."""
 
+MASK_RUNS = "mask_runs"
+"""Column of the tokens at which each row's mask changes; slices of an earlier version lack it."""
+
 CARRIED = "carried."
 """Prefix of a carried column's name in the meta file, so that it cannot hide one of ours."""
 
+
+_TOKEN_BUFFERS = {
+    f"{column}{part}" for column in ("input_ids", "loss_mask") for part in (".offsets", ".values")
+}
+_LISTS = ("turn_ends", "turn_roles")
 
 UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 """What decoding bytes that nobody of us wrote can raise; the last one where they nest too deep."""
@@ -114,7 +122,19 @@ def decode_record(data: bytes, files: SliceFiles) -> CommitRecord:
             f"{record.rows_in} rows in, but {record.rows} kept + {len(record.rejected)} rejected",
             path=files.record,
         )
+    if not _TOKEN_BUFFERS == set(record.token_file.buffers) or not _names_meta_buffers(record):
+        raise CorruptionError("does not name the buffers of its files", path=files.record)
     return record
+
+
+def _names_meta_buffers(record: CommitRecord) -> bool:
+    lists = (*_LISTS, *(CARRIED + name for name in record.carried))
+    wanted = {*META_COLUMNS, *(name + part for name in lists for part in (".offsets", ".values"))}
+    more = set(record.meta_file.buffers) - wanted
+    return len(record.meta_file.buffers) == len(wanted) + len(more) and more in (
+        set(),
+        {f"{MASK_RUNS}.offsets", f"{MASK_RUNS}.values"},
+    )
 
 
 def _refusal(data: bytes, files: SliceFiles, error: Exception) -> TokenmillError:

@@ -34,6 +34,7 @@ from tokenmill.store.layout import SliceFiles, StoreLayout
 from tokenmill.store.manifest import Document, read_manifest
 from tokenmill.store.record import META_COLUMNS, UNREADABLE
 from tokenmill.store.row import Row
+from tokenmill.store.runs import trained_within
 from tokenmill.store.slices import SliceReader
 from tokenmill.store.table import load_table
 
@@ -80,7 +81,7 @@ class Store(Sequence[Row]):
         self._proof: Document | None = None
         self._lock = threading.Lock()
         self._open: dict[int, SliceReader] = {}
-        self._arrays: dict[str, NDArray[np.int32]] = {}
+        self._arrays: dict[str, NDArray[Any]] = {}
         self._most_open = _most_open()
         self.private_directory: Any = None
         """Owner of a directory that lives as long as this store (``disable_cache``)."""
@@ -115,8 +116,7 @@ class Store(Sequence[Row]):
         check_file(self._layout.file(name), stated, content=True)
 
     def _check_own_files(self) -> None:
-        for name in names.CHECKED_FILES:
-            stated = self.manifest["files"][name]
+        for name, stated in self.manifest["files"].items():
             large = stated["size"] > CHECKED_AT_OPEN_BYTES
             # The table's content is compared while its totals are recounted.
             content = self._verify != "off" and not large and name != names.TABLE
@@ -186,20 +186,30 @@ class Store(Sequence[Row]):
     @property
     def lengths(self) -> NDArray[np.int32]:
         """Tokens of every row."""
-        return self._row_array(names.LENGTHS)
+        return self.own_array(names.LENGTHS)
 
     @property
     def trained(self) -> NDArray[np.int32]:
         """Trained tokens of every row."""
-        return self._row_array(names.TRAINED)
+        return self.own_array(names.TRAINED)
 
-    def _row_array(self, name: str) -> NDArray[np.int32]:
+    def trained_within(
+        self, rows: NDArray[np.int64], starts: NDArray[np.int64], stops: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        """Trained tokens among tokens ``start`` to ``stop`` of each row; no row is opened."""
+        return trained_within(self, rows, starts, stops)
+
+    def own_array(self, name: str) -> NDArray[Any]:
+        """One of `ROW_ARRAYS`, mapped; a large one is checked now."""
         array = self._arrays.get(name)
         if array is None:
             stated, path = self.manifest["files"][name], self._own_file(name)
             if self._verify == "lazy" and stated["size"] > CHECKED_AT_OPEN_BYTES:
                 check_file(path, stated, content=True)
-            array = load_array(path, "<i4", self._rows, mapped=self._maps_own)
+            count = self._rows
+            if name == names.MASK_RUNS and count:  # as many as the last row's end says
+                count = int(self.own_array(names.MASK_RUN_ENDS)[-1])
+            array = load_array(path, names.ROW_ARRAYS[name], count, mapped=self._maps_own)
             self._arrays[name] = array
         return array
 
@@ -315,8 +325,7 @@ class Store(Sequence[Row]):
     def check_everything(self) -> tuple[int, list[CorruptionError]]:
         """Check every checksum; returns the bytes checked and the first error of each part."""
         checked, errors = 0, []
-        for name in names.CHECKED_FILES:
-            stated = self.manifest["files"][name]
+        for name, stated in self.manifest["files"].items():
             try:
                 self._check_own(name, stated)
                 checked += stated["size"]

@@ -171,8 +171,9 @@ def _contents(store: Store, state: bytes) -> Iterator[Upload]:
                 yield Upload(f"slices/{key[:2]}/{path.name}", path)
     for name, path in _tokenizer_files(store):
         yield Upload(f"tokenizer/{name}", path)
-    for name in (names.TABLE, names.LENGTHS, names.TRAINED, names.DATASET_INFO):
-        yield Upload(name, store.path / name)
+    for name in store.manifest["files"]:
+        if name != names.STATE:
+            yield Upload(name, store.path / name)
     yield Upload(names.STATE, state)
     if (store.path / names.PROOF).is_file():
         # Advisory, and of another day in every run: whichever proof is there stays.
@@ -240,8 +241,8 @@ def pull(source: str, cache_dir: Path | None = None, out: Path | None = None) ->
         store.proof,
     )  # fmt: skip
     found = Store(layout.directory, paths=[str(path) for path in store.sources])
-    for name in names.CHECKED_FILES:
-        done.add(found.manifest["files"][name]["size"], skipped=False)
+    for stated in found.manifest["files"].values():
+        done.add(stated["size"], skipped=False)
     done.path = str(found.path if out is None else copy_store(found, out))
     return done
 
