@@ -13,9 +13,9 @@ from tokenmill import fingerprint
 from tokenmill.store import CacheLayout, Store, write
 from tokenmill.store.columns import SliceColumns
 from tokenmill.store.commit import Placement, commit_store
-from tokenmill.store.record import RejectedRow
 from tokenmill.store.layout import MANIFEST, MASK_FILES
 from tokenmill.store.manifest import encode_manifest, without_masks
+from tokenmill.store.record import RejectedRow
 from tokenmill.store.write import encode_slice, publish_slice
 
 ROLES = ("system", "user", "assistant")

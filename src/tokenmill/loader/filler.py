@@ -2,8 +2,8 @@
 
 A `Filler` reads this rank's rows from the view and fills the arrays; of the other ranks' rows it
 counts the trained tokens by the stores' columns, so that every rank can say `num_trained_tokens` of
-the whole global batch without asking the others and without opening a row of theirs. It holds no position and pickles small: a worker process needs
-a filler and steps, nothing else.
+the whole global batch without asking the others and without opening a row of theirs. It holds no
+position and pickles small: a worker process needs a filler and steps, nothing else.
 """
 
 from __future__ import annotations

@@ -193,9 +193,7 @@ def _write_columns(
     tally = _Tally()
     body = staged / "table.part"
     with NewFile(body) as table, ExitStack() as opened:
-        columns = {
-            name: opened.enter_context(_Column(staged / name)) for name in names.ROW_ARRAYS
-        }
+        columns = {name: opened.enter_context(_Column(staged / name)) for name in names.ROW_ARRAYS}
         for placement, counts in ahead(lambda one: _counted(cache, one), placements):
             table.write(_table_row(placement, counts, tally))
             columns[names.LENGTHS].add(counts.lengths)

@@ -122,7 +122,7 @@ def decode_record(data: bytes, files: SliceFiles) -> CommitRecord:
             f"{record.rows_in} rows in, but {record.rows} kept + {len(record.rejected)} rejected",
             path=files.record,
         )
-    if not _TOKEN_BUFFERS == set(record.token_file.buffers) or not _names_meta_buffers(record):
+    if set(record.token_file.buffers) != _TOKEN_BUFFERS or not _names_meta_buffers(record):
         raise CorruptionError("does not name the buffers of its files", path=files.record)
     return record
 
