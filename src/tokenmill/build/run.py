@@ -14,10 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
-import tempfile
 import time
-import weakref
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +28,7 @@ from tokenmill.build.proof import Account, proof_document
 from tokenmill.build.recipe import Recipe, RunOptions
 from tokenmill.build.share import WHOLE, Share, count_missing
 from tokenmill.errors import CacheError, CorruptionError, SourceError, UsageError
-from tokenmill.files import Staging, default_cache_dir
+from tokenmill.files import PrivateDirectory, Staging, default_cache_dir
 from tokenmill.source import Block, open_rows
 from tokenmill.store import CacheLayout, Store
 from tokenmill.store.ahead import ahead
@@ -126,14 +123,6 @@ def _plan(recipe: Recipe, card: IdentityCard, cache: CacheLayout, *, rehash: boo
     if not len(rows):
         raise SourceError("no rows: every source is empty", path=recipe.sources[0])
     return Plan(recipe, card, rows)
-
-
-class PrivateDirectory:
-    """A temporary directory that is removed, without a word, when nobody holds this object."""
-
-    def __init__(self) -> None:
-        self.path = Path(tempfile.mkdtemp(prefix="tokenmill-"))
-        self._finalizer = weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
 
 
 def _require_reachable(planned: Plan, executor: Executor) -> None:

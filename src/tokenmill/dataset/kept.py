@@ -13,10 +13,6 @@ gone chooses again.
 
 from __future__ import annotations
 
-import os
-import shutil
-import tempfile
-import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -28,7 +24,7 @@ import numpy.typing as npt
 from tokenmill import fingerprint
 from tokenmill.dataset.view import CHUNK, Found, Int64Array, View
 from tokenmill.errors import CacheError, CorruptionError
-from tokenmill.files import Staging, default_cache_dir, is_network
+from tokenmill.files import PrivateDirectory, Staging, default_cache_dir, is_network
 from tokenmill.store import CacheLayout, Store
 
 RECORD = "kept.json"
@@ -68,6 +64,8 @@ class KeptView(View):
             "by": choice.document(parent),
         }
         self._key = fingerprint.key(self._document)
+        self.home: PrivateDirectory | None = None
+        """Holds the index where no cache could, as long as this view."""
         self._directory = _find_or_make(self, directory)
         self._index, self._lengths, self._trained = _open(self._directory, self._document)
 
@@ -153,15 +151,10 @@ def _find_or_make(view: KeptView, directory: str | None) -> Path:
         except CacheError:
             continue  # read-only or full: the next place will do
         return place
-    root = Path(tempfile.mkdtemp(prefix="tokenmill-rows-"))
-    weakref.finalize(view, _remove, root, os.getpid())
-    _publish(view, root, root / view.key)
-    return root / view.key
-
-
-def _remove(root: Path, owner: int) -> None:
-    if os.getpid() == owner:  # a forked child must not remove its parent's files
-        shutil.rmtree(root, ignore_errors=True)
+    view.home = PrivateDirectory("tokenmill-rows-")
+    place = view.home.path / view.key
+    _publish(view, view.home.path, place)
+    return place
 
 
 def _publish(view: KeptView, root: Path, place: Path) -> None:

@@ -13,6 +13,7 @@ next cursor. It is what adapters for host frameworks build on.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -187,13 +188,16 @@ class LoaderIterator(Iterator[Batch]):
 
     def _start(self) -> None:
         self._jumps = self._loader.jumps
+        self._process = os.getpid()
         items = self._loader.stream.batches(self._loader.cursor, self._loader.end)
         self._items: Iterator[Handed] = items
         if self._loader.prefetch:
             self._items = Prefetcher(items, self._loader.prefetch)
 
     def __next__(self) -> Batch:
-        if self._jumps != self._loader.jumps:
+        if self._process != os.getpid():
+            self._start()  # a prefetching thread stays behind in the parent
+        elif self._jumps != self._loader.jumps:
             self.close()
             self._start()
         batch, cursor = next(self._items)

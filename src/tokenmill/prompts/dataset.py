@@ -24,12 +24,12 @@ import numpy as np
 
 from tokenmill.build.executors import Executor
 from tokenmill.errors import RowError, SourceError, StateError, UsageError
-from tokenmill.files import default_cache_dir
+from tokenmill.files import PrivateDirectory, default_cache_dir
 from tokenmill.origin import Origin
 from tokenmill.prompts import media
 from tokenmill.prompts.choosing import Int64Array, Kept
 from tokenmill.prompts.cursor import Passport
-from tokenmill.prompts.finding import Found, PrivateHome, Wanted, find_index
+from tokenmill.prompts.finding import Found, Wanted, find_index
 from tokenmill.prompts.lengths import Int32Array, LengthIndex
 from tokenmill.prompts.opening import Source, open_source, resolve_executor
 from tokenmill.prompts.shaping import Prompt, shape_row
@@ -154,7 +154,7 @@ class PromptDataset(Sequence[Prompt]):
         self._processor = processor
         self._spec = spec
         self._index: LengthIndex = found.index
-        self._home: PrivateHome | None = found.home
+        self._home: PrivateDirectory | None = found.home
         self.max_length = max_length
         self.seed = seed
         self.order = order

@@ -12,7 +12,6 @@ Nothing here imports pyarrow, a tokenizer or a template engine.
 from __future__ import annotations
 
 import os
-import threading
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -23,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokenmill.errors import CorruptionError, UsageError
-from tokenmill.files import is_network, is_remote
+from tokenmill.files import ProcessLock, is_network, is_remote
 from tokenmill.files.place import as_remote
 from tokenmill.files.remote import local_path
 from tokenmill.origin import Origin
@@ -79,7 +78,7 @@ class Store(Sequence[Row]):
         self._given_paths = tuple(paths) if paths is not None else None
         self._known_paths: tuple[str | None, ...] | None = None
         self._proof: Document | None = None
-        self._lock = threading.Lock()
+        self._lock = ProcessLock()
         self._open: dict[int, SliceReader] = {}
         self._arrays: dict[str, NDArray[Any]] = {}
         self._most_open = _most_open()
