@@ -31,7 +31,7 @@ from tokenmill.store.access import load_array, open_bytes
 from tokenmill.store.checks import check_file, check_table, warn_about_proof
 from tokenmill.store.layout import SliceFiles, StoreLayout
 from tokenmill.store.manifest import Document, read_manifest
-from tokenmill.store.record import META_COLUMNS, UNREADABLE
+from tokenmill.store.record import CARRIED, META_COLUMNS, UNREADABLE
 from tokenmill.store.row import Row
 from tokenmill.store.runs import trained_within
 from tokenmill.store.slices import SliceReader
@@ -217,7 +217,8 @@ class Store(Sequence[Row]):
 
         Args:
             wanted: Names of fixed columns (``digest``, ``length``, ``trained``, …), ``source``
-                (index of the source file), or carried columns (lists of JSON text).
+                (index of the source file), or ``carried.<name>`` (lists of JSON text): a
+                carried column may be called as one of ours.
 
         Yields:
             Number of the first row, and each wanted column over the slice's rows.
@@ -232,10 +233,10 @@ class Store(Sequence[Row]):
                     columns[name] = np.full(reader.record.rows, source, np.int32)
                 elif name in META_COLUMNS:
                     columns[name] = reader.column(name)
-                elif name in reader.record.carried:
-                    columns[name] = reader.carried_texts(name)
+                elif name in (carried := [CARRIED + one for one in reader.record.carried]):
+                    columns[name] = reader.carried_texts(name.removeprefix(CARRIED))
                 else:
-                    known = [*META_COLUMNS, "source", *reader.record.carried]
+                    known = [*META_COLUMNS, "source", *carried]
                     raise UsageError(f"no column {name!r}; there are {', '.join(known)}")
             yield first, columns
 
