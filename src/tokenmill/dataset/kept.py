@@ -25,7 +25,7 @@ from tokenmill import fingerprint
 from tokenmill.dataset.view import CHUNK, Found, Int64Array, View
 from tokenmill.errors import CacheError, CorruptionError
 from tokenmill.files import PrivateDirectory, Staging, default_cache_dir, is_network
-from tokenmill.store import CacheLayout, Store
+from tokenmill.store import CacheLayout, Store, StoreLayout
 
 RECORD = "kept.json"
 FILES = {"index.bin": "<i8", "lengths.bin": "<i4", "trained.bin": "<i4"}
@@ -134,8 +134,8 @@ def _pick(column: Any, within: Int64Array) -> Any:
 
 def _caches(view: View) -> Iterable[Path]:
     """Where an index may lie: beside the stores, then in the user's own cache."""
-    beside = [s.path.parent.parent for s in view.stores if s.path.parent.name == "stores"]
-    return dict.fromkeys([*beside, default_cache_dir()])
+    beside = [StoreLayout(store.path).cache_root for store in view.stores]
+    return dict.fromkeys([*(root for root in beside if root is not None), default_cache_dir()])
 
 
 def _find_or_make(view: KeptView, directory: str | None) -> Path:

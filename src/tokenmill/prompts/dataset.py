@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
-from tokenmill.build.executors import Executor
+from tokenmill.build.executors import Executor, closed_unless
 from tokenmill.errors import RowError, SourceError, StateError, UsageError
 from tokenmill.files import PrivateDirectory, default_cache_dir
 from tokenmill.origin import Origin
@@ -133,7 +133,9 @@ class PromptDataset(Sequence[Prompt]):
         wanted = Wanted(
             rows, spec, tokenizer, tokenizer_backend, chat_template, trust_remote_code, processor
         )
-        found = find_index(wanted, root, resolve_executor(executor, num_workers))
+        workers = resolve_executor(executor, num_workers)
+        with closed_unless(executor, workers):
+            found = find_index(wanted, root, workers)
         self._build(rows, spec, found, max_length, seed, order, processor)
         self.hit = found.hit
         self.measured = found.measured

@@ -149,6 +149,17 @@ class StoreLayout:
         return self.directory / name
 
     @property
+    def cache_root(self) -> Path | None:
+        """The cache on this machine that this store belongs to; None when it stands alone.
+
+        Of a store elsewhere, the cache that keeps its blocks.
+        """
+        remote = as_remote(self.directory)
+        if remote is not None:
+            return remote.blocks.root
+        return self.directory.parent.parent if self.directory.parent.name == "stores" else None
+
+    @property
     def is_self_contained(self) -> bool:
         """Whether slices and tokenizer lie beneath this directory (``--out``, ``push``)."""
         remote = as_remote(self.directory)

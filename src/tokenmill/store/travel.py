@@ -94,12 +94,12 @@ def push(store: Store, target: str) -> Travelled:
         CacheError: Something else is there, or it cannot be written.
         NonDeterminismError: A store of the same key is there, with other bytes.
     """
+    if isinstance(store, RemoteStore):
+        raise UsageError("lies elsewhere itself: pull it first", path=store.path)
     if not is_remote(target):
         return _copied(store, Path(target))
     if protocol_of(target) in ("http", "https"):
         raise UsageError("an HTTP server cannot be pushed to", path=target)
-    if isinstance(store, RemoteStore):
-        raise UsageError("lies elsewhere itself: pull it first", path=store.path)
     place = RemotePath(target, BlockCache(default_cache_dir()))
     manifest, state = _portable(store)
     _require_room(place, manifest)
