@@ -41,7 +41,8 @@ class Loader:
         order: feistel, miles, sequential or length_grouped (or a `LengthGrouped` with numbers).
         rank: This rank.
         world_size: How many ranks share every global batch.
-        epochs: How many epochs the run has; None goes on for ever.
+        epochs: How many epochs the run has; None goes on for ever. With ``last="wrap"`` it ends
+            with the batch that completes them: ⌈epochs × samples / global batch⌉ in all.
         last: At the end of an epoch: wrap into the next, drop the rest, or keep a short batch.
         pad_id: Token of the padding; None takes the tokenizer's pad, else its eos.
         pad_side: right or left.
@@ -169,8 +170,9 @@ class Loader:
     def served(self) -> dict[str, dict[str, int]]:
         """What each source of a mixture gave up to here; a plain dataset is one source, ``data``.
 
-        Computed from the position alone, so it survives any resume: rows, own epoch, position in
-        it, tokens and trained tokens. Tokens of the current own epoch are added up on demand.
+        Computed from the position alone, so it survives any resume. Of every source: ``rows``
+        handed out, whole ``passes`` over it, ``tokens`` and ``trained_tokens`` of those rows.
+        Tokens of a pass that is not finished are added up on demand.
         """
         return self.stream.served(self._cursor)
 
