@@ -172,6 +172,14 @@ def _publish(view: KeptView, root: Path, place: Path) -> None:
         staging.publish(staged.parent, place)
 
 
+class _Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What `RECORD` holds."""
+
+    document: dict[str, Any]
+    rows: int
+    checksums: dict[str, str]
+
+
 def _encode(record: dict[str, Any]) -> bytes:
     return fingerprint.canonical(record) + b"\n"
 
@@ -196,14 +204,13 @@ def _open(
     path = directory / RECORD
     try:
         data = path.read_bytes()
-        record = msgspec.json.decode(data, type=dict[str, Any])
-        stated, rows, checksums = record["document"], record["rows"], record["checksums"]
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, KeyError) as error:
+        record = msgspec.json.decode(data, type=_Record)
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         message = f"not a kept-row index ({error}); remove the directory to choose again"
         raise CorruptionError(message, path=path) from error
-    if data != _encode(record):
+    if data != _encode(msgspec.structs.asdict(record)):
         raise CorruptionError("the right members, but not the bytes that were written", path=path)
-    if fingerprint.canonical(stated) != fingerprint.canonical(document):
+    if fingerprint.canonical_of_parsed(record.document) != fingerprint.canonical(document):
         raise CorruptionError("an index of other rows lies under this key", path=path)
     arrays = []
     for name, dtype in FILES.items():
@@ -214,14 +221,14 @@ def _open(
             raise CorruptionError(
                 "missing; remove the directory to choose again", path=file
             ) from error
-        expected = rows * np.dtype(dtype).itemsize
+        expected = record.rows * np.dtype(dtype).itemsize
         if size != expected:
             raise CorruptionError(f"{size} bytes, expected {expected}", path=file)
         actual = _checksum(file)
-        if actual != checksums.get(name):
+        if actual != record.checksums.get(name):
             raise CorruptionError(
-                f"checksum {actual}, expected {checksums.get(name)}; remove the directory to "
-                "choose again",
+                f"checksum {actual}, expected {record.checksums.get(name)}; remove the directory "
+                "to choose again",
                 path=file,
             )
         arrays.append(_array(file, dtype))

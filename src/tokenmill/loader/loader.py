@@ -17,8 +17,6 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
-
 from tokenmill.dataset import Mixture, View
 from tokenmill.errors import UsageError
 from tokenmill.loader.cursor import Cursor
@@ -125,10 +123,9 @@ class Loader:
         Directly after `load_state_dict`, announcing the epoch that the state stands in keeps its
         place: trainers call this at the top of the epoch they resume.
         """
-        if isinstance(epoch, bool) or not isinstance(epoch, int | np.integer) or epoch < 0:
-            raise UsageError(f"epoch must be a whole number from 0, not {epoch!r}")
+        epoch = self.stream.checked_epoch(epoch)
         resuming = self._just_loaded and self._cursor.epoch == epoch
-        self.jump(self._cursor if resuming else Cursor(int(epoch)), int(epoch))
+        self.jump(self._cursor if resuming else Cursor(epoch), epoch)
 
     def state_dict(self) -> dict[str, Any]:
         """Where the run stands, counting what was handed out; the same on every rank."""

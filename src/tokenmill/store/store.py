@@ -17,7 +17,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, SupportsIndex, overload
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -28,10 +27,10 @@ from tokenmill.files.remote import local_path
 from tokenmill.origin import Origin
 from tokenmill.store import layout as names
 from tokenmill.store.access import load_array, open_bytes
-from tokenmill.store.checks import check_file, check_table, warn_about_proof
+from tokenmill.store.checks import check_file, check_table, read_proof
 from tokenmill.store.layout import SliceFiles, StoreLayout
 from tokenmill.store.manifest import Document, read_manifest
-from tokenmill.store.record import CARRIED, META_COLUMNS, UNREADABLE
+from tokenmill.store.record import CARRIED, META_COLUMNS
 from tokenmill.store.row import Row
 from tokenmill.store.runs import trained_within
 from tokenmill.store.slices import SliceReader
@@ -291,13 +290,7 @@ class Store(Sequence[Row]):
     def proof(self) -> Document:
         """Engine, renderer, audits, versions: advisory; damaged, it is a warning and empty."""
         if self._proof is None:
-            try:
-                self._proof = msgspec.json.decode(
-                    self._layout.proof.read_bytes(), type=dict[str, Any]
-                )
-            except (OSError, *UNREADABLE) as error:
-                warn_about_proof(self._layout.proof, error)
-                self._proof = {}
+            self._proof = read_proof(self._layout.proof)
         return self._proof
 
     @property

@@ -51,6 +51,20 @@ CONTENTS = "contents.json"
 """Beside a pushed manifest: the tokenizer's files, for places that cannot list."""
 
 
+class _Stated(msgspec.Struct, frozen=True):
+    """What one file of the list must be."""
+
+    size: int
+    checksum: str
+
+
+class _Listing(msgspec.Struct, frozen=True):
+    """The list of files: what `CONTENTS` holds."""
+
+    key: str
+    files: dict[str, _Stated]
+
+
 @dataclass
 class Travelled:
     """What a push or pull came to.
@@ -340,20 +354,19 @@ def fetch_tokenizer(store: RemoteStore, cache: CacheLayout | None = None) -> Pat
     listing = store.remote / CONTENTS
     try:
         with reading_errors(listing):  # type: ignore[arg-type]
-            document = msgspec.json.decode(listing.read_bytes(), type=dict[str, Any])
-            files: dict[str, dict[str, Any]] = document["files"]
-    except (*UNREADABLE, KeyError) as error:
+            found = msgspec.json.decode(listing.read_bytes(), type=_Listing)
+    except UNREADABLE as error:
         raise CorruptionError(f"not a list of files: {error}", path=listing) from error
     with Staging(cache.root) as staging:
-        for name, stated in files.items():
+        for name, stated in found.files.items():
             parts = name.split("/")
             if parts[0] != "tokenizer" or ".." in parts or "" in parts or "\\" in name:
                 raise CorruptionError(f"names the file {name!r}", path=listing)
             with reading_errors(listing):  # type: ignore[arg-type]
                 data = (store.remote / name).read_bytes()
-            if checksum(data) != stated.get("checksum"):
+            if checksum(data) != stated.checksum:
                 raise CorruptionError(
-                    f"checksum is {checksum(data)}, expected {stated.get('checksum')}",
+                    f"checksum is {checksum(data)}, expected {stated.checksum}",
                     path=store.remote / name,
                 )
             staging.write(name, data)
