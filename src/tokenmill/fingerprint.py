@@ -14,16 +14,21 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
 import xxhash
 
+from tokenmill.errors import UsageError
+
 KEY_HEX = 40  # hex digits of a key: 160 bits, so that 2**40 documents do not collide
 CHECKSUM_HEX = 32  # hex digits of a 128-bit checksum
 
+MOST_NESTED = 64  # levels of a value that a person writes down
+
 _encoder = msgspec.json.Encoder(order="sorted")
+_as_it_stands = msgspec.json.Encoder()
 
 
 def canonical(document: Any) -> bytes:
@@ -59,6 +64,64 @@ def _require_plain(value: Any) -> None:
             _require_plain(getattr(value, field))
     else:
         raise ValueError(f"a {type(value).__name__} has no canonical form")
+
+
+def plain(value: Any, name: str, depth: int = 0) -> Any:
+    """A value of the caller's in plain values, mappings in their own order and tuples as lists.
+
+    Whatever could not go into a key, or would go into it as something that a template prints
+    differently, is refused: NaN, bytes, names that are no text, lone surrogates, integers beyond
+    64 bits, subclasses of str, int or float.
+
+    Args:
+        value: What was given.
+        name: What it is called in the refusal.
+        depth: How deep in it this is.
+
+    Raises:
+        UsageError: It is not plain; the message says where.
+    """
+    if depth > MOST_NESTED:
+        raise UsageError(f"{name} is nested deeper than {MOST_NESTED} levels")
+    if isinstance(value, Mapping):
+        for member in value:
+            if type(member) is not str:
+                raise UsageError(f"{name} has a member named {member!r}; a name is a plain text")
+            plain(member, f"a name in {name}")
+        return {
+            member: plain(item, f"{name}[{member!r}]", depth + 1) for member, item in value.items()
+        }
+    if isinstance(value, list | tuple):
+        return [plain(item, f"{name}[{at}]", depth + 1) for at, item in enumerate(value)]
+    if type(value) is str:
+        try:
+            value.encode()
+        except UnicodeEncodeError as error:
+            raise UsageError(f"{name} is {value!r}, which is no Unicode text: {error}") from error
+    elif type(value) is int:
+        if not -(1 << 63) <= value < 1 << 64:
+            raise UsageError(f"{name} is {value}, which does not fit into 64 bits; give it as text")
+    elif type(value) is float:
+        if not math.isfinite(value):
+            raise UsageError(f"{name} is {value!r}; a number is finite")
+    elif value is not None and type(value) is not bool:
+        raise UsageError(
+            f"{name} is {value!r}, a {type(value).__name__}; give text, a number, true, false, "
+            "nothing, a list or a mapping"
+        )
+    return value
+
+
+def own_order(document: Mapping[str, Any]) -> str | None:
+    """A document whose nested mappings are not in the order of their names, as it stands.
+
+    The canonical encoding sorts every mapping, but a template prints a nested one in its own order
+    (``tojson``). Its own names are variables, whose order nobody sees. None where sorting changes
+    nothing.
+    """
+    top = {name: document[name] for name in sorted(document)}
+    stands = _as_it_stands.encode(top)
+    return None if stands == canonical(top) else stands.decode()
 
 
 def key(document: Any) -> str:

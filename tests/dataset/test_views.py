@@ -15,6 +15,7 @@ from tests.store.making import make_columns, make_store
 from tokenmill.dataset import KeptView, View, as_view, concat, filtered, mix, split, split_points
 from tokenmill.errors import CorruptionError, UsageError
 from tokenmill.store import Store
+from tokenmill.store.record import META_COLUMNS
 
 
 @pytest.fixture(scope="module")
@@ -176,7 +177,7 @@ def test_filter_callable_unknown_column_and_wrong_types_are_refused(
 ) -> None:
     with pytest.raises(UsageError, match="text"):
         filtered(stores[0], lambda row: True)  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="no column 'colour'"):
+    with pytest.raises(UsageError, match=r"no column 'carried\.colour'"):
         filtered(stores[0], "carried.colour == 'red'")
     with pytest.raises(UsageError, match="cannot be answered"):
         filtered(stores[0], "carried.lang < 3")
@@ -329,3 +330,19 @@ def test_pad_id_is_taken_only_where_stores_agree(tmp_path: Path) -> None:
     assert as_view(one).pad_id == 7
     assert as_view(none).pad_id == 1  # the end-of-sequence token
     assert concat([one, two]).pad_id is None
+
+
+OWN = [*META_COLUMNS, "source", "file", "carried", "carried.length"]
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_filter_tells_a_carried_column_from_the_stores_own(tmp_path: Path, name: str) -> None:
+    texts = ['"en"', "7", '"de"', "null"]
+    columns = make_columns([3, 4, 5, 6], carried={name: texts})
+    store = make_store(tmp_path, [columns])
+    where = f"carried[{name!r}] == 'de' or carried[{name!r}] == 7"
+    assert [len(row) for row in filtered(store, where)] == [4, 5]
+    both = filtered(store, f"({where}) and length > 4 and source == 'fake.jsonl'")
+    assert [len(row) for row in both] == [5]
+    assert [len(row) for row in filtered(filtered(store, "length < 6")[1:], where)] == [4, 5]
+    assert [len(row) for row in filtered(concat([store, store]), where)] == [4, 5, 4, 5]

@@ -10,12 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import tokenmill as tm
 from tests.store.making import make_columns, make_store
 from tokenmill.errors import SourceError, TemplateError, UsageError
 from tokenmill.loader import OrderedView
+from tokenmill.source import Rows
 from tokenmill.store import Store
 
 torch = pytest.importorskip("torch")
@@ -271,3 +274,30 @@ def test_sft_what_a_store_cannot_say_is_refused(
         verl.SFTDataset(str(source), dated, config(cache))
     monkeypatch.setenv("TOKENMILL_DATE", "2026-11-15")
     assert len(verl.SFTDataset(str(source), dated, config(cache))) == 1
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "parquet"])
+def test_sft_looks_at_every_row_for_a_thinking_switch(
+    tmp_path: Path, tokenizer: Any, cache: str, ending: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    rows: list[dict[str, Any]] = [{"messages": turns, "enable_thinking": None} for _ in range(9)]
+
+    def write(name: str) -> str:
+        path = tmp_path / f"{name}.{ending}"
+        if ending == "jsonl":
+            path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        else:
+            pq.write_table(pa.Table.from_pylist(rows), path)
+        return str(path)
+
+    quiet = write("quiet")
+    assert len(verl.SFTDataset(quiet, tokenizer, config(cache))) == 9  # null is the default
+    rows[7]["enable_thinking"] = False
+    for _ in range(2):
+        with pytest.raises(UsageError, match="enable_thinking_default") as refused:
+            verl.SFTDataset(write("loud"), tokenizer, config(cache))
+        assert refused.value.row == 7
+    # What was looked at once is known by its content.
+    monkeypatch.setattr(Rows, "scan", None)
+    assert len(verl.SFTDataset(quiet, tokenizer, config(cache))) == 9

@@ -280,6 +280,5 @@ def test_packed_state_outside_of_its_window_is_refused(store: Store) -> None:
         loader.load_state_dict({**state, "window": 3})
     with pytest.raises(StateError, match="before its window"):
         loader.load_state_dict({**state, "packs_before": 3})
-    loader.load_state_dict({**state, "position": 40})
     with pytest.raises(StateError, match="pack 40"):
-        next(iter(loader))
+        loader.load_state_dict({**state, "position": 40})

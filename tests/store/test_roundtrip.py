@@ -77,9 +77,9 @@ def test_store_carried_columns_come_back_as_values(tmp_path: Path) -> None:
     texts = ['"en"', '{"a":[1,null]}', "null"]
     store = make_store(tmp_path, [make_columns([3, 4, 5], carried={"lang": texts})])
     assert [row.carried["lang"] for row in store] == ["en", {"a": [1, None]}, None]
-    ((first, columns),) = list(store.columns(["digest", "lang", "source"]))
+    ((first, columns),) = list(store.columns(["digest", "carried.lang", "source"]))
     assert first == 0
-    assert columns["lang"] == texts
+    assert columns["carried.lang"] == texts
     assert columns["source"].tolist() == [0, 0, 0]
 
 

@@ -8,7 +8,6 @@ importing this package stays light.
 
 from tokenmill.api.elsewhere import export, pull, pull_store, push, to_hf
 from tokenmill.api.recipes import (
-    closed_unless,
     explain_recipe,
     lint,
     open_rows,
@@ -21,7 +20,6 @@ from tokenmill.api.recipes import (
 )
 
 __all__ = [
-    "closed_unless",
     "explain_recipe",
     "export",
     "lint",

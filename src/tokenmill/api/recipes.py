@@ -8,8 +8,7 @@ same with the account of what happened, for the command line.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from importlib import import_module
 from inspect import signature
@@ -140,6 +139,7 @@ def run_recipe(
     Whatever is given counts, default or not: it overrides what a recipe says. Without ``judge``
     the caller looks at the account first and calls `Prepared.judge` itself.
     """
+    from tokenmill.build.executors import closed_unless
     from tokenmill.build.run import run
 
     recipe, options, workers = resolve_call(sources, tokenizer, executor, given)
@@ -184,6 +184,7 @@ def run_part(
     **given: Any,
 ) -> Prepared | Unfinished:
     """`prepare_part`, returning what was done; rejected rows are judged when the store is there."""
+    from tokenmill.build.executors import closed_unless
     from tokenmill.build.outcome import Prepared
     from tokenmill.build.run import run_share
     from tokenmill.build.share import Share
@@ -205,6 +206,7 @@ def explain_recipe(
     **given: Any,
 ) -> dict[str, Any]:
     """Whether such a `run_recipe` would be a hit, and what differs from the nearest store."""
+    from tokenmill.build.executors import closed_unless
     from tokenmill.build.run import cache_of, plan
     from tokenmill.build.why import explain
 
@@ -241,12 +243,14 @@ def lint(
         given: Any other argument of `prepare` that shapes rows, ``num_workers``, ``cache_dir``,
             ``engine``, ``renderer``.
     """
+    from tokenmill.build.executors import closed_unless
     from tokenmill.report.lint import run_lint
 
     recipe, options, workers = resolve_call(sources, tokenizer, executor, given)
-    return run_lint(
-        recipe, options, workers, sample=sample, only=only, ignore=ignore, progress=progress
-    )
+    with closed_unless(executor, workers):
+        return run_lint(
+            recipe, options, workers, sample=sample, only=only, ignore=ignore, progress=progress
+        )
 
 
 def resolve_call(
@@ -307,14 +311,3 @@ def resolve_executor(executor: str | Executor, num_workers: int | None) -> Execu
         made: Executor = import_module("tokenmill.integrations.ray").RayExecutor(num_workers)
         return made
     raise UsageError(f"executor is {executor!r}; it is one of local, inline, ray")
-
-
-@contextmanager
-def closed_unless(given: object, executor: Executor) -> Iterator[None]:
-    """Afterwards let an executor go that was made here and not given by the caller."""
-    try:
-        yield
-    finally:
-        close = getattr(executor, "close", None)
-        if executor is not given and close is not None:
-            close()

@@ -101,6 +101,8 @@ class Claims:
         if key not in self._mine:
             return
         self._mine.discard(key)
+        if os.getpid() != self._me.pid:
+            return  # a forked child has none
         path = self._directory / key
         with contextlib.suppress(OSError):
             # Whoever took it over while we were stopped keeps it.

@@ -18,6 +18,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from tokenmill import fingerprint
 from tokenmill.chat import ChatSpec
 from tokenmill.errors import SourceMissing, UsageError
 
@@ -81,6 +82,9 @@ class Recipe:
         if len(set(self.carry)) != len(self.carry):
             raise UsageError(f"carry names a column twice: {', '.join(self.carry)}")
         self.chat_spec()  # refuses what the chat room cannot do
+        for name in (*_CHAT_FIELDS, "carry"):
+            value = fingerprint.plain(getattr(self, name), name)
+            object.__setattr__(self, name, tuple(value) if name == "carry" else value)
 
     def chat_spec(self) -> ChatSpec:
         """The fields that shape a row, for the chat room."""
@@ -91,9 +95,12 @@ class Recipe:
 
         Those two are in the tokenizer's identity, by content instead of by name.
         """
+        spec = self.chat_spec().document()
+        order = fingerprint.own_order(spec["template_kwargs"])
         return {
             "version": RECIPE_VERSION,
-            **self.chat_spec().document(),
+            **spec,
+            **({} if order is None else {"template_kwargs_order": order}),
             "max_length": self.max_length,
             # Without a limit the policy decides nothing, so it must not make another key.
             "overlong": self.overlong if self.max_length is not None else None,

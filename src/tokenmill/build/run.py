@@ -17,10 +17,7 @@ import contextlib
 import itertools
 import logging
 import os
-import shutil
-import tempfile
 import time
-import weakref
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -38,7 +35,7 @@ from tokenmill.build.proof import Account, proof_document
 from tokenmill.build.recipe import Recipe, RunOptions
 from tokenmill.build.share import WHOLE, Share, count_missing
 from tokenmill.errors import CacheError, CorruptionError, SourceError, UsageError
-from tokenmill.files import Staging, default_cache_dir
+from tokenmill.files import PrivateDirectory, Staging, default_cache_dir
 from tokenmill.fingerprint import KEY_HEX
 from tokenmill.source import Block, open_rows
 from tokenmill.store import CacheLayout, Store
@@ -139,14 +136,6 @@ def _plan(recipe: Recipe, card: IdentityCard, cache: CacheLayout, *, rehash: boo
     if not len(rows):
         raise SourceError("no rows: every source is empty", path=recipe.sources[0])
     return Plan(recipe, card, rows)
-
-
-class PrivateDirectory:
-    """A temporary directory that is removed, without a word, when nobody holds this object."""
-
-    def __init__(self) -> None:
-        self.path = Path(tempfile.mkdtemp(prefix="tokenmill-"))
-        self._finalizer = weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
 
 
 def _require_reachable(planned: Plan, executor: Executor) -> None:

@@ -109,23 +109,55 @@ def tojson(
 
 
 def pinned_strftime(date: str | None) -> Any:
-    """`strftime_now` of a day that does not move, in the C locale whatever the host's is."""
+    """`strftime_now` of a day that does not move, in the C locale and UTC whatever the host's are.
+
+    What the C library would take from the locale (names, ``%c``, ``%x``, ``%X``, ``%r``) or from
+    the time zone (``%s``, ``%Z``) is written here; the rest are numbers, the same everywhere.
+    """
     day = None if date is None else datetime.strptime(date, "%Y-%m-%d")
 
     def strftime_now(format: str) -> str:  # noqa: A002 - the name templates may use
         if day is None:
             raise DateAsked
         limits.price_format(format)
+        weekday, month = DAYS[day.weekday()], MONTHS[day.month - 1]
         words = {
-            "%a": DAYS[day.weekday()][:3],
-            "%A": DAYS[day.weekday()],
-            "%b": MONTHS[day.month - 1][:3],
-            "%h": MONTHS[day.month - 1][:3],
-            "%B": MONTHS[day.month - 1],
-            "%p": "AM",
+            "a": weekday[:3],
+            "A": weekday,
+            "b": month[:3],
+            "h": month[:3],
+            "B": month,
+            "p": "AM",
+            "P": "am",
+            "c": f"{weekday[:3]} {month[:3]} {day.day:2} 00:00:00 {day.year}",
+            "x": day.strftime("%m/%d/%y"),
+            "X": "00:00:00",
+            "r": "12:00:00 AM",
+            "s": str((day - datetime(1970, 1, 1)).days * 86400),
+            "Z": "",
+            "z": "",
         }
-        named = re.sub("%(?:%|[aAbhBp])", lambda m: words.get(m[0], m[0]), format)
-        return day.strftime(named)
+
+        def word(found: re.Match[str]) -> str:
+            flags, width, modifier, conversion = found.groups()
+            modified = {"": conversion, "E": "cCpPrsxXyYzZ", "O": "bBdehHImMpPrsSuUVwWyzZ"}
+            if conversion not in modified[modifier]:
+                return found[0]  # not a conversion: printed as it stands
+            if conversion not in words:
+                return f"%{flags}{width}{conversion}"  # eras and other digits are the locale's
+            text = words[conversion]
+            if "#" in flags and conversion in "pZ":
+                text = text.lower()
+            elif conversion != "P" and ("^" in flags or ("#" in flags and conversion in "aAbBh")):
+                text = text.upper()
+            padding = re.sub("[^-_0]", "", flags)[-1:]
+            return (
+                ""
+                if conversion == "z"
+                else text.rjust(int(width or 0), "0" if padding == "0" else " ")
+            )
+
+        return day.strftime(re.sub(r"%([-_0^#]*)(\d*)([EO]?)([A-Za-z%])", word, format))
 
     return strftime_now
 

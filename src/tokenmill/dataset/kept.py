@@ -13,10 +13,6 @@ gone chooses again.
 
 from __future__ import annotations
 
-import os
-import shutil
-import tempfile
-import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -28,8 +24,8 @@ import numpy.typing as npt
 from tokenmill import fingerprint
 from tokenmill.dataset.view import CHUNK, Found, Int64Array, View
 from tokenmill.errors import CacheError, CorruptionError
-from tokenmill.files import Staging, default_cache_dir, is_network
-from tokenmill.store import CacheLayout, Store
+from tokenmill.files import PrivateDirectory, Staging, default_cache_dir, is_network
+from tokenmill.store import CacheLayout, Store, StoreLayout
 
 RECORD = "kept.json"
 FILES = {"index.bin": "<i8", "lengths.bin": "<i4", "trained.bin": "<i4"}
@@ -68,6 +64,8 @@ class KeptView(View):
             "by": choice.document(parent),
         }
         self._key = fingerprint.key(self._document)
+        self.home: PrivateDirectory | None = None
+        """Holds the index where no cache could, as long as this view."""
         self._directory = _find_or_make(self, directory)
         self._index, self._lengths, self._trained = _open(self._directory, self._document)
 
@@ -136,8 +134,8 @@ def _pick(column: Any, within: Int64Array) -> Any:
 
 def _caches(view: View) -> Iterable[Path]:
     """Where an index may lie: beside the stores, then in the user's own cache."""
-    beside = [s.path.parent.parent for s in view.stores if s.path.parent.name == "stores"]
-    return dict.fromkeys([*beside, default_cache_dir()])
+    beside = [StoreLayout(store.path).cache_root for store in view.stores]
+    return dict.fromkeys([*(root for root in beside if root is not None), default_cache_dir()])
 
 
 def _find_or_make(view: KeptView, directory: str | None) -> Path:
@@ -153,15 +151,10 @@ def _find_or_make(view: KeptView, directory: str | None) -> Path:
         except CacheError:
             continue  # read-only or full: the next place will do
         return place
-    root = Path(tempfile.mkdtemp(prefix="tokenmill-rows-"))
-    weakref.finalize(view, _remove, root, os.getpid())
-    _publish(view, root, root / view.key)
-    return root / view.key
-
-
-def _remove(root: Path, owner: int) -> None:
-    if os.getpid() == owner:  # a forked child must not remove its parent's files
-        shutil.rmtree(root, ignore_errors=True)
+    view.home = PrivateDirectory("tokenmill-rows-")
+    place = view.home.path / view.key
+    _publish(view, view.home.path, place)
+    return place
 
 
 def _publish(view: KeptView, root: Path, place: Path) -> None:
@@ -177,6 +170,14 @@ def _publish(view: KeptView, root: Path, place: Path) -> None:
         }
         staging.write(f"{view.key}/{RECORD}", _encode(record))
         staging.publish(staged.parent, place)
+
+
+class _Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What `RECORD` holds."""
+
+    document: dict[str, Any]
+    rows: int
+    checksums: dict[str, str]
 
 
 def _encode(record: dict[str, Any]) -> bytes:
@@ -203,14 +204,13 @@ def _open(
     path = directory / RECORD
     try:
         data = path.read_bytes()
-        record = msgspec.json.decode(data, type=dict[str, Any])
-        stated, rows, checksums = record["document"], record["rows"], record["checksums"]
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, KeyError) as error:
+        record = msgspec.json.decode(data, type=_Record)
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         message = f"not a kept-row index ({error}); remove the directory to choose again"
         raise CorruptionError(message, path=path) from error
-    if data != _encode(record):
+    if data != _encode(msgspec.structs.asdict(record)):
         raise CorruptionError("the right members, but not the bytes that were written", path=path)
-    if fingerprint.canonical(stated) != fingerprint.canonical(document):
+    if fingerprint.canonical_of_parsed(record.document) != fingerprint.canonical(document):
         raise CorruptionError("an index of other rows lies under this key", path=path)
     arrays = []
     for name, dtype in FILES.items():
@@ -221,14 +221,14 @@ def _open(
             raise CorruptionError(
                 "missing; remove the directory to choose again", path=file
             ) from error
-        expected = rows * np.dtype(dtype).itemsize
+        expected = record.rows * np.dtype(dtype).itemsize
         if size != expected:
             raise CorruptionError(f"{size} bytes, expected {expected}", path=file)
         actual = _checksum(file)
-        if actual != checksums.get(name):
+        if actual != record.checksums.get(name):
             raise CorruptionError(
-                f"checksum {actual}, expected {checksums.get(name)}; remove the directory to "
-                "choose again",
+                f"checksum {actual}, expected {record.checksums.get(name)}; remove the directory "
+                "to choose again",
                 path=file,
             )
         arrays.append(_array(file, dtype))

@@ -109,6 +109,15 @@ class View(Sequence[Row], abc.ABC):
         """Trained tokens of many rows."""
         return self._gather(indices, "trained")
 
+    def trained_within(
+        self, indices: Int64Array, starts: Int64Array, stops: Int64Array
+    ) -> Int64Array:
+        """Trained tokens of pieces of rows, from the stores' columns."""
+        found = np.empty(indices.size, dtype=np.int64)
+        for store, places, numbers in self.locate(indices):
+            found[places] = store.trained_within(numbers, starts[places], stops[places])
+        return found
+
     def _gather(self, indices: Int64Array, name: str) -> Int64Array:
         found = np.empty(indices.size, dtype=np.int64)
         for store, places, numbers in self.locate(indices):

@@ -25,6 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenmill.errors import UsageError
+from tokenmill.store import CARRIED
 
 NAMES = {
     "length": "length",  # tokens of the row
@@ -85,7 +86,7 @@ class Where:
     def columns(self) -> list[str]:
         """Stored columns the expression needs (never none: rows must be counted)."""
         fixed = {NAMES[name] for name in self._uses}
-        return sorted(fixed | self._carried) or ["length"]
+        return sorted(fixed | {CARRIED + name for name in self._carried}) or ["length"]
 
     @property
     def uses_source(self) -> bool:
@@ -97,7 +98,8 @@ class Where:
         rows = len(next(iter(columns.values())))
         prepared: dict[str, Any] = {}
         for name in self._carried:
-            prepared[f"carried.{name}"] = _objects([msgspec.json.decode(t) for t in columns[name]])
+            texts = columns[CARRIED + name]
+            prepared[CARRIED + name] = _objects([msgspec.json.decode(text) for text in texts])
         for name in self._uses:
             values = columns[NAMES[name]]
             if name == "file":
@@ -150,7 +152,7 @@ class Where:
             return columns[node.id]
         if isinstance(node, ast.Attribute | ast.Subscript):
             first, *rest = _carried_path(node)
-            values = columns[f"carried.{first}"]
+            values = columns[CARRIED + first]
             return _objects([_member(value, rest) for value in values]) if rest else values
         if isinstance(node, ast.List | ast.Tuple | ast.Set):
             members = [self._value(member, columns) for member in node.elts]

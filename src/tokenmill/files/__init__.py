@@ -8,12 +8,14 @@ need no lock and a crash leaves at worst a staging directory that harms nobody.
 
 `Staging` owns the temporary directory; `publish_file` and `publish_directory` are the two ways
 out of it; `filesystem_kind` tells where mapping a file is unsafe and must be a read. Objects that
-live elsewhere are read by ranges: `remote` and `ranged`.
+live elsewhere are read by ranges: `remote` and `ranged`. What is removed when a process ends, or
+locked in it, goes through `process`, so that a forked child touches nothing of its parent's.
 """
 
 from __future__ import annotations
 
 from tokenmill.files.kind import NETWORK_KINDS, filesystem_kind, is_network
+from tokenmill.files.process import PrivateDirectory, PrivateFile, ProcessLock, at_end
 from tokenmill.files.publish import (
     Staging,
     copy_or_link,
@@ -30,7 +32,11 @@ from tokenmill.files.write import NewFile, write_file, writing_errors
 __all__ = [
     "NETWORK_KINDS",
     "NewFile",
+    "PrivateDirectory",
+    "PrivateFile",
+    "ProcessLock",
     "Staging",
+    "at_end",
     "copy_or_link",
     "default_cache_dir",
     "filesystem_kind",

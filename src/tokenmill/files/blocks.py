@@ -11,11 +11,11 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-import threading
 from collections.abc import Iterable
 from pathlib import Path
 
 from tokenmill.errors import UsageError
+from tokenmill.files.process import ProcessLock
 
 MOST_BYTES = 8 << 30
 KEPT_SHARE = 0.8  # of the bound is left after making room, so that it is not made for every block
@@ -45,7 +45,7 @@ class BlockCache:
         self.directory = root / "blocks"
         self._most = most_bytes()
         self._known: int | None = None  # bytes, as of the last look plus what was put since
-        self._lock = threading.Lock()
+        self._lock = ProcessLock()
 
     def __reduce__(self) -> tuple[type[BlockCache], tuple[Path]]:
         return BlockCache, (self.root,)

@@ -116,6 +116,7 @@ class Staging:
 
     def __init__(self, root: Path, *, beside: Path | None = None) -> None:
         self.root = root
+        self._process = os.getpid()
         self._own_modes = beside is None
         unique = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(8)}"
         if beside is None:
@@ -140,7 +141,8 @@ class Staging:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        shutil.rmtree(self.path, ignore_errors=True)
+        if os.getpid() == self._process:  # a child forked in between leaves, too
+            shutil.rmtree(self.path, ignore_errors=True)
 
     def write(self, name: str, chunks: Buffer | Iterable[Buffer]) -> Path:
         """Write and sync one staged file."""

@@ -1,9 +1,9 @@
 """From a step's integers to a batch of arrays.
 
-A `Filler` reads this rank's rows from the view and fills the arrays; for the other ranks' rows it
-only counts the trained tokens, so that every rank can say `num_trained_tokens` of the whole global
-batch without talking to the others. It holds no position and pickles small: a worker process needs
-a filler and steps, nothing else.
+A `Filler` reads this rank's rows from the view and fills the arrays; of the other ranks' rows it
+counts the trained tokens by the stores' columns, so that every rank can say `num_trained_tokens` of
+the whole global batch without asking the others and without opening a row of theirs. It holds no
+position and pickles small: a worker process needs a filler and steps, nothing else.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import numpy as np
 from tokenmill.dataset import View
 from tokenmill.loader.steps import Step
 from tokenmill.packing import Batch, Packs, Piece, fill_packs, fill_rows
-from tokenmill.sampling import Int64Array
 
 
 @dataclass(frozen=True)
@@ -72,30 +71,9 @@ class Filler:
         return pieces
 
     def _trained(self, packs: Packs, first: int, stop: int) -> int:
-        """Labels ≠ -100 among pieces that other ranks fill."""
+        """Labels ≠ -100 among pieces that other ranks fill: the first token of none is one."""
         if first == stop:
             return 0
-        rows, lengths = packs.rows[first:stop], packs.lengths[first:stop]
-        trained = self.view.trained_at(rows)
-        whole = lengths == self.view.lengths_at(rows)
-        # The first token of a piece is never a label: it must be looked at, unless the counts say
-        # that all tokens are trained, or none.
-        total = int(trained[whole].sum()) - int(np.count_nonzero(whole & (trained == lengths)))
-        look = np.flatnonzero(~whole | ((trained > 0) & (trained < lengths)))
-        return total + self._corrections(packs, first + look, whole[look])
-
-    def _corrections(self, packs: Packs, places: Int64Array, whole: Int64Array) -> int:
-        total = 0
-        for row, start, length, is_whole in zip(
-            self.view.rows(packs.rows[places]),
-            packs.starts[places].tolist(),
-            packs.lengths[places].tolist(),
-            whole.tolist(),
-            strict=True,
-        ):
-            mask = row.loss_mask
-            if is_whole:
-                total -= int(mask[0])
-            else:
-                total += int(mask[start + 1 : start + length].sum(dtype=np.int64))
-        return total
+        starts = packs.starts[first:stop]
+        stops = starts + packs.lengths[first:stop]
+        return int(self.view.trained_within(packs.rows[first:stop], starts + 1, stops).sum())

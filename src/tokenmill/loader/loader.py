@@ -13,10 +13,9 @@ next cursor. It is what adapters for host frameworks build on.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import Any
-
-import numpy as np
 
 from tokenmill.dataset import Mixture, View
 from tokenmill.errors import UsageError
@@ -40,7 +39,8 @@ class Loader:
         order: feistel, miles, sequential or length_grouped (or a `LengthGrouped` with numbers).
         rank: This rank.
         world_size: How many ranks share every global batch.
-        epochs: How many epochs the run has; None goes on for ever.
+        epochs: How many epochs the run has; None goes on for ever. With ``last="wrap"`` it ends
+            with the batch that completes them: ⌈epochs × samples / global batch⌉ in all.
         last: At the end of an epoch: wrap into the next, drop the rest, or keep a short batch.
         pad_id: Token of the padding; None takes the tokenizer's pad, else its eos.
         pad_side: right or left.
@@ -123,10 +123,9 @@ class Loader:
         Directly after `load_state_dict`, announcing the epoch that the state stands in keeps its
         place: trainers call this at the top of the epoch they resume.
         """
-        if isinstance(epoch, bool) or not isinstance(epoch, int | np.integer) or epoch < 0:
-            raise UsageError(f"epoch must be a whole number from 0, not {epoch!r}")
+        epoch = self.stream.checked_epoch(epoch)
         resuming = self._just_loaded and self._cursor.epoch == epoch
-        self.jump(self._cursor if resuming else Cursor(int(epoch)), int(epoch))
+        self.jump(self._cursor if resuming else Cursor(epoch), epoch)
 
     def state_dict(self) -> dict[str, Any]:
         """Where the run stands, counting what was handed out; the same on every rank."""
@@ -168,8 +167,9 @@ class Loader:
     def served(self) -> dict[str, dict[str, int]]:
         """What each source of a mixture gave up to here; a plain dataset is one source, ``data``.
 
-        Computed from the position alone, so it survives any resume: rows, own epoch, position in
-        it, tokens and trained tokens. Tokens of the current own epoch are added up on demand.
+        Computed from the position alone, so it survives any resume. Of every source: ``rows``
+        handed out, whole ``passes`` over it, ``tokens`` and ``trained_tokens`` of those rows.
+        Tokens of a pass that is not finished are added up on demand.
         """
         return self.stream.served(self._cursor)
 
@@ -187,13 +187,16 @@ class LoaderIterator(Iterator[Batch]):
 
     def _start(self) -> None:
         self._jumps = self._loader.jumps
+        self._process = os.getpid()
         items = self._loader.stream.batches(self._loader.cursor, self._loader.end)
         self._items: Iterator[Handed] = items
         if self._loader.prefetch:
             self._items = Prefetcher(items, self._loader.prefetch)
 
     def __next__(self) -> Batch:
-        if self._jumps != self._loader.jumps:
+        if self._process != os.getpid():
+            self._start()  # a prefetching thread stays behind in the parent
+        elif self._jumps != self._loader.jumps:
             self.close()
             self._start()
         batch, cursor = next(self._items)

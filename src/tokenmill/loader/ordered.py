@@ -15,7 +15,6 @@ from typing import Any, SupportsIndex, overload
 import numpy as np
 
 from tokenmill.dataset import Mixture, View
-from tokenmill.errors import UsageError
 from tokenmill.loader.stream import LengthGrouped, Stream
 from tokenmill.sampling import Int64Array
 from tokenmill.store import Row, Store
@@ -42,16 +41,14 @@ class OrderedView(Sequence[Row]):
         self._arguments = (data, seed, order)
         # Rows are handed out as they are: padding plays no part.
         self._stream = Stream(data, seed=seed, order=order, pad_id=0)
-        self.epoch = epoch
+        self.set_epoch(epoch)
 
     def __reduce__(self) -> Any:
         return _remake, (*self._arguments, self.epoch)
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch whose order is served."""
-        if isinstance(epoch, bool) or not isinstance(epoch, int | np.integer) or epoch < 0:
-            raise UsageError(f"epoch must be a whole number from 0, not {epoch!r}")
-        self.epoch = int(epoch)
+        self.epoch = self._stream.checked_epoch(epoch)
 
     def __len__(self) -> int:
         return self._stream.order.rows

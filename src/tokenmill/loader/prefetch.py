@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import queue
 import threading
-import weakref
 from collections.abc import Iterator
 from typing import Generic, TypeVar
+
+from tokenmill.files import at_end
 
 T = TypeVar("T")
 
@@ -46,7 +47,7 @@ class Prefetcher(Generic[T]):
             daemon=True,
         )
         self.thread = thread
-        weakref.finalize(self, self._unwanted.set)
+        at_end(self, self._unwanted.set)
         thread.start()
 
     def __iter__(self) -> Prefetcher[T]:

@@ -75,8 +75,8 @@ class RowSamples:
         return self._order.rows
 
     def check(self, cursor: Cursor) -> None:
-        """Positions run to the number of rows."""
-        if cursor.position > self._order.rows:
+        """Positions run to the number of rows; behind the last row stands the next epoch."""
+        if cursor.position >= self._order.rows:
             raise StateError(
                 f"the state's position is {cursor.position}, an epoch has {self._order.rows} rows"
             )
@@ -125,10 +125,6 @@ class PackSamples:
         while cursor.window < self.windows and count:
             packs = self.packed(cursor.epoch, cursor.window)
             first = cursor.position - cursor.packs_before
-            if first > len(packs):
-                raise StateError(
-                    f"the state stands at pack {first} of a window of {len(packs)} packs"
-                )
             stop = min(first + count, len(packs))
             parts.append(packs.take(np.arange(first, stop, dtype=np.int64)))
             count -= stop - first
@@ -168,8 +164,16 @@ class PackSamples:
         return packs, tokens
 
     def check(self, cursor: Cursor) -> None:
-        """The window must exist; the place in it is checked when it is packed."""
+        """The window and the place in it must exist; packs that window, as going on does."""
         if cursor.window >= max(self.windows, 1):
             raise StateError(
                 f"the state stands in window {cursor.window}, an epoch has {self.windows}"
             )
+        if cursor.packs_before and not cursor.window:
+            raise StateError(
+                f"the state has {cursor.packs_before} packs before its window, which is the first"
+            )
+        inside = cursor.position - cursor.packs_before
+        packs = len(self.packed(cursor.epoch, cursor.window))
+        if inside and inside >= packs:  # behind the last pack stands the next window
+            raise StateError(f"the state stands at pack {inside} of a window of {packs} packs")

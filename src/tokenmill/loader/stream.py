@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from tokenmill.dataset import Mixture, View, as_view
-from tokenmill.errors import UsageError
+from tokenmill.errors import StateError, UsageError
 from tokenmill.loader.account import Account, served
 from tokenmill.loader.cursor import Cursor, Passport
 from tokenmill.loader.filler import Filler
@@ -22,6 +23,7 @@ from tokenmill.loader.samples import PackSamples, RowSamples, Samples
 from tokenmill.loader.steps import BatchStepper, BudgetStepper, Geometry, Step, Stepper
 from tokenmill.packing import Batch, Pack, oversize_error, padded_width
 from tokenmill.sampling import (
+    LARGEST,
     FeistelOrder,
     GroupedOrder,
     MilesOrder,
@@ -198,8 +200,29 @@ class Stream:
     # Service
 
     def check(self, cursor: Cursor) -> None:
-        """Refuse a cursor that lies outside of its epoch."""
+        """Refuse a cursor that lies outside of its epoch, or in one that nobody reaches."""
+        if cursor.epoch > self.last_epoch:
+            raise StateError(
+                f"the state stands in epoch {cursor.epoch}; the last is {self.last_epoch}"
+            )
         self.samples.check(cursor)
+
+    @property
+    def last_epoch(self) -> int:
+        """The last epoch whose positions, counted from the first, keep within 64 bits."""
+        return LARGEST // self.order.rows - 1
+
+    def checked_epoch(self, epoch: Any) -> int:
+        """An epoch as somebody names it.
+
+        Raises:
+            UsageError: It is no whole number from 0, or too large.
+        """
+        if isinstance(epoch, bool) or not isinstance(epoch, int | np.integer) or epoch < 0:
+            raise UsageError(f"epoch must be a whole number from 0, not {epoch!r}")
+        if epoch > self.last_epoch:
+            raise UsageError(f"epoch is {epoch}; the last is {self.last_epoch}")
+        return int(epoch)
 
     def steps(self, cursor: Cursor, end: int | None) -> Iterator[tuple[Step, Cursor]]:
         """Steps from a cursor on, each with the cursor behind it."""

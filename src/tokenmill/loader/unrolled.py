@@ -63,6 +63,7 @@ class Unrolled:
         self._stream = Stream(
             self._data, seed=seed, order=order, pack=pack, world_size=world_size, pad_id=0
         )
+        self._stream.checked_epoch(self.epochs - 1)
         self._per_epoch = self._stream.order.rows
         self._ends = ends
         if ends is None and isinstance(self._stream.samples, PackSamples):

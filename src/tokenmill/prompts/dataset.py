@@ -22,14 +22,14 @@ from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
-from tokenmill.build.executors import Executor
+from tokenmill.build.executors import Executor, closed_unless
 from tokenmill.errors import RowError, SourceError, StateError, UsageError
-from tokenmill.files import default_cache_dir
+from tokenmill.files import PrivateDirectory, default_cache_dir
 from tokenmill.origin import Origin
 from tokenmill.prompts import media
 from tokenmill.prompts.choosing import Int64Array, Kept
 from tokenmill.prompts.cursor import Passport
-from tokenmill.prompts.finding import Found, PrivateHome, Wanted, find_index
+from tokenmill.prompts.finding import Found, Wanted, find_index
 from tokenmill.prompts.lengths import Int32Array, LengthIndex
 from tokenmill.prompts.opening import Source, open_source, resolve_executor
 from tokenmill.prompts.shaping import Prompt, shape_row
@@ -133,7 +133,9 @@ class PromptDataset(Sequence[Prompt]):
         wanted = Wanted(
             rows, spec, tokenizer, tokenizer_backend, chat_template, trust_remote_code, processor
         )
-        found = find_index(wanted, root, resolve_executor(executor, num_workers))
+        workers = resolve_executor(executor, num_workers)
+        with closed_unless(executor, workers):
+            found = find_index(wanted, root, workers)
         self._build(rows, spec, found, max_length, seed, order, processor)
         self.hit = found.hit
         self.measured = found.measured
@@ -154,7 +156,7 @@ class PromptDataset(Sequence[Prompt]):
         self._processor = processor
         self._spec = spec
         self._index: LengthIndex = found.index
-        self._home: PrivateHome | None = found.home
+        self._home: PrivateDirectory | None = found.home
         self.max_length = max_length
         self.seed = seed
         self.order = order

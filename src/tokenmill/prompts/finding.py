@@ -14,9 +14,6 @@ directory that lives as long as the dataset.
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
-import weakref
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from tokenmill import fingerprint
 from tokenmill.build.keys import source_documents
 from tokenmill.errors import CacheError
-from tokenmill.files import Staging
+from tokenmill.files import PrivateDirectory, Staging
 from tokenmill.prompts import media
 from tokenmill.prompts.lengths import LengthIndex, publish_index
 from tokenmill.prompts.spec import PromptSpec
@@ -112,20 +109,7 @@ class Found:
     index: LengthIndex
     hit: bool
     measured: int = 0
-    home: PrivateHome | None = None
-
-
-class PrivateHome:
-    """A temporary directory, removed when nobody holds this object any more."""
-
-    def __init__(self) -> None:
-        self.path = Path(tempfile.mkdtemp(prefix="tokenmill-prompts-"))
-        weakref.finalize(self, _remove, self.path, os.getpid())
-
-
-def _remove(path: Path, owner: int) -> None:
-    if os.getpid() == owner:  # a forked child must not remove its parent's files
-        shutil.rmtree(path, ignore_errors=True)
+    home: PrivateDirectory | None = None
 
 
 def find_index(wanted: Wanted, root: Path, executor: Executor) -> Found:
@@ -137,7 +121,7 @@ def find_index(wanted: Wanted, root: Path, executor: Executor) -> Found:
     except CacheError:
         if _writable(root):
             raise
-    home = PrivateHome()
+    home = PrivateDirectory("tokenmill-prompts-")
     found = _find_or_make(wanted, home.path, executor)
     found.home = home
     return found

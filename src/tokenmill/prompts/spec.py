@@ -15,9 +15,10 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
+from tokenmill import fingerprint
 from tokenmill.chat import RENDERER_VERSION
 from tokenmill.errors import UsageError
 
@@ -75,6 +76,9 @@ class PromptSpec:
             )
         self._check_media()
         self._check_kwargs()
+        for each in fields(self):
+            value = fingerprint.plain(getattr(self, each.name), each.name)
+            object.__setattr__(self, each.name, value)
         if self.date is not None:
             try:
                 datetime.datetime.strptime(str(self.date), "%Y-%m-%d")
@@ -122,11 +126,14 @@ class PromptSpec:
 
     def document(self) -> dict[str, Any]:
         """The plain values of every field, for the key of a length index."""
-        fields = self.travelling()
+        document = self.travelling()
         if not self.apply_chat_template:
             # Without a template these decide nothing, so they must not make another key.
-            fields = {**fields, "template_kwargs": {}, "date": None, "convention": "default"}
-        media = fields["multimodal_keys"]
+            document = {**document, "template_kwargs": {}, "date": None, "convention": "default"}
+        media = document["multimodal_keys"]
         # The order of kinds decides nothing either: placeholders are found by position.
-        fields["multimodal_keys"] = None if media is None else dict(sorted(media.items()))
-        return {"version": SPEC_VERSION, "renderer": RENDERER_VERSION, **fields}
+        document["multimodal_keys"] = None if media is None else dict(sorted(media.items()))
+        order = fingerprint.own_order(document["template_kwargs"])
+        if order is not None:
+            document["template_kwargs_order"] = order
+        return {"version": SPEC_VERSION, "renderer": RENDERER_VERSION, **document}

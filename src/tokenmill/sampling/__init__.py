@@ -20,11 +20,18 @@ from tokenmill.sampling.order import (
     SequentialOrder,
     check_seed,
 )
-from tokenmill.sampling.permutation import ORDER_VERSION, Int64Array, Permutation, derive_key
+from tokenmill.sampling.permutation import (
+    LARGEST,
+    ORDER_VERSION,
+    Int64Array,
+    Permutation,
+    derive_key,
+)
 from tokenmill.sampling.states import admit_state
 
 __all__ = [
     "EXHAUSTED",
+    "LARGEST",
     "ORDER_VERSION",
     "PURPOSE_PACKS",
     "FeistelOrder",

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tokenmill.errors import StateError
-from tokenmill.sampling.permutation import ORDER_VERSION
+from tokenmill.sampling.permutation import LARGEST, ORDER_VERSION
 
 
 def admit_state(
@@ -38,10 +38,10 @@ def admit_state(
         StateError: It is of another kind, version or stream, or holds no whole number where one
             must stand; the message names both values.
     """
-    if not isinstance(state, dict) or state.get("kind") != kind:
+    if not isinstance(state, dict) or not _equal(state.get("kind"), kind):
         raise StateError(f"not a state of a tokenmill {owner}")
     for name, expected in (("version", version), ("order_version", ORDER_VERSION)):
-        if state.get(name) != expected:
+        if not _equal(state.get(name), expected):
             raise StateError(
                 f"the state has {name} {state.get(name)!r}, this tokenmill has {expected}: "
                 "finish the run with the release that started it"
@@ -49,7 +49,7 @@ def admit_state(
     differing = [
         f"{name} (the state's: {state.get(name)!r}, this {owner.split()[-1]}'s: {ours!r})"
         for name, ours in fields.items()
-        if state.get(name) != ours
+        if not _equal(state.get(name), ours)
     ]
     if differing:
         raise StateError(f"the state is of another {'; and of another '.join(differing)}")
@@ -58,5 +58,21 @@ def admit_state(
         number = state.get(name)
         if isinstance(number, bool) or not isinstance(number, int) or number < 0:
             raise StateError(f"the state's {name} is {number!r}, not a whole number")
+        if number > LARGEST:
+            raise StateError(f"the state's {name} is {number}: no run comes that far")
         found[name] = number
     return found
+
+
+def _equal(value: Any, ours: Any) -> bool:
+    """Whether a saved value is ours, in value and in kind.
+
+    Somebody's array would compare member by member, and one of a single member passes for it.
+    """
+    if type(value) is not type(ours):
+        return False
+    if isinstance(ours, dict):
+        return value.keys() == ours.keys() and all(_equal(value[name], ours[name]) for name in ours)
+    if isinstance(ours, list):
+        return len(value) == len(ours) and all(map(_equal, value, ours))
+    return bool(value == ours)

@@ -9,7 +9,6 @@ indexed copy instead (`columnar`); a copy of what may be larger than the disk is
 
 from __future__ import annotations
 
-import threading
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
@@ -19,6 +18,7 @@ from typing import Any
 import pyarrow as pa
 
 from tokenmill.errors import RowError, SourceError
+from tokenmill.files import ProcessLock
 from tokenmill.files.ranged import RangedStream, RemoteFile
 from tokenmill.source.entry import Span
 from tokenmill.source.jsonform import RowForm
@@ -115,7 +115,7 @@ class DecodedRows:
         self._form = form
         self._cursor = Cursor(table)
         self._kept: OrderedDict[int, list[dict[str, Any] | RowError]] = OrderedDict()
-        self._lock = threading.Lock()
+        self._lock = ProcessLock()
 
     def value(self, row: int) -> dict[str, Any] | RowError:
         """One row, or why it is none."""

@@ -11,21 +11,17 @@ directory takes its place; it ends with the process that made it.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import errno
 import os
 import secrets
-import shutil
-import tempfile
-import threading
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from tokenmill.errors import CacheError, CorruptionError
-from tokenmill.files import Staging, make_directory
+from tokenmill.files import PrivateDirectory, ProcessLock, Staging, make_directory
 from tokenmill.fingerprint import canonical, checksum
 
 _FORBIDDEN = (errno.EROFS, errno.EACCES, errno.EPERM)
@@ -87,8 +83,8 @@ class Shelf:
                 self.publish(staging, staging.path / "note", key)
 
 
-_private: list[tuple[int, Path]] = []
-_making = threading.Lock()
+_private: list[PrivateDirectory] = []
+_making = ProcessLock()
 
 
 def private_shelf() -> Shelf:
@@ -97,23 +93,15 @@ def private_shelf() -> Shelf:
         found = existing_private_shelf()
         if found is not None:
             return found
-        root = Path(tempfile.mkdtemp(prefix="tokenmill-rows-"))
-        _private.append((os.getpid(), root))
-        atexit.register(_remove_private, os.getpid(), root)
-        return Shelf(root)
+        _private.append(PrivateDirectory("tokenmill-rows-"))
+        return Shelf(_private[-1].path)
 
 
 def existing_private_shelf() -> Shelf | None:
     """The private shelf, if this process needed one before."""
-    if _private and _private[-1][0] == os.getpid():
-        return Shelf(_private[-1][1])
+    if _private and _private[-1].process == os.getpid():  # a forked child makes one of its own
+        return Shelf(_private[-1].path)
     return None
-
-
-def _remove_private(pid: int, root: Path) -> None:
-    # A forked child inherits the registration, but not the directory.
-    if os.getpid() == pid:
-        shutil.rmtree(root, ignore_errors=True)
 
 
 def is_forbidden(error: CacheError) -> bool:

@@ -12,7 +12,8 @@ The read half (`open_store`, `Store`, `Row`) imports numpy, msgspec and xxhash o
 from __future__ import annotations
 
 from tokenmill.store.layout import FORMAT, CacheLayout, StoreLayout
+from tokenmill.store.record import CARRIED
 from tokenmill.store.row import Row
 from tokenmill.store.store import Store, open_store
 
-__all__ = ["FORMAT", "CacheLayout", "Row", "Store", "StoreLayout", "open_store"]
+__all__ = ["CARRIED", "FORMAT", "CacheLayout", "Row", "Store", "StoreLayout", "open_store"]

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import xxhash
 
@@ -20,6 +21,7 @@ from tokenmill.errors import CorruptionError
 from tokenmill.store.access import REMEDY, reading_errors
 from tokenmill.store.layout import TABLE
 from tokenmill.store.manifest import Document
+from tokenmill.store.record import UNREADABLE
 from tokenmill.store.table import SLICE_ROW, read_stretches
 
 _READ_BYTES = 1 << 20
@@ -105,6 +107,21 @@ def check_table(manifest: Document, path: Path, *, content: bool) -> None:
         )
 
 
-def warn_about_proof(path: Path, error: Exception) -> None:
-    """Tell that the advisory proof cannot be read; the rows are not affected."""
-    warnings.warn(f"{path}: proof cannot be read ({error}); rows are not affected", stacklevel=3)
+class _Proof(msgspec.Struct):
+    """What others rely on in a proof; it may say anything else."""
+
+    paths: list[str | None] = []
+    notes: dict[str, dict[str, int]] = {}
+
+
+def read_proof(path: Path) -> Document:
+    """The advisory proof; one that cannot be read is a warning and empty: no row needs it."""
+    try:
+        document = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+        msgspec.convert(document, _Proof)
+    except (OSError, *UNREADABLE) as error:
+        warnings.warn(
+            f"{path}: proof cannot be read ({error}); rows are not affected", stacklevel=4
+        )
+        return {}
+    return document

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from tokenmill.fingerprint import canonical
 from tokenmill.store.record import RejectedRow
+from tokenmill.store.runs import runs_of
 
 Int32 = NDArray[np.int32]
 Int64 = NDArray[np.int64]
@@ -86,8 +87,16 @@ class SliceColumns:
             counts[some] = np.add.reduceat(self.mask, self.starts[:-1][some], dtype=np.int32)
         return counts
 
+    @cached_property
+    def mask_runs(self) -> tuple[Int32, Int64]:
+        """The tokens at which each row's mask changes, and where each row's begin."""
+        return runs_of(self.mask, self.starts)
+
     def content(self) -> str:
-        """Digest of the values, independent of how any library lays them out in a file."""
+        """Digest of the values, independent of how any library lays them out in a file.
+
+        What follows from others (lengths, trained counts, runs of the mask) is not part of it.
+        """
         hasher = xxhash.xxh3_128()
         for array in (
             self.ids, self.mask, self.starts, self.row, self.part, self.line, self.offset,

@@ -2,7 +2,7 @@
 
 The caller hands over a *placement* for every slice of its plan, in order: which slice, of which
 source, from which row, line and byte. This module reads each commit record, recounts the totals,
-writes the table, the lengths and the trained counts as it goes (nothing is kept per slice, and no
+writes the table and the columns of counts as it goes (nothing is kept per slice, and no
 token is read), then state and info files for `datasets.load_from_disk`, the manifest over all of
 them and the advisory proof. The directory is staged whole and appears at once.
 Where a store of this key is there already it is compared, and moved to quarantine if it is corrupt.
@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,9 +28,15 @@ from tokenmill.store import layout as names
 from tokenmill.store.ahead import ahead
 from tokenmill.store.checks import check_file
 from tokenmill.store.layout import CacheLayout, StoreLayout
-from tokenmill.store.manifest import Document, encode_manifest, make_manifest, read_manifest
+from tokenmill.store.manifest import (
+    Document,
+    encode_manifest,
+    make_manifest,
+    read_manifest,
+    without_masks,
+)
 from tokenmill.store.quarantine import quarantine
-from tokenmill.store.record import CommitRecord
+from tokenmill.store.runs import firsts_of
 from tokenmill.store.slices import RowCounts, read_counts, read_record
 from tokenmill.store.table import SLICE_ROW, count_rows, header, pack_row, read_stretches
 
@@ -61,15 +68,18 @@ class _Tally:
     source_rows: int = 0
     rows_in: int = 0
     slices: int = 0
+    runs: int = 0
     rejected: Counter[str] = field(default_factory=Counter)
 
-    def add(self, record: CommitRecord) -> None:
+    def add(self, counts: RowCounts) -> None:
+        record = counts.record
         self.rows += record.rows
         self.tokens += record.tokens
         self.trained += record.trained
         self.source_rows += record.source_rows
         self.rows_in += record.rows_in
         self.slices += 1
+        self.runs += len(counts.runs)
         self.rejected.update(row.reason for row in record.rejected)
 
     def totals(self) -> Document:
@@ -127,35 +137,28 @@ def _agrees(cache: CacheLayout, store: StoreLayout, ours: Document) -> bool:
     """Whether the published store is ours; False when it is corrupt.
 
     That is when its own files are not whole, or when it wants other slices than those that are in
-    force: of one that was found wrong and replaced it could serve nothing.
+    force: of one that was found wrong and replaced it could serve nothing. One of an earlier
+    version is ours without the columns that it lacks.
     """
     try:
         published = read_manifest(store)
         for name, stated in published["files"].items():
             check_file(store.file(name), stated, content=True)
+        if names.MASK_RUNS not in published["files"]:
+            ours = without_masks(ours)
+        if published["digest"] != ours["digest"]:
+            # A slice of it may have been replaced, or lost and built anew by another version: then
+            # it is this store that nobody can read any more.
+            for key, record in _slices(store.file(names.TABLE)):
+                read_record(cache.slice(key), record)
     except (CorruptionError, UsageError):  # the latter: it has no manifest
         return False
     if published["digest"] != ours["digest"]:
-        if not _finds_its_slices(cache, store):
-            return False
         raise NonDeterminismError(
             f"the published manifest has digest {published['digest']}, this build made "
             f"{ours['digest']} from the same inputs; what is published stays",
             path=store.manifest,
         )
-    return True
-
-
-def _finds_its_slices(cache: CacheLayout, store: StoreLayout) -> bool:
-    """Whether the slices that a store's table names have the records that it names."""
-    pieces = read_stretches(store.file(names.TABLE))
-    next(pieces)  # the header
-    for piece in pieces:
-        for row in np.frombuffer(piece, SLICE_ROW):
-            try:
-                read_record(cache.slice(row["key"].tobytes().hex()), row["record"].tobytes().hex())
-            except CorruptionError:
-                return False
     return True
 
 
@@ -177,7 +180,7 @@ class _Column(NewFile):
         super().__init__(path)
         self._hasher = xxhash.xxh3_128()
 
-    def add(self, piece: bytes) -> None:
+    def add(self, piece: bytes | memoryview) -> None:
         self._hasher.update(piece)
         self.write(piece)
 
@@ -188,22 +191,23 @@ class _Column(NewFile):
 def _write_columns(
     cache: CacheLayout, placements: Iterable[Placement], staged: Path
 ) -> tuple[_Tally, dict[str, Document]]:
-    """Write table, lengths and trained counts in one pass over the slices."""
+    """Write the table and the columns of all rows in one pass over the slices."""
     tally = _Tally()
     body = staged / "table.part"
-    with (
-        NewFile(body) as table,
-        _Column(staged / names.LENGTHS) as lengths,
-        _Column(staged / names.TRAINED) as trained,
-    ):
+    with NewFile(body) as table, ExitStack() as opened:
+        columns = {name: opened.enter_context(_Column(staged / name)) for name in names.ROW_ARRAYS}
         for placement, counts in ahead(lambda one: _counted(cache, one), placements):
             table.write(_table_row(placement, counts, tally))
-            lengths.add(counts.lengths)
-            trained.add(counts.trained)
-            tally.add(counts.record)
+            columns[names.LENGTHS].add(counts.lengths)
+            columns[names.TRAINED].add(counts.trained)
+            columns[names.FIRST_TRAINED].add(firsts_of(counts.runs, counts.run_starts).data)
+            columns[names.MASK_RUNS].add(counts.runs.astype("<i4").data)
+            ends = counts.run_starts[1:] + tally.runs
+            columns[names.MASK_RUN_ENDS].add(ends.astype("<i8").data)
+            tally.add(counts)
     write_file(staged / names.TABLE, _chain(header(tally.slices), body))
     body.unlink()
-    return tally, {names.LENGTHS: lengths.document(), names.TRAINED: trained.document()}
+    return tally, {name: column.document() for name, column in columns.items()}
 
 
 def _counted(cache: CacheLayout, placement: Placement) -> tuple[Placement, RowCounts]:
@@ -238,14 +242,22 @@ def _table_row(placement: Placement, counts: RowCounts, tally: _Tally) -> bytes:
 _DATASET_INFO = b"{}\n"
 
 
-def _served(table_path: Path) -> Iterator[str]:
-    """Keys of the slices that have rows."""
+def _table_rows(table_path: Path) -> Iterator[np.void]:
     pieces = read_stretches(table_path)
     next(pieces)  # the header
     for piece in pieces:
-        for row in np.frombuffer(piece, SLICE_ROW):
-            if row["rows"]:
-                yield row["key"].tobytes().hex()
+        yield from np.frombuffer(piece, SLICE_ROW)
+
+
+def _slices(table_path: Path) -> Iterator[tuple[str, str]]:
+    """Key and record digest of every slice."""
+    for row in _table_rows(table_path):
+        yield row["key"].tobytes().hex(), row["record"].tobytes().hex()
+
+
+def _served(table_path: Path) -> Iterator[str]:
+    """Keys of the slices that have rows."""
+    return (row["key"].tobytes().hex() for row in _table_rows(table_path) if row["rows"])
 
 
 def state_json(table_path: Path, key: str, slices: str = "../../slices") -> Iterator[bytes]:

@@ -39,8 +39,9 @@ def copy_store(store: Store, target: Path) -> Path:
         with writing_errors(target):
             _link_slices(store, staged)
             _link_tokenizer(store, staged)
-            for name in (names.TABLE, names.LENGTHS, names.TRAINED, names.DATASET_INFO):
-                copy_or_link(store.path / name, staged / name)
+            for name in store.manifest["files"]:
+                if name != names.STATE:
+                    copy_or_link(store.path / name, staged / name)
             if (store.path / names.PROOF).is_file():
                 copy_or_link(store.path / names.PROOF, staged / names.PROOF)
         staging.write(names.STATE, state_json(staged / names.TABLE, store.key, "slices"))

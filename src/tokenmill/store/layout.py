@@ -24,12 +24,27 @@ MANIFEST = "manifest.json"
 TABLE = "slices.bin"
 LENGTHS = "lengths.bin"
 TRAINED = "trained.bin"
+FIRST_TRAINED = "first_trained.bin"
+MASK_RUNS = "mask_runs.bin"
+MASK_RUN_ENDS = "mask_run_ends.bin"
 STATE = "state.json"
 DATASET_INFO = "dataset_info.json"
 PROOF = "proof.json"
 
 CHECKED_FILES = (TABLE, LENGTHS, TRAINED, STATE, DATASET_INFO)
 """Files of a store directory whose digests the manifest holds."""
+
+MASK_FILES = (FIRST_TRAINED, MASK_RUNS, MASK_RUN_ENDS)
+"""Such files that stores of an earlier version lack, all three of them."""
+
+ROW_ARRAYS = {
+    LENGTHS: "<i4",
+    TRAINED: "<i4",
+    FIRST_TRAINED: "<u1",
+    MASK_RUNS: "<i4",
+    MASK_RUN_ENDS: "<i8",
+}
+"""Files that are one array over all rows, and its type."""
 
 _KEY = re.compile(rf"[0-9a-f]{{{KEY_HEX}}}")
 
@@ -132,6 +147,17 @@ class StoreLayout:
     def file(self, name: str) -> Path:
         """One of `CHECKED_FILES`."""
         return self.directory / name
+
+    @property
+    def cache_root(self) -> Path | None:
+        """The cache on this machine that this store belongs to; None when it stands alone.
+
+        Of a store elsewhere, the cache that keeps its blocks.
+        """
+        remote = as_remote(self.directory)
+        if remote is not None:
+            return remote.blocks.root
+        return self.directory.parent.parent if self.directory.parent.name == "stores" else None
 
     @property
     def is_self_contained(self) -> bool:

@@ -19,7 +19,7 @@ from tokenmill import fingerprint
 from tokenmill.errors import CorruptionError, SourceMissing, UsageError
 from tokenmill.files.place import as_remote
 from tokenmill.store.access import reading_errors
-from tokenmill.store.layout import CHECKED_FILES, FORMAT, StoreLayout, check_key
+from tokenmill.store.layout import CHECKED_FILES, FORMAT, MASK_FILES, StoreLayout, check_key
 from tokenmill.store.record import UNREADABLE
 
 Document = dict[str, Any]
@@ -43,6 +43,12 @@ def make_manifest(
         "files": files,
     }
     return {**manifest, "digest": fingerprint.key(manifest)}
+
+
+def without_masks(manifest: Document) -> Document:
+    """The manifest as an earlier version wrote it, which knew no `MASK_FILES`."""
+    files = {name: stated for name, stated in manifest["files"].items() if name not in MASK_FILES}
+    return make_manifest(manifest["document"], manifest["totals"], manifest["tokenizer"], files)
 
 
 def encode_manifest(manifest: Document) -> bytes:
@@ -109,15 +115,26 @@ def _check_members(manifest: Document, path: Path) -> None:
     if not isinstance(document, dict) or not isinstance(document.get("sources"), list):
         raise CorruptionError("its key document names no sources", path=path)
     totals, tokenizer, files = (manifest.get(m) for m in ("totals", "tokenizer", "files"))
-    if not isinstance(totals, dict) or any(
-        not isinstance(totals.get(name), int) or totals[name] < 0 for name in TOTALS
-    ):
+    if not isinstance(totals, dict) or not all(_is_count(totals.get(name)) for name in TOTALS):
         raise CorruptionError(f"totals must be the counts {', '.join(TOTALS)}", path=path)
-    if not isinstance(tokenizer, dict):
-        raise CorruptionError("says nothing of its tokenizer", path=path)
+    rejected = totals.get("rejected")
+    if not isinstance(rejected, dict) or not all(map(_is_count, rejected.values())):
+        raise CorruptionError("totals must count rejected rows by reason", path=path)
+    if not isinstance(tokenizer, dict) or not all(
+        tokenizer.get(name) is None or _is_count(tokenizer[name]) for name in ("pad_id", "eos_id")
+    ):
+        raise CorruptionError("says nothing of its tokenizer, or no token ids", path=path)
     check_key(tokenizer.get("identity", ""), path)
-    if not isinstance(files, dict) or set(files) != set(CHECKED_FILES):
+    if not isinstance(files, dict) or set(files) - set(MASK_FILES) != set(CHECKED_FILES):
         raise CorruptionError(f"must name the files {', '.join(CHECKED_FILES)}", path=path)
+    if len(files) not in (len(CHECKED_FILES), len(CHECKED_FILES) + len(MASK_FILES)):
+        raise CorruptionError(f"must name all of {', '.join(MASK_FILES)}, or none", path=path)
     for name, stated in files.items():
-        if not isinstance(stated, dict) or not isinstance(stated.get("size"), int):
-            raise CorruptionError(f"states no size of {name}", path=path)
+        if not isinstance(stated, dict) or not (
+            _is_count(stated.get("size")) and isinstance(stated.get("checksum"), str)
+        ):
+            raise CorruptionError(f"states no size or checksum of {name}", path=path)
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0

@@ -42,9 +42,18 @@ def role_type(roles: int) -> str:
     return "int8" if roles <= 1 << 7 else "int16" if roles <= 1 << 15 else "int32"
 
 
+MASK_RUNS = "mask_runs"
+"""Column of the tokens at which each row's mask changes; slices of an earlier version lack it."""
+
+
 CARRIED = "carried."
 """Prefix of a carried column's name in the meta file, so that it cannot hide one of ours."""
 
+
+_TOKEN_BUFFERS = {
+    f"{column}{part}" for column in ("input_ids", "loss_mask") for part in (".offsets", ".values")
+}
+_LISTS = ("turn_ends", "turn_roles")
 
 UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 """What decoding bytes that nobody of us wrote can raise; the last one where they nest too deep."""
@@ -120,7 +129,19 @@ def decode_record(data: bytes, files: SliceFiles) -> CommitRecord:
             f"{record.rows_in} rows in, but {record.rows} kept + {len(record.rejected)} rejected",
             path=files.record,
         )
+    if set(record.token_file.buffers) != _TOKEN_BUFFERS or not _names_meta_buffers(record):
+        raise CorruptionError("does not name the buffers of its files", path=files.record)
     return record
+
+
+def _names_meta_buffers(record: CommitRecord) -> bool:
+    lists = (*_LISTS, *(CARRIED + name for name in record.carried))
+    wanted = {*META_COLUMNS, *(name + part for name in lists for part in (".offsets", ".values"))}
+    more = set(record.meta_file.buffers) - wanted
+    return len(record.meta_file.buffers) == len(wanted) + len(more) and more in (
+        set(),
+        {f"{MASK_RUNS}.offsets", f"{MASK_RUNS}.values"},
+    )
 
 
 def _refusal(data: bytes, files: SliceFiles, error: Exception) -> TokenmillError:

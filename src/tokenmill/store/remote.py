@@ -17,7 +17,7 @@ from typing import Any, cast
 import xxhash
 
 from tokenmill.errors import CorruptionError, UsageError
-from tokenmill.files import default_cache_dir, is_network, ranged
+from tokenmill.files import PrivateFile, default_cache_dir, is_network, ranged
 from tokenmill.files.blocks import BlockCache
 from tokenmill.files.place import RemotePath
 from tokenmill.files.ranged import WINDOW
@@ -119,28 +119,15 @@ def fetch_file(path: RemotePath, stated: Document, *, check: bool) -> Path:
     if kept is not None:
         return kept
     # The disk keeps nothing: a file of this process alone, which ends with it.
-    import tempfile
-
-    handle, private = tempfile.mkstemp(prefix="tokenmill-")
-    with open(handle, "wb") as file:
+    private = PrivateFile()
+    with private.file as file:
         for piece in _checked_pieces(path, stated):
             file.write(piece)
-    _private.append(_Private(private))
-    return Path(private)
+    _private.append(private)
+    return private.path
 
 
-class _Private:
-    """A temporary file that goes with the process."""
-
-    def __init__(self, path: str) -> None:
-        self._path, self._pid = path, os.getpid()
-
-    def __del__(self) -> None:
-        if os.getpid() == self._pid and os.path.exists(self._path):
-            os.unlink(self._path)
-
-
-_private: list[_Private] = []
+_private: list[PrivateFile] = []
 
 
 def _checked_pieces(path: RemotePath, stated: Document) -> Iterator[bytes]:

@@ -26,12 +26,14 @@ from tokenmill.store.access import GuardedFile, open_bytes, open_guarded, readin
 from tokenmill.store.layout import SliceFiles
 from tokenmill.store.record import (
     CARRIED,
+    MASK_RUNS,
     META_COLUMNS,
     UNREADABLE,
     CommitRecord,
     decode_record,
     role_type,
 )
+from tokenmill.store.runs import count_within, runs_of
 
 
 def read_record(files: SliceFiles, expected: str | None = None) -> tuple[CommitRecord, str]:
@@ -68,43 +70,97 @@ def _record_bytes(files: SliceFiles, expected: str | None) -> bytes:
 
 
 class RowCounts(NamedTuple):
-    """What the commit of a store needs of a slice."""
+    """What the commit of a store needs of a slice.
+
+    Attributes:
+        record: Its commit record.
+        digest: The record's digest.
+        lengths: Tokens of every row, as stored.
+        trained: Trained tokens of every row, as stored.
+        runs: The tokens at which each row's mask changes.
+        run_starts: Where each row's begin; one more entry than rows.
+    """
 
     record: CommitRecord
     digest: str
     lengths: bytes
     trained: bytes
+    runs: NDArray[np.int32]
+    run_starts: NDArray[np.int64]
 
 
 def read_counts(files: SliceFiles) -> RowCounts:
     """A slice's record and its rows' token counts; both files' sizes and the counts are checked.
 
-    No token is read: of a slice of eight megabytes this touches a few hundred kilobytes.
+    No token is read: of a slice of eight megabytes this touches a few hundred kilobytes. A slice of
+    an earlier version does not hold the runs of its masks; there the masks are read.
     """
     record, digest = read_record(files)
     _check_size(files.tokens, record.token_file.size)
     meta = GuardedFile(files.meta, record.meta_file, mapped=False, check=True)
-    places = [_counts_place(meta, name, record) for name in ("length", "trained")]
-    begin = min(at for at, _ in places)
+    rows = record.rows
+    places = [_sized(meta, name, 4 * rows) for name in ("length", "trained")]
+    has_runs = f"{MASK_RUNS}.offsets" in record.meta_file.buffers
+    if has_runs:
+        places.append(_sized(meta, f"{MASK_RUNS}.offsets", 4 * (rows + 1)))
+        places.append(meta.buffer(f"{MASK_RUNS}.values"))
+    begin = min((at for at, size in places if size), default=0)
     end = max(at + size for at, size in places)
     data = meta.read_blocks(begin, end - begin)
-    lengths, trained = (bytes(data[at - begin : at - begin + size]) for at, size in places)
+    lengths, trained, *stored = (
+        bytes(data[max(at - begin, 0) : max(at - begin, 0) + size]) for at, size in places
+    )
+    if has_runs:
+        runs = np.frombuffer(stored[1], "<i4")
+        run_starts = np.frombuffer(stored[0], "<i4").astype(np.int64)
+        _check_runs(runs, run_starts, lengths, trained, files)
+    else:
+        runs, run_starts = _runs_of_tokens(files, record, lengths)
     for counts, total in ((lengths, record.tokens), (trained, record.trained)):
         found = int(np.frombuffer(counts, "<i4").sum(dtype=np.int64))
         if found != total:
             raise CorruptionError(
                 f"its rows count {found} tokens, the record says {total}", path=files.meta
             )
-    return RowCounts(record, digest, lengths, trained)
+    return RowCounts(record, digest, lengths, trained, runs, run_starts)
 
 
-def _counts_place(meta: GuardedFile, name: str, record: CommitRecord) -> tuple[int, int]:
-    at, size = meta.buffer(name)
-    if size != 4 * record.rows:
+def _sized(file: GuardedFile, name: str, expected: int) -> tuple[int, int]:
+    at, size = file.buffer(name)
+    if size != expected:
         raise CorruptionError(
-            f"column {name!r} has {size} bytes for {record.rows} rows", path=meta.path
+            f"buffer {name!r} has {size} bytes, expected {expected}", path=file.path
         )
     return at, size
+
+
+def _check_runs(
+    runs: NDArray[np.int32],
+    starts: NDArray[np.int64],
+    lengths: bytes,
+    trained: bytes,
+    files: SliceFiles,
+) -> None:
+    """The runs must give every row's trained tokens."""
+    stops = np.frombuffer(lengths, "<i4").astype(np.int64)
+    if starts[0] == 0 and starts[-1] == len(runs) and (np.diff(starts) >= 0).all():
+        counted = count_within(runs, starts[:-1], starts[1:], np.zeros_like(stops), stops)
+        if np.array_equal(counted, np.frombuffer(trained, "<i4")):
+            return
+    raise CorruptionError("the runs of its masks are not those of its rows", path=files.meta)
+
+
+def _runs_of_tokens(
+    files: SliceFiles, record: CommitRecord, lengths: bytes
+) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+    tokens = GuardedFile(files.tokens, record.token_file, mapped=False, check=True)
+    mask = tokens.read_blocks(*_sized(tokens, "loss_mask.values", record.tokens))
+    starts = np.concatenate(([0], np.cumsum(np.frombuffer(lengths, "<i4"), dtype=np.int64)))
+    if starts[-1] != record.tokens:
+        raise CorruptionError(
+            f"its rows count {starts[-1]} tokens, the record says {record.tokens}", path=files.meta
+        )
+    return runs_of(np.frombuffer(mask, np.uint8), starts)
 
 
 class SliceReader:
@@ -128,11 +184,11 @@ class SliceReader:
         # The meta file is opened on demand, but a slice with a missing half is no slice.
         _check_size(files.meta, self.record.meta_file.size)
         rows = self.record.rows
-        at, size = self._sized("input_ids.offsets", 4 * (rows + 1))
+        at, size = _sized(self.tokens, "input_ids.offsets", 4 * (rows + 1))
         self.starts = self.tokens.view(at, size).cast("i")
         """Where each row starts among the slice's tokens, as plain integers."""
-        self._ids_at, ids_size = self._sized("input_ids.values", 4 * self.record.tokens)
-        self._mask_at, mask_size = self._sized("loss_mask.values", self.record.tokens)
+        self._ids_at, ids_size = _sized(self.tokens, "input_ids.values", 4 * self.record.tokens)
+        self._mask_at, mask_size = _sized(self.tokens, "loss_mask.values", self.record.tokens)
         self.ids: NDArray[np.int32] | None = None
         self.mask: NDArray[np.uint8] | None = None
         if mapped:
@@ -147,14 +203,6 @@ class SliceReader:
                 path=files.tokens,
                 offset=at,
             )
-
-    def _sized(self, name: str, expected: int) -> tuple[int, int]:
-        at, size = self.tokens.buffer(name)
-        if size != expected:
-            raise CorruptionError(
-                f"buffer {name!r} has {size} bytes, expected {expected}", path=self.files.tokens
-            )
-        return at, size
 
     def row(self, number: int) -> tuple[NDArray[np.int32], NDArray[np.uint8]]:
         """Ids and mask of one row, as views where the file is mapped."""
@@ -184,13 +232,8 @@ class SliceReader:
     def column(self, name: str) -> np.ndarray[Any, Any]:
         """One fixed-width column of the meta file."""
         dtype = np.dtype(META_COLUMNS[name])
-        at, size = self.meta.buffer(name)
-        if size != dtype.itemsize * self.record.rows:
-            raise CorruptionError(
-                f"column {name!r} has {size} bytes for {self.record.rows} rows",
-                path=self.files.meta,
-            )
-        return np.frombuffer(self.meta.view(at, size), dtype)
+        place = _sized(self.meta, name, dtype.itemsize * self.record.rows)
+        return np.frombuffer(self.meta.view(*place), dtype)
 
     def turns(self, number: int) -> list[tuple[str, int, int]]:
         """The turns of one row: role and first and last-plus-one token."""

@@ -12,28 +12,27 @@ Nothing here imports pyarrow, a tokenizer or a template engine.
 from __future__ import annotations
 
 import os
-import threading
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, SupportsIndex, overload
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from tokenmill.errors import CorruptionError, UsageError
-from tokenmill.files import is_network, is_remote
+from tokenmill.files import ProcessLock, is_network, is_remote
 from tokenmill.files.place import as_remote
 from tokenmill.files.remote import local_path
 from tokenmill.origin import Origin
 from tokenmill.store import layout as names
 from tokenmill.store.access import load_array, open_bytes
-from tokenmill.store.checks import check_file, check_table, warn_about_proof
+from tokenmill.store.checks import check_file, check_table, read_proof
 from tokenmill.store.layout import SliceFiles, StoreLayout
 from tokenmill.store.manifest import Document, read_manifest
-from tokenmill.store.record import META_COLUMNS, UNREADABLE
+from tokenmill.store.record import CARRIED, META_COLUMNS
 from tokenmill.store.row import Row
+from tokenmill.store.runs import trained_within
 from tokenmill.store.slices import SliceReader
 from tokenmill.store.table import load_table
 
@@ -78,9 +77,9 @@ class Store(Sequence[Row]):
         self._given_paths = tuple(paths) if paths is not None else None
         self._known_paths: tuple[str | None, ...] | None = None
         self._proof: Document | None = None
-        self._lock = threading.Lock()
+        self._lock = ProcessLock()
         self._open: dict[int, SliceReader] = {}
-        self._arrays: dict[str, NDArray[np.int32]] = {}
+        self._arrays: dict[str, NDArray[Any]] = {}
         self._most_open = _most_open()
         self.private_directory: Any = None
         """Owner of a directory that lives as long as this store (``disable_cache``)."""
@@ -115,8 +114,7 @@ class Store(Sequence[Row]):
         check_file(self._layout.file(name), stated, content=True)
 
     def _check_own_files(self) -> None:
-        for name in names.CHECKED_FILES:
-            stated = self.manifest["files"][name]
+        for name, stated in self.manifest["files"].items():
             large = stated["size"] > CHECKED_AT_OPEN_BYTES
             # The table's content is compared while its totals are recounted.
             content = self._verify != "off" and not large and name != names.TABLE
@@ -186,20 +184,30 @@ class Store(Sequence[Row]):
     @property
     def lengths(self) -> NDArray[np.int32]:
         """Tokens of every row."""
-        return self._row_array(names.LENGTHS)
+        return self.own_array(names.LENGTHS)
 
     @property
     def trained(self) -> NDArray[np.int32]:
         """Trained tokens of every row."""
-        return self._row_array(names.TRAINED)
+        return self.own_array(names.TRAINED)
 
-    def _row_array(self, name: str) -> NDArray[np.int32]:
+    def trained_within(
+        self, rows: NDArray[np.int64], starts: NDArray[np.int64], stops: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        """Trained tokens among tokens ``start`` to ``stop`` of each row; no row is opened."""
+        return trained_within(self, rows, starts, stops)
+
+    def own_array(self, name: str) -> NDArray[Any]:
+        """One of `ROW_ARRAYS`, mapped; a large one is checked now."""
         array = self._arrays.get(name)
         if array is None:
             stated, path = self.manifest["files"][name], self._own_file(name)
             if self._verify == "lazy" and stated["size"] > CHECKED_AT_OPEN_BYTES:
                 check_file(path, stated, content=True)
-            array = load_array(path, "<i4", self._rows, mapped=self._maps_own)
+            count = self._rows
+            if name == names.MASK_RUNS and count:  # as many as the last row's end says
+                count = int(self.own_array(names.MASK_RUN_ENDS)[-1])
+            array = load_array(path, names.ROW_ARRAYS[name], count, mapped=self._maps_own)
             self._arrays[name] = array
         return array
 
@@ -208,7 +216,8 @@ class Store(Sequence[Row]):
 
         Args:
             wanted: Names of fixed columns (``digest``, ``length``, ``trained``, …), ``source``
-                (index of the source file), or carried columns (lists of JSON text).
+                (index of the source file), or ``carried.<name>`` (lists of JSON text): a
+                carried column may be called as one of ours.
 
         Yields:
             Number of the first row, and each wanted column over the slice's rows.
@@ -223,10 +232,10 @@ class Store(Sequence[Row]):
                     columns[name] = np.full(reader.record.rows, source, np.int32)
                 elif name in META_COLUMNS:
                     columns[name] = reader.column(name)
-                elif name in reader.record.carried:
-                    columns[name] = reader.carried_texts(name)
+                elif name in (carried := [CARRIED + one for one in reader.record.carried]):
+                    columns[name] = reader.carried_texts(name.removeprefix(CARRIED))
                 else:
-                    known = [*META_COLUMNS, "source", *reader.record.carried]
+                    known = [*META_COLUMNS, "source", *carried]
                     raise UsageError(f"no column {name!r}; there are {', '.join(known)}")
             yield first, columns
 
@@ -281,13 +290,7 @@ class Store(Sequence[Row]):
     def proof(self) -> Document:
         """Engine, renderer, audits, versions: advisory; damaged, it is a warning and empty."""
         if self._proof is None:
-            try:
-                self._proof = msgspec.json.decode(
-                    self._layout.proof.read_bytes(), type=dict[str, Any]
-                )
-            except (OSError, *UNREADABLE) as error:
-                warn_about_proof(self._layout.proof, error)
-                self._proof = {}
+            self._proof = read_proof(self._layout.proof)
         return self._proof
 
     @property
@@ -315,8 +318,7 @@ class Store(Sequence[Row]):
     def check_everything(self) -> tuple[int, list[CorruptionError]]:
         """Check every checksum; returns the bytes checked and the first error of each part."""
         checked, errors = 0, []
-        for name in names.CHECKED_FILES:
-            stated = self.manifest["files"][name]
+        for name, stated in self.manifest["files"].items():
             try:
                 self._check_own(name, stated)
                 checked += stated["size"]

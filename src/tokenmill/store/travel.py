@@ -51,6 +51,20 @@ CONTENTS = "contents.json"
 """Beside a pushed manifest: the tokenizer's files, for places that cannot list."""
 
 
+class _Stated(msgspec.Struct, frozen=True):
+    """What one file of the list must be."""
+
+    size: int
+    checksum: str
+
+
+class _Listing(msgspec.Struct, frozen=True):
+    """The list of files: what `CONTENTS` holds."""
+
+    key: str
+    files: dict[str, _Stated]
+
+
 @dataclass
 class Travelled:
     """What a push or pull came to.
@@ -94,12 +108,12 @@ def push(store: Store, target: str) -> Travelled:
         CacheError: Something else is there, or it cannot be written.
         NonDeterminismError: A store of the same key is there, with other bytes.
     """
+    if isinstance(store, RemoteStore):
+        raise UsageError("lies elsewhere itself: pull it first", path=store.path)
     if not is_remote(target):
         return _copied(store, Path(target))
     if protocol_of(target) in ("http", "https"):
         raise UsageError("an HTTP server cannot be pushed to", path=target)
-    if isinstance(store, RemoteStore):
-        raise UsageError("lies elsewhere itself: pull it first", path=store.path)
     place = RemotePath(target, BlockCache(default_cache_dir()))
     manifest, state = _portable(store)
     _require_room(place, manifest)
@@ -171,8 +185,9 @@ def _contents(store: Store, state: bytes) -> Iterator[Upload]:
                 yield Upload(f"slices/{key[:2]}/{path.name}", path)
     for name, path in _tokenizer_files(store):
         yield Upload(f"tokenizer/{name}", path)
-    for name in (names.TABLE, names.LENGTHS, names.TRAINED, names.DATASET_INFO):
-        yield Upload(name, store.path / name)
+    for name in store.manifest["files"]:
+        if name != names.STATE:
+            yield Upload(name, store.path / name)
     yield Upload(names.STATE, state)
     if (store.path / names.PROOF).is_file():
         # Advisory, and of another day in every run: whichever proof is there stays.
@@ -240,8 +255,8 @@ def pull(source: str, cache_dir: Path | None = None, out: Path | None = None) ->
         store.proof,
     )  # fmt: skip
     found = Store(layout.directory, paths=[str(path) for path in store.sources])
-    for name in names.CHECKED_FILES:
-        done.add(found.manifest["files"][name]["size"], skipped=False)
+    for stated in found.manifest["files"].values():
+        done.add(stated["size"], skipped=False)
     done.path = str(found.path if out is None else copy_store(found, out))
     return done
 
@@ -339,20 +354,19 @@ def fetch_tokenizer(store: RemoteStore, cache: CacheLayout | None = None) -> Pat
     listing = store.remote / CONTENTS
     try:
         with reading_errors(listing):  # type: ignore[arg-type]
-            document = msgspec.json.decode(listing.read_bytes(), type=dict[str, Any])
-            files: dict[str, dict[str, Any]] = document["files"]
-    except (*UNREADABLE, KeyError) as error:
+            found = msgspec.json.decode(listing.read_bytes(), type=_Listing)
+    except UNREADABLE as error:
         raise CorruptionError(f"not a list of files: {error}", path=listing) from error
     with Staging(cache.root) as staging:
-        for name, stated in files.items():
+        for name, stated in found.files.items():
             parts = name.split("/")
             if parts[0] != "tokenizer" or ".." in parts or "" in parts or "\\" in name:
                 raise CorruptionError(f"names the file {name!r}", path=listing)
             with reading_errors(listing):  # type: ignore[arg-type]
                 data = (store.remote / name).read_bytes()
-            if checksum(data) != stated.get("checksum"):
+            if checksum(data) != stated.checksum:
                 raise CorruptionError(
-                    f"checksum is {checksum(data)}, expected {stated.get('checksum')}",
+                    f"checksum is {checksum(data)}, expected {stated.checksum}",
                     path=store.remote / name,
                 )
             staging.write(name, data)

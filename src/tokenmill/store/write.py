@@ -29,7 +29,14 @@ from tokenmill.store.access import reading_errors
 from tokenmill.store.columns import SliceColumns
 from tokenmill.store.layout import FORMAT, CacheLayout
 from tokenmill.store.quarantine import quarantine
-from tokenmill.store.record import BLOCK_BYTES, CARRIED, META_COLUMNS, CommitRecord, FileRecord
+from tokenmill.store.record import (
+    BLOCK_BYTES,
+    CARRIED,
+    MASK_RUNS,
+    META_COLUMNS,
+    CommitRecord,
+    FileRecord,
+)
 from tokenmill.store.slices import read_record
 
 _OWN_METADATA = b"tokenmill"
@@ -93,6 +100,10 @@ def _meta_batch(columns: SliceColumns) -> dict[str, pa.Array]:
     batch = {
         name: _plain(fixed[name], pa.type_for_alias(kind)) for name, kind in META_COLUMNS.items()
     }
+    runs, run_starts = columns.mask_runs
+    batch[MASK_RUNS] = pa.ListArray.from_arrays(
+        _plain(run_starts, pa.int32()), _plain(runs, pa.int32())
+    )
     turn_starts = _plain(columns.turn_starts, pa.int32())
     turn_ends = _plain(columns.turn_ends, pa.int32())
     batch["turn_ends"] = pa.ListArray.from_arrays(turn_starts, turn_ends)
@@ -236,12 +247,16 @@ def _stated_content(data: pa.Buffer) -> str | None:
 
 
 def _same_values(data: pa.Buffer, ours: pa.Buffer) -> bool:
+    """Whether a file holds what ours does; one of an earlier version lacks the mask's runs."""
     try:
         theirs = pa.ipc.open_stream(data).read_all()
         theirs.validate(full=True)
     except (pa.ArrowInvalid, OSError):
         return False
-    return bool(theirs.equals(pa.ipc.open_stream(ours).read_all()))
+    table = pa.ipc.open_stream(ours).read_all()
+    if MASK_RUNS in table.column_names and MASK_RUNS not in theirs.column_names:
+        table = table.drop_columns([MASK_RUNS])
+    return bool(theirs.equals(table))
 
 
 def _disagreement(path: Path, published: str, ours: str) -> NonDeterminismError:

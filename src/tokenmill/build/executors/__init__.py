@@ -17,7 +17,14 @@ from __future__ import annotations
 from tokenmill.build.executors.cores import usable_cores
 from tokenmill.build.executors.inline import InlineExecutor
 from tokenmill.build.executors.local import HEARTBEAT_SILENCE_S, LocalExecutor
-from tokenmill.build.executors.tasks import MAX_RETRIES, Done, Executor, Setup, Task
+from tokenmill.build.executors.tasks import (
+    MAX_RETRIES,
+    Done,
+    Executor,
+    Setup,
+    Task,
+    closed_unless,
+)
 
 __all__ = [
     "HEARTBEAT_SILENCE_S",
@@ -28,6 +35,7 @@ __all__ = [
     "LocalExecutor",
     "Setup",
     "Task",
+    "closed_unless",
     "executor_here",
     "usable_cores",
 ]

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -116,6 +117,17 @@ def open_work(setup: Setup) -> Work:
             f"a worker could not get ready: {setup.entry}: {type(error).__name__}: {error}"
         ) from error
     return work
+
+
+@contextmanager
+def closed_unless(given: object, executor: Executor) -> Iterator[None]:
+    """Afterwards let an executor go that was made from a name and not given by the caller."""
+    try:
+        yield
+    finally:
+        close = getattr(executor, "close", None)
+        if executor is not given and close is not None:
+            close()
 
 
 def close_work(work: Work) -> None:

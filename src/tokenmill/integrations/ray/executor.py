@@ -17,7 +17,6 @@ import contextlib
 import itertools
 import secrets
 import time
-import weakref
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
@@ -35,7 +34,7 @@ from ray.exceptions import (
 
 from tokenmill.build.executors import MAX_RETRIES, Done, Setup, Task, wire
 from tokenmill.errors import CacheError, TokenmillError, UsageError, WorkerError
-from tokenmill.files import write_file
+from tokenmill.files import at_end, write_file
 from tokenmill.integrations.ray import cluster, probe, worker
 
 FINISH_S = 2.0  # seconds that running tasks get to finish before they are interrupted
@@ -83,7 +82,7 @@ class RayExecutor:
         self._sentinels: dict[str, worker.Sentinel] = {}
         self._open = contextlib.ExitStack()
         # Who forgets `close` leaves nothing behind either.
-        self._finalizer = weakref.finalize(self, self._open.close)
+        at_end(self, self._open.close)
 
     def run(self, setup: Setup, tasks: Iterable[Task]) -> Iterator[Done]:
         """Do every task; see `Executor.run`."""

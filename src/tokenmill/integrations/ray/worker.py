@@ -31,7 +31,7 @@ from tokenmill.build.executors.cores import allowed_cores
 from tokenmill.build.executors.memory import private_bytes
 from tokenmill.build.executors.tasks import Work, close_work, foreign_error, open_work
 from tokenmill.errors import CacheError, SourceMissing, TokenmillError, WorkerError
-from tokenmill.files import write_file
+from tokenmill.files import ProcessLock, write_file
 from tokenmill.fingerprint import checksum
 
 IDLE_S = 60.0  # seconds without a task after which loaded work is forgotten: memory is the job's
@@ -55,7 +55,7 @@ Sentinel = tuple[str, str]
 
 _held: dict[str, Work] = {}
 _seen: set[Sentinel] = set()
-_lock = threading.Lock()
+_lock = ProcessLock()
 _timer: threading.Timer | None = None
 _core: tuple[int, socket.socket | None] | None = None
 

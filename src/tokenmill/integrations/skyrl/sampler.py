@@ -23,6 +23,7 @@ from torch.utils import data as torch_data
 from tokenmill.errors import StateError, UsageError
 from tokenmill.loader import Cursor, Passport
 from tokenmill.sampling import (
+    LARGEST,
     FeistelOrder,
     MilesOrder,
     MixedOrder,
@@ -139,6 +140,8 @@ class Sampler(torch_data.Sampler[int]):  # type: ignore[misc]
         for number in numbers:
             if isinstance(number, bool) or not isinstance(number, int) or number < 0:
                 raise StateError("not a state of this sampler: it does not say where it began")
+            if max(number, place) > LARGEST:
+                raise StateError(f"the state stands at {max(number, place)}: no run comes that far")
         begun, length = numbers
         if not begun <= place <= begun + length:
             raise StateError(f"the state's pass began at {begun}, but it stands at {place}")

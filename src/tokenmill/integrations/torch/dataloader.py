@@ -66,11 +66,12 @@ class DataLoader:
     """Batches of a `tokenmill.Loader` as tensors, filled in worker processes.
 
     Args:
-        data: A loader, or what a loader is made of. num_workers: Worker processes; 0 fills
-        batches in this one. pin_memory: Hand out batches in page-locked memory. prefetch_factor:
-        Batches per worker that may lie ready. persistent_workers: Keep workers from one ``iter``
-        to the next; then only the latest iterator
-            may be used.
+        data: A loader, or what a loader is made of.
+        num_workers: Worker processes; 0 fills batches in this one.
+        pin_memory: Hand out batches in page-locked memory.
+        prefetch_factor: Batches per worker that may lie ready.
+        persistent_workers: Keep workers from one ``iter`` to the next; then only the latest
+            iterator may be used.
         multiprocessing_context: fork, forkserver, spawn, or a context.
         timeout: Seconds to wait for a batch; 0 waits for ever.
         worker_init_fn: Called in every worker with its number.

@@ -60,7 +60,7 @@ class StatefulSampler(torch_data.Sampler[Any]):  # type: ignore[misc]
         A state that was just loaded into this epoch keeps its place.
         """
         if not (self._loaded and self._next.epoch == epoch):
-            self._next = Cursor(epoch)
+            self._next = Cursor(self.loader.stream.checked_epoch(epoch))
 
     def begin_next_pass_at(self, cursor: Cursor, *, loaded: bool = False) -> None:
         """Where the next pass begins: a pass that came to its end says so."""
@@ -141,9 +141,12 @@ class SamplerIterator(Iterator[Any]):
         cursor, first_epoch = stream.passport.admit(state)
         stream.check(cursor)
         inside = state.get(_INSIDE, 0)
-        if not isinstance(inside, int) or inside < 0:
+        if isinstance(inside, bool) or not isinstance(inside, int) or inside < 0:
             raise StateError(f"the state's {_INSIDE} is {inside!r}, not a whole number")
-        self._go(cursor, first_epoch, inside)
+        try:
+            self._go(cursor, first_epoch, inside)
+        except StopIteration:
+            raise StateError(f"the state's {_INSIDE} is {inside}, beyond its pass") from None
         if cursor.epoch >= self._end:
             # torchdata drops an iterator that is finished: the sampler must know the way.
             self._sampler.begin_next_pass_at(cursor, loaded=True)

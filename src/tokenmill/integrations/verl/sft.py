@@ -12,20 +12,25 @@ were trained would train the last token of the row before it: the first token ne
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch.utils import data as torch_data
 
+from tokenmill import fingerprint
 from tokenmill.build.executors import InlineExecutor, LocalExecutor
+from tokenmill.build.keys import source_documents, store_document
 from tokenmill.build.recipe import Recipe, RunOptions
 from tokenmill.build.run import run
 from tokenmill.chat.template import REMEDY
 from tokenmill.dataset import View, as_view, concat
-from tokenmill.errors import SourceError, TemplateError, UsageError
+from tokenmill.errors import CacheError, RowError, SourceError, TemplateError, UsageError
+from tokenmill.files import default_cache_dir
 from tokenmill.integrations.verl.settings import (
     Places,
     Settings,
@@ -34,6 +39,7 @@ from tokenmill.integrations.verl.settings import (
     plain,
 )
 from tokenmill.source import open_rows
+from tokenmill.source.shelf import Shelf
 from tokenmill.store import Row, Store, open_store
 
 Item = dict[str, torch.Tensor]
@@ -185,6 +191,35 @@ def _is_store(file: str) -> bool:
     return os.path.isfile(os.path.join(file, "manifest.json"))
 
 
+def _refuse_column(files: list[str], column: str, settings: Settings) -> None:
+    """Refuse rows that say themselves whether to think; each row is looked at, once per content."""
+    rows = open_rows(files, cache_dir=settings.cache_dir)
+    shelf = Shelf(Path(settings.cache_dir or default_cache_dir()).absolute())
+    sources = store_document({}, {}, source_documents(rows.blocks()))["sources"]
+    key = fingerprint.key({"rows with a value of": column, "sources": sources})
+    note = shelf.note(key)
+    if note is None:
+        having = (number for number, row in rows.scan() if _has_value(row, column))
+        note = {"first": next(having, None)}
+        with contextlib.suppress(CacheError):  # a cache that cannot be written: looked at again
+            shelf.write_note(key, note)
+    if note["first"] is not None:
+        origin = rows.origin(note["first"])
+        raise UsageError(
+            f"rows have a column {column!r}; a store has one rendering: split the data by it and "
+            "set data.enable_thinking_default, or rename data.enable_thinking_key",
+            path=origin.path,
+            row=origin.row,
+            line=origin.line,
+            offset=origin.offset,
+        )
+
+
+def _has_value(row: dict[str, Any] | RowError, column: str) -> bool:
+    # Null is verl's word for the default, and a bad row is none of ours.
+    return not isinstance(row, RowError) and row.get(column) is not None
+
+
 def _prepared(
     files: list[str], tokenizer: Any, config: dict[str, Any], settings: Settings, limit: int | None
 ) -> Store:
@@ -193,13 +228,8 @@ def _prepared(
     if thinking is not None:
         variables["enable_thinking"] = bool(thinking)
     column = config.get("enable_thinking_key", "enable_thinking")
-    first = open_rows(files, cache_dir=settings.cache_dir)[:1]
-    if column and any(column in row for row in first):
-        raise UsageError(
-            f"rows have a column {column!r}; a store has one rendering: split the data by it and "
-            "set data.enable_thinking_default, or rename data.enable_thinking_key",
-            path=files[0],
-        )
+    if column:
+        _refuse_column(files, str(column), settings)
     key = config.get("messages_key")
     recipe = Recipe(
         sources=tuple(files),

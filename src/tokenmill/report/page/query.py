@@ -14,13 +14,13 @@ import math
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
-from threading import Lock
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tokenmill.errors import UsageError
+from tokenmill.files import ProcessLock
 from tokenmill.report.choose import trained_shares
 from tokenmill.store import Store
 from tokenmill.tokenizer import Tokenizer
@@ -113,7 +113,7 @@ class Finder:
         self._store = store
         self._tokenizer = tokenizer
         self._answers: OrderedDict[Query, Answer] = OrderedDict()
-        self._lock = Lock()
+        self._lock = ProcessLock()
 
     def find(self, query: Query, among: Rows | None = None) -> Answer:
         """The rows that a query wants.

@@ -1,0 +1,98 @@
+"""What belongs to one process, and what a forked child of it must leave alone.
+
+A child made by ``os.fork`` inherits everything: also the wish to remove a temporary directory when
+the program ends, and a lock that another thread of the parent held at that moment and that nobody
+in the child will ever release. `at_end` runs a wish in the process that had it and in no child;
+`PrivateDirectory` and `PrivateFile` are temporary places that go with their owner that way; a
+`ProcessLock` is free again in every child.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import threading
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+
+def at_end(owner: object, function: Callable[..., object], *arguments: Any) -> None:
+    """Call a function when nobody holds ``owner`` any more, or when this process ends.
+
+    A forked child that ends, or lets its copy of the owner go, calls nothing.
+    """
+    weakref.finalize(owner, _if_ours, os.getpid(), function, *arguments)
+
+
+def _if_ours(process: int, function: Callable[..., object], *arguments: Any) -> None:
+    if os.getpid() == process:
+        function(*arguments)
+
+
+class PrivateDirectory:
+    """A temporary directory, removed without a word when nobody holds this object any more.
+
+    Args:
+        prefix: How its name begins.
+    """
+
+    def __init__(self, prefix: str = "tokenmill-") -> None:
+        self.process = os.getpid()
+        self.path = Path(tempfile.mkdtemp(prefix=prefix))
+        at_end(self, _remove_directory, self.path)
+
+
+def _remove_directory(path: Path) -> None:
+    shutil.rmtree(path, ignore_errors=True)
+
+
+class PrivateFile:
+    """A temporary file, open for writing, removed when nobody holds this object any more."""
+
+    def __init__(self) -> None:
+        descriptor, name = tempfile.mkstemp(prefix="tokenmill-")
+        self.path = Path(name)
+        self.file = open(descriptor, "wb")  # noqa: SIM115 - whoever writes it closes it
+        at_end(self, _remove_file, self.path)
+
+
+def _remove_file(path: Path) -> None:
+    path.unlink(missing_ok=True)
+
+
+_locks: weakref.WeakSet[ProcessLock] = weakref.WeakSet()
+
+
+class ProcessLock:
+    """A lock between the threads of one process; a forked child finds it free."""
+
+    def __init__(self) -> None:
+        self.free()
+        _locks.add(self)
+
+    def free(self) -> None:
+        """Begin anew, in a child: whoever held it lives in the parent."""
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._lock.release()
+
+
+def _free_locks() -> None:
+    for lock in list(_locks):
+        lock.free()
+
+
+os.register_at_fork(after_in_child=_free_locks)

@@ -1,0 +1,133 @@
+"""Variables of templates: what of them is in the key, and what cannot be one."""
+
+from __future__ import annotations
+
+import enum
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tokenmill as tm
+from tests.build.making import TOKENIZER, conversations, write_rows
+from tokenmill.errors import UsageError
+from tokenmill.fingerprint import own_order
+from tokenmill.prompts.spec import PromptSpec
+from tokenmill.tokenizer import load
+
+SHOWN = "{{ x | tojson }}{% for k in x %}{{ k }},{% endfor %}"
+TEMPLATE = SHOWN + (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+SORTED: dict[str, Any] = {"b": [{"d": 1, "e": 2}], "c": 3}
+TURNED: dict[str, Any] = {"c": 3, "b": [{"e": 2, "d": 1}]}
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    return write_rows(tmp_path / "chat.jsonl", conversations(3))
+
+
+def prepared(source: Path, cache: Path, x: Any, **more: Any) -> Any:
+    given: dict[str, Any] = {"executor": "inline", **more}
+    return tm.prepare(
+        source, tokenizer=TOKENIZER, tokenizer_backend="file", chat_template=TEMPLATE,
+        template_kwargs={"z": 1, "x": x}, cache_dir=cache, progress=False, **given,
+    )  # fmt: skip
+
+
+def texts(store: Any) -> list[str]:
+    tokenizer = load(TOKENIZER, backend="file")
+    return [tokenizer.decode(row.input_ids.tolist()) for row in store]
+
+
+@pytest.mark.parametrize("more", [{"executor": "inline"}, {"executor": "local", "num_workers": 1}])
+def test_order_inside_a_variable_is_served_as_it_was_given(
+    source: Path, tmp_path: Path, more: dict[str, Any]
+) -> None:
+    stores = [prepared(source, tmp_path / "cache", x, **more) for x in (SORTED, TURNED)]
+    assert stores[0].key != stores[1].key
+    first, second = (texts(store)[0].partition("<|im_start|>")[0] for store in stores)
+    assert first == '{"b": [{"d": 1, "e": 2}], "c": 3}b,c,'
+    assert second == '{"c": 3, "b": [{"e": 2, "d": 1}]}c,b,'
+
+
+def test_order_is_in_the_key_only_where_it_can_be_seen(source: Path) -> None:
+    def document(kwargs: dict[str, Any]) -> dict[str, Any]:
+        return tm.Recipe((str(source),), TOKENIZER, template_kwargs=kwargs).document()
+
+    assert document({"x": SORTED, "a": 1}) == document({"a": 1, "x": SORTED})
+    # As every version before has written it.
+    assert "template_kwargs_order" not in document({"x": SORTED, "a": 1})
+    assert document({"x": TURNED}) != document({"x": SORTED})
+    assert document({"x": TURNED, "a": 1}) == document({"a": 1, "x": TURNED})
+    assert own_order({"x": {"a": {"z": 1, "y": 2}}}) is not None
+    assert own_order({"z": 1, "x": [1, {"é": 1, "ü": 2}]}) is None
+
+
+def test_order_inside_a_variable_of_prompts_is_in_their_key(source: Path, tmp_path: Path) -> None:
+    made = [
+        tm.PromptDataset(
+            source, TOKENIZER, prompt_key="messages", tokenizer_backend="file",
+            chat_template=TEMPLATE, apply_chat_template=True, template_kwargs={"x": x},
+            cache_dir=tmp_path / "cache", executor="inline",
+        )
+        for x in (SORTED, TURNED)
+    ]  # fmt: skip
+    assert made[0].key != made[1].key
+    assert [str(one[0].prompt)[:6] for one in made] == ['{"b": ', '{"c": ']
+
+
+class Text(str):
+    """A text that may print as something else."""
+
+
+class Colour(enum.IntEnum):
+    """A number that prints as a name."""
+
+    RED = 1
+
+
+NESTED: dict[str, Any] = {}
+NESTED["x"] = NESTED
+WRONG: dict[str, Any] = {
+    "NaN": float("nan"), "infinity": float("inf"), "bytes": b"x", "number as name": {1: 2},
+    "lone surrogate": "\ud800", "surrogate in a name": {"\ud800": 1}, "big": 1 << 64,
+    "small": -(1 << 63) - 1, "text of its own": Text("x"), "name of its own": {Text("x"): 1},
+    "enumeration": Colour.RED, "array": np.zeros(2), "numpy number": np.float64(1),
+    "set": {1}, "object": object(), "cycle": NESTED,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+@pytest.mark.parametrize("around", ["bare", "list", "mapping"])
+def test_what_is_not_plain_is_refused_where_it_is_given(wrong: str, around: str) -> None:
+    value = {"bare": WRONG[wrong], "list": [0, WRONG[wrong]], "mapping": {"y": WRONG[wrong]}}
+    given = {"x": value[around]}
+    for make in (
+        lambda: tm.Recipe(("a.jsonl",), TOKENIZER, template_kwargs=given),
+        lambda: PromptSpec(template_kwargs=given),
+    ):
+        with pytest.raises(UsageError, match=r"template_kwargs"):
+            make()
+
+
+@pytest.mark.parametrize(
+    "name", ["messages_key", "tools_key", "text_key", "prompt_key", "completion_key", "system_key"]
+)
+def test_names_of_columns_are_texts(name: str) -> None:
+    with pytest.raises(UsageError, match=name):
+        tm.Recipe(("a.jsonl",), TOKENIZER, **{name: "\ud800"})
+    with pytest.raises(UsageError, match="carry"):
+        tm.Recipe(("a.jsonl",), TOKENIZER, carry=("\ud800",))
+    with pytest.raises(UsageError, match="prompt_key"):
+        PromptSpec(prompt_key="\ud800")
+
+
+def test_edges_that_are_plain_are_taken() -> None:
+    given = {"x": {"least": -(1 << 63), "most": (1 << 64) - 1, "pair": (1, 2), "none": None}}
+    recipe = tm.Recipe(("a.jsonl",), TOKENIZER, template_kwargs=given)
+    # A list and a tuple are one to a key, so they are one to a template.
+    assert recipe.template_kwargs == {"x": {**given["x"], "pair": [1, 2]}}

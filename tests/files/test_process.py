@@ -1,0 +1,176 @@
+"""What a forked child must leave alone: its parent's temporary places and locks (P2, P11)."""
+
+from __future__ import annotations
+
+import gc
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import tokenmill
+from tests.build.making import TOKENIZER, conversations, write_rows
+from tests.store.making import make_columns, make_store
+from tokenmill.files import PrivateDirectory, PrivateFile, ProcessLock, Staging, at_end
+from tokenmill.loader import Loader
+
+PACKAGE = Path(tokenmill.__file__).parent
+
+PROGRAM = """
+import os, sys, tempfile
+from pathlib import Path
+import tokenmill as tm
+
+source, tokenizer, scratch = sys.argv[1:]
+tempfile.tempdir = scratch
+{make}
+before = sorted(str(p) for p in Path(scratch).rglob("*"))
+assert before, "nothing private was made"
+child = os.fork()
+if child == 0:
+    sys.exit(0)  # an ordinary end: finalizers and atexit run
+assert os.waitpid(child, 0)[1] == 0
+assert sorted(str(p) for p in Path(scratch).rglob("*")) == before
+{use}
+"""
+PREPARED = (
+    "held = tm.prepare(source, tokenizer, tokenizer_backend='file', executor='inline',"
+    " progress=False, {})"
+)
+UNWRITABLE = "import tokenmill.dataset.kept as kept; kept._caches = lambda view: []; "
+CASES = {
+    "disable_cache": (
+        PREPARED.format("disable_cache=True"),
+        "assert len(held[0]) and held.verify()",
+    ),
+    "filter": (
+        UNWRITABLE
+        + PREPARED.format("cache_dir=scratch + '-cache'")
+        + "; held = tm.filtered(held, 'length > 1')",
+        "assert len(held[0])",
+    ),
+    "rows": (
+        "from tokenmill.source.shelf import private_shelf; held = private_shelf();"
+        " (held.root / 'x').write_text('x')",
+        "assert private_shelf().root == held.root",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_child_that_ends_removes_nothing_and_its_parent_does(case: str, tmp_path: Path) -> None:
+    source = write_rows(tmp_path / "chat.jsonl", conversations(20))
+    (tmp_path / "scratch").mkdir()
+    make, use = CASES[case]
+    answer = subprocess.run(
+        [sys.executable, "-c", PROGRAM.format(make=make, use=use), str(source), str(TOKENIZER),
+         str(tmp_path / "scratch")],
+        env={**os.environ, "PYTHONPATH": str(PACKAGE.parent)}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert answer.returncode == 0, answer.stderr
+    assert list((tmp_path / "scratch").iterdir()) == []
+
+
+def in_child(work: Callable[[], None], seconds: int = 20) -> int:
+    """The exit status of a forked child that does some work; a hanging one is killed."""
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            signal.alarm(seconds)
+            work()
+            status = 0
+        finally:
+            os._exit(status)
+    return os.waitpid(child, 0)[1]
+
+
+def test_private_places_go_with_their_owner_in_their_process_only(tmp_path: Path) -> None:
+    directory, file = PrivateDirectory(), PrivateFile()
+    file.file.close()
+    held: list[object] = [directory, file]
+    paths = [directory.path, file.path]
+    del directory, file
+    assert in_child(lambda: (held.clear(), gc.collect())[0]) == 0
+    assert all(path.exists() for path in paths)
+    held.clear()
+    gc.collect()
+    assert not any(path.exists() for path in paths)
+
+
+def test_staging_left_by_a_child_stays_for_its_parent(tmp_path: Path) -> None:
+    def leave() -> None:
+        staging.__exit__(None, None, None)
+
+    with Staging(tmp_path) as staging:
+        path = staging.write("x", b"x")
+        assert in_child(leave) == 0
+        assert path.read_bytes() == b"x"
+    assert not staging.path.exists()
+
+
+def test_wish_is_called_once_in_its_own_process(tmp_path: Path) -> None:
+    class Owner:
+        pass
+
+    owner: list[object] = [Owner()]
+    at_end(owner[0], (tmp_path / "called").touch)
+    assert in_child(owner.clear) == 0
+    assert not (tmp_path / "called").exists()
+    owner.clear()
+    assert (tmp_path / "called").exists()
+
+
+def held_by_a_thread(lock: ProcessLock) -> tuple[threading.Event, threading.Thread]:
+    taken, over = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with lock:
+            taken.set()
+            over.wait()
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    taken.wait()
+    return over, thread
+
+
+def test_store_is_read_in_a_child_though_a_thread_held_its_lock(tmp_path: Path) -> None:
+    store = make_store(tmp_path, [make_columns([3, 4])])
+    over, thread = held_by_a_thread(store._lock)
+    try:
+        assert in_child(lambda: print(len(store[1])), seconds=5) == 0
+    finally:
+        over.set()
+        thread.join()
+    with store._lock:
+        pass  # and the parent's is its own
+
+
+def test_prefetching_iterator_goes_on_in_a_child(tmp_path: Path) -> None:
+    store = make_store(tmp_path, [make_columns([3] * 40)])
+    batches = iter(Loader(store, batch_size=2, prefetch=2, epochs=1))
+    next(batches)
+
+    def rest() -> None:
+        assert sum(1 for _ in batches) == 19
+
+    assert in_child(rest, seconds=5) == 0
+    assert sum(1 for _ in batches) == 19
+
+
+def test_nothing_is_removed_at_the_end_or_locked_by_any_other_way() -> None:
+    """One place knows of processes; whoever goes round it meets the next fork."""
+    pattern = re.compile(r"weakref\.finalize|\batexit\b|mkdtemp|mkstemp|TemporaryDirectory")
+    found = {
+        str(path.relative_to(PACKAGE))
+        for path in PACKAGE.rglob("*.py")
+        if pattern.search(path.read_text(encoding="utf-8"))
+    }
+    assert found == {"files/process.py"}
