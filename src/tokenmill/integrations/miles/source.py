@@ -18,7 +18,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from tokenmill.errors import SourceError, StateError, TemplateError, UsageError
+from tokenmill.errors import CorruptionError, SourceError, StateError, TemplateError, UsageError
 from tokenmill.integrations.miles.host import DATE, Host, Settings, find_host, load_function
 from tokenmill.integrations.miles.saved import host_path, read_state, state_path, write_state
 from tokenmill.prompts import Prompt, PromptDataset
@@ -176,10 +176,13 @@ class DataSource:
 
     def _load_own(self, path: Path) -> None:
         state, carried = read_state(path)
+        missing = {"prompts", "n_samples_per_prompt", *COUNTERS} - set(state)
+        if missing or not all(type(state[name]) is int for name in COUNTERS):
+            raise CorruptionError(f"has no {', '.join(sorted(missing or COUNTERS))}", path=path)
         if self.dataset is not None:
             self.dataset.load_state_dict(state["prompts"] or {})
         for name in COUNTERS:
-            setattr(self, name, int(state[name]))
+            setattr(self, name, state[name])
         self.metadata = dict(carried["metadata"])
         self.buffer = [[self._rebuilt(told) for told in group] for group in carried["buffer"]]
         wanted = self.args.n_samples_per_prompt
