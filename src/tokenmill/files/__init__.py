@@ -24,7 +24,7 @@ from tokenmill.files.publish import (
     sync_directory,
 )
 from tokenmill.files.remote import is_remote
-from tokenmill.files.root import default_cache_dir
+from tokenmill.files.root import default_cache_dir, require_inside
 from tokenmill.files.write import NewFile, write_file, writing_errors
 
 __all__ = [
@@ -40,6 +40,7 @@ __all__ = [
     "publish_directory",
     "publish_file",
     "replace_file",
+    "require_inside",
     "sync_directory",
     "write_file",
     "writing_errors",

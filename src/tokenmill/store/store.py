@@ -115,6 +115,8 @@ class Store(Sequence[Row]):
         check_file(self._layout.file(name), stated, content=True)
 
     def _check_own_files(self) -> None:
+        for name in (*names.CHECKED_FILES, names.PROOF):
+            self._layout.require_inside(self._layout.file(name))
         for name in names.CHECKED_FILES:
             stated = self.manifest["files"][name]
             large = stated["size"] > CHECKED_AT_OPEN_BYTES
@@ -293,7 +295,9 @@ class Store(Sequence[Row]):
     @property
     def tokenizer_path(self) -> Path:
         """The copy of the tokenizer this store was made with."""
-        return self._layout.tokenizer(self.manifest["tokenizer"]["identity"])
+        path = self._layout.tokenizer(self.manifest["tokenizer"]["identity"])
+        self._layout.require_inside(path)
+        return path
 
     # Checks and copies
 
