@@ -9,6 +9,7 @@ import pytest
 from tests.chat.templates import ALL, CHATML, INST, THINKING
 from tokenmill.chat import ChatSpec, Renderer
 from tokenmill.chat.fast import AUDIT_ONE_IN, FIRST_AUDITED, FastTemplate, audited
+from tokenmill.chat.tame import is_tame
 from tokenmill.chat.template import ReferenceTemplate
 
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
@@ -125,11 +126,11 @@ def test_difference_seen_by_an_audit_redoes_the_batch(monkeypatch: pytest.Monkey
 
 
 def test_battery_keeps_templates_out_that_the_engines_read_differently() -> None:
-    html = CHATML.replace("{{ m.content }}", "{{ m.content | e }}")
-    plain = ReferenceTemplate(html, {}, None)
-    assert (
-        FastTemplate.of(plain, None) is None or Renderer(ChatSpec(), html).render(rows(2)).rejected
-    )
+    html = ReferenceTemplate(CHATML.replace("{{ m.content }}", "{{ m.content | e }}"), {}, None)
+    assert is_tame(html.tree)  # so it is the battery that says no
+    quoted = [{"role": "user", "content": '"x" isn\'t <y>'}]
+    assert FastTemplate(html, None).render(quoted) != html.render(quoted)
+    assert FastTemplate.of(html, None) is None
     assert FastTemplate.of(ReferenceTemplate(INST, SPECIAL, None), None) is not None
     assert FastTemplate.of(ReferenceTemplate(THINKING, SPECIAL, None), None) is not None
 
