@@ -33,8 +33,10 @@ def require_inside(path: Path, root: Path) -> None:
     Raises:
         CacheError: It does.
     """
-    below = (part for part in (path, *path.parents) if root in part.parents)
-    if not any(map(os.path.islink, below)):
+    place, top = os.fspath(path), os.fspath(root)
+    while len(place) > len(top) and not os.path.islink(place):
+        place = os.path.dirname(place)
+    if len(place) <= len(top):
         return  # nothing that could lead anywhere; the usual case, at one look per directory
     real, real_root = os.path.realpath(path), os.path.realpath(root)
     if os.path.commonpath([real, real_root]) != real_root:
