@@ -253,10 +253,10 @@ def _by_name(files: Sequence[str], where: str) -> Splits:
     if not found:
         found = _first_look(files, {"train": ["**"]}, where)
     data = {split: [file for file in names if _is_data(file)] for split, names in found.items()}
-    if found and not all(data.values()):
+    if not any(data.values()):
+        return {}
+    if not all(data.values()):
         empty = next(split for split, names in data.items() if not names)
-        if not any(data.values()):
-            return {}
         raise UsageError(
             f"files of split {empty!r} are known by their names ({found[empty][0]}), but none "
             "holds data; name the files, as in hf://datasets/owner/name/path",
@@ -306,8 +306,7 @@ def _of_one_format(splits: Splits, where: str) -> Splits:
     """The files of the format that most have, which must be the same in every split."""
     formats = {split: _format(names) for split, names in splits.items()}
     if len(set(formats.values())) > 1:
-        told = ", ".join(f"{split} ({form})" for split, form in formats.items())
-        raise UsageError(f"the splits are of different formats: {told}; name the files", path=where)
+        raise UsageError(f"the splits are of different formats: {formats}; name one", path=where)
     return {
         split: [file for file in names if formats[split] in map(_family, _endings(file))]
         for split, names in splits.items()
