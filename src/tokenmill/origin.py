@@ -9,7 +9,10 @@ mark, or an array's element. Parquet and Arrow rows have a number but neither li
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
+
+from tokenmill.errors import SourceError
 
 
 class Origin(NamedTuple):
@@ -33,3 +36,30 @@ class Origin(NamedTuple):
         """``file:line`` for text formats, else ``file#row``."""
         name = self.path or "?"
         return f"{name}:{self.line}" if self.line is not None else f"{name}#{self.row}"
+
+
+def nothing_left(
+    what: str,
+    rejected: Mapping[str, int],
+    rows: Iterable[tuple[Origin, str, str]],
+    path: str | None,
+) -> SourceError:
+    """The error for a source of which every row was rejected: it stands where the first one does.
+
+    Args:
+        what: What was wanted of them, ``row`` or ``prompt``.
+        rejected: How many, by reason.
+        rows: Origin, reason and detail of each; only the first is looked at.
+        path: The source, when nothing was rejected because there was nothing.
+    """
+    for origin, reason, detail in rows:
+        counts = ", ".join(f"{number:,} {why}" for why, number in rejected.items() if number)
+        return SourceError(
+            f"no {what} left: all {sum(rejected.values()):,} were rejected ({counts}); the first, "
+            f"for {reason}: {detail}",
+            path=origin.path,
+            row=origin.row,
+            line=origin.line,
+            offset=origin.offset,
+        )
+    return SourceError(f"no {what} left", path=path)

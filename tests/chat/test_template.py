@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.chat.templates import ALL, CHATML, DATED
+from tests.chat.templates import CHATML, DATED
 from tokenmill.chat import ChatSpec, Renderer
 from tokenmill.chat.template import ReferenceTemplate
 from tokenmill.errors import TemplateError
@@ -195,7 +195,9 @@ def test_growth_along_a_learned_path_is_bounded(source: str) -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     result = Renderer(ChatSpec(), by_length + CHATML).render([{"messages": few}] * 2)
     assert {error.reason for *_, error in result.rejected} <= {"limit", "mask_unproven"}
-    result = Renderer(ChatSpec(), by_length + CHATML).render([{"messages": few}, {"messages": many}])
+    result = Renderer(ChatSpec(), by_length + CHATML).render(
+        [{"messages": few}, {"messages": many}]
+    )
     reasons = [error.reason for *_, error in result.rejected]
     assert reasons[-1:] in (["limit"], ["mask_unproven"])
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1 << 20  # KiB

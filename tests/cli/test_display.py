@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 
 from tests.build.making import conversations, write_rows
@@ -34,6 +35,18 @@ def test_hostile_text_is_shown_and_not_obeyed(shell: Shell, tmp_path: Path) -> N
     assert not steers(shell("stats", made.out.strip()).out)
     whole = shell("inspect", made.out.strip(), "--json")
     assert whole.json["carried"]["note"] == HOSTILE, "a program gets the text itself"
+
+
+def test_damaged_store_cannot_steer_the_terminal(shell: Shell, store: Path, tmp_path: Path) -> None:
+    """What `cache list` says of it quotes the file."""
+    cache = shutil.copytree(store.parent.parent, tmp_path / "copy")
+    manifest = cache / "stores" / store.name / "manifest.json"
+    whole = manifest.read_bytes()
+    at = whole.index(b'"digest":"') + len(b'"digest":"')
+    manifest.write_bytes(whole[:at] + "\x9b2J\u202e".encode() + whole[at:])
+    listed = shell("cache", "list", "--cache-dir", cache)
+    assert "DAMAGED" in listed.out
+    assert not steers(listed.out)
 
 
 def test_long_detail_is_cut_to_a_line(shell: Shell, tmp_path: Path) -> None:

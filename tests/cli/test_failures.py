@@ -151,7 +151,23 @@ def test_no_row_left_exits_with_1(shell: Shell, tmp_path: Path) -> None:
     refused = shell("prepare", source, *QUICK, "--json")
     assert refused.code == 1
     assert refused.json["rows_out"] == 0
-    assert "no row left" in refused.error["message"]
+    message = refused.error["message"]
+    assert "no row left: all 2 were rejected (1 bad_json, 1 bad_shape)" in message
+    assert "the first, for bad_shape: " in message
+    assert (refused.error["path"], refused.error["line"]) == (str(source), 1)
+    assert (refused.error["row"], refused.error["offset"]) == (0, 0)
+
+
+def test_no_prompt_left_names_the_first_reason_and_line(shell: Shell, tmp_path: Path) -> None:
+    source = write_rows(tmp_path / "bad.jsonl", ["", '{"text": "long enough"}', "nonsense"])
+    flags = ("--tokenizer", str(TOKENIZER), "--tokenizer-backend", "file")
+    refused = shell(
+        "prompts", source, *flags, "--prompt-key", "text", "--max-length", "1", "--json"
+    )
+    assert refused.code == 1
+    assert "no prompt left: all 2 were rejected" in refused.error["message"]
+    assert "the first, for overlong: " in refused.error["message"]
+    assert (refused.error["path"], refused.error["line"]) == (str(source), 2)
 
 
 def test_summary_groups_by_reason_with_example_and_hint(shell: Shell, tmp_path: Path) -> None:

@@ -193,7 +193,7 @@ def test_prompts_without_any_left_is_exit_code_one(shell: Shell, tmp_path: Path)
     answer = shell("prompts", rows, *QUICK, "--max-length", "1", "--json")
     assert answer.code == 1
     assert answer.json["rejected"] == {"overlong": 1}
-    assert "no prompt is left" in answer.error["message"]
+    assert "no prompt left" in answer.error["message"]
     assert shell("prompts", rows, *QUICK, "--multimodal-keys", "[]", "--json").code == 2
 
 

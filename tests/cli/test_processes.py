@@ -107,6 +107,21 @@ def test_terminal_gets_colours_unless_told_otherwise(store: Path, more: dict[str
         assert "⟦" not in seen
 
 
+def test_row_cannot_steer_the_terminal_and_a_pipe_gets_its_bytes(tmp_path: Path) -> None:
+    source = tmp_path / "bad.jsonl"
+    bad = b'{"a": \x1b]0;title\x07\x1b[2J\xff\xc2\x9b31m \xe2\x80\xaeback'
+    good = '{"a": "\x9b2J \u202eback"}'.encode()  # JSON allows these as they stand
+    source.write_bytes(bad + b"\n" + good + b"\n")
+    for row, raw, code in ((0, bad, 1), (1, good, 0)):
+        exit_code, seen = on_terminal("rows", source, "--row", str(row), NO_COLOR="1")
+        assert exit_code == code
+        assert '{"a": ' in seen
+        assert not re.findall("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e]", seen)
+        command = [sys.executable, "-m", "tokenmill", "rows", str(source), "--row", str(row)]
+        piped = subprocess.run(command, env=environment(), capture_output=True, timeout=60)
+        assert piped.stdout == raw + b"\n"
+
+
 def test_reader_that_goes_away_ends_the_command_quietly(store: Path) -> None:
     command = f"'{sys.executable}' -m tokenmill inspect '{store}' --row 0 --json | head -c 1"
     for piped in (command, f"'{sys.executable}' -m tokenmill stats '{store}' | head -1"):

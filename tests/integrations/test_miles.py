@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
 import tokenmill
 from tests.integrations.hosts import EagerSource, Sample, flags, install
-from tokenmill import CorruptionError, StateError, UsageError
+from tokenmill import CorruptionError, StateError, UsageError, fingerprint
 from tokenmill.integrations import miles
 from tokenmill.integrations.miles import saved, source
 
@@ -207,7 +209,7 @@ def test_state_that_is_damaged_or_of_other_data_is_refused(tmp_path: Path) -> No
         path.write_bytes(damage)
         with pytest.raises(CorruptionError):
             miles.DataSource(args).load(4)
-    path.write_bytes(good.replace(b'"version":1}', b'"version":9}'))
+    path.write_bytes(good.replace(b'"version":2}', b'"version":9}'))
     with pytest.raises(StateError, match="version 9"):
         miles.DataSource(args).load(4)
     path.write_bytes(good)
@@ -220,6 +222,72 @@ def test_state_that_is_damaged_or_of_other_data_is_refused(tmp_path: Path) -> No
             miles.DataSource(described(load=str(tmp_path), **change)).load(4)
     with pytest.raises(UsageError, match="--save"):
         miles.DataSource(described()).save(4)
+
+
+def test_value_that_would_need_code_is_refused_with_its_place(tmp_path: Path) -> None:
+    ours = miles.DataSource(described(save=str(tmp_path)))
+    groups = ours.get_samples(1)
+    groups[0][1].metadata["found"] = [1, Path("x")]
+    ours.add_samples(groups)
+    with pytest.raises(UsageError, match=r"\['buffer'\]\[0\]\[1\]\['metadata'\]\['found'\]\[1\]"):
+        ours.save(1)
+    assert not saved.state_path(str(tmp_path), 1).exists()
+
+
+class Trap:
+    """Says so when somebody unpickles it."""
+
+    def __reduce__(self) -> Any:
+        return print, ("unpickled",)
+
+
+def test_loading_a_state_runs_nothing_that_stands_in_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The seal is no signature: whoever can write a file can seal it."""
+    args = described(save=str(tmp_path), load=str(tmp_path))
+    miles.DataSource(args).save(4)
+    path = saved.state_path(str(tmp_path), 4)
+    head = json.loads(path.read_bytes().partition(b"\n")[0])
+    body = pickle.dumps({"metadata": {"x": Trap()}, "buffer": []})
+    for version, refusal in ((1, StateError), (saved.VERSION, CorruptionError)):
+        seal = fingerprint.checksum(fingerprint.canonical(head["state"]) + body)
+        forged = {**head, "version": version, "carried_bytes": len(body), "seal": seal}
+        path.write_bytes(fingerprint.canonical(forged) + b"\n" + body)
+        with pytest.raises(refusal) as caught:
+            miles.DataSource(args).load(4)
+        assert ("reads no pickle: finish the run" in str(caught.value)) == (version == 1)
+    assert capsys.readouterr().out == ""
+
+
+def tagged(kind: int, value: Any) -> dict[str, Any]:
+    tag = msgspec.msgpack.Ext(kind, msgspec.msgpack.encode(value))
+    return {"metadata": {}, "buffer": [tag]}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"metadata": {}},
+        {"metadata": 3, "buffer": []},
+        {"metadata": {}, "buffer": [[3]]},
+        tagged(99, None),
+        tagged(2, [[[], 1]]),  # a key that is a list
+        tagged(6, ["O", [1], False, b"x" * 8]),  # an array of objects
+        tagged(7, ["load", [1], b"x"]),  # torch.load is no type of numbers
+    ],
+)
+def test_sealed_state_of_other_members_is_corrupt(tmp_path: Path, body: dict[str, Any]) -> None:
+    args = described(save=str(tmp_path), load=str(tmp_path))
+    miles.DataSource(args).save(4)
+    path = saved.state_path(str(tmp_path), 4)
+    head = json.loads(path.read_bytes().partition(b"\n")[0])
+    data = msgspec.msgpack.encode(body)
+    seal = fingerprint.checksum(fingerprint.canonical(head["state"]) + data)
+    forged = {**head, "carried_bytes": len(data), "seal": seal}
+    path.write_bytes(fingerprint.canonical(forged) + b"\n" + data)
+    with pytest.raises(CorruptionError):
+        miles.DataSource(args).load(4)
 
 
 def test_state_is_replaced_whole(tmp_path: Path) -> None:

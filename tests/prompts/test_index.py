@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -159,6 +160,21 @@ def test_index_of_other_rows_under_a_key_is_refused(tmp_path: Path) -> None:
         path.write_bytes((other / path.name).read_bytes())
     with pytest.raises(CorruptionError, match="other rows"):
         open_prompts(f"{PROMPTS}@[:5]")
+
+
+def test_link_out_of_the_cache_is_followed_nowhere(tmp_path: Path) -> None:
+    rows = many_rows(tmp_path / "r.jsonl", 20)
+    place, outside = Path(open_prompts(rows).path), tmp_path / "outside"
+    parts = [place, *sorted(place.iterdir())]
+    for part in parts:
+        shutil.move(part, outside)
+        part.symlink_to(outside)
+        with pytest.raises(CacheError, match="symbolic link leads out of the cache"):
+            open_prompts(rows)
+        part.unlink()
+        shutil.move(outside, part)
+    assert len(parts) == 4
+    assert len(open_prompts(rows)) == 20
 
 
 def test_damaged_part_is_measured_again(tmp_path: Path, counted: list[int]) -> None:

@@ -100,7 +100,7 @@ def test_count_mismatch_of_media_names_both_counts(
     ((origin, reason, detail),) = prompts.rejected_rows()
     assert (origin.line, reason) == (1, "bad_shape")
     assert counts in detail
-    with pytest.raises(SourceError, match="no prompt is left"):
+    with pytest.raises(SourceError, match="no prompt left"):
         prompts.take(1)
 
 

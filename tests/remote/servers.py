@@ -10,11 +10,12 @@ from __future__ import annotations
 import re
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -96,7 +97,12 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(data)
 
-    def send_path(self, path: Path, fault: str | int | None = None) -> None:
+    def send_path(
+        self,
+        path: Path,
+        fault: str | int | None = None,
+        headers: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         if not path.is_file():
             self.status(404)
             return
@@ -119,6 +125,8 @@ class Handler(BaseHTTPRequestHandler):
             self.send_header("ETag", f'"{xxhash.xxh3_64_hexdigest(data)}"')
         if not self.server.without_time:
             self.send_header("Last-Modified", formatdate(path.stat().st_mtime, usegmt=True))
+        for name, value in headers.items():
+            self.send_header(name, value)
         self.send_header("Content-Length", str(stop - start))
         body = data[start:stop] if self.command == "GET" else b""
         if fault == "drop":

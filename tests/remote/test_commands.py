@@ -9,7 +9,12 @@ import pytest
 
 from tests.build.making import conversations, write_rows
 from tests.cli.harness import QUICK, Shell
+from tests.remote.servers import RangeServer
+from tests.remote.test_rows import lines
 from tokenmill import open_store
+from tokenmill.errors import SourceMissing
+from tokenmill.report.page.serve import Viewer
+from tokenmill.source import hub
 
 KEYS = {"path", "rows", "bytes"}
 
@@ -54,3 +59,46 @@ def test_failures_of_push_and_pull_have_their_codes(shell: Shell, s3: str, tmp_p
     assert answer.code == 1
     assert answer.error["type"] == "CacheError"
     assert json.dumps(answer.error["message"]).count("holds store") == 1
+
+
+@pytest.mark.parametrize("named", ["http", "hub", "hub url"])
+def test_looking_at_a_store_fetches_nothing_that_it_names_unless_allowed(
+    shell: Shell, web: RangeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: str
+) -> None:
+    """A store may come from anybody, and its proof may name any place."""
+    (web.root / "rows.jsonl").write_bytes(b'{"messages": 7}\n' + lines(conversations(3)))
+    url = web.url("rows.jsonl")
+    made = shell("prepare", url, *QUICK).out.strip()
+    asked: list[str] = []
+
+    def look_up(name: str, *arguments: object) -> None:
+        asked.append(name)
+        raise SourceMissing("not there", path=name)
+
+    monkeypatch.setattr(hub, "look_up", look_up)
+    if named != "http":
+        proof = Path(made) / "proof.json"
+        other = "evil/data:train" if named == "hub" else "hf://datasets/evil/data/x.jsonl"
+        proof.write_bytes(proof.read_bytes().replace(url.encode(), other.encode()))
+    web.forget()
+    page = tmp_path / "page.html"
+    looks = (["--html", page], ["--rule", "rejected"], ["--origin", f"{Path(url).name}:1"])
+    for flags in looks if named == "http" else looks[:2]:
+        assert shell("inspect", made, *flags).code == 0
+        assert (web.requests, asked) == ([], []), flags
+        monkeypatch.setenv("TOKENMILL_CACHE_DIR", str(tmp_path / f"cache{len(flags[0])}"))
+        allowed = shell("inspect", made, *flags, "--fetch-sources")
+        assert allowed.code == 0
+        assert web.requests if named == "http" else asked
+        web.forget()
+        asked.clear()
+    shown = shell("inspect", made, "--rule", "rejected", "--json").json["rows"][0]["raw"]
+    assert shown["text"] is None
+    assert "--fetch-sources" in shown["note"]
+    if named == "http":
+        flags = ("--rule", "rejected", "--fetch-sources", "--json")
+        assert shell("inspect", made, *flags).json["rows"][0]["raw"]["text"] == '{"messages": 7}'
+        viewer = Viewer(open_store(made))
+        web.forget()
+        assert (viewer.raw(0)["text"], viewer.rejected_raw(0)["text"]) == (None, None)
+        assert web.requests == []

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from tests.remote.conftest import Place
@@ -148,3 +152,82 @@ def test_reading_goes_on_in_a_forked_process(web: RangeServer, url: str) -> None
             os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert rows[1234] == ROWS[1234]
+
+
+def saved(path: Path, form: str, rows: list[dict[str, Any]]) -> None:
+    """Rows in one row group, or in record batches of 1,500."""
+    table = pa.Table.from_pylist(rows)
+    if form == "parquet":
+        pq.write_table(table, path, row_group_size=len(rows))
+        return
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table, max_chunksize=1500)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), SourceError("no network")], ids=type)
+@pytest.mark.parametrize("form", ["parquet", "arrow"])
+def test_exception_inside_a_read_displaces_no_row(
+    memory: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str, error: BaseException
+) -> None:
+    """The read that fails is each one in turn; afterwards every row is still itself."""
+    wanted = [{"n": number, "text": "words " * 30} for number in range(4000)]
+    saved(tmp_path / "rows", form, wanted)
+    url = f"{memory}/rows.{form}"
+    fs, inner = remote.filesystem(url)
+    fs.pipe_file(inner, (tmp_path / "rows").read_bytes())
+    real = RemoteFile.pread
+    left = itertools.repeat(1)
+
+    def failing(self: RemoteFile, length: int, offset: int) -> bytes:
+        if not next(left):
+            raise error
+        return real(self, length, offset)
+
+    monkeypatch.setattr(RemoteFile, "pread", failing)
+    for fatal in range(40):
+        rows = open_rows(url)
+        left = itertools.chain([1] * fatal, [0], itertools.repeat(1))
+        failed = 0
+        for number in (0, 1027, 2100, 3999):
+            try:
+                assert rows[number] == wanted[number]
+            except type(error):
+                failed += 1
+        assert [rows[number] for number in (3, 1030, 2049, 3000)] == [
+            wanted[number] for number in (3, 1030, 2049, 3000)
+        ]
+        if not failed:
+            break
+    assert 0 < fatal < 39
+
+
+@pytest.mark.parametrize("form", ["parquet", "arrow"])
+def test_exception_inside_a_decoding_displaces_no_row(
+    memory: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    from tokenmill.source.jsonform import RowForm
+
+    wanted = [{"n": number} for number in range(4000)]
+    saved(tmp_path / "rows", form, wanted)
+    url = f"{memory}/rows.{form}"
+    fs, inner = remote.filesystem(url)
+    fs.pipe_file(inner, (tmp_path / "rows").read_bytes())
+    rows, real = open_rows(url), RowForm.rows
+
+    def interrupted(self: RowForm, batch: Any, first: int) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(RowForm, "rows", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        rows[3]
+    monkeypatch.setattr(RowForm, "rows", real)
+    assert [rows[number]["n"] for number in (3, 1027, 5, 3999, 2048)] == [3, 1027, 5, 3999, 2048]
+
+
+def test_row_belongs_to_whoever_asked(memory: str, tmp_path: Path) -> None:
+    saved(tmp_path / "rows", "parquet", [{"n": {"m": 1}}, {"n": {"m": 2}}])
+    fs, inner = remote.filesystem(f"{memory}/rows.parquet")
+    fs.pipe_file(inner, (tmp_path / "rows").read_bytes())
+    rows = open_rows(f"{memory}/rows.parquet")
+    rows[0]["n"]["m"] = 7
+    assert rows[0] == {"n": {"m": 1}}

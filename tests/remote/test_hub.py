@@ -24,9 +24,8 @@ import pytest
 import tokenmill
 from tests.build.making import TOKENIZER, conversations
 from tests.remote.servers import Handler, RangeServer, serving
-from tokenmill.errors import UsageError
+from tokenmill.errors import SourceError, UsageError
 from tokenmill.source.address import HubName, parse_address
-from tokenmill.source.hub import by_name
 
 COMMIT = {"main": "a" * 40, "v1": "b" * 40, "refs/convert/parquet": "c" * 40}
 CARD = """---
@@ -53,10 +52,18 @@ class Hub(RangeServer):
         info = re.fullmatch(r"/api/datasets/(\w+/\w+)(?:/revision/(.+))?", path)
         tree = re.fullmatch(r"/api/datasets/(\w+/\w+)/tree/(\w+)/?(.*)", path)
         file = re.fullmatch(r"/datasets/(\w+/\w+)/resolve/(\w+)/(.+)", path)
-        if file:
-            handler.send_path(self.root / file[1] / file[2] / file[3], handler.fault)
+        if file and not (self.root / file[1] / COMMIT.get(file[2], file[2]) / file[3]).is_file():
+            handler.send_response(404)
+            handler.send_header("X-Error-Code", "EntryNotFound")
+            handler.send_header("Content-Length", "0")
+            handler.end_headers()
+        elif file:
+            commit = COMMIT.get(file[2], file[2])
+            headers = {"X-Repo-Commit": commit}
+            handler.send_path(self.root / file[1] / commit / file[3], handler.fault, headers)
         elif tree and (self.root / tree[1] / tree[2]).is_dir():
-            handler.send_body(json.dumps(self.tree(*tree.groups())).encode())
+            deep = "recursive=true" in handler.path.lower()
+            handler.send_body(json.dumps(self.tree(*tree.groups(), deep)).encode())
         elif info and (found := self.info(info[1], info[2] or "main")):
             handler.send_body(json.dumps(found).encode())
         else:
@@ -74,7 +81,7 @@ class Hub(RangeServer):
         names = [path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file()]
         return {"id": repo, "sha": commit, "siblings": [{"rfilename": name} for name in names]}
 
-    def tree(self, repo: str, commit: str, inner: str) -> list[dict[str, Any]]:
+    def tree(self, repo: str, commit: str, inner: str, deep: bool) -> list[dict[str, Any]]:
         root = self.root / repo / commit
         return [
             {
@@ -83,7 +90,7 @@ class Hub(RangeServer):
                 "size": 0 if path.is_dir() else path.stat().st_size,
                 "oid": "0" * 40,
             }
-            for path in (root / inner).iterdir()
+            for path in (root / inner).glob("**/*" if deep else "*")
         ]
 
 
@@ -95,8 +102,10 @@ def hub(tmp_path: Path) -> Iterator[Hub]:
         yield server
 
 
-def put(hub: Hub, name: str, rows: list[dict[str, Any]], commit: str = "main") -> None:
-    path = hub.root / "owner" / "words" / COMMIT[commit] / name
+def put(
+    hub: Hub, name: str, rows: list[dict[str, Any]], commit: str = "main", repo: str = "words"
+) -> None:
+    path = hub.root / "owner" / repo / COMMIT[commit] / name
     path.parent.mkdir(parents=True, exist_ok=True)
     if name.endswith(".parquet"):
         pq.write_table(pa.Table.from_pylist(rows), path)
@@ -165,11 +174,20 @@ def test_card_says_which_files_a_split_has(hub: Hub) -> None:
     put(hub, "data/held.parquet", rows[3:5])
     put(hub, "other/x.parquet", rows[5:9])
     (hub.root / "owner/words" / COMMIT["main"] / "README.md").write_text(CARD)
-    train, extra, unknown = child(
-        hub, "-c", ASK, "owner/words:train", "owner/words:extra/train", "owner/words:validation"
+    train, extra, unknown, config, other = child(
+        hub,
+        "-c",
+        ASK,
+        "owner/words:train",
+        "owner/words:extra/train",
+        "owner/words:validation",
+        "owner/words:extra",
+        "owner/words:nowhere/train",
     )
     assert (train["rows"], extra["rows"]) == (3, 4)
     assert "only train, test" in unknown["message"]
+    assert "'extra' is a configuration: name one of its splits too" in config["message"]
+    assert "no configuration 'nowhere', only default, extra" in other["message"]
 
 
 def test_revision_and_conversion_of_the_hub(hub: Hub) -> None:
@@ -196,8 +214,75 @@ def test_revision_and_conversion_of_the_hub(hub: Hub) -> None:
 def test_offline_is_said_at_once(hub: Hub) -> None:
     (answer,) = child(hub, "-c", ASK, "owner/words:train", offline="1")
     assert answer["error"] == "SourceError"
-    assert "offline" in answer["message"].lower()
+    assert answer["message"].startswith("owner/words:train: no file or directory here, and it ")
+    assert "HF_HUB_OFFLINE is set" in answer["message"]
+    assert "hf download owner/words --repo-type dataset" in answer["message"]
     assert "tries" not in answer["message"]
+
+
+def test_hub_that_cannot_be_reached_is_one_line_that_says_what_to_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whatever a library's network error says, and however long."""
+    from tokenmill.source import hub as module
+
+    class Unreachable:
+        def repo_info(self, *arguments: Any, **options: Any) -> Any:
+            raise ConnectionError("cannot reach the host\nmore of it\n\nanother paragraph" * 9)
+
+    monkeypatch.setattr(module, "_api", lambda name: Unreachable())
+    for asked, here in (("nobody/nothing:train", True), ("hf://datasets/nobody/nothing/x", False)):
+        with pytest.raises(SourceError) as caught:
+            tokenmill.open_rows(asked)
+        message = str(caught.value)
+        assert message.startswith(f"{asked}: ")
+        assert ("no file or directory here" in message) == here
+        assert "ConnectionError: cannot reach the host); offline, name local files" in message
+        assert "\n" not in message
+        assert "paragraph" not in message
+
+
+LAYOUTS = [
+    (["data/train-00000-of-00001.parquet", "data/test-00000-of-00001.parquet", "x.parquet"], ""),
+    (["train/a.parquet", "train/deep/b.parquet", "test/c.parquet", "notes.py"], ""),
+    (["one/train.parquet", "two/train.parquet"],
+     "- config_name: one\n  data_dir: one\n- config_name: two\n  data_dir: two\n"),
+    (["a.parquet", "deep/b.parquet"], "- config_name: default\n  data_files: '*.parquet'\n"),
+    (["test.parquet", "in/train.parquet"],
+     "- config_name: default\n  data_files:\n  - split: train\n    path: '**/train*'\n"
+     "  - split: test\n    path: '**/test*'\n"),
+]  # fmt: skip
+RESOLVE = """
+import json, sys
+from datasets import load_dataset_builder
+from tokenmill.source.address import parse_address
+from tokenmill.source.hub import find_in_hub
+answers = []
+for asked in sys.argv[1:]:
+    repo, _, name = asked.partition(":")
+    for split, theirs in load_dataset_builder(repo, name or None).config.data_files.items():
+        address = parse_address(f"{repo}:{name}/{split}" if name else f"{repo}:{split}")
+        ours = [one.path for one in find_in_hub(address)]
+        answers.append([asked, str(split), ours, list(theirs)])
+print(json.dumps(answers))
+"""
+
+
+def test_hub_datasets_are_resolved_as_datasets_resolves_them(hub: Hub) -> None:
+    """Both ask the same stand-in: files, their order and the commit are the same."""
+    asked = []
+    for number, (files, configs) in enumerate(LAYOUTS):
+        for name in files:
+            put(hub, name, conversations(1), repo=f"words{number}")
+        if configs:
+            card = hub.root / f"owner/words{number}" / COMMIT["main"] / "README.md"
+            card.write_text(f"---\nconfigs:\n{configs}---\n# Words\n")
+        names = re.findall(r"config_name: (\w+)", configs)
+        asked += [f"owner/words{number}:{name}" for name in names] or [f"owner/words{number}"]
+    answers = child(hub, "-c", RESOLVE, *asked)
+    assert len(answers) > len(asked)
+    for name, split, ours, theirs in answers:
+        assert ours == theirs, (name, split)
 
 
 @pytest.mark.parametrize(
@@ -228,16 +313,3 @@ def test_local_looking_names_are_not_asked_of_the_hub(
         assert parse_address(text).hub is None
     with pytest.raises(UsageError, match="no step"):
         parse_address("owner/name:train[1:2:3]")
-
-
-def test_splits_by_name_read_words_not_letters() -> None:
-    files = [
-        "data/train-0.parquet",
-        "training/x.parquet",
-        "dev.parquet",
-        "data/constrained.parquet",
-    ]
-    assert by_name(files) == {
-        "train": ["data/train-0.parquet", "training/x.parquet", "data/constrained.parquet"],
-        "validation": ["dev.parquet"],
-    }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.source.make import jsonl
-from tokenmill.errors import SourceMissing, UsageError
+from tokenmill.errors import SourceError, SourceMissing, UsageError
 from tokenmill.source import open_rows
 from tokenmill.source.address import Address, parse_address, parse_selection
 
@@ -95,6 +96,23 @@ def test_saved_dataset_splits_and_slices(tmp_path: Path) -> None:
         open_rows(f"{both}@valid[:3]")
     with pytest.raises(UsageError, match="only directories made by save_to_disk"):
         open_rows(f"{jsonl([{'a': 1}], tmp_path)}@train[:3]")
+
+
+@pytest.mark.parametrize("name", ["../other.arrow", "x/../../other.arrow", "ABSOLUTE", "..",
+                                  "memory://x/other.arrow"])  # fmt: skip
+def test_saved_dataset_names_no_file_outside_of_its_directory(tmp_path: Path, name: str) -> None:
+    from datasets import Dataset
+
+    Dataset.from_list([{"secret": 1}]).save_to_disk(str(tmp_path / "mine"))
+    (tmp_path / "mine" / "data-00000-of-00001.arrow").rename(tmp_path / "other.arrow")
+    Dataset.from_list([{"n": 1}]).save_to_disk(str(tmp_path / "theirs"))
+    state = tmp_path / "theirs" / "state.json"
+    document = json.loads(state.read_text())
+    named = str(tmp_path / "other.arrow") if name == "ABSOLUTE" else name
+    state.write_text(json.dumps({**document, "_data_files": [{"filename": named}]}))
+    with pytest.raises(SourceError, match="outside of the directory") as caught:
+        open_rows(tmp_path / "theirs")
+    assert caught.value.path == str(tmp_path / "theirs")
 
 
 def test_directory_hidden_and_foreign_files_skipped(tmp_path: Path) -> None:

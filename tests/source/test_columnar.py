@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import decimal
+import os
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.source.make import COLUMNAR_MAKERS, parquet, settle
-from tokenmill.errors import RowError, SourceError, SourceMissing, UsageError
+from tokenmill.errors import CorruptionError, RowError, SourceError, SourceMissing, UsageError
 from tokenmill.source import open_rows, read_block
 from tokenmill.source.tables import Group, plan_ranges
 
@@ -189,21 +190,109 @@ def test_blocks_of_a_large_group_are_decoded_once(
     assert read_block(blocks[2]).values == ROWS[blocks[2].first_row :][: blocks[2].rows]
 
 
-def test_copy_for_single_rows_is_made_once_and_only_when_asked(
-    tmp_path: Path, own_cache: Path
+def test_first_single_row_writes_nothing_and_decodes_only_around_it(
+    tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = parquet(ROWS[:100], tmp_path)
+    from tokenmill.source import columnar
+    from tokenmill.source.jsonform import RowForm
+
+    path = parquet(ROWS, tmp_path)
     settle()
     rows = open_rows(path)
-    assert list(rows) == ROWS[:100]
-    assert rows.batch([99, 3]) == [ROWS[99], ROWS[3]]
+    before = sorted(own_cache.rglob("*"))
+    decoded: list[int] = []
+    real = RowForm.rows
+    monkeypatch.setattr(columnar, "content_digest", None)  # nobody hashes the file
+
+    def counted(self: RowForm, batch: Any, first: int) -> Any:
+        decoded.append(batch.num_rows)
+        return real(self, batch, first)
+
+    monkeypatch.setattr(RowForm, "rows", counted)
+    assert (rows[0], rows.raw(8), rows[7]) == (ROWS[0], b'{"n":8,"text":"text 8"}', ROWS[7])
+    assert rows.origin(8) == (str(path), 8, None, None, 23)
+    assert sum(decoded) <= 1024
+    assert sorted(own_cache.rglob("*")) == before
+
+
+def test_copy_for_single_rows_is_made_once_decoding_costs_more(
+    tmp_path: Path, own_cache: Path
+) -> None:
+    many = [{"n": number, "text": f"text {number}"} for number in range(40_000)]
+    path = tmp_path / "many.parquet"
+    pq.write_table(pa.Table.from_pylist(many), path, row_group_size=20_000)
+    settle()
+    rows = open_rows(path)
+    assert rows.batch([99, 3]) == [many[99], many[3]]
+    chance = random.Random(5)
+    drawn = [chance.randrange(len(many)) for _ in range(60)]
+    assert [rows[number] for number in drawn[:2]] == [many[number] for number in drawn[:2]]
     assert not list(own_cache.glob("rows/*/frames.zst"))
-    assert rows[7] == ROWS[7]
+    assert [rows[number] for number in drawn] == [many[number] for number in drawn]
     (frames,) = own_cache.glob("rows/*/frames.zst")
     made = frames.stat().st_mtime_ns
     again = open_rows(path)
-    assert (again[8], again.raw(8)) == (ROWS[8], b'{"n":8,"text":"text 8"}')
+    frames.rename(frames.with_name("aside"))  # whoever finds a copy reads it at once
+    with pytest.raises(CorruptionError):
+        again[8]
+    frames.with_name("aside").rename(frames)
+    assert (again[8], again.raw(8)) == (many[8], b'{"n":8,"text":"text 8"}')
     assert [one.stat().st_mtime_ns for one in own_cache.glob("rows/*/frames.zst")] == [made]
+
+
+def few_row_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tokenmill.source import columnar
+
+    monkeypatch.setattr(columnar, "plan_ranges", lambda groups: plan_ranges(groups, 4 << 10))
+
+
+def hashes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The files that are hashed whole from now on."""
+    from tokenmill.source import columnar, columnar_block
+
+    hashed: list[str] = []
+    real = columnar.content_digest
+
+    def counted(file: Any, kind: str) -> str:
+        hashed.append(file.path)
+        return real(file, kind)
+
+    monkeypatch.setattr(columnar, "content_digest", counted)
+    monkeypatch.setattr(columnar_block, "content_digest", counted)
+    return hashed
+
+
+@pytest.mark.parametrize("stamp", ["fresh", "ahead"])
+@pytest.mark.parametrize("make", COLUMNAR_MAKERS, ids=lambda make: make.__name__)
+def test_file_with_an_unsettled_stamp_is_hashed_once_not_for_every_block(
+    make: Callable[..., Path], stamp: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few_row_blocks(monkeypatch)
+    path = make(ROWS, tmp_path)
+    if stamp == "ahead":
+        settle()
+        os.utime(path, (2**32, 2**32))  # as from a machine whose clock is ahead
+    blocks = list(open_rows(path).blocks())
+    assert len(blocks) > 5
+    assert not blocks[0].settled
+    settle()
+    hashed = hashes(monkeypatch)
+    assert [value for block in blocks for value in read_block(block).values] == ROWS
+    assert len(hashed) == 1
+
+
+def test_digest_of_a_file_that_came_to_rest_meanwhile_is_remembered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = parquet(ROWS, tmp_path)
+    rows = open_rows(path)
+    settle()
+    (block,) = rows.blocks()
+    assert block.settled
+    hashed = hashes(monkeypatch)
+    assert read_block(block).values == ROWS
+    assert open_rows(path).files == rows.files
+    assert hashed == []
 
 
 def test_empty_shards_count_nothing_but_a_source_without_rows_is_missing(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.source.make import SOURCE_ROOT, as_lines, jsonl, python, settle
-from tokenmill.errors import CorruptionError
+from tests.source.make import SOURCE_ROOT, as_lines, jsonl, jsonl_gz, parquet, python, settle
+from tokenmill.errors import CacheError, CorruptionError
 from tokenmill.source import Rows, open_rows
 from tokenmill.source.bytefile import Signature
 from tokenmill.source.limits import RACY_COARSE_NS, RACY_NS, STARTS_PER_PAGE
@@ -304,3 +305,30 @@ assert not heavy & set(sys.modules), heavy & set(sys.modules)
 """
     done = python(code)
     assert done.returncode == 0, done.stderr
+
+
+def looked_at(path: Path) -> object:
+    rows = open_rows(path)
+    return rows[3], rows.files
+
+
+@pytest.mark.parametrize("make", [jsonl, jsonl_gz, parquet], ids=lambda make: make.__name__)
+def test_link_out_of_the_cache_is_followed_nowhere(
+    make: Callable[..., Path], tmp_path: Path, own_cache: Path
+) -> None:
+    """Notes, indexes and copies, each as a directory and as files."""
+    path = make([{"n": number} for number in range(10)], tmp_path)
+    settle()
+    assert list(open_rows(path)) == [{"n": number} for number in range(10)]
+    assert open_rows(path).files
+    outside = tmp_path / "outside"
+    parts = sorted((own_cache / "rows").rglob("*"))
+    for part in [own_cache / "rows", *parts]:
+        shutil.move(part, outside)
+        part.symlink_to(outside)
+        with pytest.raises(CacheError, match="symbolic link leads out of the cache"):
+            looked_at(path)
+        part.unlink()
+        shutil.move(outside, part)
+    assert len(parts) >= 2
+    assert open_rows(path)[3] == {"n": 3}

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from tests.store.making import make_columns, make_store
-from tokenmill.errors import CorruptionError, TokenmillError
+from tokenmill.errors import CacheError, CorruptionError, TokenmillError
 from tokenmill.store import Store, open_store
+from tokenmill.store.copies import copy_store
 from tokenmill.store.layout import PROOF
 
 
@@ -133,6 +134,56 @@ def test_symlink_in_place_of_a_slice_is_not_followed(store: Store, tmp_path: Pat
     path.symlink_to(outside)
     with pytest.raises(CorruptionError, match="symbolic links"):
         rows_of(open_store(store.path))
+
+
+def parts_of(store: Store) -> Iterator[Path]:
+    """Every directory and file below the cache's root."""
+    root = store.path.parent.parent
+    yield from (path for path in sorted(root.rglob("*")) if "staging" not in path.parts)
+
+
+def test_link_out_of_the_cache_is_followed_nowhere(store: Store, tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    tried = 0
+    for path in list(parts_of(store)):
+        shutil.move(path, outside)
+        path.symlink_to(outside)
+        with pytest.raises((CacheError, CorruptionError), match="symbolic link"):
+            read_all(store.path)
+        path.unlink()
+        shutil.move(outside, path)
+        tried += 1
+    assert tried > 12
+    read_all(store.path)
+
+
+def test_link_out_of_a_copy_is_followed_nowhere(store: Store, tmp_path: Path) -> None:
+    copy = copy_store(store, tmp_path / "copy")
+    (copy / "tokenizer" / "x").write_text("x")
+    for name in ("slices", "tokenizer", "manifest.json", "lengths.bin", PROOF):
+        shutil.move(copy / name, tmp_path / "outside")
+        (copy / name).symlink_to(tmp_path / "outside")
+        with pytest.raises((CacheError, CorruptionError), match="symbolic link"):
+            read_all(copy)
+        (copy / name).unlink()
+        shutil.move(tmp_path / "outside", copy / name)
+    (tmp_path / "linked").symlink_to(copy)
+    read_all(tmp_path / "linked")  # how a store is reached is its reader's choice
+
+
+def read_all(path: Path) -> None:
+    again = open_store(path)
+    again.verify()
+    assert again.proof
+    assert len(again.lengths) == len(rows_of(again)) == len(again.trained)
+    assert again.tokenizer_path
+
+
+def test_link_within_the_cache_is_followed(store: Store) -> None:
+    root = store.path.parent.parent
+    shutil.move(root / "slices", root / "moved")
+    (root / "slices").symlink_to(root / "moved")
+    read_all(store.path)
 
 
 def test_damaged_proof_is_a_warning_and_rows_are_served(store: Store) -> None:

@@ -17,7 +17,7 @@ from tokenmill.build.proof import Account, audit_total, require_counter
 from tokenmill.build.recipe import RunOptions
 from tokenmill.build.share import Share
 from tokenmill.errors import RowError, SourceError
-from tokenmill.origin import Origin
+from tokenmill.origin import Origin, nothing_left
 from tokenmill.store import Store
 
 
@@ -95,7 +95,7 @@ class Prepared:
                 offset=origin.offset,
             )
         if not totals["rows"]:
-            raise SourceError(f"no row left: all {count:,} were rejected ({reasons})", path=source)
+            raise nothing_left("row", totals["rejected"], self.store.rejected_rows(), source)
         if limit is None:
             return
         share = isinstance(limit, float)

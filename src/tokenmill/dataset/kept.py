@@ -24,7 +24,13 @@ import numpy.typing as npt
 from tokenmill import fingerprint
 from tokenmill.dataset.view import CHUNK, Found, Int64Array, View
 from tokenmill.errors import CacheError, CorruptionError
-from tokenmill.files import PrivateDirectory, Staging, default_cache_dir, is_network
+from tokenmill.files import (
+    PrivateDirectory,
+    Staging,
+    default_cache_dir,
+    is_network,
+    require_inside,
+)
 from tokenmill.store import CacheLayout, Store, StoreLayout
 
 RECORD = "kept.json"
@@ -202,6 +208,8 @@ def _open(
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32], npt.NDArray[np.int32]]:
     """Map a published index, refusing one that is not what was written."""
     path = directory / RECORD
+    for name in (RECORD, *FILES):
+        require_inside(directory / name, directory.parent.parent)
     try:
         data = path.read_bytes()
         record = msgspec.json.decode(data, type=_Record)

@@ -26,7 +26,7 @@ from tokenmill.files.publish import (
     sync_directory,
 )
 from tokenmill.files.remote import is_remote
-from tokenmill.files.root import default_cache_dir
+from tokenmill.files.root import default_cache_dir, require_inside
 from tokenmill.files.write import NewFile, write_file, writing_errors
 
 __all__ = [
@@ -46,6 +46,7 @@ __all__ = [
     "publish_directory",
     "publish_file",
     "replace_file",
+    "require_inside",
     "sync_directory",
     "write_file",
     "writing_errors",

@@ -24,7 +24,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
 
-from tokenmill.errors import CacheError
+from tokenmill.files.root import require_inside
 from tokenmill.files.write import Buffer, write_file, writing_errors
 
 _NO_HARD_LINKS = (
@@ -52,7 +52,7 @@ def make_directory(path: Path, root: Path) -> None:
         path.mkdir(parents=True, exist_ok=True)
         return
     if path.is_dir():
-        _refuse_leading_out(path, root)
+        require_inside(path, root)
         return
     make_directory(path.parent, root)
     try:
@@ -60,15 +60,6 @@ def make_directory(path: Path, root: Path) -> None:
     except FileExistsError:
         return
     _apply_mode(path, root, directory=True)
-
-
-def _refuse_leading_out(path: Path, root: Path) -> None:
-    below = (part for part in (path, *path.parents) if root in part.parents)
-    if not any(map(os.path.islink, below)):
-        return  # nothing that could lead anywhere; the usual case, at one look per directory
-    real, real_root = os.path.realpath(path), os.path.realpath(root)
-    if os.path.commonpath([real, real_root]) != real_root:
-        raise CacheError(f"a symbolic link leads out of the cache, to {real}", path=path)
 
 
 def _apply_mode(path: Path, root: Path, *, directory: bool) -> None:

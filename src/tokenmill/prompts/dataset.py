@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 
 from tokenmill.build.executors import Executor, closed_unless
-from tokenmill.errors import RowError, SourceError, StateError, UsageError
+from tokenmill.errors import RowError, StateError, UsageError
 from tokenmill.files import PrivateDirectory, default_cache_dir
-from tokenmill.origin import Origin
+from tokenmill.origin import Origin, nothing_left
 from tokenmill.prompts import media
 from tokenmill.prompts.choosing import Int64Array, Kept
 from tokenmill.prompts.cursor import Passport
@@ -335,7 +335,7 @@ class PromptDataset(Sequence[Prompt]):
         The next epoch is shuffled if this one is; without `shuffle` every epoch is in file order.
         """
         if not len(self):
-            raise SourceError(f"no prompt is left: {self.rejected}", path=self._first_path())
+            raise nothing_left("prompt", self.rejected, self.rejected_rows(), self._first_path())
         taken: list[Prompt] = []
         while count > len(taken):
             if self._position == len(self):

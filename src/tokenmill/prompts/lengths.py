@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from tokenmill import fingerprint
 from tokenmill.errors import CacheError, CorruptionError, NonDeterminismError
-from tokenmill.files import Staging, is_network
+from tokenmill.files import Staging, is_network, require_inside
 
 RECORD = "prompts.json"
 LENGTHS = "lengths.bin"
@@ -65,6 +65,8 @@ class LengthIndex:
 
     def __init__(self, directory: Path, document: Any = None) -> None:
         self.directory = directory
+        for name in (RECORD, LENGTHS, REJECTIONS):
+            require_inside(directory / name, directory.parent.parent)
         self.record = _read_record(directory)
         stated = self.record["document"]
         if document is None:

@@ -22,7 +22,7 @@ from tokenmill import fingerprint
 from tokenmill.build.entries import to_block
 from tokenmill.build.slices import load_copy, without_collector
 from tokenmill.errors import RowError
-from tokenmill.files import Staging
+from tokenmill.files import Staging, require_inside
 from tokenmill.prompts import media
 from tokenmill.prompts.lengths import NO_LENGTH, REJECTED, Int32Array, Rejection
 from tokenmill.prompts.rendering import PromptMaker
@@ -149,6 +149,7 @@ def write_part(root: Path, place: Path, part: Measured) -> None:
 
 def read_part(place: Path, rows: int) -> Measured | None:
     """A part; None where it is missing or not what was written."""
+    require_inside(place / PART, place.parent.parent)
     try:
         data = (place / PART).read_bytes()
         seal, _, rest = data.partition(b"\n")

@@ -5,10 +5,14 @@ A `RawRows` opens the sources of a store, each once and only when asked, and ans
 A source that is gone, or whose row is no longer what it was, gives a note and no text: what is
 shown is never another row's. Whether the file as a whole is the one that was prepared is said too,
 because of a rejected row only place and length are known.
+
+The paths are what the store's proof says, and a store may come from anybody: only what stands on
+this machine's file systems is opened, and nothing is fetched unless the caller allows it.
 """
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from tokenmill.build.keys import source_documents
@@ -27,17 +31,25 @@ class RawRows:
     Args:
         store: Whose sources are asked.
         cache_dir: Where row indexes are kept; None: the user's own.
+        fetch: Whether sources that are elsewhere are asked for over the network.
     """
 
-    def __init__(self, store: Store, cache_dir: str | None = None) -> None:
+    def __init__(self, store: Store, cache_dir: str | None = None, *, fetch: bool = False) -> None:
         self._store = store
         self._cache_dir = cache_dir
+        self._fetch = fetch
         self._opened: dict[str, tuple[Rows | None, str]] = {}
 
     def excerpt(self, origin: Origin, most: int = MOST_BYTES) -> dict[str, Any]:
         """``{text, bytes, note}``; text is None where the note says why."""
         if origin.path is None:
             return _without("nobody knows this store's source files any more")
+        # What stands here is opened as that; any other words may name a URL or a hub's dataset.
+        if not self._fetch and not os.path.lexists(origin.path):
+            return _without(
+                "the source cannot be read here; if it is elsewhere, --fetch-sources asks for it "
+                "there"
+            )
         rows, note = self._open(origin.path)
         if rows is None:
             return _without(note)

@@ -66,6 +66,10 @@ class Signature(NamedTuple):
         margin = RACY_COARSE_NS if coarse else RACY_NS
         return max(self.mtime_ns, self.ctime_ns) + margin < now_ns
 
+    def lies_ahead(self, now_ns: int) -> bool:
+        """Whether a time is of a clock that is ahead of this one, or was set by hand."""
+        return max(self.mtime_ns, self.ctime_ns) > now_ns + RACY_COARSE_NS
+
 
 class LocalFile:
     """A file of this machine's file systems, read with pread.

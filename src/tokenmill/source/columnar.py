@@ -1,9 +1,11 @@
 """Rows of one Parquet or Arrow file.
 
 A `ColumnReader` streams and fetches batches straight from the file. Single rows (``rows[i]``,
-``raw``, ``origin``) go through an indexed copy: the file's rows as JSON lines in a seekable copy,
-made once when first asked for and shared by everybody with the same content. Rows that have no
-JSON form stand in the copy as a line that begins with ``!`` and says why.
+``raw``, ``origin``) are decoded with the thousand around them. Once that has cost as much as
+decoding a local file `COPY_AFTER` times, they come from an indexed copy: the file's rows as JSON
+lines in a seekable copy, made once and shared by everybody with the same content. Rows that have no
+JSON form stand in the copy as a line that begins with ``!`` and says why. A copy of a remote file,
+which may be larger than the disk, is never made.
 
 The content's digest is the hash of the whole file, taken when blocks or digests are wanted and
 remembered under the file's stat; counting rows needs only the footer.
@@ -29,17 +31,16 @@ from tokenmill.source.entry import FileEntry, SourceFile, Span
 from tokenmill.source.find import Found
 from tokenmill.source.index import index_key, write_index
 from tokenmill.source.jsonform import RowForm, encode
-from tokenmill.source.limits import INDEX_FORMAT, MIB
+from tokenmill.source.limits import COPY_AFTER, INDEX_FORMAT, MIB
 from tokenmill.source.lines import LineReader
 from tokenmill.source.parse import parse
 from tokenmill.source.reader import Part, Value
 from tokenmill.source.scan import LineScan
 from tokenmill.source.shelf import Shelf, is_forbidden, private_shelf
-from tokenmill.source.tables import ParquetTable, Table, open_table, plan_ranges
+from tokenmill.source.tables import DecodedRows, ParquetTable, Table, open_table, plan_ranges
 
 if TYPE_CHECKING:
     from tokenmill.files.ranged import RemoteFile
-    from tokenmill.source.distant import DecodedRows
 
 _BAD = b"!"
 
@@ -105,6 +106,7 @@ class ColumnReader:
         self._opened: tuple[Table, RowForm] | None = None
         self._single: LineReader | None = None
         self._digest = entry.digest
+        self._settled = entry.settled  # whether an equal signature proves the digest
         self._decoded: DecodedRows | None = None
 
     def close(self) -> None:
@@ -163,48 +165,44 @@ class ColumnReader:
     # --- one row ---------------------------------------------------------------------------
 
     def value(self, row: int) -> dict[str, Any]:
-        """One row, through the copy; a remote file's is decoded."""
-        if self.entry.is_remote:
-            return self._decode(row)
-        raw = self._copy().raw(row)
-        if raw.startswith(_BAD):
-            raise self._refusal(row, raw)
-        return parse(raw)
+        """One row."""
+        return parse(self.raw(row))
 
     def hot(self) -> None:
-        """There is no short way: a frame of the copy is found, not a descriptor read."""
+        """There is no short way: rows are found in a portion or a frame, not in the file."""
 
     def raw(self, row: int) -> bytes:
         """The canonical JSON of one row."""
-        if self.entry.is_remote:
-            return encode(self._decode(row))
-        raw = self._copy().raw(row)
+        copy = self._copy()
+        if copy is None:
+            return self._decode(row)
+        raw = copy.raw(row)
         if raw.startswith(_BAD):
             raise self._refusal(row, raw)
         return raw
 
     def origin(self, row: int) -> Origin:
         """Path, row and length: there are no lines or offsets in a columnar file."""
-        if self.entry.is_remote:
-            try:
-                length = len(encode(self._decode(row)))
-            except RowError:
-                length = 0
-        else:
-            length = self._copy().length(row)
+        try:
+            length = len(self.raw(row))
+        except RowError:
+            length = 0
         return Origin(self.entry.path, row, None, None, length)
 
-    def _decode(self, row: int) -> dict[str, Any]:
-        """One row of a remote file, without a copy of the whole."""
+    def _decode(self, row: int) -> bytes:
+        """One row, decoded with its neighbours."""
         decoded = self._decoded
         if decoded is None:
-            from tokenmill.source.distant import DecodedRows
-
             decoded = self._decoded = DecodedRows(*(self._opened or self._open()))
-        value = decoded.value(row)
-        if isinstance(value, RowError):
-            raise value
-        return value
+        try:
+            raw = decoded.raw(row)
+        except SourceError:
+            self._check()  # changed rather than damaged?
+            raise
+        self._check()
+        if isinstance(raw, RowError):
+            raise raw
+        return raw
 
     def _restored(self, row: int) -> Value:
         try:
@@ -216,9 +214,14 @@ class ColumnReader:
         reason, _, message = raw[len(_BAD) :].decode("utf-8").partition(" ")
         return RowError(msgspec.json.decode(message), reason=reason, path=self.entry.path, row=row)
 
-    def _copy(self) -> LineReader:
-        """The file's rows as an indexed copy, made on first use."""
-        if self._single is None:
+    def _copy(self) -> LineReader | None:
+        """The file's rows as an indexed copy, where there is one or it is cheaper to make one."""
+        if self._single is not None or self.entry.is_remote:
+            return self._single
+        decoded = self._decoded
+        if decoded is None:
+            self._single = self._find_copy()
+        elif decoded.decoded > COPY_AFTER * self.rows:
             try:
                 self._single = self._make_copy(self._shelf)
             except CacheError as error:
@@ -227,8 +230,16 @@ class ColumnReader:
                 self._single = self._make_copy(private_shelf())
         return self._single
 
+    def _find_copy(self) -> LineReader | None:
+        """A copy that somebody made; nothing is hashed to find it."""
+        digest = self._digest or self._remembered_digest()
+        note = self._shelf.note(_copy_name(digest)) if digest else None
+        if note is None or not (self._shelf.has(note["copy"]) and self._shelf.has(note["index"])):
+            return None
+        return self._through(note, self._shelf)
+
     def _make_copy(self, shelf: Shelf) -> LineReader:
-        name = key({"what": "rows as lines", "format": INDEX_FORMAT, "content": self.digest()})
+        name = _copy_name(self.digest())
         note = shelf.note(name)
         if note is None or not (shelf.has(note["copy"]) and shelf.has(note["index"])):
             copy = write_copy(self._lines(), shelf)
@@ -242,6 +253,9 @@ class ColumnReader:
             }
             self._check()
             shelf.write_note(name, note)
+        return self._through(note, shelf)
+
+    def _through(self, note: dict[str, Any], shelf: Shelf) -> LineReader:
         entry = msgspec.structs.replace(
             self.entry, kind="lines", copy=note["copy"], index=note["index"], bytes=note["bytes"]
         )
@@ -262,11 +276,11 @@ class ColumnReader:
     def digest(self) -> str:
         """The content's digest, computed once per state of the file."""
         if not self._digest:
-            self._digest = self._remembered_digest()
+            self._digest = self._remembered_digest() or self._hash()
         return self._digest
 
-    def _remembered_digest(self) -> str:
-        name = key(
+    def _digest_name(self) -> str:
+        return key(
             {
                 "what": "file hashed",
                 "format": INDEX_FORMAT,
@@ -274,14 +288,24 @@ class ColumnReader:
                 "signature": [*self.entry.signature, *filter(None, [self.entry.version])],
             }
         )
-        note = self._shelf.note(name) if self.entry.settled else None
-        if note is not None:
-            return str(note["digest"])
+
+    def _remembered_digest(self) -> str:
+        """What the note says, which was written after the file had come to rest; else empty."""
+        if self.entry.is_remote and not self.entry.settled:
+            return ""
+        note = self._shelf.note(self._digest_name())
+        if note is None:
+            return ""
+        self._settled = True
+        return str(note["digest"])
+
+    def _hash(self) -> str:
         file = self.entry.open()
         digest = content_digest(file, self.entry.kind)
-        if self.entry.settled:
+        self._settled = self.entry.settled or has_settled(file)
+        if self._settled:
             try:
-                self._shelf.write_note(name, {"digest": digest})
+                self._shelf.write_note(self._digest_name(), {"digest": digest})
             except CacheError as error:
                 if not is_forbidden(error):
                     raise
@@ -312,7 +336,7 @@ class ColumnReader:
                 digest=range_digest(content, first, last),
                 location=self.entry.location,
                 signature=self.entry.signature,
-                settled=self.entry.settled,
+                settled=self._settled,
                 content=content,
                 version=self.entry.version,
                 **self._spans_of(table, first, last),
@@ -325,6 +349,15 @@ class ColumnReader:
         low, high = bisect_right(table.starts, first) - 1, bisect_right(table.starts, last - 1)
         head, *spans = self.entry.spans
         return {"spans": (head, *spans[low:high]), "spans_row": table.starts[low]}
+
+
+def has_settled(file: ByteFile) -> bool:
+    """Whether a local file had come to rest before it was opened for the read that is over."""
+    return isinstance(file, LocalFile) and file.signature.settled(file.opened_ns)
+
+
+def _copy_name(content: str) -> str:
+    return key({"what": "rows as lines", "format": INDEX_FORMAT, "content": content})
 
 
 def check_signature(location: str, path: str, expected: Signature) -> None:

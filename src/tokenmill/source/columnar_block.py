@@ -17,7 +17,7 @@ from tokenmill.errors import RowError
 from tokenmill.files import is_remote
 from tokenmill.source.block import Block, BlockRows, changed, open_remote_block
 from tokenmill.source.bytefile import LocalFile, Signature
-from tokenmill.source.columnar import content_digest, distant_table, range_digest
+from tokenmill.source.columnar import content_digest, distant_table, has_settled, range_digest
 from tokenmill.source.jsonform import RowForm, encode
 from tokenmill.source.tables import Cursor, open_table
 
@@ -45,24 +45,33 @@ def _state(block: Block) -> tuple[Any, ...]:
     return (*block.signature, block.version, block.spans)
 
 
-_hashed: dict[str, str] = {}
-"""Remote file whose version proves nothing → the content that this process found in it."""
+_proven: dict[str, tuple[Any, ...]] = {}
+"""File whose stamp or version alone proved nothing → the state in which this process hashed it, and
+the content that it found."""
 
 
 def _open_unchanged(block: Block) -> LocalFile | RemoteFile:
     """The file of a block, in the state that was planned."""
+    file: LocalFile | RemoteFile
     if is_remote(block.location):
-        remote = open_remote_block(block)
-        if not block.settled and _hashed.get(block.location) != block.content:
-            # Once per worker: hashing it before every block would read it as often as it has some.
-            _hashed[block.location] = content_digest(remote, block.kind)
-            if _hashed[block.location] != block.content:
-                raise changed(block)
-        return remote
-    file = LocalFile(block.location, Signature(*block.signature))
-    file.path = block.path
-    if not block.settled and content_digest(file, block.kind) != block.content:
+        file = open_remote_block(block)
+    else:
+        file = LocalFile(block.location, Signature(*block.signature))
+        file.path = block.path
+    state = (block.signature, block.version, block.content)
+    if block.settled or _proven.get(block.location) == state:
+        return file
+    if content_digest(file, block.kind) != block.content:
         raise changed(block)
+    # Once per worker: hashing the file before every block would read it as often as it has some.
+    # A stamp that is fresh proves nothing yet, and does so a moment later; one that lies ahead of
+    # this machine's clock never will.
+    if (
+        not isinstance(file, LocalFile)
+        or has_settled(file)
+        or file.signature.lies_ahead(file.opened_ns)
+    ):
+        _proven[block.location] = state
     return file
 
 

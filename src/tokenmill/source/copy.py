@@ -27,7 +27,7 @@ from tokenmill.fingerprint import canonical, checksum, key
 from tokenmill.source.bytefile import ByteFile
 from tokenmill.source.decompress import decompressed
 from tokenmill.source.limits import FRAME, FRAMES_KEPT, INDEX_FORMAT
-from tokenmill.source.shelf import Shelf
+from tokenmill.source.shelf import Shelf, require_artefact
 
 _LEVEL = 1  # the copy is a cache: speed before size
 
@@ -129,6 +129,7 @@ class CopyFile:
         self.path = path
         self._directory = directory
         self._fd = -1
+        require_artefact(directory, ("copy.json", "table.bin", "frames.zst"))
         try:
             sealed = msgspec.json.decode((directory / "copy.json").read_bytes())
             document = msgspec.convert(sealed["copy"], CopyDocument)

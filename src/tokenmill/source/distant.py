@@ -1,38 +1,29 @@
-"""Columnar files that live elsewhere: record batches by their bytes, single rows without a copy.
+"""Arrow files elsewhere: record batches by their bytes.
 
 Parquet's footer says where its row groups are; an Arrow file's batches must be walked once, and the
 *spans* found are remembered with the file, so that a worker fetches the bytes of its batches and
-nothing else (`SpannedTable`). `DecodedRows` serves single rows of a remote file: the thousand rows
-around the wanted one are decoded and the newest such portions kept. Local files go through an
-indexed copy instead (`columnar`); a copy of what may be larger than the disk is never made here.
+nothing else (`SpannedTable`).
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import Any
 
 import pyarrow as pa
 
-from tokenmill.errors import RowError, SourceError
-from tokenmill.files import ProcessLock
+from tokenmill.errors import SourceError
 from tokenmill.files.ranged import RangedStream, RemoteFile
 from tokenmill.source.entry import Span
-from tokenmill.source.jsonform import RowForm
 from tokenmill.source.tables import (
     ARROW_FILE,
     BATCH_ROWS,
     STREAM_END,
-    Cursor,
     Group,
     Table,
     arrow_errors,
 )
-
-_PORTIONS = 16  # decoded portions of 1024 rows kept per file
 
 
 def walk_spans(file: RemoteFile) -> tuple[Span, ...]:
@@ -100,40 +91,3 @@ class SpannedTable(Table):
             batch = pa.ipc.read_record_batch(message, self.schema)
             for start in range(0, batch.num_rows, BATCH_ROWS):
                 yield batch.slice(start, BATCH_ROWS)
-
-
-class DecodedRows:
-    """Single rows of a table, a portion decoded at a time.
-
-    Args:
-        table: The file.
-        form: Its rows' JSON form.
-    """
-
-    def __init__(self, table: Table, form: RowForm) -> None:
-        self._table = table
-        self._form = form
-        self._cursor = Cursor(table)
-        self._kept: OrderedDict[int, list[dict[str, Any] | RowError]] = OrderedDict()
-        self._lock = ProcessLock()
-
-    def value(self, row: int) -> dict[str, Any] | RowError:
-        """One row, or why it is none."""
-        starts = self._table.starts
-        group = bisect_right(starts, row) - 1
-        first = row - (row - starts[group]) % BATCH_ROWS
-        last = min(first + BATCH_ROWS, starts[group + 1])
-        with self._lock:
-            portion = self._kept.get(first)
-            if portion is None:
-                portion = [
-                    value
-                    for at, batch in self._cursor.take(first, last)
-                    for value in self._form.rows(batch, at)
-                ]
-                self._kept[first] = portion
-                while len(self._kept) > _PORTIONS:
-                    self._kept.popitem(last=False)
-            else:
-                self._kept.move_to_end(first)
-        return portion[row - first]

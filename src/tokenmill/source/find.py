@@ -202,13 +202,16 @@ def _saved(path: str) -> list[Found]:
         raise SourceError("state.json lists no data files", path=path)
     if not names:
         raise SourceMissing("the saved dataset has no rows", path=path)
-    return [Found(_beside(path, str(name)), "arrow", "") for name in names]
+    return [Found(_within(path, str(name)), "arrow", "") for name in names]
 
 
-def _beside(directory: str, name: str) -> str:
-    """A name that stands in a file of a directory, as a path."""
-    path = os.path.join(directory, name)
-    if not is_remote(directory):
-        return path
-    scheme, _, rest = path.partition("://")
-    return f"{scheme}://{os.path.normpath(rest)}"  # an object store knows no ".."
+def _within(directory: str, name: str) -> str:
+    """A name that stands in a file of a directory, as a path; it may lead nowhere else."""
+    inner = os.path.normpath(name)
+    if os.path.isabs(inner) or inner.split("/")[0] in ("..", ".") or is_remote(name):
+        raise SourceError(
+            f"state.json names {name!r}, which lies outside of the directory; a store of "
+            "tokenmill's is opened with open_store",
+            path=directory,
+        )
+    return os.path.join(directory, inner)

@@ -2,22 +2,21 @@
 
 `pinned` turns whatever revision a ``hf://`` URL names (main, a branch, a tag) into the commit
 behind it; every read is of that commit, and so is every path that a store's proof remembers.
-`find_in_hub` finds the files of a split: as the dataset's card says (``configs`` in its README),
-else by the names of its Parquet files, else by those of its JSON lines. A dataset that has neither
-is read from the Parquet files that the hub itself keeps at ``refs/convert/parquet``.
+`find_in_hub` finds the files of a split, as `splits` says. A dataset whose files are all of other
+formats is read from the Parquet files that the hub itself keeps at ``refs/convert/parquet``.
 """
 
 from __future__ import annotations
 
-import fnmatch
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection
 from typing import Any, NamedTuple, TypeVar
 
 from tokenmill.errors import SourceError, SourceMissing, UsageError
 from tokenmill.files.remote import RemoteObject
 from tokenmill.source.address import Address
-from tokenmill.source.find import Found, form_of, named, one_format
+from tokenmill.source.find import KNOWN, Found, form_of, named, one_format
+from tokenmill.source.splits import Configuration, Splits, configurations, split_files
 
 CONVERTED = "refs/convert/parquet"
 _SCHEME = "hf://datasets/"
@@ -25,11 +24,6 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 _URL = re.compile(
     r"^hf://datasets/(?P<repo>[^/@]+/[^/@]+)(?:@(?P<revision>refs/[^/]+/[^/]+|[^/]+))?(?P<rest>/.*)?$"
 )
-_SPLITS = ("train", "validation", "test", "valid", "dev", "val", "eval", "training", "testing",
-           "evaluation")  # fmt: skip
-_USUAL = {"valid": "validation", "dev": "validation", "val": "validation", "eval": "test",
-          "training": "train", "testing": "test", "evaluation": "test"}  # fmt: skip
-_WORD = re.compile(rf"(?:^|[/._\- ])({'|'.join(_SPLITS)})(?=[/._\- 0-9]|$)", re.IGNORECASE)
 _T = TypeVar("_T")
 
 
@@ -54,18 +48,24 @@ def pinned(url: str) -> str:
         )
     revision = match["revision"]
     if revision is None or not _COMMIT.fullmatch(revision):
-        revision = look_up(match["repo"], revision).commit
+        revision = look_up(match["repo"], revision, url).commit
     return f"{_SCHEME}{match['repo']}@{revision}{match['rest'] or ''}"
 
 
-def look_up(name: str, revision: str | None) -> Repo:
-    """Ask the hub for the commit behind a revision, and the files in it."""
+def look_up(name: str, revision: str | None, asked: str) -> Repo:
+    """Ask the hub for the commit behind a revision, and the files in it.
+
+    Args:
+        name: Of the dataset.
+        revision: None is main.
+        asked: What the caller wrote.
+    """
     api = _api(name)
 
     def work() -> Any:
         return api.repo_info(name, revision=revision, repo_type="dataset")
 
-    info = _asking(f"{_SCHEME}{name}@{revision or 'main'}", work)
+    info = _asking(asked, work, name)
     files = tuple(sorted(sibling.rfilename for sibling in info.siblings or ()))
     return Repo(name, str(info.sha), files)
 
@@ -80,71 +80,112 @@ def _api(name: str) -> Any:
     return HfApi()
 
 
-def _asking(url: str, work: Callable[[], _T]) -> _T:
+def _asking(asked: str, work: Callable[[], _T], name: str) -> _T:
+    here = "" if asked.startswith(_SCHEME) else "no file or directory here, and "
     try:
-        return RemoteObject(url).persist(work, None)
+        return RemoteObject(f"{_SCHEME}{name}").persist(work, None)
     except SourceMissing as error:
         raise SourceMissing(
-            "no such dataset or revision on the hub (a private one needs HF_TOKEN), and no such "
-            "file here",
-            path=url,
+            f"{here}no such dataset or revision on the hub (a private one needs HF_TOKEN)",
+            path=asked,
         ) from error
+    except SourceError as error:
+        raise SourceError(
+            f"{here}it could not be looked up on the hub ({_reason(error)}); offline, name local "
+            f"files (`hf download {name} --repo-type dataset --local-dir DIR` gets them)",
+            path=asked,
+        ) from error
+
+
+def _reason(error: SourceError) -> str:
+    """Why the hub gave no answer, in a few words."""
+    cause = error.__cause__
+    if type(cause).__name__ == "OfflineModeIsEnabled":
+        return "HF_HUB_OFFLINE is set"
+    text = " ".join((str(cause).strip() or "no answer").splitlines()[0].split())
+    return f"{type(cause).__name__}: {text[:80]}"
 
 
 def find_in_hub(address: Address) -> list[Found]:
     """The files of a dataset's split."""
     hub = address.hub
     assert hub is not None
-    repo = look_up(hub.repo, hub.revision)
+    repo = look_up(hub.repo, hub.revision, address.path)
     config, _, split = (address.split or "").rpartition("/")
-    tables = _tables(repo)
-    if not tables and hub.revision is None:
-        try:
-            repo = look_up(hub.repo, CONVERTED)
-        except SourceMissing as error:
-            raise SourceMissing(
-                "the dataset has neither Parquet files nor JSON lines, and the hub keeps no "
-                f"converted ones at {CONVERTED}",
+    cards = _configurations(repo, address)
+    chosen = _choose(address, cards, config, split)
+    splits = split_files(repo.files, chosen, address.path)
+    files = [file for names in splits.values() for file in names]
+    others = [file for file in files if form_of(file) is None]
+    if len(others) < len(files):
+        if others:
+            raise UsageError(
+                f"{others[0]} is data of another format than {KNOWN}; name the files you mean, as "
+                f"in hf://datasets/{hub.repo}/{files[0]}",
                 path=address.path,
-            ) from error
-        tables = _converted(repo)
-    files = _chosen(address, tables, config, split)
-    found = [named(repo.url(file)) for file in files]
+            )
+    elif hub.revision is None:
+        repo, splits = _converted(address, config)
+    else:
+        raise SourceMissing(
+            f"the dataset has no files of a known format ({KNOWN})", path=address.path
+        )
+    if not split and len(splits) == 1:
+        split = next(iter(splits))
+    if split not in splits:
+        raise _no_split(address, splits, split, [one.name for one in cards], config)
+    found = [named(repo.url(file)) for file in splits[split]]
     return one_format(address.path, found, "the split has no files")
 
 
-Tables = dict[str, dict[str, list[str]]]
-"""Configuration → split → files."""
+def _no_split(
+    address: Address, splits: Splits, split: str, configs: Collection[str], config: str
+) -> UsageError:
+    within = f"{config}/" if config else ""
+    example = f"as in {_bare(address)}:{within}{next(iter(splits))}"
+    if not split:
+        return UsageError(
+            f"has the splits {', '.join(splits)}: name one, {example}", path=address.path
+        )
+    if split in configs and not config:
+        return UsageError(
+            f"{split!r} is a configuration: name one of its splits too, as in "
+            f"{_bare(address)}:{split}/train",
+            path=address.path,
+        )
+    return UsageError(f"there is no split {split!r}, only {', '.join(splits)}", path=address.path)
 
 
-def _chosen(address: Address, tables: Tables, config: str, split: str) -> list[str]:
-    if not tables:
-        raise SourceMissing("the dataset has no Parquet files or JSON lines", path=address.path)
-    if not config and len(tables) > 1 and "default" not in tables:
+def _choose(
+    address: Address, cards: list[Configuration], config: str, split: str
+) -> Configuration | None:
+    """The configuration that is meant; None where the card has none."""
+    known = {one.name: one for one in cards}
+    if not known:
+        _require_config(address, ["default"], config)
+        return None
+    defaults = [one for one in cards if one.is_default or one.name == "default" or len(cards) == 1]
+    if not config and len(defaults) == 1:
+        return defaults[0]
+    if not config:
+        raise _several(address, [*known], split)
+    _require_config(address, [*known], config)
+    return known[config]
+
+
+def _several(address: Address, configs: list[str], split: str) -> UsageError:
+    return UsageError(
+        f"has the configurations {', '.join(configs)}: name one, as in "
+        f"{_bare(address)}:{configs[0]}/{split or 'train'}",
+        path=address.path,
+    )
+
+
+def _require_config(address: Address, configs: list[str], config: str) -> None:
+    if config and config not in configs:
         raise UsageError(
-            f"has the configurations {', '.join(sorted(tables))}: name one, as in "
-            f"{_bare(address)}:{min(tables)}/{split or 'train'}",
-            path=address.path,
+            f"there is no configuration {config!r}, only {', '.join(configs)}", path=address.path
         )
-    config = config or ("default" if "default" in tables else next(iter(tables)))
-    if config not in tables:
-        raise UsageError(
-            f"there is no configuration {config!r}, only {', '.join(sorted(tables))}",
-            path=address.path,
-        )
-    splits = tables[config]
-    if not split and len(splits) > 1:
-        raise UsageError(
-            f"has the splits {', '.join(splits)}: name one, as in "
-            f"{_bare(address)}:{next(iter(splits))}",
-            path=address.path,
-        )
-    split = split or next(iter(splits))
-    if split not in splits:
-        raise UsageError(
-            f"there is no split {split!r}, only {', '.join(splits)}", path=address.path
-        )
-    return splits[split]
 
 
 def _bare(address: Address) -> str:
@@ -153,37 +194,32 @@ def _bare(address: Address) -> str:
     return hub.repo + (f"@{hub.revision}" if hub.revision else "")
 
 
-def _tables(repo: Repo) -> Tables:
-    """What the dataset's own files hold: by its card, else by their names."""
-    data = _data_files(repo.files)
-    if not data:
-        return {}
-    return _by_card(repo, data) or {"default": by_name(data)}
+def _configurations(repo: Repo, address: Address) -> list[Configuration]:
+    """What the dataset's card says."""
+    from tokenmill.files.ranged import RemoteFile
+
+    def text(name: str) -> str:
+        if name not in repo.files:
+            return ""
+        card = RemoteFile(repo.url(name))
+        return card.pread(card.size, 0).decode("utf-8", errors="replace")
+
+    return configurations(text("README.md"), text(".huggingface.yaml"), address.path)
 
 
-def _data_files(files: Sequence[str]) -> list[str]:
-    """Its Parquet files, or where there is none its files of JSON."""
-    kinds: dict[str, list[str]] = {}
-    for file in files:
-        form = form_of(file)
-        if form is not None and not file.startswith("."):
-            kinds.setdefault(form.family, []).append(file)
-    return kinds.get("parquet") or kinds.get("jsonl") or []
-
-
-def by_name(files: Sequence[str]) -> dict[str, list[str]]:
-    """Split → files, by the words in their names; files without such a word are the training's."""
-    splits: dict[str, list[str]] = {}
-    for file in files:
-        words = _WORD.findall(file)
-        word = words[-1].lower() if words else "train"
-        splits.setdefault(_USUAL.get(word, word), []).append(file)
-    return splits
-
-
-def _converted(repo: Repo) -> Tables:
-    """The hub's own conversion: ``config/split/0000.parquet``."""
-    tables: Tables = {}
+def _converted(address: Address, config: str) -> tuple[Repo, Splits]:
+    """The hub's own conversion of a configuration: ``config/split/0000.parquet``."""
+    hub = address.hub
+    assert hub is not None
+    try:
+        repo = look_up(hub.repo, CONVERTED, address.path)
+    except SourceMissing as error:
+        raise SourceMissing(
+            f"the dataset has no files of a known format ({KNOWN}), and the hub keeps no converted "
+            f"ones at {CONVERTED}",
+            path=address.path,
+        ) from error
+    tables: dict[str, Splits] = {}
     for file in repo.files:
         parts = file.split("/")
         if len(parts) == 3 and parts[2].endswith(".parquet"):
@@ -195,56 +231,9 @@ def _converted(repo: Repo) -> Tables:
                     path=repo.url(file),
                 )
             tables.setdefault(parts[0], {}).setdefault(split, []).append(file)
-    return tables
-
-
-def _by_card(repo: Repo, data: Sequence[str]) -> Tables:
-    """What ``configs`` in the card says; empty when it says nothing."""
-    if "README.md" not in repo.files:
-        return {}
-    from tokenmill.files.ranged import RemoteFile
-
-    card = RemoteFile(repo.url("README.md"))
-    text = card.pread(card.size, 0).decode("utf-8", errors="replace")
-    tables: Tables = {}
-    for config in _card_configs(text, card.path):
-        name = str(config.get("config_name", "default"))
-        splits = tables.setdefault("default" if config.get("default") else name, {})
-        for split, patterns in _patterns(config.get("data_files")):
-            files = [file for file in data if any(map(_matcher(file), patterns))]
-            if files:
-                splits.setdefault(split, []).extend(files)
-    return {name: splits for name, splits in tables.items() if splits}
-
-
-def _card_configs(text: str, path: str) -> list[dict[str, Any]]:
-    match = re.match(r"^---[ \t]*\r?\n(.*?)\r?\n---[ \t]*(?:\r?\n|$)", text, re.S)
-    if match is None:
-        return []
-    import yaml
-
-    try:
-        head = yaml.safe_load(match[1])
-    except yaml.YAMLError as error:
-        raise SourceError(f"the card's head is not YAML: {error}", path=path) from error
-    configs = head.get("configs") if isinstance(head, dict) else None
-    return [one for one in configs or [] if isinstance(one, dict)]
-
-
-def _patterns(stated: Any) -> list[tuple[str, list[str]]]:
-    """(split, patterns) of a card's ``data_files``, in each of the forms it may have."""
-    if isinstance(stated, str):
-        return [("train", [stated])]
-    found = []
-    for one in stated if isinstance(stated, list) else []:
-        if isinstance(one, str):
-            found.append(("train", [one]))
-        elif isinstance(one, dict):
-            path = one.get("path")
-            paths = [path] if isinstance(path, str) else list(path or ())
-            found.append((str(one.get("split", "train")), [str(each) for each in paths]))
-    return found
-
-
-def _matcher(file: str) -> Callable[[str], bool]:
-    return lambda pattern: fnmatch.fnmatchcase(file, pattern.removeprefix("./"))
+    if not tables:
+        raise SourceMissing("the hub's conversion of the dataset is empty", path=address.path)
+    _require_config(address, [*tables], config)
+    if not config and len(tables) > 1 and "default" not in tables:
+        raise _several(address, [*tables], "")
+    return repo, tables[config or ("default" if "default" in tables else next(iter(tables)))]

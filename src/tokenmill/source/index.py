@@ -36,7 +36,7 @@ from tokenmill.source.assemble import (
 )
 from tokenmill.source.cut import Integers
 from tokenmill.source.limits import INDEX_FORMAT, STARTS_PER_PAGE
-from tokenmill.source.shelf import Shelf
+from tokenmill.source.shelf import Shelf, require_artefact
 
 _PAGE = 8 * STARTS_PER_PAGE  # bytes
 _NUMBERS = (BLOCK_TABLE.names or ())[:-1]  # all columns but the digest
@@ -149,6 +149,7 @@ class Index:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
+        require_artefact(directory, ("index.json", "table.bin", "starts.bin"))
         try:
             sealed = msgspec.json.decode((directory / "index.json").read_bytes())
             if checksum(canonical(sealed["index"])) != sealed["check"]:

@@ -124,10 +124,6 @@ class LineReader:
         offset, length = opened.locate(row)
         return Origin(self.entry.path, row, self.line(row, offset), offset, length)
 
-    def length(self, row: int) -> int:
-        """Bytes of one row."""
-        return (self._opened or self._open()).locate(row)[1]
-
     def line(self, row: int, offset: int) -> int:
         """The physical line of one row."""
         index = self.index

@@ -27,7 +27,7 @@ from tokenmill.source.limits import EMBEDDED_FILES, INDEX_FORMAT
 from tokenmill.source.lines import LineReader
 from tokenmill.source.reader import Part, Reader
 from tokenmill.source.rows import Layout, Rows
-from tokenmill.source.shelf import Shelf, is_forbidden, private_shelf
+from tokenmill.source.shelf import Shelf, is_forbidden, private_shelf, require_artefact
 
 Source = str | os.PathLike[str]
 _LISTING = "files.json"
@@ -174,6 +174,7 @@ def _embedded(data: bytes) -> Layout:
 
 def _published(root: str, name: str) -> Layout:
     shelf = Shelf(Path(root))
+    require_artefact(shelf.place(name), [_LISTING])
     try:
         data = (shelf.place(name) / _LISTING).read_bytes()
     except OSError as error:

@@ -15,13 +15,20 @@ import contextlib
 import errno
 import os
 import secrets
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from tokenmill.errors import CacheError, CorruptionError
-from tokenmill.files import PrivateDirectory, ProcessLock, Staging, make_directory
+from tokenmill.files import (
+    PrivateDirectory,
+    ProcessLock,
+    Staging,
+    make_directory,
+    require_inside,
+)
 from tokenmill.fingerprint import canonical, checksum
 
 _FORBIDDEN = (errno.EROFS, errno.EACCES, errno.EPERM)
@@ -39,10 +46,12 @@ class Shelf:
         self.root = root
 
     def place(self, key: str) -> Path:
-        """Where the artefact of a key is, or would be."""
+        """Where the artefact of a key is, or would be; CacheError when a link leads out of here."""
         if not (len(key) == 40 and set(key) <= set("0123456789abcdef")):
             raise CorruptionError(f"not a key: {key[:60]!r}", path=self.root)
-        return self.root / "rows" / key
+        place = self.root / "rows" / key
+        require_inside(place, self.root)
+        return place
 
     def has(self, key: str) -> bool:
         """Whether the artefact is there."""
@@ -62,8 +71,10 @@ class Shelf:
 
     def note(self, key: str) -> dict[str, Any] | None:
         """The note of a key; one that does not check out is as good as none."""
+        path = self.place(key) / _NOTE
+        require_inside(path, self.root)
         try:
-            data = (self.place(key) / _NOTE).read_bytes()
+            data = path.read_bytes()
             sealed = msgspec.json.decode(data)
             if checksum(canonical(sealed["note"])) == sealed["check"]:
                 note: dict[str, Any] = sealed["note"]
@@ -102,6 +113,12 @@ def existing_private_shelf() -> Shelf | None:
     if _private and _private[-1].process == os.getpid():  # a forked child makes one of its own
         return Shelf(_private[-1].path)
     return None
+
+
+def require_artefact(directory: Path, files: Iterable[str]) -> None:
+    """Refuse files of an artefact when a symbolic link leads out of the cache it stands in."""
+    for name in files:
+        require_inside(directory / name, directory.parent.parent)
 
 
 def is_forbidden(error: CacheError) -> bool:

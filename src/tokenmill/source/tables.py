@@ -3,7 +3,8 @@
 A `Table` knows its *groups* (Parquet's row groups, Arrow's record batches) with their rows and
 decoded bytes, and gives the record batches of any range of rows. Counting needs only footers and
 metadata. `plan_ranges` makes blocks of it: a pure function of the groups' sizes, splitting large
-groups evenly and joining small neighbours.
+groups evenly and joining small neighbours. A `Cursor` reads ranges in turn, `DecodedRows` single
+rows with their neighbours.
 
 pyarrow's errors become `SourceError` here, with the file's name.
 """
@@ -20,9 +21,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tokenmill.errors import SourceError
+from tokenmill.errors import RowError, SourceError
 from tokenmill.files import is_network
-from tokenmill.source.limits import COLUMNAR_BLOCK
+from tokenmill.source.jsonform import RowForm, encode
+from tokenmill.source.limits import COLUMNAR_BLOCK, PORTION_BYTES
 
 if TYPE_CHECKING:
     from tokenmill.files.ranged import RemoteFile
@@ -227,35 +229,101 @@ class Cursor:
     """Reads ranges of one table, going on from where the last one ended.
 
     A row group can only be decoded from its beginning; whoever takes its ranges in order decodes
-    it once.
+    it once. What is left behind a range is *taken* while the next one is read: an exception, a
+    Ctrl-C too, leaves nothing behind, and the range after it begins anew.
 
     Args:
         table: The file.
+
+    Attributes:
+        decoded: Rows decoded so far, those passed over included.
     """
 
     def __init__(self, table: Table) -> None:
         self.table = table
-        self._row = 0
-        self._coming = table.batches(0, table.rows)
-        self._held: Any = None
+        self.decoded = 0
+        self._left: tuple[int, Any, Iterator[tuple[int, Any]]] | None = None
 
-    def take(self, first: int, last: int) -> Iterator[tuple[int, Any]]:
+    def take(self, first: int, last: int) -> list[tuple[int, Any]]:
         """Record batches of the rows ``first:last`` with the row each begins at."""
+        left, self._left = self._left, None
+        row, held, coming = left if left is not None else self._from(first)
         starts = self.table.starts
-        other_group = bisect_right(starts, first) != bisect_right(starts, self._row)
-        if first < self._row or (other_group and first != self._row):
-            self._row, self._held = first, None
-            self._coming = self.table.batches(first, self.table.rows)
-        while self._row < last:
-            batch = self._held
-            if batch is None:
-                _, batch = next(self._coming)
-            end = min(last, self._row + batch.num_rows)
-            begin = min(max(first, self._row), end)
+        other_group = bisect_right(starts, first) != bisect_right(starts, row)
+        if first < row or (other_group and first != row):
+            row, held, coming = self._from(first)
+        taken: list[tuple[int, Any]] = []
+        while row < last:
+            if held is None:
+                row, held = next(coming, (row, None))
+                if held is None:
+                    raise SourceError(f"ends at row {row}, before row {last}", path=self.table.path)
+                self.decoded += held.num_rows
+            begin, end = max(first, row), min(last, row + held.num_rows)
             if begin < end:
-                yield begin, batch.slice(begin - self._row, end - begin)
-            rest = batch.slice(end - self._row)
-            self._row, self._held = end, rest if rest.num_rows else None
+                taken.append((begin, held.slice(begin - row, end - begin)))
+            rest = held.slice(end - row)
+            row, held = end, rest if rest.num_rows else None
+        self._left = row, held, coming
+        return taken
+
+    def _from(self, first: int) -> tuple[int, Any, Iterator[tuple[int, Any]]]:
+        starts = self.table.starts
+        self.decoded += first - starts[bisect_right(starts, first) - 1]
+        return first, None, self.table.batches(first, self.table.rows)
+
+
+class DecodedRows:
+    """Single rows of a table, a portion of a thousand decoded at a time and kept as JSON.
+
+    Threads share what is kept, never a cursor: it is taken while it is in use.
+
+    Args:
+        table: The file.
+        form: Its rows' JSON form.
+
+    Attributes:
+        decoded: Rows decoded so far.
+    """
+
+    def __init__(self, table: Table, form: RowForm) -> None:
+        self.decoded = 0
+        self._table = table
+        self._form = form
+        self._cursors: list[Cursor] = []  # at most one
+        self._kept: dict[int, tuple[int, list[bytes | RowError]]] = {}  # first row → bytes, rows
+
+    def raw(self, row: int) -> bytes | RowError:
+        """The JSON of one row, or why it has none."""
+        starts = self._table.starts
+        group = bisect_right(starts, row) - 1
+        first = row - (row - starts[group]) % BATCH_ROWS
+        kept = self._kept.get(first)
+        if kept is None:
+            kept = self._decode(first, min(first + BATCH_ROWS, starts[group + 1]))
+        return kept[1][row - first]
+
+    def _decode(self, first: int, last: int) -> tuple[int, list[bytes | RowError]]:
+        try:
+            cursor = self._cursors.pop()
+        except IndexError:
+            cursor = Cursor(self._table)
+        before = cursor.decoded
+        rows = [
+            value if isinstance(value, RowError) else encode(value)
+            for at, batch in cursor.take(first, last)
+            for value in self._form.rows(batch, at)
+        ]
+        self._cursors[:] = [cursor]
+        self.decoded += cursor.decoded - before
+        portion = sum(len(raw) for raw in rows if isinstance(raw, bytes)), rows
+        self._kept[first] = portion
+        # Without a lock: single operations on a dict are atomic, and losing a portion is harmless.
+        for oldest in list(self._kept)[:-1]:
+            if sum(size for size, _ in list(self._kept.values())) <= PORTION_BYTES:
+                break
+            self._kept.pop(oldest, None)
+        return portion
 
 
 def open_table(kind: str, location: str, path: str) -> Table:

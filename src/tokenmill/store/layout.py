@@ -15,6 +15,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from tokenmill.errors import CorruptionError
+from tokenmill.files import require_inside
 from tokenmill.files.place import RemotePath, as_remote
 from tokenmill.fingerprint import KEY_HEX
 
@@ -62,6 +63,11 @@ class SliceFiles:
 
     directory: Path
     key: str
+
+    def require_inside(self) -> None:
+        """Refuse a slice whose directory a symbolic link leads out of the cache, or the store."""
+        if as_remote(self.directory) is None:
+            require_inside(self.directory, self.directory.parent.parent)
 
     @property
     def tokens(self) -> Path:
@@ -168,6 +174,12 @@ class StoreLayout:
             # state.json says where slices are, because places elsewhere cannot always list.
             return remote.parent.name != "stores" or _has_own_slices(remote)
         return (self.directory / "slices").is_dir()
+
+    def require_inside(self, path: Path) -> None:
+        """Refuse a local path of this store that a symbolic link leads out of its cache."""
+        if as_remote(self.directory) is None:
+            contained = self.is_self_contained
+            require_inside(path, self.directory if contained else self.directory.parent.parent)
 
     @property
     def slices(self) -> Path:

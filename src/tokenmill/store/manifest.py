@@ -59,6 +59,7 @@ def encode_manifest(manifest: Document) -> bytes:
 def read_manifest(layout: StoreLayout) -> Document:
     """Read and check a manifest (not the files it names)."""
     path = layout.manifest
+    layout.require_inside(path)
     try:
         with reading_errors(path):
             data = path.read_bytes()

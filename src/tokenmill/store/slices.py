@@ -43,6 +43,7 @@ def read_record(files: SliceFiles, expected: str | None = None) -> tuple[CommitR
         files: Where the slice lies.
         expected: The digest that a store's table holds; None takes any.
     """
+    files.require_inside()
     data = _record_bytes(files, expected)
     digest = xxhash.xxh3_128_hexdigest(data)
     if expected is not None and digest != expected:

@@ -114,6 +114,8 @@ class Store(Sequence[Row]):
         check_file(self._layout.file(name), stated, content=True)
 
     def _check_own_files(self) -> None:
+        for name in (*self.manifest["files"], names.PROOF):
+            self._layout.require_inside(self._layout.file(name))
         for name, stated in self.manifest["files"].items():
             large = stated["size"] > CHECKED_AT_OPEN_BYTES
             # The table's content is compared while its totals are recounted.
@@ -296,7 +298,9 @@ class Store(Sequence[Row]):
     @property
     def tokenizer_path(self) -> Path:
         """The copy of the tokenizer this store was made with."""
-        return self._layout.tokenizer(self.manifest["tokenizer"]["identity"])
+        path = self._layout.tokenizer(self.manifest["tokenizer"]["identity"])
+        self._layout.require_inside(path)
+        return path
 
     # Checks and copies
 

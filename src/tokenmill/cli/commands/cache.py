@@ -17,6 +17,7 @@ from tokenmill.cli.app import app, require_command
 from tokenmill.cli.options import AsJson, CacheDir
 from tokenmill.cli.output import Output
 from tokenmill.errors import UsageError
+from tokenmill.report.characters import harmless
 
 cache_app = typer.Typer(help="What the cache holds, and what nobody needs.")
 app.add_typer(cache_app, name="cache")
@@ -45,7 +46,8 @@ def show_cache(output: Output, root: Path, found: dict[str, Any]) -> None:
     """One line per store, oldest first; what the parts weigh."""
     for entry in found["entries"]:
         if "error" in entry:
-            typer.echo(f"{entry['key'][:12]}  DAMAGED  {entry['error']}")
+            # It may quote what stands in the damaged file.
+            typer.echo(f"{entry['key'][:12]}  DAMAGED  {harmless(entry['error'])}")
             continue
         made = time.strftime("%Y-%m-%d %H:%M", time.localtime(entry["made"]))
         counts = f"{entry['rows']:>12,} rows  {entry['tokens']:>15,} tokens"

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from tokenmill.report.choose import Rejected
+    from tokenmill.report.page.serve import Viewer
+    from tokenmill.report.raw import RawRows
     from tokenmill.report.row import RowView
     from tokenmill.store import Store
 
@@ -72,10 +74,18 @@ def inspect(
     compare: Annotated[
         str | None, typer.Option(metavar="OTHER", help="With --serve: another store beside it.")
     ] = None,
+    fetch: Annotated[
+        bool,
+        typer.Option(
+            "--fetch-sources",
+            help="Ask sources elsewhere for the text of rejected rows; the store names them.",
+        ),
+    ] = False,
     cache_dir: CacheDir = None,
     as_json: AsJson = False,
 ) -> None:
     """Show rows with their tokens and masks."""
+    from tokenmill.report.raw import RawRows
     from tokenmill.store import open_store
 
     named = [flag for flag, given in (("--row", row), ("--origin", origin), ("--rule", rule))
@@ -89,16 +99,19 @@ def inspect(
     if serve and named:
         raise UsageError(f"--serve shows every row; {named[0]} is for the terminal or a page")
     opened = open_store(store)
+    raws = RawRows(opened, cache_dir, fetch=fetch)
     if serve:
+        from tokenmill.report.page.serve import Viewer
+
         other = None if compare is None else open_store(compare)
-        _serve(opened, other, port, cache_dir)
+        _serve(opened, Viewer(opened, other, cache_dir, fetch=fetch), port)
     elif html is not None:
         rows = None
         if row is not None or origin is not None:
             rows = _named_rows(opened, row, origin)[0]
-        _write(opened, html, rows, rule, count, seed, cache_dir)
+        _write(opened, html, rows, rule, count, seed, cache_dir, fetch)
     elif rule == "rejected":
-        _show_rejected(opened, _first_rejected(opened, count or LISTED), cache_dir)
+        _show_rejected(opened, _first_rejected(opened, count or LISTED), raws)
     elif rule is not None:
         from tokenmill.report.choose import rows_by_rule
 
@@ -109,7 +122,7 @@ def inspect(
         if rows:
             _show_rows(opened, rows[:count])
         else:
-            _show_rejected(opened, rejected, cache_dir)
+            _show_rejected(opened, rejected, raws)
 
 
 def _named_rows(
@@ -146,6 +159,7 @@ def _write(
     count: int | None,
     seed: int,
     cache_dir: str | None,
+    fetch: bool,
 ) -> None:
     from tokenmill.report.page import make_page
 
@@ -153,7 +167,14 @@ def _write(
     if rows is not None:
         rows = [number % len(store) for number in rows]
     document = make_page(
-        store, Path(html), rule=rule, rows=rows, count=count, seed=seed, cache_dir=cache_dir
+        store,
+        Path(html),
+        rule=rule,
+        rows=rows,
+        count=count,
+        seed=seed,
+        cache_dir=cache_dir,
+        fetch=fetch,
     )
 
     def show() -> None:
@@ -162,8 +183,8 @@ def _write(
     output.result(document, show)
 
 
-def _serve(store: Store, other: Store | None, port: int, cache_dir: str | None) -> None:
-    from tokenmill.report.page.serve import Viewer, serve
+def _serve(store: Store, viewer: Viewer, port: int) -> None:
+    from tokenmill.report.page.serve import serve
 
     output = Output.current()
 
@@ -175,7 +196,7 @@ def _serve(store: Store, other: Store | None, port: int, cache_dir: str | None) 
             typer.echo(url)
             output.say("open this address; it is for this machine and this run. Ctrl-C ends it.")
 
-    serve(Viewer(store, other, cache_dir), port, ready)
+    serve(viewer, port, ready)
 
 
 def _show_rows(store: Store, numbers: list[int]) -> None:
@@ -197,11 +218,8 @@ def _show_rows(store: Store, numbers: list[int]) -> None:
     output.result(document, show)
 
 
-def _show_rejected(store: Store, rejected: list[Rejected], cache_dir: str | None) -> None:
-    from tokenmill.report.raw import RawRows
-
+def _show_rejected(store: Store, rejected: list[Rejected], raws: RawRows) -> None:
     output = Output.current()
-    raws = RawRows(store, cache_dir)
     total = sum(store.rejected.values())
     listed: list[dict[str, Any]] = [
         {

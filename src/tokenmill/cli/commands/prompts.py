@@ -15,7 +15,7 @@ import typer
 from tokenmill.cli.app import app
 from tokenmill.cli.options import AsJson, CacheDir, json_object
 from tokenmill.cli.output import Output, one_line
-from tokenmill.errors import SourceError
+from tokenmill.origin import nothing_left
 
 if TYPE_CHECKING:
     from tokenmill.prompts import PromptDataset
@@ -106,7 +106,7 @@ def prompts(
     output.known.update(document)
     report(output, found, document)
     if not len(found):
-        raise SourceError(f"no prompt is left of {found.source_rows:,} rows", path=sources[0])
+        raise nothing_left("prompt", found.rejected, found.rejected_rows(), sources[0])
     # The path of the index is what other programs may want, so it alone goes to stdout.
     output.result(document, lambda: typer.echo(document["path"]))
 

@@ -1,12 +1,13 @@
 """``tokenmill rows``: indexes a source, counts its rows, shows one.
 
-Without ``--row`` it prints totals; with it, the row's own bytes and where they stand, also of a row
-that is no JSON (exit code 1 then says so). ``--scan`` reads and parses everything and counts the
-bad rows.
+Without ``--row`` it prints totals; with it, the row's own bytes (on a terminal without what could
+steer it) and where they stand, also of a row that is no JSON (exit code 1 then says so). ``--scan``
+reads and parses everything and counts the bad rows.
 """
 
 from __future__ import annotations
 
+import sys
 import time
 from collections import Counter
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,6 +18,7 @@ from tokenmill.cli.app import app
 from tokenmill.cli.options import AsJson, CacheDir
 from tokenmill.cli.output import Output
 from tokenmill.errors import RowError, UsageError
+from tokenmill.report.characters import harmless
 
 if TYPE_CHECKING:
     from tokenmill.source import Rows
@@ -75,7 +77,11 @@ def show_row(output: Output, opened: Rows, row: int) -> None:
     if not output.as_json:
         byte = "" if origin.offset is None else f"byte {origin.offset:,}, "
         output.say(f"{origin} (row {origin.row:,}, {byte}{origin.length:,} bytes)")
-        typer.echo(opened.raw(row))
+        raw = opened.raw(row)
+        if sys.stdout.isatty():  # a program gets the bytes, a terminal what cannot steer it
+            typer.echo(harmless(raw.decode("utf-8", "backslashreplace")))
+        else:
+            typer.echo(raw)
     output.known["origin"] = origin._asdict()
     value = opened[row]  # a bad row is refused here
     output.result({**output.known, "row": value}, lambda: None)

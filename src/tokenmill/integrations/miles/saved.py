@@ -1,30 +1,32 @@
-"""The state of a data source on disk: versioned, sealed, written in one step.
+"""The state of a data source on disk: versioned, sealed, written in one step, without code.
 
-A state file is one line of JSON and a pickle (the samples of the buffer, the host's metadata). The
-line says kind, version, the cursor of the prompts, the counters, and size and checksum of the
-pickle, so a file that is cut or damaged, or of another version or other data, is refused by name
-before anything is unpickled.
-It is written beside its place, synced and renamed, so a crash leaves the old state or the new one.
+A state file is one line of JSON and a *body* in MessagePack (the samples of the buffer, the host's
+metadata). The line says kind, version, the cursor of the prompts, the counters, and size and
+checksum of the body, so a file that is cut or damaged, or of another version or other data, is
+refused by name before the body is decoded. It is written beside its place, synced and renamed, so a
+crash leaves the old state or the new one.
 
-The pickle holds plain dictionaries (`Sample.to_dict`); unpickling is as trusting as the hosts' own
-checkpoints are: load only what a run of yours has saved.
+The body holds plain values, arrays of numpy, tensors of torch and pictures of PIL, and nothing
+else: decoding it calls nothing that the file names. Version 1 held a pickle, which is a program;
+such a state is refused unread.
 """
 
 from __future__ import annotations
 
 import os
-import pickle
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from tokenmill import fingerprint
-from tokenmill.errors import CorruptionError, StateError
+from tokenmill.errors import CorruptionError, StateError, UsageError
 from tokenmill.files import Staging, sync_directory, writing_errors
 
 KIND = "tokenmill.integrations.miles.DataSource"
-VERSION = 1
+VERSION = 2
 
 
 def state_path(directory: str, rollout_id: Any) -> Path:
@@ -43,9 +45,12 @@ def write_state(path: Path, state: dict[str, Any], carried: dict[str, Any]) -> N
     Args:
         path: From `state_path`.
         state: Plain values.
-        carried: Whatever the host put into samples and metadata.
+        carried: What the host put into samples and metadata.
+
+    Raises:
+        UsageError: A value of it has no form without code.
     """
-    body = pickle.dumps(carried, protocol=pickle.HIGHEST_PROTOCOL)
+    body = encode_carried(carried)
     head = {
         "kind": KIND,
         "version": VERSION,
@@ -78,8 +83,10 @@ def read_state(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         raise StateError(f"a state of {kind!r}, not of a data source", path=path)
     if version != VERSION:
         raise StateError(
-            f"the state has version {version!r}, this tokenmill has {VERSION}: finish the run with "
-            "the release that started it",
+            f"the state has version {version!r}, this tokenmill has {VERSION}"
+            + (" and reads no pickle" if version == 1 else "")
+            + ": finish the run with the release that started it, or remove this file to begin "
+            "the prompts anew",
             path=path,
         )
     try:
@@ -91,4 +98,132 @@ def read_state(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         raise CorruptionError(
             f"{len(body)} bytes of samples, expected {size}, or not the ones written", path=path
         )
-    return state, pickle.loads(body)
+    try:
+        carried = decode_carried(body)
+        groups = carried["buffer"]
+        samples = [sample for group in groups for sample in group]
+        if not all(isinstance(one, dict) for one in (state, carried["metadata"], *samples)):
+            raise TypeError("its members are of other types")
+    except UNREADABLE as error:
+        raise CorruptionError(f"the samples cannot be read: {error}", path=path) from error
+    return state, carried
+
+
+# --- values -----------------------------------------------------------------------------------
+
+_TUPLE, _PAIRS, _SET, _INTEGER, _TEXT, _ARRAY, _TENSOR, _PICTURE = range(1, 9)
+UNREADABLE = (msgspec.MsgspecError, ValueError, TypeError, KeyError, RuntimeError, ImportError)
+_KINDS = "biufc"  # of array elements: booleans, numbers
+_DTYPES = ("float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8",
+           "bool")  # fmt: skip
+_MODES = ("1", "L", "LA", "RGB", "RGBA", "CMYK", "YCbCr", "HSV", "I", "F")
+
+
+def encode_carried(carried: dict[str, Any]) -> bytes:
+    """Values as bytes."""
+    try:
+        return msgspec.msgpack.encode(_plain(carried, "the state"))
+    except RecursionError:
+        raise UsageError("a sample's or the metadata's values nest too deep to be saved") from None
+
+
+def decode_carried(body: bytes) -> dict[str, Any]:
+    """The values of `encode_carried`."""
+    return msgspec.msgpack.decode(body, type=dict[str, Any], ext_hook=_restored)
+
+
+def _tagged(kind: int, value: Any) -> msgspec.msgpack.Ext:
+    return msgspec.msgpack.Ext(kind, msgspec.msgpack.encode(value))
+
+
+def _plain(value: Any, where: str) -> Any:
+    """A value in MessagePack's own types; what those lack is tagged."""
+    kind = type(value)
+    if value is None or kind in (bool, float, bytes):
+        return value
+    if kind is int:
+        return value if -(2**63) <= value < 2**63 else _tagged(_INTEGER, hex(value))
+    if kind is str:
+        return value if _is_text(value) else _tagged(_TEXT, value.encode("utf-8", "surrogatepass"))
+    if kind is list:
+        return [_plain(one, f"{where}[{n}]") for n, one in enumerate(value)]
+    if kind is dict:
+        if all(type(name) is str and _is_text(name) for name in value):
+            return {name: _plain(one, f"{where}[{name!r}]") for name, one in value.items()}
+        pairs = [[_plain(k, where), _plain(v, f"{where}[{k!r}]")] for k, v in value.items()]
+        return _tagged(_PAIRS, pairs)
+    if kind in (tuple, set):
+        return _tagged(_TUPLE if kind is tuple else _SET, [_plain(one, where) for one in value])
+    return _foreign(value, where)
+
+
+def _is_text(value: str) -> bool:
+    return value.isascii() or not any("\ud800" <= character <= "\udfff" for character in value)
+
+
+def _foreign(value: Any, where: str) -> msgspec.msgpack.Ext:
+    """Arrays, tensors and pictures, as their bytes; by their library's name, to import none."""
+    home = type(value).__module__.partition(".")[0]
+    if home == "numpy" and isinstance(value, np.ndarray | np.generic):
+        array = np.ascontiguousarray(value)
+        if array.dtype.kind in _KINDS:
+            shape = list(np.shape(value))
+            scalar = isinstance(value, np.generic)
+            return _tagged(_ARRAY, [array.dtype.str, shape, scalar, array.tobytes()])
+    if home == "torch" and hasattr(value, "untyped_storage"):
+        import torch
+
+        named = str(value.dtype).removeprefix("torch.")
+        if named in _DTYPES and value.layout == torch.strided:
+            flat = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+            return _tagged(_TENSOR, [named, list(value.shape), flat.numpy().tobytes()])
+    if home == "PIL" and hasattr(value, "tobytes") and value.mode in _MODES:
+        return _tagged(_PICTURE, [value.mode, list(value.size), value.tobytes()])
+    raise UsageError(
+        f"{where} is a {type(value).__module__}.{type(value).__qualname__}, which a state without "
+        "code cannot hold: put plain values, arrays or pictures into samples and metadata"
+    )
+
+
+def _restored(kind: int, data: memoryview) -> Any:
+    """A tagged value."""
+    restore: dict[int, Callable[[Any], Any]] = {
+        _TUPLE: tuple,
+        _PAIRS: dict,
+        _SET: set,
+        _INTEGER: lambda text: int(text, 16),
+        _TEXT: lambda text: text.decode("utf-8", "surrogatepass"),
+        _ARRAY: lambda parts: _array(*parts),
+        _TENSOR: lambda parts: _tensor(*parts),
+        _PICTURE: lambda parts: _picture(*parts),
+    }
+    if kind not in restore:
+        raise ValueError(f"no value is tagged {kind}")
+    return restore[kind](msgspec.msgpack.decode(data, ext_hook=_restored))
+
+
+def _array(dtype: str, shape: list[int], scalar: bool, data: bytes) -> Any:
+    kind = np.dtype(dtype)
+    if kind.kind not in _KINDS:
+        raise ValueError(f"no array holds {dtype!r}")
+    array = np.frombuffer(data, kind).reshape(shape)
+    return array[()] if scalar else array.copy()
+
+
+def _tensor(dtype: str, shape: list[int], data: bytes) -> Any:
+    import torch
+
+    if dtype not in _DTYPES:
+        raise ValueError(f"no tensor holds {dtype!r}")
+    kind = getattr(torch, dtype)
+    if not data:
+        return torch.empty(shape, dtype=kind)
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8).view(kind).reshape(shape)
+
+
+def _picture(mode: str, size: list[int], data: bytes) -> Any:
+    from PIL import Image
+
+    if mode not in _MODES:
+        raise ValueError(f"no picture is of mode {mode!r}")
+    return Image.frombytes(mode, (size[0], size[1]), data)

@@ -18,9 +18,10 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from tokenmill.errors import SourceError, StateError, TemplateError, UsageError
+from tokenmill.errors import CorruptionError, StateError, TemplateError, UsageError
 from tokenmill.integrations.miles.host import DATE, Host, Settings, find_host, load_function
 from tokenmill.integrations.miles.saved import host_path, read_state, state_path, write_state
+from tokenmill.origin import nothing_left
 from tokenmill.prompts import Prompt, PromptDataset
 
 logger = logging.getLogger(__name__)
@@ -60,9 +61,9 @@ class DataSource:
         if settings.rollout_global_dataset and settings.prompt_data is not None:
             self.dataset = open_prompts(settings, self._host)
             if not len(self.dataset):
-                raise SourceError(
-                    f"no prompt is left: {self.dataset.rejected}", path=settings.prompt_data
-                )
+                rejected = self.dataset.rejected_rows()
+                path = str(settings.prompt_data)
+                raise nothing_left("prompt", self.dataset.rejected, rejected, path)
             if self.dataset.rejected:
                 logger.warning("prompts that are not served: %s", self.dataset.rejected)
             if settings.rollout_shuffle:
@@ -176,10 +177,13 @@ class DataSource:
 
     def _load_own(self, path: Path) -> None:
         state, carried = read_state(path)
+        missing = {"prompts", "n_samples_per_prompt", *COUNTERS} - set(state)
+        if missing or not all(type(state[name]) is int for name in COUNTERS):
+            raise CorruptionError(f"has no {', '.join(sorted(missing or COUNTERS))}", path=path)
         if self.dataset is not None:
             self.dataset.load_state_dict(state["prompts"] or {})
         for name in COUNTERS:
-            setattr(self, name, int(state[name]))
+            setattr(self, name, state[name])
         self.metadata = dict(carried["metadata"])
         self.buffer = [[self._rebuilt(told) for told in group] for group in carried["buffer"]]
         wanted = self.args.n_samples_per_prompt

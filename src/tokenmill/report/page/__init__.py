@@ -32,6 +32,7 @@ def make_page(
     count: int | None = None,
     seed: int = 0,
     cache_dir: str | None = None,
+    fetch: bool = False,
     most_bytes: int = PAGE_BYTES,
 ) -> dict[str, Any]:
     """Write the page of a store.
@@ -44,12 +45,14 @@ def make_page(
         count: At most so many rows.
         seed: Of a random choice.
         cache_dir: Where row indexes of the sources are kept, for excerpts of rejected rows.
+        fetch: Whether sources that are elsewhere are asked for those excerpts.
         most_bytes: Bound of the file.
 
     Returns:
         ``html``, ``bytes``, ``rows_in_page``, ``rows`` and ``selection``, the sentence.
     """
-    data: dict[str, Any] = {"mode": "file", "overview": overview(store, RawRows(store, cache_dir))}
+    raws = RawRows(store, cache_dir, fetch=fetch)
+    data: dict[str, Any] = {"mode": "file", "overview": overview(store, raws)}
     bare = page(data, served=False)
     chosen = select(
         store,

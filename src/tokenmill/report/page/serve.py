@@ -43,14 +43,20 @@ class Viewer:
         store: The store to look at.
         other: Another one to compare it with.
         cache_dir: Where row indexes of the sources are kept.
+        fetch: Whether sources that are elsewhere are asked for the text of rejected rows.
     """
 
     def __init__(
-        self, store: Store, other: Store | None = None, cache_dir: str | None = None
+        self,
+        store: Store,
+        other: Store | None = None,
+        cache_dir: str | None = None,
+        *,
+        fetch: bool = False,
     ) -> None:
         self.store = store
         self.tokenizer = store_tokenizer(store)
-        self._raws = RawRows(store, cache_dir)
+        self._raws = RawRows(store, cache_dir, fetch=fetch)
         self._finder = Finder(store, self.tokenizer)
         self.comparison = Comparison(store, other, self.tokenizer) if other is not None else None
 
