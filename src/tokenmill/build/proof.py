@@ -26,7 +26,7 @@ LIBRARIES = ("tokenmill", "tokenizers", "fastokens", "jinja2", "transformers",
 
 COUNTERS: dict[str, frozenset[str]] = {
     "render": frozenset({
-        "audited", "mismatches", "rows_fast", "rows_fast_differs", "rows_reference",
+        "audited", "mismatches", "rows_traced", "rows_reference",
         "rows_without_closer", "generation_drops", "trailing_user", "trimmed_trailing",
         "trimmed_tool_turns",
     }),
