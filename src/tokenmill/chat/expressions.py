@@ -104,6 +104,7 @@ class Names:
                 raise Untraceable("a macro's name assigned again")
         self._reads: dict[int, tuple[str, ...]] = {}
         self._macro_reads: dict[int, tuple[str, ...]] = {}
+        self._pure: dict[int, bool] = {}
         self._kept: list[nodes.Node] = []
 
     def _loaded(self, node: nodes.Node) -> set[str]:
@@ -118,29 +119,41 @@ class Names:
             self._reads[key] = tuple(sorted(self._loaded(node) & self.assigned - {"loop"}))
         return self._reads[key]
 
+    def pure(self, node: nodes.Node) -> bool:
+        """Whether a part sets nothing outside itself and looks at nothing but what it is given."""
+        key = id(node)
+        if key not in self._pure:
+            self._kept.append(node)
+            parts = [node, *(self.macros[name] for name in self._called(node))]
+            self._pure[key] = not any(
+                isinstance(part, nodes.NSRef) or getattr(part, "name", "") == "messages"
+                for one in parts
+                for part in one.find_all((nodes.NSRef, nodes.Name))
+            )
+        return self._pure[key]
+
     def macro_reads(self, node: nodes.Node) -> tuple[str, ...]:
         """Names at the top of the template that macros called from a node may read."""
         key = id(node)
         if key not in self._macro_reads:
             self._kept.append(node)
-            called = {name for name in self._loaded(node) if name in self.macros}
-            if isinstance(node, nodes.Macro):
-                called.add(node.name)
-            self._macro_reads[key] = self._read_by(called)
+            read = [self._loaded(self.macros[name]) & self.assigned for name in self._called(node)]
+            self._macro_reads[key] = tuple(sorted(set().union(*read) - {"loop"}))
         return self._macro_reads[key]
 
-    def _read_by(self, macros: set[str]) -> tuple[str, ...]:
-        found: set[str] = set()
-        seen: set[str] = set()
-        pending = list(macros)
+    def _called(self, node: nodes.Node) -> set[str]:
+        """Macros that a part calls, by way of other macros, too."""
+        called: set[str] = set()
+        pending = [name for name in self._loaded(node) if name in self.macros]
+        if isinstance(node, nodes.Macro):
+            pending.append(node.name)
         while pending:
             name = pending.pop()
-            if name not in seen:
-                seen.add(name)
+            if name not in called:
+                called.add(name)
                 loaded = self._loaded(self.macros[name])
-                found |= loaded & self.assigned
                 pending += [other for other in loaded if other in self.macros]
-        return tuple(sorted(found - {"loop"}))
+        return called
 
 
 _TESTS: dict[str, Any] = {**jinja2.tests.TESTS}

@@ -53,6 +53,11 @@ class Beyond(Exception):
     """The row may come near the limits of a render; the reference decides."""
 
 
+Memo = dict[Any, tuple[str, int, int]]
+"""What loops over one list of tools printed, with the work and the size that it took."""
+SCALARS = {str, int, bool, NoneType, Undefined}
+
+
 class Namespace:
     """A template's `namespace()`: its attributes, and whose text each of them holds."""
 
@@ -90,13 +95,14 @@ class Run:
     """One row on its way through a program."""
 
     __slots__ = (
-        "generation", "kept", "marks", "me", "messages", "out", "own", "owner_of", "size", "taken",
-        "text", "tools", "weights", "work",
+        "generation", "kept", "marks", "me", "memo", "messages", "out", "own", "owner_of", "size",
+        "taken", "text", "tools", "weights", "work",
     )  # fmt: skip
 
-    def __init__(self, messages: list[Any], tools: Any) -> None:
+    def __init__(self, messages: list[Any], tools: Any, memo: Memo | None) -> None:
         self.messages = messages
         self.tools = tools
+        self.memo = memo
         owners = dict(zip(map(id, messages), count(), strict=False))
         if len(owners) != len(messages):  # one object twice: who says what could not be told
             self.messages = [dict(message) for message in messages]
@@ -221,6 +227,35 @@ def run_scan(
         raise Beyond
 
 
+def run_pure(
+    run: Run,
+    loop: Callable[..., None],
+    body: Callable[..., Any],
+    items: Sequence[Any],
+    env: tuple[Any, ...],
+) -> None:
+    """Run a loop that looks at nothing but its items and what it is handed.
+
+    Over the tools, which whole data sets have in common, it is run once per list of tools.
+    """
+    memo = run.memo
+    if memo is None or items is not run.tools or not all(type(value) in SCALARS for value in env):
+        loop(run, body, items, env)
+        return
+    key = (body, env)
+    known = memo.get(key)
+    if known is None:
+        first, work, size = len(run.out), run.work, run.size
+        loop(run, body, items, env)
+        known = ("".join(run.out[first:]), run.work - work, run.size - size)
+        memo[key] = known
+        return
+    text, work, size = known
+    run.out.append(text)
+    run.work += work
+    run.size += size
+
+
 class Path:
     """Operations that follow one another, then a question with the paths of its answers."""
 
@@ -326,6 +361,7 @@ class Program:
             "Beyond": Beyond,
             "run_loop": run_loop,
             "run_scan": run_scan,
+            "run_pure": run_pure,
             "Rope": Rope,
             "rope": rope,
             "one_owner": one_owner,
@@ -371,8 +407,13 @@ class Program:
         """How many operations are known."""
         return sum(block.root.size() for block in self._order)
 
-    def run(self, messages: list[Any], tools: Any) -> Run:
+    def run(self, messages: list[Any], tools: Any, memo: Memo | None = None) -> Run:
         """Render one conversation.
+
+        Args:
+            messages: The conversation.
+            tools: Its tools.
+            memo: What is known of this very list of tools.
 
         Raises:
             Unlearned: It takes a path that no conversation took before.
@@ -382,7 +423,7 @@ class Program:
         """
         if self.grown:
             self._compile()
-        run = Run(messages, tools)
+        run = Run(messages, tools, memo)
         self.names["block_0"](run, None, 0, 0, (), ())
         if run.work > MOST_WORK or run.size > MOST_SIZE:
             raise Beyond
@@ -492,11 +533,14 @@ def _write_operation(name: str, rest: list[Any], indent: str, lines: list[str]) 
     if name == "rope":
         add(f"{indent}R.print_rope({rest[0]})")
         return 2
-    if name in ("loop", "scan"):
+    if name in ("loop", "scan", "pure_loop", "pure_scan"):
         block, items, literal, env = rest
+        call = f"run_{name}(R, "
+        if name.startswith("pure_"):
+            call = f"run_pure(R, run_{name[5:]}, "
         size = f"; R.size += {literal} * len({items})" if literal else ""
         add(f"{indent}R.work += 2 + len({items}){size}")
-        add(f"{indent}run_{name}(R, {block}, {items}, ({''.join(code + ',' for code in env)}))")
+        add(f"{indent}{call}{block}, {items}, ({''.join(code + ',' for code in env)}))")
         return 2
     if name == "macro":
         block, env, variable = rest

@@ -31,7 +31,7 @@ from tokenmill.chat.turns import Judge, Openings, Settled, Span, unproven
 from tokenmill.errors import RowError, UsageError
 
 RENDERERS = ("auto", "jinja2")
-FIRST_AUDITED = 4  # rows at the start of every batch that the reference renders, too
+FIRST_AUDITED = 2  # rows at the start of every batch that the reference renders, too
 AUDIT_ONE_IN = 128  # of the other rows, by content
 
 
@@ -226,23 +226,13 @@ class Renderer:
     def _settle(self, job: Job, result: Rendering, auto: bool) -> Settled:
         """Render one conversation and settle its turns."""
         template, messages, tools = job.template, job.conversation.messages, job.conversation.tools
-        text = None if auto else template.reference.render(messages, tools)
         try:
-            start = time.perf_counter()
-            run = template.traced.follow(messages, tools)
-            self.engine_seconds += time.perf_counter() - start
-        except NotTraced as error:
-            if template.traced.differed and auto:
-                raise Differs from error
-            return self._untraced(job, text, error, result)
-        if auto and audited(len(result.texts), run.text):
-            result.note("audited")
-            text = self._refused_or_rendered(job)
-        if text is not None and run.text != text:
-            template.traced.ban("a row that both rendered")
             if auto:
-                raise Differs
-            return self._untraced(job, text, NotTraced("the trace differs"), result)
+                run = self._run(job, result)
+            else:
+                run = self._compared(job, template.reference.render(messages, tools))
+        except NotTraced as error:
+            return self._untraced(job, error, result)
         if auto:
             self._traced += 1
         else:
@@ -252,18 +242,51 @@ class Renderer:
             result.note("generation_drops")
         return settled
 
-    def _refused_or_rendered(self, job: Job) -> str | None:
+    def _run(self, job: Job, result: Rendering) -> Run:
+        """Along a known path, or one that is admitted now; compared where it is this row's turn."""
+        traced = job.template.traced
+        start = time.perf_counter()
+        try:
+            run = traced.follow(job.conversation.messages, job.conversation.tools)
+        except NotTraced as error:
+            if traced.differed:
+                raise Differs from error
+            raise
+        finally:
+            self.engine_seconds += time.perf_counter() - start
+        if audited(len(result.texts), run.text):
+            result.note("audited")
+            if self._rendered(job) != run.text:
+                traced.ban("a row that both rendered")
+                raise Differs
+        return run
+
+    def _rendered(self, job: Job) -> str | None:
         """The reference's render of a row that a path rendered; None where it refuses."""
         try:
             return job.template.reference.render(job.conversation.messages, job.conversation.tools)
-        except RowError as error:
-            raise Differs from error
+        except RowError:
+            return None
 
-    def _untraced(self, job: Job, text: str | None, error: NotTraced, result: Rendering) -> Settled:
-        """A row that only the reference can render: its text is known, its turns are not."""
+    def _compared(self, job: Job, text: str) -> Run:
+        """A run that printed exactly what the reference did for this very row."""
         messages, tools = job.conversation.messages, job.conversation.tools
-        if text is None:
-            text = job.template.reference.render(messages, tools)
+        traced = job.template.traced
+        try:
+            run = traced.follow(messages, tools)
+        except NotTraced:
+            if not traced.differed:
+                raise
+        else:
+            if run.text == text:
+                return run
+            traced.ban("a row that both rendered")
+        # Something remembered was wrong: a trace of this row alone remembers nothing.
+        return TracedTemplate(job.template.reference).follow(messages, tools)
+
+    def _untraced(self, job: Job, error: NotTraced, result: Rendering) -> Settled:
+        """A row that only the reference can render: its text is known, its turns are not."""
+        text = job.template.reference.render(job.conversation.messages, job.conversation.tools)
         result.note("rows_reference")
         result.note(f"untraced:{error.cause}")
         if job.trained is None:

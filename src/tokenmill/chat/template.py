@@ -11,6 +11,7 @@ the tracer to say.
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Mapping
@@ -99,12 +100,23 @@ def tojson(
     sort_keys: bool = False,
 ) -> str:
     """JSON without HTML escapes, as transformers gives it to templates."""
-    return json.dumps(
-        value,
-        ensure_ascii=ensure_ascii,
-        indent=indent,
-        separators=separators,
-        sort_keys=sort_keys,
+    options = (ensure_ascii, indent, separators, sort_keys)
+    try:
+        return _encoder(*options).encode(value)
+    except TypeError:  # options that cannot be remembered
+        return _encoder.__wrapped__(*options).encode(value)
+
+
+@functools.lru_cache(maxsize=64)
+def _encoder(
+    ensure_ascii: bool,
+    indent: int | None,
+    separators: tuple[str, str] | None,
+    sort_keys: bool,
+) -> json.JSONEncoder:
+    """What `json.dumps` makes anew at every call."""
+    return json.JSONEncoder(
+        ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
 
 
@@ -170,6 +182,8 @@ def alias_reasoning(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Reasoning under the names that templates read, as transformers fills them in."""
     aliased = messages
     for index, message in enumerate(messages):
+        if len(message) == 2 and "content" in message:
+            continue
         for key in REASONING_KEYS:
             reasoning = message.get(key)
             if reasoning is not None:

@@ -447,6 +447,8 @@ class Tracer(Expressions):
             codes = [*codes, owner_code(items.sources)]
         else:
             item_sources = frozenset((ME,)) if whose else NOTHING
+        if not messages and keep is None and self._names.pure(node):
+            kind = f"pure_{kind}"
         self._emit(kind, block.name, items.code, literal, tuple(codes))
         kept = []
         owned = items.value

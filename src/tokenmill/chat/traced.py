@@ -2,20 +2,24 @@
 
 A `TracedTemplate` stands between the reference and the tracer: a row whose path is known is
 rendered by the program; one whose path is not is rendered by the reference, traced, and its path is
-admitted when the program then prints exactly the reference's text. One difference and the program
-is out for good. What cannot be traced is `NotTraced`, with the cause.
+admitted when the program then prints exactly the reference's text. One difference and all paths
+are forgotten, and rows may only be rendered so that are compared with the reference. What cannot be traced is `NotTraced`, with the cause.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from tokenmill.chat.program import Beyond, Inconsistent, Refused, Run, Unlearned
+import msgspec
+
+from tokenmill.chat.program import Beyond, Inconsistent, Memo, Refused, Run, Unlearned
 from tokenmill.chat.symbols import Untraceable
 from tokenmill.chat.template import ReferenceTemplate, alias_reasoning
 from tokenmill.chat.trace import Tracer
 
 MOST_OPERATIONS = 200_000  # in a program; real templates with all their rows take a few thousand
+
+MOST_TOOLS = 256  # lists of tools that are remembered; data sets have a few, or one per row
 
 
 class NotTraced(Exception):
@@ -53,6 +57,7 @@ class TracedTemplate:
         """Rows from which something was learned."""
         self.differed = ""
         """What was seen the first time the program differed from the reference."""
+        self._tools: dict[bytes, tuple[list[Any], Memo]] = {}
         self._tracer: Tracer | None = None
         self._untraceable: NotTraced | None = None
         self._start()
@@ -63,11 +68,11 @@ class TracedTemplate:
         except Untraceable as error:
             self._untraceable = NotTraced(error.cause, error.line)
 
-    def ban(self, what: str) -> None:
-        """Never use the program again."""
+    def ban(self, what: str) -> NotTraced:
+        """Forget every path: from now on each row must be compared with the reference."""
         self.differed = self.differed or what
-        self._tracer = None
-        self._untraceable = NotTraced("the traced template differed from the reference")
+        self._start()
+        return NotTraced("the traced template differed from the reference")
 
     def follow(self, messages: list[dict[str, Any]], tools: list[Any] | None) -> Run:
         """Render a conversation, learning its path where it is new.
@@ -81,12 +86,28 @@ class TracedTemplate:
             assert self._untraceable is not None
             raise self._untraceable
         given = alias_reasoning(messages)
+        memo: Memo | None = None
+        if tools:
+            tools, memo = self._interned(tools)
         try:
-            return self._tracer.program.run(given, tools)
+            return self._tracer.program.run(given, tools, memo)
         except Unlearned:
             return self._learn(messages, given, tools)
         except Exception as error:
             raise _not_traced(error) from error
+
+    def _interned(self, tools: list[Any]) -> tuple[list[Any], Memo | None]:
+        """The same list for equal tools, with what is known of it."""
+        try:
+            key = msgspec.json.encode(tools)
+        except (msgspec.MsgspecError, ValueError, OverflowError, TypeError, RecursionError):
+            return tools, None  # not of JSON: a caller's own objects
+        known = self._tools.get(key)
+        if known is None:
+            if len(self._tools) >= MOST_TOOLS:
+                self._tools.clear()
+            known = self._tools[key] = (tools, {})
+        return known
 
     def _learn(
         self, messages: list[dict[str, Any]], given: list[dict[str, Any]], tools: list[Any] | None
@@ -102,15 +123,11 @@ class TracedTemplate:
             run = self._tracer.program.run(given, tools)
         except Exception as error:
             if isinstance(error, (Inconsistent, Unlearned)):
-                self.ban(f"one path led to two places: {error}")
-                assert self._untraceable is not None
-                raise self._untraceable from error
+                raise self.ban(f"one path led to two places: {error}") from error
             raise _not_traced(error) from error
         self.learned += 1
         if run.text != expected:
-            self.ban("a path that was just learned gave another text")
-            assert self._untraceable is not None
-            raise self._untraceable
+            raise self.ban("a path that was just learned gave another text")
         return run
 
 

@@ -623,17 +623,24 @@ def _check_printed(
                 if not _found(reasoning.strip(), said):
                     raise _lost(f"the reasoning of the last turn ({k})", reasoning.strip(), text)
                 break
+    calls = _calls(message)
+    if not calls:
+        return
+    words_said = "\0".join(said)
     names: dict[str, int] = {}
-    for call in _calls(message):
+    for call in calls:
         name = call.get("name")
         if isinstance(name, str) and name:
             names[name] = names.get(name, 0) + 1
-            if sum(fragment.count(name) for fragment in said) < names[name]:
+            if words_said.count(name) < names[name]:
                 raise _lost(f"the call of {_short(name)} in turn {k}", "\0", text)
         for word in _words(call.get("arguments")):
-            places = said if isinstance(word, str) else [*said, turn]
-            if not any(_found(form, places) for form in _forms(word)):
-                raise _lost(f"the argument {_short(str(word))} of a call in turn {k}", "\0", text)
+            if isinstance(word, str):
+                if word in words_said or any(form in words_said for form in _quoted(word)):
+                    continue
+            elif any(form in turn or form in words_said for form in _forms(word)):
+                continue
+            raise _lost(f"the argument {_short(str(word))} of a call in turn {k}", "\0", text)
 
 
 def _check_text(
@@ -695,13 +702,14 @@ def _words(value: Any) -> Iterator[Any]:
         yield value
 
 
+def _quoted(word: str) -> Iterator[str]:
+    """How a text looks inside JSON."""
+    yield json.dumps(word, ensure_ascii=False)[1:-1]
+    yield json.dumps(word)[1:-1]
+
+
 def _forms(word: Any) -> Iterator[str]:
-    """How a template may write a value."""
-    if isinstance(word, str):
-        yield word
-        yield json.dumps(word, ensure_ascii=False)[1:-1]
-        yield json.dumps(word)[1:-1]
-        return
+    """How a template may write a value that is no text."""
     yield json.dumps(word)
     yield str(word)
     if isinstance(word, float) and word.is_integer():

@@ -1,0 +1,243 @@
+"""Traced paths never change a result: admission, audits, fallback, memory of tools."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.chat.templates import ALL, CHATML, HABITS, INST, THINKING
+from tokenmill.chat import ChatSpec, PromptRenderer, Renderer
+from tokenmill.chat.program import Run
+from tokenmill.chat.render import AUDIT_ONE_IN, FIRST_AUDITED, audited
+from tokenmill.chat.template import ReferenceTemplate
+from tokenmill.chat.traced import NotTraced, TracedTemplate
+from tokenmill.errors import UsageError
+
+SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
+EVERY = {**ALL, **HABITS}
+
+
+def rows(count: int, text: str = "answer") -> list[dict[str, Any]]:
+    return [
+        {
+            "messages": [
+                {"role": "user", "content": f"question {i}"},
+                {"role": "assistant", "content": f"{text} {i}"},
+            ]
+        }
+        for i in range(count)
+    ]
+
+
+def same(left: Any, right: Any) -> None:
+    assert left.texts == right.texts
+    assert left.spans == right.spans
+    assert left.turns == right.turns
+    assert left.source == right.source
+    assert [(i, p, e.reason, e.message) for i, p, e in left.rejected] == [
+        (i, p, e.reason, e.message) for i, p, e in right.rejected
+    ]
+
+
+def traced(source: str, variables: dict[str, Any] | None = None) -> TracedTemplate:
+    return TracedTemplate(ReferenceTemplate(source, variables or {}, None))
+
+
+@pytest.mark.parametrize("name", sorted(EVERY))
+@pytest.mark.parametrize("train_on", ["all_assistant_messages", "everything"])
+def test_traced_and_reference_give_the_same(name: str, train_on: str) -> None:
+    data = [
+        *rows(9),
+        *rows(3, "  spaced "),
+        *rows(3, "<think>hm</think>\n"),
+        *rows(2, "\x1c odd \x1c"),
+        {"messages": [{"role": "system", "content": "S"}, *rows(1)[0]["messages"]]},
+        {"messages": []},
+        *rows(60, "ünïcode 你好 \U0001f389"),
+    ]
+    spec = ChatSpec(train_on=train_on)
+    quick = Renderer(spec, EVERY[name], SPECIAL).render(data)
+    slow = Renderer(spec, EVERY[name], SPECIAL, renderer="jinja2").render(data)
+    same(quick, slow)
+    assert slow.notes["renderer"] == "jinja2"
+    assert "rows_traced" not in slow.notes
+    if quick.texts:
+        assert quick.notes["renderer"] == "traced"
+        assert int(quick.notes["rows_traced"]) >= len(quick.texts)
+
+
+def test_unknown_renderer_is_a_usage_error() -> None:
+    with pytest.raises(UsageError, match="auto, jinja2"):
+        Renderer(ChatSpec(), CHATML, renderer="fast")
+    with pytest.raises(UsageError, match="auto, jinja2"):
+        PromptRenderer(CHATML, renderer="fast")
+
+
+def test_one_path_serves_all_rows_that_answer_alike() -> None:
+    template = traced(THINKING)
+    for row in [*rows(200), *rows(100, "other")]:
+        template.follow(row["messages"], None)
+    assert template.learned == 1
+    template.follow(rows(1, "<think>hm</think>")[0]["messages"], None)
+    assert template.learned == 2
+
+
+def test_audit_takes_the_first_rows_and_a_sample_by_the_whole_text() -> None:
+    assert all(audited(i, "x") for i in range(FIRST_AUDITED))
+    chosen = [i for i in range(20_000) if audited(1000, f"text {i} and a common end" * 5)]
+    assert 0.5 < len(chosen) * AUDIT_ONE_IN / 20_000 < 1.5
+    assert chosen == [i for i in range(20_000) if audited(77, f"text {i} and a common end" * 5)]
+
+
+def lying(monkeypatch: pytest.MonkeyPatch, template: TracedTemplate, change: Any) -> None:
+    """Let a program print something else, wherever it stands in the text."""
+    assert template._tracer is not None
+    program = template._tracer.program
+    honest = program.run
+
+    def run(*given: Any) -> Run:
+        made = honest(*given)
+        made.out[:] = [change(fragment) for fragment in made.out]
+        made.text = "".join(made.out)
+        return made
+
+    monkeypatch.setattr(program, "run", run)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda text: text.replace("question", "QUESTION"),  # in a text, outside the glue
+        lambda text: text.replace("answer", "ANSWER"),
+        lambda text: text.replace("\n", "\n\n"),
+        lambda text: text.replace("<|im_end|>", ""),
+    ],
+)
+@pytest.mark.parametrize("train_on", ["all_assistant_messages", "everything"])
+def test_program_that_lies_is_out(
+    monkeypatch: pytest.MonkeyPatch, change: Any, train_on: str
+) -> None:
+    spec = ChatSpec(train_on=train_on)
+    renderer = Renderer(spec, CHATML)
+    renderer.render(rows(3))  # learned while it was honest
+    expected = Renderer(spec, CHATML, renderer="jinja2").render(rows(100))
+    lying(monkeypatch, renderer._for(None).traced, change)
+    result = renderer.render(rows(100))
+    same(result, expected)
+    assert result.notes["mismatches"] == 1
+    assert result.notes["renderer"] == "jinja2"
+    assert renderer.render(rows(5)).notes["renderer"] == "jinja2"  # and stays out
+
+
+def test_path_is_admitted_only_when_it_equals_the_reference(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    honest = ReferenceTemplate.render
+
+    def render(self: ReferenceTemplate, *given: Any, **options: Any) -> str:
+        return honest(self, *given, **options).replace("<|im_end|>", "<|END|>")
+
+    template = traced(CHATML)
+    monkeypatch.setattr(ReferenceTemplate, "render", render)
+    with pytest.raises(NotTraced, match="differed"):
+        template.follow(rows(1)[0]["messages"], None)
+    assert template.differed
+
+
+def test_untraced_row_is_counted_by_cause_and_told_with_its_line() -> None:
+    source = "\n{% for m in messages recursive %}{{ m.content }}{% endfor %}"
+    result = Renderer(ChatSpec(), source).render(rows(3))
+    assert {e.reason for *_, e in result.rejected} == {"mask_unproven"}
+    assert "a recursive loop (line 2 of the template)" in result.rejected[0][2].message
+    assert result.notes["untraced:a recursive loop"] == 3
+    whole = Renderer(ChatSpec(train_on="everything"), source).render(rows(3))
+    assert len(whole.texts) == 3  # the reference's text needs no turns
+
+
+def tool(parameters: dict[str, Any]) -> list[Any]:
+    return [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
+
+
+TOOLS = tool({"a": 1, "b": True, "c": 1.0})
+LISTING = (
+    "{% for tool in tools %}{{ tool | tojson }}:{{ tool.function.parameters.b }};{% endfor %}"
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+)
+
+
+def test_tools_are_remembered_by_everything_they_say() -> None:
+    """Key order, 1, 1.0 and true, absent keys: other tools, though Python calls some equal."""
+    variants = [
+        TOOLS,
+        tool({"b": True, "a": 1, "c": 1.0}),
+        tool({"a": 1, "b": 1, "c": 1}),
+        tool({"a": True, "b": 1.0}),
+        [],
+        TOOLS * 2,
+    ]
+    data = [{**row, "tools": variants[n % 6]} for n, row in enumerate(rows(60))]
+    quick = Renderer(ChatSpec(), LISTING).render(data)
+    slow = Renderer(ChatSpec(), LISTING, renderer="jinja2").render(data)
+    same(quick, slow)
+    assert len(quick.texts) == 60
+    template = traced(LISTING)
+    for row in data:
+        template.follow(row["messages"], row["tools"])
+    assert len(template._tools) == 5  # an empty list is no list
+
+
+def test_template_with_more_questions_than_levels_of_indentation_compiles() -> None:
+    questions = "".join(
+        f"{{% if '{n}' in messages[0].content %}}x{n}{{% endif %}}" for n in range(150)
+    )
+    data = [*rows(40), *rows(2, "1 22 333 44")]
+    quick = Renderer(ChatSpec(), questions + CHATML).render(data)
+    same(quick, Renderer(ChatSpec(), questions + CHATML, renderer="jinja2").render(data))
+    assert len(quick.texts) == 42
+
+
+def test_one_object_twice_in_a_conversation_is_two_messages() -> None:
+    message = {"role": "assistant", "content": "again"}
+    row = {"messages": [{"role": "user", "content": "hi"}, message, message]}
+    result = Renderer(ChatSpec(), CHATML).render([row])
+    assert result.spans == [[(52, 67), (90, 105)]]
+
+
+def test_row_near_the_limits_is_left_to_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tokenmill.chat.program.MOST_WORK", 10)
+    with pytest.raises(NotTraced, match="near the limits"):
+        traced(CHATML).follow(rows(1)[0]["messages"], None)
+
+
+def test_one_refused_row_does_not_disturb_its_neighbours() -> None:
+    data = rows(130)
+    data[70]["messages"].insert(0, {"role": "system", "content": "S"})
+    result = Renderer(ChatSpec(), INST, SPECIAL).render(data)
+    assert [(i, e.reason) for i, _, e in result.rejected] == [(70, "template_error")]
+    assert len(result.texts) == 129
+
+
+def test_batches_of_any_size_give_the_same_rows() -> None:
+    data = rows(130)
+    whole = Renderer(ChatSpec(), THINKING).render(data)
+    renderer = Renderer(ChatSpec(), THINKING)
+    for size in (1, 7, 64):
+        texts, spans = [], []
+        for first in range(0, 130, size):
+            part = renderer.render(data[first : first + size])
+            texts += part.texts
+            spans += part.spans
+        assert texts == whole.texts
+        assert spans == whole.spans
+
+
+def test_prompts_of_a_lying_program_are_the_references(monkeypatch: pytest.MonkeyPatch) -> None:
+    conversations = [(row["messages"][:1], None) for row in rows(40)]
+    expected = [PromptRenderer(CHATML).render(m, t) for m, t in conversations]
+    renderer = PromptRenderer(CHATML)
+    assert renderer.render_many(conversations) == expected
+    assert renderer.notes["traced"] == 40
+    lying(monkeypatch, renderer._for(None), lambda text: text.replace("question", "QUESTION"))
+    assert renderer.render_many(conversations) == expected
+    assert renderer.notes["mismatches"] == 1
