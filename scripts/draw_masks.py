@@ -2,8 +2,8 @@
 
 ``python scripts/draw_masks.py`` prepares the bundled conversations and writes two SVG files:
 ``mask-tokens.svg`` shows a row's tokens by role with the trained ones filled, ``mask-glue.svg``
-the same render as glue and texts, which is what the proof compares. Nothing in them is drawn by
-hand, so they cannot say what the code does not do.
+the same render as the template's own text and the texts that it took from the row. Nothing in them
+is drawn by hand, so they cannot say what the code does not do.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def glue_lines(row: RowView, texts: list[str]) -> list[tuple[str, list[Box]]]:
         glue, found, rest = rest.partition(text)
         assert found, "the render does not hold a message's text"
         boxes += [(shown(glue), "glue"), (shown(text), "text")]
-    heading = "the render = glue (grey, printed by the template) + texts (yellow, of the row)"
+    heading = "the render = the template's own text (grey) + what it took from the row (yellow)"
     return [(heading, [*boxes, (shown(rest), "glue")])]
 
 

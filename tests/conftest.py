@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tokenmill.chat import render
 from tokenmill.tokenizer import loaded
 
 # Time is no assertion: the machine is shared, and speed is measured by `make bench`.
@@ -56,6 +57,7 @@ def shared() -> Path:
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """No test sees the user's cache, nor another test's, nor what another test loaded."""
     loaded.forget()
+    render.forget()
     cache = tmp_path / "tokenmill-cache"
     monkeypatch.setenv("TOKENMILL_CACHE_DIR", str(cache))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")

@@ -127,7 +127,8 @@ def _adopt(found: Owned, messages: list[Message]) -> None:
     ending = found.text[start:]
     said = [forms for forms in spoken(messages[last], reasoning=False) if forms[0]]
     said = said or [thinking for thinking in [thoughts(messages[last])] if thinking]
-    if said and owned and all(any(form in ending for form in forms) for forms in said):
+    whole = all(any(form in ending for form in forms) for forms in said)
+    if said and (owned or not last) and whole:
         found.owner[start:] = [last] * len(ending)
 
 
@@ -225,6 +226,15 @@ class Conversation:
         return [c for c in dict.fromkeys(candidates) if c.strip()]
 
     @cached_property
+    def usual(self) -> list[str]:
+        """The generation prompts after a user's turn."""
+        user = [{"role": "user", "content": "Hello."}]
+        try:
+            return Conversation(self.template, user, self.tools).prompts(1)
+        except Refused:
+            return []
+
+    @cached_property
     def turns(self) -> dict[int, Turn]:
         """The turn of every assistant that prints anything."""
         assert self.found is not None
@@ -262,8 +272,11 @@ class Conversation:
             before -= 1
         before = before or start
         own = self.prompts(index)
+        # After a message that a template gives no prompt for (a system alone, another assistant)
+        # the opener of a turn is still no part of an answer.
+        usual = self._reached(index, self.usual, before, start, end)
         if own and (reached := self._reached(index, own, before, start, end)):
-            return max(reached)
+            return max(*reached, *usual)
         others = [
             prompt
             for count in range(1, len(self.messages))
@@ -272,7 +285,7 @@ class Conversation:
         ]
         if not own and not others:
             others = self.prompts(len(self.messages))
-        if reached := self._reached(index, others, before, start, end):
+        if reached := [*self._reached(index, others, before, start, end), *usual]:
             return max(reached)
         if not own or all(thinking_at_end(prompt.strip()) == 0 for prompt in own):
             return start  # no prompt here, or none but thinking: the turn has no header

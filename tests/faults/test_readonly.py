@@ -128,7 +128,7 @@ def test_second_user_of_a_group_builds_on_what_the_first_left(
         assert outcome.exit == 0, outcome.stderr
         built.append(outcome.said["slices_built"])
     assert built == [2, 2, 0]
-    assert len(picture(cache)) == 3 * 4 + 2 * 6
+    assert len(picture(cache)) == 3 * 4 + 2 * 9
 
 
 @pytest.fixture

@@ -31,7 +31,7 @@ TEMPLATE = """\
 <think>\n\n</think>\n\n
 {%- endif -%}
 {{- m.content -}}
-{%- if m.twice %}{{ m.content }}{% endif -%}
+{%- if m.leaks %}{{ messages[0].content }}{% endif -%}
 {%- if m.tool_calls and not m.hide -%}
 {%- for call in m.tool_calls -%}
 <tool_call>{{ call.function.name }} {{ call.function.arguments | tojson }}</tool_call>
@@ -91,7 +91,7 @@ ROWS: list[tuple[str | None, Any]] = [
     ),
     ("template_drops_content", talk("Why is it so?", "Because.", reasoning_content="I think.")),
     ("template_drops_tool_calls", calling("Who hides?", {"q": "hidden"}, hide=True)),
-    ("mask_unproven", talk("Say it once.", "Here it comes.", twice=True)),
+    ("mask_unproven", talk("Say it once.", "Here it comes.", leaks=True)),
     (
         "trailing_user",
         {"messages": [*conversation(2)["messages"], {"role": "user", "content": "?"}]},

@@ -14,11 +14,9 @@ is done here, by the reference.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import logging
 import os
 import time
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +43,7 @@ from tokenmill.store.quarantine import quarantine_of
 from tokenmill.tokenizer import IdentityCard
 
 MOST_LOOKED_AT = 4096  # slices whose files a hit looks for one by one: about 30 ms
-KEYS_AT_ONCE = 8192  # slices looked up together in what directories list
+STRETCH = 8192  # slices looked at together
 log = logging.getLogger("tokenmill.build")  # unless the program says otherwise, it ends on stderr
 
 REPAIRS = 8  # corrupt slices mended in one run; more is a broken disk, not an accident
@@ -168,31 +166,32 @@ def _slices_exist(planned: Plan, cache: CacheLayout) -> bool:
             for files in (cache.slice(key),)
             for path in (files.record, files.tokens, files.meta)
         )
-    there = _whole_slices(cache)
-    keys = (key for key, _ in planned.walk())
-    while some := list(itertools.islice(keys, KEYS_AT_ONCE)):
-        if not np.isin(_heads(some), there).all():
-            return False
-    return True
+    wanted = np.fromiter((_head(key) for key, _ in planned.walk()), np.uint64, planned.slices)
+    wanted.sort()  # in place: eight bytes for each slice are all that this takes
+    distinct = 1 + sum(
+        int(np.count_nonzero(np.diff(wanted[first : first + STRETCH + 1])))
+        for first in range(0, len(wanted), STRETCH)
+    )
+    return distinct == sum(_found(wanted, directory) for directory in cache.slices.iterdir())
 
 
-def _whole_slices(cache: CacheLayout) -> NDArray[np.uint64]:
-    """The slices of a cache all of whose files are there, by the head of their key."""
-    endings = (".json", ".arrow", ".meta.arrow")
-    found = [np.empty(0, np.uint64)]
-    for directory in cache.slices.iterdir():
-        names: dict[str, list[str]] = {ending: [] for ending in endings}
-        for name in os.listdir(directory):
-            key, dot, ending = name.partition(".")
-            names.setdefault(dot + ending, []).append(key)
-        keys = set.intersection(*(set(names[ending]) for ending in endings))
-        found.append(_heads(key for key in keys if len(key) == KEY_HEX))
-    return np.concatenate(found)
+def _found(wanted: NDArray[np.uint64], directory: Path) -> int:
+    """How many of the wanted slices have all their files in a directory."""
+    names: dict[str, set[str]] = {".json": set(), ".arrow": set(), ".meta.arrow": set()}
+    for name in os.listdir(directory):
+        key, dot, ending = name.partition(".")
+        if dot + ending in names and len(key) == KEY_HEX:
+            names[dot + ending].add(key)
+    whole = set.intersection(*names.values())
+    there = np.array([_head(key) for key in whole], np.uint64)
+    places = np.searchsorted(wanted, there)
+    places[places == len(wanted)] = 0
+    return int(np.count_nonzero(wanted[places] == there))
 
 
-def _heads(keys: Iterable[str]) -> NDArray[np.uint64]:
-    """The first eight bytes of each key: enough to tell the slices of one cache apart."""
-    return np.array([int(key[:16], 16) for key in keys], np.uint64)
+def _head(key: str) -> int:
+    """The first eight bytes of a key: enough to tell the slices of one cache apart."""
+    return int(key[:16], 16)
 
 
 def _all_there(planned: Plan, cache: CacheLayout) -> bool:

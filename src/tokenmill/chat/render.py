@@ -14,11 +14,14 @@ gives several, numbered by ``part``.
 
 from __future__ import annotations
 
+import threading
 import time
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import xxhash
 
 from tokenmill.chat.program import Run
@@ -33,6 +36,7 @@ from tokenmill.errors import RowError, UsageError
 RENDERERS = ("auto", "jinja2")
 FIRST_AUDITED = 2  # rows at the start of every batch that the reference renders, too
 AUDIT_ONE_IN = 128  # of the other rows, by content
+TEMPLATES_KNOWN = 8  # per thread
 
 
 @dataclass(slots=True)
@@ -101,6 +105,41 @@ class Template:
             raise unproven(str(error)) from error
 
 
+class _Known(threading.local):
+    """Templates that this thread has met, latest last."""
+
+    def __init__(self) -> None:
+        self.templates: OrderedDict[Any, Template] = OrderedDict()
+
+
+_known = _Known()
+
+
+def forget() -> None:
+    """Meet every template anew, in this thread."""
+    _known.templates.clear()
+
+
+def template_of(source: str, spec: ChatSpec, variables: Mapping[str, Any]) -> Template:
+    """A template, with all its paths where this thread has met it before.
+
+    Compiling one costs more than rendering a small file, and nothing that it has learned changes
+    an outcome. One that was caught differing is not met again.
+    """
+    try:
+        given = msgspec.json.encode(dict(variables))
+    except (msgspec.MsgspecError, TypeError, ValueError, RecursionError):
+        return Template(source, spec, variables)
+    key = (source, given, spec.date, spec.turn_end)
+    found = _known.templates.pop(key, None)
+    if found is None or found.traced.differed:
+        found = Template(source, spec, variables)
+    _known.templates[key] = found
+    if len(_known.templates) > TEMPLATES_KNOWN:
+        _known.templates.popitem(last=False)
+    return found
+
+
 class Renderer:
     """Turns parsed rows into texts with proven spans.
 
@@ -141,7 +180,7 @@ class Renderer:
     def _template(self, name: str) -> Template:
         if name not in self._templates:
             variables = {**self.special_tokens, **self.spec.template_kwargs}
-            self._templates[name] = Template(self._sources[name], self.spec, variables)
+            self._templates[name] = template_of(self._sources[name], self.spec, variables)
         return self._templates[name]
 
     def _for(self, tools: list[Any] | None) -> Template:

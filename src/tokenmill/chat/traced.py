@@ -3,7 +3,8 @@
 A `TracedTemplate` stands between the reference and the tracer: a row whose path is known is
 rendered by the program; one whose path is not is rendered by the reference, traced, and its path is
 admitted when the program then prints exactly the reference's text. One difference and all paths
-are forgotten, and rows may only be rendered so that are compared with the reference. What cannot be traced is `NotTraced`, with the cause.
+are forgotten, and rows may only be rendered so that are compared with the reference. What cannot
+be traced is `NotTraced`, with the cause.
 """
 
 from __future__ import annotations

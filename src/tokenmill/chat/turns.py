@@ -536,7 +536,9 @@ def _add_unlooped(run: Run, position: list[int], pieces: dict[int, Span]) -> Non
     for (first, owner), (stop, _) in pairwise(marks):
         if owner >= 0 or position[first] == position[stop]:
             continue
-        owners = {taken for place, taken in run.taken if first <= place < stop}
+        owners = {
+            taken for place, taken in run.taken if first <= place < stop and run.out[place].strip()
+        }
         only = owners.pop() if len(owners) == 1 else -1
         if only >= 0 and only not in pieces:
             pieces[only] = (first, stop)

@@ -64,8 +64,8 @@ def test_engine_caught_in_one_task_is_out_in_all(
 ) -> None:
     honest = Builder._build_setup
 
-    def build_setup(self: Builder) -> Setup:
-        setup, lie = honest(self), lying.Lie(room, about="cat", audited="cat", after=2)
+    def build_setup(self: Builder, size: int) -> Setup:
+        setup, lie = honest(self, size), lying.Lie(room, about="cat", audited="cat", after=2)
         return Setup(lying.ENTRY, {**setup.options, "lie": lie.to_environment()}, setup.shared)
 
     monkeypatch.setattr(Builder, "_build_setup", build_setup)
