@@ -226,9 +226,7 @@ def test_template_that_prints_the_answer_in_the_users_turn_is_unproven() -> None
         "{% for m in messages %}{% if m.role == 'user' %}<user>{{ m.content }}"
         "{{ messages[loop.index0 + 1].content }}{% endif %}<bot>ok{% endfor %}"
     )
-    assert reasons(render(leaky, turns("a", "one"))) in (["mask_unproven"], [])
-    result = render(leaky, turns("a", "one"))
-    assert not any("a" in run for i in range(len(result.texts)) for run in trained(result, i))
+    assert reasons(render(leaky, turns("a", "one"))) == ["mask_unproven"]
 
 
 @pytest.mark.parametrize("flag", [{"step_loss_mask": 0}, {"train": False}, {"weight": 0}])

@@ -241,3 +241,33 @@ def test_prompts_of_a_lying_program_are_the_references(monkeypatch: pytest.Monke
     lying(monkeypatch, renderer._for(None), lambda text: text.replace("question", "QUESTION"))
     assert renderer.render_many(conversations) == expected
     assert renderer.notes["mismatches"] == 1
+
+
+CALLS_WHERE_NULL = (  # as DeepSeek V3's: calls are printed only where there is no content
+    "{% for m in messages %}<|{{ m.role }}|>{% if m.content is none %}"
+    "{% for c in m.tool_calls %}[{{ c.function.name }} {{ c.function.arguments | tojson }}]"
+    "{% endfor %}{% else %}{{ m.content }}{% endif %}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+
+@pytest.mark.parametrize("renderer", ["auto", "jinja2"])
+def test_null_content_is_rendered_as_it_stands_where_the_template_takes_it(renderer: str) -> None:
+    call = {"type": "function", "function": {"name": "look", "arguments": {"where": "here"}}}
+    data = [
+        {
+            "messages": [
+                {"role": "user", "content": "hi"},
+                {"role": "assistant", "content": None, "tool_calls": [call]},
+            ]
+        }
+    ]
+    result = Renderer(ChatSpec(), CALLS_WHERE_NULL, renderer=renderer).render(data)
+    assert result.texts == ['<|user|>hi<|end|><|assistant|>[look {"where": "here"}]<|end|>']
+    assert "null_as_empty" not in result.notes
+    # One that would print the word None gets empty text, and that is counted.
+    result = Renderer(ChatSpec(), THINKING, renderer=renderer).render(data)
+    assert "None" not in result.texts[0]
+    result = Renderer(ChatSpec(train_on="everything"), CHATML, renderer=renderer).render(data)
+    assert result.texts[0].endswith("<|im_start|>assistant\n<|im_end|>\n")
+    assert result.notes["null_as_empty"] == 1

@@ -169,6 +169,8 @@ class Unfinished:
 REMARKS = {
     "trimmed_trailing": "conversations ended with a user turn, which was cut (trailing='trim')",
     "trimmed_tool_turns": "conversations lost tool results after their last assistant turn",
+    "null_as_empty": "conversations have null contents on which the template fails or prints None;"
+    " they were rendered as empty text",
     "rows_without_closer": "rows whose template closes no turn: nothing tells the model to stop",
 }
 """Counter of the render room → what it says to a person."""

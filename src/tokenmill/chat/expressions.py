@@ -389,6 +389,8 @@ class Expressions(Recorder):
                     code = f"str.__str__({value.code})"
                     parts.append(self._let(code, str(value.value), value.sources, str))
                 elif kind in (int, float, bool, NoneType, list, dict, tuple):
+                    if kind is NoneType and value.sources:
+                        self._emit("none")
                     parts.append(
                         self._let(f"str({value.code})", str(value.value), value.sources, str)
                     )

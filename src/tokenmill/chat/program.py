@@ -95,7 +95,8 @@ class Run:
     """One row on its way through a program."""
 
     __slots__ = (
-        "generation", "kept", "marks", "me", "memo", "messages", "out", "own", "owner_of", "size",
+        "generation", "kept", "marks", "me", "memo", "messages", "nones", "out", "own", "owner_of",
+        "size",
         "taken", "text", "tools", "weights", "work",
     )  # fmt: skip
 
@@ -112,6 +113,8 @@ class Run:
         self.work = 0
         self.size = 0
         self.text = ""
+        self.nones = 0
+        """How often something null of a message was printed as a word."""
         self.out: list[str] = []
         self.own: list[int] = []
         """Places in ``out`` of what was taken from the message the template stood at."""
@@ -565,6 +568,9 @@ def _write_operation(name: str, rest: list[Any], indent: str, lines: list[str]) 
         namespace, attribute, code, owner = rest
         add(f"{indent}{namespace}.values[{attribute!r}] = {code}")
         add(f"{indent}{namespace}.owners[{attribute!r}] = {owner}")
+        return 2
+    if name == "none":
+        add(f"{indent}R.nones += 1")
         return 2
     if name == "charge":
         add(f"{indent}R.work += len({rest[0]}) >> 4")

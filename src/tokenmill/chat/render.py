@@ -14,6 +14,7 @@ gives several, numbered by ``part``.
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 import time
 from collections import OrderedDict
@@ -264,29 +265,54 @@ class Renderer:
 
     def _settle(self, job: Job, result: Rendering, auto: bool) -> Settled:
         """Render one conversation and settle its turns."""
-        template, messages, tools = job.template, job.conversation.messages, job.conversation.tools
+        messages = job.conversation.messages
         try:
-            if auto:
-                run = self._run(job, result)
+            if job.conversation.nulls:
+                run, messages = self._with_nulls(job, result, auto)
             else:
-                run = self._compared(job, template.reference.render(messages, tools))
+                run = self._follow(job, messages, result, auto)
         except NotTraced as error:
             return self._untraced(job, error, result)
         if auto:
             self._traced += 1
         else:
             result.note("rows_reference")
-        settled = template.judge.settle(run, messages, job.trained)
+        settled = job.template.judge.settle(run, messages, job.trained)
         if settled.dropped:
             result.note("generation_drops")
         return settled
 
-    def _run(self, job: Job, result: Rendering) -> Run:
+    def _with_nulls(
+        self, job: Job, result: Rendering, auto: bool
+    ) -> tuple[Run, list[dict[str, Any]]]:
+        """A conversation with null contents: as it stands where the template takes it so.
+
+        Where the template fails on null, or prints it as a word, it gets empty text instead.
+        """
+        given = job.conversation.as_given()
+        try:
+            run = self._follow(job, given, result, auto)
+        except (NotTraced, RowError):
+            run = None
+        if run is not None and not run.nones:
+            return run, given
+        result.note("null_as_empty")
+        messages = job.conversation.messages
+        return self._follow(job, messages, result, auto), messages
+
+    def _follow(
+        self, job: Job, messages: list[dict[str, Any]], result: Rendering, auto: bool
+    ) -> Run:
+        if auto:
+            return self._run(job, messages, result)
+        return self._compared(job, messages)
+
+    def _run(self, job: Job, messages: list[dict[str, Any]], result: Rendering) -> Run:
         """Along a known path, or one that is admitted now; compared where it is this row's turn."""
         traced = job.template.traced
         start = time.perf_counter()
         try:
-            run = traced.follow(job.conversation.messages, job.conversation.tools)
+            run = traced.follow(messages, job.conversation.tools)
         except NotTraced as error:
             if traced.differed:
                 raise Differs from error
@@ -295,22 +321,22 @@ class Renderer:
             self.engine_seconds += time.perf_counter() - start
         if audited(len(result.texts), run.text):
             result.note("audited")
-            if self._rendered(job) != run.text:
+            if self._rendered(job, messages) != run.text:
                 traced.ban("a row that both rendered")
                 raise Differs
         return run
 
-    def _rendered(self, job: Job) -> str | None:
+    def _rendered(self, job: Job, messages: list[dict[str, Any]]) -> str | None:
         """The reference's render of a row that a path rendered; None where it refuses."""
         try:
-            return job.template.reference.render(job.conversation.messages, job.conversation.tools)
+            return job.template.reference.render(messages, job.conversation.tools)
         except RowError:
             return None
 
-    def _compared(self, job: Job, text: str) -> Run:
+    def _compared(self, job: Job, messages: list[dict[str, Any]]) -> Run:
         """A run that printed exactly what the reference did for this very row."""
-        messages, tools = job.conversation.messages, job.conversation.tools
-        traced = job.template.traced
+        traced, tools = job.template.traced, job.conversation.tools
+        text = job.template.reference.render(messages, tools)
         try:
             run = traced.follow(messages, tools)
         except NotTraced:
@@ -400,7 +426,7 @@ class Renderer:
             Job(
                 index,
                 turn,
-                Conversation(found.shape, messages[: i + 1], found.tools, simple=found.simple),
+                dataclasses.replace(found, messages=messages[: i + 1]),
                 (i,),
                 template,
             )

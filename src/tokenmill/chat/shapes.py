@@ -50,6 +50,12 @@ class Conversation:
     tools: list[Any] | None = None
     completion: int = 0
     simple: bool = False
+    nulls: frozenset[int] = frozenset()
+    """`id` of the messages whose content was null or absent and is empty text here."""
+
+    def as_given(self) -> list[Message]:
+        """The messages with their null contents, as a template would get them from the row."""
+        return [{**m, "content": None} if id(m) in self.nulls else m for m in self.messages]
 
 
 @dataclass(slots=True)
@@ -126,7 +132,12 @@ def conversation(shape: str, turns: list[Any]) -> Conversation:
         return Conversation(shape, turns, simple=True)
     messages = [_message(turn) for turn in turns]
     simple = all(len(turn) == 2 and type(turn["content"]) is str for turn in messages)
-    return Conversation(shape, messages, simple=simple)
+    nulls = frozenset(
+        id(message)
+        for turn, message in zip(turns, messages, strict=True)
+        if turn.get("content") is None
+    )
+    return Conversation(shape, messages, simple=simple and not nulls, nulls=nulls)
 
 
 def _is_simple(turns: list[Any]) -> bool:

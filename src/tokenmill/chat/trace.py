@@ -167,6 +167,8 @@ class Tracer(Expressions):
                 raise Untraceable(f"printing a {kind.__name__}")
             if kind in (int, float, bool, NoneType):
                 # A number is nobody's words; that it was printed still counts as the message's.
+                if kind is NoneType and sources:
+                    self._emit("none")
                 sources = frozenset((ME,)) if sources else NOTHING
             symbol = self._let(f"str({symbol.code})", str(symbol.value), sources, str)
         self._out.append(symbol.value)

@@ -355,7 +355,7 @@ class Judge:
             low = bisect_left(own_places, first, low)
             high = bisect_left(own_places, stop, low)
             words = own_places[high - 1] if high > low else first - 1
-            if high == low or len(message) > 2 or out[words] is not message["content"]:
+            if high == low or len(message) > 2 or out[words] is not message.get("content"):
                 said = [out[place] for place in own_places[low:high]]
                 turn = text[begin:end]
                 _check_printed(message, k, said, text, k == last, self._thinking, turn)
