@@ -9,7 +9,7 @@ here is refused everywhere.
 Two things are counted. *Work* in units of about 50 nanoseconds of CPython on an ordinary core: a
 node of the template that is evaluated, sixty-four characters that are scanned. *Size* in bytes of
 all values that were made, whether they still live or not. With what `Budget.refill` gives, no
-template takes 256 MB or 5 seconds for a row of up to a million characters, and at most 32 bytes
+template takes 256 MB or 5 seconds for a row of up to a million characters, and at most 48 bytes
 and 4 units for each further character.
 
 The prices stand in four tables: `METHODS` (of strings, lists, numbers, …), `FILTERS`, `TESTS` and
@@ -29,16 +29,16 @@ from typing import Any, NamedTuple
 import jinja2.utils
 import markupsafe
 
-BASE_WORK = 20_000_000  # what any render may take: a second
+BASE_WORK = 16_000_000  # what any render may take: about a second
 WORK_PER_CHARACTER = 64  # plus this much per character that was put in,
-MORE_WORK = 40_000_000  # up to two seconds more
+MORE_WORK = 32_000_000  # up to two seconds more,
 LONG_WORK = 4  # and this much per character however many there are
-BASE_SIZE = 64 << 20  # bytes that any render may make
-SIZE_PER_CHARACTER = 256
-MORE_SIZE = 48 << 20
-LONG_SIZE = 32
+BASE_SIZE = 96 << 20  # bytes that any render may make, and so on
+SIZE_PER_CHARACTER = 512
+MORE_SIZE = 64 << 20
+LONG_SIZE = 48
 
-CALL_WORK = 24  # a call of a macro, method or filter
+CALL_WORK = 32  # a call of a macro, method or filter
 STEP_WORK = 8  # one step through an iterator
 NODE_WORK = 4  # one value that is walked past
 FIELD_WORK = 64  # one field of str.format, which string.Formatter makes in Python
@@ -46,6 +46,7 @@ POINTER = 8  # a place in a list
 OBJECT = 64  # the least that a value of its own takes
 ENTRY = 104  # a place in a dict, with room to grow
 CHARACTER = 96  # a character as a string of its own, with its place in a list
+GENERATOR = 512
 NUMERAL = 400  # the longest text of a float without a precision
 
 WIDEST_FIELD = 1 << 16  # largest width, precision or indent in a format
@@ -60,7 +61,7 @@ CASED = 16  # bytes that a change of case needs per character beyond ASCII: thre
 _DIGITS = re.compile(r"\d+")
 _LINE_ENDS = "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"
 _VIEWS = (type({}.keys()), type({}.values()), type({}.items()))
-SIZED = (list, tuple, str, dict, range, set, frozenset, bytes, *_VIEWS)
+SIZED = (list, tuple, str, dict, range, set, frozenset, *_VIEWS)
 SCALARS = frozenset((str, int, float, bool, type(None)))
 
 Arguments = tuple[Any, ...]
@@ -79,8 +80,6 @@ def text_size(text: str) -> int:
 def _leaf_size(value: Any) -> int:
     if isinstance(value, str):
         return text_size(value)
-    if isinstance(value, bytes):
-        return len(value)
     return NUMERAL if isinstance(value, float) else OBJECT
 
 
@@ -188,7 +187,7 @@ class Budget:
                 if members is None:
                     text += _leaf_size(inner)
                     continue
-                self.spend(NODE_WORK * members[0] + NODE_WORK)
+                self.spend(NODE_WORK * members[0] + 2 * NODE_WORK)
                 pending.append(members[1])
                 depth = max(depth, len(pending))
                 if depth > DEEPEST:
@@ -231,10 +230,8 @@ class Budget:
             self.make(text_size(value))
         elif isinstance(value, (dict, set, frozenset)):
             self.make(OBJECT + ENTRY * len(value))
-        elif isinstance(value, bytes):
-            self.make(len(value))
         else:
-            self.make(OBJECT)
+            self.make(GENERATOR if kind is types.GeneratorType else OBJECT)
         return value
 
 
@@ -249,7 +246,7 @@ def _count(value: Any) -> int:
 
 
 def _length(value: Any) -> int:
-    return len(value) if isinstance(value, (str, bytes)) else 0
+    return len(value) if isinstance(value, str) else 0
 
 
 # Operators, slices, comparisons, keys.
@@ -263,11 +260,9 @@ def price_operator(budget: Budget, symbol: str, left: Any, right: Any) -> None:
                 raise LimitReached("the template makes an enormous number")
     elif symbol == "*":
         for repeated, times in ((left, right), (right, left)):
-            if isinstance(repeated, (str, list, tuple, bytes)) and isinstance(times, int):
+            if isinstance(repeated, (str, list, tuple)) and isinstance(times, int):
                 budget.make(_copied(repeated) * max(times, 0))
     elif symbol == "%":
-        if isinstance(left, bytes):
-            raise LimitReached("the template formats bytes")
         if isinstance(left, str):
             price_percent(budget, left, right)
     elif symbol == "+":
@@ -284,17 +279,15 @@ def _copied(value: Any) -> int:
     """Bytes of a copy of a text or a list."""
     if isinstance(value, str):
         return text_size(value)
-    return POINTER * len(value) if isinstance(value, (list, tuple, bytes)) else 0
+    return POINTER * len(value) if isinstance(value, (list, tuple)) else 0
 
 
 def price_slice(budget: Budget, value: Any, start: Any, stop: Any, step: Any) -> None:
     """Charge ``value[start:stop:step]``."""
-    if isinstance(value, (str, list, tuple, bytes)):
+    if isinstance(value, (str, list, tuple)):
         made = len(range(*slice(start, stop, step).indices(len(value))))
-        wide = 4 if isinstance(value, str) and not value.isascii() else 1
-        budget.charge(
-            made >> 4, OBJECT + made * (wide if isinstance(value, (str, bytes)) else POINTER)
-        )
+        each = POINTER if not isinstance(value, str) else 1 if value.isascii() else 4
+        budget.charge(made >> 4, OBJECT + made * each)
 
 
 def price_comparison(budget: Budget, symbol: str, left: Any, right: Any) -> None:
@@ -339,7 +332,7 @@ def _collides(key: Any) -> bool:
     """Whether a key's hash can be chosen, so that many keys fall on one place of a table."""
     if isinstance(key, int):
         return not -LARGEST_DISTINCT <= key <= LARGEST_DISTINCT
-    return not (isinstance(key, (str, bytes)) or key is None)
+    return not (isinstance(key, str) or key is None)
 
 
 def price_key(budget: Budget, key: Any, table: Any = ()) -> None:
@@ -552,15 +545,6 @@ def _price_maketrans(budget: Budget, text: Any, args: Arguments, kwargs: Keyword
         budget.charge(NODE_WORK * count, (ENTRY + OBJECT) * count)
 
 
-def _price_encode(budget: Budget, text: Any, args: Arguments, kwargs: Keywords) -> None:
-    """Some of Python's codecs take the square of a text's length, some make it eighty times as long."""
-    codec = str(_given(args, kwargs, 0, "encoding", "utf-8"))[:SHORT].lower().replace("_", "-")
-    errors = _given(args, kwargs, 1, "errors", "strict")
-    if codec not in ("utf-8", "utf8", "ascii", "latin-1") or errors not in ("strict", "ignore"):
-        raise LimitReached(f"the template uses the codec {codec}, which has no price here")
-    budget.charge(_length(text) >> 3, 4 * _length(text))
-
-
 def _price_striptags(budget: Budget, text: Any, args: Arguments, kwargs: Keywords) -> None:
     length = _length(text)
     if length:
@@ -643,13 +627,13 @@ def _price_strftime(budget: Budget, value: Any, args: Arguments, kwargs: Keyword
 
 def _price_number(budget: Budget, value: Any, args: Arguments, kwargs: Keywords) -> None:
     if isinstance(value, str):
-        budget.charge(len(value), 4 * len(value))
+        budget.charge(len(value), QUOTED * text_size(value))  # an error would quote it
 
 
 def _price_round(budget: Budget, value: Any, args: Arguments, kwargs: Keywords) -> None:
     precision = _given(args, kwargs, 0, "precision", 0)
     refuse_wide((precision,))
-    budget.spend(abs(precision) if isinstance(precision, int) else 0)
+    budget.spend(FIELD_WORK * 8 + (abs(precision) if isinstance(precision, int) else 0))
 
 
 def _price_remainder(budget: Budget, value: Any, args: Arguments, kwargs: Keywords) -> None:
@@ -711,10 +695,17 @@ def _price_changed(budget: Budget, value: Any, args: Arguments, kwargs: Keywords
 def price_shown(budget: Budget, value: Any, args: Arguments, kwargs: Keywords) -> None:
     """What becomes a text, or may: everything that is given."""
     for given in (value, *args, *kwargs.values()):
-        budget.show(given)
+        size = budget.shown(given)
+        budget.charge(size >> 3, size)
 
 
 # Filters.
+
+
+def step_work(args: Arguments, kwargs: Keywords) -> int:
+    """Work of one step of a filter that looks up a name, or a path of names, in each item."""
+    names = (name for name in (*args, *kwargs.values()) if isinstance(name, str))
+    return CALL_WORK + sum((len(name) >> 2) + CALL_WORK * name.count(".") for name in names)
 
 
 def _price_name(budget: Budget, value: Any, args: Arguments, kwargs: Keywords) -> None:
@@ -738,6 +729,7 @@ def _price_sorted(budget: Budget, values: Any, args: Arguments, kwargs: Keywords
     if isinstance(values, dict):
         values = (*values, *values.values())
     if isinstance(values, SIZED):
+        budget.spend(CALL_WORK * len(values))  # for weighing them
         total, text = 0, 0
         for value in values:
             weight = budget.weigh(value)
@@ -870,7 +862,6 @@ _TEXT_METHODS: dict[str, Price] = {
     **dict.fromkeys(("removeprefix", "removesuffix"), _price_copy),
     **dict.fromkeys(("center", "ljust", "rjust", "zfill"), _price_pad),
     **dict.fromkeys(("format", "format_map"), _price_copy),  # their fields: `price_field`
-    "encode": _price_encode,
     "expandtabs": _price_expandtabs,
     "join": _price_join_method,
     "maketrans": _price_maketrans,
@@ -893,7 +884,6 @@ METHODS: dict[type, dict[str, Price]] = {
         "striptags": _price_striptags,
         "unescape": _price_striptags,
     },
-    bytes: {"decode": _price_encode},
     int: _NUMBER_METHODS,
     bool: _NUMBER_METHODS,
     float: _NUMBER_METHODS,

@@ -10,10 +10,12 @@ what an honest template prints is the same with and without the charges.
 
 from __future__ import annotations
 
+import sys
+import traceback
 import types
 from collections.abc import Callable, Iterator, Sequence
 from functools import update_wrapper
-from typing import Any
+from typing import Any, NoReturn
 
 import jinja2
 import jinja2.compiler
@@ -48,23 +50,25 @@ _COSTS: dict[type[jinja2.nodes.Node], tuple[int, int]] = {
     jinja2.nodes.Filter: (8, 64),
     jinja2.nodes.FilterBlock: (16, 192),
     jinja2.nodes.For: (32, 512),
-    jinja2.nodes.Getattr: (12, 64),
-    jinja2.nodes.Getitem: (12, 64),
+    jinja2.nodes.Getattr: (32, 64),
+    jinja2.nodes.Getitem: (16, 64),
     jinja2.nodes.List: (4, 64),
     jinja2.nodes.Macro: (64, 1536),
     jinja2.nodes.NSRef: (12, 0),
     jinja2.nodes.Output: (4, 16),
-    jinja2.nodes.Pair: (4, 104),
+    jinja2.nodes.Name: (5, 0),
+    jinja2.nodes.Pair: (4, 200),
     jinja2.nodes.Test: (8, 0),
     jinja2.nodes.Tuple: (4, 64),
 }
-_STEP = (4, 16)  # of a loop, a macro's call, an item of a list, a printed value
+_STEP = (4, 16)  # entering a body, printing a value
+_ITEM = (4, 96)  # what a list, a tuple or a call holds on to: it may be an object of its own
 
 
 def _cost(node: jinja2.nodes.Node) -> tuple[int, int]:
     """What running a node once costs at most, without the bodies that charge for themselves."""
     kind = next((kind for kind in type(node).__mro__ if kind in _COSTS), None)
-    work, size = _COSTS[kind] if kind is not None else (1, 0)
+    work, size = _COSTS[kind] if kind is not None else (3, 0)
     if isinstance(node, jinja2.nodes.Macro | jinja2.nodes.Block):
         return work, size
     if isinstance(node, jinja2.nodes.If):
@@ -77,9 +81,10 @@ def _cost(node: jinja2.nodes.Node) -> tuple[int, int]:
         children = [node.iter, *node.else_]
     elif isinstance(node, jinja2.nodes.CallBlock):
         children = [node.call, *node.defaults]
-    elif isinstance(node, jinja2.nodes.Output | jinja2.nodes.List | jinja2.nodes.Tuple):
+    elif isinstance(node, jinja2.nodes.List | jinja2.nodes.Tuple | jinja2.nodes.Call):
+        work, size = work + _ITEM[0] * len(children), size + _ITEM[1] * len(children)
+    elif isinstance(node, jinja2.nodes.Output):
         work, size = work + _STEP[0] * len(children), size + _STEP[1] * len(children)
-    if isinstance(node, jinja2.nodes.Output):
         literals = [child for child in children if isinstance(child, jinja2.nodes.Literal)]
         size += sum(limits.text_size(str(getattr(n, "data", getattr(n, "value", "")))) for n in literals)
     inner = _costs(children)
@@ -329,7 +334,7 @@ class BoundedEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
                 if not isinstance(value, str):
                     value = str(budget.show(value))
             elif takes == "steps":
-                value = budget.walk(value, limits.CALL_WORK)
+                value = budget.walk(value, limits.step_work(rest, kwargs))
             elif takes != "value":
                 value = budget.listed(value)
             for argument in (*rest, *kwargs.values()) if rest or kwargs else ():
@@ -361,7 +366,7 @@ class BoundedEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         if path is None or not isinstance(values, limits.SIZED):
             return values
         paths = path.split(",") if isinstance(path, str) else [path]
-        self.budget.spend((len(str(path)) + limits.CALL_WORK) * len(values))
+        self.budget.spend(limits.step_work((path,), {}) * len(values))
         getters = [jinja2.filters.make_attrgetter(self, path) for path in paths]
         try:
             return [get(value) for value in values for get in getters]
@@ -505,6 +510,23 @@ class BoundedEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
             return type(text)(formatter.vformat(text, args, kwargs))
 
         return update_wrapper(format_priced, value)
+
+    def handle_exception(self, source: str | None = None) -> NoReturn:
+        """Raise what a template raised, without holding on to all that it had made until then.
+
+        Errors are collected with their tracebacks, and each would hold its template's variables.
+        """
+        error = sys.exc_info()[1]
+        if source is not None or error is None:
+            super().handle_exception(source)
+        traceback.clear_frames(error.__traceback__)
+        context = sys._getframe(1).f_locals.get("ctx")  # of jinja2.Template.generate
+        if isinstance(context, jinja2.runtime.Context):
+            context.vars.clear()
+        try:
+            raise error.with_traceback(None) from None
+        finally:
+            del error, context
 
     # Compiling.
 
