@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import jinja2
+import jinja2.exceptions
 import jinja2.ext
 import jinja2.filters
 import jinja2.nodes
@@ -24,7 +25,7 @@ import jinja2.sandbox
 import jinja2.tests
 import markupsafe
 import pytest
-from hypothesis import given, settings
+from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
 from tests.conftest import PROJECT
@@ -74,8 +75,8 @@ def _serve() -> None:
             os.write(writing, json.dumps(_run(json.loads(line))).encode())
             os._exit(0)
         os.close(writing)
-        answer = b"".join(iter(lambda: os.read(reading, 1 << 16), b""))
-        os.close(reading)
+        with os.fdopen(reading, "rb") as pipe:
+            answer = pipe.read()
         _, status = os.waitpid(child, 0)
         died = {"outcome": f"died of {status}", "peak": 0, "detail": ""}
         print(answer.decode() or json.dumps(died), flush=True)
@@ -124,7 +125,9 @@ LOOP, END = "{% for i in range(99999) %}{% for j in range(99999) %}", "{% endfor
 TEXT = "{% set s = 'a' * 900000 %}{% set t = 'a' * 900000 %}"
 LIST = "{% set s = [0.5] * 900000 %}"
 NEST = "{% set n = namespace(x=(1,), y=(1,)) %}{% for i in range(60) %}{% set n.x = (n.x, n.x) %}{% set n.y = (n.y, n.y) %}{% endfor %}"
-DEEP = "{% set n = namespace(x=(1,)) %}{% for i in range(99999) %}{% set n.x = (n.x,) %}{% endfor %}"
+DEEP = (
+    "{% set n = namespace(x=(1,)) %}{% for i in range(99999) %}{% set n.x = (n.x,) %}{% endfor %}"
+)
 KEEP = "{% set n = namespace(x=1, y=1) %}" + LOOP
 SAME_HASH = "range(0, (2**61 - 1) * 99000, 2**61 - 1)"
 FAT = "{% if a %}{% endif %}" * 1000
@@ -141,6 +144,7 @@ MEMORY_HUNGRY = {
     "join method": "{{ ('x' * 60000).join(range(99999) | map('string')) }}",
     "join attribute": "{{ ([['x' * 900000]] * 9000) | join(attribute=0) }}",
     "tojson separators": "{{ (range(99999) | list) | tojson(separators=('x' * 60000, ':')) }}",
+    "tojson separators of a dict": "{{ (range(99999) | list) | tojson(separators={'x' * 60000: 1, ':': 2}) }}",
     "tojson indent": "{{ ([[1]] * 99999) | tojson(indent=60000) }}",
     "tojson indent text": "{{ ([[1]] * 99999) | tojson(indent='x' * 60000) }}",
     "tojson again and again": "{{ ([['x' * 900000]] * 9000) | tojson }}",
@@ -239,6 +243,10 @@ TIME_HUNGRY = {
     "fromkeys that collide": "{{ dict.fromkeys(" + SAME_HASH + ") | length }}",
     "dict that collides": "{{ dict(" + SAME_HASH + " | batch(2) | list) | length }}",
     "lookups that collide": "{% set d = dict.fromkeys(" + SAME_HASH.replace("99000", "3000") + ") %}" + LOOP + "{{ d.get((2**61 - 1) * 9999) }}{{ d[(2**61 - 1) * 9999] }}{{ (2**61 - 1) * 9999 in d }}" + END,
+    "views minus": TEXT + LOOP + "{{ {}.keys() - s }}{{ s - {}.keys() }}" + END,
+    "views minus that collide": "{{ dict.fromkeys([1]).keys() - " + SAME_HASH + " }}",
+    "dict of ranges": LOOP + "{{ 1 if true else dict([1]) }}{% set x = dict([range(99999)] * 999) %}" + END,
+    "items again and again": "{% set d = dict.fromkeys(range(99999)) %}" + LOOP + "{% set x = namespace([d | items]) %}" + END,
     "long keys": TEXT + "{% set d = {s: 1} %}" + LOOP + "{{ d[t] }}{{ d.get(t) }}{{ t in d }}" + END,
     "replace": TEXT + LOOP + "{% set x = s.replace('b', 'c') %}" + END,
     "attribute": "{{ ('<' * 300000) | map(attribute='<' * 300000) | list | length }}",
@@ -418,7 +426,7 @@ def test_what_has_no_price_is_refused(source: str) -> None:
     environment.filters["novel"] = environment.bounded("novel", str)
     environment.tests["novel"] = environment._bounded_test("novel", bool)
     environment.budget.refill(0)
-    with pytest.raises(jinja2.sandbox.SecurityError, match="no price"):
+    with pytest.raises(jinja2.exceptions.SecurityError, match="no price"):
         environment.from_string(source).render()
 
 
@@ -523,7 +531,9 @@ STATEMENTS = st.recursive(
             lambda t: f"{{% for m1 in {t[0]} %}}{{{{ m1 }}}}{t[1]}{{% else %}}none{{% endfor %}}"
         ),
         st.tuples(OPERANDS, OPERANDS, inner).map(
-            lambda t: f"{{% for m1 in {t[0]} if {t[1]} %}}{t[2]}{{% if loop.last %}}{{% break %}}{{% endif %}}{{% endfor %}}"
+            lambda t: (
+                f"{{% for m1 in {t[0]} if {t[1]} %}}{t[2]}{{% if loop.last %}}{{% break %}}{{% endif %}}{{% endfor %}}"
+            )
         ),
         st.tuples(OPERANDS, inner, inner).map(
             lambda t: f"{{% if {t[0]} %}}{t[1]}{{% else %}}{t[2]}{{% endif %}}"
@@ -538,6 +548,7 @@ STATEMENTS = st.recursive(
 )
 
 
+@pytest.mark.filterwarnings("ignore::SyntaxWarning")  # Python's, about 1[::-1]
 @settings(max_examples=400)
 @given(STATEMENTS)
 def test_priced_template_prints_what_the_plain_one_prints(body: str) -> None:
@@ -553,13 +564,13 @@ def test_priced_template_prints_what_the_plain_one_prints(body: str) -> None:
         try:
             results.append(environment.from_string(source).render(**DATA))
         except limits.LimitReached:
-            raise
+            reject()  # loops in loops over long texts
         except Exception:
             results.append("refused")
     plain, unfolded, priced = results
     if " at 0x" not in unfolded.lower():  # an address is another each time
         # Folded, jinja2 lets pass what fails at run time, such as a slice of the literal 1.
-        assert priced == unfolded or priced == plain
+        assert priced in (unfolded, plain)
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ import types
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
+import jinja2
 import jinja2.utils
 import markupsafe
 
@@ -60,8 +61,9 @@ CASED = 16  # bytes that a change of case needs per character beyond ASCII: thre
 
 _DIGITS = re.compile(r"\d+")
 _LINE_ENDS = "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"
-_VIEWS = (type({}.keys()), type({}.values()), type({}.items()))
-SIZED = (list, tuple, str, dict, range, set, frozenset, *_VIEWS)
+_VIEWS: tuple[Any, ...] = (type({}.keys()), type({}.values()), type({}.items()))
+_COLLECTIONS: tuple[Any, ...] = (list, tuple, set, frozenset, *_VIEWS)
+SIZED: tuple[Any, ...] = (*_COLLECTIONS, str, dict, range)
 SCALARS = frozenset((str, int, float, bool, type(None)))
 
 Arguments = tuple[Any, ...]
@@ -89,7 +91,7 @@ def _members(value: Any) -> tuple[int, Iterator[Any]] | None:
         return None
     if isinstance(value, (dict, types.MappingProxyType)):
         return 2 * len(value), itertools.chain(value, value.values())
-    if isinstance(value, (list, tuple, set, frozenset, *_VIEWS)):
+    if isinstance(value, _COLLECTIONS):
         return len(value), iter(value)
     if isinstance(value, jinja2.utils.Namespace):
         return _members(object.__getattribute__(value, "_Namespace__attrs"))
@@ -149,8 +151,8 @@ class Budget:
         if isinstance(iterable, SIZED):
             self.spend(work * len(iterable) + 1)
             return iterable
-        if not isinstance(iterable, Iterable):
-            return iterable  # jinja2 words the error
+        if not isinstance(iterable, Iterable) or isinstance(iterable, jinja2.Undefined):
+            return iterable  # which fails, or is empty
         return self._steps(iterable, work)
 
     def _steps(self, iterable: Iterable[Any], work: int) -> Iterator[Any]:
@@ -255,9 +257,9 @@ def _length(value: Any) -> int:
 def price_operator(budget: Budget, symbol: str, left: Any, right: Any) -> None:
     """Charge what ``left operator right`` will make, before it is made."""
     if isinstance(left, (int, float)) and isinstance(right, (int, float)):
-        if symbol == "**" and isinstance(left, int) and isinstance(right, int):
-            if left.bit_length() * max(right, 0) > LONGEST_NUMBER:
-                raise LimitReached("the template makes an enormous number")
+        bits = left.bit_length() if isinstance(left, int) and isinstance(right, int) else 0
+        if symbol == "**" and bits * max(right, 0) > LONGEST_NUMBER:
+            raise LimitReached("the template makes an enormous number")
     elif symbol == "*":
         for repeated, times in ((left, right), (right, left)):
             if isinstance(repeated, (str, list, tuple)) and isinstance(times, int):
@@ -267,9 +269,9 @@ def price_operator(budget: Budget, symbol: str, left: Any, right: Any) -> None:
             price_percent(budget, left, right)
     elif symbol == "+":
         budget.make(_copied(left) + _copied(right))
-    else:  # sets are made of views of dicts: each member is hashed anew
+    else:  # views of dicts can be subtracted, from and by whatever can be iterated
         for side in (left, right):
-            if _members(side) is not None:
+            if isinstance(side, SIZED):
                 price_keys(budget, side)
     if isinstance(left, markupsafe.Markup) or isinstance(right, markupsafe.Markup):
         budget.make((ESCAPED + 1) * (_copied(left) + _copied(right)))
@@ -296,10 +298,9 @@ def price_comparison(budget: Budget, symbol: str, left: Any, right: Any) -> None
         if isinstance(right, str) and len(left) > SHORT:
             budget.spend(min(len(left), len(right)) >> 4)
     elif left.__class__ not in SCALARS and right.__class__ not in SCALARS:
-        if symbol in ("eq", "ne") and left.__class__ is right.__class__:
-            if left.__class__ in (list, tuple, dict) and len(left) != len(right):
-                return
-        _price_equality(budget, left)
+        alike = left.__class__ is right.__class__ and isinstance(left, (list, tuple, dict))
+        if not (alike and symbol in ("eq", "ne") and len(left) != len(right)):
+            _price_equality(budget, left)
 
 
 def _price_equality(budget: Budget, value: Any, times: int = 1) -> None:
@@ -312,7 +313,7 @@ def _price_equality(budget: Budget, value: Any, times: int = 1) -> None:
 
 
 def price_membership(budget: Budget, value: Any, container: Any) -> Any:
-    """Charge ``value in container`` and return the container, an iterator with its steps charged."""
+    """Charge ``value in container`` and return the container; an iterator charges its steps."""
     if isinstance(container, str):
         if isinstance(value, str):
             _price_search(budget, container, value)
@@ -680,12 +681,12 @@ def _price_table(budget: Budget, table: Any, args: Arguments, kwargs: Keywords) 
         if isinstance(given, (dict, types.MappingProxyType)):
             price_keys(budget, given)
         elif isinstance(given, SIZED):
-            price_keys(budget, (pair[0] for pair in given if _is_pair(pair)))
+            for pair in given:  # whatever can be iterated
+                if isinstance(pair, SIZED):
+                    budget.charge(NODE_WORK * len(pair), POINTER * len(pair))
+            pairs: list[Any] = [p for p in given if isinstance(p, (list, tuple, str)) and p]
+            price_keys(budget, (pair[0] for pair in pairs))
     budget.make(4 * OBJECT + 2 * ENTRY * len(kwargs))
-
-
-def _is_pair(value: Any) -> bool:
-    return isinstance(value, (list, tuple, str)) and len(value) == 2
 
 
 def _price_changed(budget: Budget, value: Any, args: Arguments, kwargs: Keywords) -> None:
@@ -835,7 +836,9 @@ def _price_tojson(budget: Budget, value: Any, args: Arguments, kwargs: Keywords)
     weight = budget.weigh(value)
     indent = _given(args, kwargs, 1, "indent")
     separators = _given(args, kwargs, 2, "separators")
-    between = sum(map(_length, separators)) if isinstance(separators, (list, tuple)) else 4
+    if not (separators is None or isinstance(separators, SIZED)):
+        raise LimitReached("the template separates JSON by something that has no length")
+    between = 4 if separators is None else sum(map(_length, separators))
     work, step = NODE_WORK * weight.nodes + (weight.text >> 3), OBJECT + 4 * between
     if indent is not None:  # then Python's own encoder is used, each level handing on the next's
         work += weight.nodes * (STEP_WORK + weight.depth)
@@ -901,14 +904,14 @@ METHODS: dict[type, dict[str, Price]] = {
 
 FUNCTIONS: dict[str, Price] = {
     **dict.fromkeys(("Cycler", "Joiner", "cycle", "next", "reset", "safe_range", "_wrap"), free),
-    **dict.fromkeys(("Namespace", "TemplateDict"), _price_table),
+    **dict.fromkeys(("Namespace", "TemplateDict", "dict"), _price_table),
     "changed": _price_changed,
     "fromkeys": _price_fromkeys,
     "strftime_now": _price_strftime,
 }
 """Functions, classes and methods written in Python, by name; others by what they are given."""
 
-CONSUMING = frozenset(("fromkeys", "join", "Namespace", "TemplateDict"))
+CONSUMING = frozenset(("Namespace", "TemplateDict", "dict", "fromkeys", "join"))
 """What runs over its first argument at once, so that iterators must be counted and listed first."""
 
 
@@ -923,9 +926,7 @@ class Filter(NamedTuple):
 
 
 FILTERS: dict[str, Filter] = {
-    **dict.fromkeys(
-        ("abs", "count", "d", "default", "first", "items", "last", "length"), Filter(free)
-    ),
+    **dict.fromkeys(("abs", "count", "d", "default", "first", "last", "length"), Filter(free)),
     **dict.fromkeys(("e", "escape", "forceescape"), Filter(_price_escape, "text")),
     **dict.fromkeys(("filesizeformat", "float", "int"), Filter(_price_number)),
     **dict.fromkeys(("lower", "upper"), Filter(_price_lower, "text")),
@@ -942,6 +943,7 @@ FILTERS: dict[str, Filter] = {
     "format": Filter(_price_format_filter, "text"),
     "groupby": Filter(_price_sorted, "list", 0),
     "indent": Filter(_price_indent),
+    "items": Filter(free, "steps"),
     "join": Filter(_price_join_filter, "list", 1),
     "list": Filter(_price_list_copy, "list"),
     "pprint": Filter(_price_pprint),
@@ -957,7 +959,7 @@ FILTERS: dict[str, Filter] = {
     "trim": Filter(_price_strip, "text"),
     "truncate": Filter(_price_copy),
     "unique": Filter(_price_unique, "list later", 1),
-    "urlencode": Filter(_price_urlencode),
+    "urlencode": Filter(_price_urlencode, "list"),
     "urlize": Filter(_price_urlize, "text"),
     "wordcount": Filter(_price_words, "text"),
     "wordwrap": Filter(_price_wordwrap),
@@ -989,7 +991,7 @@ TESTS: dict[str, Price | None] = {
     **dict.fromkeys(("divisibleby", "even", "odd"), _price_remainder),
     **dict.fromkeys(("filter", "test"), lambda budget, value, *_: price_key(budget, value)),
     **dict.fromkeys(("lower", "upper"), price_shown),
-    "in": lambda budget, value, args, _: None,  # `price_membership`, which replaces iterators
+    "in": None,  # `price_membership` instead, which replaces iterators
 }  # fmt: skip
 """The tests of jinja2, None where they cost the same whatever they are given."""
 

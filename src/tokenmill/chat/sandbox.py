@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 
 import jinja2
 import jinja2.compiler
+import jinja2.exceptions
 import jinja2.filters
 import jinja2.nodes
 import jinja2.runtime
@@ -86,7 +87,9 @@ def _cost(node: jinja2.nodes.Node) -> tuple[int, int]:
     elif isinstance(node, jinja2.nodes.Output):
         work, size = work + _STEP[0] * len(children), size + _STEP[1] * len(children)
         literals = [child for child in children if isinstance(child, jinja2.nodes.Literal)]
-        size += sum(limits.text_size(str(getattr(n, "data", getattr(n, "value", "")))) for n in literals)
+        size += sum(
+            limits.text_size(str(getattr(n, "data", getattr(n, "value", "")))) for n in literals
+        )
     inner = _costs(children)
     return work + inner[0], size + inner[1]
 
@@ -227,7 +230,9 @@ class _ChargingGenerator(jinja2.compiler.CodeGenerator):
         if plain:
             before, between, after = "", f" {jinja2.compiler.operators[operand.op]} ", ""
         elif membership:
-            before = "not environment.contains(" if operand.op == "notin" else "environment.contains("
+            before = (
+                "not environment.contains(" if operand.op == "notin" else "environment.contains("
+            )
             between, after = ", ", ")"
         else:
             before, between, after = f"environment.compare({operand.op!r}, ", ", ", ")"
@@ -398,7 +403,7 @@ class BoundedEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
 
     def _unpriced(self, what: str) -> Callable[..., Any]:
         def refuse(*_: Any, **__: Any) -> Any:
-            raise jinja2.sandbox.SecurityError(f"the {what} has no price here")
+            raise jinja2.exceptions.SecurityError(f"the {what} has no price here")
 
         return refuse
 
@@ -478,7 +483,7 @@ class BoundedEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         kind = owner if isinstance(owner, type) else owner.__class__
         price = limits.METHODS.get(kind, {}).get(name)
         if price is None:
-            raise jinja2.sandbox.SecurityError(f"{kind.__name__}.{name} has no price here")
+            raise jinja2.exceptions.SecurityError(f"{kind.__name__}.{name} has no price here")
         if name in limits.CONSUMING and args:
             args = (self.budget.listed(args[0]), *args[1:])
         before = self.budget.size
@@ -505,7 +510,7 @@ class BoundedEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
             if takes_mapping:
                 if kwargs or len(args) != 1:
                     raise TypeError("format_map() takes exactly one argument")
-                args, kwargs = (), args[0]
+                (kwargs,), args = args, ()
             self.budget.charge(limits.STEP_WORK * len(text), limits.text_size(text))
             return type(text)(formatter.vformat(text, args, kwargs))
 
