@@ -281,6 +281,10 @@ class Expressions(Recorder):
 
     def _compare(self, name: str, left: Any, right: Any) -> bool:
         symbolic = isinstance(left, (Symbol, Joined)) or isinstance(right, (Symbol, Joined))
+        if name in ("in", "notin") and isinstance(right, Symbol):
+            kind = self._kind(right)
+            if kind in (NoneType, int, float, bool):
+                self._refuse(f"in a {kind.__name__}")
         answer = OPERATORS[name](real(left), real(right))
         if not symbolic:
             return bool(answer)
@@ -692,13 +696,7 @@ class Expressions(Recorder):
 
     def _get_Filter(self, node: nodes.Filter) -> Any:
         assert node.node is not None
-        if node.name == "tokenmill_concat":
-            assert isinstance(node.node, nodes.List)
-            return self._concat([self._value(part) for part in node.node.items])
-        value = self._value(node.node)
-        if node.name == "tokenmill_walk":
-            return value
-        return self._filter(node, value)
+        return self._filter(node, self._value(node.node))
 
     def _filter(self, node: nodes.Filter, value: Any) -> Any:
         name = node.name

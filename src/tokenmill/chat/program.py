@@ -33,9 +33,11 @@ from tokenmill.chat import limits
 Operation = tuple[Any, ...]
 NOBODY = -1  # nobody's: text of the template itself
 MIXED = -2  # of several messages, or of one that could not be told
-# Half of what the reference allows any row: our counts are at least the reference's own.
-MOST_WORK = limits.BASE_WORK // 2
-MOST_SIZE = limits.BASE_SIZE // 2
+# A small part of what the reference allows any row. Our counts are coarser than its prices (a step
+# of ours is at most thirty of its units, a character sixteen of its bytes), so a row that stays
+# below these stays below its limits.
+MOST_WORK = limits.BASE_WORK // 32
+MOST_SIZE = limits.BASE_SIZE // 16
 
 ENDINGS = {"end", "break", "continue", "raise"}
 TYPES = {str: "str", dict: "dict", list: "list", int: "int", bool: "bool", float: "float"}

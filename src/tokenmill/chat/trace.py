@@ -366,19 +366,13 @@ class Tracer(Expressions):
     def _do_For(self, node: nodes.For) -> None:
         if node.recursive:
             raise Untraceable("a recursive loop", line_of(node))
-        source: nodes.Node | None = node.iter
-        if isinstance(source, nodes.Filter) and source.name == "tokenmill_walk":
-            literal = source.args[0].as_const()
-            source = source.node
-        else:
-            literal = sum(len(data.data) for data in node.find_all(nodes.TemplateData))
-        assert source is not None
-        items = self._items(self._value(source))
+        literal = sum(len(data.data) for data in node.find_all(nodes.TemplateData))
+        items = self._items(self._value(node.iter))
         if node.test is not None:
             items = self._filtered(node, items)
         messages = WHOLE in items.sources
         if not node.else_ or self._truth(items):
-            self._loop(node, items, literal, messages, isinstance(source, nodes.Call))
+            self._loop(node, items, literal, messages, isinstance(node.iter, nodes.Call))
         else:
             self._body_in_scope(node.else_)
 
@@ -630,9 +624,8 @@ def _says_something(loop: nodes.For) -> bool:
     if any(True for _ in loop.find_all(nodes.Output)):
         return True
     return any(
-        isinstance(part, (nodes.Add, nodes.Concat))
-        or getattr(part, "name", "") == "tokenmill_concat"
+        True
         for assign in loop.find_all((nodes.Assign, nodes.AssignBlock))
         if isinstance(getattr(assign, "target", None), nodes.NSRef)
-        for part in assign.find_all((nodes.Add, nodes.Concat, nodes.Filter))
+        for _ in assign.find_all((nodes.Add, nodes.Concat))
     )
