@@ -313,7 +313,7 @@ class Renderer:
         start = time.perf_counter()
         try:
             run = traced.follow(messages, job.conversation.tools)
-        except NotTraced as error:
+        except (NotTraced, RowError) as error:
             if traced.differed:
                 raise Differs from error
             raise
@@ -339,7 +339,7 @@ class Renderer:
         text = job.template.reference.render(messages, tools)
         try:
             run = traced.follow(messages, tools)
-        except NotTraced:
+        except (NotTraced, RowError):
             if not traced.differed:
                 raise
         else:

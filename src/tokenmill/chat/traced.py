@@ -17,6 +17,7 @@ from tokenmill.chat.program import Beyond, Inconsistent, Memo, Refused, Run, Unl
 from tokenmill.chat.symbols import Untraceable
 from tokenmill.chat.template import ReferenceTemplate, alias_reasoning
 from tokenmill.chat.trace import Tracer
+from tokenmill.errors import RowError
 
 MOST_OPERATIONS = 200_000  # in a program; real templates with all their rows take a few thousand
 
@@ -113,10 +114,15 @@ class TracedTemplate:
     def _learn(
         self, messages: list[dict[str, Any]], given: list[dict[str, Any]], tools: list[Any] | None
     ) -> Run:
-        expected = self.reference.render(
-            messages, tools, add_generation_prompt=self.add_generation_prompt
-        )
         assert self._tracer is not None
+        try:
+            expected = self.reference.render(
+                messages, tools, add_generation_prompt=self.add_generation_prompt
+            )
+        except RowError as error:
+            if error.reason == "template_error":
+                self._learn_refusal(given, tools)
+            raise
         if self._tracer.program.size() > MOST_OPERATIONS:
             self._start()
         try:
@@ -130,6 +136,19 @@ class TracedTemplate:
         if run.text != expected:
             raise self.ban("a path that was just learned gave another text")
         return run
+
+
+    def _learn_refusal(self, given: list[dict[str, Any]], tools: list[Any] | None) -> None:
+        """Remember where the template refuses a row, so that the next such row is not traced."""
+        assert self._tracer is not None
+        try:
+            self._tracer.learn(given, tools)
+        except Inconsistent as error:
+            self.ban(f"one path led to two places: {error}")
+        except Exception:  # it fails, as it should
+            return
+        else:
+            self.ban("a row that the reference refuses")
 
 
 def _not_traced(error: Exception) -> NotTraced:
