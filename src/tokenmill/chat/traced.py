@@ -137,7 +137,6 @@ class TracedTemplate:
             raise self.ban("a path that was just learned gave another text")
         return run
 
-
     def _learn_refusal(self, given: list[dict[str, Any]], tools: list[Any] | None) -> None:
         """Remember where the template refuses a row, so that the next such row is not traced."""
         assert self._tracer is not None
