@@ -119,6 +119,10 @@ class Names:
             self._reads[key] = tuple(sorted(self._loaded(node) & self.assigned - {"loop"}))
         return self._reads[key]
 
+    def loads(self, node: nodes.Node, name: str) -> bool:
+        """Whether a part reads a name that the template itself never assigns."""
+        return name in self._loaded(node) - self.assigned
+
     def pure(self, node: nodes.Node) -> bool:
         """Whether a part sets nothing outside itself and looks at nothing but what it is given."""
         key = id(node)

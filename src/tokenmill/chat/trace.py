@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from types import NoneType
-from typing import Any
+from typing import Any, NamedTuple
 
 import jinja2
 from jinja2 import Undefined, nodes
@@ -54,6 +54,20 @@ class _Break(Exception):
 
 class _Continue(Exception):
     pass
+
+
+class MacroCall(NamedTuple):
+    """A macro about to be run."""
+
+    macro: nodes.Macro
+    frame: Frame
+    values: list[Any]
+    codes: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """The name of its block's function."""
+        return self.frame.cursor.block.name
 
 
 class Tracer(Expressions):
@@ -486,9 +500,8 @@ class Tracer(Expressions):
         outer.known.clear()
         return kept
 
-    def _macro(
-        self, name: str, node: nodes.Call
-    ) -> tuple[Block, nodes.Macro, list[Any], list[str]]:
+    def _macro_call(self, name: str, node: nodes.Call) -> MacroCall:
+        """A macro's block with its arguments in place, about to be run."""
         macro = self._names.macros[name]
         if node.dyn_args is not None or node.dyn_kwargs is not None:
             raise Untraceable("a macro called with * or **", line_of(node))
@@ -520,8 +533,7 @@ class Tracer(Expressions):
             tuple(passed),
             tuple(class_of(value, False) for value in values),
         )
-        block = self.program.block(key)
-        frame = Frame(block, [{}, {}])
+        frame = Frame(self.program.block(key), [{}, {}])
         frame.stands = self._frame.stands
         inside = entered(values, False)
         for index, free in enumerate(free_names, len(arguments)):
@@ -542,14 +554,13 @@ class Tracer(Expressions):
                 frame.scopes[-1][parameter] = value
         finally:
             self._frame = outer
-        self._entered = frame
-        return block, macro, values, codes
+        return MacroCall(macro, frame, values, tuple(codes))
 
-    def _run_macro(self, macro: nodes.Macro, frame: Frame) -> None:
-        outer, self._frame = self._frame, frame
+    def _run_macro(self, call: MacroCall) -> None:
+        outer, self._frame = self._frame, call.frame
         try:
-            self._body(macro.body)
-            frame.cursor.emit(("end",))
+            self._body(call.macro.body)
+            self._emit("end")
         except (Untraceable, Refused):
             raise
         except Exception as error:
@@ -562,25 +573,22 @@ class Tracer(Expressions):
         """Print a macro's text where the macro is called for nothing else."""
         if not isinstance(node.node, nodes.Name) or node.node.name not in self._names.macros:
             return False
-        block, macro, _, codes = self._macro(node.node.name, node)
-        frame = self._entered
-        self._emit("macro", block.name, tuple(codes), None)
-        self._run_macro(macro, frame)
+        call = self._macro_call(node.node.name, node)
+        self._emit("macro", call.name, call.codes, None)
+        self._run_macro(call)
         return True
 
     def _call_macro(self, name: str, node: nodes.Call) -> Symbol:
-        block, macro, values, codes = self._macro(name, node)
-        frame = self._entered
+        call = self._macro_call(name, node)
         variable = self._frame.variable()
-        self._emit("macro", block.name, tuple(codes), variable)
+        self._emit("macro", call.name, call.codes, variable)
         outside, self._out = self._out, []
-        self._run_macro(macro, frame)
+        self._run_macro(call)
         text = "".join(self._out)
         self._out = outside
         self._frame.kinds[variable] = str
-        sources = frozenset().union(*(sources_of(value) for value in values))
-        read = self._names._loaded(macro) - self._names.assigned
-        if "messages" in read:
+        sources: Sources = frozenset().union(*(sources_of(value) for value in call.values))
+        if self._names.loads(call.macro, "messages"):
             sources |= {WHOLE}
         return Symbol(variable, text, sources)
 
