@@ -82,7 +82,12 @@ def text_size(text: str) -> int:
 def _leaf_size(value: Any) -> int:
     if isinstance(value, str):
         return text_size(value)
-    return NUMERAL if isinstance(value, float) else OBJECT
+    return NUMERAL if isinstance(value, float) else OBJECT + _bits(value)
+
+
+def _bits(value: Any) -> int:
+    """Bits of a number that is longer than most."""
+    return value.bit_length() & -128 if isinstance(value, int) else 0
 
 
 def _members(value: Any) -> tuple[int, Iterator[Any]] | None:
@@ -203,6 +208,7 @@ class Budget:
         """Bytes of a value's text at most, walked but not charged."""
         if isinstance(value, str):
             return text_size(value)
+        self.spend(_bits(value))  # decimal digits take the square of their number
         return self.weigh(value).shown
 
     def show(self, value: Any) -> Any:
@@ -590,8 +596,8 @@ def refuse_wide(values: Iterable[Any]) -> None:
 
 def price_percent(budget: Budget, template: str, values: Any) -> None:
     """Charge ``template % values``."""
-    budget.spend(NODE_WORK * len(template) if len(template) > SHORT else SHORT)
     fields = template.count("%")
+    budget.spend(NODE_WORK * len(template) + 4 * FIELD_WORK * fields)
     size = text_size(template) + 4 * _widths(template) + NUMERAL * fields
     if isinstance(values, tuple):
         size += QUOTED * sum(budget.shown(value) for value in values)
@@ -629,6 +635,7 @@ def _price_strftime(budget: Budget, value: Any, args: Arguments, kwargs: Keyword
 def _price_number(budget: Budget, value: Any, args: Arguments, kwargs: Keywords) -> None:
     if isinstance(value, str):
         budget.charge(len(value), QUOTED * text_size(value))  # an error would quote it
+    budget.spend(4 * FIELD_WORK)
 
 
 def _price_round(budget: Budget, value: Any, args: Arguments, kwargs: Keywords) -> None:
@@ -706,11 +713,11 @@ def price_shown(budget: Budget, value: Any, args: Arguments, kwargs: Keywords) -
 def step_work(args: Arguments, kwargs: Keywords) -> int:
     """Work of one step of a filter that looks up a name, or a path of names, in each item."""
     names = (name for name in (*args, *kwargs.values()) if isinstance(name, str))
-    return CALL_WORK + sum((len(name) >> 2) + CALL_WORK * name.count(".") for name in names)
+    return 2 * CALL_WORK + sum((len(name) >> 2) + CALL_WORK * name.count(".") for name in names)
 
 
 def _price_name(budget: Budget, value: Any, args: Arguments, kwargs: Keywords) -> None:
-    budget.spend(sum(_length(name) >> 3 for name in (*args, *kwargs.values())))
+    budget.spend(4 * FIELD_WORK + sum(_length(name) >> 3 for name in (*args, *kwargs.values())))
 
 
 def _price_batch(budget: Budget, value: Any, args: Arguments, kwargs: Keywords) -> None:

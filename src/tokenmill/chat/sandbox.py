@@ -45,7 +45,7 @@ _COSTS: dict[type[jinja2.nodes.Node], tuple[int, int]] = {
     jinja2.nodes.Call: (24, 64),
     jinja2.nodes.CallBlock: (64, 1536),
     jinja2.nodes.Compare: (4, 0),
-    jinja2.nodes.Concat: (16, 64),
+    jinja2.nodes.Concat: (24, 64),
     jinja2.nodes.Const: (0, 0),
     jinja2.nodes.Dict: (8, 256),
     jinja2.nodes.Filter: (8, 64),
@@ -335,6 +335,7 @@ class BoundedEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
             if len(args) <= skip:
                 return function(*args, **kwargs)  # which words the error
             value, rest = args[skip], args[skip + 1 :]
+            budget.spend(limits.CALL_WORK)
             if takes == "text":
                 if not isinstance(value, str):
                     value = str(budget.show(value))
