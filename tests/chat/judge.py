@@ -118,6 +118,7 @@ class Wanted:
     messages: list[dict[str, Any]]
     tools: Any
     trained: list[int]
+    nulls: set[int] = field(default_factory=set)
 
 
 def wanted(row: Row, spec: ChatSpec) -> list[Wanted]:
@@ -125,6 +126,7 @@ def wanted(row: Row, spec: ChatSpec) -> list[Wanted]:
     found = read(row, spec)
     if isinstance(found, Plain):
         return []
+    nulls = {n for n, message in enumerate(found.messages) if id(message) in found.nulls}
     messages = list(found.messages)
     while messages and messages[-1]["role"] in UNTRAINED_ROLES:
         messages.pop()
@@ -140,9 +142,9 @@ def wanted(row: Row, spec: ChatSpec) -> list[Wanted]:
         and messages[index].get("step_loss_mask") != 0
     ]
     if spec.expand != "turns":
-        return [Wanted(0, messages, found.tools, trained)]
+        return [Wanted(0, messages, found.tools, trained, nulls)]
     return [
-        Wanted(part, messages[: index + 1], found.tools, [index])
+        Wanted(part, messages[: index + 1], found.tools, [index], nulls)
         for part, index in enumerate(assistants)
         if index in trained
     ]
@@ -178,6 +180,23 @@ def score(
     return total
 
 
+def _restore_nulls(template: OracleTemplate, job: Wanted) -> None:
+    """Null contents as they stand, unless the template fails on them or prints them as a word."""
+    if not job.nulls:
+        return
+    given = [
+        {**message, "content": None} if n in job.nulls else message
+        for n, message in enumerate(job.messages)
+    ]
+    try:
+        words = template.plain(given, job.tools).count("None")
+        rewritten = template.plain(job.messages, job.tools)
+    except Refused:
+        return
+    if words <= rewritten.count("None"):
+        job.messages = given
+
+
 def _judge_one(
     total: Score,
     where: str,
@@ -189,6 +208,7 @@ def _judge_one(
     error: RowError | None,
 ) -> None:
     total.pairs += 1
+    _restore_nulls(template, job)
     try:
         talk = Conversation(template, job.messages, job.tools)
     except Refused as refusal:

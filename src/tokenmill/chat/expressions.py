@@ -71,6 +71,11 @@ FILTERS: dict[str, type | None] = {
     "abs": None, "round": None, "attr": None, "groupby": None, "escape": None, "e": None,
     "safe": None, "indent": str, "bool": bool,
 }  # fmt: skip
+# Filters that make a word of what is no text.
+AS_WORDS = {
+    "trim", "upper", "lower", "capitalize", "title", "string", "replace", "indent", "safe",
+    "escape", "e", "wordcount",
+}  # fmt: skip
 LAZY = {"items", "select", "reject", "selectattr", "rejectattr", "map", "unique", "reverse"}
 OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
     "eq": operator.eq, "ne": operator.ne, "lt": operator.lt, "gt": operator.gt,
@@ -755,6 +760,9 @@ class Expressions(Recorder):
         asked = "length", "count", "trim", "upper", "lower", "first", "last"
         if symbolic and name in asked and isinstance(value, Symbol):
             self._kind(value)
+
+        if name in AS_WORDS and sources_of(value) and self._kind(value) is NoneType:
+            self._emit("none")
 
         def call() -> Any:
             options = {key: real(item) for key, item in named.items()}

@@ -264,32 +264,40 @@ class ReferenceTemplate:
                 the machine (limit).
             TemplateError: It asks for a date that is not pinned.
         """
-        budget = self._environment.budget
-        size = characters(messages) + (characters(tools) if tools else 0)
-        budget.refill(size)
-        pieces: list[str] = []
+        given = (messages, tools, add_generation_prompt)
+        # What was made of a refused row must not live on in the refusal's traceback.
         try:
-            for piece in self._template.generate(
-                messages=alias_reasoning(messages),
-                tools=tools,
-                add_generation_prompt=add_generation_prompt,
-                **self.variables,
-            ):
-                budget.make(len(piece))
-                pieces.append(piece)
+            return self._print(*given)
         except DateAsked:
             raise TemplateError(REMEDY) from None
         except limits.LimitReached as error:
-            raise RowError(f"{error}", reason="limit") from error
+            raise RowError(f"{error}", reason="limit") from error.with_traceback(None)
         except (RecursionError, MemoryError, OverflowError) as error:
             raise RowError(
                 f"the template goes too deep or too far: {error}", reason="limit"
-            ) from error
+            ) from error.with_traceback(None)
         except TemplateRaised as error:
-            raise RowError(f"the template refuses: {error}", reason="template_error") from error
+            raise RowError(
+                f"the template refuses: {error}", reason="template_error"
+            ) from error.with_traceback(None)
         except Exception as error:  # a template can raise whatever Python can
             kind = type(error).__name__
             raise RowError(
                 f"the template fails ({kind}: {error})", reason="template_error"
-            ) from error
+            ) from error.with_traceback(None)
+
+    def _print(
+        self, messages: list[dict[str, Any]], tools: list[Any] | None, add_generation_prompt: bool
+    ) -> str:
+        budget = self._environment.budget
+        budget.refill(characters(messages) + (characters(tools) if tools else 0))
+        pieces: list[str] = []
+        for piece in self._template.generate(
+            messages=alias_reasoning(messages),
+            tools=tools,
+            add_generation_prompt=add_generation_prompt,
+            **self.variables,
+        ):
+            budget.make(len(piece))
+            pieces.append(piece)
         return "".join(pieces)

@@ -406,22 +406,18 @@ class Judge:
         lead = "".join(run.out[_place(run, begin) : words]) if words is not None else turn
         if not lead.strip():
             return begin
-        for prompt, skip in zip(opening.prompts, opening.skips, strict=True):
-            # The turn may print something before it (a default system message), other whitespace
-            # around it, or other thinking than the prompt opens.
-            place = turn.rfind(prompt[:skip].strip(), 0, len(lead))
-            if place >= 0:
-                shared = common_prefix(prompt.lstrip(), turn[place:])
-                return begin + place + before_thinking(shared)
-            if prompt.strip().startswith(lead.strip()):
-                return begin + len(lead)
+        starts = [
+            reached
+            for prompt, skip in zip(opening.prompts, opening.skips, strict=True)
+            if (reached := _reached(prompt, skip, turn, lead)) is not None
+        ]
+        if starts:
+            return begin + max(starts)
         if opening.silent:
             return begin
-        known = self.openings.lead()
-        if known and turn.startswith(known):
+        known = "" if opening.prompts else self.openings.lead()
+        if not opening.prompts and turn.startswith(known):
             return begin + len(known)
-        if not known and not opening.prompts:
-            return begin
         raise unproven(
             f"the assistant turn {k} begins with {_short(lead)}, which is not how the template"
             " opens a turn"
@@ -495,6 +491,27 @@ class Judge:
                 # is taken as said, and recorded.
                 settled.dropped = error.message
         settled.spans = spans
+
+
+def _reached(prompt: str, skip: int, turn: str, lead: str) -> int | None:
+    """How far a generation prompt reaches into a turn that does not begin with all of it.
+
+    The turn may print something before it (a default system message), other whitespace around it,
+    other thinking than the prompt opens, or only its first part.
+
+    Args:
+        prompt: The generation prompt.
+        skip: How much of it is not trained.
+        turn: The text of the turn.
+        lead: What the turn prints before the message's own words.
+    """
+    place = turn.rfind(prompt[:skip].strip(), 0, len(lead))
+    if place >= 0:
+        return place + before_thinking(common_prefix(prompt.lstrip(), turn[place:]))
+    if not prompt.strip().startswith(lead.strip()):
+        return None
+    blank = len(turn) - len(turn.lstrip())
+    return max(len(lead), blank + before_thinking(common_prefix(prompt.lstrip(), turn[blank:])))
 
 
 def _place(run: Run, position: int) -> int:
