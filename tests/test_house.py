@@ -21,7 +21,7 @@ PACKAGE = Path(tokenmill.__file__).parent
 MODULES = sorted(PACKAGE.rglob("*.py"))
 HEAVY = ("pyarrow", "jinja2", "tokenizers", "fastokens", "transformers", "datasets",
          "torch", "ray", "pandas", "trl")  # fmt: skip
-MOST_LINES = 900  # a file ends where its subject ends; this only keeps giants out
+MOST_LINES = 1100  # a file ends where its subject ends; this only keeps giants out
 LEAST_DOCSTRING = 200  # characters: enough to introduce a module's nouns
 
 VERBS = ("export", "lint", "open_rows", "open_store", "prepare", "prepare_part", "mix", "split",

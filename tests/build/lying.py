@@ -108,7 +108,7 @@ class LyingEncoder(Encoder):
     def __init__(self, lie: Lie, tokenizer: Tokenizer, engine: str = "auto") -> None:
         super().__init__(tokenizer, "hf")
         self.lie = lie
-        if engine == "auto":
+        if engine != "hf":
             self.engine = _Speller(lie, self)
 
     def _audit(self, batch: Any, *given: Any) -> None:

@@ -76,6 +76,7 @@ AS_WORDS = {
     "trim", "upper", "lower", "capitalize", "title", "string", "replace", "indent", "safe",
     "escape", "e", "wordcount",
 }  # fmt: skip
+MOST_PARTS = 256  # of a text that is put together before it becomes one
 LAZY = {"items", "select", "reject", "selectattr", "rejectattr", "map", "unique", "reverse"}
 OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
     "eq": operator.eq, "ne": operator.ne, "lt": operator.lt, "gt": operator.gt,
@@ -322,7 +323,7 @@ class Expressions(Recorder):
             return self._environment.call_binop(None, sign, left, right)  # type: ignore[attr-defined]
         kinds = self._kind(left), self._kind(right)
         if sign == "+" and kinds == (str, str):
-            return Joined([*parts_of(left), *parts_of(right)])
+            return self._join([*parts_of(left), *parts_of(right)])
         numbers = (int, float, bool)
         if kinds[0] in numbers and kinds[1] in numbers and sign not in ("**",):
             kind: type | None = (
@@ -413,7 +414,19 @@ class Expressions(Recorder):
                 raise Untraceable("joining a function")
             else:
                 parts.append(str(value))
-        return Joined(parts)
+        return self._join(parts)
+
+    def _join(self, parts: list[Any]) -> Any:
+        """Texts put together: neighbours that are the template's own become one."""
+        merged: list[Any] = []
+        for part in parts:
+            if isinstance(part, str) and merged and isinstance(merged[-1], str):
+                merged[-1] += part
+            elif part != "" or isinstance(part, Symbol):
+                merged.append(part)
+        joined = Joined(merged)
+        # A text that is put together of itself again and again has no end of parts.
+        return self._text(joined) if len(merged) > MOST_PARTS else joined
 
     # -- members ------------------------------------------------------------------------------
 

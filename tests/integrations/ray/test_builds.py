@@ -69,7 +69,7 @@ def test_engine_caught_in_one_task_is_out_in_all(
         return Setup(lying.ENTRY, {**setup.options, "lie": lie.to_environment()}, setup.shared)
 
     monkeypatch.setattr(Builder, "_build_setup", build_setup)
-    proof = build(sources, tmp_path, num_workers=2).store.proof
+    proof = build(sources, tmp_path, num_workers=2, engine="fastokens").store.proof
     assert picture(tmp_path) == expected
     assert proof["slices_redone"] >= proof["slices_replaced"] >= 2
     assert len(proof["notices"]) == 1
