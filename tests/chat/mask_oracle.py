@@ -95,6 +95,8 @@ def judge(
     keyed = groupby(zip(wrong, found.owner, strict=True), key=lambda pair: pair)
     for (complaint, who), run in keyed:
         length = sum(1 for _ in run)
+        if complaint.startswith("untrained") and _opens(talk, text[position : position + length]):
+            complaint = ""
         if complaint:
             owner = "nobody" if who < 0 else f"{who} ({talk.messages[who].get('role')})"
             excerpt = _excerpt(text, position, position + length)
@@ -103,6 +105,11 @@ def judge(
             )
         position += length
     return verdict
+
+
+def _opens(talk: Conversation, words: str) -> bool:
+    """Whether this is what opens turns: no part of an answer, wherever it stands."""
+    return words.strip() in {prompt.strip() for prompt in talk.usual}
 
 
 def _labels(

@@ -276,7 +276,7 @@ class Conversation:
         # the opener of a turn is still no part of an answer.
         usual = self._reached(index, self.usual, before, start, end)
         if own and (reached := self._reached(index, own, before, start, end)):
-            return max(*reached, *usual)
+            return max([*reached, *usual])
         others = [
             prompt
             for count in range(1, len(self.messages))
