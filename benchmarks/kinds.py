@@ -56,7 +56,7 @@ CHECKED = 200  # rows of a kind whose ids are compared with transformers'
 TIMES_SKYRL = 25  # at least so many times SkyRL's slice path
 TIMES_MAP = 15  # at least so many times datasets.map
 SHARE_OF_PLAIN = 60  # per cent of the plain rate that tools and agent runs reach at least
-BY_PATH = ("rows_traced", "rows_fast")  # proof.json: rows that the reference did not render
+BY_PATH = ("rows_traced",)  # proof.json: rows that the reference did not render
 
 
 @dataclass(frozen=True)
@@ -174,6 +174,10 @@ def _peers(source: Path, tokenizer: Any, home: Path) -> tuple[float, float]:
         sample = [line for number, line in enumerate(lines) if number % PEER_SHARE == 0]
     size = sum(map(len, sample))
     rows = [as_openai(json.loads(line)) for line in sample]
+    if any(isinstance(row["messages"], str) for row in rows):  # one column, one type
+        for row in rows:
+            if not isinstance(row["messages"], str):
+                row["messages"] = json.dumps(row["messages"], ensure_ascii=False)
     path = source.with_suffix(".openai.jsonl")
     with open(path, "w") as file:
         file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
