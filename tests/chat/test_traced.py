@@ -271,3 +271,28 @@ def test_null_content_is_rendered_as_it_stands_where_the_template_takes_it(rende
     result = Renderer(ChatSpec(train_on="everything"), CHATML, renderer=renderer).render(data)
     assert result.texts[0].endswith("<|im_start|>assistant\n<|im_end|>\n")
     assert result.notes["null_as_empty"] == 1
+
+
+FLAGGED = (  # what a loop over the tools prints of a message is that message's, at every row
+    "{% macro list(flag) %}{% for tool in tools %}{{ tool.function.name }}={{ flag }};{% endfor %}"
+    "{% endmacro %}{% for m in messages %}<|im_start|>{{ m.role }}\n{{ list(m.flag) }}"
+    "{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+@pytest.mark.parametrize("flags", [(1, True, 1), ("a", "b", "a"), ("a", None, "a")])
+def test_tools_are_remembered_with_what_the_loop_is_handed(flags: tuple[Any, ...]) -> None:
+    data = [
+        {"messages": [{**m, "flag": flag} for m in row["messages"]], "tools": TOOLS}
+        for row in rows(4)
+        for flag in flags
+    ]
+    quick = Renderer(ChatSpec(), FLAGGED).render(data)
+    same(quick, Renderer(ChatSpec(), FLAGGED, renderer="jinja2").render(data))
+    assert len(quick.texts) == 12
+    template = traced(FLAGGED)
+    runs = [template.follow(row["messages"], row["tools"]) for row in data]
+    for run, row in zip(runs, data, strict=True):
+        printed = [run.out[place] for place in run.own]
+        assert printed.count(str(row["messages"][0]["flag"])) == 2

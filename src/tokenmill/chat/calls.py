@@ -13,6 +13,7 @@ here, and nothing else (promise P14):
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -30,6 +31,18 @@ def decode(text: str, what: str) -> Any:
         return msgspec.json.decode(text)
     except (msgspec.DecodeError, RecursionError, UnicodeEncodeError) as error:
         raise RowError(f"{what} is a string but not JSON: {error}") from error
+
+
+def strings(value: Any) -> Iterator[str]:
+    """Every text inside a value, keys aside."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from strings(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from strings(item)
 
 
 def tool_list(value: Any) -> list[Any] | None:

@@ -142,6 +142,11 @@ class Run:
         self.out, self.own, self.taken, self.marks, self.generation = saved
         return text
 
+    def ownership(self) -> tuple[int, ...]:
+        """How much has been noted of whose the printed fragments are."""
+        own, taken = len(self.own), len(self.taken)
+        return self.nones, own, taken, len(self.marks), len(self.generation)
+
     def build(self, value: Any) -> Any:
         """Weigh a list or object that the template makes: a few of them, nested, say a lot."""
         self.weights[id(value)] = (self._weigh(value), value)
@@ -247,13 +252,14 @@ def run_pure(
     if memo is None or items is not run.tools or not all(type(value) in SCALARS for value in env):
         loop(run, body, items, env)
         return
-    key = (body, env)
+    key = (body, env, tuple(map(type, env)))  # 1 and True are equal and print differently
     known = memo.get(key)
     if known is None:
         first, work, size = len(run.out), run.work, run.size
+        before = run.ownership()
         loop(run, body, items, env)
-        known = ("".join(run.out[first:]), run.work - work, run.size - size)
-        memo[key] = known
+        if run.ownership() == before:  # a text alone says nothing of whose its parts are
+            memo[key] = ("".join(run.out[first:]), run.work - work, run.size - size)
         return
     text, work, size = known
     run.out.append(text)
@@ -326,11 +332,6 @@ class Cursor:
             path.operations.append(operation)
             self.block.grow()
         self.index += 1
-
-    @property
-    def at_frontier(self) -> bool:
-        """Whether nothing is known from here on."""
-        return self.index == len(self.path.operations) and self.path.question is None
 
     def ask(self, kind: str, code: str, answer: Any) -> None:
         """Record a question and go on along the path of its answer."""

@@ -76,11 +76,10 @@ class Joined:
 class LoopVariable:
     """The `loop` of a loop's body."""
 
-    def __init__(self, index: Symbol, total: Symbol, items: Symbol, item_sources: Sources) -> None:
+    def __init__(self, index: Symbol, total: Symbol, items: Symbol) -> None:
         self.index = index
         self.total = total
         self.items = items
-        self.item_sources = item_sources
 
 
 class Method:

@@ -227,7 +227,7 @@ class Tracer(Expressions):
             raise Untraceable(f"assigning to a {type(target).__name__}", line_of(target))
 
     def _set_attribute(self, target: nodes.NSRef, value: Any) -> None:
-        namespace = self._resolve(target.name)
+        namespace = self._lookup(target.name)
         if self._kind(namespace) is not Namespace or target.attr.startswith("_"):
             raise Untraceable(
                 "an attribute set on something else than a namespace", line_of(target)
@@ -296,9 +296,7 @@ class Tracer(Expressions):
         saved = frame.variable()
         self._emit("capture", saved)
         outside, self._out = self._out, []
-        frame.scopes.append({})
-        self._body(body)
-        frame.scopes.pop()
+        self._body_in_scope(body)
         text = "".join(self._out)
         self._out = outside
         name = frame.variable()
@@ -316,9 +314,7 @@ class Tracer(Expressions):
         if not isinstance(attribute, nodes.ExtensionAttribute) or node.args:
             raise Untraceable("a call block", line_of(node))
         self._emit("generation")
-        self._frame.scopes.append({})
-        self._body(node.body)
-        self._frame.scopes.pop()
+        self._body_in_scope(node.body)
         self._emit("generation")
 
     def _do_With(self, node: nodes.With) -> None:
@@ -330,9 +326,7 @@ class Tracer(Expressions):
         self._frame.scopes.pop()
 
     def _do_Scope(self, node: nodes.Scope) -> None:
-        self._frame.scopes.append({})
-        self._body(node.body)
-        self._frame.scopes.pop()
+        self._body_in_scope(node.body)
 
     def _do_Macro(self, node: nodes.Macro) -> None:
         if self._names.macros.get(node.name) is not node:
@@ -472,7 +466,7 @@ class Tracer(Expressions):
             index = Symbol("i", place, NOTHING)
             every = Symbol("items", owned, items.sources)
             frame.kinds.update({"n": int, "i": int, "items": list})
-            frame.loop = LoopVariable(index, total, every, item_sources)
+            frame.loop = LoopVariable(index, total, every)
             self._frame = frame
             stop = False
             try:
@@ -622,9 +616,6 @@ class Tracer(Expressions):
         if name in self._environment.globals:
             raise Untraceable(f"the function {name}")
         return Undefined(name=name)
-
-    def _resolve(self, name: str) -> Any:
-        return self._lookup(name)
 
 
 def _says_something(loop: nodes.For) -> bool:

@@ -26,6 +26,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from typing import Any
 
+from tokenmill.chat.calls import strings
 from tokenmill.chat.program import Run
 from tokenmill.chat.template import REASONING_KEYS
 from tokenmill.chat.thinking import REASONING, TAG, TEXT, any_of, before_thinking, cut
@@ -599,7 +600,7 @@ def _check_taken(run: Run, first: int, stop: int, message: dict[str, Any], k: in
         if owner == k or not first <= place < stop:
             continue
         words = run.out[place].strip()
-        if words and not any(words in own for own in _strings(message)):
+        if words and not any(words in own for own in strings(message)):
             raise unproven(f"the template prints {_short(words)} in the assistant turn {k}")
 
 
@@ -733,14 +734,3 @@ def _forms(word: Any) -> Iterator[str]:
     yield str(word)
     if isinstance(word, float) and word.is_integer():
         yield str(int(word))
-
-
-def _strings(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from _strings(item)
-    elif isinstance(value, list):
-        for item in value:
-            yield from _strings(item)

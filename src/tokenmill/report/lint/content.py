@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from tokenmill.chat.calls import strings
 from tokenmill.chat.shapes import Conversation, Plain
 from tokenmill.chat.template import REASONING_KEYS
 from tokenmill.chat.thinking import any_of
@@ -49,19 +50,8 @@ def texts_of(talk: Conversation | Plain) -> Iterator[tuple[str, str]]:
                     seen.add(value)
                     yield f"the reasoning of {place}", value
             for key in ("tool_calls", "function_call"):
-                for text in _strings(message.get(key)):
+                for text in strings(message.get(key)):
                     yield f"a call of {place}", text
-
-
-def _strings(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from _strings(item)
-    elif isinstance(value, list):
-        for item in value:
-            yield from _strings(item)
 
 
 class ControlText:
