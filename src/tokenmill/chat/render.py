@@ -32,6 +32,7 @@ from tokenmill.chat.template import ReferenceTemplate
 from tokenmill.chat.thinking import literals, thinking_tags
 from tokenmill.chat.traced import NotTraced, TracedTemplate
 from tokenmill.chat.turns import Judge, Openings, Settled, Span, unproven
+from tokenmill.chat.unrolled import Unrolled
 from tokenmill.errors import RowError, UsageError
 
 RENDERERS = ("auto", "jinja2")
@@ -94,6 +95,7 @@ class Template:
             thinking_tags(literals(self.reference.tree)),
             self.reference.has_generation,
         )
+        self.unrolled = Unrolled(self.reference, self.judge)
 
     def _follow(self, messages: list[dict[str, Any]], tools: list[Any] | None, prompt: bool) -> Run:
         """A conversation of our own, with the generation prompt or without."""
@@ -266,6 +268,10 @@ class Renderer:
     def _settle(self, job: Job, result: Rendering, auto: bool) -> Settled:
         """Render one conversation and settle its turns."""
         messages = job.conversation.messages
+        if auto and job.conversation.simple and not job.conversation.tools:
+            settled = self._settle_unrolled(job, messages, result)
+            if settled is not None:
+                return settled
         try:
             if job.conversation.nulls:
                 run, messages = self._with_nulls(job, result, auto)
@@ -277,9 +283,23 @@ class Renderer:
             self._traced += 1
         else:
             result.note("rows_reference")
+        if job.template.unrolled.unknown is not None:
+            job.template.unrolled.learn(messages, run)
         settled = job.template.judge.settle(run, messages, job.trained)
         if settled.dropped:
             result.note("generation_drops")
+        return settled
+
+    def _settle_unrolled(
+        self, job: Job, messages: list[dict[str, Any]], result: Rendering
+    ) -> Settled | None:
+        """Render and settle a conversation of roles and texts, where its path is known."""
+        start = time.perf_counter()
+        settled = job.template.unrolled.settle(messages, job.trained)
+        self.engine_seconds += time.perf_counter() - start
+        if settled is not None:
+            self._audit(job, messages, settled.text, result)
+            self._traced += 1
         return settled
 
     def _with_nulls(
@@ -319,12 +339,18 @@ class Renderer:
             raise
         finally:
             self.engine_seconds += time.perf_counter() - start
-        if audited(len(result.texts), run.text):
-            result.note("audited")
-            if self._rendered(job, messages) != run.text:
-                traced.ban("a row that both rendered")
-                raise Differs
+        self._audit(job, messages, run.text, result)
         return run
+
+    def _audit(
+        self, job: Job, messages: list[dict[str, Any]], text: str, result: Rendering
+    ) -> None:
+        """Compare with the reference where it is this row's turn."""
+        if audited(len(result.texts), text):
+            result.note("audited")
+            if self._rendered(job, messages) != text:
+                job.template.traced.ban("a row that both rendered")
+                raise Differs
 
     def _rendered(self, job: Job, messages: list[dict[str, Any]]) -> str | None:
         """The reference's render of a row that a path rendered; None where it refuses."""

@@ -35,7 +35,7 @@ from tokenmill.errors import RowError
 Span = tuple[int, int]
 Messages = list[dict[str, Any]]
 
-_ATOM = re.compile(rf"{TAG.pattern}|\w+|\s|.", re.DOTALL)
+ATOM = re.compile(rf"{TAG.pattern}|\w+|\s|.", re.DOTALL)
 TOOL_ROLES = ("tool", "function", "ipython", "tool_response", "observation")
 
 
@@ -57,7 +57,7 @@ def common_prefix(left: str, right: str) -> str:
     if right.startswith(left):
         return left
     length = 0
-    for a, b in zip(_ATOM.finditer(left), _ATOM.finditer(right), strict=False):
+    for a, b in zip(ATOM.finditer(left), ATOM.finditer(right), strict=False):
         if a[0] != b[0]:
             break
         length += len(a[0])
@@ -241,10 +241,10 @@ class Openings:
                     run = self._follow([_message("user"), turn], False)
                 except RowError:
                     continue
-                found = _pieces(run, [0, *accumulate(map(len, run.out))]).get(1)
+                found = pieces_of(run, [0, *accumulate(map(len, run.out))]).get(1)
                 if found is not None and found[0] >= 0:
                     first = found[0]
-                    leads.append("".join(run.out[first : _first_words(run, first, turn)]))
+                    leads.append("".join(run.out[first : _first_words(run, first)]))
             self._leads = leads[0] if leads else ""
             for other in leads[1:]:
                 self._leads = common_prefix(self._leads, other)
@@ -274,12 +274,10 @@ def _difference(asked: Run, unasked: Run) -> str:
     return with_prompt[len(without) :] if with_prompt.startswith(without) else ""
 
 
-def _first_words(run: Run, start: int, message: dict[str, Any]) -> int:
-    """Place of the first thing taken from a message that is more than its role."""
-    for place in run.own[bisect_left(run.own, start) :]:
-        if run.out[place] != message["role"]:
-            return place
-    return len(run.out)
+def _first_words(run: Run, start: int) -> int:
+    """Place of the first thing taken from a message, at or after a place."""
+    index = bisect_left(run.own, start)
+    return run.own[index] if index < len(run.own) else len(run.out)
 
 
 # -- one render -------------------------------------------------------------------------------
@@ -300,10 +298,10 @@ class Judge:
     turn_end: str
     tags: set[str]
     generation: bool
-    _thinking: re.Pattern[str] | None = field(init=False)
+    thinking: re.Pattern[str] | None = field(init=False)
 
     def __post_init__(self) -> None:
-        self._thinking = any_of(self.tags)
+        self.thinking = any_of(self.tags)
 
     def settle(self, run: Run, messages: Messages, trained: Sequence[int] | None) -> Settled:
         """Turns and spans of one render.
@@ -317,9 +315,9 @@ class Judge:
             RowError: template_drops_content or mask_unproven.
         """
         position = list(accumulate(map(len, run.out), initial=0))
-        pieces = _pieces(run, position)
+        pieces = pieces_of(run, position)
         if run.taken:
-            _add_unlooped(run, position, pieces)
+            add_unlooped(run, position, pieces)
         settled = Settled(run.text, None, _ends(messages, pieces, position))
         if trained is None:
             return settled
@@ -347,7 +345,7 @@ class Judge:
             message = messages[k]
             found = pieces.get(k)
             if found is None:
-                _check_printed(message, k, [], text, k == last, self._thinking)
+                check_printed(message, k, [], text, k == last, self.thinking)
                 continue
             first, stop = found
             if first < 0:
@@ -359,7 +357,7 @@ class Judge:
             if high == low or len(message) > 2 or out[words] is not message.get("content"):
                 said = [out[place] for place in own_places[low:high]]
                 turn = text[begin:end]
-                _check_printed(message, k, said, text, k == last, self._thinking, turn)
+                check_printed(message, k, said, text, k == last, self.thinking, turn)
             if run.taken:
                 _check_taken(run, first, stop, message, k)
             opening = self.openings.after(messages[k - 1]["role"] if k else None)
@@ -403,8 +401,7 @@ class Judge:
         if isinstance(name, str) and name:  # some print it in place of the role
             opening = opening.named(name)
         turn = text[begin:end]
-        words = next((p for p in own if run.out[p] != "assistant"), None)
-        lead = "".join(run.out[_place(run, begin) : words]) if words is not None else turn
+        lead = "".join(run.out[_place(run, begin) : own[0]]) if own else turn
         if not lead.strip():
             return begin
         starts = [
@@ -486,7 +483,7 @@ class Judge:
         for k in assistants:
             try:
                 words = [*said.get(k, ()), *said.get(-1, ())]
-                _check_printed(messages[k], k, words, "", k == last, self._thinking)
+                check_printed(messages[k], k, words, "", k == last, self.thinking)
             except RowError as error:
                 # Its author has said what is trained, also of turns it prints only in part: that
                 # is taken as said, and recorded.
@@ -525,7 +522,7 @@ def _place(run: Run, position: int) -> int:
     return len(run.out)
 
 
-def _pieces(run: Run, position: list[int]) -> dict[int, Span]:
+def pieces_of(run: Run, position: list[int]) -> dict[int, Span]:
     """Where each message was printed: first fragment and the one after the last.
 
     One that was printed in several places has a first fragment of -1.
@@ -545,7 +542,7 @@ def _pieces(run: Run, position: list[int]) -> dict[int, Span]:
     return pieces
 
 
-def _add_unlooped(run: Run, position: list[int], pieces: dict[int, Span]) -> None:
+def add_unlooped(run: Run, position: list[int], pieces: dict[int, Span]) -> None:
     """Give what was printed outside the loop to the one message that it was taken from.
 
     Templates print a system message before the loop, or the last turn after it.
@@ -604,7 +601,7 @@ def _check_taken(run: Run, first: int, stop: int, message: dict[str, Any], k: in
             raise unproven(f"the template prints {_short(words)} in the assistant turn {k}")
 
 
-def _check_printed(
+def check_printed(
     message: dict[str, Any],
     k: int,
     said: list[str],
