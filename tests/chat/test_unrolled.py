@@ -59,6 +59,11 @@ def is_simple(row: Row) -> bool:
     return isinstance(found, Conversation) and found.simple and not found.tools
 
 
+def never(self: unrolled.Unrolled, *_: Any) -> None:
+    """In place of `settle`: nothing is known, and nothing learned."""
+    self.worth_learning = False
+
+
 def both_ways(
     name: str, source: str, rows: list[Row], spec: ChatSpec, patch: pytest.MonkeyPatch
 ) -> Counter[str]:
@@ -77,7 +82,7 @@ def both_ways(
     renderer.render(rows)
     patch.setattr(unrolled.Unrolled, "settle", counted)
     known = outcomes(renderer.render(rows), len(rows))
-    patch.setattr(unrolled.Unrolled, "settle", lambda *_: None)
+    patch.setattr(unrolled.Unrolled, "settle", never)
     general = outcomes(make_renderer(spec, source, variables).render(rows), len(rows))
     patch.undo()
     for row, found, wanted in zip(rows, known, general, strict=True):

@@ -267,11 +267,13 @@ class Renderer:
 
     def _settle(self, job: Job, result: Rendering, auto: bool) -> Settled:
         """Render one conversation and settle its turns."""
-        messages = job.conversation.messages
+        messages, unrolled = job.conversation.messages, job.template.unrolled
+        new = False
         if auto and job.conversation.simple and not job.conversation.tools:
-            settled = self._settle_unrolled(job, messages, result)
-            if settled is not None:
-                return settled
+            found = self._settle_unrolled(job, messages, result)
+            if found is not None:
+                return found
+            new = unrolled.worth_learning
         try:
             if job.conversation.nulls:
                 run, messages = self._with_nulls(job, result, auto)
@@ -283,8 +285,8 @@ class Renderer:
             self._traced += 1
         else:
             result.note("rows_reference")
-        if job.template.unrolled.unknown is not None:
-            job.template.unrolled.learn(messages, run)
+        if new:
+            unrolled.learn(messages, run)
         settled = job.template.judge.settle(run, messages, job.trained)
         if settled.dropped:
             result.note("generation_drops")

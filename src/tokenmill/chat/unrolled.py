@@ -28,7 +28,15 @@ from typing import Any, NoReturn
 from jinja2 import Undefined, nodes
 
 from tokenmill.chat.expressions import line_of
-from tokenmill.chat.program import MIXED, MOST_SIZE, MOST_WORK, NOBODY, Namespace, Run
+from tokenmill.chat.program import (
+    MIXED,
+    MOST_SIZE,
+    MOST_WORK,
+    NOBODY,
+    Inconsistent,
+    Namespace,
+    Run,
+)
 from tokenmill.chat.symbols import (
     Frame,
     Joined,
@@ -416,8 +424,8 @@ class Unrolled:
         self._meter = Meter()
         self.differed: list[str] = []
         """What should never have been: paths that gave something else than the general way."""
-        self.unknown: tuple[str, ...] | None = None
-        """The roles of the row just asked for, where its path is not known yet."""
+        self.worth_learning = False
+        """Whether the path of the row just asked for is not known and may be learned."""
 
     def settle(self, messages: Messages, trained: Sequence[int] | None) -> Settled | None:
         """Render and settle a conversation of roles and texts; None where its path is not known.
@@ -426,7 +434,7 @@ class Unrolled:
             RowError: As `Judge.settle`.
         """
         roles = tuple([message["role"] for message in messages])
-        self.unknown = None
+        self.worth_learning = False
         try:
             function = self._functions[roles]
         except KeyError:
@@ -440,7 +448,7 @@ class Unrolled:
         try:
             found = function(meter, None, 0, 0, (), contents)
         except Exception:  # a question not answered before, or one that the reference must answer
-            self.unknown = roles
+            self.worth_learning = True
             return None
         plan, out = found
         if plan is None or sum(map(len, contents)) > plan.most:
@@ -463,7 +471,7 @@ class Unrolled:
         """Roles that are not known: learned from once they have come a few times."""
         met = self._met.get(roles, 0) + 1
         if met >= WORTH_IT:
-            self.unknown = roles
+            self.worth_learning = True
         elif len(self._met) < 4 * MOST_ORDERS:
             self._met[roles] = met
 
@@ -477,11 +485,10 @@ class Unrolled:
         """Take up the path of a conversation that went the general way.
 
         Args:
-            messages: The conversation whose path was `unknown`.
+            messages: The conversation, of roles and texts alone.
             run: Its render.
         """
-        roles, self.unknown = self.unknown, None
-        assert roles is not None
+        roles = tuple([message["role"] for message in messages])
         if self._judge.generation or len(roles) > MOST_MESSAGES:
             self._functions[roles] = None
             return
@@ -507,15 +514,19 @@ class Unrolled:
                 unroller.finish(unroller.program.constant(plan), fragments)
             else:
                 unroller.give_up()
+        except Inconsistent as error:
+            self._distrust(roles, str(error))
+            return
         except Exception:  # not unrolled, or refused: the general way says why
             unroller.give_up()
-        function = unroller.program.compiled(roles)
-        self._functions[roles] = function
+        self._functions[roles] = unroller.program.compiled(roles)
         found = self.settle(messages, assistants)
-        if self.unknown is not None or (found is not None and found != wanted):
-            if found is not None:
-                self.differed.append(f"{roles}: {found} instead of {wanted}")
-            self._functions[roles], self.unknown = None, None
+        if self.worth_learning or (found is not None and found != wanted):
+            self._distrust(roles, f"{found} instead of {wanted}")
+
+    def _distrust(self, roles: tuple[str, ...], why: str) -> None:
+        self.differed.append(f"{roles}: {why}")
+        self._functions[roles] = None
 
     # -- where everything lies ----------------------------------------------------------------
 
