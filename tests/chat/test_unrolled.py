@@ -32,6 +32,7 @@ SPECS = {
     "last": ChatSpec(date=DATE, train_on="last_assistant_message"),
     "everything": ChatSpec(date=DATE, train_on="everything"),
     "expand": ChatSpec(date=DATE, expand="turns"),
+    "opener": ChatSpec(date=DATE, thinking_opener="trained"),
 }
 
 

@@ -18,7 +18,7 @@ import dataclasses
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,7 +29,7 @@ from tokenmill.chat.program import Run
 from tokenmill.chat.shapes import Conversation, Plain, conversation, read
 from tokenmill.chat.spec import ChatSpec
 from tokenmill.chat.template import ReferenceTemplate
-from tokenmill.chat.thinking import literals, thinking_tags
+from tokenmill.chat.thinking import before_thinking, literals, thinking_tags
 from tokenmill.chat.traced import NotTraced, TracedTemplate
 from tokenmill.chat.turns import Judge, Openings, Settled, Span, unproven
 from tokenmill.chat.unrolled import Unrolled
@@ -39,6 +39,8 @@ RENDERERS = ("auto", "jinja2")
 FIRST_AUDITED = 2  # rows at the start of every batch that the reference renders, too
 AUDIT_ONE_IN = 128  # of the other rows, by content
 TEMPLATES_KNOWN = 8  # per thread
+UNTRAINED: dict[str, Callable[[str], int]] = {"prompt": len, "trained": before_thinking}
+"""How much of a generation prompt is not trained, by `ChatSpec.thinking_opener`."""
 
 
 @dataclass(slots=True)
@@ -90,7 +92,7 @@ class Template:
         self.traced = TracedTemplate(self.reference)
         self._asking: TracedTemplate | None = None
         self.judge = Judge(
-            Openings(self._follow),
+            Openings(self._follow, UNTRAINED[spec.thinking_opener]),
             spec.turn_end,
             thinking_tags(literals(self.reference.tree)),
             self.reference.has_generation,
@@ -133,7 +135,7 @@ def template_of(source: str, spec: ChatSpec, variables: Mapping[str, Any]) -> Te
         given = msgspec.json.encode(dict(variables))
     except (msgspec.MsgspecError, TypeError, ValueError, RecursionError):
         return Template(source, spec, variables)
-    key = (source, given, spec.date, spec.turn_end)
+    key = (source, given, spec.date, spec.turn_end, spec.thinking_opener)
     found = _known.templates.pop(key, None)
     if found is None or found.traced.differed:
         found = Template(source, spec, variables)

@@ -21,7 +21,7 @@ from __future__ import annotations
 import json
 import re
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from typing import Any
@@ -136,15 +136,9 @@ class Opening:
 
     prompts: tuple[str, ...]
     skips: tuple[int, ...]
-    """How much of each prompt is not trained: all of it but thinking that it opens."""
+    """How much of each prompt is not trained: all of it, or all but thinking that it opens."""
     silent: bool
     """Whether the template gives the model nothing after such a message: it simply goes on."""
-
-    def named(self, name: str) -> Opening:
-        """With a name where the role stands, before what it is without."""
-        prompts = [prompt.replace("assistant", name) for prompt in self.prompts]
-        prompts = list(dict.fromkeys([*prompts, *self.prompts]))
-        return Opening(tuple(prompts), tuple(map(before_thinking, prompts)), self.silent)
 
 
 class Openings:
@@ -153,10 +147,16 @@ class Openings:
     Args:
         follow: Renders a conversation with tools and says where it printed what; with the
             generation prompt or without. Raises RowError where the template refuses.
+        untrained: How much of a generation prompt is not trained.
     """
 
-    def __init__(self, follow: Callable[[Messages, list[Any] | None, bool], Run]) -> None:
+    def __init__(
+        self,
+        follow: Callable[[Messages, list[Any] | None, bool], Run],
+        untrained: Callable[[str], int],
+    ) -> None:
         self._render = follow
+        self.untrained = untrained
         self._known: dict[str | None, Opening] = {}
         self._leads: str | None = None
         self._prompts: dict[str, str | None] = {}
@@ -183,7 +183,16 @@ class Openings:
         found = dict.fromkeys(self._prompt(name) for name in (kind, "user"))
         prompts = tuple(prompt for prompt in found if prompt)
         silent = bool(prompts) and self._prompt(kind) == ""
-        return Opening(prompts, tuple(map(before_thinking, prompts)), silent)
+        return self._opening(prompts, silent)
+
+    def _opening(self, prompts: Iterable[str], silent: bool) -> Opening:
+        prompts = tuple(dict.fromkeys(prompts))
+        return Opening(prompts, tuple(map(self.untrained, prompts)), silent)
+
+    def named(self, opening: Opening, name: str) -> Opening:
+        """With a name where the role stands, before what it is without."""
+        prompts = [prompt.replace("assistant", name) for prompt in opening.prompts]
+        return self._opening([*prompts, *opening.prompts], opening.silent)
 
     def _prompt(self, kind: str) -> str | None:
         if kind not in self._prompts:
@@ -399,15 +408,15 @@ class Judge:
                 return begin + skip
         name = messages[k].get("name")
         if isinstance(name, str) and name:  # some print it in place of the role
-            opening = opening.named(name)
+            opening = self.openings.named(opening, name)
         turn = text[begin:end]
         lead = "".join(run.out[_place(run, begin) : own[0]]) if own else turn
         if not lead.strip():
             return begin
         starts = [
             reached
-            for prompt, skip in zip(opening.prompts, opening.skips, strict=True)
-            if (reached := _reached(prompt, skip, turn, lead)) is not None
+            for prompt in opening.prompts
+            if (reached := _reached(prompt, turn, lead, self.openings.untrained)) is not None
         ]
         if starts:
             return begin + max(starts)
@@ -491,7 +500,7 @@ class Judge:
         settled.spans = spans
 
 
-def _reached(prompt: str, skip: int, turn: str, lead: str) -> int | None:
+def _reached(prompt: str, turn: str, lead: str, untrained: Callable[[str], int]) -> int | None:
     """How far a generation prompt reaches into a turn that does not begin with all of it.
 
     The turn may print something before it (a default system message), other whitespace around it,
@@ -499,17 +508,17 @@ def _reached(prompt: str, skip: int, turn: str, lead: str) -> int | None:
 
     Args:
         prompt: The generation prompt.
-        skip: How much of it is not trained.
         turn: The text of the turn.
         lead: What the turn prints before the message's own words.
+        untrained: How much of a generation prompt is not trained.
     """
-    place = turn.rfind(prompt[:skip].strip(), 0, len(lead))
+    place = turn.rfind(prompt[: before_thinking(prompt)].strip(), 0, len(lead))
     if place >= 0:
-        return place + before_thinking(common_prefix(prompt.lstrip(), turn[place:]))
+        return place + untrained(common_prefix(prompt.lstrip(), turn[place:]))
     if not prompt.strip().startswith(lead.strip()):
         return None
     blank = len(turn) - len(turn.lstrip())
-    return max(len(lead), blank + before_thinking(common_prefix(prompt.lstrip(), turn[blank:])))
+    return max(len(lead), blank + untrained(common_prefix(prompt.lstrip(), turn[blank:])))
 
 
 def _place(run: Run, position: int) -> int:

@@ -602,15 +602,15 @@ def _given(opening: Opening, lead: str, openings: Openings) -> int | None:
     if not lead.strip():
         return 0
     starts = []
-    for prompt, skip in zip(opening.prompts, opening.skips, strict=True):
-        place = lead.rfind(prompt[:skip].strip())
+    for prompt in opening.prompts:
+        place = lead.rfind(prompt[: before_thinking(prompt)].strip())
         if prompt.strip().startswith(lead.strip()):
             return None
         if place >= 0:
             common = common_prefix(prompt.lstrip(), lead[place:])
             if len(list(ATOM.finditer(lead[place + len(common) :]))) < 2:
                 return None  # its last word may go on in the text
-            starts.append(place + before_thinking(common))
+            starts.append(place + openings.untrained(common))
     if starts:
         return max(starts)
     if opening.silent:
