@@ -80,25 +80,41 @@ def load_copy(path: Path, card: dict[str, Any]) -> Tokenizer:
     return tokenizer
 
 
+@contextlib.contextmanager
+def without_collector() -> Iterator[None]:
+    """Pause the cycle collector: parsed JSON has no cycles, and looking for them costs a tenth.
+
+    Where it ends, parsed rows must be dead: the collector's first look is at all that was made
+    meanwhile. So it belongs around a call, or on a function, whose locals they are.
+    """
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+@without_collector()
 def build_slice(pipeline: Pipeline, layout: CacheLayout, key: str, block: Block) -> dict[str, Any]:
     """Read, tokenize and publish one slice; returns its counters."""
     before = dict(pipeline.seconds)
     start = time.perf_counter()
-    with without_collector():
-        rows = read_block(block)
-        parsed = time.perf_counter()
-        columns, notes = pipeline.run(rows)
-        writing = time.perf_counter()
-        replaced = False
-        try:
-            record = publish_slice(layout, encode_slice(key, columns))
-        except NonDeterminismError:
-            if not pipeline.distrusted:
-                raise
-            # An engine lied in this run, so what is published may be its work. The references
-            # decide, and they alone.
-            columns, _ = pipeline.by_reference.run(rows)
-            record, replaced = replace_slice(layout, encode_slice(key, columns))
+    rows = read_block(block)
+    parsed = time.perf_counter()
+    columns, notes = pipeline.run(rows)
+    writing = time.perf_counter()
+    replaced = False
+    try:
+        record = publish_slice(layout, encode_slice(key, columns))
+    except NonDeterminismError:
+        if not pipeline.distrusted:
+            raise
+        # An engine lied in this run, so what is published may be its work. The references
+        # decide, and they alone.
+        columns, _ = pipeline.by_reference.run(rows)
+        record, replaced = replace_slice(layout, encode_slice(key, columns))
     done = time.perf_counter()
     stages = {name: total - before.get(name, 0.0) for name, total in pipeline.seconds.items()}
     return {
@@ -110,15 +126,3 @@ def build_slice(pipeline: Pipeline, layout: CacheLayout, key: str, block: Block)
         "seconds": {"parse": parsed - start, **stages, "write": done - writing},
         "notes": notes,
     }
-
-
-@contextlib.contextmanager
-def without_collector() -> Iterator[None]:
-    """Pause the cycle collector: parsed JSON has no cycles, and looking for them costs a tenth."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()

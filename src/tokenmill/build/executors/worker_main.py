@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import faulthandler
 import fcntl
+import gc
 import os
 import select
 import signal
@@ -138,12 +139,14 @@ def serve(channel: int, sender: Sender) -> None:
             work = get_ready(message, sender)
             if work is None:
                 return
+            gc.freeze()  # what was loaded stays, and is not looked at again
             sender.send(wire.Ready())
         elif work is not None:
             answer = do(work, message)
             sender.send(answer)
             if isinstance(answer, wire.OutOfMemory):
                 os._exit(EXIT_OUT_OF_MEMORY)
+            gc.collect()
     if work is not None:
         close_work(work)
 
@@ -163,6 +166,9 @@ def main(arguments: dict[str, Any]) -> None:
     faulthandler.enable()  # a crash in an engine leaves its Python frames in the parent's tail
     for fd in (arguments["channel"], arguments["lifeline"]):
         os.set_inheritable(fd, False)  # a child of a task must not hold the channel open
+    # Collected by hand between two tasks, when little is alive: looks at a tokenizer that is being
+    # loaded, or at a task's rows, find nothing and cost more than either.
+    gc.disable()
     sender = Sender(arguments["channel"])
     threading.Thread(
         target=beat,
