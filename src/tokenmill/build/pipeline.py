@@ -10,6 +10,7 @@ keeps its place in the account: rows in = rows served + rows rejected, each with
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
@@ -93,8 +94,7 @@ class Pipeline:
         source = good[np.asarray(rendering.source, np.int64)]
         part = np.asarray(rendering.part, np.int32)
         with self._stage("encode", "mask", self.encoder):
-            turn_ends = [[end for _, end in turns] for turns in rendering.turns]
-            encoded = self.encoder.encode(rendering.texts, rendering.spans, turn_ends)
+            encoded = self.encoder.encode(rendering.texts, rendering.spans, rendering.ends)
             encoded = apply_length(encoded, self.recipe.max_length, self.recipe.overlong)
             bad += [(int(source[i]), int(part[i]), error) for i, error in encoded.rejected]
             columns = self._columns(rows, rendering, encoded, source, part, bad)
@@ -126,7 +126,7 @@ class Pipeline:
         served = source[kept]
         raw = map(rows.raw.__getitem__, served.tolist())
         digests = np.fromiter(map(xxhash.xxh3_64_intdigest, raw), np.uint64, len(served))
-        roles, turn_roles = _role_numbers(map(rendering.turns.__getitem__, kept.tolist()))
+        roles, turn_roles = _role_numbers(map(rendering.roles.__getitem__, kept.tolist()))
         return SliceColumns(
             ids=encoded.ids,
             mask=encoded.mask,
@@ -156,9 +156,9 @@ def _starts(starts: NDArray[np.int64], kept: NDArray[np.int64]) -> NDArray[np.in
 
 
 def _role_numbers(
-    turns: Iterable[Sequence[tuple[str, int]]],
+    roles: Iterable[Sequence[str]],
 ) -> tuple[tuple[str, ...], NDArray[np.signedinteger[Any]]]:
-    flat = [role for row in turns for role, _ in row]
+    flat = list(itertools.chain.from_iterable(roles))
     numbers = {role: number for number, role in enumerate(dict.fromkeys(flat))}
     found = np.fromiter(map(numbers.__getitem__, flat), role_type(len(numbers)), len(flat))
     return tuple(numbers), found

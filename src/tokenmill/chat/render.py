@@ -51,11 +51,19 @@ class Rendering:
     source: list[int] = field(default_factory=list)
     part: list[int] = field(default_factory=list)
     spans: list[list[Span] | None] = field(default_factory=list)
-    turns: list[list[tuple[str, int]]] = field(default_factory=list)
+    roles: list[Sequence[str]] = field(default_factory=list)
+    ends: list[list[int]] = field(default_factory=list)
+    """Of every text, where its turns end."""
     rejected: list[tuple[int, int, RowError]] = field(default_factory=list)
     notes: dict[str, int | str] = field(default_factory=dict)
     unclosed: list[int] = field(default_factory=list)
     """Numbers of the texts in which nothing closes some assistant turn."""
+
+    @property
+    def turns(self) -> list[list[tuple[str, int]]]:
+        """Of every text, role and end of its turns."""
+        pairs = zip(self.roles, self.ends, strict=True)
+        return [list(zip(roles, ends, strict=True)) for roles, ends in pairs]
 
     def note(self, name: str, count: int = 1) -> None:
         """Add to one of the counters that go into the proof."""
@@ -385,7 +393,7 @@ class Renderer:
         result.note("rows_reference")
         result.note(f"untraced:{error.cause}")
         if job.trained is None:
-            return Settled(text, None, [("text", len(text))])
+            return Settled(text, None, ("text",), [len(text)])
         raise unproven(f"which part of the text is whose cannot be told: {error}")
 
     def _plain(self, index: int, found: Plain, result: Rendering) -> None:
@@ -405,30 +413,29 @@ class Renderer:
         end = "" if found.text.endswith(eos) else eos
         text = f"{found.prompt}{found.text}{end}"
         if found.shape == "text":
-            turns = [("text", len(text))]
+            roles, ends = ["text"], [len(text)]
         else:
-            turns = [("prompt", len(found.prompt)), ("completion", len(text))]
+            roles, ends = ["prompt", "completion"], [len(found.prompt), len(text)]
         spans: list[Span] | None = None
         if everything == "completion":
             spans = [(len(found.prompt), len(text))]
         if len(text) == (len(found.prompt) if spans else 0):
             raise RowError("there is no text to train on", reason="no_trained_tokens")
-        self._accept(result, index, 0, text, spans, turns)
+        self._accept(result, index, 0, Settled(text, spans, roles, ends))
 
     def _accept(
         self,
         result: Rendering,
         source: int,
         part: int,
-        text: str,
-        spans: list[Span] | None,
-        turns: list[tuple[str, int]],
+        settled: Settled,
     ) -> None:
-        result.texts.append(text)
+        result.texts.append(settled.text)
         result.source.append(source)
         result.part.append(part)
-        result.spans.append(spans)
-        result.turns.append(turns)
+        result.spans.append(settled.spans)
+        result.roles.append(settled.roles)
+        result.ends.append(settled.ends)
 
     def _jobs(self, index: int, found: Conversation, result: Rendering) -> list[Job]:
         """The texts that one conversation gives, and what is trained in each."""
@@ -471,7 +478,7 @@ class Renderer:
         if not settled.closed:
             result.note("rows_without_closer")
             result.unclosed.append(len(result.texts))
-        self._accept(result, job.source, job.part, settled.text, settled.spans, settled.ends)
+        self._accept(result, job.source, job.part, settled)
 
 
 def _untrained(message: dict[str, Any]) -> bool:

@@ -45,7 +45,9 @@ class Settled:
 
     text: str
     spans: list[Span] | None
-    ends: list[tuple[str, int]]
+    roles: Sequence[str]
+    ends: list[int]
+    """Where each message's turn ends."""
     closed: bool = True
     dropped: str = ""
 
@@ -327,7 +329,8 @@ class Judge:
         pieces = pieces_of(run, position)
         if run.taken:
             add_unlooped(run, position, pieces)
-        settled = Settled(run.text, None, _ends(messages, pieces, position))
+        roles = [message["role"] for message in messages]
+        settled = Settled(run.text, None, roles, _ends(messages, pieces, position))
         if trained is None:
             return settled
         if self.generation:
@@ -383,7 +386,7 @@ class Judge:
                     if self.turn_end == "turn" and (
                         k + 1 < len(messages) or not self.openings.standing
                     ):
-                        close = max(close, settled.ends[k][1])
+                        close = max(close, settled.ends[k])
                     spans.append((start, close))
                 continue
             span_end = self._unclosed(settled, start, end, position[words + 1], out[words], k)
@@ -438,7 +441,7 @@ class Judge:
         Whitespace closes it (RWKV: a blank line), or what is printed only when the next turn or the
         end of the conversation is reached (Apertus), or nothing does.
         """
-        text, following = settled.text, settled.ends[k][1]
+        text, following = settled.text, settled.ends[k]
         said = bool(text[start:end].strip())
         closed = end > words_end
         close = end
@@ -448,7 +451,7 @@ class Judge:
         if closer.strip() and text.startswith(closer, end):
             close, closed = end + len(closer), True
             following = max(following, close)
-            settled.ends[k] = (settled.ends[k][0], following)
+            settled.ends[k] = following
         settled.closed &= closed
         if self.turn_end == "turn" and (following < len(text) or not self.openings.standing):
             return max(following, close)
@@ -578,14 +581,12 @@ def _owner_at(run: Run, place: int) -> int:
     return owner
 
 
-def _ends(
-    messages: Messages, pieces: dict[int, Span], position: list[int]
-) -> list[tuple[str, int]]:
-    """Role and end of every turn: where the next message that is printed begins."""
-    ends: list[tuple[str, int]] = []
+def _ends(messages: Messages, pieces: dict[int, Span], position: list[int]) -> list[int]:
+    """The end of every turn: where the next message that is printed begins."""
+    ends: list[int] = []
     following = position[-1]
     for k in range(len(messages) - 1, -1, -1):
-        ends.append((messages[k]["role"], following))
+        ends.append(following)
         found = pieces.get(k)
         if found is not None and found[0] >= 0 and position[found[0]] < following:
             following = position[found[0]]

@@ -455,7 +455,7 @@ class Unrolled:
             return None
         text = "".join(out)
         position = [0, *accumulate(map(len, out))]
-        ends = [(role, position[place]) for role, place in zip(roles, plan.ends)]  # noqa: B905
+        ends = [position[place] for place in plan.ends]
         spans = None
         if trained is not None:
             if plan.checks:
@@ -465,7 +465,7 @@ class Unrolled:
                 for k, first, begin, last, end in plan.spans
                 if k in trained
             ]
-        return Settled(text, spans, ends)
+        return Settled(text, spans, roles, ends)
 
     def _meet(self, roles: tuple[str, ...]) -> None:
         """Roles that are not known: learned from once they have come a few times."""
@@ -501,6 +501,7 @@ class Unrolled:
         assistants = [k for k, role in enumerate(roles) if role == "assistant"]
         try:
             wanted = self._judge.settle(run, messages, assistants)
+            wanted.roles = roles
         except RowError:
             return
         try:
