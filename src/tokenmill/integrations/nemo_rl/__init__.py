@@ -1,6 +1,6 @@
 """tokenmill as the ``dataset_name`` of NeMo RL's SFT.
 
-    data.train.dataset_name=tokenmill.integrations.nemo_rl.SFTDataset data.train.data_path=STORE
+    data.train.dataset_name=tokenmill.integrations.nemo_rl.SFTDataset ++data.train.data_path=STORE
 
 `SFTDataset` is made by NeMo RL from that part of its config; its rows are message logs whose
 trained pieces have the role ``assistant``. `message_log` makes one of a store's row, for a loop of

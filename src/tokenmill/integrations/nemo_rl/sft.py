@@ -109,7 +109,7 @@ def as_datum(
     if max_seq_length is not None and length >= max_seq_length:
         warnings.warn(
             "rows as long as data.max_input_seq_length are not trained by NeMo RL: set "
-            "data.train.max_length to less",
+            "data.train.max_length to less, or prepare the store so",
             stacklevel=2,
         )
         kept = min(4, max_seq_length // len(log))  # of every piece, as NeMo RL's own processor
@@ -160,7 +160,7 @@ class SFTDataset:
             view = as_view(open_store(path))
         elif tokenizer is None:
             raise UsageError(
-                "raw rows need a tokenizer: +data.train.tokenizer='${policy.tokenizer.name}'",
+                "raw rows need a tokenizer: ++data.train.tokenizer='${policy.tokenizer.name}'",
                 path=path,
             )
         else:
