@@ -50,14 +50,11 @@ def stated(cache: str, **fields: Any) -> Any:
     return OmegaConf.create({"max_length": 4096, "tokenmill": ours, **fields})
 
 
-@pytest.mark.parametrize("pad_mode", ["no_padding", "right"])
-def test_sft_rows_are_verls_own_wherever_it_serves_them(
-    conversations: str, tokenizer: Any, cache: str, pad_mode: str
-) -> None:
-    config = stated(cache, pad_mode=pad_mode)
-    theirs = MultiTurnSFTDataset([conversations], tokenizer, config)
-    dataset = verl.SFTDataset([conversations], tokenizer, config)
-    compared = 0
+def compared(path: str, tokenizer: Any, config: Any) -> int:
+    """Rows that verl serves, too; they must be equal."""
+    theirs = MultiTurnSFTDataset([path], tokenizer, config)
+    dataset = verl.SFTDataset([path], tokenizer, config)
+    rows = 0
     for number, row in enumerate(dataset.view):
         try:
             expected = theirs[row.origin.row]
@@ -70,8 +67,31 @@ def test_sft_rows_are_verls_own_wherever_it_serves_them(
         for name, values in item.items():
             assert values.dtype == expected[name].dtype
             assert values[:kept].tolist() == expected[name][:kept].tolist(), name
-        compared += 1
-    assert compared > 20
+        rows += 1
+    return rows
+
+
+@pytest.mark.parametrize("pad_mode", ["no_padding", "right"])
+def test_sft_rows_are_verls_own_wherever_it_serves_them(
+    conversations: str, tokenizer: Any, cache: str, pad_mode: str
+) -> None:
+    assert compared(conversations, tokenizer, stated(cache, pad_mode=pad_mode)) > 20
+
+
+@pytest.mark.parametrize("name", ["qwen2.5", "llama3.1", "deepseek-v3"])
+def test_sft_rows_of_real_tokenizers_are_verls_own(
+    shared: Path, tmp_path: Path, cache: str, name: str
+) -> None:
+    transformers = pytest.importorskip("transformers")
+    real = transformers.AutoTokenizer.from_pretrained(shared / "tokenizers" / name)
+    rows = []
+    for corpus in ("smilechat_zh", "alpaca_eval_en", "think_traces"):
+        lines = (shared / "corpora" / f"{corpus}.jsonl").read_text().splitlines()[:20]
+        rows += [{"messages": json.loads(line)["messages"]} for line in lines]
+    path = str(tmp_path / "train.parquet")
+    pq.write_table(pa.Table.from_pylist(rows), path)
+    config = stated(cache, pad_mode="no_padding", max_length=1 << 20)
+    assert compared(path, real, config) == len(rows)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
