@@ -18,6 +18,7 @@ from typing import Any
 from tokenmill.build.entries import to_block
 from tokenmill.build.pipeline import Pipeline
 from tokenmill.build.recipe import Recipe
+from tokenmill.build.tokenized import pipeline_of
 from tokenmill.errors import (
     CacheError,
     CorruptionError,
@@ -38,7 +39,7 @@ def open_builder(options: dict[str, Any]) -> Callable[[dict[str, Any]], dict[str
     """Load what building needs and return the function that builds one slice."""
     recipe = Recipe(**options["recipe"])
     tokenizer = load_copy(Path(options["tokenizer"]), options["card"])
-    pipeline = Pipeline(recipe, tokenizer, options["engine"], options["renderer"])
+    pipeline = pipeline_of(recipe, tokenizer, options["engine"], options["renderer"])
     layout = CacheLayout(Path(options["cache"]))
     rebuild = bool(options["rebuild"])
 
