@@ -226,5 +226,5 @@ def test_other_formats_name_this_one(tmp_path: Path) -> None:
     path = write_rows(tmp_path / "rows.jsonl", [json.dumps(GOOD)])
     with pytest.raises(tm.SourceError, match="format='tokens' reads rows that are tokenized"):
         tm.prepare(path, tokenizer=str(TOKENIZER), **INLINE)
-    with pytest.raises(UsageError, match="prepare itself checks"):
+    with pytest.raises(UsageError, match="checked by prepare itself"):
         tm.lint(path, tokenizer=str(TOKENIZER), **INLINE, format="tokens")

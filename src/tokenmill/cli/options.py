@@ -58,7 +58,9 @@ class RecipeFlags:
     )
     format: Annotated[
         str,
-        typer.Option(help="auto | messages | sharegpt | alpaca | prompt_completion | text | tokens"),
+        typer.Option(
+            help="auto | messages | sharegpt | alpaca | prompt_completion | text | tokens"
+        ),
     ] = "auto"
     messages_key: Annotated[
         str | None, typer.Option(help="Column of the conversation: messages, else conversations.")

@@ -40,9 +40,7 @@ class CarriedColumns:
         only: These of them, in this order; None: all.
     """
 
-    def __init__(
-        self, view: View, taken: Sequence[str], only: Sequence[str] | None = None
-    ) -> None:
+    def __init__(self, view: View, taken: Sequence[str], only: Sequence[str] | None = None) -> None:
         names = carried_names(view)
         self.names = names if only is None else [name for name in only if name in names]
         self._kinds = _kinds(view, self.names)

@@ -156,9 +156,7 @@ class TrainerTables:
                 columns.append(pa.array([origin_of(row) for row in rows], ORIGIN))
             else:
                 columns.append(pa.array([len(row) for row in rows], pa.int64()))
-        return pa.Table.from_arrays(
-            [*columns, *self._carried.arrays(rows)], schema=self.schema
-        )
+        return pa.Table.from_arrays([*columns, *self._carried.arrays(rows)], schema=self.schema)
 
 
 class PackTables:

@@ -25,7 +25,7 @@ LAYOUTS = ("tokenmill", "megatron-bridge")
 TRAINERS = ("hf", "axolotl")
 """Formats with the columns that a trainer takes, and no other that nobody asked for."""
 LENGTHS = ("length", "lengths")
-"""Columns with a row's tokens: ``length`` as transformers calls it, ``lengths`` as ms-swift does."""
+"""Columns with the number of a row's tokens: transformers calls it so, and ms-swift."""
 
 SUFFIXES = {
     "parquet": ".parquet",

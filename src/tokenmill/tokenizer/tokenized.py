@@ -78,9 +78,7 @@ def read_tokenized(
     )
 
 
-def _read(
-    row: dict[str, Any], vocabulary: int, everything: bool
-) -> tuple[NDArray[np.int32], Bits]:
+def _read(row: dict[str, Any], vocabulary: int, everything: bool) -> tuple[NDArray[np.int32], Bits]:
     if row.get("input_ids") is None:
         known = ", ".join(sorted(map(str, row))[:8]) or "none"
         raise RowError(f"no column 'input_ids' in this row; its columns are {known}")
@@ -176,7 +174,7 @@ def _labelled(values: list[int], ids: NDArray[np.int64]) -> Bits:
             f"labels[{place}] is {labels[place]}, neither -100 nor the token {ids[place]}; "
             "labels here are unshifted"
         )
-    return trained.astype(np.uint8)
+    return np.asarray(trained, np.uint8)
 
 
 def _loss_mask(columns: _Columns, length: int) -> Bits:
@@ -199,7 +197,7 @@ def _bits(name: str, values: Sequence[float], length: int) -> Bits:
     wrong = np.flatnonzero(bits & (given != 1))
     if len(wrong):
         raise RowError(f"{name}[{wrong[0]}] is {values[int(wrong[0])]}; a mask is 0 or 1")
-    return bits.astype(np.uint8)
+    return np.asarray(bits, np.uint8)
 
 
 def _require_length(name: str, found: int, wanted: int) -> None:

@@ -61,7 +61,7 @@ def run_lint(
     """
     start = time.perf_counter()
     if recipe.format == "tokens":
-        raise UsageError("lint reads conversations and texts; prepare itself checks format='tokens'")
+        raise UsageError("lint reads texts; rows of format='tokens' are checked by prepare itself")
     rules = chosen_rules(only, ignore)
     cache = cache_of(options.cache_dir)
     card, comparison = identity_card(recipe, cache.root, executor)
