@@ -184,6 +184,16 @@ def test_everything_is_trained_where_the_caller_says_so(tmp_path: Path) -> None:
             tm.prepare(path, **TOKENS, **wrong)
 
 
+def test_first_token_may_be_called_untrained_by_one_column_alone(tmp_path: Path) -> None:
+    rows = [
+        {"input_ids": [5, 6], "labels": [-100, 6], "loss_mask": [1, 1]},
+        {"input_ids": [5, 6], "labels": [5, 6], "loss_mask": [0, 1]},
+        {"input_ids": [5, 6], "loss_mask": [1, 1]},
+    ]
+    store = tm.prepare(write_rows(tmp_path / "rows.jsonl", rows), **TOKENS)
+    assert [row.loss_mask.tolist() for row in store] == [[0, 1], [0, 1], [1, 1]]
+
+
 def test_workers_limits_and_rebuilds_give_the_same_bytes(
     chats: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
