@@ -316,6 +316,19 @@ def test_rows_in_packs_of_megatron_bridge_are_padded_to_a_multiple(
     }
 
 
+def test_row_of_megatron_bridge_may_have_a_token_more_than_its_pack(
+    store: Store, tmp_path: Path
+) -> None:
+    longest = max(LENGTHS)
+    assert longest % 2, "its predictions are a multiple"
+    more: dict[str, Any] = {"layout": "megatron-bridge", "pad_multiple": 2}
+    made = tm.export(store, "packed-parquet", tmp_path / "a", pack=Pack(longest - 1), **more)
+    trained = [t for record in read_parquet(made.path) for t in read_as_bridge(record, 1)[0]]
+    assert len(trained) == sum(label != -100 for row in store for label in labels_of(row))
+    with pytest.raises(UsageError, match="tokens and a pack only"):
+        tm.export(store, "packed-parquet", tmp_path / "b", pack=Pack(longest - 3), **more)
+
+
 def test_views_mixtures_orders_and_epochs_are_taken(store: Store, tmp_path: Path) -> None:
     long = filtered(store, "length > 20")
     made = tm.export(concat([long, store])[2:9], "parquet", tmp_path / "a.parquet")

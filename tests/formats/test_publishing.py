@@ -207,11 +207,13 @@ def test_command_line_makes_splits_columns_and_padded_packs(
         assert [r["id"] for r in found[name]] == [row.carried["id"] for row in view]
     one = shell("export", store.path, "--format", "hf", "--out", tmp_path / "b", "--split", "train")
     assert (one.code, len(list((tmp_path / "b" / "train").iterdir()))) == (0, 3)
-    for wrong in ("train", "train=x", "train=0.5", "train=0.7"):
+    for wrong, says in (("train", "NAME=SHARE"), ("train=x", "NAME=SHARE"),
+                        ("train=0.5", "add up"), ("train=0.7", "twice")):  # fmt: skip
         both = ("--split", wrong, *(("--split", "train=0.3") if wrong != "train=0.5" else ()))
         out = ("--out", tmp_path / "c", "--json")
         refused = shell("export", store.path, "--format", "hf", *out, *both)
         assert (refused.code, refused.error["type"]) == (2, "UsageError"), wrong
+        assert says in refused.error["message"]
     packs = ("--format", "packed-parquet", "--layout", "megatron-bridge", "--length", "256")
     call = ("export", store.path, *packs, "--pad-multiple", "16", "--out", tmp_path / "p")
     assert shell(*call).code == 0

@@ -84,6 +84,7 @@ def test_epochs_follow_each_other_until_there_are_enough_samples(store: Store) -
         assert len(many) >= count
         assert len(many) < count + 2 * len(one)
         assert all(np.array_equal(many[0][name], one[0][name]) for name in one[0])
+    many = PackedSamples(view, pack, count=count, context_parallel=4)
     copy = pickle.loads(pickle.dumps(many))
     assert np.array_equal(copy[len(many) - 1]["tokens"], many[len(many) - 1]["tokens"])
 
