@@ -138,3 +138,5 @@ def test_its_builder_makes_splits_and_repeats_the_dataset(store: Store) -> None:
     assert not train[None]["loss_mask"].any()
     with pytest.raises(UsageError, match="cu_seqlens"):
         build(create_attention_mask=True)
+    whole = megatron.SFTDataset(as_view(store), None, None, 5, train.index_split, train.config)
+    assert whole.samples.run.view.key == as_view(store).key

@@ -162,8 +162,8 @@ class TrainerTables:
 class PackTables:
     """Packs, pieces side by side.
 
-    The layout of Megatron-Bridge (`bridge`) shares no column name but those whose meaning it has,
-    so that neither reader takes the other's file for its own.
+    The layout of Megatron-Bridge (`bridge`) has a mask of another meaning, and no column beside
+    what its reader asks for, so that neither reader takes the other's file for its own.
 
     Args:
         plan: Which rows, which layout.

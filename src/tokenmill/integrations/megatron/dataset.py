@@ -49,6 +49,7 @@ class SFTDataset(MegatronDataset):  # type: ignore[misc]
             )
         super().__init__(dataset, dataset_path, indices, num_samples, index_split, config)
         self.samples = PackedSamples(
+            # None with --dataloader-fast-cache-load, where every split has a path of its own.
             dataset if indices is None else dataset[_range(indices)],
             Pack(config.sequence_length, oversize=self.oversize),
             count=num_samples,
