@@ -89,7 +89,8 @@ def prepare(
         tokenizer_backend: ``auto`` refuses where AutoTokenizer and tokenizer.json would encode
             differently, or where it cannot be asked; ``transformers`` or ``file`` chooses.
         trust_remote_code: Allow a tokenizer to bring code of its own.
-        format: ``auto``, ``messages``, ``sharegpt``, ``alpaca``, ``prompt_completion``, ``text``.
+        format: ``auto``, ``messages``, ``sharegpt``, ``alpaca``, ``prompt_completion``, ``text``;
+            ``tokens`` for rows that are tokenized already (``auto`` never takes a row for that).
         messages_key: Column of the conversation; None: ``messages``, else ``conversations``.
         tools_key: Column of the tools.
         system_key: Column of a system prompt.

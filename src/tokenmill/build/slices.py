@@ -23,6 +23,7 @@ from tokenmill.build.entries import to_block
 from tokenmill.build.executors.tasks import Rest, Work
 from tokenmill.build.pipeline import Pipeline
 from tokenmill.build.recipe import Recipe
+from tokenmill.build.tokenized import pipeline_of
 from tokenmill.errors import (
     CacheError,
     CorruptionError,
@@ -43,7 +44,7 @@ def open_builder(options: dict[str, Any]) -> Work:
     """Load what building needs and return the function that builds one slice."""
     recipe = Recipe(**options["recipe"])
     tokenizer = load_copy(Path(options["tokenizer"]), options["card"])
-    pipeline = Pipeline(recipe, tokenizer, options["engine"], options["renderer"])
+    pipeline = pipeline_of(recipe, tokenizer, options["engine"], options["renderer"])
     layout = CacheLayout(Path(options["cache"]))
     rebuild = bool(options["rebuild"])
     turn = threading.Lock()  # the rest of a slice may need the engines while the next is made

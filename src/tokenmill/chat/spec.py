@@ -19,7 +19,7 @@ from tokenmill.errors import UsageError
 
 RENDERER_VERSION = 4
 
-FORMATS = ("auto", "messages", "sharegpt", "alpaca", "prompt_completion", "text")
+FORMATS = ("auto", "messages", "sharegpt", "alpaca", "prompt_completion", "text", "tokens")
 TRAIN_ON = ("all_assistant_messages", "last_assistant_message", "completion", "everything")
 TURN_ENDS = ("stop", "turn")
 THINKING_OPENERS = ("prompt", "trained")
@@ -39,6 +39,7 @@ TRAINABLE: dict[str, tuple[str, ...]] = {
         "everything",
     ),
     "text": ("everything",),
+    "tokens": ("everything",),  # None: what the row's own masks say
 }
 
 # The names under which the renderer itself speaks to a template.
@@ -108,8 +109,8 @@ class ChatSpec:
                     "expand='turns' trains one turn per row, train_on='everything' all of it:"
                     " choose one"
                 )
-        if self.expand == "turns" and self.format == "text":
-            raise UsageError("expand='turns' needs conversations, format='text' has none")
+        if self.expand == "turns" and self.format in ("text", "tokens"):
+            raise UsageError(f"expand='turns' needs conversations, format={self.format!r} has none")
         for name in ("tools_key", "system_key", "text_key", "prompt_key", "completion_key"):
             if not isinstance(getattr(self, name), str) or not getattr(self, name):
                 raise UsageError(f"{name}={getattr(self, name)!r}: give the name of a column")

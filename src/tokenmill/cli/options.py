@@ -57,7 +57,10 @@ class RecipeFlags:
         False
     )
     format: Annotated[
-        str, typer.Option(help="auto | messages | sharegpt | alpaca | prompt_completion | text")
+        str,
+        typer.Option(
+            help="auto | messages | sharegpt | alpaca | prompt_completion | text | tokens"
+        ),
     ] = "auto"
     messages_key: Annotated[
         str | None, typer.Option(help="Column of the conversation: messages, else conversations.")

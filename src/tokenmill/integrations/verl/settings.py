@@ -39,6 +39,8 @@ class Settings:
         num_workers: Processes that prepare; 0 runs inline.
         train_on: SFT: as for `tokenmill.prepare`.
         turn_end: SFT: ``turn`` trains to the start of the next turn, as verl does, or ``stop``.
+        thinking_opener: SFT: ``prompt`` leaves thinking that the generation prompt opens untrained,
+            as verl does, or ``trained``.
         trailing: SFT: ``trim`` cuts a user turn at the end, which trains nothing, or ``reject``.
         date: For templates that print the date; None: the environment's ``TOKENMILL_DATE``.
         undo_shuffle: SFT: lay items out so that the shuffle of verl's SFT trainer yields our
@@ -52,6 +54,7 @@ class Settings:
     num_workers: int | None = None
     train_on: str | None = None
     turn_end: str = "turn"
+    thinking_opener: str = "prompt"
     trailing: str = "trim"
     date: str | None = None
     undo_shuffle: bool = False

@@ -253,6 +253,7 @@ def _recipe(
         date=settings.date,
         train_on=settings.train_on,
         turn_end=settings.turn_end,
+        thinking_opener=settings.thinking_opener,
         trailing=settings.trailing,
         max_length=limit,
         overlong="truncate",
