@@ -85,6 +85,7 @@ class ServedTools:
 
 def _installed_class() -> Any:
     try:
+        importlib.import_module("sglang")
         return importlib.import_module(PROTOCOL).Tool
     except ModuleNotFoundError as error:
         if error.name == "sglang":
