@@ -62,6 +62,7 @@ def prepare(
     date: str | None = None,
     train_on: str | None = None,
     turn_end: str = "stop",
+    thinking_opener: str = "prompt",
     expand: str = "none",
     trailing: str = "reject",
     append_eos: bool = True,
@@ -102,6 +103,8 @@ def prepare(
             ``everything``; None: what suits the row's format.
         turn_end: ``stop``: train up to and including the end-of-turn token; ``turn``: to where
             the next turn starts.
+        thinking_opener: ``prompt``: thinking that the generation prompt already opens is given to
+            the model and not trained; ``trained``: it is.
         expand: ``turns``: one row per assistant turn.
         trailing: ``reject`` or ``trim`` a conversation that ends with a user turn.
         append_eos: Append the end-of-sequence token to text and string completions.

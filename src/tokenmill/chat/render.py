@@ -18,7 +18,7 @@ import dataclasses
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,15 +29,18 @@ from tokenmill.chat.program import Run
 from tokenmill.chat.shapes import Conversation, Plain, conversation, read
 from tokenmill.chat.spec import ChatSpec
 from tokenmill.chat.template import ReferenceTemplate
-from tokenmill.chat.thinking import literals, thinking_tags
+from tokenmill.chat.thinking import before_thinking, literals, thinking_tags
 from tokenmill.chat.traced import NotTraced, TracedTemplate
 from tokenmill.chat.turns import Judge, Openings, Settled, Span, unproven
+from tokenmill.chat.unrolled import Unrolled
 from tokenmill.errors import RowError, UsageError
 
 RENDERERS = ("auto", "jinja2")
 FIRST_AUDITED = 2  # rows at the start of every batch that the reference renders, too
 AUDIT_ONE_IN = 128  # of the other rows, by content
 TEMPLATES_KNOWN = 8  # per thread
+UNTRAINED: dict[str, Callable[[str], int]] = {"prompt": len, "trained": before_thinking}
+"""How much of a generation prompt is not trained, by `ChatSpec.thinking_opener`."""
 
 
 @dataclass(slots=True)
@@ -89,11 +92,12 @@ class Template:
         self.traced = TracedTemplate(self.reference)
         self._asking: TracedTemplate | None = None
         self.judge = Judge(
-            Openings(self._follow),
+            Openings(self._follow, UNTRAINED[spec.thinking_opener]),
             spec.turn_end,
             thinking_tags(literals(self.reference.tree)),
             self.reference.has_generation,
         )
+        self.unrolled = Unrolled(self.reference, self.judge)
 
     def _follow(self, messages: list[dict[str, Any]], tools: list[Any] | None, prompt: bool) -> Run:
         """A conversation of our own, with the generation prompt or without."""
@@ -131,7 +135,7 @@ def template_of(source: str, spec: ChatSpec, variables: Mapping[str, Any]) -> Te
         given = msgspec.json.encode(dict(variables))
     except (msgspec.MsgspecError, TypeError, ValueError, RecursionError):
         return Template(source, spec, variables)
-    key = (source, given, spec.date, spec.turn_end)
+    key = (source, given, spec.date, spec.turn_end, spec.thinking_opener)
     found = _known.templates.pop(key, None)
     if found is None or found.traced.differed:
         found = Template(source, spec, variables)
@@ -265,7 +269,13 @@ class Renderer:
 
     def _settle(self, job: Job, result: Rendering, auto: bool) -> Settled:
         """Render one conversation and settle its turns."""
-        messages = job.conversation.messages
+        messages, unrolled = job.conversation.messages, job.template.unrolled
+        new = False
+        if auto and job.conversation.simple and not job.conversation.tools:
+            found = self._settle_unrolled(job, messages, result)
+            if found is not None:
+                return found
+            new = unrolled.worth_learning
         try:
             if job.conversation.nulls:
                 run, messages = self._with_nulls(job, result, auto)
@@ -277,9 +287,23 @@ class Renderer:
             self._traced += 1
         else:
             result.note("rows_reference")
+        if new:
+            unrolled.learn(messages, run)
         settled = job.template.judge.settle(run, messages, job.trained)
         if settled.dropped:
             result.note("generation_drops")
+        return settled
+
+    def _settle_unrolled(
+        self, job: Job, messages: list[dict[str, Any]], result: Rendering
+    ) -> Settled | None:
+        """Render and settle a conversation of roles and texts, where its path is known."""
+        start = time.perf_counter()
+        settled = job.template.unrolled.settle(messages, job.trained)
+        self.engine_seconds += time.perf_counter() - start
+        if settled is not None:
+            self._audit(job, messages, settled.text, result)
+            self._traced += 1
         return settled
 
     def _with_nulls(
@@ -319,12 +343,18 @@ class Renderer:
             raise
         finally:
             self.engine_seconds += time.perf_counter() - start
-        if audited(len(result.texts), run.text):
-            result.note("audited")
-            if self._rendered(job, messages) != run.text:
-                traced.ban("a row that both rendered")
-                raise Differs
+        self._audit(job, messages, run.text, result)
         return run
+
+    def _audit(
+        self, job: Job, messages: list[dict[str, Any]], text: str, result: Rendering
+    ) -> None:
+        """Compare with the reference where it is this row's turn."""
+        if audited(len(result.texts), text):
+            result.note("audited")
+            if self._rendered(job, messages) != text:
+                job.template.traced.ban("a row that both rendered")
+                raise Differs
 
     def _rendered(self, job: Job, messages: list[dict[str, Any]]) -> str | None:
         """The reference's render of a row that a path rendered; None where it refuses."""

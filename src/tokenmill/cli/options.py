@@ -84,6 +84,9 @@ class RecipeFlags:
         ),
     ] = None
     turn_end: Annotated[str, typer.Option(help="stop | turn")] = "stop"
+    thinking_opener: Annotated[
+        str, typer.Option(help="prompt | trained: thinking that the generation prompt opens")
+    ] = "prompt"
     expand: Annotated[str, typer.Option(help="none | turns: one row per assistant turn")] = "none"
     trailing: Annotated[
         str, typer.Option(help="reject | trim conversations that end with a user turn")
