@@ -16,7 +16,10 @@ import pytest
 
 import tokenmill as tm
 from tests.prompts.making import EXAMPLES, TOKENIZER
+from tokenmill.build.slices import load_copy
+from tokenmill.errors import CorruptionError
 from tokenmill.report.row import store_tokenizer, view_row
+from tokenmill.tokenizer import Tokenizer, load
 
 pytest.importorskip("transformers")
 
@@ -125,6 +128,26 @@ def test_workers_that_load_the_copy_take_it_in_either_spelling(
     for verb in ("prompts", "prepare"):
         _run(verb, second, source, tmp_path / "cache", **local)
         assert _kept(tmp_path / "cache") == kept
+
+
+def test_whole_copy_of_another_tokenizer_is_refused(tmp_path: Path) -> None:
+    ours = load(TOKENIZER, backend="transformers")
+    home = tmp_path / "tokenizers" / ours.key
+    home.mkdir(parents=True)
+    for template, is_ours in ((ours.template, True), ("{{ messages }}", False)):
+        other = Tokenizer(
+            (TOKENIZER / "tokenizer.json").read_bytes(),
+            template=template,
+            special_tokens=ours.special_tokens,
+        )
+        assert other.checksum != ours.checksum
+        for name, data in other.files().items():
+            (home / name).write_bytes(data)
+        if is_ours:
+            assert load_copy(home, ours.card.as_dict()).key == ours.key
+        else:
+            with pytest.raises(CorruptionError, match="not what was written"):
+                load_copy(home, ours.card.as_dict())
 
 
 REAL = ("command-r-plus", "deepseek-v3", "gemma3", "gpt-oss", "llama3.1", "mistral-nemo", "qwen2.5",
