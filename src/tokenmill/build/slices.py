@@ -85,12 +85,18 @@ def open_builder(options: dict[str, Any]) -> Work:
 def load_copy(path: Path, card: dict[str, Any]) -> Tokenizer:
     """Load the cache's copy of a tokenizer, refused unless it is the one the keys were made of.
 
+    A copy is kept by what it does, so it may be of another spelling than the card is: what
+    AutoTokenizer writes of a tokenizer.json has other bytes. Such a copy has to prove its identity.
+
     Raises:
         CorruptionError: The copy is damaged: its tokens would be published under a wrong key.
         CacheError: The copy cannot be read.
     """
     try:
         tokenizer = load(path, backend="file")
+        stated = card["checksum"], card["template"], card["special_tokens"]
+        found = tokenizer.checksum, tokenizer.template, tokenizer.special_tokens
+        is_the_one = found == stated or tokenizer.key == card["key"]
     except TokenizerError as error:
         raise CorruptionError(f"the tokenizer's copy: {error.message}", path=path / COPY) from error
     except TokenmillError:
@@ -100,8 +106,7 @@ def load_copy(path: Path, card: dict[str, Any]) -> Tokenizer:
             f"the tokenizer's copy cannot be read: {error.strerror}; run the command again",
             path=path,
         ) from error
-    stated = card["checksum"], card["template"], card["special_tokens"]
-    if (tokenizer.checksum, tokenizer.template, tokenizer.special_tokens) != stated:
+    if not is_the_one:
         raise CorruptionError("the tokenizer's copy is not what was written", path=path / COPY)
     share_table(tokenizer, path.parent.parent)
     return tokenizer

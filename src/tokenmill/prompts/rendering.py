@@ -6,21 +6,23 @@ what of a row's messages and tools reaches the template:
 
 * ``default``: a null content becomes empty text and JSON text of tool-call arguments is decoded;
 * ``slime``: messages and tools exactly as the row has them;
-* ``miles``: the default's rewriting, and tools in the form of its inference server (wrapped as
-  ``{"type": "function", "function": …}`` with description, name, parameters and strict, in that
-  order); where the template refuses them, bare functions are tried.
+* ``miles``: of an assistant's messages null contents become empty text and arguments are decoded,
+  everything else stays as it is; tools are in the form that its inference server gives them
+  (`tokenmill.integrations.miles.tools`); where the template refuses them, bare functions are tried.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 from tokenmill.chat import PromptRenderer
 from tokenmill.chat.calls import call_list
-from tokenmill.errors import RowError
+from tokenmill.errors import RowError, UsageError
 from tokenmill.prompts.shaping import Messages, Shaped
-from tokenmill.prompts.spec import PromptSpec
+from tokenmill.prompts.spec import PromptSpec, served_tools
 
 
 class PromptMaker:
@@ -96,10 +98,20 @@ class PromptMaker:
         messages, tools = shaped.prompt, shaped.tools
         if self.spec.convention == "slime":
             return messages, tools
-        messages = [_rewritten(message) for message in messages]
         if self.spec.convention == "miles":
-            tools = [_served_tool(tool) for tool in tools] if tools else None
-        return messages, tools
+            tools = self._served_tools(tools) if tools else None
+            return [_as_in_miles(message) for message in messages], tools
+        return [_rewritten(message) for message in messages], tools
+
+    @cached_property
+    def _served_tools(self) -> Any:
+        served = served_tools()
+        if served.form != self.spec.tool_form:
+            raise UsageError(
+                "the sglang here writes tools another way than that of the process that asked for "
+                "these prompts; install the same version in both"
+            )
+        return served
 
     def _with_bare_functions(
         self, messages: Messages, tools: list[Any] | None, error: RowError
@@ -119,16 +131,27 @@ def _rewritten(message: dict[str, Any]) -> dict[str, Any]:
     return message
 
 
-def _served_tool(tool: Any) -> dict[str, Any]:
-    if not isinstance(tool, dict):
-        raise RowError(f"a tool must be an object, not {type(tool).__name__}")
-    function = tool["function"] if isinstance(tool.get("function"), dict) else tool
-    return {
-        "type": tool.get("type", "function") if function is not tool else "function",
-        "function": {
-            "description": function.get("description"),
-            "name": function.get("name"),
-            "parameters": function.get("parameters"),
-            "strict": function.get("strict", False),
-        },
-    }
+def _as_in_miles(message: dict[str, Any]) -> dict[str, Any]:
+    if message["role"] != "assistant":
+        return message
+    if message.get("content") is None:
+        message = {**message, "content": ""}
+    calls = message.get("tool_calls")
+    if isinstance(calls, list):
+        message = {**message, "tool_calls": [_call_in_miles(call) for call in calls]}
+    return message
+
+
+def _call_in_miles(call: Any) -> dict[str, Any]:
+    function = call.get("function") if isinstance(call, dict) else call
+    if isinstance(call, dict) and not function:
+        return call
+    if not isinstance(call, dict) or not isinstance(function, dict):
+        raise RowError(f"a tool call must be an object, not {type(function).__name__}")
+    if not isinstance(function.get("arguments"), str):
+        return call
+    try:
+        arguments = json.loads(function["arguments"])  # the host's parser: it takes NaN
+    except (ValueError, RecursionError) as error:
+        raise RowError(f"arguments of a tool call are no JSON: {error}") from error
+    return {**call, "function": {**function, "arguments": arguments}}

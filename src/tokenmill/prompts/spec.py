@@ -6,14 +6,15 @@ that are there. The names are those of miles and slime.
 
 A *convention* says what happens to messages and tools on their way into the template. By default
 arguments of tool calls that are JSON text are decoded and a null content is empty text, as
-everywhere in tokenmill. ``slime`` hands both over as the row has them; ``miles`` in addition
-rewrites tools the way its inference server does and tries bare functions where the template
-refuses the wrapped ones.
+everywhere in tokenmill. ``slime`` hands both over as the row has them. ``miles`` decodes arguments
+and empties null contents of assistants alone, rewrites tools the way its inference server does and
+tries bare functions where the template refuses the wrapped ones.
 """
 
 from __future__ import annotations
 
 import datetime
+import importlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
@@ -26,6 +27,8 @@ SPEC_VERSION = 1
 """Raised when a row's prompt, length or rejection could come out differently: part of the key."""
 
 CONVENTIONS = ("default", "miles", "slime")
+MILES_VERSION = 2
+"""Raised when the ``miles`` convention changes: part of the keys of its prompts alone."""
 MEDIA = {"image": "<image>", "video": "<video>", "audio": "<audio>"}
 """Kinds of media and the placeholder that stands for one of them in a text."""
 
@@ -44,7 +47,12 @@ _NOT_VARIABLES = {
 
 @dataclass(frozen=True)
 class PromptSpec:
-    """The arguments of `PromptDataset` that shape a row; it describes them."""
+    """The arguments of `PromptDataset` that shape a row; it describes them.
+
+    Attributes:
+        tool_form: What becomes of tools, as a digest, where a convention rewrites them. It is found
+            out here and travels with the spec, so that nobody rewrites them another way.
+    """
 
     prompt_key: str = "text"
     label_key: str | None = None
@@ -55,6 +63,7 @@ class PromptSpec:
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     date: str | None = None
     convention: str = "default"
+    tool_form: str | None = None
 
     def __post_init__(self) -> None:
         """Refuse what cannot mean anything."""
@@ -84,6 +93,8 @@ class PromptSpec:
                 datetime.datetime.strptime(str(self.date), "%Y-%m-%d")
             except ValueError:
                 raise UsageError(f'date={self.date!r}: write it as date="2026-11-15"') from None
+        if self.rewrites_tools and self.tool_form is None:
+            object.__setattr__(self, "tool_form", served_tools().form)
 
     def _check_media(self) -> None:
         if self.multimodal_keys is None:
@@ -115,6 +126,11 @@ class PromptSpec:
         """Whether a string prompt becomes a user turn: a template or media need messages."""
         return self.apply_chat_template or self.multimodal_keys is not None
 
+    @property
+    def rewrites_tools(self) -> bool:
+        """Whether tools reach the template in another form than the row has them."""
+        return self.convention == "miles" and self.apply_chat_template and self.tool_key is not None
+
     def travelling(self) -> dict[str, Any]:
         """The fields as plain values, from which `PromptSpec` makes the same spec again."""
         media = self.multimodal_keys
@@ -130,6 +146,10 @@ class PromptSpec:
         if not self.apply_chat_template:
             # Without a template these decide nothing, so they must not make another key.
             document = {**document, "template_kwargs": {}, "date": None, "convention": "default"}
+        if document["convention"] == "miles":
+            document["convention_version"] = MILES_VERSION
+        if document["tool_form"] is None:
+            del document["tool_form"]
         media = document["multimodal_keys"]
         # The order of kinds decides nothing either: placeholders are found by position.
         document["multimodal_keys"] = None if media is None else dict(sorted(media.items()))
@@ -137,3 +157,8 @@ class PromptSpec:
         if order is not None:
             document["template_kwargs_order"] = order
         return {"version": SPEC_VERSION, "renderer": RENDERER_VERSION, **document}
+
+
+def served_tools() -> Any:
+    """What rewrites tools for the ``miles`` convention: an adapter's, since its host is asked."""
+    return importlib.import_module("tokenmill.integrations.miles.tools").ServedTools()

@@ -23,6 +23,7 @@ HOSTS = ("miles", "slime")
 DATE = "TOKENMILL_DATE"
 ORDER = "TOKENMILL_ORDER"
 STORE = "TOKENMILL_STORE"
+TURN_END = "TOKENMILL_TURN_END"
 
 
 @dataclass(frozen=True)
@@ -105,6 +106,11 @@ class Settings:
     def order(self) -> str:
         """``miles``: what the host's own source would give; ``feistel`` chooses tokenmill's."""
         return os.environ.get(ORDER) or "miles"
+
+    @property
+    def turn_end(self) -> str:
+        """``turn``: the hosts train what a template prints after the closer, too."""
+        return os.environ.get(TURN_END) or "turn"
 
     @property
     def tokenizer(self) -> dict[str, Any]:

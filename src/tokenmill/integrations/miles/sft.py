@@ -136,6 +136,8 @@ def open_sft_store(args: Any) -> Store:
         messages_key=settings.input_key,
         tools_key=settings.tool_key or "tools",
         template_kwargs=settings.template_kwargs,
+        turn_end=settings.turn_end,
+        trailing="trim",  # the hosts train what was answered before it
         **settings.tokenizer,
     )
     prepared = run(recipe, RunOptions(), LocalExecutor())

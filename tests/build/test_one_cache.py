@@ -1,0 +1,170 @@
+"""One cache, whoever encodes: what a verb gives does not depend on what ran there before it.
+
+AutoTokenizer and the tokenizer.json beside it have one identity where they encode alike, and one
+copy in the cache, but they write it down in other bytes. So every verb that loads the copy is run
+after every other one, for every way to name the tokenizer, and must give what it gives in a cache
+of its own; the copy that the first one left must still be there, and nothing in quarantine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tokenmill as tm
+from tests.prompts.making import EXAMPLES, TOKENIZER
+from tokenmill.build.slices import load_copy
+from tokenmill.errors import CorruptionError
+from tokenmill.report.row import store_tokenizer, view_row
+from tokenmill.tokenizer import Tokenizer, load
+
+pytest.importorskip("transformers")
+
+
+def _prepare(source: Path, **named: Any) -> Any:
+    store = tm.prepare(source, format="messages", **named)
+    tokenizer = store_tokenizer(store)
+    return [view_row(store, number, tokenizer) for number in range(len(store))], store.rejected
+
+
+def _prompts(source: Path, **named: Any) -> Any:
+    key = {"prompt_key": "messages", "apply_chat_template": True}
+    prompts = tm.PromptDataset(source, **key, **named)
+    return prompts.lengths.tolist(), [prompt.prompt for prompt in prompts], prompts.rejected
+
+
+def _lint(source: Path, **named: Any) -> Any:
+    report = tm.lint(source, sample=None, format="messages", **named)
+    return report.rows_checked, report.findings
+
+
+VERBS: dict[str, Callable[..., Any]] = {"prepare": _prepare, "prompts": _prompts, "lint": _lint}
+
+
+def _auto_object(directory: Path) -> Any:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(str(directory))
+
+
+WAYS: dict[str, Callable[[Path], dict[str, Any]]] = {
+    "auto": lambda directory: {"tokenizer": directory},
+    "file": lambda directory: {"tokenizer": directory, "tokenizer_backend": "file"},
+    "transformers": lambda directory: {
+        "tokenizer": directory,
+        "tokenizer_backend": "transformers",
+    },
+    "object": lambda directory: {"tokenizer": _auto_object(directory)},
+}
+
+
+def _sources(directory: Path) -> tuple[Path, Path]:
+    """Two files of other rows, so that nothing of the second was made by the first."""
+    lines = (EXAMPLES / "conversations.jsonl").read_bytes().splitlines(keepends=True)
+    first, second = directory / "first.jsonl", directory / "second.jsonl"
+    first.write_bytes(b"".join(lines[:3]))
+    second.write_bytes(b"".join(lines[3:6]))
+    return first, second
+
+
+def _kept(cache: Path) -> dict[str, bytes]:
+    """The copies of tokenizers, and whatever was put aside."""
+    assert not list(cache.glob("quarantine/*"))
+    return {str(path): path.read_bytes() for path in cache.glob("tokenizers/*/tokenizer.json")}
+
+
+def _run(verb: str, way: str, source: Path, cache: Path, **more: Any) -> Any:
+    named = WAYS[way](more.pop("tokenizer", TOKENIZER))
+    return VERBS[verb](source, cache_dir=cache, **named, **{"executor": "inline", **more})
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Any]:
+    """What a verb gives in a cache of its own."""
+    seen: dict[tuple[str, str], Any] = {}
+
+    def give(verb: str, way: str) -> Any:
+        if (verb, way) not in seen:
+            directory = tmp_path_factory.mktemp("alone")
+            _, source = _sources(directory)
+            seen[verb, way] = _normal(_run(verb, way, source, directory / "cache"), directory)
+        return seen[verb, way]
+
+    return give
+
+
+def _normal(answer: Any, directory: Path) -> str:
+    """An answer without the directory in which its files lie."""
+    return repr(answer).replace(str(directory), "")
+
+
+@pytest.mark.parametrize("second", VERBS)
+@pytest.mark.parametrize("first", VERBS)
+def test_a_verb_after_any_other_gives_what_it_gives_alone(
+    first: str, second: str, tmp_path: Path, alone: Callable[[str, str], Any]
+) -> None:
+    before, source = _sources(tmp_path)
+    for earlier in WAYS:
+        for later in WAYS:
+            cache = tmp_path / f"{earlier}-{later}"
+            _run(first, earlier, before, cache)
+            kept = _kept(cache)
+            answer = _normal(_run(second, later, source, cache), tmp_path)
+            assert answer == alone(second, later), f"{later} after {earlier}"
+            assert kept.items() <= _kept(cache).items(), f"{later} after {earlier}"
+
+
+@pytest.mark.parametrize(("first", "second"), [("auto", "transformers"), ("transformers", "auto")])
+def test_workers_that_load_the_copy_take_it_in_either_spelling(
+    first: str, second: str, tmp_path: Path
+) -> None:
+    before, source = _sources(tmp_path)
+    local = {"executor": "local", "num_workers": 1}
+    _run("prepare", first, before, tmp_path / "cache", **local)
+    kept = _kept(tmp_path / "cache")
+    for verb in ("prompts", "prepare"):
+        _run(verb, second, source, tmp_path / "cache", **local)
+        assert _kept(tmp_path / "cache") == kept
+
+
+def test_whole_copy_of_another_tokenizer_is_refused(tmp_path: Path) -> None:
+    ours = load(TOKENIZER, backend="transformers")
+    home = tmp_path / "tokenizers" / ours.key
+    home.mkdir(parents=True)
+    for template, is_ours in ((ours.template, True), ("{{ messages }}", False)):
+        other = Tokenizer(
+            (TOKENIZER / "tokenizer.json").read_bytes(),
+            template=template,
+            special_tokens=ours.special_tokens,
+        )
+        assert other.checksum != ours.checksum
+        for name, data in other.files().items():
+            (home / name).write_bytes(data)
+        if is_ours:
+            assert load_copy(home, ours.card.as_dict()).key == ours.key
+        else:
+            with pytest.raises(CorruptionError, match="not what was written"):
+                load_copy(home, ours.card.as_dict())
+
+
+REAL = ("command-r-plus", "deepseek-v3", "gemma3", "gpt-oss", "llama3.1", "mistral-nemo", "qwen2.5",
+        "qwen3")  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_real_tokenizers_that_both_write_down_share_a_cache(
+    name: str, shared: Path, tmp_path: Path
+) -> None:
+    before, source = _sources(tmp_path)
+    named = {"tokenizer": shared / "tokenizers" / name, "date": "2026-11-15"}
+    prompts = {}
+    for first, second in (("file", "transformers"), ("transformers", "file")):
+        cache = tmp_path / first
+        _run("prepare", first, before, cache, **named)
+        kept = _kept(cache)
+        prompts[first] = _run("prompts", second, source, cache, **named)
+        assert _kept(cache) == kept
+    assert prompts["file"] == prompts["transformers"]

@@ -1,0 +1,78 @@
+"""A stand-in for sglang: what its `Tool` class was seen to do, by version, and nothing else of it.
+
+The three answer like the class itself, asked at its commits of June 2025, of September 2025 (a
+function must have a name) and since April 2026 (``defer_loading``), to the tools of these tests.
+"""
+
+from __future__ import annotations
+
+import sys
+import types
+from typing import Any
+
+import pytest
+
+PACKAGES = ("sglang", "sglang.srt", "sglang.srt.entrypoints", "sglang.srt.entrypoints.openai")
+PROTOCOL = "sglang.srt.entrypoints.openai.protocol"
+
+
+class Tool:
+    """Of June 2025."""
+
+    needs_name = False
+
+    def __init__(self, dumped: dict[str, Any]) -> None:
+        self.dumped = dumped
+
+    def model_dump(self) -> dict[str, Any]:
+        return self.dumped
+
+    @classmethod
+    def model_validate(cls, tool: Any) -> Tool:
+        function = tool.get("function") if isinstance(tool, dict) else None
+        if not isinstance(function, dict) or (cls.needs_name and "name" not in function):
+            raise ValueError("1 validation error for Tool")
+        if not isinstance(function.get("description"), str | None):
+            raise ValueError("1 validation error for Tool: description")
+        if function.get("strict", False) not in (True, False, "true", "false"):
+            raise ValueError("1 validation error for Tool: strict")
+        return cls({"type": tool.get("type", "function"), "function": cls.function(function)})
+
+    @classmethod
+    def function(cls, given: dict[str, Any]) -> dict[str, Any]:
+        return {
+            "description": given.get("description"),
+            "name": given.get("name"),
+            "parameters": given.get("parameters"),
+            "strict": given.get("strict", False) in (True, "true"),
+        }
+
+
+class NamedTool(Tool):
+    """Of September 2025."""
+
+    needs_name = True
+
+
+class DeferredTool(NamedTool):
+    """Since April 2026."""
+
+    @classmethod
+    def model_validate(cls, tool: Any) -> Tool:
+        made = super().model_validate(tool)
+        stated = tool.get("defer_loading")
+        own = tool["function"].get("defer_loading")
+        own = stated if own is None else own
+        if own is not None:
+            made.dumped["function"]["defer_loading"] = own
+        made.dumped["defer_loading"] = stated
+        return made
+
+
+def install(monkeypatch: pytest.MonkeyPatch, tool: Any) -> None:
+    """Let sglang be importable with this class; None: let it not be there."""
+    for name in (*PACKAGES, PROTOCOL):
+        module = None if tool is None else types.ModuleType(name)
+        monkeypatch.setitem(sys.modules, name, module)  # type: ignore[arg-type]
+    if tool is not None:
+        sys.modules[PROTOCOL].Tool = tool  # type: ignore[attr-defined]

@@ -1,0 +1,154 @@
+"""What of a row's messages and tools reaches a template in miles: its server's class decides."""
+
+from __future__ import annotations
+
+import copy
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integrations import host_sglang
+from tests.prompts.making import open_prompts, write_rows
+from tokenmill import UsageError
+from tokenmill.errors import RowError
+from tokenmill.integrations.miles.tools import ServedTools
+from tokenmill.prompts import PromptMaker, PromptSpec, shape_row
+
+FUNCTION = {"parameters": {"b": 1, "a": 2}, "name": "add", "description": "adds", "extra": 1}
+TOOLS: list[Any] = [
+    FUNCTION,
+    {"type": "function", "function": FUNCTION},
+    {"function": {"name": "add", "strict": True}, "defer_loading": True},
+    {"type": "custom", "function": {"name": "add", "defer_loading": False}},
+]
+VERSIONS: dict[str, Any] = {
+    "none": None,
+    "2025-06": host_sglang.Tool,
+    "2025-09": host_sglang.NamedTool,
+    "2026-04": host_sglang.DeferredTool,
+}
+SPEC = {"tool_key": "tools", "apply_chat_template": True, "convention": "miles"}
+TEMPLATE = "{{ tools | tojson }}"
+
+
+def eager_tools(tool_class: Any, tools: list[Any]) -> list[Any]:
+    """What miles does: wrap, validate, write out."""
+    wrapped = [tool if "function" in tool else {"function": tool} for tool in tools]
+    return [tool_class.model_validate(tool).model_dump() for tool in wrapped]
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_tools_are_what_the_installed_class_makes_of_them(
+    version: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    host_sglang.install(monkeypatch, VERSIONS[version])
+    wanted = json.dumps(eager_tools(VERSIONS[version] or host_sglang.Tool, TOOLS))
+    assert ("defer_loading" in wanted) == (version == "2026-04")
+    rows = write_rows(tmp_path / "rows.jsonl", [{"text": "hi", "tools": TOOLS}])
+    (prompt,) = open_prompts(rows, chat_template=TEMPLATE, **SPEC)
+    assert prompt.prompt == wanted
+    assert prompt.tools == prompt.metadata["tools"] == TOOLS  # as the row has them
+
+
+def test_what_the_class_does_is_in_the_key_and_its_name_is_not(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    rows = write_rows(tmp_path / "rows.jsonl", [{"text": "hi", "tools": TOOLS}])
+
+    def opened(tool_class: Any, **other: Any) -> Any:
+        host_sglang.install(monkeypatch, tool_class)
+        return open_prompts(rows, chat_template=TEMPLATE, **{**SPEC, **other})
+
+    keys = {opened(tool_class).key for tool_class in VERSIONS.values()}
+    assert len(keys) == len(VERSIONS)
+    alike = type("AnotherName", (host_sglang.DeferredTool,), {})
+    assert opened(alike).hit
+    # Where no tool can reach a template, nobody is asked.
+    for other in ({"tool_key": None}, {"apply_chat_template": False}, {"convention": "slime"}):
+        one, two = (opened(tool_class, **other).key for tool_class in (None, alike))
+        assert one == two
+
+
+def test_tool_that_the_class_refuses_is_a_rejected_row(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    host_sglang.install(monkeypatch, host_sglang.DeferredTool)
+    tools = [[{"function": {"description": "nameless"}}], ["add"], [FUNCTION]]
+    rows = write_rows(tmp_path / "rows.jsonl", [{"text": "hi", "tools": one} for one in tools])
+    prompts = open_prompts(rows, chat_template=TEMPLATE, **SPEC)
+    assert prompts.rejected == {"bad_shape": 2}
+    assert len(prompts) == 1
+
+
+def test_sglang_without_its_class_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    host_sglang.install(monkeypatch, host_sglang.Tool)
+    del sys.modules[host_sglang.PROTOCOL].Tool  # type: ignore[attr-defined]
+    with pytest.raises(UsageError, match=r"protocol\.Tool"):
+        ServedTools()
+    monkeypatch.delitem(sys.modules, host_sglang.PROTOCOL)
+    with pytest.raises(UsageError, match=r"protocol\.Tool"):
+        PromptSpec(**SPEC)  # type: ignore[arg-type]
+
+
+def test_worker_whose_class_does_something_else_measures_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    host_sglang.install(monkeypatch, host_sglang.DeferredTool)
+    travelled = PromptSpec(**SPEC).travelling()  # type: ignore[arg-type]
+    host_sglang.install(monkeypatch, host_sglang.NamedTool)
+    spec = PromptSpec(**travelled)
+    maker = PromptMaker(spec, TEMPLATE, {})
+    assert maker.text(shape_row({"text": "hi"}, spec)) == "null"
+    with pytest.raises(UsageError, match="same version"):
+        maker.texts([shape_row({"text": "hi", "tools": TOOLS}, spec)])
+
+
+def eager_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What miles does to messages: an assistant's null content and its calls, nothing else."""
+    messages = copy.deepcopy(messages)
+    for message in messages:
+        if message["role"] != "assistant":
+            continue
+        if message.get("content") is None:
+            message["content"] = ""
+        calls = message.get("tool_calls")
+        for call in calls if isinstance(calls, list) else []:
+            function = call.get("function")
+            if function and isinstance(function.get("arguments"), str):
+                function["arguments"] = json.loads(function["arguments"])
+    return messages
+
+
+CALLS: list[Any] = [
+    [{"function": {"name": "f", "arguments": '{"b": 1, "a": NaN}'}}],
+    [{"function": {"name": "f", "arguments": "[1]"}}, {"function": {"name": "f"}}],
+    [{"function": {"name": "f", "arguments": {"a": 1}}, "id": "x"}],
+    [{"name": "f", "arguments": "{}"}, {"function": None}],
+    {"function": {"name": "f", "arguments": "{}"}},
+    None,
+]
+
+
+@pytest.mark.parametrize("role", ["system", "user", "assistant", "tool"])
+def test_messages_reach_the_template_as_miles_rewrites_them(role: str) -> None:
+    spec = PromptSpec(apply_chat_template=True, convention="miles")
+    maker = PromptMaker(spec, "{{ messages | string }}", {})
+    for content in ({}, {"content": None}, {"content": ""}, {"content": "x"}):
+        for calls in ({}, *({"tool_calls": one} for one in CALLS)):
+            messages = [{"role": role, **content, **calls}]
+            row = shape_row({"text": messages}, spec)
+            wanted = str(eager_messages(messages))
+            assert maker.text(row) == wanted
+            assert maker.texts([row]) == [wanted]
+
+
+@pytest.mark.parametrize("wrong", ["{", "", '{"a": 1} and more', "[" * 100_000])
+def test_arguments_that_miles_would_stop_at_are_a_rejected_row(wrong: str) -> None:
+    spec = PromptSpec(apply_chat_template=True, convention="miles")
+    call = {"function": {"name": "f", "arguments": wrong}}
+    row = shape_row({"text": [{"role": "assistant", "tool_calls": [call]}]}, spec)
+    with pytest.raises(RowError, match="no JSON"):
+        PromptMaker(spec, "{{ messages }}", {}).text(row)
