@@ -24,7 +24,7 @@ torch = pytest.importorskip("torch")
 from tokenmill.integrations import hf  # noqa: E402
 
 LENGTHS = np.random.default_rng(0).integers(1, 30, 67).tolist()
-MASKS = ("labels", "loss_mask")
+MASKS = ("labels", "loss_mask", "assistant_masks")
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +45,8 @@ def expected(row: Any, mask: str) -> dict[str, list[int]]:
     ids, trained = row.input_ids.tolist(), row.loss_mask.tolist()
     if mask == "loss_mask":
         return {"input_ids": ids, "loss_mask": trained}
+    if mask == "assistant_masks":
+        return {"input_ids": ids, "assistant_masks": [0, *trained[1:]]}
     labels = [token if on else -100 for token, on in zip(ids, trained, strict=True)]
     return {"input_ids": ids, "labels": [-100, *labels[1:]]}
 
