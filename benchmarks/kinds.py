@@ -6,6 +6,10 @@ smaller. The peers work on every n-th of the same rows. They want OpenAI message
 and typed parts are converted for them before the clock starts, ours reads the rows as they are.
 Rates count bytes of the rows as the corpus writes them, on both sides.
 
+Ours trains every answer of a conversation. SkyRL's slice path is asked for the same: for its last
+message where there is one answer, else for every message, which is another and slower path of its
+own. How fast it is for the last message alone is told, too, without a bound.
+
 *Start-up aside*: of every worker, ours and the peers', the clock runs from its first row until all
 is written and open, and the mean of the two workers counts. Imports, processes, tokenizer,
 template, engine and opening the file are over by then. Nothing is subtracted from anything:
@@ -50,6 +54,7 @@ from benchmarks.report import Report
 
 SIZE = int(float(os.environ.get("TOKENMILL_BENCH_KIND_MB", "64")) * 1_000_000)  # bytes of a kind
 PEER_SHARE = 10  # the peers get every tenth row: what they take of a row does not depend on it
+EVERY_SHARE = 5  # and its path for every message one in so many of these
 TURNS = 2  # whole runs of ours per kind, before and after the peers; their mean counts
 CHECKED = 200  # rows of a kind whose ids are compared with transformers'
 
@@ -68,14 +73,15 @@ class Kind:
     rounds: Rounds | None = None
     select: Callable[[list[Row]], list[Row]] = answered
     beside_plain: bool = False
+    answers: str = "several"
 
 
-PLAIN = Kind("plain English", ("alpaca_eval_en",))
+PLAIN = Kind("plain English", ("alpaca_eval_en",), answers="one")
 KINDS = (
     PLAIN,
     Kind("multi-turn Chinese", ("smilechat_zh",)),
-    Kind("long thinking", ("think_traces",)),
-    Kind("code in Alpaca form", ("codealpaca", "alpaca_zh")),
+    Kind("long thinking", ("think_traces",), answers="one"),
+    Kind("code in Alpaca form", ("codealpaca", "alpaca_zh"), answers="one"),
     Kind("ShareGPT with tools", ("glaive_tools_sharegpt",), beside_plain=True),
     Kind("OpenAI calls, arguments as text", ("drone_tool_calls",), beside_plain=True),
     Kind("agent runs, 20 to 60 turns", ("tau_bench_trajectories",), agent_runs, long_runs, True),
@@ -144,20 +150,22 @@ def _measure(report: Report, kind: Kind, tokenizer: Any, home: Path) -> float:
     corpora = [kind.select(read_rows(path)) for path in paths]
     rows = write_rows(source, corpora, SIZE, kind.rounds)
     size = source.stat().st_size
-    spent, peers = [], (0.0, 0.0)
+    spent, peers = [], (0.0, 0.0, 0.0)
     for turn in range(TURNS):
         summary = _prepare(source, home / f"cache-{turn}")
         spent.append(summary["work"])
         if turn == 0:
-            peers = _peers(source, tokenizer, home)
+            peers = _peers(source, tokenizer, home, kind.answers == "several")
     if summary["rows_out"] != rows:
         raise RuntimeError(f"{kind.name}: not every row was taken: {summary['rejected']}")
-    skyrl, mapped = peers
+    skyrl, last, mapped = peers
     ours = mean(spent) / size
     note = f"{rows:,} rows, {summary['tokens']:,} tokens; {summary['startup']:.1f} s of start-up"
     name = kind.name
     report.figure(f"{name}: prepare, 2 workers", 1 / ours / 1e6, "MB/s", note=note)
     report.figure(f"{name}: SkyRL's slice path", 1 / skyrl / 1e6, "MB/s")
+    if kind.answers == "several":
+        report.ratio(f"{name}: prepare / SkyRL's slice path, last message", ours=ours, peer=last)
     report.figure(f"{name}: datasets.map, num_proc=2", 1 / mapped / 1e6, "MB/s")
     report.ratio(f"{name}: prepare / SkyRL's slice path", ours=ours, peer=skyrl,
                  at_least=TIMES_SKYRL)  # fmt: skip
@@ -168,8 +176,12 @@ def _measure(report: Report, kind: Kind, tokenizer: Any, home: Path) -> float:
     return 1 / ours
 
 
-def _peers(source: Path, tokenizer: Any, home: Path) -> tuple[float, float]:
-    """Seconds per byte of both peers on a sample of the rows, as they want them."""
+def _peers(source: Path, tokenizer: Any, home: Path, several: bool) -> tuple[float, float, float]:
+    """Seconds per byte on a sample of the rows, as the peers want them.
+
+    Returns:
+        SkyRL's for the masks that ours makes, SkyRL's for the last message, datasets.map's.
+    """
     with open(source, "rb") as lines:
         sample = [line for number, line in enumerate(lines) if number % PEER_SHARE == 0]
     size = sum(map(len, sample))
@@ -178,20 +190,27 @@ def _peers(source: Path, tokenizer: Any, home: Path) -> tuple[float, float]:
         for row in rows:
             if not isinstance(row["messages"], str):
                 row["messages"] = json.dumps(row["messages"], ensure_ascii=False)
-    path = source.with_suffix(".openai.jsonl")
-    with open(path, "w") as file:
-        file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
-    def work_of(peer: Callable[[Path], Any]) -> float:
+    def work_of(peer: Callable[[Path], Any], share: float = 1.0) -> float:
         begun = Path(tempfile.mkdtemp(dir=home))
         peer(begun)
-        return (time.perf_counter() - work_began(begun)) / size
+        return (time.perf_counter() - work_began(begun)) / (size * share)
 
-    out = source.with_suffix(".skyrl")
-    return (
-        work_of(lambda begun: skyrl_slices(path, _tokenizer(), out, begun=begun)),
-        work_of(lambda begun: datasets_map(tokenizer, rows, num_proc=2, begun=begun)),
-    )
+    def skyrl(every: bool) -> float:
+        some = rows[:: EVERY_SHARE if every else 1]
+        path = source.with_suffix(".openai.jsonl")
+        with open(path, "w") as file:
+            file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in some)
+        out = source.with_suffix(".skyrl")
+        return work_of(
+            lambda begun: skyrl_slices(path, _tokenizer(), out, begun=begun, every=every),
+            sum(map(len, sample[:: EVERY_SHARE if every else 1])) / size,
+        )
+
+    last = skyrl(every=False)
+    same = skyrl(every=True) if several else last
+    mapped = work_of(lambda begun: datasets_map(tokenizer, rows, num_proc=2, begun=begun))
+    return same, last, mapped
 
 
 def _stages(report: Report, name: str, path: str) -> None:

@@ -1,8 +1,11 @@
 """What users do today, written from its documented behaviour, to measure beside ours.
 
-`skyrl_rows` is what SkyRL's SFT tokenization does to a row for the last assistant message: the
+`skyrl_last` is what SkyRL's SFT tokenization does to a row for the last assistant message: the
 prompt and the whole conversation are rendered and encoded by transformers, and the mask is the
-difference of their lengths. `skyrl_slices` is its parallel path around that: the file is opened
+difference of their lengths. `skyrl_every` is what it does to train every assistant message, as ours
+does: each message is rendered and encoded after two fixed ones, whose tokens are then cut off.
+Of a conversation with one answer the two give the same mask, and the first is the cheaper.
+`skyrl_slices` is its parallel path around that: the file is opened
 with `datasets`, each spawned worker opens it again and takes a contiguous share, rows come back
 through the pool as lists, and the parent saves them. `datasets_map` is `datasets.map` over
 ``apply_chat_template``.
@@ -22,7 +25,7 @@ import json
 import multiprocessing
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -63,39 +66,80 @@ def _note_begin(begun: Path | None) -> None:
             note.write_text(repr(time.perf_counter()))
 
 
-def skyrl_row(
-    tokenizer: Any, messages: list[dict[str, Any]], tools: list[Any] | None = None
-) -> dict[str, Any] | None:
-    """Two renders and two encodes, mask by difference of lengths."""
-    if messages[-1]["role"] != "assistant":
-        return None  # such rows are rejected on both sides
-    prompt = tokenizer.apply_chat_template(
-        messages[:-1], tools=tools, tokenize=True, add_generation_prompt=True, return_dict=True
+def _ids(tokenizer: Any, messages: list[dict[str, Any]], **options: Any) -> list[int]:
+    ids: list[int] = tokenizer.apply_chat_template(
+        messages, tokenize=True, return_dict=True, **options
     )["input_ids"]
-    whole = tokenizer.apply_chat_template(messages, tools=tools, tokenize=True, return_dict=True)[
-        "input_ids"
-    ]
+    return ids
+
+
+def skyrl_last(
+    tokenizer: Any, messages: list[dict[str, Any]], tools: list[Any] | None = None
+) -> dict[str, Any]:
+    """Two renders and two encodes, mask by difference of lengths."""
+    prompt = _ids(tokenizer, messages[:-1], tools=tools, add_generation_prompt=True)
+    whole = _ids(tokenizer, messages, tools=tools)
     actions = len(whole) - len(prompt)
+    return _skyrl_row(whole, [1] * actions)
+
+
+FIXED = [
+    {"role": "system", "content": "You answer questions."},
+    {"role": "user", "content": "Hello."},
+]
+
+
+def skyrl_every(
+    tokenizer: Any, messages: list[dict[str, Any]], tools: list[Any] | None = None
+) -> dict[str, Any]:
+    """Two renders and two encodes per message, from the first answer on."""
+    first = next(k for k, message in enumerate(messages) if message["role"] == "assistant")
+    whole = _ids(tokenizer, messages[:first], tools=tools) if first else []
+    empty = [{"role": "user", "content": ""}]
+    header = len(_ids(tokenizer, empty, tools=tools, add_generation_prompt=True))
+    header -= len(_ids(tokenizer, empty, tools=tools))
+    mask: list[int] = []
+    for message in messages[first:]:
+        fixed = _ids(tokenizer, FIXED, tools=tools)
+        ids = _ids(tokenizer, [*FIXED, message], tools=tools)[len(fixed) :]
+        whole = whole + ids
+        if message["role"] != "assistant":
+            mask += [0] * len(ids)
+            continue
+        end = len(ids)
+        if tokenizer.eos_token_id in ids:
+            end -= ids[::-1].index(tokenizer.eos_token_id)
+        mask += [0] * header + [1] * (end - header) + [0] * (len(ids) - end)
+    return _skyrl_row(whole, mask)
+
+
+def _skyrl_row(ids: list[int], mask: list[int]) -> dict[str, Any]:
     return {
-        "input_ids": whole,
-        "attention_mask": [1] * len(whole),
-        "num_actions": actions,
-        "loss_mask": [1] * actions,
+        "input_ids": ids,
+        "attention_mask": [1] * len(ids),
+        "num_actions": len(mask),
+        "loss_mask": mask,
     }
 
 
-def skyrl_rows(tokenizer: Any, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Rows one after another, in this process."""
-    found = (skyrl_row(tokenizer, as_messages(row), as_tools(row)) for row in rows)
-    return [row for row in found if row is not None]
+def skyrl_rows(
+    tokenizer: Any, rows: Iterable[dict[str, Any]], *, every: bool = False
+) -> list[dict[str, Any]]:
+    """Rows one after another, in this process; those that end with a question are left out."""
+    made = []
+    for row in rows:
+        messages, tools = as_messages(row), as_tools(row)
+        if messages[-1]["role"] == "assistant":
+            made.append((skyrl_every if every else skyrl_last)(tokenizer, messages, tools))
+    return made
 
 
-def _skyrl_share(share: tuple[str, str, Path | None, int, int]) -> list[dict[str, Any]]:
-    path, directory, begun, start, stop = share
+def _skyrl_share(share: tuple[str, str, Path | None, bool, int, int]) -> list[dict[str, Any]]:
+    path, directory, begun, every, start, stop = share
     tokenizer = load_auto(directory)
     rows = _open_json(path).select(range(start, stop))
     _note_begin(begun)
-    return skyrl_rows(tokenizer, rows)
+    return skyrl_rows(tokenizer, rows, every=every)
 
 
 def _open_json(path: str) -> Any:
@@ -106,14 +150,20 @@ def _open_json(path: str) -> Any:
 
 
 def skyrl_slices(
-    path: Path, directory: str, out: Path, workers: int = 2, begun: Path | None = None
+    path: Path,
+    directory: str,
+    out: Path,
+    workers: int = 2,
+    begun: Path | None = None,
+    *,
+    every: bool = False,
 ) -> None:
     """The parallel path: shares of the rows in spawned workers, saved as a dataset."""
     import datasets
 
     count = len(_open_json(str(path)))
     bounds = [count * n // workers for n in range(workers + 1)]
-    shares = [(str(path), directory, begun, *pair) for pair in itertools.pairwise(bounds)]
+    shares = [(str(path), directory, begun, every, *pair) for pair in itertools.pairwise(bounds)]
     with multiprocessing.get_context("spawn").Pool(workers) as pool:
         results = pool.map(_skyrl_share, shares)
     datasets.Dataset.from_list(list(itertools.chain(*results))).save_to_disk(str(out))

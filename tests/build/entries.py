@@ -1,14 +1,15 @@
 """Entry points that the executors' tests name by dotted path; a worker imports nothing else.
 
 `open_worker` returns a function that does what a task's payload says: compute, print, hold the
-interpreter lock, die in one of many ways. Faults that must happen once leave a mark in a
-directory, so that the retry finds it and goes on.
+interpreter lock, die in one of many ways; with ``in_rest`` it does so in the rest of the task.
+Faults that must happen once leave a mark in a directory, so that the retry finds it and goes on.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import os
 import signal
 import sys
@@ -22,7 +23,7 @@ FAULTS = {
     "SIGKILL": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "SIGSEGV": lambda: ctypes.string_at(0),
     "SIGTERM": lambda: os.kill(os.getpid(), signal.SIGTERM),
-    "SIGSTOP": lambda: os.kill(os.getpid(), signal.SIGSTOP),
+    "SIGSTOP": lambda: signal.raise_signal(signal.SIGSTOP),  # this very thread goes no further
     "exit": lambda: os._exit(7),
     "exit0": lambda: os._exit(0),
     "sys.exit": lambda: sys.exit(3),
@@ -71,7 +72,8 @@ class Worker:
         self.options = options
 
     def __call__(self, payload: dict[str, Any]) -> dict[str, Any]:
-        return getattr(self, payload["do"])(payload)
+        do = functools.partial(getattr(self, payload["do"]), payload)
+        return do if payload.get("in_rest") else do()
 
     def close(self) -> None:
         if "closed" in self.options:
@@ -123,6 +125,33 @@ class Worker:
         else:
             time.sleep(payload["seconds"])
         return {"slept": payload["seconds"]}
+
+    def meet(self, payload: dict[str, Any]) -> Any:
+        """Be seen; in the rest, wait until the next task was. Says how many rests ran at once."""
+        place = Path(payload["place"])
+        (place / f"begun-{payload['value']}").touch()
+
+        def rest() -> dict[str, Any]:
+            resting = place / f"resting-{payload['value']}"
+            resting.touch()
+            until = time.monotonic() + 20
+            while payload["next"] and not (place / f"begun-{payload['value'] + 1}").exists():
+                if time.monotonic() > until:
+                    raise UsageError(f"nothing was begun while task {payload['value']} waited")
+                time.sleep(0.01)
+            time.sleep(0.1)  # the next task's rest would be seen by now
+            at_once = len(list(place.glob("resting-*")))
+            resting.unlink()
+            return {"at_once": at_once}
+
+        return rest
+
+    def linger(self, payload: dict[str, Any]) -> Any:
+        """Die, or leave a rest that another task's death overtakes."""
+        if "fault" in payload:
+            time.sleep(0.2)  # until the parent has seen that only a rest was left before
+            FAULTS[payload["fault"]]()
+        return functools.partial(self.sleep, {"seconds": 0.5})
 
     def leave_child(self, payload: dict[str, Any]) -> dict[str, Any]:
         """Fork a child that keeps the channel open, then die."""

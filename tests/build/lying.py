@@ -12,7 +12,7 @@ import itertools
 import json
 import os
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 from unittest import mock
@@ -21,6 +21,7 @@ import numpy as np
 
 from tests.build.entries import once
 from tokenmill.build import pipeline, slices
+from tokenmill.build.executors.tasks import Rest, Work, finish
 from tokenmill.chat import Renderer, Rendering
 from tokenmill.tokenizer import Encoder, Tokenizer
 
@@ -62,7 +63,7 @@ class Lie:
         return [row for row, text in enumerate(texts) if self.audited in text]
 
 
-def open_builder(options: dict[str, Any]) -> Callable[[dict[str, Any]], dict[str, Any]]:
+def open_builder(options: dict[str, Any]) -> Work:
     lie = Lie(**json.loads(options.get("lie") or os.environ[VARIABLE]))
     lie.lies = not lie.liar or once(lie.liar)
     fakes = {"render": ("Renderer", LyingRenderer), "encode": ("Encoder", LyingEncoder)}
@@ -70,12 +71,17 @@ def open_builder(options: dict[str, Any]) -> Callable[[dict[str, Any]], dict[str
     with mock.patch.object(pipeline, name, lambda *given, **more: fake(lie, *given, **more)):
         build = slices.open_builder(options)
 
-    def work(payload: dict[str, Any]) -> dict[str, Any]:
-        result = build(payload)
+    def work(payload: dict[str, Any]) -> Rest:
+        outcome = build(payload)
         lie.built += 1
-        if lie.dies and once(lie.dies):
-            os.kill(os.getpid(), signal.SIGKILL)
-        return result
+
+        def rest() -> dict[str, Any]:
+            result = finish(outcome)
+            if lie.dies and once(lie.dies):
+                os.kill(os.getpid(), signal.SIGKILL)
+            return result
+
+        return rest
 
     return work
 

@@ -39,12 +39,16 @@ def executor(request: pytest.FixtureRequest) -> Executor:
     return LocalExecutor(int(request.param[-1]))
 
 
-def squares(count: int) -> Iterator[Task]:
-    return (Task(n, {"do": "square", "value": n}) for n in range(count))
+def squares(count: int, **more: object) -> Iterator[Task]:
+    return (Task(n, {"do": "square", "value": n, **more}) for n in range(count))
 
 
-def test_results_of_every_executor_are_equal(executor: Executor) -> None:
-    done = sorted(executor.run(SETUP, squares(40)), key=lambda d: d.number)
+in_rest_or_not = pytest.mark.parametrize("in_rest", [False, True], ids=["at once", "in a rest"])
+
+
+@in_rest_or_not
+def test_results_of_every_executor_are_equal(executor: Executor, in_rest: bool) -> None:
+    done = sorted(executor.run(SETUP, squares(40, in_rest=in_rest)), key=lambda d: d.number)
     assert [d.number for d in done] == list(range(40))
     # Tuples come back as lists, in this process as from another.
     assert [d.result for d in done] == [
@@ -61,12 +65,15 @@ def test_no_tasks_load_and_start_nothing(
     assert list(executor.run(Setup("no.such.module:x"), [])) == []
 
 
-def test_tasks_are_pulled_lazily_and_a_bounded_number_ahead(executor: Executor) -> None:
+@in_rest_or_not
+def test_tasks_are_pulled_lazily_and_a_bounded_number_ahead(
+    executor: Executor, in_rest: bool
+) -> None:
     pulled = 0
 
     def endless() -> Iterator[Task]:
         nonlocal pulled
-        for task in squares(10**9):
+        for task in squares(10**9, in_rest=in_rest):
             pulled += 1
             yield task
 
@@ -74,7 +81,7 @@ def test_tasks_are_pulled_lazily_and_a_bounded_number_ahead(executor: Executor) 
     assert pulled == 0
     with contextlib.closing(run):
         for taken, _ in enumerate(itertools.islice(run, 200), start=1):
-            # Three workers: at most three at work and a few results not yet taken.
+            # Three workers: at most two tasks each and a few results not yet taken.
             assert pulled - taken <= 10
             if taken < 20:
                 time.sleep(0.01)  # workers are faster than this consumer
@@ -89,9 +96,12 @@ def test_error_of_the_task_iterable_passes(executor: Executor) -> None:
         list(executor.run(SETUP, failing()))
 
 
-def test_typed_error_travels_with_type_attributes_and_notes(executor: Executor) -> None:
+@in_rest_or_not
+def test_typed_error_travels_with_type_attributes_and_notes(
+    executor: Executor, in_rest: bool
+) -> None:
     with pytest.raises(RowError, match="bad row") as caught:
-        list(executor.run(SETUP, [Task(5, {"do": "raise_row_error"})]))
+        list(executor.run(SETUP, [Task(5, {"do": "raise_row_error", "in_rest": in_rest})]))
     error = caught.value
     assert type(error) is RowError
     assert (error.reason, error.path, error.row, error.line, error.offset) == (
@@ -114,6 +124,7 @@ def test_result_that_comes_with_an_error_is_delivered_before_it(tmp_path: Path) 
         next(run)
 
 
+@in_rest_or_not
 @pytest.mark.parametrize(
     ("do", "message"),
     [
@@ -123,10 +134,10 @@ def test_result_that_comes_with_an_error_is_delivered_before_it(tmp_path: Path) 
     ],
 )
 def test_foreign_error_names_the_task_and_is_not_retried(
-    executor: Executor, do: str, message: str
+    executor: Executor, do: str, message: str, in_rest: bool
 ) -> None:
     with pytest.raises(WorkerError, match=message):
-        list(executor.run(SETUP, [Task(7, {"do": do}, "a.jsonl")]))
+        list(executor.run(SETUP, [Task(7, {"do": do, "in_rest": in_rest}, "a.jsonl")]))
 
 
 def test_foreign_error_of_a_worker_keeps_its_traceback() -> None:
@@ -155,6 +166,16 @@ def test_setup_that_fails_is_a_typed_error(
 def test_payload_that_cannot_travel_is_a_typed_error(executor: Executor) -> None:
     with pytest.raises(WorkerError, match="JSON-able"):
         list(executor.run(SETUP, [Task(0, {"do": object()})]))
+
+
+def test_next_task_is_begun_while_the_rest_of_one_waits_and_one_rest_at_a_time(
+    tmp_path: Path,
+) -> None:
+    tasks = [
+        Task(n, {"do": "meet", "value": n, "place": str(tmp_path), "next": n < 4}) for n in range(5)
+    ]
+    done = list(LocalExecutor(1).run(SETUP, tasks))
+    assert [(d.number, d.result["at_once"]) for d in done] == [(n, 1) for n in range(5)]
 
 
 def test_work_is_closed_after_the_last_task(executor: Executor, tmp_path: Path) -> None:

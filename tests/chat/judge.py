@@ -156,7 +156,6 @@ def score(
     rows: Mapping[str, Row],
     *,
     spec: ChatSpec | None = None,
-    thinking_opener: str = "trained",
     renderer: str = "auto",
 ) -> Score:
     """Let the product render rows under one template and judge what it says."""
@@ -175,8 +174,7 @@ def score(
             if at is not None:
                 answer = (product.texts[at], product.spans[at], product.turns[at])
             where = f"{name} × {case}" + (f" part {job.part}" if job.part else "")
-            _judge_one(total, where, template, job, spec, thinking_opener, answer,
-                       rejected.get(place))  # fmt: skip
+            _judge_one(total, where, template, job, spec, answer, rejected.get(place))
     return total
 
 
@@ -203,7 +201,6 @@ def _judge_one(
     template: OracleTemplate,
     job: Wanted,
     spec: ChatSpec,
-    thinking_opener: str,
     answer: tuple[str, Any, Any] | None,
     error: RowError | None,
 ) -> None:
@@ -258,7 +255,7 @@ def _judge_one(
         spans,
         trained=job.trained,
         turn_end=spec.turn_end,
-        thinking_opener=thinking_opener,
+        thinking_opener=spec.thinking_opener,
     )
     for reason in verdict.unsure:
         total.unsure["where a turn starts"] += 1
@@ -323,7 +320,7 @@ def main(arguments: Iterable[str] | None = None) -> int:
     parser.add_argument("--notes", action="store_true", help="also what was unproven or unsure")
     parser.add_argument("--turn-end", default="stop", choices=("stop", "turn"))
     parser.add_argument("--expand", default="none", choices=("none", "turns"))
-    parser.add_argument("--thinking-opener", default="trained", choices=("trained", "prompt"))
+    parser.add_argument("--thinking-opener", default="prompt", choices=("trained", "prompt"))
     parser.add_argument("--renderer", default="auto", choices=("auto", "jinja2"))
     options = parser.parse_args(None if arguments is None else list(arguments))
     details = options.details
@@ -342,8 +339,12 @@ def main(arguments: Iterable[str] | None = None) -> int:
             name,
             source,
             rows,
-            spec=ChatSpec(date=DATE, turn_end=options.turn_end, expand=options.expand),
-            thinking_opener=options.thinking_opener,
+            spec=ChatSpec(
+                date=DATE,
+                turn_end=options.turn_end,
+                expand=options.expand,
+                thinking_opener=options.thinking_opener,
+            ),
             renderer=options.renderer,
         )
         print(line(name, found), flush=True)

@@ -89,7 +89,8 @@ def test_marked_twins_of_training_templates_train_the_same_words(shared: Path) -
             continue  # their training twins print or train other text: another closer, the header
         source = (shared / "templates" / "trl" / twin).read_text()
         rows = lines(path)
-        made = Renderer(ChatSpec(turn_end="turn"), source, rows[0]["special_tokens"])
+        spec = ChatSpec(turn_end="turn", thinking_opener="trained")  # as those blocks do
+        made = Renderer(spec, source, rows[0]["special_tokens"])
         for row in rows:
             if "error" in row:
                 continue

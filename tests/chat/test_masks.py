@@ -64,10 +64,21 @@ def reasons(result: Rendering) -> list[str]:
 )
 def test_mask_of_every_habit(name: str, expected: list[str]) -> None:
     rows = [turns("a", "one", "b", "two")] * 3
-    result = render(ALL[name], *rows)
+    result = render(ALL[name], *rows, thinking_opener="trained")
     for index in range(3):
         assert trained(result, index) == expected
     assert bool(result.notes.get("rows_without_closer")) == (name == "unclosed")
+
+
+@pytest.mark.parametrize("opener", ["prompt", "trained"])
+def test_thinking_that_the_generation_prompt_opens_is_trained_on_wish(opener: str) -> None:
+    closed = THINKING.replace("assistant\\n<think>\\n' }}", "assistant\\n' }}")
+    assert closed != THINKING
+    for template in (THINKING, closed):
+        made = render(template, turns("a", "one", "b", "two"), thinking_opener=opener)
+        given = template == THINKING and opener == "prompt"
+        answer = "\n</think>\n\ntwo<|im_end|>"
+        assert trained(made)[-1] == (answer if given else f"<think>\n{answer}")
 
 
 def test_turn_end_turn_runs_to_the_next_turn_but_clips_no_generation_block() -> None:
@@ -177,10 +188,10 @@ def test_empty_assistant_text_trains_its_closer_or_is_rejected(name: str, empty:
 def test_thinking_dropped_from_history_is_fine_from_the_last_turn_is_not() -> None:
     think = "<think>\nhm\n</think>\n\n"
     result = render(THINKING, turns("a", f"{think}one", "b", f"{think}two"))
-    assert trained(result) == ["one<|im_end|>", "<think>\nhm\n</think>\n\ntwo<|im_end|>"]
+    assert trained(result) == ["one<|im_end|>", "hm\n</think>\n\ntwo<|im_end|>"]
     talk = turns("a", "one")
     talk[1]["reasoning_content"] = "hm"
-    assert trained(render(THINKING, talk)) == ["<think>\nhm\n</think>\n\none<|im_end|>"]
+    assert trained(render(THINKING, talk)) == ["hm\n</think>\n\none<|im_end|>"]
     assert reasons(render(CHATML, talk)) == ["template_drops_content"]
 
 
@@ -259,9 +270,9 @@ def test_expand_makes_one_row_per_turn_with_its_thinking() -> None:
     assert result.source == [0, 1, 1, 1]
     assert result.part == [0, 0, 1, 2]
     assert [trained(result, i) for i in (1, 2, 3)] == [
-        ["<think>\nhm1\n</think>\n\none<|im_end|>"],
-        ["<think>\nhm2\n</think>\n\ntwo<|im_end|>"],
-        ["<think>\n\n</think>\n\nthree<|im_end|>"],
+        ["hm1\n</think>\n\none<|im_end|>"],
+        ["hm2\n</think>\n\ntwo<|im_end|>"],
+        ["\n</think>\n\nthree<|im_end|>"],
     ]
     talk[1]["train"] = False
     assert render(THINKING, talk, expand="turns").part == [1, 2]

@@ -18,7 +18,7 @@ from tests.chat.conversations import DATE, ODD, SPECIAL, VARIABLES, Row, zoo
 from tests.chat.hostile_templates import rows as odd_rows
 from tests.chat.judge import make_prompt_renderer, make_renderer, sample, wanted
 from tests.chat.templates import ALL, HABITS
-from tokenmill.chat import ChatSpec
+from tokenmill.chat import ChatSpec, unrolled
 from tokenmill.errors import RowError
 
 Outcome = list[tuple[Any, ...]]
@@ -38,6 +38,12 @@ NEIGHBOURS = (
     "assistant after system",
 )
 """Cases whose neighbours have been seen to change what became of them."""
+
+
+@pytest.fixture(autouse=True)
+def _learned_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whole conversations are taken up as one path from the first row of their kind on."""
+    monkeypatch.setattr(unrolled, "WORTH_IT", 1)
 
 
 def outcomes(rendering: Any, count: int) -> list[Outcome]:

@@ -7,11 +7,13 @@ from typing import Any
 import pytest
 
 from tests.chat.templates import ALL, CHATML, HABITS, INST, THINKING
+from tests.chat.test_unrolled import never
 from tokenmill.chat import ChatSpec, PromptRenderer, Renderer
 from tokenmill.chat.program import Run
 from tokenmill.chat.render import AUDIT_ONE_IN, FIRST_AUDITED, audited
 from tokenmill.chat.template import ReferenceTemplate
 from tokenmill.chat.traced import NotTraced, TracedTemplate
+from tokenmill.chat.unrolled import Unrolled
 from tokenmill.errors import UsageError
 
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
@@ -103,6 +105,22 @@ def lying(monkeypatch: pytest.MonkeyPatch, template: TracedTemplate, change: Any
         return made
 
     monkeypatch.setattr(program, "run", run)
+    monkeypatch.setattr(Unrolled, "settle", never)
+
+
+def lying_unrolled(monkeypatch: pytest.MonkeyPatch, template: Unrolled, change: Any) -> None:
+    """The same, where whole conversations are one path."""
+
+    def changed(honest: Any) -> Any:
+        def run(*given: Any) -> Any:
+            plan, out = honest(*given)
+            return plan, [change(fragment) for fragment in out]
+
+        return run
+
+    known = {roles: changed(honest) for roles, honest in template._functions.items()}
+    assert known
+    monkeypatch.setattr(template, "_functions", known)
 
 
 @pytest.mark.parametrize(
@@ -115,14 +133,18 @@ def lying(monkeypatch: pytest.MonkeyPatch, template: TracedTemplate, change: Any
     ],
 )
 @pytest.mark.parametrize("train_on", ["all_assistant_messages", "everything"])
+@pytest.mark.parametrize("way", ["traced", "unrolled"])
 def test_program_that_lies_is_out(
-    monkeypatch: pytest.MonkeyPatch, change: Any, train_on: str
+    monkeypatch: pytest.MonkeyPatch, change: Any, train_on: str, way: str
 ) -> None:
     spec = ChatSpec(train_on=train_on)
     renderer = Renderer(spec, CHATML)
     renderer.render(rows(3))  # learned while it was honest
     expected = Renderer(spec, CHATML, renderer="jinja2").render(rows(100))
-    lying(monkeypatch, renderer._for(None).traced, change)
+    if way == "traced":
+        lying(monkeypatch, renderer._for(None).traced, change)
+    else:
+        lying_unrolled(monkeypatch, renderer._for(None).unrolled, change)
     result = renderer.render(rows(100))
     same(result, expected)
     assert result.notes["mismatches"] == 1

@@ -26,6 +26,7 @@ SPECS = {
     "turn": ChatSpec(date=DATE, turn_end="turn"),
     "expand": ChatSpec(date=DATE, expand="turns"),
     "last": ChatSpec(date=DATE, train_on="last_assistant_message"),
+    "opener": ChatSpec(date=DATE, thinking_opener="trained"),
 }
 
 
@@ -54,7 +55,7 @@ def test_zoo_masks_are_right(shared: Path) -> None:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("form", ["turn", "expand", "last"])
+@pytest.mark.parametrize("form", ["turn", "expand", "last", "opener"])
 def test_zoo_masks_are_right_under_other_recipes(shared: Path, form: str) -> None:
     rows = {case: row for case, row in ODD.items() if "long" not in case}
     total = Score()

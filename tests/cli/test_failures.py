@@ -9,6 +9,7 @@ import pytest
 
 from tests.build.making import TOKENIZER, conversations, write_rows
 from tests.cli.harness import QUICK, Shell
+from tokenmill.cli.app import in_flags
 
 WRONG = {
     "no command": [],
@@ -243,3 +244,41 @@ def test_defect_of_our_own_is_still_one_json_object(
     with pytest.raises(ZeroDivisionError):
         shell("verify", store, "--json")
     assert '"type": "ZeroDivisionError"' in capsys.readouterr().out
+
+
+NAMED = {
+    "row too long to pack": (["pack", "STORE", "--length", "9"], "choose --oversize drop | trunc"),
+    "row too long to export": (
+        ["export", "STORE", "--format", "packed-parquet", "--length", "9", "--out", "OUT"],
+        "choose --oversize drop | truncate | split or a larger length",
+    ),
+    "field of a pack": (["pack", "STORE", "--length", "0"], "--length must be"),
+    "choice of a pack": (["pack", "STORE", "--length", "9", "--oversize", "x"], "--oversize must"),
+    "number": (
+        ["export", "STORE", "--format", "packed-parquet", "--layout", "megatron-bridge",
+         "--length", "600", "--pad-multiple", "7", "--out", "OUT"],
+        "no multiple of --pad-multiple 7",
+    ),
+    "argument of a recipe": (
+        ["prepare", "SRC", *QUICK, "--format", "text", "--train-on", "completion"],
+        "--train-on completion has no meaning",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", NAMED)
+def test_refusal_names_flags_and_no_python(shell: Shell, places: dict[str, str], case: str) -> None:
+    call, message = NAMED[case]
+    refused = shell(*[places.get(argument, argument) for argument in call], "--json")
+    assert refused.code == 2
+    assert message in refused.error["message"]
+    assert "Pack" not in refused.error["message"]
+    assert message in refused.err
+
+
+def test_names_that_are_no_flags_stay_as_they_are() -> None:
+    said = "Pack(oversize='drop' | 'x') or a_b=3, c=, d='e f', Pack.window"
+    assert (
+        in_flags(said, {"a_b", "c"})
+        == "oversize='drop' | 'x' or --a-b 3, --c, d='e f', Pack.window"
+    )

@@ -41,6 +41,7 @@ CARRIED: dict[str, list[Any]] = {
     "huge": [2**70, 1, 2] * 30,
     "origin": ["taken"] * 90,
 }
+BRIDGE: dict[str, Any] = {"pack": Pack(64), "layout": "megatron-bridge"}
 PLAIN = ("lang", "score", "count", "large", "good", "nothing")
 
 
@@ -141,15 +142,52 @@ def test_file_of_arrow_opens_as_a_dataset_without_a_copy(store: Store, tmp_path:
     assert found[11]["input_ids"] == store[11].input_ids.tolist()
 
 
-def test_axolotl_has_exactly_its_three_columns(store: Store, tmp_path: Path) -> None:
-    datasets = pytest.importorskip("datasets")
-    made = tm.export(store, "axolotl", tmp_path / "axolotl")
-    found = datasets.load_from_disk(str(made.path))
-    assert found.column_names == ["input_ids", "attention_mask", "labels"]
-    for record, row in zip(found, store, strict=True):
+def check_trainer(records: Any, rows: Any, *also: str) -> None:
+    """Records of hf against rows: the columns a trainer takes, and those that were asked for."""
+    assert len(records) == len(rows)
+    for record, row in zip(records, rows, strict=True):
+        assert list(record) == ["input_ids", "attention_mask", "labels", *also]
         assert record["input_ids"] == row.input_ids.tolist()
         assert record["attention_mask"] == [1] * len(row)
         assert record["labels"] == labels_of(row)
+
+
+@pytest.mark.parametrize(("name", "out"), [("axolotl", "a"), ("hf", "a"), ("hf", "a.parquet")])
+def test_trainers_get_their_three_columns_and_no_other(
+    store: Store, tmp_path: Path, name: str, out: str
+) -> None:
+    made = tm.export(store, name, tmp_path / out)
+    read = read_parquet if made.path.is_file() else read_arrow
+    check_trainer(read(made.path), store)
+
+
+def test_trainers_get_more_columns_where_they_are_asked_for(store: Store, tmp_path: Path) -> None:
+    also = ["lengths", "origin", "count", "meta", "length"]
+    made = tm.export(store, "hf", tmp_path / "a", also=also)
+    records = read_arrow(made.path)
+    check_trainer(records, store, "lengths", "origin", "length", "count", "meta")
+    for number, (record, row) in enumerate(zip(records, store, strict=True)):
+        assert record["lengths"] == record["length"] == len(row)
+        assert record["origin"] == origin_of(row)
+        assert record["count"] == CARRIED["count"][number]
+        assert json.loads(record["meta"]) == CARRIED["meta"][number]
+
+
+def test_splits_are_a_dataset_of_splits(store: Store, tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    train, validation = tm.split(store, {"train": 0.7, "validation": 0.3})
+    parts = {"train": train, "validation": validation}
+    made = tm.export(parts, "hf", tmp_path / "a", also=["length"])
+    found = datasets.load_from_disk(str(made.path))
+    assert isinstance(found, datasets.DatasetDict)
+    assert (list(found), made.rows) == (["train", "validation"], len(store))
+    for name, view in parts.items():
+        check_trainer(list(found[name]), view, "length")
+    again = tm.export(parts, "hf", tmp_path / "a", also=["length"])
+    assert (again.found, again.bytes, again.files) == (True, made.bytes, made.files)
+    (made.path / "train" / "more").write_text("mine")
+    with pytest.raises(UsageError, match="not this export"):
+        tm.export(parts, "hf", tmp_path / "a", also=["length"])
 
 
 def read_indexed(prefix: Path) -> tuple[list[list[int]], list[int], np.dtype[Any]]:
@@ -227,6 +265,70 @@ def test_layout_of_megatron_bridge_trains_what_the_loader_trains(
         assert trained == labels[labels != -100].tolist()
 
 
+def read_as_bridge(record: dict[str, Any], eos: int) -> tuple[list[int], list[int], list[int]]:
+    """Trained tokens, and places and logical lengths of rows, by its collator's rules."""
+    edges = [*record["seq_start_id"], len(record["input_ids"])]
+    trained, places, logical = [], [], []
+    for first, stop in pairwise(edges):
+        ids, mask = record["input_ids"][first:stop], record["loss_mask"][first:stop]
+        trained += [token for token, on in zip(ids[1:], mask[:-1], strict=True) if on]
+        places.append(len(ids) - 1)
+        logical.append(max((n + 1 for n, token in enumerate(ids[:-1]) if token != eos), default=0))
+    return trained, places, logical
+
+
+@pytest.mark.parametrize("multiple", [1, 8, 16])
+@pytest.mark.parametrize("oversize", ["truncate", "split", "drop"])
+def test_rows_in_packs_of_megatron_bridge_are_padded_to_a_multiple(
+    store: Store, tmp_path: Path, multiple: int, oversize: str
+) -> None:
+    pack, eos = Pack(32, window=32, oversize=oversize), 1
+    more: dict[str, Any] = {"layout": "megatron-bridge", "pad_multiple": multiple, "pack": pack}
+    made = tm.export(store, "packed-parquet", tmp_path / "packs", **more)
+    records = read_parquet(made.path)
+    read = [read_as_bridge(record, eos) for record in records]
+    places = [place for _, row_places, _ in read for place in row_places]
+    if multiple > 1:
+        assert not any(place % multiple for place in places)
+        assert max(sum(row_places) for _, row_places, _ in read) <= pack.length
+        most = {"drop": 0, "truncate": pack.length + 1, "split": 1 << 30}[oversize]
+        kept = [labels_of(row) for row in store if len(row) <= pack.length + 1 or most]
+        kept = [labels[: most or None] for labels in kept]
+        trained = sorted(t for labels in kept for t in labels if t != -100)
+        assert sorted(token for tokens, _, _ in read for token in tokens) == trained
+        # A row's last token is an input, too, where padding follows it.
+        wanted = [
+            min(len(labels) - start, -(-(len(labels) - 1 - start) // multiple) * multiple, 32)
+            for labels in kept
+            for start in range(0, max(len(labels) - 1, 1), pack.length)
+        ]
+        logical = [n for _, _, row_logical in read for n in row_logical]
+        assert sorted(logical) == sorted(max(n, 1) for n in wanted)
+    (metadata,) = json.loads((made.path / "_metadata.json").read_text())
+    packed = [sum(row_places) for _, row_places, _ in read]
+    assert metadata == {
+        "dataset_max_seqlen": max(places),
+        "max_samples_per_bin": max(len(row_places) for _, row_places, _ in read),
+        "packing_factor": round(len(places) / len(read), 2),
+        "packing_efficiency": round(sum(packed) / len(read) / pack.length * 100, 2),
+        "pack_size": pack.length,
+        "min_packed_seqlen": min(packed),
+    }
+
+
+def test_row_of_megatron_bridge_may_have_a_token_more_than_its_pack(
+    store: Store, tmp_path: Path
+) -> None:
+    longest = max(LENGTHS)
+    assert longest % 2, "its predictions are a multiple"
+    more: dict[str, Any] = {"layout": "megatron-bridge", "pad_multiple": 2}
+    made = tm.export(store, "packed-parquet", tmp_path / "a", pack=Pack(longest - 1), **more)
+    trained = [t for record in read_parquet(made.path) for t in read_as_bridge(record, 1)[0]]
+    assert len(trained) == sum(label != -100 for row in store for label in labels_of(row))
+    with pytest.raises(UsageError, match="tokens and a pack only"):
+        tm.export(store, "packed-parquet", tmp_path / "b", pack=Pack(longest - 3), **more)
+
+
 def test_views_mixtures_orders_and_epochs_are_taken(store: Store, tmp_path: Path) -> None:
     long = filtered(store, "length > 20")
     made = tm.export(concat([long, store])[2:9], "parquet", tmp_path / "a.parquet")
@@ -252,7 +354,7 @@ def test_stores_that_carry_different_columns_get_nulls(store: Store, tmp_path: P
 @pytest.mark.parametrize(
     ("name", "out", "more", "message"),
     [
-        ("csv", "a", {}, "csv.*parquet, arrow, jsonl, megatron, axolotl, packed-parquet"),
+        ("csv", "a", {}, "csv.*jsonl, hf, axolotl, megatron, packed-parquet"),
         ("parquet", "a", {"mask": "both"}, "mask is 'both'"),
         ("axolotl", "a", {"mask": "labels"}, "columns of its own"),
         ("packed-parquet", "a", {}, "--length"),
@@ -262,6 +364,13 @@ def test_stores_that_carry_different_columns_get_nulls(store: Store, tmp_path: P
         ("jsonl", "a.parquet", {}, "a.parquet does not name"),
         ("megatron", "a.jsonl", {}, "a.jsonl does not name"),
         ("packed-parquet", "a", {"pack": Pack(10)}, "row .* has .* tokens"),
+        ("packed-parquet", "a", {"pack": Pack(64), "pad_multiple": 8}, "layout megatron-bridge"),
+        ("packed-parquet", "a", {**BRIDGE, "pad_multiple": 0}, "pad_multiple must be a positive"),
+        ("packed-parquet", "a", {**BRIDGE, "pad_multiple": 48}, "no multiple of pad_multiple=48"),
+        ("parquet", "a", {"also": ["length"]}, "also is for hf"),
+        ("hf", "a", {"also": ["length", "length"]}, "each column once"),
+        ("hf", "a", {"also": ["nobody"]}, "also is nobody: .*store carries .lang, score"),
+        ("hf", "a.arrow", {}, "a.arrow does not name"),
     ],
 )
 def test_wrong_calls_are_refused_before_anything_is_written(
@@ -269,4 +378,16 @@ def test_wrong_calls_are_refused_before_anything_is_written(
 ) -> None:
     with pytest.raises(UsageError, match=message):
         tm.export(store, name, tmp_path / out, **more)
+    assert not any(tmp_path.iterdir())
+
+
+def test_wrong_splits_are_refused(store: Store, tmp_path: Path) -> None:
+    for parts, name, out, message in (
+        ({}, "hf", "a", "no splits"),
+        ({"a/b": store}, "hf", "a", "a split's name"),
+        ({"a": store}, "parquet", "a", "format hf"),
+        ({"a": store}, "hf", "a.parquet", "format hf"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            tm.export(parts, name, tmp_path / out)
     assert not any(tmp_path.iterdir())

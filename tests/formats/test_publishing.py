@@ -8,9 +8,11 @@ import os
 import signal
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
 import tokenmill as tm
@@ -189,6 +191,34 @@ def test_command_line_says_path_rows_and_bytes(
         assert default.name.startswith(store.key[:12])
         assert default.suffix == SUFFIXES.get(name, "")
         assert "found" in shell("export", store.path, "--format", name, *more).err
+
+
+def test_command_line_makes_splits_columns_and_padded_packs(
+    shell: Shell, store: Store, tmp_path: Path
+) -> None:
+    shares = ("--split", "train=0.75", "--split", "validation=0.25", "--split-seed", "3")
+    columns = ("--also", "id", "--also", "length")
+    call = ("export", store.path, "--format", "hf", "--out", tmp_path / "a", *shares, *columns)
+    made = shell(*call, "--json").json
+    assert made["rows"] == len(store)
+    found = pytest.importorskip("datasets").load_from_disk(str(tmp_path / "a"))
+    train, validation = tm.split(store, {"train": 0.75, "validation": 0.25}, seed=3)
+    for name, view in (("train", train), ("validation", validation)):
+        assert [r["id"] for r in found[name]] == [row.carried["id"] for row in view]
+    one = shell("export", store.path, "--format", "hf", "--out", tmp_path / "b", "--split", "train")
+    assert (one.code, len(list((tmp_path / "b" / "train").iterdir()))) == (0, 3)
+    for wrong, says in (("train", "NAME=SHARE"), ("train=x", "NAME=SHARE"),
+                        ("train=0.5", "add up"), ("train=0.7", "twice")):  # fmt: skip
+        both = ("--split", wrong, *(("--split", "train=0.3") if wrong != "train=0.5" else ()))
+        out = ("--out", tmp_path / "c", "--json")
+        refused = shell("export", store.path, "--format", "hf", *out, *both)
+        assert (refused.code, refused.error["type"]) == (2, "UsageError"), wrong
+        assert says in refused.error["message"]
+    packs = ("--format", "packed-parquet", "--layout", "megatron-bridge", "--length", "256")
+    call = ("export", store.path, *packs, "--pad-multiple", "16", "--out", tmp_path / "p")
+    assert shell(*call).code == 0
+    starts = pq.read_table(tmp_path / "p", columns=["seq_start_id"])["seq_start_id"].to_pylist()
+    assert {b - a for row in starts for a, b in pairwise(row)} == {65}
 
 
 def test_command_line_refuses_with_exit_code_2(shell: Shell, store: Store, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""verl's side of the bargain, as far as data goes, written from its documented behaviour.
+"""A stand-in for verl's side of the bargain, as far as data goes, by its documented behaviour.
 
 What its own SFT dataset makes of a conversation (message by message, so only where that equals
 one render of the whole), how its SFT and RL batches are collated, how its trainers walk.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import pickle
+import types
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -253,51 +254,156 @@ def test_sft_wrong_settings_are_refused(
         verl.SFTDataset(str(store.path), tokenizer, config(**fields))
 
 
-def test_sft_what_a_store_cannot_say_is_refused(
-    tmp_path: Path, tokenizer: Any, cache: str, monkeypatch: pytest.MonkeyPatch
+def test_sft_template_that_prints_the_date_names_the_variable(
+    tmp_path: Path, cache: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source = tmp_path / "rows.jsonl"
-    turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
-    source.write_text(json.dumps({"messages": turns, "enable_thinking": True}) + "\n")
-    with pytest.raises(UsageError, match="enable_thinking_default"):
-        verl.SFTDataset(str(source), tokenizer, config(cache))
-
-    class Processor:
-        image_processor = object()
-
-    with pytest.raises(UsageError, match="verl's own dataset"):
-        verl.SFTDataset(str(source), tokenizer, config(cache), Processor())
-    source.write_text(json.dumps({"messages": turns}) + "\n")
+    source = write_rows(tmp_path / "rows.jsonl", [{"messages": TURNS}])
     dated = transformers.AutoTokenizer.from_pretrained(EXAMPLES / "tokenizer")
     dated.chat_template = "{{ strftime_now('%Y') }}" + dated.chat_template
     with pytest.raises(TemplateError, match="TOKENMILL_DATE=2026-11-15"):
-        verl.SFTDataset(str(source), dated, config(cache))
+        verl.SFTDataset(source, dated, config(cache))
     monkeypatch.setenv("TOKENMILL_DATE", "2026-11-15")
-    assert len(verl.SFTDataset(str(source), dated, config(cache))) == 1
+    assert len(verl.SFTDataset(source, dated, config(cache))) == 1
+
+
+# What rows say themselves
+
+TURNS = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+
+
+def write_rows(path: Path, rows: list[dict[str, Any]]) -> str:
+    if path.suffix == ".parquet":
+        pq.write_table(pa.Table.from_pylist(rows), path)
+    else:
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def switchable() -> Any:
+    """A tokenizer whose template prints what it was told about thinking."""
+    found = transformers.AutoTokenizer.from_pretrained(EXAMPLES / "tokenizer")
+    told = "{% if enable_thinking is defined %}{{ enable_thinking }}{% endif %}"
+    found.chat_template = told + found.chat_template
+    return found
+
+
+@pytest.mark.parametrize(("ending", "default"), [("jsonl", None), ("parquet", False)])
+@pytest.mark.parametrize(
+    "said",
+    [[None] * 5, [False] * 5, [True, False, None, False, True, None], [1, 0, 1]],
+    ids=["null", "constant", "mixed", "numbers"],
+)
+def test_sft_rows_say_themselves_whether_to_think(
+    tmp_path: Path, switchable: Any, cache: str, ending: str, said: list[Any], default: bool | None
+) -> None:
+    rows = []
+    for number, switch in enumerate(said):
+        turns = [{"role": "user", "content": f"{number}"}, TURNS[1]]
+        rows.append({"messages": turns, "enable_thinking": switch})
+    source = write_rows(tmp_path / f"rows.{ending}", rows)
+    stated = config(cache, enable_thinking_default=default, tokenmill={"order": "sequential"})
+    dataset = verl.SFTDataset(source, switchable, stated)
+    dataset = pickle.loads(pickle.dumps(dataset))
+    expected = []
+    for row in rows:
+        switch = default if row["enable_thinking"] is None else bool(row["enable_thinking"])
+        told = {} if switch is None else {"enable_thinking": switch}
+        text = switchable.apply_chat_template(row["messages"], tokenize=False, **told)
+        expected.append(switchable(text, add_special_tokens=False)["input_ids"])
+    assert [item["input_ids"].tolist() for item in dataset] == expected
+    assert [row.origin.row for row in dataset.view] == list(range(len(rows)))
+    assert dataset.view.lengths.tolist() == [len(ids) for ids in expected]
+    assert dataset.view.trained.tolist() == [int(row.loss_mask.sum()) for row in dataset.view]
+
+
+def test_sft_rows_that_differ_keep_their_order_over_files_and_rejections(
+    tmp_path: Path, switchable: Any, cache: str
+) -> None:
+    files, expected = [], []
+    for part in range(2):
+        rows: list[dict[str, Any]] = [
+            {"messages": TURNS, "enable_thinking": number % 3 == 0} for number in range(20)
+        ]
+        rows[4 + part] = {"messages": [], "enable_thinking": True}
+        files.append(write_rows(tmp_path / f"{part}.jsonl", rows))
+        expected += [(files[-1], number) for number in range(20) if number != 4 + part]
+    dataset = verl.SFTDataset(files, switchable, config(cache, tokenmill={"order": "sequential"}))
+    assert [(row.origin.path, row.origin.row) for row in dataset.view] == expected
 
 
 @pytest.mark.parametrize("ending", ["jsonl", "parquet"])
-def test_sft_looks_at_every_row_for_a_thinking_switch(
-    tmp_path: Path, tokenizer: Any, cache: str, ending: str, monkeypatch: pytest.MonkeyPatch
+def test_sft_every_row_is_looked_at_once_per_content(
+    tmp_path: Path, switchable: Any, cache: str, ending: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
-    rows: list[dict[str, Any]] = [{"messages": turns, "enable_thinking": None} for _ in range(9)]
-
-    def write(name: str) -> str:
-        path = tmp_path / f"{name}.{ending}"
-        if ending == "jsonl":
-            path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        else:
-            pq.write_table(pa.Table.from_pylist(rows), path)
-        return str(path)
-
-    quiet = write("quiet")
-    assert len(verl.SFTDataset(quiet, tokenizer, config(cache))) == 9  # null is the default
-    rows[7]["enable_thinking"] = False
-    for _ in range(2):
-        with pytest.raises(UsageError, match="enable_thinking_default") as refused:
-            verl.SFTDataset(write("loud"), tokenizer, config(cache))
-        assert refused.value.row == 7
-    # What was looked at once is known by its content.
+    row: dict[str, Any] = {
+        "messages": TURNS, "enable_thinking": None, "images": [], "videos": None
+    }  # fmt: skip
+    rows = [row] * 9
+    quiet = write_rows(tmp_path / f"quiet.{ending}", rows)
+    assert len(verl.SFTDataset(quiet, switchable, config(cache))) == 9
+    for name, value, match in (
+        ("enable_thinking", "false", "enable_thinking is 'false'; it is true, false or null"),
+        ("images", ["a.png"], "a row has images: .* verl's own dataset"),
+        ("videos", ["a.mp4"], "a row has videos"),
+    ):
+        rows[7] = {**row, name: value}
+        loud = write_rows(tmp_path / f"{name}.{ending}", rows)
+        for _ in range(2):
+            with pytest.raises(UsageError, match=match) as refused:
+                verl.SFTDataset(loud, switchable, config(cache))
+            assert refused.value.row == 7
     monkeypatch.setattr(Rows, "scan", None)
-    assert len(verl.SFTDataset(quiet, tokenizer, config(cache))) == 9
+    assert len(verl.SFTDataset(quiet, switchable, config(cache))) == 9
+
+
+class Qwen2VLImageProcessorFast:
+    """verl knows Qwen-VL checkpoints by this name."""
+
+
+@pytest.mark.parametrize("pad_mode", ["right", "no_padding"])
+@pytest.mark.parametrize("kind", [Qwen2VLImageProcessorFast, object])
+def test_sft_text_rows_of_a_checkpoint_with_an_image_processor(
+    tmp_path: Path, switchable: Any, cache: str, pad_mode: str, kind: type
+) -> None:
+    """Rendered by the processor's template; Qwen-VL's positions have four equal axes."""
+    processor = types.SimpleNamespace(
+        image_processor=kind(), chat_template="hello" + switchable.chat_template
+    )
+    source = write_rows(tmp_path / "rows.jsonl", [{"messages": TURNS}])
+    stated = config(cache, pad_mode=pad_mode, max_length=64)
+    item = verl.SFTDataset(source, switchable, stated, processor)[0]
+    size = len(item["input_ids"])
+    assert switchable.decode(item["input_ids"]).startswith("hello<|im_start|>user\na")
+    plain = verl.SFTDataset(source, switchable, stated)[0]
+    length = int(plain.get("attention_mask", plain["input_ids"] * 0 + 1).sum())
+    length += len(switchable("hello", add_special_tokens=False)["input_ids"])
+    expected = [*range(length), *[0] * (size - length)]
+    axes = item["position_ids"].tolist()
+    assert axes == ([expected] * 4 if kind is Qwen2VLImageProcessorFast else expected)
+    assert "multi_modal_inputs" not in item
+
+
+def test_sft_user_turn_at_the_end_is_cut_or_rejected(
+    tmp_path: Path, tokenizer: Any, cache: str
+) -> None:
+    rows = [{"messages": TURNS}, {"messages": [*TURNS, TURNS[0]]}]
+    source = write_rows(tmp_path / "rows.jsonl", rows)
+    whole, cut = verl.SFTDataset(source, tokenizer, config(cache))
+    assert whole["input_ids"].tolist() == cut["input_ids"].tolist()
+    strict = config(cache, tokenmill={"trailing": "reject"})
+    assert len(verl.SFTDataset(source, tokenizer, strict)) == 1
+
+
+def test_hooks_that_would_never_be_called_are_refused() -> None:
+    with pytest.raises(UsageError, match=r"Mine\._build_messages would never be called"):
+
+        class Mine(verl.SFTDataset):
+            def _build_messages(self, example: Any) -> Any:
+                return example
+
+    with pytest.raises(UsageError, match=r"_read_files_and_tokenize would never be called"):
+
+        class Others(verl.RLDataset):
+            def _read_files_and_tokenize(self) -> None:
+                pass

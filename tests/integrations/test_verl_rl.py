@@ -193,6 +193,16 @@ def test_rl_what_cannot_be_measured_is_refused(
         dataset[0]
 
 
+def test_rl_subclasses_make_the_prompt(prompts: Path, tokenizer: Any, cache: str) -> None:
+    class Polite(verl.RLDataset):
+        def _build_messages(self, example: dict[str, Any], key: str | None = None) -> Any:
+            messages = super()._build_messages(example, key=key)
+            return [*messages, {"role": "user", "content": "Please."}]
+
+    for item in Polite(str(prompts), tokenizer, rl_config(cache)):
+        assert item["raw_prompt"] == [*item["prompt"], {"role": "user", "content": "Please."}]
+
+
 def test_rl_template_that_prints_the_date_names_the_variable(prompts: Path, cache: str) -> None:
     dated = transformers.AutoTokenizer.from_pretrained(EXAMPLES / "tokenizer")
     dated.chat_template = "{{ strftime_now('%Y') }}" + dated.chat_template

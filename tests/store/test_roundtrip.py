@@ -17,9 +17,11 @@ import tokenmill
 from tests.store.making import make_columns, make_store
 from tokenmill import UsageError
 from tokenmill.errors import SourceMissing
+from tokenmill.files import publish
 from tokenmill.origin import Origin
-from tokenmill.store import Store, open_store
+from tokenmill.store import CacheLayout, Store, open_store
 from tokenmill.store.record import RejectedRow
+from tokenmill.store.write import encode_slice, publish_slice
 
 REJECTED = (RejectedRow(3, 0, 3, 300, 20, "bad_json", "ends early"),)
 
@@ -150,3 +152,26 @@ def test_reading_a_store_loads_no_heavy_library(tmp_path: Path) -> None:
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == "[]"
+
+
+def test_names_of_a_slice_are_durable_before_its_record_has_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps: list[str] = []
+    link, sync = os.link, publish.sync_directory
+
+    def linked(staged: Path, target: Path) -> None:
+        steps.append(target.name.partition(".")[2])
+        link(staged, target)
+
+    def synced(path: Path) -> None:
+        steps.append("sync")
+        sync(path)
+
+    monkeypatch.setattr(os, "link", linked)
+    monkeypatch.setattr(publish, "sync_directory", synced)
+    cache, encoded = CacheLayout(tmp_path), encode_slice("0" * 40, make_columns([5, 6]))
+    publish_slice(cache, encoded)
+    cache.slice("0" * 40).record.unlink()
+    publish_slice(cache, encoded)  # also names that another gave, who died perhaps before it synced
+    assert steps == ["arrow", "meta.arrow", "sync", "json", "sync"] * 2

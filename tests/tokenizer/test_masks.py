@@ -150,7 +150,7 @@ def test_chunks_of_any_size_give_the_same_result(monkeypatch: pytest.MonkeyPatch
     spans = [[(n % 7, len(text))] if len(text) > 7 else [] for n, text in enumerate(texts)]
     ends = [[len(text) // 2, len(text)] for text in texts]
     whole = encoder_of("byte_level").encode(texts, spans, ends)
-    monkeypatch.setattr(encoder_module, "CHUNK_BYTES", 64)
+    monkeypatch.setattr(encoder_module, "CHUNK_CHARS", 64)
     cut = encoder_of("byte_level").encode(texts, spans, ends)
     for field in ("ids", "mask", "row_starts", "turn_ends", "turn_starts"):
         assert np.array_equal(getattr(whole, field), getattr(cut, field)), field
@@ -161,6 +161,14 @@ def test_empty_batch_and_empty_texts_give_empty_arrays() -> None:
         encoded = encoder_of("byte_level").encode(texts)
         assert len(encoded) == len(texts)
         assert len(encoded.ids) == len(encoded.mask) == 0
+
+
+@given(text=st.lists(WORDS | st.just("plain words " * 8) | st.text(max_size=3)).map("".join))
+def test_byte_places_are_the_lengths_of_what_lies_before(text: str) -> None:
+    """Of texts with many wide characters and with few, up to the end of the text."""
+    wanted = [len(text[:place].encode()) for place in range(len(text) + 1)]
+    found = masks.byte_places(text.encode(), np.arange(len(text) + 1))
+    assert found.tolist() == wanted
 
 
 @given(

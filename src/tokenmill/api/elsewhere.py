@@ -8,6 +8,7 @@ store itself at a URL and back, every block checked on its way.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -34,12 +35,14 @@ def to_hf(data: Store | View | Mixture, mask: str = "labels") -> Any:
 
 
 def export(
-    data: Store | View | Mixture,
+    data: Store | View | Mixture | Mapping[str, Store | View | Mixture],
     format: str,  # noqa: A002 - a name of the contract
     out: str | os.PathLike[str],
     *,
     mask: str = "loss_mask",
+    also: Sequence[str] = (),
     pack: Pack | None = None,
+    pad_multiple: int = 1,
     layout: str = "tokenmill",
     order: str | None = None,
     seed: int = 42,
@@ -48,12 +51,15 @@ def export(
     """Write rows in another library's format; the files appear all at once.
 
     Args:
-        data: A store, a view or a mixture.
-        format: ``parquet``, ``arrow``, ``jsonl``, ``megatron``, ``axolotl``, ``packed-parquet``.
+        data: A store, a view or a mixture; for hf also several by the names of their splits.
+        format: ``parquet``, ``arrow``, ``jsonl``, ``hf``, ``axolotl``, ``megatron``,
+            ``packed-parquet``.
         out: File or directory to make. One that ends in ``.parquet``, ``.arrow`` or ``.jsonl`` is
             one file; any other is a directory, with a file per 128 Mi tokens.
         mask: ``loss_mask`` or ``labels``, for parquet, arrow and jsonl.
+        also: More columns for hf: ``origin``, ``length``, ``lengths``, or carried ones.
         pack: How rows are packed, for packed-parquet.
+        pad_multiple: Pad rows in packs to a multiple of so many tokens, for Megatron-Bridge.
         layout: Columns of packs: ``tokenmill``, or ``megatron-bridge`` for its packed dataset.
         order: As for the loader; None: rows as they stand, packs in the loader's default order.
         seed: Of the order.
@@ -65,13 +71,22 @@ def export(
     """
     from pathlib import Path
 
-    from tokenmill.formats import ExportPlan
+    from tokenmill.formats import ExportPlan, SplitPlan
     from tokenmill.formats import export as write
     from tokenmill.loader import Unrolled
+    from tokenmill.packing import Slots
 
     order = order or ("sequential" if pack is None else "feistel")
-    run = Unrolled(data, epochs=epochs, seed=seed, order=order, pack=pack)
-    return write(ExportPlan(run, format, Path(out), mask, layout))
+    slots = None if pad_multiple == 1 else Slots(pad_multiple, unpredicted=1)
+
+    def plan(part: Store | View | Mixture, target: Path) -> ExportPlan:
+        run = Unrolled(part, epochs=epochs, seed=seed, order=order, pack=pack, slots=slots)
+        return ExportPlan(run, format, target, mask, layout, tuple(also))
+
+    target = Path(out)
+    if isinstance(data, Mapping):
+        return write(SplitPlan(target, {n: plan(part, target / n) for n, part in data.items()}))
+    return write(plan(data, target))
 
 
 def push(store: Store | str | os.PathLike[str], target: str | os.PathLike[str]) -> Travelled:

@@ -62,6 +62,7 @@ def prepare(
     date: str | None = None,
     train_on: str | None = None,
     turn_end: str = "stop",
+    thinking_opener: str = "prompt",
     expand: str = "none",
     trailing: str = "reject",
     append_eos: bool = True,
@@ -88,7 +89,8 @@ def prepare(
         tokenizer_backend: ``auto`` refuses where AutoTokenizer and tokenizer.json would encode
             differently, or where it cannot be asked; ``transformers`` or ``file`` chooses.
         trust_remote_code: Allow a tokenizer to bring code of its own.
-        format: ``auto``, ``messages``, ``sharegpt``, ``alpaca``, ``prompt_completion``, ``text``.
+        format: ``auto``, ``messages``, ``sharegpt``, ``alpaca``, ``prompt_completion``, ``text``;
+            ``tokens`` for rows that are tokenized already (``auto`` never takes a row for that).
         messages_key: Column of the conversation; None: ``messages``, else ``conversations``.
         tools_key: Column of the tools.
         system_key: Column of a system prompt.
@@ -102,6 +104,8 @@ def prepare(
             ``everything``; None: what suits the row's format.
         turn_end: ``stop``: train up to and including the end-of-turn token; ``turn``: to where
             the next turn starts.
+        thinking_opener: ``prompt``: thinking that the generation prompt already opens is given to
+            the model and not trained; ``trained``: it is.
         expand: ``turns``: one row per assistant turn.
         trailing: ``reject`` or ``trim`` a conversation that ends with a user turn.
         append_eos: Append the end-of-sequence token to text and string completions.

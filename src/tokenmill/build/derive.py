@@ -9,13 +9,13 @@ given, including the words of its rejections; tests compare the two. This is the
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tokenmill.build.executors.tasks import Rest, Work
 from tokenmill.errors import CorruptionError
 from tokenmill.store import CacheLayout
 from tokenmill.store.columns import SliceColumns
@@ -25,20 +25,25 @@ from tokenmill.store.write import encode_slice, publish_slice
 from tokenmill.tokenizer import overlong_message
 
 
-def open_deriver(options: dict[str, Any]) -> Callable[[dict[str, Any]], dict[str, Any]]:
+def open_deriver(options: dict[str, Any]) -> Work:
     """Entry for executors: returns the function that derives one slice."""
     layout = CacheLayout(Path(options["cache"]))
     limit = options["max_length"]
 
-    def derive(payload: dict[str, Any]) -> dict[str, Any]:
+    def derive(payload: dict[str, Any]) -> dict[str, Any] | Rest:
         source = layout.slice(payload["from"])
         try:
             reader = SliceReader(source, None, mapped=False, check=True)
             columns = kept_columns(reader, limit)
         except CorruptionError:
             return {"built": False, "derived": False}  # then it is tokenized like any other
-        publish_slice(layout, encode_slice(payload["key"], columns))
-        return {"built": False, "derived": True}
+        encoded = encode_slice(payload["key"], columns)
+
+        def publish() -> dict[str, Any]:
+            publish_slice(layout, encoded)
+            return {"built": False, "derived": True}
+
+        return publish
 
     return derive
 

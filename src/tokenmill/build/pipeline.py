@@ -10,6 +10,7 @@ keeps its place in the account: rows in = rows served + rows rejected, each with
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
@@ -85,15 +86,15 @@ class Pipeline:
         bad: list[Bad] = [
             (i, 0, value) for i, value in enumerate(rows.values) if isinstance(value, RowError)
         ]
-        good = [i for i, value in enumerate(rows.values) if not isinstance(value, RowError)]
+        good = np.delete(np.arange(len(rows.values), dtype=np.int32), [i for i, _, _ in bad])
+        values = [rows.values[i] for i in good.tolist()] if bad else rows.values
         with self._stage("render", "prove", self.renderer):
-            rendering = self.renderer.render([rows.values[i] for i in good])
-        bad += [(good[i], part, error) for i, part, error in rendering.rejected]
-        source = np.array([good[i] for i in rendering.source], np.int32)
+            rendering = self.renderer.render(values)
+        bad += [(int(good[i]), part, error) for i, part, error in rendering.rejected]
+        source = good[np.asarray(rendering.source, np.int64)]
         part = np.asarray(rendering.part, np.int32)
         with self._stage("encode", "mask", self.encoder):
-            turn_ends = [[end for _, end in turns] for turns in rendering.turns]
-            encoded = self.encoder.encode(rendering.texts, rendering.spans, turn_ends)
+            encoded = self.encoder.encode(rendering.texts, rendering.spans, rendering.ends)
             encoded = apply_length(encoded, self.recipe.max_length, self.recipe.overlong)
             bad += [(int(source[i]), int(part[i]), error) for i, error in encoded.rejected]
             columns = self._columns(rows, rendering, encoded, source, part, bad)
@@ -123,10 +124,9 @@ class Pipeline:
     ) -> SliceColumns:
         kept = encoded.kept
         served = source[kept]
-        digests = np.fromiter(
-            (xxhash.xxh3_64_intdigest(rows.raw[i]) for i in served), np.uint64, len(served)
-        )
-        roles, turn_roles = _role_numbers([rendering.turns[i] for i in kept])
+        raw = map(rows.raw.__getitem__, served.tolist())
+        digests = np.fromiter(map(xxhash.xxh3_64_intdigest, raw), np.uint64, len(served))
+        roles, turn_roles = _role_numbers(map(rendering.roles.__getitem__, kept.tolist()))
         return SliceColumns(
             ids=encoded.ids,
             mask=encoded.mask,
@@ -156,11 +156,12 @@ def _starts(starts: NDArray[np.int64], kept: NDArray[np.int64]) -> NDArray[np.in
 
 
 def _role_numbers(
-    turns: Sequence[Sequence[tuple[str, int]]],
+    roles: Iterable[Sequence[str]],
 ) -> tuple[tuple[str, ...], NDArray[np.signedinteger[Any]]]:
-    numbers: dict[str, int] = {}
-    flat = [numbers.setdefault(role, len(numbers)) for row in turns for role, _ in row]
-    return tuple(numbers), np.array(flat, role_type(len(numbers)))
+    flat = list(itertools.chain.from_iterable(roles))
+    numbers = {role: number for number, role in enumerate(dict.fromkeys(flat))}
+    found = np.fromiter(map(numbers.__getitem__, flat), role_type(len(numbers)), len(flat))
+    return tuple(numbers), found
 
 
 def _carried(row: dict[str, Any] | RowError, name: str) -> str:

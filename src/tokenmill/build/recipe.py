@@ -56,6 +56,7 @@ class Recipe:
     date: str | None = None
     train_on: str | None = None
     turn_end: str = "stop"
+    thinking_opener: str = "prompt"
     expand: str = "none"
     trailing: str = "reject"
     append_eos: bool = True

@@ -4,20 +4,26 @@
 tokenizer's copy and the template once and returns the function that builds one slice. A payload is
 a block (a file, a byte span, a digest) and a key; a result is a handful of counters. Rows never
 travel.
+
+Publishing waits for a disk and needs hardly any core, so it is the *rest* of the task: an executor
+may do it while the next slice is made.
 """
 
 from __future__ import annotations
 
 import contextlib
 import gc
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from tokenmill.build.entries import to_block
+from tokenmill.build.executors.tasks import Rest, Work
 from tokenmill.build.pipeline import Pipeline
 from tokenmill.build.recipe import Recipe
+from tokenmill.build.tokenized import pipeline_of
 from tokenmill.errors import (
     CacheError,
     CorruptionError,
@@ -28,29 +34,50 @@ from tokenmill.errors import (
 from tokenmill.source import Block, read_block
 from tokenmill.store import CacheLayout
 from tokenmill.store.quarantine import quarantine_slice, slice_is_intact
-from tokenmill.store.write import encode_slice, publish_slice, replace_slice
+from tokenmill.store.write import EncodedSlice, encode_slice, publish_slice, replace_slice
 from tokenmill.tokenizer import Tokenizer, load, share_table
 
 COPY = "tokenizer.json"
 
 
-def open_builder(options: dict[str, Any]) -> Callable[[dict[str, Any]], dict[str, Any]]:
+def open_builder(options: dict[str, Any]) -> Work:
     """Load what building needs and return the function that builds one slice."""
     recipe = Recipe(**options["recipe"])
     tokenizer = load_copy(Path(options["tokenizer"]), options["card"])
-    pipeline = Pipeline(recipe, tokenizer, options["engine"], options["renderer"])
+    pipeline = pipeline_of(recipe, tokenizer, options["engine"], options["renderer"])
     layout = CacheLayout(Path(options["cache"]))
     rebuild = bool(options["rebuild"])
+    turn = threading.Lock()  # the rest of a slice may need the engines while the next is made
 
-    def build(payload: dict[str, Any]) -> dict[str, Any]:
+    def build(payload: dict[str, Any]) -> dict[str, Any] | Rest:
         pipeline.distrust(payload["distrusted"])
-        files = layout.slice(payload["key"])
+        key, block = payload["key"], to_block(payload["block"])
+        files = layout.slice(key)
         if files.record.exists():
             if not (rebuild or payload["again"]):
                 return {"built": False}  # another builder was quicker
             if not slice_is_intact(files):
-                quarantine_slice(layout, payload["key"])
-        return build_slice(pipeline, layout, payload["key"], to_block(payload["block"]))
+                quarantine_slice(layout, key)
+        with turn:
+            encoded, counters = make_slice(pipeline, key, block)
+
+        def publish() -> dict[str, Any]:
+            start = time.perf_counter()
+            replaced = False
+            try:
+                record = publish_slice(layout, encoded)
+            except NonDeterminismError:
+                if not pipeline.distrusted:
+                    raise
+                # An engine lied in this run, so what is published may be its work. The references
+                # decide, and they alone.
+                with turn:
+                    by_reference, _ = make_slice(pipeline.by_reference, key, block)
+                record, replaced = replace_slice(layout, by_reference)
+            counters["seconds"]["publish"] = time.perf_counter() - start
+            return {**counters, "replaced": replaced, "rows": record.rows, "tokens": record.tokens}
+
+        return publish
 
     return build
 
@@ -80,41 +107,13 @@ def load_copy(path: Path, card: dict[str, Any]) -> Tokenizer:
     return tokenizer
 
 
-def build_slice(pipeline: Pipeline, layout: CacheLayout, key: str, block: Block) -> dict[str, Any]:
-    """Read, tokenize and publish one slice; returns its counters."""
-    before = dict(pipeline.seconds)
-    start = time.perf_counter()
-    with without_collector():
-        rows = read_block(block)
-        parsed = time.perf_counter()
-        columns, notes = pipeline.run(rows)
-        writing = time.perf_counter()
-        replaced = False
-        try:
-            record = publish_slice(layout, encode_slice(key, columns))
-        except NonDeterminismError:
-            if not pipeline.distrusted:
-                raise
-            # An engine lied in this run, so what is published may be its work. The references
-            # decide, and they alone.
-            columns, _ = pipeline.by_reference.run(rows)
-            record, replaced = replace_slice(layout, encode_slice(key, columns))
-    done = time.perf_counter()
-    stages = {name: total - before.get(name, 0.0) for name, total in pipeline.seconds.items()}
-    return {
-        "built": True,
-        "replaced": replaced,
-        "rows": record.rows,
-        "bytes": block.length,
-        "tokens": record.tokens,
-        "seconds": {"parse": parsed - start, **stages, "write": done - writing},
-        "notes": notes,
-    }
-
-
 @contextlib.contextmanager
 def without_collector() -> Iterator[None]:
-    """Pause the cycle collector: parsed JSON has no cycles, and looking for them costs a tenth."""
+    """Pause the cycle collector: parsed JSON has no cycles, and looking for them costs a tenth.
+
+    Where it ends, parsed rows must be dead: the collector's first look is at all that was made
+    meanwhile. So it belongs around a call, or on a function, whose locals they are.
+    """
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -122,3 +121,23 @@ def without_collector() -> Iterator[None]:
     finally:
         if was_on:
             gc.enable()
+
+
+@without_collector()
+def make_slice(pipeline: Pipeline, key: str, block: Block) -> tuple[EncodedSlice, dict[str, Any]]:
+    """Read and tokenize one slice; its files' bytes and its counters."""
+    before = dict(pipeline.seconds)
+    start = time.perf_counter()
+    rows = read_block(block)
+    parsed = time.perf_counter()
+    columns, notes = pipeline.run(rows)
+    writing = time.perf_counter()
+    encoded = encode_slice(key, columns)
+    done = time.perf_counter()
+    stages = {name: total - before.get(name, 0.0) for name, total in pipeline.seconds.items()}
+    return encoded, {
+        "built": True,
+        "bytes": block.length,
+        "seconds": {"parse": parsed - start, **stages, "write": done - writing},
+        "notes": notes,
+    }

@@ -422,7 +422,7 @@ class Expressions(Recorder):
         for part in parts:
             if isinstance(part, str) and merged and isinstance(merged[-1], str):
                 merged[-1] += part
-            elif part != "" or isinstance(part, Symbol):
+            elif isinstance(part, Symbol) or part != "":
                 merged.append(part)
         joined = Joined(merged)
         # A text that is put together of itself again and again has no end of parts.
@@ -503,7 +503,9 @@ class Expressions(Recorder):
                     return self._let(f"{base.code}[{key!r}]", base.value[key], base.sources)
                 return Method(base, key)
             value = base.value.get(key, self.program.names["U"])
-            return self._let(f"{base.code}.get({key!r}, U)", value, base.sources)
+            # Who speaks is nobody's words: an answer may be the very word "assistant".
+            sources = NOTHING if key == "role" else base.sources
+            return self._let(f"{base.code}.get({key!r}, U)", value, sources)
         if kind in (str, list, tuple, int, float, bool, NoneType):
             if hasattr(kind, key):
                 return Method(base, key)

@@ -39,7 +39,7 @@ MIXED = -2  # of several messages, or of one that could not be told
 MOST_WORK = limits.BASE_WORK // 32
 MOST_SIZE = limits.BASE_SIZE // 16
 
-ENDINGS = {"end", "break", "continue", "raise"}
+ENDINGS = {"end", "break", "continue", "raise", "leaf"}
 TYPES = {str: "str", dict: "dict", list: "list", int: "int", bool: "bool", float: "float"}
 
 
@@ -98,8 +98,7 @@ class Run:
 
     __slots__ = (
         "generation", "kept", "marks", "me", "memo", "messages", "nones", "out", "own", "owner_of",
-        "size",
-        "taken", "text", "tools", "weights", "work",
+        "reads", "size", "taken", "text", "tools", "weights", "work",
     )  # fmt: skip
 
     def __init__(self, messages: list[Any], tools: Any, memo: Memo | None) -> None:
@@ -113,6 +112,8 @@ class Run:
         self.owner_of = owners.get
         self.me = NOBODY
         self.work = 0
+        self.reads = 0
+        """How many of the questions were about a whole text, and priced by its length."""
         self.size = 0
         self.text = ""
         self.nones = 0
@@ -436,6 +437,13 @@ class Program:
         run.text = "".join(run.out)
         return run
 
+    def compiled(self, key: Any) -> Callable[..., Any]:
+        """The function of a block."""
+        if self.grown:
+            self._compile()
+        function: Callable[..., Any] = self.names[self.blocks[key].name]
+        return function
+
     def _compile(self) -> None:
         for block in self._order:
             if block.grown:
@@ -507,6 +515,10 @@ def _operations(
         if name in ENDINGS:
             if name == "raise":
                 lines.append(f"{indent}raise Refused")
+            elif name == "leaf":
+                plan, codes = rest
+                fragments = ", ".join(codes)
+                lines.append(f"{indent}return {plan}, [{fragments}]")
             else:
                 lines.append(f"{indent}R.work += {work}")
                 lines.append(f"{indent}return {name == 'break'}")
@@ -576,7 +588,7 @@ def _write_operation(name: str, rest: list[Any], indent: str, lines: list[str]) 
         add(f"{indent}R.nones += 1")
         return 2
     if name == "charge":
-        add(f"{indent}R.work += len({rest[0]}) >> 4")
+        add(f"{indent}R.work += len({rest[0]}) >> 4; R.reads += 1")
         return 2
     if name == "keep":
         add(f"{indent}R.kept.append([])")

@@ -18,7 +18,7 @@ import dataclasses
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,15 +29,18 @@ from tokenmill.chat.program import Run
 from tokenmill.chat.shapes import Conversation, Plain, conversation, read
 from tokenmill.chat.spec import ChatSpec
 from tokenmill.chat.template import ReferenceTemplate
-from tokenmill.chat.thinking import literals, thinking_tags
+from tokenmill.chat.thinking import before_thinking, literals, thinking_tags
 from tokenmill.chat.traced import NotTraced, TracedTemplate
 from tokenmill.chat.turns import Judge, Openings, Settled, Span, unproven
+from tokenmill.chat.unrolled import Unrolled
 from tokenmill.errors import RowError, UsageError
 
 RENDERERS = ("auto", "jinja2")
 FIRST_AUDITED = 2  # rows at the start of every batch that the reference renders, too
 AUDIT_ONE_IN = 128  # of the other rows, by content
 TEMPLATES_KNOWN = 8  # per thread
+UNTRAINED: dict[str, Callable[[str], int]] = {"prompt": len, "trained": before_thinking}
+"""How much of a generation prompt is not trained, by `ChatSpec.thinking_opener`."""
 
 
 @dataclass(slots=True)
@@ -48,11 +51,19 @@ class Rendering:
     source: list[int] = field(default_factory=list)
     part: list[int] = field(default_factory=list)
     spans: list[list[Span] | None] = field(default_factory=list)
-    turns: list[list[tuple[str, int]]] = field(default_factory=list)
+    roles: list[Sequence[str]] = field(default_factory=list)
+    ends: list[list[int]] = field(default_factory=list)
+    """Of every text, where its turns end."""
     rejected: list[tuple[int, int, RowError]] = field(default_factory=list)
     notes: dict[str, int | str] = field(default_factory=dict)
     unclosed: list[int] = field(default_factory=list)
     """Numbers of the texts in which nothing closes some assistant turn."""
+
+    @property
+    def turns(self) -> list[list[tuple[str, int]]]:
+        """Of every text, role and end of its turns."""
+        pairs = zip(self.roles, self.ends, strict=True)
+        return [list(zip(roles, ends, strict=True)) for roles, ends in pairs]
 
     def note(self, name: str, count: int = 1) -> None:
         """Add to one of the counters that go into the proof."""
@@ -89,11 +100,12 @@ class Template:
         self.traced = TracedTemplate(self.reference)
         self._asking: TracedTemplate | None = None
         self.judge = Judge(
-            Openings(self._follow),
+            Openings(self._follow, UNTRAINED[spec.thinking_opener]),
             spec.turn_end,
             thinking_tags(literals(self.reference.tree)),
             self.reference.has_generation,
         )
+        self.unrolled = Unrolled(self.reference, self.judge)
 
     def _follow(self, messages: list[dict[str, Any]], tools: list[Any] | None, prompt: bool) -> Run:
         """A conversation of our own, with the generation prompt or without."""
@@ -131,7 +143,7 @@ def template_of(source: str, spec: ChatSpec, variables: Mapping[str, Any]) -> Te
         given = msgspec.json.encode(dict(variables))
     except (msgspec.MsgspecError, TypeError, ValueError, RecursionError):
         return Template(source, spec, variables)
-    key = (source, given, spec.date, spec.turn_end)
+    key = (source, given, spec.date, spec.turn_end, spec.thinking_opener)
     found = _known.templates.pop(key, None)
     if found is None or found.traced.differed:
         found = Template(source, spec, variables)
@@ -265,7 +277,13 @@ class Renderer:
 
     def _settle(self, job: Job, result: Rendering, auto: bool) -> Settled:
         """Render one conversation and settle its turns."""
-        messages = job.conversation.messages
+        messages, unrolled = job.conversation.messages, job.template.unrolled
+        new = False
+        if auto and job.conversation.simple and not job.conversation.tools:
+            found = self._settle_unrolled(job, messages, result)
+            if found is not None:
+                return found
+            new = unrolled.worth_learning
         try:
             if job.conversation.nulls:
                 run, messages = self._with_nulls(job, result, auto)
@@ -277,9 +295,23 @@ class Renderer:
             self._traced += 1
         else:
             result.note("rows_reference")
+        if new:
+            unrolled.learn(messages, run)
         settled = job.template.judge.settle(run, messages, job.trained)
         if settled.dropped:
             result.note("generation_drops")
+        return settled
+
+    def _settle_unrolled(
+        self, job: Job, messages: list[dict[str, Any]], result: Rendering
+    ) -> Settled | None:
+        """Render and settle a conversation of roles and texts, where its path is known."""
+        start = time.perf_counter()
+        settled = job.template.unrolled.settle(messages, job.trained)
+        self.engine_seconds += time.perf_counter() - start
+        if settled is not None:
+            self._audit(job, messages, settled.text, result)
+            self._traced += 1
         return settled
 
     def _with_nulls(
@@ -319,12 +351,18 @@ class Renderer:
             raise
         finally:
             self.engine_seconds += time.perf_counter() - start
-        if audited(len(result.texts), run.text):
-            result.note("audited")
-            if self._rendered(job, messages) != run.text:
-                traced.ban("a row that both rendered")
-                raise Differs
+        self._audit(job, messages, run.text, result)
         return run
+
+    def _audit(
+        self, job: Job, messages: list[dict[str, Any]], text: str, result: Rendering
+    ) -> None:
+        """Compare with the reference where it is this row's turn."""
+        if audited(len(result.texts), text):
+            result.note("audited")
+            if self._rendered(job, messages) != text:
+                job.template.traced.ban("a row that both rendered")
+                raise Differs
 
     def _rendered(self, job: Job, messages: list[dict[str, Any]]) -> str | None:
         """The reference's render of a row that a path rendered; None where it refuses."""
@@ -355,7 +393,7 @@ class Renderer:
         result.note("rows_reference")
         result.note(f"untraced:{error.cause}")
         if job.trained is None:
-            return Settled(text, None, [("text", len(text))])
+            return Settled(text, None, ("text",), [len(text)])
         raise unproven(f"which part of the text is whose cannot be told: {error}")
 
     def _plain(self, index: int, found: Plain, result: Rendering) -> None:
@@ -375,30 +413,29 @@ class Renderer:
         end = "" if found.text.endswith(eos) else eos
         text = f"{found.prompt}{found.text}{end}"
         if found.shape == "text":
-            turns = [("text", len(text))]
+            roles, ends = ["text"], [len(text)]
         else:
-            turns = [("prompt", len(found.prompt)), ("completion", len(text))]
+            roles, ends = ["prompt", "completion"], [len(found.prompt), len(text)]
         spans: list[Span] | None = None
         if everything == "completion":
             spans = [(len(found.prompt), len(text))]
         if len(text) == (len(found.prompt) if spans else 0):
             raise RowError("there is no text to train on", reason="no_trained_tokens")
-        self._accept(result, index, 0, text, spans, turns)
+        self._accept(result, index, 0, Settled(text, spans, roles, ends))
 
     def _accept(
         self,
         result: Rendering,
         source: int,
         part: int,
-        text: str,
-        spans: list[Span] | None,
-        turns: list[tuple[str, int]],
+        settled: Settled,
     ) -> None:
-        result.texts.append(text)
+        result.texts.append(settled.text)
         result.source.append(source)
         result.part.append(part)
-        result.spans.append(spans)
-        result.turns.append(turns)
+        result.spans.append(settled.spans)
+        result.roles.append(settled.roles)
+        result.ends.append(settled.ends)
 
     def _jobs(self, index: int, found: Conversation, result: Rendering) -> list[Job]:
         """The texts that one conversation gives, and what is trained in each."""
@@ -441,7 +478,7 @@ class Renderer:
         if not settled.closed:
             result.note("rows_without_closer")
             result.unclosed.append(len(result.texts))
-        self._accept(result, job.source, job.part, settled.text, settled.spans, settled.ends)
+        self._accept(result, job.source, job.part, settled)
 
 
 def _untrained(message: dict[str, Any]) -> bool:

@@ -120,9 +120,11 @@ def detect(row: dict[str, Any], spec: ChatSpec) -> str:
     if row.get(spec.text_key) is not None:
         return "text"
     known = ", ".join(sorted(map(str, row))[:8])
+    others = "messages_key=, prompt_key=, text_key= name others"
+    if "input_ids" in row:
+        others = "format='tokens' reads rows that are tokenized already"
     raise RowError(
-        "no conversation, pair or text in this row; its columns are "
-        f"{known or 'none'} (messages_key=, prompt_key=, text_key= name others)"
+        f"no conversation, pair or text in this row; its columns are {known or 'none'} ({others})"
     )
 
 

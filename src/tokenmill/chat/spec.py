@@ -17,11 +17,12 @@ from typing import Any
 
 from tokenmill.errors import UsageError
 
-RENDERER_VERSION = 3
+RENDERER_VERSION = 4
 
-FORMATS = ("auto", "messages", "sharegpt", "alpaca", "prompt_completion", "text")
+FORMATS = ("auto", "messages", "sharegpt", "alpaca", "prompt_completion", "text", "tokens")
 TRAIN_ON = ("all_assistant_messages", "last_assistant_message", "completion", "everything")
 TURN_ENDS = ("stop", "turn")
+THINKING_OPENERS = ("prompt", "trained")
 EXPANDS = ("none", "turns")
 TRAILINGS = ("reject", "trim")
 
@@ -38,6 +39,7 @@ TRAINABLE: dict[str, tuple[str, ...]] = {
         "everything",
     ),
     "text": ("everything",),
+    "tokens": ("everything",),  # None: what the row's own masks say
 }
 
 # The names under which the renderer itself speaks to a template.
@@ -66,6 +68,8 @@ class ChatSpec:
         train_on: What is trained; None: all assistant messages, for prompt+completion the
             completion, for text everything.
         turn_end: ``stop`` ends a span with the end-of-turn token, ``turn`` where the next starts.
+        thinking_opener: Whether a thinking opener that the generation prompt already holds belongs
+            to the ``prompt``, or is ``trained``.
         expand: ``turns`` makes one row of every assistant turn, with the turns before it.
         trailing: What to do with a conversation that ends with a user turn.
         append_eos: Whether text and string completions end with the tokenizer's eos token.
@@ -82,6 +86,7 @@ class ChatSpec:
     date: str | None = None
     train_on: str | None = None
     turn_end: str = "stop"
+    thinking_opener: str = "prompt"
     expand: str = "none"
     trailing: str = "reject"
     append_eos: bool = True
@@ -92,6 +97,7 @@ class ChatSpec:
             object.__setattr__(self, "template_kwargs", {})
         _one_of("format", self.format, FORMATS)
         _one_of("turn_end", self.turn_end, TURN_ENDS)
+        _one_of("thinking_opener", self.thinking_opener, THINKING_OPENERS)
         _one_of("expand", self.expand, EXPANDS)
         _one_of("trailing", self.trailing, TRAILINGS)
         if self.train_on is not None:
@@ -103,8 +109,8 @@ class ChatSpec:
                     "expand='turns' trains one turn per row, train_on='everything' all of it:"
                     " choose one"
                 )
-        if self.expand == "turns" and self.format == "text":
-            raise UsageError("expand='turns' needs conversations, format='text' has none")
+        if self.expand == "turns" and self.format in ("text", "tokens"):
+            raise UsageError(f"expand='turns' needs conversations, format={self.format!r} has none")
         for name in ("tools_key", "system_key", "text_key", "prompt_key", "completion_key"):
             if not isinstance(getattr(self, name), str) or not getattr(self, name):
                 raise UsageError(f"{name}={getattr(self, name)!r}: give the name of a column")

@@ -16,7 +16,7 @@ import json
 import re
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeVar
 
 import jinja2
 import jinja2.ext
@@ -28,6 +28,8 @@ from tokenmill.chat import limits
 from tokenmill.chat.sandbox import BoundedEnvironment, TemplateRaised
 from tokenmill.chat.trace import Tracer
 from tokenmill.errors import RowError, TemplateError
+
+AnyTracer = TypeVar("AnyTracer", bound=Tracer)
 
 GENERATION_TAG = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
 REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
@@ -235,7 +237,7 @@ class ReferenceTemplate:
         except (jinja2.TemplateError, RecursionError, ValueError, OverflowError) as error:
             raise TemplateError(f"the template cannot be compiled: {error}") from error
 
-    def tracer(self, add_generation_prompt: bool) -> Tracer:
+    def tracer(self, kind: type[AnyTracer], *, add_generation_prompt: bool) -> AnyTracer:
         """A tracer of this template, which knows no path yet.
 
         Raises:
@@ -243,7 +245,7 @@ class ReferenceTemplate:
         """
         variables = {**self.variables, "add_generation_prompt": add_generation_prompt}
         functions = {"raise_exception": _raise, "strftime_now": self._strftime}
-        return Tracer(self.tree, self._environment, variables, tojson, functions)
+        return kind(self.tree, self._environment, variables, tojson, functions)
 
     def render(
         self,

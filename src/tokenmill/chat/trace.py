@@ -48,12 +48,12 @@ from tokenmill.chat.symbols import (
 )
 
 
-class _Break(Exception):
-    pass
+class Break(Exception):
+    """The template leaves a loop."""
 
 
-class _Continue(Exception):
-    pass
+class Continue(Exception):
+    """The template goes on with a loop's next item."""
 
 
 class MacroCall(NamedTuple):
@@ -109,13 +109,13 @@ class Tracer(Expressions):
         """
         self._owner_of = {id(message): k for k, message in enumerate(messages)}.get
         frame = self._frame = Frame(self.program.main, [{}])
-        self._messages = Symbol("R.messages", messages, frozenset((WHOLE,)))
-        self._tools = Symbol("R.tools", tools, NOTHING)
+        self._messages: Any = Symbol("R.messages", messages, frozenset((WHOLE,)))
+        self._tools: Any = Symbol("R.tools", tools, NOTHING)
         self._out = []
         try:
             self._body(self.tree.body)
             frame.cursor.emit(("end",))
-        except (_Break, _Continue):
+        except (Break, Continue):
             raise Untraceable("a break outside a loop") from None
         return "".join(self._out)
 
@@ -128,7 +128,7 @@ class Tracer(Expressions):
             except Untraceable as error:
                 error.line = error.line or line_of(node)
                 raise
-            except (_Break, _Continue, Refused):
+            except (Break, Continue, Refused):
                 raise
             except Exception as error:
                 self._fail(error)
@@ -333,10 +333,10 @@ class Tracer(Expressions):
             raise Untraceable("a macro inside something else", line_of(node))
 
     def _do_Break(self, node: nodes.Node) -> None:
-        raise _Break
+        raise Break
 
     def _do_Continue(self, node: nodes.Node) -> None:
-        raise _Continue
+        raise Continue
 
     # -- loops and macros ---------------------------------------------------------------------
 
@@ -432,7 +432,7 @@ class Tracer(Expressions):
     ) -> list[Any]:
         body = key or node
         outer = self._frame
-        silent = keep is not None or not _says_something(node)
+        silent = keep is not None or not says_something(node)
         stands = messages and not outer.stands and not silent
         values, codes, classes = self._slots(body, stands)
         whose = class_of(items, False)
@@ -478,10 +478,10 @@ class Tracer(Expressions):
                 else:
                     self._body(node.body)
                 frame.cursor.emit(("end",))
-            except _Break:
+            except Break:
                 frame.cursor.emit(("break",))
                 stop = True
-            except _Continue:
+            except Continue:
                 frame.cursor.emit(("continue",))
             except (Untraceable, Refused):
                 raise
@@ -618,7 +618,7 @@ class Tracer(Expressions):
         return Undefined(name=name)
 
 
-def _says_something(loop: nodes.For) -> bool:
+def says_something(loop: nodes.For) -> bool:
     """Whether a loop's body prints, or puts a text together that may be printed later."""
     if any(True for _ in loop.find_all(nodes.Output)):
         return True

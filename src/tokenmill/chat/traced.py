@@ -66,7 +66,9 @@ class TracedTemplate:
 
     def _start(self) -> None:
         try:
-            self._tracer = self.reference.tracer(self.add_generation_prompt)
+            self._tracer = self.reference.tracer(
+                Tracer, add_generation_prompt=self.add_generation_prompt
+            )
         except Untraceable as error:
             self._untraceable = NotTraced(error.cause, error.line)
 

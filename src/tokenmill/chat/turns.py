@@ -21,7 +21,7 @@ from __future__ import annotations
 import json
 import re
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from typing import Any
@@ -35,7 +35,7 @@ from tokenmill.errors import RowError
 Span = tuple[int, int]
 Messages = list[dict[str, Any]]
 
-_ATOM = re.compile(rf"{TAG.pattern}|\w+|\s|.", re.DOTALL)
+ATOM = re.compile(rf"{TAG.pattern}|\w+|\s|.", re.DOTALL)
 TOOL_ROLES = ("tool", "function", "ipython", "tool_response", "observation")
 
 
@@ -45,7 +45,9 @@ class Settled:
 
     text: str
     spans: list[Span] | None
-    ends: list[tuple[str, int]]
+    roles: Sequence[str]
+    ends: list[int]
+    """Where each message's turn ends."""
     closed: bool = True
     dropped: str = ""
 
@@ -57,7 +59,7 @@ def common_prefix(left: str, right: str) -> str:
     if right.startswith(left):
         return left
     length = 0
-    for a, b in zip(_ATOM.finditer(left), _ATOM.finditer(right), strict=False):
+    for a, b in zip(ATOM.finditer(left), ATOM.finditer(right), strict=False):
         if a[0] != b[0]:
             break
         length += len(a[0])
@@ -136,15 +138,9 @@ class Opening:
 
     prompts: tuple[str, ...]
     skips: tuple[int, ...]
-    """How much of each prompt is not trained: all of it but thinking that it opens."""
+    """How much of each prompt is not trained: all of it, or all but thinking that it opens."""
     silent: bool
     """Whether the template gives the model nothing after such a message: it simply goes on."""
-
-    def named(self, name: str) -> Opening:
-        """With a name where the role stands, before what it is without."""
-        prompts = [prompt.replace("assistant", name) for prompt in self.prompts]
-        prompts = list(dict.fromkeys([*prompts, *self.prompts]))
-        return Opening(tuple(prompts), tuple(map(before_thinking, prompts)), self.silent)
 
 
 class Openings:
@@ -153,10 +149,16 @@ class Openings:
     Args:
         follow: Renders a conversation with tools and says where it printed what; with the
             generation prompt or without. Raises RowError where the template refuses.
+        untrained: How much of a generation prompt is not trained.
     """
 
-    def __init__(self, follow: Callable[[Messages, list[Any] | None, bool], Run]) -> None:
+    def __init__(
+        self,
+        follow: Callable[[Messages, list[Any] | None, bool], Run],
+        untrained: Callable[[str], int],
+    ) -> None:
         self._render = follow
+        self.untrained = untrained
         self._known: dict[str | None, Opening] = {}
         self._leads: str | None = None
         self._prompts: dict[str, str | None] = {}
@@ -183,7 +185,16 @@ class Openings:
         found = dict.fromkeys(self._prompt(name) for name in (kind, "user"))
         prompts = tuple(prompt for prompt in found if prompt)
         silent = bool(prompts) and self._prompt(kind) == ""
-        return Opening(prompts, tuple(map(before_thinking, prompts)), silent)
+        return self._opening(prompts, silent)
+
+    def _opening(self, prompts: Iterable[str], silent: bool) -> Opening:
+        prompts = tuple(dict.fromkeys(prompts))
+        return Opening(prompts, tuple(map(self.untrained, prompts)), silent)
+
+    def named(self, opening: Opening, name: str) -> Opening:
+        """With a name where the role stands, before what it is without."""
+        prompts = [prompt.replace("assistant", name) for prompt in opening.prompts]
+        return self._opening([*prompts, *opening.prompts], opening.silent)
 
     def _prompt(self, kind: str) -> str | None:
         if kind not in self._prompts:
@@ -241,10 +252,10 @@ class Openings:
                     run = self._follow([_message("user"), turn], False)
                 except RowError:
                     continue
-                found = _pieces(run, [0, *accumulate(map(len, run.out))]).get(1)
+                found = pieces_of(run, [0, *accumulate(map(len, run.out))]).get(1)
                 if found is not None and found[0] >= 0:
                     first = found[0]
-                    leads.append("".join(run.out[first : _first_words(run, first, turn)]))
+                    leads.append("".join(run.out[first : _first_words(run, first)]))
             self._leads = leads[0] if leads else ""
             for other in leads[1:]:
                 self._leads = common_prefix(self._leads, other)
@@ -274,12 +285,10 @@ def _difference(asked: Run, unasked: Run) -> str:
     return with_prompt[len(without) :] if with_prompt.startswith(without) else ""
 
 
-def _first_words(run: Run, start: int, message: dict[str, Any]) -> int:
-    """Place of the first thing taken from a message that is more than its role."""
-    for place in run.own[bisect_left(run.own, start) :]:
-        if run.out[place] != message["role"]:
-            return place
-    return len(run.out)
+def _first_words(run: Run, start: int) -> int:
+    """Place of the first thing taken from a message, at or after a place."""
+    index = bisect_left(run.own, start)
+    return run.own[index] if index < len(run.own) else len(run.out)
 
 
 # -- one render -------------------------------------------------------------------------------
@@ -300,10 +309,10 @@ class Judge:
     turn_end: str
     tags: set[str]
     generation: bool
-    _thinking: re.Pattern[str] | None = field(init=False)
+    thinking: re.Pattern[str] | None = field(init=False)
 
     def __post_init__(self) -> None:
-        self._thinking = any_of(self.tags)
+        self.thinking = any_of(self.tags)
 
     def settle(self, run: Run, messages: Messages, trained: Sequence[int] | None) -> Settled:
         """Turns and spans of one render.
@@ -317,10 +326,11 @@ class Judge:
             RowError: template_drops_content or mask_unproven.
         """
         position = list(accumulate(map(len, run.out), initial=0))
-        pieces = _pieces(run, position)
+        pieces = pieces_of(run, position)
         if run.taken:
-            _add_unlooped(run, position, pieces)
-        settled = Settled(run.text, None, _ends(messages, pieces, position))
+            add_unlooped(run, position, pieces)
+        roles = [message["role"] for message in messages]
+        settled = Settled(run.text, None, roles, _ends(messages, pieces, position))
         if trained is None:
             return settled
         if self.generation:
@@ -347,7 +357,7 @@ class Judge:
             message = messages[k]
             found = pieces.get(k)
             if found is None:
-                _check_printed(message, k, [], text, k == last, self._thinking)
+                check_printed(message, k, [], text, k == last, self.thinking)
                 continue
             first, stop = found
             if first < 0:
@@ -359,7 +369,7 @@ class Judge:
             if high == low or len(message) > 2 or out[words] is not message.get("content"):
                 said = [out[place] for place in own_places[low:high]]
                 turn = text[begin:end]
-                _check_printed(message, k, said, text, k == last, self._thinking, turn)
+                check_printed(message, k, said, text, k == last, self.thinking, turn)
             if run.taken:
                 _check_taken(run, first, stop, message, k)
             opening = self.openings.after(messages[k - 1]["role"] if k else None)
@@ -376,7 +386,7 @@ class Judge:
                     if self.turn_end == "turn" and (
                         k + 1 < len(messages) or not self.openings.standing
                     ):
-                        close = max(close, settled.ends[k][1])
+                        close = max(close, settled.ends[k])
                     spans.append((start, close))
                 continue
             span_end = self._unclosed(settled, start, end, position[words + 1], out[words], k)
@@ -401,16 +411,15 @@ class Judge:
                 return begin + skip
         name = messages[k].get("name")
         if isinstance(name, str) and name:  # some print it in place of the role
-            opening = opening.named(name)
+            opening = self.openings.named(opening, name)
         turn = text[begin:end]
-        words = next((p for p in own if run.out[p] != "assistant"), None)
-        lead = "".join(run.out[_place(run, begin) : words]) if words is not None else turn
+        lead = "".join(run.out[_place(run, begin) : own[0]]) if own else turn
         if not lead.strip():
             return begin
         starts = [
             reached
-            for prompt, skip in zip(opening.prompts, opening.skips, strict=True)
-            if (reached := _reached(prompt, skip, turn, lead)) is not None
+            for prompt in opening.prompts
+            if (reached := _reached(prompt, turn, lead, self.openings.untrained)) is not None
         ]
         if starts:
             return begin + max(starts)
@@ -432,7 +441,7 @@ class Judge:
         Whitespace closes it (RWKV: a blank line), or what is printed only when the next turn or the
         end of the conversation is reached (Apertus), or nothing does.
         """
-        text, following = settled.text, settled.ends[k][1]
+        text, following = settled.text, settled.ends[k]
         said = bool(text[start:end].strip())
         closed = end > words_end
         close = end
@@ -442,7 +451,7 @@ class Judge:
         if closer.strip() and text.startswith(closer, end):
             close, closed = end + len(closer), True
             following = max(following, close)
-            settled.ends[k] = (settled.ends[k][0], following)
+            settled.ends[k] = following
         settled.closed &= closed
         if self.turn_end == "turn" and (following < len(text) or not self.openings.standing):
             return max(following, close)
@@ -486,7 +495,7 @@ class Judge:
         for k in assistants:
             try:
                 words = [*said.get(k, ()), *said.get(-1, ())]
-                _check_printed(messages[k], k, words, "", k == last, self._thinking)
+                check_printed(messages[k], k, words, "", k == last, self.thinking)
             except RowError as error:
                 # Its author has said what is trained, also of turns it prints only in part: that
                 # is taken as said, and recorded.
@@ -494,7 +503,7 @@ class Judge:
         settled.spans = spans
 
 
-def _reached(prompt: str, skip: int, turn: str, lead: str) -> int | None:
+def _reached(prompt: str, turn: str, lead: str, untrained: Callable[[str], int]) -> int | None:
     """How far a generation prompt reaches into a turn that does not begin with all of it.
 
     The turn may print something before it (a default system message), other whitespace around it,
@@ -502,17 +511,17 @@ def _reached(prompt: str, skip: int, turn: str, lead: str) -> int | None:
 
     Args:
         prompt: The generation prompt.
-        skip: How much of it is not trained.
         turn: The text of the turn.
         lead: What the turn prints before the message's own words.
+        untrained: How much of a generation prompt is not trained.
     """
-    place = turn.rfind(prompt[:skip].strip(), 0, len(lead))
+    place = turn.rfind(prompt[: before_thinking(prompt)].strip(), 0, len(lead))
     if place >= 0:
-        return place + before_thinking(common_prefix(prompt.lstrip(), turn[place:]))
+        return place + untrained(common_prefix(prompt.lstrip(), turn[place:]))
     if not prompt.strip().startswith(lead.strip()):
         return None
     blank = len(turn) - len(turn.lstrip())
-    return max(len(lead), blank + before_thinking(common_prefix(prompt.lstrip(), turn[blank:])))
+    return max(len(lead), blank + untrained(common_prefix(prompt.lstrip(), turn[blank:])))
 
 
 def _place(run: Run, position: int) -> int:
@@ -525,7 +534,7 @@ def _place(run: Run, position: int) -> int:
     return len(run.out)
 
 
-def _pieces(run: Run, position: list[int]) -> dict[int, Span]:
+def pieces_of(run: Run, position: list[int]) -> dict[int, Span]:
     """Where each message was printed: first fragment and the one after the last.
 
     One that was printed in several places has a first fragment of -1.
@@ -545,7 +554,7 @@ def _pieces(run: Run, position: list[int]) -> dict[int, Span]:
     return pieces
 
 
-def _add_unlooped(run: Run, position: list[int], pieces: dict[int, Span]) -> None:
+def add_unlooped(run: Run, position: list[int], pieces: dict[int, Span]) -> None:
     """Give what was printed outside the loop to the one message that it was taken from.
 
     Templates print a system message before the loop, or the last turn after it.
@@ -572,14 +581,12 @@ def _owner_at(run: Run, place: int) -> int:
     return owner
 
 
-def _ends(
-    messages: Messages, pieces: dict[int, Span], position: list[int]
-) -> list[tuple[str, int]]:
-    """Role and end of every turn: where the next message that is printed begins."""
-    ends: list[tuple[str, int]] = []
+def _ends(messages: Messages, pieces: dict[int, Span], position: list[int]) -> list[int]:
+    """The end of every turn: where the next message that is printed begins."""
+    ends: list[int] = []
     following = position[-1]
     for k in range(len(messages) - 1, -1, -1):
-        ends.append((messages[k]["role"], following))
+        ends.append(following)
         found = pieces.get(k)
         if found is not None and found[0] >= 0 and position[found[0]] < following:
             following = position[found[0]]
@@ -604,7 +611,7 @@ def _check_taken(run: Run, first: int, stop: int, message: dict[str, Any], k: in
             raise unproven(f"the template prints {_short(words)} in the assistant turn {k}")
 
 
-def _check_printed(
+def check_printed(
     message: dict[str, Any],
     k: int,
     said: list[str],

@@ -9,7 +9,9 @@ stderr. Only a defect of our own shows a traceback.
 from __future__ import annotations
 
 import os
+import re
 import sys
+from collections.abc import Collection
 from typing import Any
 
 import typer
@@ -75,7 +77,8 @@ def run(arguments: list[str]) -> int:
 
 
 def _invoke(arguments: list[str], output: Output) -> int:
-    command = typer.main.get_command(app)
+    command: Any = typer.main.get_command(app)
+    context: Any = None
     try:
         # Typer's own `main` would turn interrupts and broken pipes into exits before we see them.
         with command.make_context("tokenmill", arguments) as context:
@@ -89,9 +92,35 @@ def _invoke(arguments: list[str], output: Output) -> int:
     except _ClickProblem as error:
         return _refuse(error, output)
     except TokenmillError as error:
+        if isinstance(error, UsageError) and context is not None:
+            called = command.commands.get(context.invoked_subcommand)
+            flags = {item.name for item in getattr(called, "params", ())}
+            error.message = in_flags(error.message, flags)
         output.failure(error.as_dict())
         output.say(f"tokenmill: {error}")
         return 2 if isinstance(error, UsageError) else 1
+
+
+def in_flags(message: str, flags: Collection[str]) -> str:
+    """What the rooms say of arguments, in the words of the command line.
+
+    ``Pack(oversize='drop' | 'split')`` is ``--oversize drop | split`` there, and ``Pack.length``
+    is ``--length``: flags are the Python names with dashes.
+
+    Args:
+        message: Of a `UsageError`.
+        flags: The Python names of the command's flags; other names stay as they are.
+    """
+
+    def flag(found: re.Match[str]) -> str:
+        if found["name"] not in flags:
+            return found[0]
+        value = found["value"].replace("'", "")
+        return f"--{found['name'].replace('_', '-')}{value and ' '}{value}"
+
+    message = re.sub(r"Pack\(([^()]*)\)", r"\1", message)
+    message = re.sub(r"Pack\.(?P<name>\w+)(?P<value>)", flag, message)
+    return re.sub(r"\b(?P<name>\w+)=(?P<value>'[^']*'(?: \| '[^']*')*|\w*)", flag, message)
 
 
 def _refuse(error: Any, output: Output) -> int:

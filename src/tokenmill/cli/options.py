@@ -57,7 +57,10 @@ class RecipeFlags:
         False
     )
     format: Annotated[
-        str, typer.Option(help="auto | messages | sharegpt | alpaca | prompt_completion | text")
+        str,
+        typer.Option(
+            help="auto | messages | sharegpt | alpaca | prompt_completion | text | tokens"
+        ),
     ] = "auto"
     messages_key: Annotated[
         str | None, typer.Option(help="Column of the conversation: messages, else conversations.")
@@ -84,6 +87,9 @@ class RecipeFlags:
         ),
     ] = None
     turn_end: Annotated[str, typer.Option(help="stop | turn")] = "stop"
+    thinking_opener: Annotated[
+        str, typer.Option(help="prompt | trained: thinking that the generation prompt opens")
+    ] = "prompt"
     expand: Annotated[str, typer.Option(help="none | turns: one row per assistant turn")] = "none"
     trailing: Annotated[
         str, typer.Option(help="reject | trim conversations that end with a user turn")

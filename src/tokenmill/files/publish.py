@@ -142,19 +142,28 @@ class Staging:
         write_file(path, chunks)
         return path
 
-    def publish(self, staged: Path, target: Path) -> bool:
-        """Publish one staged file or directory; True when it is ours that is now visible."""
+    def publish(self, staged: Path, target: Path, *, durable: bool = True) -> bool:
+        """Publish one staged file or directory; True when it is ours that is now visible.
+
+        Args:
+            staged: What `write` gave.
+            target: Its final name.
+            durable: Whether the name is synced; not needed for a file whose directory is synced
+                anyway before anything relies on it.
+        """
         self._make(target.parent)
         with writing_errors(target):
             if self._own_modes:
                 _apply_modes(staged, self.root)
             if staged.is_dir():
                 return publish_directory(staged, target)
-            return publish_file(staged, target)
+            return publish_file(staged, target, durable=durable)
 
 
-def publish_file(staged: Path, target: Path) -> bool:
+def publish_file(staged: Path, target: Path, *, durable: bool = True) -> bool:
     """Make a staged file visible under its final name if that name is free.
+
+    Without ``durable`` the name is left for the caller to sync.
 
     Returns:
         True when the visible file is the staged one, False when another was there first.
@@ -168,7 +177,8 @@ def publish_file(staged: Path, target: Path) -> bool:
         ours = _rename(staged, target, before)
     # Also when another was first: what we do next may rely on a name that its writer, perhaps
     # dead by now, has not made durable yet.
-    sync_directory(target.parent)
+    if durable:
+        sync_directory(target.parent)
     return ours
 
 

@@ -1,7 +1,7 @@
 """Other libraries' formats: a store's rows as files that do not need tokenmill.
 
     parquet, arrow, jsonl   one record per row: ids, mask, origin, carried columns
-    axolotl                 a Hugging Face dataset with exactly the columns axolotl takes
+    hf, axolotl             a Hugging Face dataset with exactly the columns that trainers take
     megatron                Megatron-LM's indexed pair .bin/.idx, the loss mask as a second pair
     packed-parquet          one record per pack, laid out by our packing
 
@@ -12,7 +12,7 @@ stages the files and makes them visible in one step, or finds that they are ther
 
 from __future__ import annotations
 
-from tokenmill.formats.plan import FORMATS, LAYOUTS, MASKS, ExportPlan
+from tokenmill.formats.plan import FORMATS, LAYOUTS, MASKS, ExportPlan, SplitPlan
 from tokenmill.formats.write import Exported, export
 
-__all__ = ["FORMATS", "LAYOUTS", "MASKS", "ExportPlan", "Exported", "export"]
+__all__ = ["FORMATS", "LAYOUTS", "MASKS", "ExportPlan", "Exported", "SplitPlan", "export"]

@@ -37,10 +37,12 @@ class CarriedColumns:
     Args:
         view: The rows.
         taken: Column names that are in use; a carried one of that name is called ``carried.name``.
+        only: These of them, in this order; None: all.
     """
 
-    def __init__(self, view: View, taken: Sequence[str]) -> None:
-        self.names = carried_names(view)
+    def __init__(self, view: View, taken: Sequence[str], only: Sequence[str] | None = None) -> None:
+        names = carried_names(view)
+        self.names = names if only is None else [name for name in only if name in names]
         self._kinds = _kinds(view, self.names)
         self.titles = {name: f"carried.{name}" if name in taken else name for name in self.names}
 
@@ -74,8 +76,8 @@ def _kinds(view: View, names: list[str]) -> dict[str, pa.DataType | None]:
     met: dict[str, set[str]] = {name: set() for name in names}
     if names:
         for texts in _texts(view):
-            for name, text in texts.items():
-                met[name].add(_kind(text))
+            for name in met.keys() & texts.keys():
+                met[name].add(_kind(texts[name]))
     return {name: _type(kinds - {"null"}) for name, kinds in met.items()}
 
 

@@ -2,8 +2,9 @@
 
 A *table maker* has a schema and turns a block (`Packs`: integers that name rows and pieces) into a
 table of it. `RowTables` holds what a row is: ids, mask or labels, origin, carried columns.
-`AxolotlTables` holds exactly the three columns axolotl takes. `PackTables` lays pieces side by side
-as the loader does, without a padding tail: whoever reads packs pads them, or does not need to.
+`TrainerTables` holds the three columns that trainers of transformers take, and others only where
+they are asked for. `PackTables` lays pieces side by side as the loader does, without a padding
+tail: whoever reads packs pads them, or does not need to.
 
 Labels are unshifted and -100 at the first token of every row, as everywhere; ``loss_mask`` of a row
 is the stored one. In a pack the mask is 0 at the first token of every row, as in the loader's
@@ -21,8 +22,10 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from tokenmill.dataset import View
-from tokenmill.formats.carried import CarriedColumns
-from tokenmill.formats.plan import ExportPlan
+from tokenmill.errors import UsageError
+from tokenmill.formats.bridge import bridge_record, eos_of, stored_slots
+from tokenmill.formats.carried import CarriedColumns, carried_names
+from tokenmill.formats.plan import LENGTHS, TRAINERS, ExportPlan
 from tokenmill.packing import IGNORE, Packs, Piece
 from tokenmill.store import Row
 
@@ -53,8 +56,8 @@ def maker_of(plan: ExportPlan) -> TableMaker:
     """The table maker of a plan's format."""
     if plan.format == "packed-parquet":
         return PackTables(plan)
-    if plan.format == "axolotl":
-        return AxolotlTables(plan.run.view)
+    if plan.format in TRAINERS:
+        return TrainerTables(plan.run.view, plan.also)
     return RowTables(plan.run.view, plan.mask)
 
 
@@ -113,17 +116,32 @@ def origin_of(row: Row) -> dict[str, Any]:
     return {name: getattr(origin, name) for name in ("path", "row", "line", "offset", "length")}
 
 
-class AxolotlTables:
-    """Rows with exactly the columns that axolotl takes as tokenized already.
+class TrainerTables:
+    """Rows as a trainer takes them that is told they are tokenized already.
+
+    Collators make tensors of whatever a row holds, so a column that nobody asked for breaks them.
 
     Args:
         view: The rows.
+        also: Columns to add: ``origin``, one of `LENGTHS`, or carried ones.
     """
 
-    schema = pa.schema({"input_ids": _INT32, "attention_mask": _INT8, "labels": _INT64})
-
-    def __init__(self, view: View) -> None:
+    def __init__(self, view: View, also: Sequence[str] = ()) -> None:
         self._view = view
+        own = pa.schema({"input_ids": _INT32, "attention_mask": _INT8, "labels": _INT64})
+        known = {"origin": ORIGIN} | dict.fromkeys(LENGTHS, pa.int64())
+        self._given = [name for name in also if name in known]
+        carried = [name for name in also if name not in known]
+        taken = [*own.names, *self._given]
+        self._carried = CarriedColumns(view, taken, carried)
+        missing = sorted(set(carried) - set(self._carried.names))
+        if missing or len(set(also)) != len(also):
+            raise UsageError(
+                f"also is {', '.join(also)}: each column once, of {', '.join(known)} and what the "
+                f"store carries ({', '.join(carried_names(view)) or 'nothing'})"
+            )
+        given = [pa.field(name, known[name]) for name in self._given]
+        self.schema = pa.schema([*own, *given, *self._carried.fields])
 
     def table(self, block: Packs) -> pa.Table:
         """The records of a block."""
@@ -133,24 +151,29 @@ class AxolotlTables:
             listed([np.ones(len(row), np.int8) for row in rows], np.int8),
             listed([labels_of(row.input_ids, row.loss_mask) for row in rows], np.int64),
         ]
-        return pa.Table.from_arrays(columns, schema=self.schema)
+        for name in self._given:
+            if name == "origin":
+                columns.append(pa.array([origin_of(row) for row in rows], ORIGIN))
+            else:
+                columns.append(pa.array([len(row) for row in rows], pa.int64()))
+        return pa.Table.from_arrays([*columns, *self._carried.arrays(rows)], schema=self.schema)
 
 
 class PackTables:
     """Packs, pieces side by side.
 
-    In the layout of Megatron-Bridge the mask stands one token earlier than ours: there it says of
-    a position whether the token *behind* it is trained (the loader there cuts both to predictions),
-    and boundaries are the starts of the rows. No other column is written, so that neither reader
-    takes the other's file for its own.
+    The layout of Megatron-Bridge (`bridge`) has a mask of another meaning, and no column beside
+    what its reader asks for, so that neither reader takes the other's file for its own.
 
     Args:
         plan: Which rows, which layout.
     """
 
     def __init__(self, plan: ExportPlan) -> None:
+        self._plan = plan
         self._run = plan.run
         self._bridge = plan.layout == "megatron-bridge"
+        self._eos = 0 if plan.run.slots is None else eos_of(plan.run.view)
         self.schema = (
             pa.schema({"input_ids": _INT32, "loss_mask": _INT8, "seq_start_id": _INT32})
             if self._bridge
@@ -170,8 +193,11 @@ class PackTables:
     def table(self, block: Packs) -> pa.Table:
         """The records of a block."""
         pieces = self._run.read(block)
+        slots = stored_slots(self._plan, block).tolist()
         records = [
-            self._record(pieces[first:stop], block.rows[first:stop])
+            bridge_record(pieces[first:stop], slots[first:stop], self._eos)
+            if self._bridge
+            else self._record(pieces[first:stop], block.rows[first:stop])
             for first, stop in pairwise(block.bounds.tolist())
         ]
         columns = [
@@ -192,10 +218,6 @@ class PackTables:
         bounds = np.concatenate(([0], np.cumsum(lengths)))
         starts = bounds[:-1]
         mask[starts] = 0
-        if self._bridge:
-            # One earlier: the first of every row is 0, so nothing moves over a row's edge.
-            shifted = np.concatenate((mask[1:], np.zeros(min(1, mask.size), np.uint8)))
-            return {"input_ids": ids, "loss_mask": shifted, "seq_start_id": starts}
         return {
             "input_ids": ids,
             "labels": np.where(mask.view(np.bool_), ids, np.int64(IGNORE)),

@@ -2,12 +2,13 @@
 
 An `ExportPlan` holds a run (`tokenmill.loader.Unrolled`: rows or packs by number), a format, and
 where the files go. It cuts the run into *shards* (one file each, where the target is a directory)
-and shards into *blocks* (what is in memory at a time), by counting stored lengths only.
+and shards into *blocks* (what is in memory at a time), by counting stored lengths only. A
+`SplitPlan` holds one plan per split, for a directory of several.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -18,9 +19,13 @@ from tokenmill.errors import UsageError
 from tokenmill.loader import Unrolled
 from tokenmill.packing import Packs
 
-FORMATS = ("parquet", "arrow", "jsonl", "megatron", "axolotl", "packed-parquet")
+FORMATS = ("parquet", "arrow", "jsonl", "hf", "axolotl", "megatron", "packed-parquet")
 MASKS = ("loss_mask", "labels")
 LAYOUTS = ("tokenmill", "megatron-bridge")
+TRAINERS = ("hf", "axolotl")
+"""Formats with the columns that a trainer takes, and no other that nobody asked for."""
+LENGTHS = ("length", "lengths")
+"""Columns with the number of a row's tokens: transformers calls it so, and ms-swift."""
 
 SUFFIXES = {
     "parquet": ".parquet",
@@ -45,6 +50,7 @@ class ExportPlan:
         target: The file or directory to make.
         mask: ``loss_mask`` or ``labels``: which of the two a record of a row holds.
         layout: Columns of packs: ours, or those that Megatron-Bridge reads.
+        also: More columns for a trainer: origin, length, lengths, or carried ones.
     """
 
     run: Unrolled
@@ -52,6 +58,7 @@ class ExportPlan:
     target: Path
     mask: str = "loss_mask"
     layout: str = "tokenmill"
+    also: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for name, value, known in (
@@ -70,6 +77,10 @@ class ExportPlan:
             )
         if self.layout != "tokenmill" and not packed:
             raise UsageError(f"layout {self.layout} is for packed-parquet")
+        if self.run.slots is not None and self.layout != "megatron-bridge":
+            raise UsageError("pad_multiple is for packed-parquet in the layout megatron-bridge")
+        if self.also and self.format not in TRAINERS:
+            raise UsageError(f"also is for {' and '.join(TRAINERS)}; {self.format} has it all")
         suffix = self.target.suffix
         if suffix in SUFFIXES.values() and not self.one_file:
             raise UsageError(f"{self.target.name} does not name a target of format {self.format}")
@@ -77,10 +88,20 @@ class ExportPlan:
             raise UsageError(f"format {self.format} has columns of its own: it takes no mask")
 
     @property
+    def rows(self) -> int:
+        """Records: rows, or packs."""
+        return len(self.run)
+
+    @property
     def one_file(self) -> bool:
         """Whether the target is a single file."""
-        suffix = SUFFIXES.get(self.format)
+        suffix = ".parquet" if self.format == "hf" else SUFFIXES.get(self.format)
         return suffix is not None and self.target.suffix == suffix
+
+    @property
+    def suffix(self) -> str:
+        """How files of rows or packs end."""
+        return SUFFIXES.get(self.format, ".parquet" if self.one_file else ".arrow")
 
     @cached_property
     def shards(self) -> list[range]:
@@ -108,6 +129,38 @@ class ExportPlan:
                     first, held = number, 0
                 held += tokens
             yield packs.take(np.arange(first, len(packs)))
+
+
+@dataclass(frozen=True)
+class SplitPlan:
+    """What is to be exported, split by split, into one directory.
+
+    Args:
+        target: The directory to make.
+        splits: One plan per split, by its name; each one's target is a directory in it.
+    """
+
+    target: Path
+    splits: Mapping[str, ExportPlan]
+
+    def __post_init__(self) -> None:
+        if not self.splits:
+            raise UsageError("no splits: name at least one")
+        for name, plan in self.splits.items():
+            if not name.isidentifier():
+                raise UsageError(f"split {name!r}: a split's name is letters, digits and _")
+            if plan.format not in TRAINERS or self.target.suffix in SUFFIXES.values():
+                raise UsageError("splits are for a directory of format hf")
+
+    @property
+    def one_file(self) -> bool:
+        """Never: every split has files of its own."""
+        return False
+
+    @property
+    def rows(self) -> int:
+        """Rows of all splits."""
+        return sum(plan.rows for plan in self.splits.values())
 
 
 def _tokens_of(packs: Packs) -> list[int]:

@@ -18,8 +18,9 @@ from tokenmill import fingerprint
 from tokenmill.errors import UsageError
 from tokenmill.files import Staging, publish_directory, writing_errors
 from tokenmill.formats import megatron
+from tokenmill.formats.bridge import METADATA, metadata_of
 from tokenmill.formats.columns import TableMaker, maker_of
-from tokenmill.formats.plan import SUFFIXES, ExportPlan
+from tokenmill.formats.plan import ExportPlan, SplitPlan
 from tokenmill.formats.streams import arrow_stream, json_lines, parquet_stream
 
 Buffers = Iterable[bytes | memoryview]
@@ -44,7 +45,7 @@ class Exported:
     found: bool
 
 
-def export(plan: ExportPlan) -> Exported:
+def export(plan: ExportPlan | SplitPlan) -> Exported:
     """Make the files of a plan.
 
     Raises:
@@ -69,26 +70,33 @@ def export(plan: ExportPlan) -> Exported:
                 ours = publish_directory(staging.path, target)
     if not ours:
         return _same(plan, target)
-    return Exported(target, len(plan.run), size, count, found=False)
+    return Exported(target, plan.rows, size, count, found=False)
 
 
-def files_of(plan: ExportPlan) -> Iterator[tuple[str, Buffers]]:
+def files_of(plan: ExportPlan | SplitPlan) -> Iterator[tuple[str, Buffers]]:
     """Names and streams, one after the other."""
+    if isinstance(plan, SplitPlan):
+        for split, part in plan.splits.items():
+            for name, stream in files_of(part):
+                yield f"{split}/{name}", stream
+        # What makes `datasets.load_from_disk` see splits.
+        yield "dataset_dict.json", [json.dumps({"splits": list(plan.splits)}).encode() + b"\n"]
+        return
     if plan.format == "megatron":
         for name in ("tokens", "loss_mask"):
             yield f"{name}.bin", megatron.items(plan, name)
             yield f"{name}.idx", megatron.index(plan, name)
         return
-    suffix = SUFFIXES.get(plan.format, ".arrow")
-    names = [
-        f"data-{number:05d}-of-{len(plan.shards):05d}{suffix}" for number in range(len(plan.shards))
-    ]
+    count = len(plan.shards)
+    names = [f"data-{number:05d}-of-{count:05d}{plan.suffix}" for number in range(count)]
     if plan.one_file:
         names = [plan.target.name]
     maker = None if plan.format == "jsonl" else maker_of(plan)
     for name, samples in zip(names, plan.shards, strict=True):
         yield name, _stream(plan, maker, samples)
-    if suffix == ".arrow" and not plan.one_file:
+    if plan.layout == "megatron-bridge" and not plan.one_file:
+        yield METADATA, metadata_of(plan)
+    if plan.suffix == ".arrow" and not plan.one_file:
         # What `datasets.load_from_disk` asks for. Types are taken from the Arrow schema.
         yield "state.json", _state(plan, names)
         yield "dataset_info.json", [b"{}\n"]
@@ -98,13 +106,14 @@ def _stream(plan: ExportPlan, maker: TableMaker | None, samples: range) -> Buffe
     blocks = plan.blocks(samples)
     if maker is None:
         return json_lines(plan, blocks)
-    write = parquet_stream if plan.format.endswith("parquet") else arrow_stream
+    write = parquet_stream if plan.suffix == ".parquet" else arrow_stream
     return write(maker.schema, (maker.table(block) for block in blocks))
 
 
 def _state(plan: ExportPlan, names: list[str]) -> Buffers:
     passport = plan.run.passport
-    key = fingerprint.key([passport.dataset, passport.order, passport.seed, plan.format, plan.mask])
+    made_of = [passport.dataset, passport.order, passport.seed, plan.format, plan.mask]
+    key = fingerprint.key([*made_of, list(plan.also)] if plan.also else made_of)
     state: dict[str, Any] = {
         "_data_files": [{"filename": name} for name in names],
         "_fingerprint": key[:16],
@@ -124,7 +133,7 @@ def _is_there(target: Path) -> bool:
     return target.exists() or target.is_symlink()
 
 
-def _same(plan: ExportPlan, target: Path) -> Exported:
+def _same(plan: ExportPlan | SplitPlan, target: Path) -> Exported:
     """What is there, when it is this export; else a refusal."""
     size = count = 0
     names = set()
@@ -133,9 +142,11 @@ def _same(plan: ExportPlan, target: Path) -> Exported:
         size += _compared(path, stream, target)
         count += 1
         names.add(name)
-    if not plan.one_file and {path.name for path in target.iterdir()} != names:
-        raise _something_else(target)
-    return Exported(target, len(plan.run), size, count, found=True)
+    if not plan.one_file:
+        there = {path for path in target.rglob("*") if not path.is_dir()}
+        if {path.relative_to(target).as_posix() for path in there} != names:
+            raise _something_else(target)
+    return Exported(target, plan.rows, size, count, found=True)
 
 
 def _compared(path: Path, stream: Buffers, target: Path) -> int:

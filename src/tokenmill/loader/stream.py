@@ -9,7 +9,7 @@ A `Stream` is composed once from data, order, packing and geometry, and never mo
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -21,11 +21,12 @@ from tokenmill.loader.cursor import Cursor, Passport
 from tokenmill.loader.filler import Filler
 from tokenmill.loader.samples import PackSamples, RowSamples, Samples
 from tokenmill.loader.steps import BatchStepper, BudgetStepper, Geometry, Step, Stepper
-from tokenmill.packing import Batch, Pack, oversize_error, padded_width
+from tokenmill.packing import Batch, Pack, Slots, oversize_error, padded_width
 from tokenmill.sampling import (
     LARGEST,
     FeistelOrder,
     GroupedOrder,
+    Int64Array,
     MilesOrder,
     MixedOrder,
     Order,
@@ -53,7 +54,10 @@ class LengthGrouped:
 
 
 class Stream:
-    """Cursor → batch and next cursor; the arguments are those of `Loader`."""
+    """Cursor → batch and next cursor; the arguments are those of `Loader`.
+
+    Only who fills packs by itself gives ``slots``: the filler here knows nothing of them.
+    """
 
     def __init__(
         self,
@@ -71,6 +75,7 @@ class Stream:
         pad_to_multiple_of: int | None = None,
         max_tokens: int | None = None,
         pack: Pack | None = None,
+        slots: Slots | None = None,
         indices: bool = False,
     ) -> None:
         self.mixture = data if isinstance(data, Mixture) else None
@@ -78,6 +83,7 @@ class Stream:
         self.seed = check_seed(seed)
         self.geometry = Geometry(batch_size, rank, world_size, last)
         self.pack = pack
+        self.slots = slots
         self.max_tokens = max_tokens
         if not len(self.view):
             raise UsageError("there is nothing to serve: the data has no rows")
@@ -99,10 +105,19 @@ class Stream:
             dataset=data.key if isinstance(data, Mixture) else self.view.key,
             seed=self.seed,
             order=name + numbers,
-            packing=None if pack is None else pack.document(world_size),
+            packing=None if pack is None else self._packing(pack),
         )
 
     # Composition
+
+    def _packing(self, pack: Pack) -> dict[str, Any]:
+        slots = {} if self.slots is None else {"slots": asdict(self.slots)}
+        return pack.document(self.geometry.world_size) | slots
+
+    def _lengths_at(self, rows: Int64Array) -> Int64Array:
+        """How much of a pack rows take."""
+        lengths = self.view.lengths_at(rows)
+        return lengths if self.slots is None else self.slots.of(lengths)
 
     def _check_shape(self, pad_side: str, multiple: int | None) -> None:
         if pad_side not in ("right", "left"):
@@ -117,6 +132,11 @@ class Stream:
             return
         if not isinstance(pack, Pack):
             raise UsageError(f"pack must be a tm.Pack, not {type(pack).__name__}")
+        if self.slots is not None and pack.length % self.slots.multiple:
+            raise UsageError(
+                f"packs of {pack.length} tokens are no multiple of pad_multiple="
+                f"{self.slots.multiple}"
+            )
         if self.max_tokens is not None:
             raise UsageError("pack and max_tokens exclude each other: a pack is a token budget")
         if pad_side == "left":
@@ -166,7 +186,7 @@ class Stream:
                 raise oversize_error(row, length, self.pack)
         return PackSamples(
             self.order,
-            self.view.lengths_at,
+            self._lengths_at,
             self.pack,
             self.geometry.world_size,
             self.seed if shuffled else None,
@@ -191,7 +211,7 @@ class Stream:
         best = (0, 0)
         for first in range(0, len(self.view), _CHUNK):
             numbers = np.arange(first, min(first + _CHUNK, len(self.view)), dtype=np.int64)
-            lengths = self.view.lengths_at(numbers)
+            lengths = self._lengths_at(numbers)
             place = int(lengths.argmax())
             if lengths[place] > best[1]:
                 best = (first + place, int(lengths[place]))

@@ -23,7 +23,7 @@ from tokenmill.errors import UsageError
 from tokenmill.loader.cursor import Passport
 from tokenmill.loader.samples import PackSamples, rows_as_packs
 from tokenmill.loader.stream import LengthGrouped, Stream
-from tokenmill.packing import Pack, Packs, Piece
+from tokenmill.packing import Pack, Packs, Piece, Slots
 from tokenmill.sampling import Int64Array
 from tokenmill.store import Store
 
@@ -37,6 +37,7 @@ class Unrolled:
         seed: Of the order.
         order: As for the loader.
         pack: Samples are packs instead of rows.
+        slots: How much of a pack a row takes; then whoever reads a pack pads its rows.
         world_size: Ranks; only packing with ``balanced`` asks for them.
         ends: Where each window's packs end, when already counted.
     """
@@ -49,6 +50,7 @@ class Unrolled:
         seed: int = 42,
         order: str | LengthGrouped = "feistel",
         pack: Pack | None = None,
+        slots: Slots | None = None,
         world_size: int = 1,
         ends: Int64Array | None = None,
     ) -> None:
@@ -58,10 +60,16 @@ class Unrolled:
         self._data = data if isinstance(data, Mixture) else as_view(data)
         view = self._data.view if isinstance(self._data, Mixture) else self._data
         self.pad_id = view.pad_id
-        self._arguments = (seed, order, pack, world_size)
+        self._arguments = (seed, order, pack, slots, world_size)
         # Samples are handed out as they are: padding plays no part.
         self._stream = Stream(
-            self._data, seed=seed, order=order, pack=pack, world_size=world_size, pad_id=0
+            self._data,
+            seed=seed,
+            order=order,
+            pack=pack,
+            slots=slots,
+            world_size=world_size,
+            pad_id=0,
         )
         self._stream.checked_epoch(self.epochs - 1)
         self._per_epoch = self._stream.order.rows
@@ -84,6 +92,11 @@ class Unrolled:
     def view(self) -> View:
         """The rows beneath."""
         return self._stream.view
+
+    @property
+    def slots(self) -> Slots | None:
+        """How much of a pack a row takes, where it is not just its tokens."""
+        return self._stream.slots
 
     @property
     def passport(self) -> Passport:
@@ -111,8 +124,19 @@ class Unrolled:
         return [pieces[first:stop] for first, stop in pairwise(packs.bounds.tolist())]
 
     def read(self, packs: Packs) -> list[Piece]:
-        """Ids and mask of every piece of some packs, one after the other."""
-        return self._stream.filler.read(packs, 0, packs.rows.size)
+        """Ids and mask of every piece of some packs, one after the other.
+
+        With slots a piece has at most as many tokens as its slot, and what takes no place in it.
+        """
+        slots = self.slots
+        if slots is None:
+            return self._stream.filler.read(packs, 0, packs.rows.size)
+        stops = packs.starts + packs.lengths + slots.unpredicted
+        bounds = zip(packs.starts.tolist(), stops.tolist(), strict=True)
+        return [
+            (row.input_ids[start:stop], row.loss_mask[start:stop])
+            for row, (start, stop) in zip(self.view.rows(packs.rows), bounds, strict=True)
+        ]
 
     def _rows(self, numbers: Int64Array) -> Packs:
         epochs, positions = np.divmod(numbers, self._per_epoch)
@@ -146,6 +170,7 @@ def _remake(
     seed: int,
     order: str | LengthGrouped,
     pack: Pack | None,
+    slots: Slots | None,
     world_size: int,
     ends: Int64Array | None,
 ) -> Unrolled:
@@ -155,6 +180,7 @@ def _remake(
         seed=seed,
         order=order,
         pack=pack,
+        slots=slots,
         world_size=world_size,
         ends=ends,
     )

@@ -13,6 +13,7 @@ from tokenmill.packing.packs import (
     PACKING_VERSION,
     Pack,
     Packs,
+    Slots,
     oversize_error,
     pack_window,
 )
@@ -26,6 +27,7 @@ __all__ = [
     "Pack",
     "Packs",
     "Piece",
+    "Slots",
     "fill_packs",
     "fill_rows",
     "oversize_error",

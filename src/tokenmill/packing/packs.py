@@ -68,6 +68,31 @@ class Pack:
 
 
 @dataclass(frozen=True)
+class Slots:
+    """How much of a pack a row takes where that is more or less than its tokens.
+
+    Whoever fills the packs pads a row up to its slot.
+
+    Args:
+        multiple: A slot is a multiple of so many tokens, as context parallelism wants it.
+        unpredicted: Tokens of a row that take no place: 1 where rows are cut to predictions.
+    """
+
+    multiple: int = 1
+    unpredicted: int = 0
+
+    def __post_init__(self) -> None:
+        value = self.multiple
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise UsageError(f"pad_multiple must be a positive whole number, not {value!r}")
+
+    def of(self, lengths: Int64Array) -> Int64Array:
+        """The slots of rows of these lengths."""
+        taken = np.maximum(lengths - self.unpredicted, lengths > 0)
+        return -(-taken // self.multiple) * self.multiple
+
+
+@dataclass(frozen=True)
 class Packs:
     """The packs of one window.
 

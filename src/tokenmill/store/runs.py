@@ -37,10 +37,11 @@ def runs_of(mask: NDArray[Any], starts: NDArray[Any]) -> tuple[NDArray[np.int32]
         The places of all rows, one after another; and one more start than rows.
     """
     starts = np.asarray(starts, np.int64)
-    before = np.zeros_like(mask)
-    before[1:] = mask[:-1]
-    before[starts[:-1][starts[:-1] < len(mask)]] = 0  # every row begins untrained
-    places = np.flatnonzero(mask != before)
+    changes = np.empty(len(mask), bool)
+    np.not_equal(mask[1:], mask[:-1], out=changes[1:])
+    firsts = starts[:-1][starts[:-1] < len(mask)]
+    changes[firsts] = mask[firsts] != 0  # every row begins untrained
+    places = np.flatnonzero(changes)
     bounds = np.searchsorted(places, starts)
     within = places - np.repeat(starts[:-1], np.diff(bounds))
     return within.astype(np.int32), bounds.astype(np.int64)

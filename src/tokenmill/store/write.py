@@ -120,16 +120,22 @@ def _encode(batch: dict[str, pa.Array], key: str, content: str) -> tuple[pa.Buff
         [pa.field(name, array.type, nullable=True) for name, array in batch.items()],
         metadata={_OWN_METADATA: own},
     )
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, schema, options=_WRITE) as writer:
-        writer.write_batch(pa.record_batch(list(batch.values()), schema=schema))
-    data = sink.getvalue()
+    rows = pa.record_batch(list(batch.values()), schema=schema)
+    size = pa.MockOutputStream()
+    _write_stream(size, rows)
+    data = pa.allocate_buffer(size.size())  # a buffer that grows would be copied as it does
+    _write_stream(pa.FixedSizeBufferWriter(data), rows)
     record = FileRecord(
         size=data.size,
         blocks=tuple(block_checksums(memoryview(data), BLOCK_BYTES)),
         buffers=_positions(data),
     )
     return data, record
+
+
+def _write_stream(sink: pa.NativeFile, rows: pa.RecordBatch) -> None:
+    with pa.ipc.new_stream(sink, rows.schema, options=_WRITE) as writer:
+        writer.write_batch(rows)
 
 
 def _positions(data: pa.Buffer) -> dict[str, tuple[int, int]]:
@@ -168,7 +174,8 @@ def publish_slice(layout: CacheLayout, encoded: EncodedSlice) -> CommitRecord:
     record = encoded.record
     with Staging(layout.root) as staging:
         tokens = staging.write("tokens", memoryview(encoded.tokens))
-        if not staging.publish(tokens, files.tokens):
+        # Both names lie in one directory: syncing it after the second makes both durable.
+        if not staging.publish(tokens, files.tokens, durable=False):
             adopted = _adopt(layout, files.tokens, encoded, encoded.tokens, staging, tokens)
             record = _with(record, token_file=adopted)
         meta = staging.write("meta", memoryview(encoded.meta))

@@ -19,8 +19,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import xxhash
 
-from tokenmill import fingerprint
 from tokenmill.errors import RowError
 from tokenmill.tokenizer import masks
 from tokenmill.tokenizer.encoded import Encoded
@@ -31,7 +31,7 @@ AUDIT_SHARE = 1024  # one byte of this many is encoded a second time by the refe
 AUDIT_LEAST = 4096  # … but at least so many bytes per call, the size of one or two rows
 AUDIT_CANDIDATES = 64  # rows of which the shortest is audited where chance picks none
 _LARGEST_HASH = (1 << 64) - 1
-CHUNK_BYTES = 1 << 20  # proof and mask work on this much text at a time, to stay in the cache
+CHUNK_CHARS = 1 << 19  # all but the engine works on this much text at a time: it stays in the cache
 
 TurnEnds = Sequence[Sequence[int]]
 
@@ -102,8 +102,8 @@ class Encoder:
         mask = np.zeros(len(ids), dtype=np.uint8)
         ends = np.zeros(len(batch.end_rows), dtype=np.int64)
         proven = np.ones(len(batch.texts), dtype=bool)
-        for first, last in batch.chunks():
-            self._place_proven(batch, first, last, ids, row_starts, mask, ends, proven)
+        for first, last, utf8 in batch.chunks:
+            self._place_proven(batch, first, last, utf8, ids, row_starts, mask, ends, proven)
         rest = np.flatnonzero(~proven)
         notes["reference_rows"] = len(rest)
         if len(rest):
@@ -116,9 +116,8 @@ class Encoder:
             else:
                 starts = row_starts[rest]
             self._place_by_offsets(batch, rest, starts, offsets, row_starts, mask, ends)
-        for row, whole in enumerate(batch.whole):
-            if whole:
-                mask[row_starts[row] : row_starts[row + 1]] = 1
+        for row in batch.whole:
+            mask[row_starts[row] : row_starts[row + 1]] = 1
         return _finish(batch, ids, row_starts, mask, ends, notes)
 
     def _encode_surely(
@@ -151,6 +150,7 @@ class Encoder:
         batch: _Batch,
         first: int,
         last: int,
+        utf8: bytes,
         ids: np.ndarray,
         row_starts: np.ndarray,
         mask: np.ndarray,
@@ -160,26 +160,32 @@ class Encoder:
         """Masks and turn ends of rows first..last-1, as far as their bytes prove them."""
         begin, end = int(row_starts[first]), int(row_starts[last])
         local_starts = row_starts[first : last + 1] - begin
-        utf8 = batch.utf8[first:last]
-        table = self.table
-        offsets, proven[first:last] = masks.prove(table, ids[begin:end], local_starts, utf8)
-        base = offsets[local_starts].astype(np.int64)  # where each row's bytes start
+        byte_starts = batch.byte_starts[first : last + 1] - batch.byte_starts[first]
+        char_starts = batch.char_starts[first : last + 1] - batch.char_starts[first]
+        offsets, known = masks.prove(self.table, ids[begin:end], local_starts, utf8, byte_starts)
+        proven[first:last] = known
         starts, stops = offsets[:-1], offsets[1:]
-        if table.prefix != "never":  # an invented space belongs to the character after it
+        if self.table.prefix != "never":  # an invented space belongs to the character after it
             stops = np.maximum(stops, starts + 1)
-        chars = masks.CharMap(utf8, batch.is_ascii[first:last])
-        some = batch.spans_of(first, last)
-        rows = batch.span_rows[some] - first
-        from_bytes = base[rows] + chars.positions(batch.span_starts[some], rows)
-        to_bytes = base[rows] + chars.positions(batch.span_ends[some], rows)
-        known = proven[first:last][rows]
-        mask[begin:end] = masks.trained_tokens(
-            starts, stops, local_starts, from_bytes[known], to_bytes[known], rows[known]
+        spans, turns = batch.spans_of(first, last), batch.turns_of(first, last)
+        span_rows, turn_rows = batch.span_rows[spans] - first, batch.end_rows[turns] - first
+        rows = np.concatenate((span_rows, span_rows, turn_rows))
+        places = char_starts[rows] + np.concatenate(
+            (batch.span_starts[spans], batch.span_ends[spans], batch.end_chars[turns])
         )
-        some = batch.turns_of(first, last)
-        rows = batch.end_rows[some] - first
-        places = base[rows] + chars.positions(batch.end_chars[some], rows)
-        ends[some] = masks.tokens_before(starts, local_starts, places, rows)
+        if len(utf8) != char_starts[-1]:
+            places = masks.byte_places(utf8, places)
+        # Behind a row that is unproven the pieces of a row start elsewhere than its text.
+        places += (offsets[local_starts] - byte_starts)[rows]
+        places = places.astype(offsets.dtype)
+        span_starts, span_ends, turn_ends = np.split(places, [len(span_rows), 2 * len(span_rows)])
+        if not known.all():
+            some = known[span_rows]
+            span_starts, span_ends, span_rows = span_starts[some], span_ends[some], span_rows[some]
+        mask[begin:end] = masks.trained_tokens(
+            starts, stops, local_starts, span_starts, span_ends, span_rows
+        )
+        ends[turns] = masks.tokens_before(starts, local_starts, turn_ends, turn_rows)
 
     def _place_by_offsets(
         self,
@@ -198,7 +204,7 @@ class Encoder:
             one = np.array([0, end - begin], dtype=np.int64)
             spans, turns = batch.spans_of(row, row + 1), batch.turns_of(row, row + 1)
             if not _sensible(opens, closes, len(batch.texts[row])):
-                if not batch.whole[row]:
+                if row not in batch.whole:
                     batch.reject(row, "the tokenizer's offsets do not say where its tokens lie")
                 opens = np.maximum.accumulate(opens)  # good enough to show where turns end
             closes = np.maximum(closes, opens + 1)
@@ -216,37 +222,57 @@ class _Batch:
     def __init__(self, texts: Sequence[str], spans: masks.Spans, turn_ends: TurnEnds) -> None:
         self.rejected: dict[int, RowError] = {}
         self.texts = list(texts)
-        self.utf8: list[bytes] = []
-        for row, text in enumerate(self.texts):
-            try:
-                self.utf8.append(text.encode("utf-8"))
-            except UnicodeEncodeError as error:
-                self.utf8.append(b"")
-                self.rejected[row] = RowError(
-                    f"half of a surrogate pair at character {error.start}", reason="bad_json"
-                )
-        chars = np.fromiter(map(len, self.texts), dtype=np.int64, count=len(self.texts))
-        self.bytes = np.fromiter(map(len, self.utf8), dtype=np.int64, count=len(self.texts))
+        self.whole = {row for row, given in enumerate(spans) if given is None}
         self.span_starts, self.span_ends, self.span_rows = masks.flatten_spans(spans)
         self.turn_counts = np.fromiter(map(len, turn_ends), dtype=np.int64, count=len(turn_ends))
         self.end_rows = np.repeat(np.arange(len(self.texts)), self.turn_counts)
         flat = itertools.chain.from_iterable(turn_ends)
         self.end_chars = np.fromiter(flat, dtype=np.int64, count=len(self.end_rows))
-        self._refuse_bad_places(chars)
-        for row in self.rejected:
-            self.texts[row], self.utf8[row], self.bytes[row], chars[row] = "", b"", 0, 0
+        try:
+            self._lay_out()
+        except UnicodeEncodeError:
+            self._refuse_half_pairs()
+        self._refuse_bad_places()
         if self.rejected:
+            for row in self.rejected:
+                self.texts[row] = ""
+            self._lay_out()
             gone = np.zeros(len(self.texts), dtype=bool)
             gone[list(self.rejected)] = True
             stay = ~gone[self.span_rows]
             self.span_starts, self.span_ends = self.span_starts[stay], self.span_ends[stay]
             self.span_rows = self.span_rows[stay]
             self.end_chars = np.where(gone[self.end_rows], 0, self.end_chars)
-        self.is_ascii = chars == self.bytes
-        self.whole = [span is None for span in spans]
 
-    def _refuse_bad_places(self, chars: np.ndarray) -> None:
+    def _lay_out(self) -> None:
+        """Encode the texts chunk by chunk, and measure and hash each while it is in the cache."""
+        rows = len(self.texts)
+        self.char_starts = np.zeros(rows + 1, dtype=np.int64)
+        self.byte_starts = np.zeros(rows + 1, dtype=np.int64)
+        self.hashes = np.empty(rows, dtype=np.uint64)
+        self.chunks: list[tuple[int, int, bytes]] = []
+        np.cumsum(np.fromiter(map(len, self.texts), np.int64, rows), out=self.char_starts[1:])
+        cuts = np.flatnonzero(np.diff(self.char_starts // CHUNK_CHARS)).tolist()
+        for first, last in itertools.pairwise(sorted({0, *cuts, rows})):
+            utf8 = list(map(str.encode, self.texts[first:last]))
+            self.byte_starts[first + 1 : last + 1] = list(map(len, utf8))
+            self.hashes[first:last] = list(map(xxhash.xxh3_64_intdigest, utf8))
+            self.chunks.append((first, last, b"".join(utf8)))
+        np.cumsum(self.byte_starts, out=self.byte_starts)
+
+    def _refuse_half_pairs(self) -> None:
+        """Texts that have no UTF-8 hold half of a surrogate pair."""
+        for row, text in enumerate(self.texts):
+            try:
+                text.encode()
+            except UnicodeEncodeError as error:
+                self.rejected[row] = RowError(
+                    f"half of a surrogate pair at character {error.start}", reason="bad_json"
+                )
+
+    def _refuse_bad_places(self) -> None:
         """Spans and turns that lie outside their text or go backwards prove nothing."""
+        chars = np.diff(self.char_starts)
         bad = (self.span_starts < 0) | (self.span_ends < self.span_starts)
         bad |= self.span_ends > chars[self.span_rows]
         for row in np.unique(self.span_rows[bad]).tolist():
@@ -260,13 +286,6 @@ class _Batch:
     def reject(self, row: int, message: str) -> None:
         """Reject a row whose mask cannot be proven."""
         self.rejected.setdefault(row, RowError(message, reason="mask_unproven"))
-
-    def chunks(self) -> list[tuple[int, int]]:
-        """Runs of rows of about `CHUNK_BYTES`."""
-        total = np.cumsum(self.bytes)
-        cuts = np.flatnonzero(np.diff(total // CHUNK_BYTES, prepend=0)).tolist()
-        bounds = sorted({0, *cuts, len(self.texts)})
-        return list(itertools.pairwise(bounds))
 
     def spans_of(self, first: int, last: int) -> slice:
         """The spans of rows first..last-1."""
@@ -283,16 +302,14 @@ class _Batch:
 
         About `AUDIT_SHARE` of the bytes; where that is no row at all, one of the shorter ones.
         """
-        hashes = np.fromiter(
-            map(fingerprint.checksum64, self.utf8), dtype=np.uint64, count=len(self.utf8)
-        )
-        total = int(self.bytes.sum())
+        total = int(self.byte_starts[-1])
         share = min(1.0, max(AUDIT_LEAST, total // AUDIT_SHARE) / max(total, 1))
-        chosen = np.flatnonzero(hashes <= np.uint64(min(int(share * 2.0**64), _LARGEST_HASH)))
+        chosen = np.flatnonzero(self.hashes <= np.uint64(min(int(share * 2.0**64), _LARGEST_HASH)))
         if len(chosen):
             return chosen
-        order = np.argsort(hashes, kind="stable")[:AUDIT_CANDIDATES]
-        return order[np.argsort(self.bytes[order], kind="stable")[:1]]
+        order = np.argsort(self.hashes, kind="stable")[:AUDIT_CANDIDATES]
+        lengths = np.diff(self.byte_starts)[order]
+        return order[np.argsort(lengths, kind="stable")[:1]]
 
 
 def _refuse_mismatch(

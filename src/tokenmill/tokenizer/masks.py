@@ -2,7 +2,7 @@
 
 The rule: a token is trained when any of its bytes lies in a trained span. Three steps, all on
 flat arrays. `prove` shows for which rows the tokens' bytes, joined, are exactly the text's bytes:
-only there is the running sum of byte lengths the table of offsets. `CharMap` turns the spans'
+only there is the running sum of byte lengths the table of offsets. `byte_places` turns the spans'
 characters into bytes. `trained_tokens` and `tokens_before` turn places into tokens.
 
 ::
@@ -24,11 +24,17 @@ import pyarrow as pa
 
 from tokenmill.tokenizer.pieces import PieceTable
 
+WIDE_ONE_IN = 16  # continuation bytes, from which on it is cheaper to list all characters
+
 Spans = Sequence[Sequence[tuple[int, int]] | None]
 
 
 def prove(
-    table: PieceTable, ids: np.ndarray, row_starts: np.ndarray, texts: Sequence[bytes]
+    table: PieceTable,
+    ids: np.ndarray,
+    row_starts: np.ndarray,
+    text: bytes,
+    byte_starts: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Compare the tokens' bytes with the texts' bytes.
 
@@ -36,81 +42,55 @@ def prove(
         table: Bytes per token id.
         ids: Token ids of all rows, flat.
         row_starts: Where each row starts in ``ids``, and the total.
-        texts: UTF-8 of each row.
+        text: UTF-8 of all rows, joined.
+        byte_starts: Where each row starts in ``text``, and the total.
 
     Returns:
         Where each token starts, and the total, in the joined pieces; and per row whether its
         pieces, joined, equal its text. Offsets of unproven rows mean nothing.
     """
-    if len(ids) and (int(ids.min()) < 0 or int(ids.max()) >= len(table)):
+    # Read as unsigned, a negative id is a large one.
+    if len(ids) and int(ids.view(np.uint32).max()) >= len(table):
         # An id that the vocabulary does not know has no bytes: its row cannot be proven.
         unknown = np.flatnonzero((ids < 0) | (ids >= len(table)))
         known = ids.copy()
         known[unknown] = 0
-        starts, proven = prove(table, known, row_starts, texts)
+        starts, proven = prove(table, known, row_starts, text, byte_starts)
         proven[np.searchsorted(row_starts, unknown, side="right") - 1] = False
         return starts, proven
     starts, joined = table.joined(table.twins(ids, row_starts))
-    lengths = np.fromiter(map(len, texts), dtype=np.int64, count=len(texts))
-    bounds = starts[row_starts].astype(np.int64)
-    if np.array_equal(np.diff(bounds), lengths) and joined.equals(pa.py_buffer(b"".join(texts))):
-        return starts, np.ones(len(texts), dtype=bool)
+    bounds = starts[row_starts]
+    proven = np.diff(bounds) == np.diff(byte_starts)
+    if proven.all() and joined.equals(pa.py_buffer(text)):
+        return starts, proven
     view = memoryview(joined)
-    proven = np.diff(bounds) == lengths
     for row in np.flatnonzero(proven).tolist():
         # As bytes: memoryviews compare item by item, bytes by one memcmp.
-        proven[row] = bytes(view[bounds[row] : bounds[row + 1]]) == texts[row]
+        piece = bytes(view[bounds[row] : bounds[row + 1]])
+        proven[row] = piece == text[byte_starts[row] : byte_starts[row + 1]]
     return starts, proven
 
 
-class CharMap:
-    """Where the characters of some rows lie in their bytes.
-
-    Args:
-        texts: UTF-8 of each row.
-        ascii_rows: Per row, whether it has as many bytes as characters; nothing is stored of it.
-    """
-
-    def __init__(self, texts: Sequence[bytes], ascii_rows: np.ndarray) -> None:
-        wide: list[int] = np.flatnonzero(~ascii_rows).tolist()
-        self._place = np.full(len(texts), -1, dtype=np.int64)
-        self._place[wide] = np.arange(len(wide))
-        some = [texts[row] for row in wide]
-        data = np.frombuffer(b"".join(some), dtype=np.int8)
-        # Continuation bytes are 0x80..0xBF, as signed numbers below -64: all others start a
-        # character.
-        self._heads = np.flatnonzero(data >= -64)
-        self._byte_starts = np.cumsum([0, *map(len, some)])
-        self._char_starts = np.searchsorted(self._heads, self._byte_starts)
-
-    def positions(self, chars: np.ndarray, rows: np.ndarray) -> np.ndarray:
-        """Byte positions of character positions, both counted within their row.
-
-        Args:
-            chars: Character positions, 0 to the row's number of characters.
-            rows: The row of each.
-        """
-        place = self._place[rows]
-        wide = place >= 0
-        if not wide.any():
-            return chars
-        positions = chars.copy()
-        which = place[wide]
-        index = self._char_starts[which] + chars[wide]
-        at_end = index == self._char_starts[which + 1]
-        index[at_end] = 0
-        found = self._heads[index] - self._byte_starts[which]
-        ends = self._byte_starts[which + 1] - self._byte_starts[which]
-        positions[wide] = np.where(at_end, ends, found)
-        return positions
+def byte_places(text: bytes, chars: np.ndarray) -> np.ndarray:
+    """Byte positions of character positions, 0 to the number of characters of a UTF-8 text."""
+    # Continuation bytes are 0x80..0xBF, as signed numbers below -64: all others start a
+    # character.
+    inner = np.frombuffer(text, dtype=np.int8) < -64
+    if WIDE_ONE_IN * np.count_nonzero(inner) > len(text):
+        heads = np.flatnonzero(~inner)
+        return np.where(chars == len(heads), len(text), heads.take(chars, mode="clip"))
+    # Few are no start: each moves by one the characters that begin behind it.
+    behind = np.flatnonzero(inner)
+    behind -= np.arange(len(behind))
+    return chars + np.searchsorted(behind, chars, side="right")
 
 
 def flatten_spans(spans: Spans) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Starts, ends and row numbers of all spans that hold something, flat."""
-    counts = np.fromiter((len(row) if row else 0 for row in spans), np.int64, len(spans))
-    total = int(counts.sum())
-    pairs = itertools.chain.from_iterable(row for row in spans if row)
-    numbers = np.fromiter(itertools.chain.from_iterable(pairs), np.int64, 2 * total)
+    given = [row or () for row in spans]
+    counts = np.fromiter(map(len, given), np.int64, len(given))
+    pairs = itertools.chain.from_iterable(given)
+    numbers = np.fromiter(itertools.chain.from_iterable(pairs), np.int64, 2 * int(counts.sum()))
     starts, ends = numbers[::2], numbers[1::2]
     rows = np.repeat(np.arange(len(spans)), counts)
     some = starts != ends
@@ -131,15 +111,15 @@ def trained_tokens(
         starts: Where each token starts; rows follow one another, so never falling.
         ends: Where each token ends; likewise.
         row_starts: First token of each row, and the total.
-        span_starts: Spans in the same coordinates as ``starts``, none of them empty.
+        span_starts: Spans in the same coordinates as ``starts``, none of them empty, and of the
+            same type, else the search would copy all starts into theirs.
         span_ends: See ``span_starts``.
         span_rows: The row of each span.
     """
     if len(span_starts) == 0 or len(starts) == 0:
         return np.zeros(len(starts), dtype=np.uint8)
-    # In the haystack's own type: else the search would copy all of it into the needles'.
-    first = np.searchsorted(ends, span_starts.astype(ends.dtype), side="right")
-    last = np.searchsorted(starts, span_ends.astype(starts.dtype), side="left")
+    first = np.searchsorted(ends, span_starts, side="right")
+    last = np.searchsorted(starts, span_ends, side="left")
     first = np.maximum(first, row_starts[span_rows])
     last = np.minimum(last, row_starts[span_rows + 1])
     if bool((first[1:] < first[:-1]).any()):
@@ -160,7 +140,7 @@ def tokens_before(
     starts: np.ndarray, row_starts: np.ndarray, places: np.ndarray, rows: np.ndarray
 ) -> np.ndarray:
     """How many tokens of its row begin before each place: where a turn that ends there ends."""
-    found = np.searchsorted(starts, places.astype(starts.dtype), side="left")
+    found = np.searchsorted(starts, places, side="left")
     found = np.clip(found, row_starts[rows], row_starts[rows + 1])
     before: np.ndarray = found - row_starts[rows]
     return before

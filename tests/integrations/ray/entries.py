@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenmill.build import slices
+from tokenmill.build.executors.tasks import finish
 from tokenmill.errors import SourceMissing
 
 Work = Callable[[dict[str, Any]], dict[str, Any]]
@@ -75,7 +76,7 @@ def open_builder(options: dict[str, Any]) -> Work:
         name = f"{payload['key']}-{node}-{os.getpid()}-{time.monotonic_ns()}"
         (log / f"began-{name}").touch()
         time.sleep(0.4)
-        result = build(payload)
+        result = finish(build(payload))
         (log / f"done-{name}").touch()
         return result
 

@@ -16,6 +16,7 @@ from tokenmill.build.executors.tasks import (
     Setup,
     Task,
     close_work,
+    finish,
     foreign_error,
     open_work,
 )
@@ -35,7 +36,7 @@ class InlineExecutor:
                     work = open_work(Setup(setup.entry, as_travelled(setup.options)))
                 started = time.perf_counter()
                 try:
-                    result = as_travelled(work(as_travelled(task.payload)))
+                    result = as_travelled(finish(work(as_travelled(task.payload))))
                 except TokenmillError:
                     raise
                 except Exception as error:

@@ -1,10 +1,11 @@
 """Worker processes on this machine, and what is done when one dies or stops.
 
 A `LocalExecutor` is a number of workers and how to pin them. Each call of `run` has a *run* of its
-own: workers are started when there is a task for them, get one task at a time, and are gone when
-the run ends, however it ends. One thread does it all, in a select loop that turns when results are
-asked for. Where the caller left the number of workers open and the setup says that there is little
-to do, no worker is started: the tasks run in this process, as `InlineExecutor` would run them.
+own: workers are started when there is a task for them, get one task at a time (the next already
+when only the rest of one is left), and are gone when the run ends, however it ends. One thread does
+it all, in a select loop that turns when results are asked for. Where the caller left the number of
+workers open and the setup says that there is little to do, no worker is started: the tasks run in
+this process, as `InlineExecutor` would run them.
 
 A worker is *stuck* when it sent nothing for `HEARTBEAT_SILENCE_S` and used no CPU time either: a
 stopped process does neither, a slow row keeps the heartbeat, and an engine that holds the
@@ -41,6 +42,7 @@ class _Assignment:
 
     task: Task
     deaths: list[str] = field(default_factory=list)
+    finishing: bool = False  # only its rest is left
 
 
 class LocalExecutor:
@@ -91,7 +93,7 @@ class _Run:
         self._begin = wire.Begin(setup.entry, setup.options)
         self._tasks: Iterator[Task] | None = tasks
         self._retries: deque[_Assignment] = deque()
-        self._workers: dict[WorkerProcess, _Assignment | None] = {}
+        self._workers: dict[WorkerProcess, dict[int, _Assignment]] = {}  # by their tasks' numbers
         self._finished: deque[Done] = deque()
         self._failure: Exception | None = None
         self._cores = allowed_cores()
@@ -111,7 +113,7 @@ class _Run:
                 self._listen(0)
             elif self._failure is not None:
                 raise self._failure
-            elif any(assignment is not None for assignment in self._workers.values()):
+            elif any(self._workers.values()):
                 self._listen(self._beat_s)
             else:
                 return
@@ -143,17 +145,27 @@ class _Run:
     def _assign(self) -> None:
         """Give tasks to idle workers, and start workers for tasks while there may be more."""
         while True:
-            idle = next((w for w, task in self._workers.items() if task is None), None)
+            idle = next(filter(self._is_idle, self._workers), None)
             if idle is None and len(self._workers) >= self._executor.num_workers:
                 return
             assignment = self._next()
             if assignment is None:
                 return
             worker = idle if idle is not None else self._start()
-            self._workers[worker] = assignment
             task = assignment.task
+            self._workers[worker][task.number] = assignment
             worker.send(wire.Work(task.number, task.payload, task.label))
             self._watch(worker)
+
+    def _is_idle(self, worker: WorkerProcess) -> bool:
+        """Whether a worker can begin the next task.
+
+        One that lost a worker before is done alone, so that the next death is no other's.
+        """
+        under_way = self._workers[worker].values()
+        if self._retries:
+            return not under_way
+        return all(task.finishing and not task.deaths for task in under_way)
 
     def _next(self) -> _Assignment | None:
         if self._retries:
@@ -171,7 +183,7 @@ class _Run:
         if self._executor.pin:
             core = core_of_worker(number, self._executor.num_workers, self._cores)
         worker = WorkerProcess(number, core, self._beat_s)
-        self._workers[worker] = None
+        self._workers[worker] = {}
         self._selector.register(worker.channel, selectors.EVENT_READ, worker)
         self._selector.register(worker.output, selectors.EVENT_READ, worker)
         worker.send(self._begin)
@@ -213,14 +225,16 @@ class _Run:
         """Take in a worker's messages; False when there will be no more."""
         is_open, messages = worker.receive()
         worker.silent_s = 0.0
+        under_way = self._workers[worker]
         for message in messages:
-            assignment = self._workers[worker]
             if isinstance(message, wire.Ready):
                 worker.is_ready = True
             elif isinstance(message, wire.OutOfMemory):
                 worker.ending = "ran out of memory (hint: fewer num_workers)"
-            elif isinstance(message, wire.Finished) and assignment is not None:
-                self._workers[worker] = None
+            elif isinstance(message, wire.Finishing) and message.number in under_way:
+                under_way[message.number].finishing = True
+            elif isinstance(message, wire.Finished) and message.number in under_way:
+                assignment = under_way.pop(message.number)
                 done = Done(
                     message.number,
                     message.result,
@@ -230,8 +244,10 @@ class _Run:
                     private_bytes=message.private_bytes,
                 )
                 self._finished.append(done)
-            elif isinstance(message, wire.Failed) and assignment is not None:
-                self._workers[worker] = None
+            elif isinstance(message, wire.Failed) and under_way:
+                # Without a number it could not get ready, and has but one task.
+                number = next(iter(under_way)) if message.number is None else message.number
+                assignment = under_way.pop(number)
                 if self._failure is None:
                     self._failure = wire.unpack_error(message.failure)
                     self._failure.add_note(f"in worker {worker.number}, at {assignment.task}")
@@ -260,7 +276,7 @@ class _Run:
             self._bury(worker)
 
     def _bury(self, worker: WorkerProcess) -> None:
-        """Take leave of a dead worker; its task is tried again, or fails."""
+        """Take leave of a dead worker; what it was at is tried again, or fails."""
         code = worker.wait(END_S)
         self._hear(worker)  # a result that it sent before it died is a result
         worker.drain_output()
@@ -268,19 +284,20 @@ class _Run:
         with contextlib.suppress(KeyError):  # its end may have been seen before
             self._selector.unregister(worker.output)
         worker.release()
-        assignment = self._workers.pop(worker)
-        if assignment is None:
-            return
         ending = worker.ending or describe_exit(code)
-        assignment.deaths.append(ending if worker.is_ready else f"{ending} (while it started)")
-        if len(assignment.deaths) <= MAX_RETRIES:
-            self._retries.append(assignment)
-        elif self._failure is None:
-            endings = "; then ".join(assignment.deaths)
-            self._failure = WorkerError(
-                f"{assignment.task}: gave up after {len(assignment.deaths)} workers were lost: "
-                f"{endings}{_last_words(worker)}"
-            )
+        if not worker.is_ready:
+            ending += " (while it started)"
+        for assignment in self._workers.pop(worker).values():
+            assignment.finishing = False
+            assignment.deaths.append(ending)
+            if len(assignment.deaths) <= MAX_RETRIES:
+                self._retries.append(assignment)
+            elif self._failure is None:
+                endings = "; then ".join(assignment.deaths)
+                self._failure = WorkerError(
+                    f"{assignment.task}: gave up after {len(assignment.deaths)} workers were lost: "
+                    f"{endings}{_last_words(worker)}"
+                )
 
 
 def _last_words(worker: WorkerProcess) -> str:

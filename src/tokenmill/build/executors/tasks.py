@@ -7,7 +7,8 @@ or on another machine. The contract that every executor keeps, and that one test
 - each task gives exactly one `Done`, in the order of completion;
 - a `TokenmillError` of the callable is raised to the consumer as the same type with the same
   attributes and is not retried; any other exception becomes a `WorkerError` with its traceback;
-- a worker that dies or stops costs its task a retry, `MAX_RETRIES` times, then a `WorkerError`;
+- a worker that dies or stops costs its task, and one whose rest it was at, a retry, `MAX_RETRIES`
+  times, then a `WorkerError`;
 - whoever stops iterating (close, exception, Ctrl-C) leaves no worker behind.
 """
 
@@ -23,8 +24,14 @@ from tokenmill.errors import TokenmillError, WorkerError
 
 MAX_RETRIES = 2  # more deaths on one task are no accident: a bad row, or too little memory
 
-Work = Callable[[dict[str, Any]], dict[str, Any]]
-"""What a setup's callable returns: one task's payload to its result."""
+Rest = Callable[[], dict[str, Any]]
+"""What is left of a task that needs a core no more but waits, say for a disk; gives the result."""
+
+Work = Callable[[dict[str, Any]], dict[str, Any] | Rest]
+"""What a setup's callable returns: one task's payload to its result, or to the rest of the task.
+
+A rest may run in another thread while the next task is done; the one before it has ended by then.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +135,11 @@ def closed_unless(given: object, executor: Executor) -> Iterator[None]:
         close = getattr(executor, "close", None)
         if executor is not given and close is not None:
             close()
+
+
+def finish(outcome: dict[str, Any] | Rest) -> dict[str, Any]:
+    """A task's result, after the rest of it where there is one."""
+    return outcome() if callable(outcome) else outcome
 
 
 def close_work(work: Work) -> None:

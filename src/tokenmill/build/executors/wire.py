@@ -2,9 +2,9 @@
 
 A *frame* is four bytes of length (big-endian) and one tagged msgspec message. Downwards go one
 `Begin` and then a `Work` per task; upwards one `Ready`, `Beat`s, and per task a `Finished` or a
-`Failed`. A `Frames` collects bytes as they come and gives whole messages. Errors travel as the name
-of their class in `tokenmill.errors` and their attributes, never as pickles: what a worker sends can
-at most be a wrong value, not code.
+`Failed`, perhaps after a `Finishing`. A `Frames` collects bytes as they come and gives whole
+messages. Errors travel as the name of their class in `tokenmill.errors` and their attributes, never
+as pickles: what a worker sends can at most be a wrong value, not code.
 """
 
 from __future__ import annotations
@@ -46,6 +46,12 @@ class Beat(msgspec.Struct, tag=True):
     """Still there."""
 
 
+class Finishing(msgspec.Struct, tag=True):
+    """Only the rest of a task is left; another task can be begun meanwhile."""
+
+    number: int
+
+
 class Finished(msgspec.Struct, tag=True):
     """A task's result."""
 
@@ -78,7 +84,7 @@ class OutOfMemory(msgspec.Struct, tag=True):
 
 
 Down = Begin | Work
-Up = Ready | Beat | Finished | Failed | OutOfMemory
+Up = Ready | Beat | Finishing | Finished | Failed | OutOfMemory
 
 _encoder = msgspec.msgpack.Encoder()
 _down: msgspec.msgpack.Decoder[Down] = msgspec.msgpack.Decoder(Down)

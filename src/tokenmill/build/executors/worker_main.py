@@ -1,5 +1,8 @@
 """What a worker process runs: get ready once, then one task after another, until told to end.
 
+A task can leave a *rest* that waits for a disk. A thread does it while the next task is done, one
+rest at a time; the task's result is what comes after it.
+
 Two pipes matter. Over the *channel* (a socket) come `Begin` and `Work` frames and go results and a
 `Beat` every second, sent by a thread so that a slow row does not look like a dead worker. The
 *lifeline* is a pipe on which nothing is ever sent: when its other end closes, because the parent
@@ -12,8 +15,10 @@ that prints cannot break the protocol.
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import fcntl
+import gc
 import os
 import select
 import signal
@@ -26,6 +31,7 @@ from typing import Any
 from tokenmill.build.executors import wire
 from tokenmill.build.executors.memory import private_bytes
 from tokenmill.build.executors.tasks import (
+    Rest,
     Setup,
     Task,
     Work,
@@ -111,41 +117,92 @@ def get_ready(begin: wire.Begin, sender: Sender) -> Work | None:
         os._exit(EXIT_OUT_OF_MEMORY)
 
 
-def do(work: Work, message: wire.Work) -> wire.Up:
-    """Do one task and say how it went."""
-    started = time.perf_counter()
-    try:
+class Doing:
+    """One task after another; the rest of one is left to a thread while the next is done."""
+
+    def __init__(self, work: Work, sender: Sender) -> None:
+        self._work = work
+        self._sender = sender
+        self._rest: threading.Thread | None = None
+
+    def do(self, message: wire.Work) -> None:
+        """Do one task and say how it went, or that only its rest is left."""
+        started = time.perf_counter()
+        with self._telling(message):
+            outcome = self._work(message.payload)
+            if not callable(outcome):
+                self._give(message, outcome, started)
+                return
+            self._wait()  # one rest at a time: what waits to be written is held in memory
+            self._rest = threading.Thread(
+                target=self._finish, args=(message, outcome, started), name="tokenmill-rest"
+            )
+            self._rest.start()
+            self._sender.send(wire.Finishing(message.number))
+
+    def close(self) -> None:
+        """No more tasks come."""
+        self._wait()
+        close_work(self._work)
+
+    def _wait(self) -> None:
+        """See the rest of the task before end."""
+        if self._rest is not None:
+            self._rest.join()
+
+    def _finish(self, message: wire.Work, rest: Rest, started: float) -> None:
+        with ending_all(), self._telling(message):
+            self._give(message, rest(), started)
+
+    def _give(self, message: wire.Work, result: dict[str, Any], started: float) -> None:
         # The trip shows here, where the traceback is, that the result can travel.
-        result = wire.as_travelled(work(message.payload))
-    except TokenmillError as error:
-        return wire.Failed(message.number, wire.pack_error(error))
-    except MemoryError:
-        traceback.print_exc()
-        return wire.OutOfMemory(message.number)
-    except Exception as error:
-        wrapped = foreign_error(Task(message.number, {}, message.label), error)
-        wrapped.__cause__ = error
-        return wire.Failed(message.number, wire.pack_error(wrapped))
-    seconds = time.perf_counter() - started
-    return wire.Finished(message.number, result, seconds, private_bytes())
+        result = wire.as_travelled(result)
+        seconds = time.perf_counter() - started
+        self._sender.send(wire.Finished(message.number, result, seconds, private_bytes()))
+
+    @contextlib.contextmanager
+    def _telling(self, message: wire.Work) -> Iterator[None]:
+        """Tell the parent of what a task raises."""
+        try:
+            yield
+        except TokenmillError as error:
+            self._sender.send(wire.Failed(message.number, wire.pack_error(error)))
+        except MemoryError:
+            traceback.print_exc()
+            self._sender.send(wire.OutOfMemory(message.number))
+            os._exit(EXIT_OUT_OF_MEMORY)
+        except Exception as error:
+            wrapped = foreign_error(Task(message.number, {}, message.label), error)
+            wrapped.__cause__ = error
+            self._sender.send(wire.Failed(message.number, wire.pack_error(wrapped)))
 
 
 def serve(channel: int, sender: Sender) -> None:
     """Answer the parent's messages until it closes the channel."""
-    work: Work | None = None
+    doing: Doing | None = None
     for message in messages(channel):
         if isinstance(message, wire.Begin):
             work = get_ready(message, sender)
             if work is None:
                 return
+            doing = Doing(work, sender)
+            gc.freeze()  # what was loaded stays, and is not looked at again
             sender.send(wire.Ready())
-        elif work is not None:
-            answer = do(work, message)
-            sender.send(answer)
-            if isinstance(answer, wire.OutOfMemory):
-                os._exit(EXIT_OUT_OF_MEMORY)
-    if work is not None:
-        close_work(work)
+        elif doing is not None:
+            doing.do(message)
+            gc.collect()
+    if doing is not None:
+        doing.close()
+
+
+@contextlib.contextmanager
+def ending_all() -> Iterator[None]:
+    """End the process of whatever gets this far: SystemExit too, leaving unasked is a failure."""
+    try:
+        yield
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
 
 
 def main(arguments: dict[str, Any]) -> None:
@@ -163,6 +220,9 @@ def main(arguments: dict[str, Any]) -> None:
     faulthandler.enable()  # a crash in an engine leaves its Python frames in the parent's tail
     for fd in (arguments["channel"], arguments["lifeline"]):
         os.set_inheritable(fd, False)  # a child of a task must not hold the channel open
+    # Collected by hand between two tasks, when little is alive: looks at a tokenizer that is being
+    # loaded, or at a task's rows, find nothing and cost more than either.
+    gc.disable()
     sender = Sender(arguments["channel"])
     threading.Thread(
         target=beat,
@@ -170,10 +230,7 @@ def main(arguments: dict[str, Any]) -> None:
         name="tokenmill-heartbeat",
         daemon=True,
     ).start()
-    try:
+    with ending_all():
         serve(arguments["channel"], sender)
-    except BaseException:  # SystemExit included: leaving unasked is a failure
-        traceback.print_exc()
-        os._exit(1)
     # Without the interpreter's tear-down, which some engines take seconds for.
     os._exit(0)

@@ -7,20 +7,24 @@ else refused. Without ``--out`` the name is made from the store's key, in the cu
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from tokenmill.cli.app import app
 from tokenmill.cli.options import AsJson, PackMethod, PackOversize, PackWindow, StorePath
 from tokenmill.cli.output import Output
+from tokenmill.errors import UsageError
+
+if TYPE_CHECKING:
+    from tokenmill.store import Store
 
 
 @app.command()
 def export(
     store: StorePath,
     format: Annotated[  # noqa: A002 - a name of the contract
-        str, typer.Option(help="parquet | arrow | jsonl | megatron | axolotl | packed-parquet")
+        str, typer.Option(help="parquet | arrow | jsonl | hf | axolotl | megatron | packed-parquet")
     ],
     out: Annotated[
         str | None,
@@ -32,10 +36,26 @@ def export(
     mask: Annotated[
         str, typer.Option(help="loss_mask | labels; for parquet, arrow, jsonl")
     ] = "loss_mask",
+    also: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="COLUMN", help="For hf: origin, length, lengths, or a carried one; repeatable."
+        ),
+    ] = None,
+    split: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=SHARE", help="For hf: a split and its share of the rows; repeatable."
+        ),
+    ] = None,
+    split_seed: Annotated[int, typer.Option(help="Of the splits, as for tm.split.")] = 0,
     length: Annotated[int | None, typer.Option(help="Tokens per pack; for packed-parquet.")] = None,
     method: PackMethod = "best_fit",
     window: PackWindow = 65536,
     oversize: PackOversize = "error",
+    pad_multiple: Annotated[
+        int, typer.Option(help="Pad rows in packs to a multiple; for --layout megatron-bridge.")
+    ] = 1,
     layout: Annotated[
         str, typer.Option(help="Columns of packs: tokenmill | megatron-bridge")
     ] = "tokenmill",
@@ -58,10 +78,12 @@ def export(
 
     opened = open_store(store)
     made = write(
-        opened,
+        split_by(opened, split, split_seed) if split else opened,
         format,
         out or default_name(opened.key, format),
         mask=mask,
+        also=also or (),
+        pad_multiple=pad_multiple,
         pack=None if length is None else Pack(length, method, window, oversize),
         layout=layout,
         order=order,
@@ -86,3 +108,20 @@ def export(
         typer.echo(str(made.path))
 
     output.result(document, show)
+
+
+def split_by(store: Store, wishes: list[str], seed: int) -> dict[str, Any]:
+    """The parts that ``--split NAME=SHARE`` names; one alone may go without its share."""
+    from tokenmill.dataset import split
+
+    shares: dict[str, float] = {}
+    for wish in wishes:
+        name, equals, share = wish.partition("=")
+        try:
+            number = float(share) if equals or len(wishes) > 1 else 1.0
+        except ValueError:
+            raise UsageError(f"--split {wish}: write NAME=SHARE, say train=0.98") from None
+        if name in shares:
+            raise UsageError(f"--split names {name} twice")
+        shares[name] = number
+    return dict(zip(shares, split(store, shares, seed=seed), strict=True))

@@ -29,7 +29,7 @@ import ray
 from tokenmill.build.executors import Setup, Task, wire
 from tokenmill.build.executors.cores import allowed_cores
 from tokenmill.build.executors.memory import private_bytes
-from tokenmill.build.executors.tasks import Work, close_work, foreign_error, open_work
+from tokenmill.build.executors.tasks import Work, close_work, finish, foreign_error, open_work
 from tokenmill.errors import CacheError, SourceMissing, TokenmillError, WorkerError
 from tokenmill.files import ProcessLock, write_file
 from tokenmill.fingerprint import checksum
@@ -124,7 +124,7 @@ def _answer(
         with _opened(setup, key) as work:
             started = time.perf_counter()
             # The trip shows here, where the traceback is, that the result can travel.
-            result = wire.as_travelled(work(asked.payload))
+            result = wire.as_travelled(finish(work(asked.payload)))
             seconds = time.perf_counter() - started
         return wire.Finished(asked.number, result, seconds, private_bytes())
     except TokenmillError as error:

@@ -11,6 +11,7 @@ Rows of one batch have the same columns: what a row lacks is None there, as in a
 
 from __future__ import annotations
 
+import inspect
 import os
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -27,18 +28,14 @@ from tokenmill.integrations.verl.settings import (
     file_list,
     name_the_variable,
     plain,
+    refuse_hooks,
 )
-from tokenmill.prompts import PromptDataset, shape_row
+from tokenmill.prompts import PromptDataset
 from tokenmill.sampling import Int64Array
 
 Item = dict[str, Any]
 
-MEDIA_KEYS = {
-    "image": ("image_key", "images"),
-    "video": ("video_key", "videos"),
-    "audio": ("audio_key", "audios"),
-}
-"""Kind of media → verl's name for its column, and that name's default."""
+UNCALLED = ("_download", "_read_files_and_tokenize", "maybe_filter_out_long_prompts")
 
 
 class _Prompts(PromptDataset):
@@ -47,10 +44,6 @@ class _Prompts(PromptDataset):
     def source_rows_at(self, numbers: Int64Array) -> list[dict[str, Any]]:
         """Parsed rows of the source."""
         return self._rows.batch(self._kept.rows(numbers).tolist())
-
-    def messages_of(self, row: dict[str, Any]) -> Any:
-        """A row's conversation, placeholders of media expanded."""
-        return shape_row(row, self._spec).prompt
 
     def kept_before(self, source_row: int) -> int:
         """Kept rows among the first so many rows of the source."""
@@ -68,6 +61,10 @@ class RLDataset(torch_data.Dataset[Item]):  # type: ignore[misc]
         max_samples: At most so many rows of the source, -1 for all.
     """
 
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        super().__init_subclass__(**arguments)
+        refuse_hooks(cls, UNCALLED, "prompts are read and measured by an index")
+
     def __init__(
         self,
         data_files: Any,
@@ -81,10 +78,10 @@ class RLDataset(torch_data.Dataset[Item]):  # type: ignore[misc]
         self.settings = Settings.of(stated, files)
         self.prompt_key = str(stated.get("prompt_key", "prompt"))
         self.need_tools_kwargs = bool(stated.get("need_tools_kwargs", False))
-        self._media = {
-            kind: str(stated.get(name) or default) for kind, (name, default) in MEDIA_KEYS.items()
-        }
-        self._has_processor = processor is not None
+        self.image_key = str(stated.get("image_key") or "images")
+        self.video_key = str(stated.get("video_key") or "videos")
+        self.audio_key = str(stated.get("audio_key") or "audios")
+        self.processor = processor
         limit = stated.get("max_prompt_length", 1024)
         if not stated.get("filter_overlong_prompts", True):
             limit = None
@@ -102,7 +99,7 @@ class RLDataset(torch_data.Dataset[Item]):  # type: ignore[misc]
                 limit,
                 prompt_key=self.prompt_key,
                 metadata_key="extra_info",
-                multimodal_keys=None if processor is None else self._media,
+                multimodal_keys=None if processor is None else self._media(),
                 apply_chat_template=True,
                 apply_chat_template_kwargs=stated.get("apply_chat_template_kwargs") or None,
                 date=self.settings.date,
@@ -133,17 +130,32 @@ class RLDataset(torch_data.Dataset[Item]):  # type: ignore[misc]
         columns = dict.fromkeys(name for row in rows for name in row)
         return [{name: row.get(name) for name in columns} for row in rows]
 
+    def _media(self) -> dict[str, str]:
+        """Kind of media → its column."""
+        return {"image": self.image_key, "video": self.video_key, "audio": self.audio_key}
+
+    def _build_messages(self, example: dict[str, Any], key: str | None = None) -> Any:
+        """A row's conversation, media put where it names them, by verl's own code.
+
+        Subclasses may override it, as they do verl's: it makes every ``raw_prompt``. Lengths are
+        measured without it.
+        """
+        key = self.prompt_key if key is None else key
+        messages = example[key]
+        if isinstance(messages, str):
+            return [{"role": "user", "content": messages}]
+        if not any(example.get(column) for column in self._media().values()):
+            return messages
+        if self.processor is None:
+            raise UsageError("prompts with media need a processor, and verl gave none")
+        build = _verls()._build_messages
+        if "key" in inspect.signature(build).parameters:
+            return build(self, example, key=key)
+        return build(self, example)  # an older verl knows one key
+
     def _item(self, row: dict[str, Any]) -> Item:
-        has_media = any(row.get(column) for column in self._media.values())
-        if has_media:
-            if not self._has_processor:
-                raise UsageError("prompts with media need a processor, and verl gave none")
-            messages = self.prompts.messages_of(row)
-        else:
-            messages = row[self.prompt_key]
-            if isinstance(messages, str):
-                messages = [{"role": "user", "content": messages}]
-        item = {name: value for name, value in row.items() if name not in self._media.values()}
+        messages = self._build_messages(row, key=self.prompt_key)
+        item = {name: value for name, value in row.items() if name not in self._media().values()}
         extra = item.get("extra_info") or {}
         return {
             **item,

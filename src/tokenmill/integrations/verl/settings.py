@@ -39,6 +39,9 @@ class Settings:
         num_workers: Processes that prepare; 0 runs inline.
         train_on: SFT: as for `tokenmill.prepare`.
         turn_end: SFT: ``turn`` trains to the start of the next turn, as verl does, or ``stop``.
+        thinking_opener: SFT: ``prompt`` leaves thinking that the generation prompt opens untrained,
+            as verl does, or ``trained``.
+        trailing: SFT: ``trim`` cuts a user turn at the end, which trains nothing, or ``reject``.
         date: For templates that print the date; None: the environment's ``TOKENMILL_DATE``.
         undo_shuffle: SFT: lay items out so that the shuffle of verl's SFT trainer yields our
             order; see `tokenmill.integrations.verl.SFTDataset`.
@@ -51,6 +54,8 @@ class Settings:
     num_workers: int | None = None
     train_on: str | None = None
     turn_end: str = "turn"
+    thinking_opener: str = "prompt"
+    trailing: str = "trim"
     date: str | None = None
     undo_shuffle: bool = False
 
@@ -143,6 +148,16 @@ def name_the_variable(error: TemplateError) -> TemplateError:
         f"the chat template prints the date: pin it in the environment, {DATE_VARIABLE}=2026-11-15 "
         "(or +data.tokenmill.date=2026-11-15)"
     ).with_traceback(error.__traceback__)
+
+
+def refuse_hooks(subclass: type, names: Sequence[str], why: str) -> None:
+    """Refuse a subclass whose override of a method of verl's datasets would never be called."""
+    for name in names:
+        if name in vars(subclass):
+            raise UsageError(
+                f"{subclass.__name__}.{name} would never be called: {why}. Change the files "
+                "beforehand, or override __getitem__"
+            )
 
 
 def _is_validation(config: Mapping[str, Any], files: Sequence[str]) -> bool:

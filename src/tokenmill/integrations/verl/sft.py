@@ -4,7 +4,8 @@ verl asks each row for tensors: input_ids, position_ids and loss_mask as long as
 (``pad_mode=no_padding``), or padded on the right to ``max_length`` with an attention_mask
 (``pad_mode=right``). `SFTDataset` answers from a store: raw files are prepared on first use, with
 every assistant turn trained up to the next turn as verl does it, but from one render of the whole
-conversation; a file that is a store's directory is opened as it is.
+conversation; a file that is a store's directory is opened as it is. Rows are prepared before any
+of verl's hooks could see them, so a subclass that overrides one is refused.
 
 verl shifts the masks of a whole batch by one token across its rows, so a row whose first token
 were trained would train the last token of the row before it: the first token never is.
@@ -12,40 +13,40 @@ were trained would train the last token of the row before it: the first token ne
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Sequence
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch.utils import data as torch_data
 
-from tokenmill import fingerprint
 from tokenmill.build.executors import InlineExecutor, LocalExecutor
-from tokenmill.build.keys import source_documents, store_document
 from tokenmill.build.recipe import Recipe, RunOptions
 from tokenmill.build.run import run
 from tokenmill.chat.template import REMEDY
 from tokenmill.dataset import View, as_view, concat
-from tokenmill.errors import CacheError, RowError, SourceError, TemplateError, UsageError
-from tokenmill.files import default_cache_dir
+from tokenmill.errors import SourceError, TemplateError, UsageError
+from tokenmill.integrations.verl.columns import SwitchedRows, switches
 from tokenmill.integrations.verl.settings import (
     Places,
     Settings,
     file_list,
     name_the_variable,
     plain,
+    refuse_hooks,
 )
-from tokenmill.source import open_rows
-from tokenmill.source.shelf import Shelf
 from tokenmill.store import Row, Store, open_store
 
 Item = dict[str, torch.Tensor]
 
 PAD_MODES = ("right", "no_padding")
 TRUNCATIONS = ("error", "left", "right")
+UNCALLED = ("_read_files_and_process", "_build_messages", "_process_single_message")
+MEDIA_KEYS = {"image_key": "images", "video_key": "videos"}
+QWEN_VL_AXES = 4
+"""verl gives Qwen-VL models text, time, height and width positions; in text they are the same."""
 
 
 class SFTDataset(torch_data.Dataset[Item]):  # type: ignore[misc]
@@ -59,9 +60,14 @@ class SFTDataset(torch_data.Dataset[Item]):  # type: ignore[misc]
         parquet_files: Raw files, or directories of stores, as verl's ``train_files``.
         tokenizer: verl's transformers tokenizer.
         config: verl's ``data`` config; beside its own names `Settings` under ``tokenmill``.
-        processor: Must be None: rows are text.
+        processor: verl's processor, where the checkpoint has one: its template, and the shape of
+            positions. Rows are text.
         max_samples: At most so many rows, -1 for all.
     """
+
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        super().__init_subclass__(**arguments)
+        refuse_hooks(cls, UNCALLED, "rows come from a store")
 
     def __init__(
         self,
@@ -72,8 +78,6 @@ class SFTDataset(torch_data.Dataset[Item]):  # type: ignore[misc]
         max_samples: int = -1,
     ) -> None:
         stated = plain(config or {})
-        if getattr(processor, "image_processor", None) is not None:
-            raise UsageError("rows are text: for images and videos use verl's own dataset")
         mode = stated.get("pad_mode", "right")
         self.pad_mode = str(getattr(mode, "value", mode))
         self.truncation = str(stated.get("truncation", "error"))
@@ -86,8 +90,10 @@ class SFTDataset(torch_data.Dataset[Item]):  # type: ignore[misc]
                 raise UsageError(f"{name} is {value!r}; it is one of {', '.join(allowed)}")
         files = file_list(parquet_files)
         self.settings = Settings.of(stated, files)
-        self.view = _view_of(files, tokenizer, stated, self.settings, self._limit())
+        self.view = _view_of(files, tokenizer, processor, stated, self.settings, self._limit())
         self._check_lengths()
+        kind = type(getattr(processor, "image_processor", None)).__name__
+        self._axes = QWEN_VL_AXES if "Qwen2VLImageProcessor" in kind else None
         pad = getattr(tokenizer, "pad_token_id", None)
         self.pad_id = 0 if pad is None else int(pad)
         self._places = Places(
@@ -166,11 +172,19 @@ class SFTDataset(torch_data.Dataset[Item]):  # type: ignore[misc]
                 )
                 for name, values in found.items()
             }
-        return {name: torch.from_numpy(values) for name, values in found.items()}
+        tensors = {name: torch.from_numpy(values) for name, values in found.items()}
+        if self._axes is not None:
+            tensors["position_ids"] = tensors["position_ids"].repeat(self._axes, 1)
+        return tensors
 
 
 def _view_of(
-    files: list[str], tokenizer: Any, config: dict[str, Any], settings: Settings, limit: int | None
+    files: list[str],
+    tokenizer: Any,
+    processor: Any,
+    config: dict[str, Any],
+    settings: Settings,
+    limit: int | None,
 ) -> View:
     """The rows of files, neighbours that are raw prepared together."""
     views: list[View] = []
@@ -180,7 +194,7 @@ def _view_of(
             raw.append(file)
             continue
         if raw:
-            views.append(as_view(_prepared(raw, tokenizer, config, settings, limit)))
+            views.append(_prepared(raw, tokenizer, processor, config, settings, limit))
             raw = []
         if file is not None:
             views.append(as_view(open_store(file)))
@@ -191,59 +205,62 @@ def _is_store(file: str) -> bool:
     return os.path.isfile(os.path.join(file, "manifest.json"))
 
 
-def _refuse_column(files: list[str], column: str, settings: Settings) -> None:
-    """Refuse rows that say themselves whether to think; each row is looked at, once per content."""
-    rows = open_rows(files, cache_dir=settings.cache_dir)
-    shelf = Shelf(Path(settings.cache_dir or default_cache_dir()).absolute())
-    sources = store_document({}, {}, source_documents(rows.blocks()))["sources"]
-    key = fingerprint.key({"rows with a value of": column, "sources": sources})
-    note = shelf.note(key)
-    if note is None:
-        having = (number for number, row in rows.scan() if _has_value(row, column))
-        note = {"first": next(having, None)}
-        with contextlib.suppress(CacheError):  # a cache that cannot be written: looked at again
-            shelf.write_note(key, note)
-    if note["first"] is not None:
-        origin = rows.origin(note["first"])
-        raise UsageError(
-            f"rows have a column {column!r}; a store has one rendering: split the data by it and "
-            "set data.enable_thinking_default, or rename data.enable_thinking_key",
-            path=origin.path,
-            row=origin.row,
-            line=origin.line,
-            offset=origin.offset,
-        )
-
-
-def _has_value(row: dict[str, Any] | RowError, column: str) -> bool:
-    # Null is verl's word for the default, and a bad row is none of ours.
-    return not isinstance(row, RowError) and row.get(column) is not None
-
-
 def _prepared(
-    files: list[str], tokenizer: Any, config: dict[str, Any], settings: Settings, limit: int | None
-) -> Store:
-    variables = dict(config.get("apply_chat_template_kwargs") or {})
-    thinking = config.get("enable_thinking_default")
-    if thinking is not None:
-        variables["enable_thinking"] = bool(thinking)
-    column = config.get("enable_thinking_key", "enable_thinking")
-    if column:
-        _refuse_column(files, str(column), settings)
+    files: list[str],
+    tokenizer: Any,
+    processor: Any,
+    config: dict[str, Any],
+    settings: Settings,
+    limit: int | None,
+) -> View:
+    """Raw files, each row rendered as it says itself whether to think."""
+    column = config.get("enable_thinking_key", "enable_thinking") or None
+    media = [str(config.get(name) or default) for name, default in MEDIA_KEYS.items()]
+    default = config.get("enable_thinking_default")
+    said = switches(files, column, media, settings.cache_dir)
+    stores = {}
+    for switch in sorted(said, key=str):
+        thinking = default if switch is None else switch
+        variables = dict(config.get("apply_chat_template_kwargs") or {})
+        if thinking is not None:
+            variables["enable_thinking"] = bool(thinking)
+        recipe = _recipe(files, tokenizer, processor, config, settings, limit)
+        carry = () if len(said) == 1 else (str(column),)
+        recipe = replace(recipe, template_kwargs=variables, carry=carry)
+        stores[switch] = _store(recipe, settings)
+    if len(stores) == 1:
+        return as_view(*stores.values())
+    return SwitchedRows(stores, str(column))
+
+
+def _recipe(
+    files: list[str],
+    tokenizer: Any,
+    processor: Any,
+    config: dict[str, Any],
+    settings: Settings,
+    limit: int | None,
+) -> Recipe:
     key = config.get("messages_key")
-    recipe = Recipe(
+    template = getattr(processor, "chat_template", None)  # verl renders with it where there is one
+    return Recipe(
         sources=tuple(files),
         tokenizer=tokenizer,
         tokenizer_backend="transformers",
         messages_key=None if key == "messages" else key,
         tools_key=config.get("tools_key") or "tools",
-        template_kwargs=variables,
+        chat_template=template if isinstance(template, str) else None,
         date=settings.date,
         train_on=settings.train_on,
         turn_end=settings.turn_end,
+        thinking_opener=settings.thinking_opener,
+        trailing=settings.trailing,
         max_length=limit,
         overlong="truncate",
     )
+
+
+def _store(recipe: Recipe, settings: Settings) -> Store:
     options = RunOptions(num_workers=settings.num_workers, cache_dir=settings.cache_dir)
     workers = settings.num_workers
     executor = InlineExecutor() if workers == 0 else LocalExecutor(workers)

@@ -26,7 +26,7 @@ from tokenmill.build.identify import identity_card
 from tokenmill.build.progress import open_progress
 from tokenmill.build.recipe import Recipe, RunOptions, to_travel
 from tokenmill.build.run import cache_of
-from tokenmill.errors import SourceError
+from tokenmill.errors import SourceError, UsageError
 from tokenmill.report.lint import linter, near, pairs
 from tokenmill.report.lint.findings import PLACES, Finding, LintReport, Merged, in_order
 from tokenmill.report.lint.places import Places
@@ -60,6 +60,8 @@ def run_lint(
         progress: As for `tokenmill.prepare`.
     """
     start = time.perf_counter()
+    if recipe.format == "tokens":
+        raise UsageError("lint reads texts; rows of format='tokens' are checked by prepare itself")
     rules = chosen_rules(only, ignore)
     cache = cache_of(options.cache_dir)
     card, comparison = identity_card(recipe, cache.root, executor)

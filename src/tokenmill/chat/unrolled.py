@@ -1,0 +1,620 @@
+r"""Whole conversations as one path each: what most rows are, rendered and settled in one step.
+
+Most rows of most data sets are messages that hold a role and a text and nothing else, in a handful
+of orders: user, assistant; system, user, assistant. With the roles known, a template's loops unroll
+and nearly all of its questions answer themselves. What is left is a few questions about the texts
+and a list of fragments, and where turns begin and trained spans end is known as a fragment and a
+distance into it::
+
+    ("user", "assistant")
+      "</think>" in text 1?  no  →  ['<|im_start|>user\n', text 0, '<|im_end|>\n<|im_start|>…\n', …]
+                                     └──────── turn of user ─────────────────┘└ turn of assistant …
+
+`Unrolled` is asked first, for such rows, by `tokenmill.chat.render`. What it does not know goes the
+general way (`traced`, then `turns`), and from what came out there it learns: a path is taken up
+only where it gives the same text, turns and spans on the row it comes from, and only where nothing
+about the spans could depend on the texts. It never changes an outcome.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import Any, NoReturn
+
+from jinja2 import Undefined, nodes
+
+from tokenmill.chat.expressions import line_of
+from tokenmill.chat.program import (
+    MIXED,
+    MOST_SIZE,
+    MOST_WORK,
+    NOBODY,
+    Inconsistent,
+    Namespace,
+    Run,
+)
+from tokenmill.chat.symbols import (
+    Frame,
+    Joined,
+    LoopVariable,
+    Symbol,
+    Untraceable,
+    parts_of,
+    sources_of,
+)
+from tokenmill.chat.template import ReferenceTemplate
+from tokenmill.chat.thinking import before_thinking
+from tokenmill.chat.trace import Break, Continue, Tracer, says_something
+from tokenmill.chat.turns import (
+    ATOM,
+    Judge,
+    Messages,
+    Opening,
+    Openings,
+    Settled,
+    add_unlooped,
+    check_printed,
+    common_prefix,
+    pieces_of,
+)
+from tokenmill.errors import RowError
+
+MOST_MESSAGES = 64  # of a conversation
+MOST_ORDERS = 512  # of roles that are known
+MOST_OPERATIONS = 100_000
+WORTH_IT = 3  # rows of the same roles before the next is learned from
+LEAST_PRICE = 24  # steps of whatever makes a text (see `program`)
+MOST_CALLS = 20  # of macros from macros
+
+_STRIPPED = re.compile(r"env\[(\d+)\](?:\.[lr]?strip\((?:|'\\n')\))?")
+_WHOLE_MESSAGES = {"length", "count", "first", "last", "list", "reverse"}
+_BY_ROLE = {"selectattr", "rejectattr"}
+# What makes no more of a text than it is.
+_FILTERS = {"trim", "length", "count", "string"}
+_METHODS = {
+    "strip", "lstrip", "rstrip", "removeprefix", "removesuffix", "split", "rsplit", "splitlines",
+    "partition", "rpartition", "find", "rfind", "index", "rindex", "count", "startswith",
+    "endswith", "isspace",
+}  # fmt: skip
+
+
+class Text(Symbol):
+    """The text of a message: whatever looks at it past the tracer would see something else."""
+
+    def _seen(self, *_: Any) -> NoReturn:
+        raise Untraceable("a message looked at as a whole")
+
+    __eq__ = __ne__ = __bool__ = __len__ = __iter__ = __contains__ = _seen
+    __str__ = __repr__ = __format__ = __getitem__ = __lt__ = __gt__ = _seen
+    __hash__ = _seen
+
+
+@dataclass(slots=True)
+class Plan:
+    """Where turns end and trained spans lie in the fragments of one path.
+
+    Attributes:
+        most: Characters of a conversation up to which the general way surely takes it, too.
+        ends: Of every message, the fragment before which its turn ends.
+        spans: Of every assistant: its number, and fragment and distance of begin and end.
+        checks: Assistants whose text is not printed as it is, with the fragments taken from it.
+    """
+
+    most: int
+    ends: list[int]
+    spans: list[tuple[int, int, int, int, int]]
+    checks: list[tuple[int, list[int]]]
+
+
+class Unroller(Tracer):
+    """Takes conversations through a template whose roles are known, all in one block."""
+
+    def follow(self, roles: Sequence[str], contents: Sequence[str]) -> tuple[list[Any], Run]:
+        """Take one conversation through the template.
+
+        Returns:
+            What it prints, texts of the template and symbols; and the same as a run.
+        """
+        block = self.program.block(tuple(roles))
+        frame = self._frame = Frame(block, [{}])
+        texts = [Text(f"env[{k}]", text, frozenset((k,))) for k, text in enumerate(contents)]
+        frame.kinds = {text.code: str for text in texts}
+        given = [{"role": role, "content": text} for role, text in zip(roles, texts, strict=True)]
+        self._messages: Any = given
+        self._tools: Any = None
+        self._owners = {id(message): k for k, message in enumerate(given)}
+        self._run = Run([], None, None)
+        self._fragments: list[Any] = []
+        self._calls = 0
+        self._body(self.tree.body)
+        run = self._run
+        run.out = [f if isinstance(f, str) else f.value for f in self._fragments]
+        run.text = "".join(run.out)
+        return self._fragments, run
+
+    def finish(self, plan: str, fragments: Iterable[Any]) -> None:
+        """End the path that was followed, with the name of its plan."""
+        self._emit("leaf", plan, tuple(map(self._code, fragments)))
+
+    def give_up(self) -> None:
+        """End the path that was being followed: rows that come along it go the general way."""
+        self._emit("leaf", "None", ())
+
+    def made_of(self, symbol: Symbol) -> str:
+        """The code that a symbol's value comes from."""
+        made = self._frame.made
+        return next((code for code, name in made.items() if name == symbol.code), symbol.code)
+
+    # -- printing -----------------------------------------------------------------------------
+
+    def _print(self, value: Any) -> None:
+        for part in parts_of(value):
+            if isinstance(part, Symbol):
+                self._print_text(part)
+            elif not isinstance(part, Undefined):
+                if not isinstance(part, (str, int, float, type(None))):
+                    raise Untraceable(f"printing a {type(part).__name__}")
+                self._print_own(str(part))
+
+    def _print_own(self, text: str) -> None:
+        """Print a text of the template: one fragment with what it printed just before."""
+        fragments, marks = self._fragments, self._run.marks
+        fresh = bool(marks) and marks[-1][0] == len(fragments)
+        if not text:
+            return
+        if fragments and isinstance(fragments[-1], str) and not fresh:
+            fragments[-1] += text
+        else:
+            fragments.append(text)
+
+    def _print_text(self, symbol: Symbol) -> None:
+        if self._kind(symbol) is not str:
+            raise Untraceable("printing something else than a text")
+        run, place = self._run, len(self._fragments)
+        if symbol.sources and symbol.sources != {run.me}:
+            # Whose turn it is printed in follows from whether it says anything.
+            self._ask(f"{symbol.code}.strip()", bool(symbol.value.strip()))
+            owner = next(iter(symbol.sources)) if len(symbol.sources) == 1 else MIXED
+            run.taken.append((place, owner))
+        if symbol.sources:
+            run.own.append(place)
+        self._fragments.append(symbol)
+
+    @contextmanager
+    def _apart(self) -> Iterator[list[Any]]:
+        """Print into a list of its own."""
+        outside, self._fragments = self._fragments, []
+        marks = len(self._run.marks)
+        own, taken = len(self._run.own), len(self._run.taken)
+        try:
+            yield self._fragments
+        finally:
+            if len(self._run.marks) != marks:
+                raise Untraceable("turns printed into a variable")
+            del self._run.own[own:], self._run.taken[taken:]
+            self._fragments = outside
+
+    def _captured(self, body: list[nodes.Node]) -> Any:
+        with self._apart() as parts:
+            self._body_in_scope(body)
+        return Joined(parts)
+
+    def _do_CallBlock(self, node: nodes.CallBlock) -> None:
+        raise Untraceable("a generation block", line_of(node))
+
+    # -- loops, macros and namespaces: all in one block ---------------------------------------
+
+    def _do_For(self, node: nodes.For) -> None:
+        items = self._value(node.iter)
+        if isinstance(items, (Symbol, Joined)) or node.recursive:
+            raise Untraceable("a loop over something of a text", line_of(node))
+        items = list(items)
+        if node.test is not None:
+            items = [item for item in items if self._passes(node, item)]
+        if not items:
+            self._body_in_scope(node.else_)
+            return
+        if isinstance(node.iter, nodes.Call) and says_something(node):
+            raise Untraceable("a loop over numbers", line_of(node))
+        owners = [self._owners.get(id(item), self._run.me) for item in items]
+        stands = self._run.me == NOBODY and says_something(node)
+        self._loop_over(node, items, owners, stands)
+
+    def _passes(self, node: nodes.For, item: Any) -> bool:
+        assert node.test is not None
+        with self._scope(None):
+            self._assign(node.target, item)
+            return self._truth(self._value(node.test))
+
+    def _loop_over(
+        self, node: nodes.For, items: list[Any], owners: list[int], stands: bool
+    ) -> None:
+        run, outside = self._run, self._run.me
+        for place, item in enumerate(items):
+            if stands and owners[place] != run.me:
+                self._stand(owners[place])
+            with self._scope(LoopVariable(place, len(items), items)):  # type: ignore[arg-type]
+                self._assign(node.target, item)
+                if not self._iterated(node.body):
+                    break
+        if run.me != outside:
+            self._stand(outside)
+
+    def _iterated(self, body: list[nodes.Node]) -> bool:
+        """One turn of a loop; whether there is another."""
+        try:
+            self._body(body)
+        except Break:
+            return False
+        except Continue:
+            pass
+        return True
+
+    def _stand(self, owner: int) -> None:
+        self._run.me = owner
+        self._run.marks.append((len(self._fragments), owner))
+
+    @contextmanager
+    def _scope(self, loop: LoopVariable | None) -> Iterator[None]:
+        frame = self._frame
+        around, frame.loop = frame.loop, loop
+        frame.scopes.append({})
+        depth = len(frame.scopes)
+        try:
+            yield
+        finally:
+            del frame.scopes[depth - 1 :]
+            frame.loop = around
+
+    def _loop_member(self, loop: LoopVariable, key: Any) -> Any:
+        index, total, items = loop.index, loop.total, loop.items
+        assert isinstance(index, int)
+        assert isinstance(total, int)
+        assert isinstance(items, list)
+        if key in ("previtem", "nextitem"):
+            place = index + (1 if key == "nextitem" else -1)
+            return items[place] if 0 <= place < total else Undefined(name=key)
+        known = {
+            "index0": index, "index": index + 1, "length": total, "first": index == 0,
+            "last": index + 1 == total, "revindex": total - index, "revindex0": total - index - 1,
+        }  # fmt: skip
+        if key not in known:
+            raise Untraceable(f"loop.{key}")
+        return known[key]
+
+    def _prints_macro(self, node: nodes.Call) -> bool:
+        if not isinstance(node.node, nodes.Name) or node.node.name not in self._names.macros:
+            return False
+        self._run_inline(node.node.name, node)
+        return True
+
+    def _call_macro(self, name: str, node: nodes.Call) -> Any:
+        with self._apart() as parts:
+            self._run_inline(name, node)
+        return Joined(parts)
+
+    def _run_inline(self, name: str, node: nodes.Call) -> None:
+        macro = self._names.macros[name]
+        if node.dyn_args is not None or node.dyn_kwargs is not None:
+            raise Untraceable("a macro called with * or **", line_of(node))
+        parameters = [parameter.name for parameter in macro.args]
+        arguments = dict(zip(parameters, map(self._value, node.args), strict=False))
+        arguments |= {keyword.key: self._value(keyword.value) for keyword in node.kwargs}
+        if len(node.args) > len(parameters) or set(arguments) - set(parameters):
+            raise Untraceable("a macro that does not take these arguments", line_of(node))
+        frame = self._frame
+        outside, frame.scopes = frame.scopes, [frame.scopes[0], {}]
+        loop, frame.loop = frame.loop, None
+        self._calls += 1
+        if self._calls > MOST_CALLS:
+            raise Untraceable("macros that call themselves", line_of(node))
+        try:
+            defaults = parameters[len(parameters) - len(macro.defaults) :]
+            fallback = dict(zip(defaults, macro.defaults, strict=True))
+            for parameter in parameters:
+                if parameter in arguments:
+                    value = arguments[parameter]
+                elif parameter in fallback:
+                    value = self._value(fallback[parameter])
+                else:
+                    value = Undefined(name=parameter)
+                frame.scopes[-1][parameter] = value
+            self._body(macro.body)
+        finally:
+            self._calls -= 1
+            frame.scopes, frame.loop = outside, loop
+
+    def _namespace(self, given: list[Any], named: dict[str, Any]) -> Any:
+        if given:
+            raise Untraceable("a namespace made of something")
+        return Namespace(dict(named))
+
+    def _set_attribute(self, target: nodes.NSRef, value: Any) -> None:
+        namespace = self._lookup(target.name)
+        if not isinstance(namespace, Namespace):
+            raise Untraceable("an attribute set on something else than a namespace")
+        if isinstance(value, Joined) and sources_of(value):
+            raise Untraceable("texts collected in a namespace", line_of(target))
+        namespace.values[target.attr] = value
+
+    def _member(self, base: Any, key: Any, *, item: bool) -> Any:
+        if isinstance(base, Namespace):
+            return base.values.get(key, self.program.names["U"])
+        return super()._member(base, key, item=item)
+
+    def _do_Assign(self, node: nodes.Assign) -> None:
+        self._assign(node.target, self._value(node.node))
+
+    # -- what is left to the general way ------------------------------------------------------
+
+    def _apply(self, name: str, value: Any, given: list[Any], named: dict[str, Any]) -> Any:
+        by_role = name in _BY_ROLE and given[:1] == ["role"]
+        if name not in _WHOLE_MESSAGES and not by_role and _holds_text([value, *given]):
+            raise Untraceable(f"the filter {name} on whole messages")
+        if isinstance(value, (Symbol, Joined)) and name not in _FILTERS:
+            raise Untraceable(f"the filter {name}")
+        return super()._apply(name, value, given, named)
+
+    def _bounded_method(self, owner: Any, name: str, values: list[Any]) -> None:
+        if name not in _METHODS:
+            raise Untraceable(f"the method {name}")
+
+    def _text(self, joined: Joined) -> Symbol:
+        parts = [part for part in joined.parts if not isinstance(part, str) or part]
+        if len(parts) != 1 or not isinstance(parts[0], Symbol):
+            raise Untraceable("texts put together")
+        return parts[0]
+
+    def _collection(self, items: list[Any], kind: type, opening: str, closing: str) -> Any:
+        if any(isinstance(item, (Symbol, Joined)) for item in items):
+            raise Untraceable("a list of texts")
+        return kind(items)
+
+    def _mapping(self, pairs: list[tuple[Any, Any]]) -> Any:
+        if any(isinstance(item, (Symbol, Joined)) for pair in pairs for item in pair):
+            raise Untraceable("an object of texts")
+        return dict(pairs)
+
+    def _arithmetic(self, node: nodes.BinExpr, sign: str, function: Any) -> Any:
+        value = super()._arithmetic(node, sign, function)
+        if isinstance(value, Symbol) and isinstance(value.value, str):
+            raise Untraceable(f"a text and {sign}", line_of(node))
+        return value
+
+
+def _holds_text(values: Iterable[Any]) -> bool:
+    """Whether texts of messages lie in these values."""
+    for value in values:
+        within = list(value.values()) if isinstance(value, dict) else value
+        if isinstance(within, (list, tuple)) and (
+            any(isinstance(item, (Symbol, Joined)) for item in within) or _holds_text(within)
+        ):
+            return True
+    return False
+
+
+class Meter:
+    """What generated code counts on, and nothing is done with here."""
+
+    __slots__ = ("out", "own", "reads", "size", "work")
+
+    def __init__(self) -> None:
+        self.out = self.own = None
+        self.reads = self.size = self.work = 0
+
+
+class Unrolled:
+    """Known whole conversations of one template.
+
+    Args:
+        reference: The template.
+        judge: Settles renders of it.
+    """
+
+    def __init__(self, reference: ReferenceTemplate, judge: Judge) -> None:
+        self._judge = judge
+        self._reference = reference
+        self._unroller: Unroller | None = None
+        self._functions: dict[tuple[str, ...], Callable[..., Any] | None] = {}
+        self._met: dict[tuple[str, ...], int] = {}
+        self._meter = Meter()
+        self.differed: list[str] = []
+        """What should never have been: paths that gave something else than the general way."""
+        self.worth_learning = False
+        """Whether the path of the row just asked for is not known and may be learned."""
+
+    def settle(self, messages: Messages, trained: Sequence[int] | None) -> Settled | None:
+        """Render and settle a conversation of roles and texts; None where its path is not known.
+
+        Raises:
+            RowError: As `Judge.settle`.
+        """
+        roles = tuple([message["role"] for message in messages])
+        self.worth_learning = False
+        try:
+            function = self._functions[roles]
+        except KeyError:
+            self._meet(roles)
+            return None
+        if function is None:
+            return None
+        contents = [message["content"] for message in messages]
+        meter = self._meter
+        meter.size = 0
+        try:
+            found = function(meter, None, 0, 0, (), contents)
+        except Exception:  # a question not answered before, or one that the reference must answer
+            self.worth_learning = True
+            return None
+        plan, out = found
+        if plan is None or sum(map(len, contents)) > plan.most:
+            return None
+        text = "".join(out)
+        position = [0, *accumulate(map(len, out))]
+        ends = [position[place] for place in plan.ends]
+        spans = None
+        if trained is not None:
+            if plan.checks:
+                self._check(plan, messages, out, text)
+            spans = [
+                (position[first] + begin, position[last] + end)
+                for k, first, begin, last, end in plan.spans
+                if k in trained
+            ]
+        return Settled(text, spans, roles, ends)
+
+    def _meet(self, roles: tuple[str, ...]) -> None:
+        """Roles that are not known: learned from once they have come a few times."""
+        met = self._met.get(roles, 0) + 1
+        if met >= WORTH_IT:
+            self.worth_learning = True
+        elif len(self._met) < 4 * MOST_ORDERS:
+            self._met[roles] = met
+
+    def _check(self, plan: Plan, messages: Messages, out: list[str], text: str) -> None:
+        last = plan.spans[-1][0]
+        for k, places in plan.checks:
+            said = [out[place] for place in places]
+            check_printed(messages[k], k, said, text, k == last, self._judge.thinking)
+
+    def learn(self, messages: Messages, run: Run) -> None:
+        """Take up the path of a conversation that went the general way.
+
+        Args:
+            messages: The conversation, of roles and texts alone.
+            run: Its render.
+        """
+        roles = tuple([message["role"] for message in messages])
+        if self._judge.generation or len(roles) > MOST_MESSAGES:
+            self._functions[roles] = None
+            return
+        if self._unroller is None:
+            self._unroller = self._reference.tracer(Unroller, add_generation_prompt=False)
+        unroller = self._unroller
+        if len(self._functions) >= MOST_ORDERS or unroller.program.size() > MOST_OPERATIONS:
+            self._functions.setdefault(roles, None)
+            return
+        assistants = [k for k, role in enumerate(roles) if role == "assistant"]
+        try:
+            wanted = self._judge.settle(run, messages, assistants)
+            wanted.roles = roles
+        except RowError:
+            return
+        try:
+            fragments, unrolled = unroller.follow(roles, [m["content"] for m in messages])
+            plan = self._plan(fragments, unrolled, messages)
+            if plan is not None:
+                plan.most = min(
+                    16 * (MOST_WORK - run.work) // max(run.reads, 1),
+                    MOST_SIZE // (run.work // LEAST_PRICE + 1) - len(run.text),
+                )
+                unroller.finish(unroller.program.constant(plan), fragments)
+            else:
+                unroller.give_up()
+        except Inconsistent as error:
+            self._distrust(roles, str(error))
+            return
+        except Exception:  # not unrolled, or refused: the general way says why
+            unroller.give_up()
+        self._functions[roles] = unroller.program.compiled(roles)
+        found = self.settle(messages, assistants)
+        if self.worth_learning or (found is not None and found != wanted):
+            self._distrust(roles, f"{found} instead of {wanted}")
+
+    def _distrust(self, roles: tuple[str, ...], why: str) -> None:
+        self.differed.append(f"{roles}: {why}")
+        self._functions[roles] = None
+
+    # -- where everything lies ----------------------------------------------------------------
+
+    def _plan(self, fragments: list[Any], run: Run, messages: Messages) -> Plan | None:
+        """Where turns and spans lie in a path's fragments; None where texts have a say in it."""
+        literal = [fragment if isinstance(fragment, str) else "" for fragment in fragments]
+        position = [0, *accumulate(map(len, run.out))]
+        for (first, owner), (stop, _) in pairwise([*run.marks, (len(fragments), NOBODY)]):
+            if owner >= 0 and first < stop and not any(literal[first:stop]):
+                return None  # empty or not: that is up to a text
+        pieces = pieces_of(run, position)
+        if run.taken:
+            add_unlooped(run, position, pieces)
+        ends: list[int] = []
+        following = len(fragments)
+        for k in reversed(range(len(messages))):
+            ends.append(following)
+            if k in pieces and 0 <= pieces[k][0] < following:
+                following = pieces[k][0]
+        ends.reverse()
+        plan = Plan(0, ends, [], [])
+        for k, message in enumerate(messages):
+            if message["role"] != "assistant":
+                continue
+            if k not in pieces or pieces[k][0] < 0:
+                return None
+            first, stop = pieces[k]
+            if any(first <= place < stop for place, _ in run.taken):
+                return None
+            own = [place for place in run.own if first <= place < stop]
+            words = own[-1] if own else first - 1
+            tail = "".join(literal[words + 1 : stop])
+            closer = tail.rstrip()
+            lead = _until_text(literal[first:stop])
+            opening = self._judge.openings.after(messages[k - 1]["role"] if k else None)
+            skip = _given(opening, lead, self._judge.openings)
+            if not closer or skip is None or not all(literal[words + 1 : stop]):
+                return None
+            last, end = stop, len(closer) - len(tail)
+            whole = self._judge.turn_end == "turn"
+            if whole and (k + 1 < len(messages) or not self._judge.openings.standing):
+                if ends[k] < stop:
+                    return None
+                last, end = ends[k], 0
+            plan.spans.append((k, first, skip, last, end))
+            if len(own) != 1 or not self._as_it_is(fragments[own[0]], k):
+                plan.checks.append((k, own))
+        return plan
+
+    def _as_it_is(self, symbol: Symbol, k: int) -> bool:
+        """Whether a symbol is a message's text, but for whitespace around it."""
+        assert self._unroller is not None
+        found = _STRIPPED.fullmatch(self._unroller.made_of(symbol))
+        return found is not None and int(found[1]) == k
+
+
+def _until_text(literal: list[str]) -> str:
+    """What a turn prints before anything of a message."""
+    stop = next((place for place, text in enumerate(literal) if not text), len(literal))
+    return "".join(literal[:stop])
+
+
+def _given(opening: Opening, lead: str, openings: Openings) -> int | None:
+    """How much of a turn is given to the model, None where that is up to the turn's text.
+
+    As `Judge` finds it, of what the turn prints before its text.
+    """
+    for prompt, skip in zip(opening.prompts, opening.skips, strict=True):
+        if lead.startswith(prompt):
+            return skip
+        if prompt.startswith(lead):
+            return None
+    if not lead.strip():
+        return 0
+    starts = []
+    for prompt in opening.prompts:
+        place = lead.rfind(prompt[: before_thinking(prompt)].strip())
+        if prompt.strip().startswith(lead.strip()):
+            return None
+        if place >= 0:
+            common = common_prefix(prompt.lstrip(), lead[place:])
+            if len(list(ATOM.finditer(lead[place + len(common) :]))) < 2:
+                return None  # its last word may go on in the text
+            starts.append(place + openings.untrained(common))
+    if starts:
+        return max(starts)
+    if opening.silent:
+        return 0
+    known = openings.lead()
+    return len(known) if not opening.prompts and lead.startswith(known) else None

@@ -1,0 +1,31 @@
+"""tokenmill in the shapes of Megatron-LM.
+
+Megatron's GPT dataset reads tokens and trains all of them; its SFT dataset tokenizes conversations
+by itself. `SFTDataset` stands beside them: built by the same builder from the same configuration,
+it serves packs of a store's rows with their stored masks, in our order. `PackedSamples` is what it
+is made of and needs no Megatron: the sample with a number, as arrays.
+
+Importing `SFTDataset` needs ``megatron.core``; the store needs no export.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tokenmill.errors import UsageError
+from tokenmill.integrations.megatron.samples import PackedSamples
+
+if TYPE_CHECKING:
+    from tokenmill.integrations.megatron.dataset import SFTDataset
+
+__all__ = ["PackedSamples", "SFTDataset"]
+
+
+def __getattr__(name: str) -> Any:
+    if name != "SFTDataset":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        from tokenmill.integrations.megatron.dataset import SFTDataset
+    except ImportError as error:
+        raise UsageError(f"this needs Megatron-LM on the path: {error}") from error
+    return SFTDataset

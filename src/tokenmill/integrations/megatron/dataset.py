@@ -1,0 +1,89 @@
+"""A dataset for Megatron's builder: a store's rows, packed, with their masks.
+
+`SFTDataset` is named where Megatron's scripts name theirs, and ``--data-path`` names stores instead
+of prefixes (with weights for a blend, and ``--split`` for parts of one store). Its samples have the
+keys, types and lengths of Megatron's own SFT dataset. A sample is a function of its number, the
+seed and the data, so Megatron's count of consumed samples is an exact resume; nothing is cached.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from megatron.core.datasets.megatron_dataset import MegatronDataset
+
+from tokenmill.dataset import View, as_view
+from tokenmill.errors import UsageError
+from tokenmill.integrations.megatron.samples import PackedSamples
+from tokenmill.packing import Pack
+from tokenmill.store import open_store
+
+
+class SFTDataset(MegatronDataset):  # type: ignore[misc]
+    """Packs of a store's rows; the builder gives the arguments.
+
+    Attributes:
+        oversize: What becomes of rows longer than a sequence: a subclass may say drop, truncate or
+            split, as `Pack` knows them.
+        order: As for the loader.
+    """
+
+    oversize = "error"
+    order = "feistel"
+
+    def __init__(
+        self,
+        dataset: View,
+        dataset_path: str | None,
+        indices: Any,
+        num_samples: int | None,
+        index_split: Any,
+        config: Any,
+    ) -> None:
+        if config.create_attention_mask or config.reset_attention_mask:
+            raise UsageError(
+                "rows in a pack are told apart by cu_seqlens, not by an attention mask: "
+                "--no-create-attention-mask-in-dataloader, and no --reset-attention-mask"
+            )
+        super().__init__(dataset, dataset_path, indices, num_samples, index_split, config)
+        self.samples = PackedSamples(
+            # None with --dataloader-fast-cache-load, where every split has a path of its own.
+            dataset if indices is None else dataset[_range(indices)],
+            Pack(config.sequence_length, oversize=self.oversize),
+            count=num_samples,
+            seed=config.random_seed,
+            order=self.order,
+            context_parallel=config.context_parallel_size or 1,
+        )
+        # Other rows under the same path are another dataset to whatever is cached by its name.
+        self.unique_identifiers["rows"] = self.samples.run.passport.dataset
+
+    @staticmethod
+    def numel_low_level_dataset(low_level_dataset: View) -> int:
+        """What a split is a share of: rows."""
+        return len(low_level_dataset)
+
+    @staticmethod
+    def build_low_level_dataset(dataset_path: str, config: Any) -> View:
+        """The rows of the store at a path."""
+        return as_view(open_store(dataset_path))
+
+    def __len__(self) -> int:
+        return len(self.samples) if self.num_samples is None else int(self.num_samples)
+
+    def __getitem__(self, idx: int | None) -> dict[str, Any]:
+        """One sample; None asks for one that fills a batch and trains nothing."""
+        sample = self.samples[0 if idx is None else int(idx)]
+        if idx is None:
+            sample["loss_mask"][:] = 0
+        return {name: torch.from_numpy(np.asarray(value)) for name, value in sample.items()}
+
+
+def _range(indices: Any) -> slice:
+    """The builder hands out neighbouring rows."""
+    numbers = np.asarray(indices)
+    if numbers.size and not np.array_equal(numbers, np.arange(numbers[0], numbers[-1] + 1)):
+        raise UsageError("a split of a store is a range of its rows")
+    return slice(int(numbers[0]), int(numbers[-1]) + 1) if numbers.size else slice(0, 0)

@@ -1,0 +1,90 @@
+"""Samples as Megatron's training loop takes them: packs, shifted by one token.
+
+A `PackedSamples` answers for any number with one pack as arrays of one length. What stands at a
+position is the input there, the token it has to predict, whether that is trained, and its position
+within its row::
+
+    rows  a b c  and  d e  in a sample of 8     (^ not trained, . padding)
+        tokens         a b c d e . . .
+        labels         b c . e . . . .
+        loss_mask      ^ 1 ^ 1 ^ ^ ^ ^          1 where the predicted token is trained
+        position_ids   0 1 2 0 1 0 1 2
+        cu_seqlens     0 3 5 8 8 8 8 8 8        the tail is a segment; filled up to one length
+
+Nothing is predicted across the end of a row. With context parallelism a row takes a multiple of
+twice its degree, padded; the padding belongs to the row's segment, and nothing of it is trained.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tokenmill.dataset import View
+from tokenmill.loader import Unrolled
+from tokenmill.packing import Pack, Slots
+
+Sample = dict[str, npt.NDArray[Any]]
+
+
+class PackedSamples:
+    """The samples of a run by number.
+
+    Args:
+        view: The rows.
+        pack: How long samples are, and how rows are packed into them.
+        count: At least so many samples, over as many epochs as that takes; None: one epoch.
+        seed: Of the order.
+        order: As for the loader.
+        context_parallel: Degree of context parallelism.
+    """
+
+    def __init__(
+        self,
+        view: View,
+        pack: Pack,
+        *,
+        count: int | None = None,
+        seed: int = 42,
+        order: str = "feistel",
+        context_parallel: int = 1,
+    ) -> None:
+        slots = Slots(1 if context_parallel <= 1 else 2 * context_parallel)
+        epochs = 1
+        while True:
+            self.run = Unrolled(view, epochs=epochs, seed=seed, order=order, pack=pack, slots=slots)
+            if count is None or len(self.run) >= count:
+                break
+            # Epochs differ by a few packs, so that the first one only says about how many it takes.
+            epochs = max(epochs + 1, count * epochs // len(self.run))
+        self.length = pack.length
+        self._pad = self.run.pad_id or 0
+
+    def __len__(self) -> int:
+        return len(self.run)
+
+    def __getitem__(self, number: int) -> Sample:
+        """One sample."""
+        packs = self.run.packs([number])
+        tokens = np.full(self.length, self._pad, np.int64)
+        labels = tokens.copy()
+        loss_mask = np.zeros(self.length, np.float32)
+        bounds = np.concatenate(([0], np.cumsum(packs.lengths)))
+        for start, (ids, mask) in zip(bounds.tolist(), self.run.read(packs), strict=False):
+            stop = start + ids.size
+            tokens[start:stop] = ids
+            labels[start : stop - 1] = ids[1:]
+            loss_mask[start : stop - 1] = mask[1:]
+        cu_seqlens = np.full(self.length + 1, self.length, np.int32)
+        cu_seqlens[: bounds.size] = bounds
+        segments = np.diff(cu_seqlens)
+        return {
+            "tokens": tokens,
+            "labels": labels,
+            "loss_mask": loss_mask,
+            "position_ids": np.arange(self.length) - np.repeat(cu_seqlens[:-1], segments),
+            "cu_seqlens": cu_seqlens,
+            "max_seqlen": segments.max(),
+        }

@@ -1,0 +1,167 @@
+"""Columns by which an SFT row says itself how it is rendered: whether to think, and its media.
+
+verl asks every row for ``enable_thinking`` and hands it to the template. A store has one
+rendering, so a source whose rows differ is prepared once per value, and `SwitchedRows` takes each
+row from the store of its own value, in the order of the source. Rows with images or videos are
+refused: nothing here reads them.
+
+Every row is looked at, once per content: what was found is kept in the cache as a note.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tokenmill import fingerprint
+from tokenmill.build.keys import source_documents, store_document
+from tokenmill.dataset import View, concat
+from tokenmill.dataset.view import Found, Int64Array
+from tokenmill.errors import CacheError, RowError, UsageError
+from tokenmill.files import default_cache_dir
+from tokenmill.source import Rows, open_rows
+from tokenmill.source.shelf import Shelf
+from tokenmill.store import Store
+
+Switch = bool | None
+"""What a row says; None (null, or no such column) is the default of the config."""
+
+
+class SwitchedRows(View):
+    """Each row of one source from the store of its own value, in the order of the source.
+
+    Holds 8 bytes per row, made again where it is unpickled.
+
+    Args:
+        stores: What rows say → the store in which the whole source is rendered so. The column was
+            carried along.
+        column: Its name.
+    """
+
+    def __init__(self, stores: Mapping[Switch, Store], column: str) -> None:
+        self._stores, self._column = dict(stores), column
+        self._all = concat(self._stores.values())
+        self._numbers = self._numbers_in_all()
+
+    def __reduce__(self) -> Any:
+        return SwitchedRows, (self._stores, self._column)
+
+    def _numbers_in_all(self) -> Int64Array:
+        """Numbers in the stores behind each other, by the row's place in the source."""
+        origins, numbers, begin = [], [], 0
+        for switch, store in self._stores.items():
+            carried = f"carried.{self._column}"
+            for at, (first, columns) in enumerate(store.columns(["row_in_slice", carried])):
+                said = (_switch(json.loads(text)) for text in columns[carried])
+                here = [number for number, value in enumerate(said) if value is switch]
+                rows = np.asarray(here, dtype=np.int64)
+                entry = store.table[at]
+                in_file = int(entry["source_row"]) + columns["row_in_slice"][rows].astype(np.int64)
+                origins.append(np.stack([in_file, np.full(rows.size, int(entry["source"]))]))
+                numbers.append(begin + first + rows)
+            begin += len(store)
+        found: Int64Array = np.concatenate(numbers)[np.lexsort(np.concatenate(origins, axis=1))]
+        return found
+
+    @property
+    def document(self) -> Any:
+        """The stores by what rows say."""
+        keys = {str(switch): store.key for switch, store in self._stores.items()}
+        return {"switched by": self._column, "stores": keys}
+
+    def __len__(self) -> int:
+        return int(self._numbers.size)
+
+    def locate(self, indices: Int64Array) -> list[Found]:
+        """Through the numbers, then the stores."""
+        return self._all.locate(self._numbers[indices])
+
+    def columns(self, names: Sequence[str]) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Not stretches of any store."""
+        raise UsageError("filter or split the rows before they are switched by a column")
+
+    @property
+    def stores(self) -> list[Store]:
+        """One per value."""
+        return self._all.stores
+
+    @property
+    def lengths(self) -> npt.NDArray[np.int32]:
+        """A copy, 4 bytes per row."""
+        return self._all.lengths[self._numbers]
+
+    @property
+    def trained(self) -> npt.NDArray[np.int32]:
+        """A copy, 4 bytes per row."""
+        return self._all.trained[self._numbers]
+
+
+def switches(
+    files: Sequence[str], column: str | None, media: Sequence[str], cache_dir: str | None
+) -> set[Switch]:
+    """What the rows say in a column, none of them having media.
+
+    Args:
+        files: The source.
+        column: Name of the column; None: rows are not asked.
+        media: Names of the columns of media.
+        cache_dir: Where the note is kept.
+
+    Raises:
+        UsageError: A row has media, or says neither true nor false nor null; with the row.
+    """
+    rows = open_rows(list(files), cache_dir=cache_dir)
+    shelf = Shelf(Path(cache_dir or default_cache_dir()).absolute())
+    sources = store_document({}, {}, source_documents(rows.blocks()))["sources"]
+    asked = {"what rows say in": column, "media": list(media), "sources": sources}
+    key = fingerprint.key(asked)
+    note = shelf.note(key)
+    if note is None:
+        note = _look(rows, column, media)
+        with contextlib.suppress(CacheError):  # a cache that cannot be written: looked at again
+            shelf.write_note(key, note)
+    if note["refused"] is not None:
+        origin = rows.origin(note["row"])
+        raise UsageError(
+            note["refused"],
+            path=origin.path,
+            row=origin.row,
+            line=origin.line,
+            offset=origin.offset,
+        )
+    return set(note["said"])
+
+
+def _look(rows: Rows, column: str | None, media: Sequence[str]) -> dict[str, Any]:
+    said: set[Switch] = set()
+    for number, row in rows.scan():
+        if isinstance(row, RowError):
+            continue  # preparing rejects it
+        refused = None
+        for name in media:
+            if row.get(name):
+                refused = f"a row has {name}: for images and videos use verl's own dataset"
+        value = None if column is None else row.get(column)
+        try:
+            said.add(_switch(value))
+        except ValueError:
+            refused = f"{column} is {value!r}; it is true, false or null"
+        if refused is not None:
+            return {"said": [], "refused": refused, "row": number}
+    return {"said": sorted(said, key=str), "refused": None, "row": None}
+
+
+def _switch(value: Any) -> Switch:
+    """A row's value; tables without booleans have 0 and 1."""
+    if value is None:
+        return None
+    if isinstance(value, bool | int | float) and value in (0, 1):
+        return bool(value)
+    # verl would take the text "false" for true.
+    raise ValueError(value)

@@ -1,0 +1,123 @@
+"""Whole conversations as one path: every outcome is the general way's, byte for byte.
+
+The general way (`traced`, `turns`) is judged by oracles of its own (`test_zoo`, `test_outcomes`).
+Here each row goes both ways: after rows like it, so that its path is known, and with nothing known.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.chat.conversations import DATE, ODD, SPECIAL, VARIABLES, Row, turns, zoo
+from tests.chat.judge import make_renderer, sample
+from tests.chat.templates import ALL, HABITS
+from tests.chat.test_outcomes import outcomes
+from tokenmill.chat import ChatSpec, unrolled
+from tokenmill.chat.shapes import Conversation, read
+
+# What templates ask of a text: is it there, is it blank, does it think, does it begin with a tag.
+TEXTS = (
+    "Plain words.", "", "  \n", "\n\nLed by lines.\n", "<think>\nHm.\n</think>\n\nSo.",
+    "so</think>", "<think>open", "<tool_response>\nfound\n</tool_response>", "assistant", "s",
+    "None", "<|im_end|>", "[INST] no [/INST]", "{{ braces }}", "é ☃ \u2028 end",
+)  # fmt: skip
+ORDERS = ("ua", "sua", "uaua", "suaua", "uaa", "a", "au", "dua", "uasua", "ssua", "uta")
+SPECS = {
+    "stop": ChatSpec(date=DATE),
+    "turn": ChatSpec(date=DATE, turn_end="turn"),
+    "last": ChatSpec(date=DATE, train_on="last_assistant_message"),
+    "everything": ChatSpec(date=DATE, train_on="everything"),
+    "expand": ChatSpec(date=DATE, expand="turns"),
+    "opener": ChatSpec(date=DATE, thinking_opener="trained"),
+}
+
+
+def odd_texts() -> list[Row]:
+    """Conversations of roles and texts in which every message says every odd thing once."""
+    found = []
+    for order in ORDERS:
+        for place in range(len(order)):
+            for text in TEXTS:
+                messages = [
+                    {"role": message["role"], "content": message["content"]}
+                    for message in turns(order)
+                ]
+                messages[place]["content"] = text
+                found.append({"messages": messages})
+    return found
+
+
+def is_simple(row: Row) -> bool:
+    """Whether a row is roles and texts alone."""
+    try:
+        found = read(row, ChatSpec())
+    except Exception:
+        return False
+    return isinstance(found, Conversation) and found.simple and not found.tools
+
+
+def never(self: unrolled.Unrolled, *_: Any) -> None:
+    """In place of `settle`: nothing is known, and nothing learned."""
+    self.worth_learning = False
+
+
+def both_ways(
+    name: str, source: str, rows: list[Row], spec: ChatSpec, patch: pytest.MonkeyPatch
+) -> Counter[str]:
+    """Render rows with their paths known, and the general way; how many took which."""
+    variables = {**SPECIAL, **VARIABLES.get(name, {})}
+    taken: Counter[str] = Counter()
+    settle = unrolled.Unrolled.settle
+
+    def counted(self: unrolled.Unrolled, *given: Any) -> Any:
+        found = settle(self, *given)
+        taken["general" if found is None else "unrolled"] += 1
+        return found
+
+    patch.setattr(unrolled, "WORTH_IT", 1)
+    renderer = make_renderer(spec, source, variables)
+    renderer.render(rows)
+    patch.setattr(unrolled.Unrolled, "settle", counted)
+    known = outcomes(renderer.render(rows), len(rows))
+    patch.setattr(unrolled.Unrolled, "settle", never)
+    general = outcomes(make_renderer(spec, source, variables).render(rows), len(rows))
+    patch.undo()
+    for row, found, wanted in zip(rows, known, general, strict=True):
+        assert found == wanted, f"{name}: {row}"
+    for template in renderer._templates.values():
+        assert not template.unrolled.differed, f"{name}: {template.unrolled.differed[0]}"
+    return taken
+
+
+def every_template(shared: Path) -> dict[str, str]:
+    return {**zoo(shared), **ALL, **HABITS}
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("form", SPECS)
+def test_unrolled_paths_equal_the_general_way(
+    shared: Path, form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [row for row in (*ODD.values(), *sample(shared, 2).values()) if is_simple(row)]
+    odd = odd_texts()
+    taken: Counter[str] = Counter()
+    for number, (name, source) in enumerate(every_template(shared).items()):
+        share = 4 if form == "stop" else 16
+        some = [*rows[number % 2 :: 2], *odd[number % share :: share]]
+        taken += both_ways(name, source, some, SPECS[form], monkeypatch)
+    assert taken["unrolled"] > taken.total() / 3, taken
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("form", SPECS)
+def test_unrolled_paths_equal_the_general_way_everywhere(
+    shared: Path, form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [row for row in (*ODD.values(), *sample(shared, 100).values()) if is_simple(row)]
+    for name, source in every_template(shared).items():
+        both_ways(name, source, [*rows, *odd_texts()], SPECS[form], monkeypatch)

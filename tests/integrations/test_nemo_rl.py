@@ -1,0 +1,217 @@
+"""NeMo RL: message logs, the class for its ``dataset_name``, and NeMo RL itself where it is."""
+
+from __future__ import annotations
+
+import functools
+import pickle
+import warnings
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tokenmill as tm
+from tests.store.making import make_columns, make_store
+from tokenmill.dataset import as_view
+from tokenmill.errors import UsageError
+from tokenmill.store import Store
+
+torch = pytest.importorskip("torch")
+stateful_dataloader = pytest.importorskip("torchdata.stateful_dataloader")
+
+from tokenmill.integrations import nemo_rl  # noqa: E402
+from tokenmill.integrations.nemo_rl.sft import as_datum  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
+
+EXAMPLES = Path(tm.__file__).parent / "examples"
+CHAT = str(EXAMPLES / "conversations.jsonl")
+NAME = "tokenmill.integrations.nemo_rl.SFTDataset"
+
+
+def trained_by_host(log: list[dict[str, Any]], *, only_final: bool) -> list[int]:
+    """A stand-in for NeMo RL's masks: by role, or the last piece whatever its role."""
+    mask = []
+    for number, piece in enumerate(log):
+        by_role = piece["role"] == "assistant"
+        chosen = number == len(log) - 1 if only_final else by_role
+        mask += [int(chosen)] * len(piece["token_ids"])
+    return mask
+
+
+@pytest.fixture(scope="module", params=["stop", "turn"])
+def conversations(request: pytest.FixtureRequest, cache: str) -> Store:
+    return tm.prepare(
+        CHAT, tokenizer=EXAMPLES / "tokenizer", turn_end=request.param, executor="inline",
+        cache_dir=cache,
+    )  # fmt: skip
+
+
+def test_logs_are_the_rows_up_to_their_last_trained_token(conversations: Store) -> None:
+    several = 0
+    for row in conversations:
+        log = nemo_rl.message_log(row)
+        ids = [token for piece in log for token in piece["token_ids"].tolist()]
+        mask = row.loss_mask.tolist()
+        assert ids == row.input_ids[: len(ids)].tolist()
+        assert trained_by_host(log, only_final=False) == mask[: len(ids)]
+        assert not any(mask[len(ids) :])
+        # The last answer, whole, and nothing else.
+        last = int(np.flatnonzero(np.diff(mask, prepend=0) == 1)[-1])
+        final = [0] * last + mask[last : len(ids)]
+        assert trained_by_host(log, only_final=True) == final
+        assert {piece["token_ids"].dtype for piece in log} == {torch.int64}
+        several += mask[: len(ids)] != final
+    assert several > 5
+
+
+def test_dataset_of_raw_rows_is_that_of_their_store(cache: str) -> None:
+    where = {"cache_dir": cache, "num_workers": 0}
+    raw = nemo_rl.SFTDataset(CHAT, str(EXAMPLES / "tokenizer"), **where)
+    store = tm.prepare(
+        CHAT, tokenizer=EXAMPLES / "tokenizer", turn_end="turn", executor="inline", cache_dir=cache
+    )
+    made = nemo_rl.SFTDataset(
+        data_path=store.path, dataset_name=NAME, processor="sft_processor", split="train",
+        prompt_file=None, system_prompt_file=None,
+    )  # fmt: skip
+    assert raw.dataset.view.key == made.dataset.view.key == store.key
+    assert raw.val_dataset is None
+
+
+def test_items_are_in_our_order_epoch_behind_epoch(store: Store) -> None:
+    def ids(item: dict[str, Any]) -> list[list[int]]:
+        return [piece["token_ids"].tolist() for piece in item["message_log"]]
+
+    dataset = nemo_rl.SFTDataset(store.path, seed=3, epochs=2).dataset
+    expected = []
+    for epoch in range(2):
+        ordered = tm.OrderedView(store, seed=3, epoch=epoch)
+        expected += [ids({"message_log": nemo_rl.message_log(row)}) for row in ordered]
+
+    assert [ids(dataset[number]) for number in range(len(dataset))] == expected
+    assert ids(dataset[-1]) == expected[-1]
+    with pytest.raises(IndexError):
+        dataset[len(expected)]
+    data = pickle.dumps(dataset)
+    assert len(data) < 16 << 10
+    assert ids(pickle.loads(data)[50]) == expected[50]
+
+
+def test_validation_rows_are_held_out_by_content(conversations: Store) -> None:
+    made = nemo_rl.SFTDataset(conversations.path, split_validation_size=0.3, seed=7)
+    sides = tm.split(conversations, {"train": 0.7, "validation": 0.3}, seed=7)
+    assert [made.dataset.view.key, made.val_dataset.view.key] == [side.key for side in sides]
+    [first] = made.val_dataset.view[:1]
+    assert made.val_dataset[0]["message_log"][0]["token_ids"][0] == first.input_ids[0]
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "match"),
+    [
+        (CHAT, {}, r"\+data\.train\.tokenizer"),
+        (CHAT, {"tokenizer": "t", "max_lenght": 9}, "unknown names of a dataset: max_lenght"),
+        (CHAT, {"tokenizer": "t", "prompt_file": "p.txt"}, "prompt_file is not applied"),
+        (CHAT, {"tokenizer": "t", "system_prompt_file": "p.txt"}, "system_prompt_file is not"),
+        (None, {"tokenizer": "t", "turn_end": "stop"}, "take out tokenizer, turn_end"),
+        (None, {"epochs": 0}, "epochs is 0"),
+    ],
+)
+def test_what_would_be_ignored_is_refused(
+    store: Store, path: str | None, fields: dict[str, Any], match: str
+) -> None:
+    with pytest.raises(UsageError, match=match):
+        nemo_rl.SFTDataset(path or store.path, **fields)
+
+
+def test_rows_that_train_nothing_have_no_weight(tmp_path: Path) -> None:
+    columns = make_columns([8, 6])
+    columns.mask[:8] = 0
+    columns.mask[8:] = [0, 0, 1, 1, 1, 0]
+    logs = nemo_rl.MessageLogs(as_view(make_store(tmp_path, [columns])), None)
+    nothing = as_datum(logs[0], None, None, 100, 0, add_bos=True)
+    assert nothing["loss_multiplier"] == 0.0
+    assert nothing["length"] == 8
+    whole = as_datum(logs[1], None, None, 6, 1)
+    assert whole["loss_multiplier"] == 1.0
+    assert [len(piece["token_ids"]) for piece in whole["message_log"]] == [2, 3]
+    with pytest.warns(UserWarning, match="max_length"):
+        overlong = as_datum(logs[1], None, None, 5, 1)
+    assert overlong["loss_multiplier"] == 0.0
+    assert overlong["length"] == 5
+    assert sum(len(piece["token_ids"]) for piece in overlong["message_log"]) < 5
+
+
+class Processed(torch.utils.data.Dataset):  # type: ignore[misc]
+    """A stand-in for NeMo RL's dataset of processed items."""
+
+    def __init__(self, made: nemo_rl.SFTDataset) -> None:
+        self.dataset = made.dataset
+        self.processor = functools.partial(made.processor, add_bos=True, add_eos=True)
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.processor(self.dataset[index], None, None, 4096, index)
+
+
+def as_given(batch: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return batch
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_hosts_loader_resumes_exactly(store: Store, workers: int) -> None:
+    dataset = Processed(nemo_rl.SFTDataset(store.path, epochs=2))
+
+    def loader() -> Any:
+        return stateful_dataloader.StatefulDataLoader(
+            dataset, batch_size=8, shuffle=False, drop_last=True, num_workers=workers,
+            collate_fn=as_given,
+        )  # fmt: skip
+
+    def ids(batches: Any) -> list[list[list[int]]]:
+        logs = [[item["message_log"] for item in batch] for batch in batches]
+        return [[log[-1]["token_ids"].tolist() for log in batch] for batch in logs]
+
+    whole = ids(loader())
+    assert len(whole) == 2 * len(store) // 8
+    first = loader()
+    part = ids(islice(iter(first), 3))
+    again = loader()
+    again.load_state_dict(first.state_dict())
+    assert part + ids(again) == whole
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("only_final", [False, True])
+def test_nemo_rl_itself_makes_the_dataset_and_its_masks(
+    conversations: Store, tokenizer: Any, only_final: bool
+) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        pytest.importorskip(
+            "nemo_rl", reason="NeMo RL is not installed: only its stand-in is tried"
+        )
+        from nemo_rl.data.collate_fn import rl_collate_fn
+        from nemo_rl.data.datasets import AllTaskProcessedDataset, load_response_dataset
+        from nemo_rl.data.llm_message_utils import (
+            add_loss_mask_to_message_log,
+            batched_message_log_to_flat_message,
+        )
+    data = load_response_dataset(
+        {"dataset_name": NAME, "data_path": str(conversations.path), "processor": "sft_processor"}
+    )
+    tasks = {data.task_name: (data.task_spec, functools.partial(data.processor, add_bos=True))}
+    dataset = AllTaskProcessedDataset(data.dataset, tokenizer, None, tasks, max_seq_length=4096)
+    for number, row in enumerate(tm.OrderedView(conversations)):
+        batch = rl_collate_fn([dataset[number]])
+        add_loss_mask_to_message_log(batch["message_log"], ["assistant"], only_final)
+        flat, [length] = batched_message_log_to_flat_message(
+            batch["message_log"], pad_value_dict={"token_ids": 0}
+        )
+        log = nemo_rl.message_log(row)
+        assert flat["token_ids"][0].tolist() == row.input_ids[: int(length)].tolist()
+        assert flat["token_loss_mask"][0].tolist() == trained_by_host(log, only_final=only_final)
