@@ -7,11 +7,16 @@ ends, one state per checkpoint, in serial or with the next batch already fetched
 
 from __future__ import annotations
 
+import json
+import sys
+from abc import ABCMeta
 from collections.abc import Iterator
-from types import SimpleNamespace
+from importlib import import_module
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from torchdata.stateful_dataloader import StatefulDataLoader
 
@@ -120,3 +125,117 @@ def train(loader: Any, *, ahead: bool) -> Iterator[tuple[dict[str, torch.Tensor]
         if ahead:
             pending.append(next(batches, None))
         yield batch, state
+
+
+# Its programs, as far as data goes: stand-ins that are used where SkyRL itself is not installed.
+
+
+def install_main_sft(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """``skyrl.train.main_sft``: a trainer that loads its data, in a task, from the arguments."""
+
+    class SFTTrainer:
+        def __init__(self, cfg: Any, skyrl_cfg: Any) -> None:
+            self.sft_cfg, self.tokenizer = cfg, None
+
+        def setup(self) -> None:
+            self.tokenizer = self.sft_cfg.model.path
+
+        def load_dataset(self) -> Any:
+            raise AssertionError("SkyRL's own tokenization")
+
+        load_eval_datasets = load_dataset
+
+        def train(self) -> None:
+            host.loaded = self.load_dataset(), self.load_eval_datasets()
+
+    def sft_entrypoint(cfg: Any, skyrl_cfg: Any) -> None:
+        trainer = host.SFTTrainer(cfg, skyrl_cfg=skyrl_cfg)
+        trainer.setup()
+        trainer.train()
+
+    def main() -> None:
+        stated = dict(word.split("=", 1) for word in sys.argv[1:])
+        cfg = config(
+            train_datasets=[stated["train"]], eval_datasets=[stated["eval"]],
+            eval_dataset_splits=["train"], cache_dir=stated["cache_dir"],
+            model=SimpleNamespace(path=stated["model"]),
+        )  # fmt: skip
+        host.sft_entrypoint.remote(cfg, None)
+
+    host = _install(monkeypatch, "skyrl.train.main_sft")
+    host.SFTTrainer, host.main = SFTTrainer, main
+    host.sft_entrypoint = SimpleNamespace(_function=sft_entrypoint)
+    return host
+
+
+def install_main_base(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """``skyrl.train.entrypoints.main_base``: an experiment that opens its prompts, in a task."""
+
+    def skyrl_entrypoint(cfg: Any) -> None:
+        host.loaded = host.PromptDataset(
+            datasets=cfg["train_data"], tokenizer=cfg["model"], max_prompt_length=30, num_workers=8
+        )
+
+    def main() -> None:
+        stated = dict(word.split("=", 1) for word in sys.argv[1:])
+        if "trainer.override_entrypoint" in stated:
+            return import_module(stated["trainer.override_entrypoint"]).main()
+        return host.skyrl_entrypoint.remote(stated)
+
+    host = _install(monkeypatch, "skyrl.train.entrypoints.main_base")
+    host.PromptDataset, host.main = None, main
+    host.skyrl_entrypoint = SimpleNamespace(_function=skyrl_entrypoint)
+    return host
+
+
+def install_pretokenized(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SkyRL's loader of pretokenized files, of Parquet alone, and its concatenation."""
+
+    def load_from_pretokenized(path: str, max_length: int | None = None) -> Any:
+        import pyarrow.parquet as pq
+
+        rows = pq.read_table(path).to_pylist()
+        found = (normalised(row["input_ids"], row["loss_mask"], max_length) for row in rows)
+        return [row for row in found if row is not None]
+
+    loader = _install(monkeypatch, "skyrl.train.dataset.pretokenized")
+    loader.load_from_pretokenized = load_from_pretokenized
+    module = _install(monkeypatch, "skyrl.train.dataset.sft_dataset")
+    module.ConcatSFTDataset = ABCMeta("Concat", (torch.utils.data.ConcatDataset,), {})
+
+
+def _install(monkeypatch: pytest.MonkeyPatch, name: str) -> Any:
+    """A module that can be imported by its dotted name while a test runs."""
+    parent, words = None, name.split(".")
+    for depth in range(1, len(words) + 1):
+        dotted = ".".join(words[:depth])
+        module = sys.modules.get(dotted)
+        if module is None:
+            module = ModuleType(dotted)
+            monkeypatch.setitem(sys.modules, dotted, module)
+        if parent is not None:
+            monkeypatch.setattr(parent, words[depth - 1], module, raising=False)
+        parent = module
+    return module
+
+
+def eager_prompts(
+    path: str, tokenizer: Any, limit: int
+) -> list[tuple[Any, Any, dict[str, Any], str]]:
+    """The items of SkyRL's PromptDataset: every row loaded, the long ones filtered out."""
+    with open(path, encoding="utf-8") as file:
+        rows = [json.loads(line) for line in file]
+    kept = [
+        row
+        for row in rows
+        if len(
+            tokenizer.apply_chat_template(
+                row["prompt"], add_generation_prompt=True, tokenize=True, return_dict=False
+            )
+        )
+        <= limit
+    ]
+    return [
+        (row.pop("prompt"), row.pop("env_class", None), row, str(number))
+        for number, row in enumerate(kept)
+    ]

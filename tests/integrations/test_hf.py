@@ -24,7 +24,7 @@ torch = pytest.importorskip("torch")
 from tokenmill.integrations import hf  # noqa: E402
 
 LENGTHS = np.random.default_rng(0).integers(1, 30, 67).tolist()
-MASKS = ("labels", "loss_mask")
+MASKS = ("labels", "loss_mask", "assistant_masks")
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +45,8 @@ def expected(row: Any, mask: str) -> dict[str, list[int]]:
     ids, trained = row.input_ids.tolist(), row.loss_mask.tolist()
     if mask == "loss_mask":
         return {"input_ids": ids, "loss_mask": trained}
+    if mask == "assistant_masks":
+        return {"input_ids": ids, "assistant_masks": [0, *trained[1:]]}
     labels = [token if on else -100 for token, on in zip(ids, trained, strict=True)]
     return {"input_ids": ids, "labels": [-100, *labels[1:]]}
 
@@ -141,7 +143,7 @@ def test_dataset_pickles_small_and_keeps_its_fingerprint(store: Store) -> None:
         assert again._fingerprint == found._fingerprint
     names = {tm.to_hf(store, mask=mask)._fingerprint for mask in MASKS}
     names |= {hf.for_trl(store, seed=seed, epochs=2)[0]._fingerprint for seed in (1, 2)}
-    assert len(names) == 4, "another content, another name"
+    assert len(names) == len(MASKS) + 2, "another content, another name"
     assert tm.to_hf(open_store(store.path))._fingerprint == tm.to_hf(store)._fingerprint
 
 

@@ -70,6 +70,34 @@ def test_from_config_equals_prepare_with_skyrls_meaning(
     assert made.path.parent.parent == tmp_path / "cache"
 
 
+@pytest.mark.parametrize("disabled", [False, True])
+def test_from_config_instructions_are_trained_to_the_end_of_the_turn_as_skyrl_does(
+    tmp_path: Path, own_cache: Path, disabled: bool
+) -> None:
+    source = tmp_path / "rows.jsonl"
+    source.write_text(
+        "".join(
+            json.dumps({"instruction": f"say {word}", "input": "", "output": word}) + "\n"
+            for word in ("one", "two")
+        )
+    )
+    answers = [
+        list(
+            skyrl.from_config(
+                host.config(
+                    train_datasets=[str(source)], train_on_what=what, disable_cache=disabled,
+                    cache_dir=str(tmp_path / "cache"),
+                ),
+                tokenizer=EXAMPLES / "tokenizer",
+            )
+        )
+        for what in ("last_assistant_message", "all_assistant_messages")
+    ]  # fmt: skip
+    assert answers[0] == answers[1]
+    assert not own_cache.exists()
+    assert disabled != (tmp_path / "cache").exists()
+
+
 def test_from_config_several_datasets_are_concatenated_in_order(tmp_path: Path) -> None:
     first, second = raw(tmp_path / "a.jsonl", 6, "x"), raw(tmp_path / "b.jsonl", 9, "y")
     stated = host.config(

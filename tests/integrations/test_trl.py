@@ -1,12 +1,13 @@
-"""TRL's own trainer on a tiny random model sees the batches that our loader says it will see.
+"""TRL's own trainers on a tiny random model see the batches that our loader says they will see.
 
 A trainer is stopped at step 10 and another one goes on from its checkpoint; what the model was
 given in both, step by step, is compared with `tokenmill.Loader`: padded and packed, without worker
-processes, with two, and with a change in between.
+processes, with two, and with a change in between. Likewise the prompts of GRPO.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ import tokenmill as tm
 from tests.build.making import EXAMPLES, INLINE, TOKENIZER
 from tokenmill import Loader, Pack, filtered, prepare
 from tokenmill.dataset import View, mix
+from tokenmill.errors import UsageError
 
 trl = pytest.importorskip("trl")
 datasets = pytest.importorskip("datasets")
@@ -246,3 +248,132 @@ def test_store_opened_by_load_from_disk_trains_every_token_in_trl(
     batch = next(iter(trainer.get_train_dataloader()))
     trained = sum(int(row.loss_mask[1:].sum()) for row in view.stores[0][:BATCH])
     assert int((batch["labels"] != -100).sum()) == trained
+
+
+@pytest.mark.parametrize("packing", [False, True])
+def test_assistant_masks_are_folded_into_our_labels_by_trls_own_preparation(
+    view: View, tokenizer: Any, tmp_path: Path, packing: bool
+) -> None:
+    """TRL truncates, or packs, by itself: what it trains is what we would have cut and packed."""
+    data = tm.to_hf(view, mask="assistant_masks")
+    wanted = {"max_length": 60, "packing": packing, "train_sampling_strategy": "sequential"}
+    prepared = trainer_of(tmp_path, tokenizer, data, wanted, 0).train_dataset
+    found = [row for sample in prepared for row in rows_of(sample)]
+    cut = [{name: row[name][:60] for name in row} for row in tm.to_hf(view)]
+    expected = [row for row in cut if packing or set(row["labels"]) != {-100}]
+    assert any(len(row["input_ids"]) == 60 for row in expected)
+    assert in_some_order(found) == in_some_order(expected)
+
+
+def in_some_order(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return sorted(rows, key=lambda row: row["input_ids"])
+
+
+def rows_of(sample: dict[str, Any]) -> list[dict[str, Any]]:
+    """The rows of a pack, or the row that a sample is."""
+    rows, first = [], 0
+    for length in sample.get("seq_lengths") or [len(sample["input_ids"])]:
+        cut = slice(first, first + length)
+        rows.append({"input_ids": sample["input_ids"][cut], "labels": sample["labels"][cut]})
+        first += length
+    return rows
+
+
+def test_assistant_only_loss_of_the_users_does_not_stop_a_run(
+    view: View, tokenizer: Any, tmp_path: Path
+) -> None:
+    data, wanted = hf.for_trl(view)
+    assert wanted["assistant_only_loss"] is False
+    with pytest.raises(ValueError, match="conversational"):
+        trainer_of(tmp_path, tokenizer, data, wanted | {"assistant_only_loss": True}, 0)
+    trainer_of(tmp_path, tokenizer, data, {"assistant_only_loss": True} | wanted, 0)
+
+
+@pytest.mark.parametrize(
+    ("version", "packed", "lowest"),
+    [
+        ("0.18.2", False, "0.19.0"),
+        ("0.19.0", False, None),
+        ("0.23.0", True, "0.23.1"),
+        ("0.23.1", True, None),
+        ("1.0.0.dev0", True, None),
+        (trl.__version__, True, None),
+    ],
+)
+def test_trl_that_would_ignore_labels_or_boundaries_is_refused_by_its_version(
+    view: View, monkeypatch: pytest.MonkeyPatch, version: str, packed: bool, lowest: str | None
+) -> None:
+    monkeypatch.setattr("tokenmill.integrations.hf.trl.metadata.version", lambda _: version)
+    if lowest is None:
+        _, wanted = hf.for_trl(view, padding_free=packed)
+        assert ("shuffle_dataset" in wanted) == (version[:4] not in ("0.19", "0.23"))
+        return
+    for more in [{"pack": PACK}, {"padding_free": True}] if packed else [{}]:
+        with pytest.raises(UsageError, match=f"TRL {version} ignores.*trl>={lowest}"):
+            hf.for_trl(view, **more)
+
+
+# Prompts
+
+
+@pytest.fixture(scope="module")
+def prompts(tmp_path_factory: pytest.TempPathFactory) -> tm.PromptDataset:
+    place = tmp_path_factory.mktemp("prompts")
+    with open(place / "prompts.jsonl", "w") as file:
+        for number in range(11):
+            row = {"question": f"say {number} " * (30 if number == 4 else 1), "answer": number}
+            file.write(json.dumps(row if number % 2 else {**row, "hint": {"of": [number]}}) + "\n")
+    return tm.PromptDataset(
+        place / "prompts.jsonl", str(TOKENIZER), max_length=40, prompt_key="question", seed=SEED,
+        apply_chat_template=True, convention="slime", cache_dir=place / "cache", num_workers=0,
+    )  # fmt: skip
+
+
+def test_prompts_for_grpo_are_rows_with_messages_in_our_order(prompts: tm.PromptDataset) -> None:
+    dataset, wanted = hf.for_grpo(prompts, epochs=2)
+    assert len(prompts) == 10
+    assert len(dataset) == 20
+    assert not wanted["shuffle_dataset"]
+    for epoch in range(2):
+        prompts.shuffle(epoch)
+        for number, prompt in enumerate(prompts):
+            row = dataset[10 * epoch + number]
+            assert row["prompt"] == prompt.messages
+            assert "question" not in row
+            assert row["answer"] == prompt.row
+            assert row.get("hint") == (None if prompt.row % 2 else {"of": [prompt.row]})
+    columns = dataset[8:12]  # over the end of an epoch, all with the same columns
+    assert {len(values) for values in columns.values()} == {4}
+    assert set(columns) == {"prompt", "answer", "hint"}
+    assert hf.for_grpo(prompts, epochs=2)[0]._fingerprint == dataset._fingerprint
+    with pytest.raises(UsageError, match="epochs"):
+        hf.for_grpo(prompts, epochs=0)
+
+
+@pytest.mark.parametrize(("before", "after"), [(0, 0), (2, 2)])
+def test_grpo_resumed_is_given_our_prompts_in_our_order(
+    prompts: tm.PromptDataset, tokenizer: Any, tmp_path: Path, before: int, after: int
+) -> None:
+    dataset, wanted = hf.for_grpo(prompts, epochs=3)
+    seen: list[int] = []
+
+    def reward(completions: list[Any], answer: list[int], **_: Any) -> list[float]:
+        seen.extend(answer)
+        return [float(number) for number in range(len(completions))]
+
+    def trainer(workers: int, *callbacks: Any) -> Any:
+        config = trl.GRPOConfig(
+            output_dir=str(tmp_path), max_steps=6, save_steps=3, per_device_train_batch_size=4,
+            num_generations=2, max_completion_length=3, report_to=[], use_cpu=True, bf16=False,
+            gradient_checkpointing=False, dataloader_num_workers=workers, disable_tqdm=True,
+            dataloader_pin_memory=False, logging_strategy="no", **wanted,
+        )  # fmt: skip
+        return trl.GRPOTrainer(
+            model=tiny_model(), reward_funcs=reward, args=config, train_dataset=dataset,
+            processing_class=tokenizer, callbacks=list(callbacks),
+        )  # fmt: skip
+
+    trainer(before, StopAt(3)).train()
+    trainer(after).train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
+    expected = [row["answer"] for row in dataset.select(range(12)) for _ in range(2)]
+    assert seen == expected

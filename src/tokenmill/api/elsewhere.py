@@ -28,7 +28,8 @@ def to_hf(data: Store | View | Mixture, mask: str = "labels") -> Any:
         data: A store, a view or a mixture (one epoch, interleaved by its weights).
         mask: ``labels``: columns input_ids and labels, -100 where a token is not trained and at
             the first token of every row. ``loss_mask``: the stored columns input_ids and
-            loss_mask, over the same bytes.
+            loss_mask, over the same bytes. ``assistant_masks``: the same for TRL's own truncation
+            and packing, under its name and 0 at the first token.
     """
     return import_module("tokenmill.integrations.hf").to_hf(data, mask)
 

@@ -262,6 +262,19 @@ class PromptDataset(Sequence[Prompt]):
         values = self._rows.batch(chosen)
         return [self._prompt(row, value) for row, value in zip(chosen, values, strict=True)]
 
+    @property
+    def spec(self) -> PromptSpec:
+        """What shapes a row into a prompt."""
+        return self._spec
+
+    def numbers_at(self, epoch: int, positions: Int64Array) -> Int64Array:
+        """Numbers among the kept, in file order, at positions of an epoch's order."""
+        return self._order.indices(epoch, positions)
+
+    def source_rows_at(self, numbers: Int64Array) -> list[dict[str, Any]]:
+        """Parsed rows of the source, by their number among the kept, in file order."""
+        return self._rows.batch(self._kept.rows(numbers).tolist())
+
     def __iter__(self) -> Iterator[Prompt]:
         for first in range(0, len(self), STRETCH):
             yield from self.batch(range(first, min(first + STRETCH, len(self))))

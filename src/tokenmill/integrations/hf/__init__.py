@@ -2,9 +2,10 @@
 
     to_hf      the rows of a store, view or mixture as a `datasets.Dataset`
     for_trl    a whole run for TRL's `SFTTrainer`: a dataset in our order, and what its config needs
+    for_grpo   the same of prompts, for `GRPOTrainer` and those of its kind
     in_order   a trainer class that does not shuffle, for transformers without such a setting
 
-Both datasets are lazy: their table is computed from the store when rows are asked for, so they
+All datasets are lazy: their table is computed from the store when rows are asked for, so they
 hold no memory that grows with the rows, check what they read, and pickle as a description.
 """
 
@@ -18,6 +19,7 @@ except ImportError as error:
     raise UsageError("this needs Hugging Face datasets: pip install 'tokenmill[hf]'") from error
 
 from tokenmill.integrations.hf.dataset import to_hf
+from tokenmill.integrations.hf.prompts import for_grpo
 from tokenmill.integrations.hf.trl import for_trl, in_order
 
-__all__ = ["for_trl", "in_order", "to_hf"]
+__all__ = ["for_grpo", "for_trl", "in_order", "to_hf"]

@@ -23,7 +23,7 @@ from tokenmill.integrations.hf.table import LazyTable
 from tokenmill.loader import Unrolled
 from tokenmill.store import Store
 
-MASKS = ("labels", "loss_mask")
+MASKS = ("labels", "loss_mask", "assistant_masks")
 
 
 def to_hf(data: Store | View | Mixture, mask: str = "labels") -> datasets.Dataset:
@@ -33,7 +33,9 @@ def to_hf(data: Store | View | Mixture, mask: str = "labels") -> datasets.Datase
         data: A store, a view or a mixture.
         mask: ``labels``: columns input_ids and labels, -100 where a token is not trained and at
             the first token of every row, as the loader hands them out. ``loss_mask``: the stored
-            columns input_ids and loss_mask, over the same bytes.
+            columns input_ids and loss_mask, over the same bytes. ``assistant_masks``: columns
+            input_ids and assistant_masks, of which TRL makes those labels when it truncates or
+            packs by itself.
     """
     if mask not in MASKS:
         raise UsageError(f"mask is {mask!r}; it is one of {', '.join(MASKS)}")

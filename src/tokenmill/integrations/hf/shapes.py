@@ -1,15 +1,18 @@
-"""From stored tokens to Arrow columns: the three shapes a Hugging Face dataset can have here.
+"""From stored tokens to Arrow columns: the shapes a Hugging Face dataset can have here.
 
 A *shape* is a name for a set of columns:
 
     loss_mask    input_ids int32, loss_mask int8: the stored columns, over the same bytes
     labels       input_ids int32, labels int64 (-100 where a token is not trained)
+    assistant_masks
+                 input_ids int32, assistant_masks int8: what TRL makes labels of
     packs        input_ids, labels, seq_lengths int64: rows of a pack behind each other, no padding
 
 `ShapedSamples` reads samples of an `Unrolled` run in one of them. Labels follow the loader's
-rule: unshifted, and -100 at the first token of every row, since nothing before it predicts it. The
-column ``loss_mask`` is what is stored, first token included: hosts that take a mask shift it
-themselves. Everything here pickles as a description.
+rule: unshifted, and -100 at the first token of every row, since nothing before it predicts it;
+``assistant_masks`` is 0 there, too, so that TRL's labels are these. The column ``loss_mask`` is
+what is stored, first token included: hosts that take a mask shift it themselves. Everything here
+pickles as a description.
 """
 
 from __future__ import annotations
@@ -29,6 +32,7 @@ _IDS, _MASK, _LABELS = pa.list_(pa.int32()), pa.list_(pa.int8()), pa.list_(pa.in
 SCHEMAS = {
     "loss_mask": pa.schema({"input_ids": _IDS, "loss_mask": _MASK}),
     "labels": pa.schema({"input_ids": _IDS, "labels": _LABELS}),
+    "assistant_masks": pa.schema({"input_ids": _IDS, "assistant_masks": _MASK}),
     "packs": pa.schema({"input_ids": _IDS, "labels": _LABELS, "seq_lengths": _LABELS}),
 }
 
@@ -56,7 +60,7 @@ class ShapedSamples:
     @property
     def nbytes(self) -> int:
         """About how many bytes all columns have together."""
-        return self.samples.tokens * (5 if self.shape == "loss_mask" else 12)
+        return self.samples.tokens * (12 if "labels" in self.schema.names else 5)
 
     def read(self, indices: Sequence[int]) -> pa.Table:
         """Samples by number."""
@@ -65,10 +69,12 @@ class ShapedSamples:
             return self._stored(found)
         if self.shape == "packs":
             found = [pieces or [self._nothing()] for pieces in found]
-        columns = {
-            "input_ids": _listed([[ids for ids, _ in pieces] for pieces in found], np.int32),
-            "labels": _listed([[_labels(piece) for piece in pieces] for pieces in found], np.int64),
-        }
+        columns = {"input_ids": _listed([[ids for ids, _ in pieces] for pieces in found], np.int32)}
+        if self.shape == "assistant_masks":
+            columns[self.shape] = _listed([[_predicted(mask)] for ((_, mask),) in found], np.int8)
+        else:
+            labels = [[_labels(piece) for piece in pieces] for pieces in found]
+            columns["labels"] = _listed(labels, np.int64)
         if self.shape == "packs":
             sizes = [[np.asarray([ids.size for ids, _ in pieces])] for pieces in found]
             columns["seq_lengths"] = _listed(sizes, np.int64)
@@ -101,6 +107,13 @@ def _labels(piece: Piece) -> npt.NDArray[np.int64]:
     labels = np.where(mask.view(np.bool_), ids, np.int64(IGNORE))
     labels[:1] = IGNORE
     return labels
+
+
+def _predicted(mask: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    """A mask without the first token, which nothing predicts."""
+    mask = mask.copy()
+    mask[:1] = 0
+    return mask
 
 
 def _listed(samples: list[list[npt.NDArray[Any]]], kind: Any) -> pa.ListArray:

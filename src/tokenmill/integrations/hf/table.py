@@ -2,8 +2,9 @@
 
 `datasets` keeps every dataset's rows in a `datasets.table.Table`, asks it for rows through three
 methods (``fast_slice``, ``fast_gather``, ``to_reader``), and derives other tables from it (fewer
-columns, fewer rows, other metadata). `LazyTable` answers these from a `ShapedSamples` without
-holding a row, so select, shard, shuffle, set_format, map and pickling work as on any dataset.
+columns, fewer rows, other metadata). `LazyTable` answers these from `Samples`, which read columns
+by number, without holding a row, so select, shard, shuffle, set_format, map and pickling work as on
+any dataset.
 
 What needs the whole column at once (``dataset.data.column(0)``, adding a column, concatenation
 with another dataset) makes an ordinary table in memory, as `datasets` itself would.
@@ -12,15 +13,30 @@ with another dataset) makes an ordinary table in memory, as `datasets` itself wo
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
 from datasets.table import InMemoryTable, TableBlock, table_cast
 
-from tokenmill.integrations.hf.shapes import ShapedSamples
-
 READ_ROWS = 1000  # rows computed at a time where all are asked for, as `datasets` does itself
+
+
+class Samples(Protocol):
+    """What a table is computed from."""
+
+    def __len__(self) -> int: ...
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Columns and their types."""
+
+    @property
+    def nbytes(self) -> int:
+        """About how many bytes all columns have together."""
+
+    def read(self, indices: Sequence[int]) -> pa.Table:
+        """Samples by number."""
 
 
 def _in_memory(name: str) -> Callable[..., Any]:
@@ -44,7 +60,7 @@ class LazyTable(TableBlock):  # type: ignore[misc]
     """
 
     def __init__(
-        self, samples: ShapedSamples, span: range, columns: Sequence[str], schema: pa.Schema
+        self, samples: Samples, span: range, columns: Sequence[str], schema: pa.Schema
     ) -> None:
         # Not the parent's: it would want the rows.
         self._samples = samples
@@ -53,7 +69,7 @@ class LazyTable(TableBlock):  # type: ignore[misc]
         self._schema = schema
 
     @classmethod
-    def of(cls, samples: ShapedSamples) -> LazyTable:
+    def of(cls, samples: Samples) -> LazyTable:
         """All rows and columns."""
         schema = samples.schema
         return cls(samples, range(len(samples)), schema.names, schema)

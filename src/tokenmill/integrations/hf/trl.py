@@ -8,24 +8,38 @@ a function of (seed, i) and nothing else decides what is served.
 
 Packs are handed over as TRL's own packing hands them over: rows behind each other without padding,
 with ``seq_lengths``, collated without padding (``padding_free``), so that positions restart at
-every row and rows do not see each other.
+every row and rows do not see each other. A TRL that would drop the labels or the boundaries without
+a word is refused by its version.
 """
 
 from __future__ import annotations
 
+import re
 import warnings
 from dataclasses import fields
+from importlib import metadata
 from typing import Any
 
 import datasets
 
 from tokenmill.dataset import Mixture, View
+from tokenmill.errors import UsageError
 from tokenmill.integrations.hf.dataset import lazy_dataset
 from tokenmill.loader import LengthGrouped, Unrolled
 from tokenmill.packing import Pack
 from tokenmill.store import Store
 
 _SEQUENTIAL = "train_sampling_strategy"  # of TrainingArguments; older ones always shuffle
+
+TAKES_LABELS = "0.19.0"
+"""Older collators make labels of input_ids, whatever the dataset says: they train every token."""
+
+TAKES_BOUNDARIES = "0.23.1"
+"""Older collators restart positions at a row with flash attention only, the oldest never: with any
+other attention the rows of a pack would see each other."""
+
+HAS_SHUFFLE = "0.26.0"
+"""The setting ``shuffle_dataset``; before, there was nothing to turn off."""
 
 
 def for_trl(
@@ -51,7 +65,13 @@ def for_trl(
 
     Returns:
         The dataset, and keyword arguments for ``SFTConfig``. They must win over your own.
+
+    Raises:
+        UsageError: The installed TRL is too old for labels, or for rows behind each other.
     """
+    _check_trl("labels of a dataset", TAKES_LABELS)
+    if padding_free or pack is not None:
+        _check_trl("the boundaries of rows that are laid behind each other", TAKES_BOUNDARIES)
     samples = Unrolled(
         data, epochs=epochs, seed=seed, order=order, pack=pack, world_size=world_size
     )
@@ -61,12 +81,14 @@ def for_trl(
         "max_length": None,  # rows have their length already
         "dataset_kwargs": {"skip_prepare_dataset": True},
         "remove_unused_columns": False,
-        "shuffle_dataset": False,
         "ignore_data_skip": False,  # the skip is what makes a resume exact
         # With packs also `packing`: TRL asks it where packs would be wrong (context parallelism).
         "packing": pack is not None,
         "padding_free": padding_free or pack is not None,
+        "assistant_only_loss": False,  # the labels say it; TRL would look for messages
     }
+    if _trl_is(HAS_SHUFFLE):
+        arguments["shuffle_dataset"] = False
     if _can_be_sequential():
         arguments[_SEQUENTIAL] = "sequential"
     else:
@@ -77,6 +99,29 @@ def for_trl(
         )
     # As arrays: the collator makes tensors of them without a Python integer per token.
     return dataset.with_format("numpy"), arguments
+
+
+def _check_trl(what: str, lowest: str) -> None:
+    if not _trl_is(lowest):
+        raise UsageError(
+            f"TRL {metadata.version('trl')} ignores {what} without a word: "
+            f"pip install 'trl>={lowest}'"
+        )
+
+
+def _trl_is(lowest: str) -> bool:
+    """Whether the installed TRL is of this version or a later one."""
+    try:
+        installed = metadata.version("trl")
+    except metadata.PackageNotFoundError:
+        return True  # nobody here to ask; current releases are
+    return _numbers(installed) >= _numbers(lowest)
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """``0.24.0rc1`` → (0, 24, 0)."""
+    found = re.match(r"\d+(\.\d+)*", version)
+    return tuple(int(part) for part in found[0].split(".")) if found else ()
 
 
 def _can_be_sequential() -> bool:

@@ -1,14 +1,20 @@
-"""tokenmill in the shapes of SkyRL's SFT trainer.
+"""tokenmill in the shapes of SkyRL's trainers.
 
-By how much is left to the host:
+SFT, by how much is left to the host:
 
     a store's path   in ``pretokenized_dataset_paths``, as it is: no code of ours in the trainer
     Sampler          for ``sampler_class_path``: our order, exact resume, over any dataset there
+    main_sft         SkyRL's program of that name, its data by `from_config`
+    from_config      an SFTConfig to a dataset: its raw datasets prepared by tokenmill, or the
+                     stores it names; `eval_from_config` is the same for evaluation
     SFTDataset       rows with ``num_actions`` and window ``loss_mask``, straight from stores
-    from_config      an SFTConfig to such a dataset: its raw datasets prepared by tokenmill, or
-                     the stores it names; `eval_from_config` is the same for evaluation
 
-Importing this needs PyTorch, not SkyRL.
+RL:
+
+    main_base        SkyRL's program of that name, with
+    PromptDataset    its prompts from a lazy index
+
+The two programs need SkyRL; importing the rest needs PyTorch alone.
 """
 
 from __future__ import annotations
@@ -22,6 +28,7 @@ except ImportError as error:
 
 from tokenmill.integrations.skyrl.config import eval_from_config, from_config
 from tokenmill.integrations.skyrl.dataset import SFTDataset
+from tokenmill.integrations.skyrl.prompts import PromptDataset
 from tokenmill.integrations.skyrl.sampler import Sampler
 
-__all__ = ["SFTDataset", "Sampler", "eval_from_config", "from_config"]
+__all__ = ["PromptDataset", "SFTDataset", "Sampler", "eval_from_config", "from_config"]

@@ -3,7 +3,8 @@
 `from_config` takes an SFTConfig, or anything with its names, and returns what
 ``SFTTrainer.load_dataset`` would: an `SFTDataset`, made by tokenmill. `eval_from_config` does the
 same for ``load_eval_datasets``. Raw datasets (``train_datasets``, ``train_dataset_splits``) are
-prepared, once per pair, into stores; ``pretokenized_dataset_paths`` are opened as stores.
+prepared, once per pair, into stores. ``pretokenized_dataset_paths`` are opened: stores by us, what
+others tokenized (Parquet, JSON lines, Arrow, ``save_to_disk``) by SkyRL's own loader.
 
 The host's flags are all there is to configure: the tokenizer encodes as transformers would
 (``tokenizer_backend="transformers"``), and a template that prints the date takes it from the
@@ -14,30 +15,29 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from tokenmill.build.executors import Executor, executor_here
 from tokenmill.build.recipe import Recipe, RunOptions
 from tokenmill.build.run import run
-from tokenmill.chat.template import REMEDY
-from tokenmill.errors import TemplateError, UsageError
+from tokenmill.errors import RowError, UsageError
 from tokenmill.integrations.skyrl.dataset import SFTDataset
-from tokenmill.integrations.skyrl.splits import sources_of
-from tokenmill.store import Store
-
-DATE_VARIABLE = "TOKENMILL_DATE"
+from tokenmill.integrations.skyrl.entry import date_named, stated_date
+from tokenmill.integrations.skyrl.splits import NO_COLUMN, sources_of
+from tokenmill.source import open_rows
+from tokenmill.store import Store, StoreLayout
 
 TURN_ENDS = {"last_assistant_message": "turn", "all_assistant_messages": "stop"}
 """train_on_what → where SkyRL ends a trained turn."""
 
-NO_COLUMN = "\x00"  # SkyRL's None: a column that no row has
-
 _log = logging.getLogger(__name__)
 
 
-def from_config(config: Any, *, tokenizer: Any = None, **more: Any) -> SFTDataset:
-    """The training dataset of an SFTConfig.
+def from_config(config: Any, *, tokenizer: Any = None, **more: Any) -> Any:
+    """The training dataset of an SFTConfig: an `SFTDataset`, or SkyRL's over pretokenized files.
 
     Args:
         config: SFTConfig, or an object or mapping with its names; missing ones have no say.
@@ -47,7 +47,7 @@ def from_config(config: Any, *, tokenizer: Any = None, **more: Any) -> SFTDatase
     """
     paths = _get(config, "pretokenized_dataset_paths")
     if paths:
-        return SFTDataset(*paths, max_length=_get(config, "max_length"))
+        return _pretokenized(paths, _get(config, "max_length"))
     names, splits = _pairs(config, "train", "dataset_name", "dataset_split", "train")
     if not names:
         raise UsageError("the config names no data: set train_datasets")
@@ -60,7 +60,7 @@ def from_config(config: Any, *, tokenizer: Any = None, **more: Any) -> SFTDatase
 
 def eval_from_config(
     config: Any, *, tokenizer: Any = None, **more: Any
-) -> list[tuple[str, SFTDataset]] | None:
+) -> list[tuple[str, Any]] | None:
     """The evaluation datasets of an SFTConfig with their names, or None where it has none.
 
     Args:
@@ -74,8 +74,7 @@ def eval_from_config(
         labels = stated or [os.path.basename(str(path).rstrip("/")) for path in paths]
         _check_names(labels, paths)
         return [
-            (label, SFTDataset(path, max_length=limit))
-            for label, path in zip(labels, paths, strict=True)
+            (label, _pretokenized([path], limit)) for label, path in zip(labels, paths, strict=True)
         ]
     names, splits = _pairs(config, "eval", "eval_dataset_name", "eval_dataset_split", "validation")
     if not names:
@@ -86,6 +85,32 @@ def eval_from_config(
         (label, SFTDataset(_prepared(config, name, split, tokenizer, more)))
         for label, name, split in zip(labels, names, splits, strict=True)
     ]
+
+
+def _pretokenized(paths: Sequence[str], limit: int | None) -> Any:
+    foreign = [path for path in paths if os.path.exists(path) and not _is_store(path)]
+    if not foreign:
+        return SFTDataset(*paths, max_length=limit)
+    try:
+        from skyrl.train.dataset.pretokenized import load_from_pretokenized
+        from skyrl.train.dataset.sft_dataset import ConcatSFTDataset
+    except ImportError as error:
+        raise UsageError(
+            "no store of tokenmill's; SkyRL's own loader reads what others tokenized, and SkyRL "
+            f"cannot be imported here: {error}",
+            path=str(foreign[0]),
+        ) from error
+    sources = [
+        load_from_pretokenized(str(path), max_length=limit)
+        if path in foreign
+        else SFTDataset(path, max_length=limit)
+        for path in paths
+    ]
+    return sources[0] if len(sources) == 1 else ConcatSFTDataset(sources)
+
+
+def _is_store(path: str) -> bool:
+    return StoreLayout(Path(path)).manifest.is_file()
 
 
 def _get(config: Any, name: str, default: Any = None) -> Any:
@@ -135,21 +160,27 @@ def _prepared(
     if tokenizer is None:
         raise UsageError("no tokenizer: give tokenizer=, or a config with model.path")
     cache_dir, messages_key = _get(config, "cache_dir"), _get(config, "messages_key")
+    sources = sources_of(dataset, split, cache_dir)
+    disabled = bool(_get(config, "disable_cache", False))
+    if train_on == "all_assistant_messages":
+        with TemporaryDirectory() as private:
+            indexes = private if disabled else cache_dir
+            if _is_alpaca(sources[0], messages_key or "messages", indexes):
+                train_on = "last_assistant_message"  # SkyRL has nothing else for these rows
     stated: dict[str, Any] = {
-        "sources": sources_of(dataset, split, cache_dir),
+        "sources": sources,
         "tokenizer": tokenizer,
         "tokenizer_backend": "transformers",
         # Its default is ours: one store, whether this or `tokenmill prepare` was there first.
         "messages_key": None if messages_key == "messages" else messages_key,
         "tools_key": _get(config, "tools_key", "tools") or NO_COLUMN,
         "system_key": _get(config, "system_key", "system") or NO_COLUMN,
-        "date": os.environ.get(DATE_VARIABLE) or None,
+        "date": stated_date(),
         "train_on": train_on,
         "turn_end": TURN_ENDS[train_on],
         "max_length": _get(config, "max_length"),
         "overlong": "truncate",
     }
-    disabled = bool(_get(config, "disable_cache", False))
     options: dict[str, Any] = {
         "num_workers": _get(config, "num_workers"),
         "cache_dir": cache_dir,
@@ -158,6 +189,18 @@ def _prepared(
         "force_recache": bool(_get(config, "force_recache", False)) and not disabled,
     }
     return _run(stated, options, dict(more), f"{dataset!r} (split {split!r})")
+
+
+def _is_alpaca(source: str, messages_key: str, cache_dir: Any) -> bool:
+    """Whether SkyRL would see instructions and outputs: it asks the columns, the first row here."""
+    rows = open_rows(source, cache_dir=cache_dir)
+    if not len(rows):
+        return False
+    try:
+        columns = set(rows[0])
+    except RowError:
+        return False  # it is rejected where it is prepared
+    return messages_key not in columns and {"instruction", "output"} <= columns
 
 
 def _run(stated: dict[str, Any], options: dict[str, Any], more: dict[str, Any], what: str) -> Store:
@@ -170,19 +213,13 @@ def _run(stated: dict[str, Any], options: dict[str, Any], more: dict[str, Any], 
         else:
             raise UsageError(f"unknown argument: {name}")
     recipe, how = Recipe(**stated), RunOptions(**options)
-    try:
+    with date_named(recipe.tokenizer):
         prepared = run(recipe, how, _executor(executor, how.num_workers), progress=progress)
-    except TemplateError as error:
-        if REMEDY not in error.message:
-            raise
-        raise TemplateError(
-            f"the template of {recipe.tokenizer} prints the date: pin it in the environment, "
-            f"{DATE_VARIABLE}=2026-11-15"
-        ) from error
     prepared.judge()
     store = prepared.store
     rejected = ", ".join(f"{count:,} {why}" for why, count in store.rejected.items()) or "none"
-    _log.info("%s: %s rows, rejected: %s; %s", what, f"{len(store):,}", rejected, store.path)
+    level = logging.WARNING if store.rejected else logging.INFO
+    _log.log(level, "%s: %s rows, rejected: %s; %s", what, f"{len(store):,}", rejected, store.path)
     return store
 
 

@@ -19,6 +19,8 @@ from tokenmill.source import open_rows
 from tokenmill.source.address import parse_selection
 from tokenmill.source.find import form_of
 
+NO_COLUMN = "\x00"  # a column that no row has, for what SkyRL calls None or has no name for
+
 _PART = re.compile(r"^(?P<name>\w[\w.\-]*)(?P<slice>\[[^\[\]]*\])?$")
 _HUB_NAME = re.compile(r"^[\w.\-]+(/[\w.\-]+)?$")
 _HUB_FILE = re.compile(r"^hf://datasets/(?P<repo>[^@]+)@(?P<revision>[^/]+)/(?P<file>.+)$")

@@ -1,0 +1,45 @@
+"""SkyRL's RL from the command line, with prompts opened by tokenmill.
+
+``python -m tokenmill.integrations.skyrl.main_base …`` takes the arguments of
+``python -m skyrl.train.entrypoints.main_base`` and is that program, with `PromptDataset` in the
+place of SkyRL's class of that name. For a program of yours that ends in SkyRL's ``main``, the
+argument ``trainer.override_entrypoint=tokenmill.integrations.skyrl.main_base`` does the same.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from tokenmill.errors import UsageError
+from tokenmill.integrations.skyrl.entry import as_task
+from tokenmill.integrations.skyrl.prompts import PromptDataset
+
+try:
+    from skyrl.train.entrypoints import main_base as host
+except ImportError as error:
+    raise UsageError(f"this runs SkyRL's RL trainer, which cannot be imported: {error}") from error
+
+_SKYRLS_TASK = host.skyrl_entrypoint  # before `main` puts ours in its place
+_OVERRIDE = "trainer.override_entrypoint="
+
+
+def skyrl_entrypoint(cfg: Any) -> None:
+    """The body of SkyRL's Ray task, with our prompts where it looks for its own."""
+    host.PromptDataset = PromptDataset
+    _SKYRLS_TASK._function(cfg)
+
+
+def main() -> None:
+    """Run SkyRL's ``main`` with our task."""
+    # It brought us here, and would again.
+    sys.argv[1:] = [word for word in sys.argv[1:] if not word.startswith(_OVERRIDE)]
+    host.skyrl_entrypoint = as_task(skyrl_entrypoint)
+    host.main()
+
+
+if __name__ == "__main__":
+    # Not this module's: Ray sends a function of __main__ by value, and without what it stands on.
+    from tokenmill.integrations.skyrl import main_base
+
+    main_base.main()

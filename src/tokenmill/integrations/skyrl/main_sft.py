@@ -1,0 +1,53 @@
+"""SkyRL's SFT from the command line, with data made by tokenmill.
+
+``python -m tokenmill.integrations.skyrl.main_sft …`` takes the arguments of
+``python -m skyrl.train.main_sft`` and is that program: SkyRL's own code reads the configuration,
+starts Ray and trains. Only what its trainer loads is replaced, by `from_config` and
+`eval_from_config`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tokenmill.errors import UsageError
+from tokenmill.integrations.skyrl.config import eval_from_config, from_config
+from tokenmill.integrations.skyrl.entry import as_task
+
+try:
+    from skyrl.train import main_sft as host
+except ImportError as error:
+    raise UsageError(f"this runs SkyRL's SFT trainer, which cannot be imported: {error}") from error
+
+_SKYRLS_TASK = host.sft_entrypoint  # before `main` puts ours in its place
+
+
+class Trainer(host.SFTTrainer):  # type: ignore[misc]
+    """SkyRL's trainer over data that tokenmill prepared."""
+
+    def load_dataset(self) -> Any:
+        """The training data of the config."""
+        return from_config(self.sft_cfg, tokenizer=self.tokenizer)
+
+    def load_eval_datasets(self) -> Any:
+        """The evaluation data of the config with their names, or None."""
+        return eval_from_config(self.sft_cfg, tokenizer=self.tokenizer)
+
+
+def sft_entrypoint(cfg: Any, skyrl_cfg: Any) -> None:
+    """The body of SkyRL's Ray task, with our trainer class where it looks for its own."""
+    host.SFTTrainer = Trainer
+    _SKYRLS_TASK._function(cfg, skyrl_cfg)
+
+
+def main() -> None:
+    """Run SkyRL's ``main`` with our task."""
+    host.sft_entrypoint = as_task(sft_entrypoint)
+    host.main()
+
+
+if __name__ == "__main__":
+    # Not this module's: Ray sends a function of __main__ by value, and without what it stands on.
+    from tokenmill.integrations.skyrl import main_sft
+
+    main_sft.main()

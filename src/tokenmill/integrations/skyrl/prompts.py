@@ -1,0 +1,114 @@
+"""SkyRL's RL prompts from a lazy index.
+
+SkyRL's ``PromptDataset`` loads every file into memory and, at each start, tokenizes every prompt to
+leave out those over ``max_prompt_length``. `PromptDataset` here takes its arguments and gives its
+items over `tokenmill.PromptDataset`: lengths are measured once and kept, a filter is a compare, and
+a row is read when it is asked for.
+
+An item is ``(messages, env_class, extras, uid)``: the column of the prompt as the row has it, that
+of the environment, all others, and the item's number as text.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from torch.utils import data as torch_data
+
+from tokenmill import prompts
+from tokenmill.errors import UsageError
+from tokenmill.integrations.skyrl.entry import date_named, stated_date
+from tokenmill.integrations.skyrl.splits import NO_COLUMN, sources_of
+
+Item = tuple[Any, Any, dict[str, Any], str]
+
+_FILES = (".parquet", ".json", ".jsonl")  # anything else is, to SkyRL, a name and perhaps a split
+
+_log = logging.getLogger(__name__)
+
+
+class PromptDataset(torch_data.Dataset[Item]):  # type: ignore[misc]
+    """Prompts for SkyRL's RL trainers, in file order; its dataloader shuffles.
+
+    Args:
+        datasets: Files, or names as ``name`` or ``name:split``; one or a list.
+        tokenizer: SkyRL's transformers tokenizer, or a directory.
+        max_prompt_length: Most tokens of a prompt with its generation prompt.
+        num_workers: Worker processes that measure; SkyRL says 8.
+        prompt_key: Column of the messages.
+        env_class_key: Column of the environment's name.
+        cache_dir: Where the indexes are kept; None: tokenmill's own cache.
+    """
+
+    def __init__(
+        self,
+        datasets: str | Sequence[str],
+        tokenizer: Any,
+        max_prompt_length: int,
+        num_workers: int = 8,
+        prompt_key: str = "prompt",
+        env_class_key: str = "env_class",
+        cache_dir: str | os.PathLike[str] | None = None,
+    ) -> None:
+        names = [datasets] if isinstance(datasets, str) else list(datasets)
+        if not names:
+            raise UsageError("the config names no prompts: set data.train_data")
+        self.prompt_key, self.env_class_key = prompt_key, env_class_key
+        with date_named(getattr(tokenizer, "name_or_path", tokenizer)):
+            self.prompts = prompts.PromptDataset(
+                [source for name in names for source in _sources(name, cache_dir)],
+                tokenizer,
+                max_length=max_prompt_length,
+                prompt_key=prompt_key,
+                metadata_key=NO_COLUMN,
+                apply_chat_template=True,
+                date=stated_date(),
+                tokenizer_backend="transformers",
+                convention="slime",  # messages go to the template as the row has them
+                # SkyRL starts so many whatever the machine has.
+                num_workers=min(num_workers, os.cpu_count() or 1) if num_workers > 1 else 0,
+                cache_dir=cache_dir,
+            )
+        if self.prompts.rejected:
+            _log.warning("%r: not served: %s", self.prompts, self.prompts.rejected)
+
+    @property
+    def key(self) -> str:
+        """Name of the content, which a sampler's state carries."""
+        return f"{self.prompts.key}/{self.prompts.max_length}"
+
+    def __len__(self) -> int:
+        return len(self.prompts)
+
+    def __getitem__(self, item: int) -> Item:
+        return self.__getitems__([item])[0]
+
+    def __getitems__(self, items: Sequence[int]) -> list[Item]:
+        """Items in the order asked for."""
+        size, wanted = len(self), np.asarray([int(item) for item in items], dtype=np.int64)
+        wrong = (wanted < -size) | (wanted >= size)
+        if wrong.any():
+            raise IndexError(f"prompt {int(wanted[wrong][0])} of {size}")
+        rows = self.prompts.source_rows_at(wanted % size)
+        return [self._item(row, item) for row, item in zip(rows, items, strict=True)]
+
+    def _item(self, row: dict[str, Any], item: int) -> Item:
+        messages, env_class = row.pop(self.prompt_key), row.pop(self.env_class_key, None)
+        return messages, env_class, row, str(item)
+
+    @staticmethod
+    def collate_fn(items: Sequence[Item]) -> list[dict[str, Any]]:
+        """A batch as SkyRL's trainers take it."""
+        names = ("prompt", "env_class", "env_extras", "uid")
+        return [dict(zip(names, item, strict=True)) for item in items]
+
+
+def _sources(name: str, cache_dir: str | os.PathLike[str] | None) -> list[str]:
+    if os.path.splitext(name)[-1].lower() in _FILES:
+        return [name]
+    name, _, split = name.partition(":")
+    return sources_of(name, split or "train", cache_dir)
