@@ -37,7 +37,7 @@ from tokenmill.errors import RowError, UsageError
 
 RENDERERS = ("auto", "jinja2")
 FIRST_AUDITED = 2  # rows at the start of every batch that the reference renders, too
-AUDIT_ONE_IN = 128  # of the other rows, by content
+AUDIT_ONE_IN = 512  # of the other rows, by content
 TEMPLATES_KNOWN = 8  # per thread
 UNTRAINED: dict[str, Callable[[str], int]] = {"prompt": len, "trained": before_thinking}
 """How much of a generation prompt is not trained, by `ChatSpec.thinking_opener`."""
