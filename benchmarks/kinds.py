@@ -1,6 +1,6 @@
 """Every kind of row that people train on, prepared beside SkyRL's way and `datasets.map`.
 
-Eight *kinds*, 64 MB of distinct rows each (see `benchmarks.recombined`), Qwen3's tokenizer and
+Eight *kinds*, 160 MB of distinct rows each (see `benchmarks.recombined`), Qwen3's tokenizer and
 template, two workers, masks, audits and fsync included. ``TOKENMILL_BENCH_KIND_MB`` makes it
 smaller. The peers work on every n-th of the same rows. They want OpenAI messages: Alpaca, ShareGPT
 and typed parts are converted for them before the clock starts, ours reads the rows as they are.
@@ -52,8 +52,8 @@ from benchmarks.recombined import (
 )
 from benchmarks.report import Report
 
-SIZE = int(float(os.environ.get("TOKENMILL_BENCH_KIND_MB", "64")) * 1_000_000)  # bytes of a kind
-PEER_SHARE = 10  # the peers get every tenth row: what they take of a row does not depend on it
+SIZE = int(float(os.environ.get("TOKENMILL_BENCH_KIND_MB", "160")) * 1_000_000)  # bytes of a kind
+PEER_SHARE = 25  # the peers get one row in so many: what they take of a row does not depend on it
 EVERY_SHARE = 5  # and its path for every message one in so many of these
 TURNS = 2  # whole runs of ours per kind, before and after the peers; their mean counts
 CHECKED = 200  # rows of a kind whose ids are compared with transformers'

@@ -93,6 +93,40 @@ def both_ways(
     return taken
 
 
+KEYS = {
+    "items": "{% for m in messages %}{% for k, v in m.items() %}<{{ k }}>{{ v }}{% endfor %}</m>",
+    "keys": "{% for m in messages %}{% for k in m %}<{{ k }}>{{ m[k] }}{% endfor %}</m>",
+    "first": "{% for m in messages %}<{{ m | first }}>{{ m.content }}</m>",
+    "list": "{% for m in messages %}<{{ (m | list)[0] }}>{{ m.content }}</m>",
+    "whole": "{% for m in messages %}{{ m }}</m>",
+    "json": "{% for m in messages %}{{ m | tojson }}</m>",
+    "equal": "{% for m in messages %}{{ m == messages[1] }}{{ m.content }}</m>",
+    "in": "{% for m in messages %}{{ 'Yes.' in m.values() }}{{ m.content }}</m>",
+}
+"""Templates that look at messages as a whole, where the order of keys or a text may have a say."""
+
+
+@pytest.mark.parametrize("name", KEYS)
+def test_messages_looked_at_as_a_whole_go_the_general_way(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(unrolled, "WORTH_IT", 1)
+    source = KEYS[name] + "{% endfor %}"
+    asked, answered = (
+        {"role": "user", "content": "Is it?"},
+        {"role": "assistant", "content": "Yes."},
+    )
+    turned = [dict(reversed(message.items())) for message in (asked, answered)]
+    other = [asked, {"role": "assistant", "content": "No."}]
+    rows = [{"messages": messages} for messages in ([asked, answered], turned, other)]
+    spec = ChatSpec(train_on="everything")
+    for order in ([0, 0, 1, 2], [1, 1, 0, 2], [2, 2, 1, 0]):
+        some = [rows[place] for place in order]
+        made = make_renderer(spec, source, SPECIAL).render(some)
+        wanted = make_renderer(spec, source, SPECIAL, "jinja2").render(some)
+        assert outcomes(made, len(some)) == outcomes(wanted, len(some))
+
+
 def every_template(shared: Path) -> dict[str, str]:
     return {**zoo(shared), **ALL, **HABITS}
 

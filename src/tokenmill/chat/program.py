@@ -55,6 +55,10 @@ class Beyond(Exception):
     """The row may come near the limits of a render; the reference decides."""
 
 
+class NullPrinted(Exception):
+    """Something null of a message is printed as a word, in a run that is of no use then."""
+
+
 Memo = dict[Any, tuple[str, int, int]]
 """What loops over one list of tools printed, with the work and the size that it took."""
 SCALARS = {str, int, bool, NoneType, Undefined}
@@ -97,8 +101,8 @@ class Run:
     """One row on its way through a program."""
 
     __slots__ = (
-        "generation", "kept", "marks", "me", "memo", "messages", "nones", "out", "own", "owner_of",
-        "reads", "size", "taken", "text", "tools", "weights", "work",
+        "generation", "kept", "marks", "me", "memo", "messages", "nones", "nulls", "out", "own",
+        "owner_of", "reads", "size", "taken", "text", "tools", "weights", "work",
     )  # fmt: skip
 
     def __init__(self, messages: list[Any], tools: Any, memo: Memo | None) -> None:
@@ -116,6 +120,8 @@ class Run:
         """How many of the questions were about a whole text, and priced by its length."""
         self.size = 0
         self.text = ""
+        self.nulls = True
+        """Whether something null may be printed as a word."""
         self.nones = 0
         """How often something null of a message was printed as a word."""
         self.out: list[str] = []
@@ -142,6 +148,12 @@ class Run:
         text = "".join(self.out)
         self.out, self.own, self.taken, self.marks, self.generation = saved
         return text
+
+    def print_null(self) -> None:
+        """Something null of a message is printed as a word."""
+        if not self.nulls:
+            raise NullPrinted
+        self.nones += 1
 
     def ownership(self) -> tuple[int, ...]:
         """How much has been noted of whose the printed fragments are."""
@@ -414,15 +426,19 @@ class Program:
         """How many operations are known."""
         return sum(block.root.size() for block in self._order)
 
-    def run(self, messages: list[Any], tools: Any, memo: Memo | None = None) -> Run:
+    def run(
+        self, messages: list[Any], tools: Any, memo: Memo | None = None, *, nulls: bool = True
+    ) -> Run:
         """Render one conversation.
 
         Args:
             messages: The conversation.
             tools: Its tools.
             memo: What is known of this very list of tools.
+            nulls: Whether something null may be printed as a word.
 
         Raises:
+            NullPrinted: It is, and may not be.
             Unlearned: It takes a path that no conversation took before.
             Refused: The template refuses it on this path.
             Beyond: It is too large to be sure of the limits.
@@ -431,6 +447,7 @@ class Program:
         if self.grown:
             self._compile()
         run = Run(messages, tools, memo)
+        run.nulls = nulls
         self.names["block_0"](run, None, 0, 0, (), ())
         if run.work > MOST_WORK or run.size > MOST_SIZE:
             raise Beyond
@@ -585,7 +602,7 @@ def _write_operation(name: str, rest: list[Any], indent: str, lines: list[str]) 
         add(f"{indent}{namespace}.owners[{attribute!r}] = {owner}")
         return 2
     if name == "none":
-        add(f"{indent}R.nones += 1")
+        add(f"{indent}R.print_null()")
         return 2
     if name == "charge":
         add(f"{indent}R.work += len({rest[0]}) >> 4; R.reads += 1")

@@ -14,6 +14,7 @@ gives several, numbered by ``part``.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import threading
 import time
@@ -25,7 +26,7 @@ from typing import Any
 import msgspec
 import xxhash
 
-from tokenmill.chat.program import Run
+from tokenmill.chat.program import NullPrinted, Run
 from tokenmill.chat.shapes import Conversation, Plain, conversation, read
 from tokenmill.chat.spec import ChatSpec
 from tokenmill.chat.template import ReferenceTemplate
@@ -322,29 +323,33 @@ class Renderer:
         Where the template fails on null, or prints it as a word, it gets empty text instead.
         """
         given = job.conversation.as_given()
-        try:
-            run = self._follow(job, given, result, auto)
-        except (NotTraced, RowError):
-            run = None
-        if run is not None and not run.nones:
-            return run, given
+        with contextlib.suppress(NotTraced, RowError, NullPrinted):
+            run = self._follow(job, given, result, auto, nulls=False)
+            if not run.nones:
+                return run, given
         result.note("null_as_empty")
         messages = job.conversation.messages
         return self._follow(job, messages, result, auto), messages
 
     def _follow(
-        self, job: Job, messages: list[dict[str, Any]], result: Rendering, auto: bool
+        self,
+        job: Job,
+        messages: list[dict[str, Any]],
+        result: Rendering,
+        auto: bool,
+        *,
+        nulls: bool = True,
     ) -> Run:
         if auto:
-            return self._run(job, messages, result)
+            return self._run(job, messages, result, nulls)
         return self._compared(job, messages)
 
-    def _run(self, job: Job, messages: list[dict[str, Any]], result: Rendering) -> Run:
+    def _run(self, job: Job, messages: list[dict[str, Any]], result: Rendering, nulls: bool) -> Run:
         """Along a known path, or one that is admitted now; compared where it is this row's turn."""
         traced = job.template.traced
         start = time.perf_counter()
         try:
-            run = traced.follow(messages, job.conversation.tools)
+            run = traced.follow(messages, job.conversation.tools, nulls=nulls)
         except (NotTraced, RowError) as error:
             if traced.differed:
                 raise Differs from error
@@ -483,7 +488,7 @@ class Renderer:
 
 def _untrained(message: dict[str, Any]) -> bool:
     """Whether a message says itself that it is not to be trained."""
-    return (
+    return len(message) > 2 and (
         message.get("train") is False
         or _zero(message.get("step_loss_mask"))
         or _zero(message.get("weight"))

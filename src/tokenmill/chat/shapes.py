@@ -193,6 +193,8 @@ def _sharegpt(turn: Any) -> Message:
         known = ", ".join(SHAREGPT_ROLES)
         raise RowError(f"a turn is from {speaker!r}; known are {known}")
     value = turn.get("value", turn.get("content"))
+    if len(turn) == 2 and type(value) is str and speaker != "function_call":
+        return {"role": role, "content": value}
     rest = {k: v for k, v in turn.items() if k not in ("from", "role", "value", "content")}
     if speaker == "function_call":
         calls = function_call(value, "a function_call turn")

@@ -174,6 +174,10 @@ class Tracer(Expressions):
             self._emit("rope", symbol.code)
             return
         sources = symbol.sources
+        said = self._frame.facts.get((symbol.code, "is"))
+        if said is not None and not sources:  # a role that has been asked for
+            self._print(said)
+            return
         if kind is Markup:
             symbol = self._let(f"str.__str__({symbol.code})", symbol.value, sources, str)
         elif kind is not str:

@@ -13,7 +13,15 @@ from typing import Any
 
 import msgspec
 
-from tokenmill.chat.program import Beyond, Inconsistent, Memo, Refused, Run, Unlearned
+from tokenmill.chat.program import (
+    Beyond,
+    Inconsistent,
+    Memo,
+    NullPrinted,
+    Refused,
+    Run,
+    Unlearned,
+)
 from tokenmill.chat.symbols import Untraceable
 from tokenmill.chat.template import ReferenceTemplate, alias_reasoning
 from tokenmill.chat.trace import Tracer
@@ -78,10 +86,18 @@ class TracedTemplate:
         self._start()
         return NotTraced("the traced template differed from the reference")
 
-    def follow(self, messages: list[dict[str, Any]], tools: list[Any] | None) -> Run:
+    def follow(
+        self, messages: list[dict[str, Any]], tools: list[Any] | None, *, nulls: bool = True
+    ) -> Run:
         """Render a conversation, learning its path where it is new.
 
+        Args:
+            messages: The conversation.
+            tools: Its tools.
+            nulls: Whether a null may be printed as a word.
+
         Raises:
+            NullPrinted: One is, and may not be.
             NotTraced: It cannot be rendered so.
             RowError: Its path is new, and the reference refuses it.
             TemplateError: The same, for a date that is not pinned.
@@ -94,9 +110,11 @@ class TracedTemplate:
         if tools:
             tools, memo = self._interned(tools)
         try:
-            return self._tracer.program.run(given, tools, memo)
+            return self._tracer.program.run(given, tools, memo, nulls=nulls)
         except Unlearned:
             return self._learn(messages, given, tools)
+        except NullPrinted:
+            raise
         except Exception as error:
             raise _not_traced(error) from error
 

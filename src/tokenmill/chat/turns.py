@@ -326,11 +326,19 @@ class Judge:
             RowError: template_drops_content or mask_unproven.
         """
         position = list(accumulate(map(len, run.out), initial=0))
-        pieces = pieces_of(run, position)
-        if run.taken:
-            add_unlooped(run, position, pieces)
         roles = [message["role"] for message in messages]
-        settled = Settled(run.text, None, roles, _ends(messages, pieces, position))
+        if not run.taken and [owner for _, owner in run.marks] == [*range(len(messages)), -1]:
+            # As most templates do it: one loop, every message once.
+            places = [place for place, _ in run.marks]
+            pieces = dict(enumerate(pairwise(places)))
+            ends = [position[place] for place in places[1:]]
+            ends[-1] = position[-1]
+        else:
+            pieces = pieces_of(run, position)
+            if run.taken:
+                add_unlooped(run, position, pieces)
+            ends = _ends(messages, pieces, position)
+        settled = Settled(run.text, None, roles, ends)
         if trained is None:
             return settled
         if self.generation:
@@ -355,14 +363,13 @@ class Judge:
         low = 0
         for k in assistants:
             message = messages[k]
-            found = pieces.get(k)
-            if found is None:
-                check_printed(message, k, [], text, k == last, self.thinking)
-                continue
-            first, stop = found
+            first, stop = pieces.get(k, (0, 0))
             if first < 0:
                 raise unproven(f"the template prints the turn {k} in several places")
             begin, end = position[first], position[stop]
+            if begin == end:
+                check_printed(message, k, [], text, k == last, self.thinking)
+                continue
             low = bisect_left(own_places, first, low)
             high = bisect_left(own_places, stop, low)
             words = own_places[high - 1] if high > low else first - 1
@@ -681,6 +688,8 @@ def _check_text(
     stripped = content.strip()
     if not stripped or any(fragment.strip() == stripped for fragment in said):
         return
+    if _is_all_there(content, said, thinking):
+        return
     runs = cut(content, thinking)
     for kind, words in runs:
         if kind == TEXT and not _found(words, said):
@@ -688,6 +697,20 @@ def _check_text(
     thoughts = [words for kind, words in runs if kind == REASONING]
     if last and thoughts and not any(_found(words, said) for words in thoughts):
         raise _lost(f"the reasoning of the last turn ({k})", thoughts[0], text)
+
+
+def _is_all_there(content: str, said: list[str], thinking: re.Pattern[str] | None) -> bool:
+    """Whether a text is what was said, in this order, with nothing but thinking tags around it."""
+    rest: list[str] = []
+    place = 0
+    for fragment in said:
+        at = content.find(fragment[:32], place)
+        if at < 0 or not content.startswith(fragment, at):
+            return False
+        rest.append(content[place:at].strip())
+        place = at + len(fragment)
+    rest.append(content[place:].strip())
+    return all(not part or (thinking is not None and thinking.fullmatch(part)) for part in rest)
 
 
 def _found(words: str, said: list[str]) -> bool:

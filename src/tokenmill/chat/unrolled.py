@@ -41,6 +41,7 @@ from tokenmill.chat.symbols import (
     Frame,
     Joined,
     LoopVariable,
+    Method,
     Symbol,
     Untraceable,
     parts_of,
@@ -212,6 +213,7 @@ class Unroller(Tracer):
         items = self._value(node.iter)
         if isinstance(items, (Symbol, Joined)) or node.recursive:
             raise Untraceable("a loop over something of a text", line_of(node))
+        self._refuse_keys(items)
         items = list(items)
         if node.test is not None:
             items = [item for item in items if self._passes(node, item)]
@@ -351,7 +353,19 @@ class Unroller(Tracer):
 
     # -- what is left to the general way ------------------------------------------------------
 
+    def _refuse_keys(self, value: Any) -> None:
+        """Refuse to go through a message's keys: rows differ in their order."""
+        if id(value) in self._owners:
+            raise Untraceable("the keys of a message")
+
+    def _call_method(self, method: Method, given: list[Any], named: dict[str, Any]) -> Any:
+        if method.name != "get":
+            self._refuse_keys(method.owner)
+        return super()._call_method(method, given, named)
+
     def _apply(self, name: str, value: Any, given: list[Any], named: dict[str, Any]) -> Any:
+        if name not in ("length", "count"):
+            self._refuse_keys(value)
         by_role = name in _BY_ROLE and given[:1] == ["role"]
         if name not in _WHOLE_MESSAGES and not by_role and _holds_text([value, *given]):
             raise Untraceable(f"the filter {name} on whole messages")
