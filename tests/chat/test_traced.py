@@ -98,8 +98,8 @@ def lying(monkeypatch: pytest.MonkeyPatch, template: TracedTemplate, change: Any
     program = template._tracer.program
     honest = program.run
 
-    def run(*given: Any) -> Run:
-        made = honest(*given)
+    def run(*given: Any, **options: Any) -> Run:
+        made = honest(*given, **options)
         made.out[:] = [change(fragment) for fragment in made.out]
         made.text = "".join(made.out)
         return made

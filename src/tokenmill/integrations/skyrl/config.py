@@ -17,13 +17,13 @@ import logging
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from tokenmill.build.executors import Executor, executor_here
 from tokenmill.build.recipe import Recipe, RunOptions
 from tokenmill.build.run import run
 from tokenmill.errors import RowError, UsageError
+from tokenmill.files import PrivateDirectory
 from tokenmill.integrations.skyrl.dataset import SFTDataset
 from tokenmill.integrations.skyrl.entry import date_named, stated_date
 from tokenmill.integrations.skyrl.splits import NO_COLUMN, sources_of
@@ -163,10 +163,10 @@ def _prepared(
     sources = sources_of(dataset, split, cache_dir)
     disabled = bool(_get(config, "disable_cache", False))
     if train_on == "all_assistant_messages":
-        with TemporaryDirectory() as private:
-            indexes = private if disabled else cache_dir
-            if _is_alpaca(sources[0], messages_key or "messages", indexes):
-                train_on = "last_assistant_message"  # SkyRL has nothing else for these rows
+        private = PrivateDirectory() if disabled else None
+        indexes = cache_dir if private is None else private.path
+        if _is_alpaca(sources[0], messages_key or "messages", indexes):
+            train_on = "last_assistant_message"  # SkyRL has nothing else for these rows
     stated: dict[str, Any] = {
         "sources": sources,
         "tokenizer": tokenizer,
