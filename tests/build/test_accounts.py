@@ -202,10 +202,23 @@ def test_disabled_cache_that_fails_leaves_nothing_behind(
 # What people are told
 
 BARE = "{% for m in messages %}{{ m.content }}{% endfor %}"
+CLOSED = "{% for m in messages %}<{{ m.role }}>{{ m.content }}<|im_end|>{% endfor %}"
+TEXT_CALLS = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content or '' }}{% for call in m.tool_calls or [] %}"
+    "{{ call.function.name + call.function.arguments }}{% endfor %}<|im_end|>{% endfor %}"
+)
+CALLING = {
+    "role": "assistant",
+    "content": "",
+    "tool_calls": [{"type": "function", "function": {"name": "look", "arguments": '{"a":  1}'}}],
+}
 SPEAKING: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "trimmed_trailing": ({"messages": [*TURNS, {"role": "user", "content": "More?"}]},
                          {"trailing": "trim"}),
     "trimmed_tool_turns": ({"messages": [*TURNS, {"role": "tool", "content": "42"}]}, {}),
+    "null_as_empty": ({"messages": [*TURNS, {"role": "user"}, TURNS[-1]]},
+                      {"chat_template": CLOSED}),
+    "arguments_as_text": ({"messages": [*TURNS[:-1], CALLING]}, {"chat_template": TEXT_CALLS}),
     "rows_without_closer": ({"messages": TURNS}, {"chat_template": BARE}),
 }  # fmt: skip
 """For every remark a row and arguments that make it be made."""

@@ -31,6 +31,7 @@ from tests.chat.loop_oracle import OracleTemplate, Refused
 from tests.chat.mask_oracle import judge, to_train
 from tests.chat.turn_oracle import Conversation, lost
 from tokenmill.chat import ChatSpec, Renderer
+from tokenmill.chat.calls import call_list, text_arguments
 from tokenmill.chat.prompts import PromptRenderer
 from tokenmill.chat.shapes import Plain, read
 from tokenmill.errors import RowError
@@ -119,6 +120,18 @@ class Wanted:
     tools: Any
     trained: list[int]
     nulls: set[int] = field(default_factory=set)
+    calls: dict[int, Any] = field(default_factory=dict)
+
+    def form(self, nulls: bool, texts: bool) -> list[dict[str, Any]]:
+        """The messages with null contents, and with calls whose arguments are texts."""
+        return [
+            {
+                **message,
+                **({"content": None} if nulls and n in self.nulls else {}),
+                **({"tool_calls": self.calls[n]} if texts and n in self.calls else {}),
+            }
+            for n, message in enumerate(self.messages)
+        ]
 
 
 def wanted(row: Row, spec: ChatSpec) -> list[Wanted]:
@@ -127,6 +140,11 @@ def wanted(row: Row, spec: ChatSpec) -> list[Wanted]:
     if isinstance(found, Plain):
         return []
     nulls = {n for n, message in enumerate(found.messages) if id(message) in found.nulls}
+    calls = {
+        n: call_list(found.calls[id(message)], text_arguments)
+        for n, message in enumerate(found.messages)
+        if id(message) in found.calls
+    }
     messages = list(found.messages)
     while messages and messages[-1]["role"] in UNTRAINED_ROLES:
         messages.pop()
@@ -142,9 +160,9 @@ def wanted(row: Row, spec: ChatSpec) -> list[Wanted]:
         and messages[index].get("step_loss_mask") != 0
     ]
     if spec.expand != "turns":
-        return [Wanted(0, messages, found.tools, trained, nulls)]
+        return [Wanted(0, messages, found.tools, trained, nulls, calls)]
     return [
-        Wanted(part, messages[: index + 1], found.tools, [index], nulls)
+        Wanted(part, messages[: index + 1], found.tools, [index], nulls, calls)
         for part, index in enumerate(assistants)
         if index in trained
     ]
@@ -178,21 +196,28 @@ def score(
     return total
 
 
-def _restore_nulls(template: OracleTemplate, job: Wanted) -> None:
-    """Null contents as they stand, unless the template fails on them or prints them as a word."""
-    if not job.nulls:
-        return
-    given = [
-        {**message, "content": None} if n in job.nulls else message
-        for n, message in enumerate(job.messages)
-    ]
-    try:
-        words = template.plain(given, job.tools).count("None")
-        rewritten = template.plain(job.messages, job.tools)
-    except Refused:
-        return
-    if words <= rewritten.count("None"):
-        job.messages = given
+def _choose_form(template: OracleTemplate, job: Wanted) -> None:
+    """The first form that the template takes: null contents as they stand, arguments as objects.
+
+    Null is empty text where it fails on null or prints it as a word, arguments are texts where it
+    fails on objects.
+    """
+
+    def render(nulls: bool, texts: bool) -> str | None:
+        try:
+            return template.plain(job.form(nulls, texts), job.tools)
+        except Refused:
+            return None
+
+    for nulls in (True, False) if job.nulls else (False,):
+        for texts in (False, True) if job.calls else (False,):
+            text = render(nulls, texts)
+            if text is None:
+                continue
+            if nulls and text.count("None") > (render(False, texts) or "").count("None"):
+                break
+            job.messages = job.form(nulls, texts)
+            return
 
 
 def _judge_one(
@@ -205,7 +230,7 @@ def _judge_one(
     error: RowError | None,
 ) -> None:
     total.pairs += 1
-    _restore_nulls(template, job)
+    _choose_form(template, job)
     try:
         talk = Conversation(template, job.messages, job.tools)
     except Refused as refusal:

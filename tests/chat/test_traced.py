@@ -295,6 +295,39 @@ def test_null_content_is_rendered_as_it_stands_where_the_template_takes_it(rende
     assert result.notes["null_as_empty"] == 1
 
 
+CALLS_AS_TEXT = (  # and only where the content is null
+    "{% for m in messages %}<|{{ m.role }}|>{% if m.content is none %}{% for c in m.tool_calls %}"
+    "[{{ c.function.name + ' ' + c.function.arguments }}]{% endfor %}{% else %}{{ m.content }}"
+    "{% endif %}<|end|>{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+
+@pytest.mark.parametrize("renderer", ["auto", "jinja2"])
+def test_arguments_are_text_for_a_template_that_fails_on_objects(renderer: str) -> None:
+    written = '{"where":  "h\\u00e9re"}'  # as the row writes it, not as we would
+    calls = [{"type": "function", "function": {"name": "look", "arguments": written}}]
+    opened = {"role": "user", "content": "hi"}
+    answers: list[dict[str, Any]] = [
+        {"role": "assistant", "content": None, "tool_calls": calls},
+        {"role": "assistant", "content": "Yes."},
+    ]
+    data: list[dict[str, Any]] = [{"messages": [opened, answer]} for answer in answers]
+    value = '{"name": "look", "arguments": {"where": "hére"}}'
+    shared = [{"from": "human", "value": "hi"}, {"from": "function_call", "value": value}]
+    data.append({"conversations": shared})
+    made = Renderer(ChatSpec(), CALLS_AS_TEXT, renderer=renderer).render(data)
+    head = "<|user|>hi<|end|><|assistant|>"
+    assert made.texts == [
+        f"{head}[look {written}]<|end|>",
+        f"{head}Yes.<|end|>",
+        head + '[look {"where": "hére"}]<|end|>',
+    ]
+    assert made.notes["arguments_as_text"] == 2
+    with_objects = Renderer(ChatSpec(), CALLS_WHERE_NULL, renderer=renderer).render(data)
+    assert "arguments_as_text" not in with_objects.notes
+    assert '{"where": "hére"}' in with_objects.texts[0]
+
+
 FLAGGED = (  # what a loop over the tools prints of a message is that message's, at every row
     "{% macro list(flag) %}{% for tool in tools %}{{ tool.function.name }}={{ flag }};{% endfor %}"
     "{% endmacro %}{% for m in messages %}<|im_start|>{{ m.role }}\n{{ list(m.flag) }}"

@@ -171,6 +171,8 @@ REMARKS = {
     "trimmed_tool_turns": "conversations lost tool results after their last assistant turn",
     "null_as_empty": "conversations have null contents on which the template fails or prints None;"
     " they were rendered as empty text",
+    "arguments_as_text": "conversations have calls whose arguments the template takes as JSON text"
+    " and not as objects",
     "rows_without_closer": "rows whose template closes no turn: nothing tells the model to stop",
 }
 """Counter of the render room → what it says to a person."""

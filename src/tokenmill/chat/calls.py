@@ -5,7 +5,8 @@ here, and nothing else (promise P14):
 
 * tools: a list, one description, or either as JSON text, become a list; null and empty text: none;
 * tool calls: a list, one call, or either as JSON text, become a list;
-* a call's ``arguments`` that are the JSON text of an object become that object;
+* a call's ``arguments`` that are the JSON text of an object become that object; for a template that
+  fails on objects and takes texts they are the text;
 * content parts of type text (``text`` or ``value``) are joined to one string; reasoning parts
   become ``reasoning_content``, tool_call parts ``tool_calls``; where other parts (images) remain,
   the content stays a list, its text parts spelled ``{"type": "text", "text": …}``.
@@ -13,7 +14,8 @@ here, and nothing else (promise P14):
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
@@ -62,8 +64,14 @@ def tool_list(value: Any) -> list[Any] | None:
     return tools
 
 
-def call_list(value: Any) -> list[dict[str, Any]]:
-    """Tool calls as a list of objects with decoded arguments."""
+def call_list(value: Any, arguments: Callable[[Any], Any] | None = None) -> list[dict[str, Any]]:
+    """Tool calls as a list of objects.
+
+    Args:
+        value: The calls as the row has them.
+        arguments: What becomes of a function's arguments; None: decoded where they are JSON text.
+    """
+    rewrite = arguments or decoded_arguments
     if isinstance(value, str):
         value = decode(value, "tool_calls") if value.strip() else []
     if value is None:
@@ -72,30 +80,41 @@ def call_list(value: Any) -> list[dict[str, Any]]:
         value = [value]
     if not isinstance(value, list):
         raise RowError(f"tool_calls must be a list, not {type(value).__name__}")
-    return [_call(call) for call in value]
+    return [_call(call, rewrite) for call in value]
 
 
-def _call(call: Any) -> dict[str, Any]:
+def _call(call: Any, rewrite: Callable[[Any], Any]) -> dict[str, Any]:
     if isinstance(call, str):
         call = decode(call, "a tool call")
     if not isinstance(call, dict):
         raise RowError(f"a tool call must be an object, not {type(call).__name__}")
     function = call.get("function")
     if isinstance(function, dict):
-        decoded = _arguments(function)
-        return call if decoded is function else {**call, "function": decoded}
-    return _arguments(call)
+        rewritten = _function(function, rewrite)
+        return call if rewritten is function else {**call, "function": rewritten}
+    return _function(call, rewrite)
 
 
-def _arguments(function: dict[str, Any]) -> dict[str, Any]:
-    arguments = function.get("arguments")
+def _function(function: dict[str, Any], rewrite: Callable[[Any], Any]) -> dict[str, Any]:
+    given = function.get("arguments")
+    made = rewrite(given)
+    return function if made is given else {**function, "arguments": made}
+
+
+def decoded_arguments(arguments: Any) -> Any:
+    """The object that JSON text says; anything else as it is."""
     if not isinstance(arguments, str):
-        return function
+        return arguments
     try:
         value = msgspec.json.decode(arguments)
     except (msgspec.DecodeError, RecursionError, UnicodeEncodeError):
-        return function  # not JSON: the template gets the text as it is
-    return {**function, "arguments": value} if isinstance(value, dict) else function
+        return arguments  # not JSON: the template gets the text as it is
+    return value if isinstance(value, dict) else arguments
+
+
+def text_arguments(arguments: Any) -> Any:
+    """An object as JSON text, written as APIs write it; anything else as it is."""
+    return json.dumps(arguments, ensure_ascii=False) if isinstance(arguments, dict) else arguments
 
 
 def function_call(value: Any, what: str) -> list[dict[str, Any]]:

@@ -14,7 +14,6 @@ gives several, numbered by ``part``.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import threading
 import time
@@ -286,8 +285,8 @@ class Renderer:
                 return found
             new = unrolled.worth_learning
         try:
-            if job.conversation.nulls:
-                run, messages = self._with_nulls(job, result, auto)
+            if job.conversation.nulls or job.conversation.calls:
+                run, messages = self._in_some_form(job, result, auto)
             else:
                 run = self._follow(job, messages, result, auto)
         except NotTraced as error:
@@ -315,21 +314,38 @@ class Renderer:
             self._traced += 1
         return settled
 
-    def _with_nulls(
+    def _in_some_form(
         self, job: Job, result: Rendering, auto: bool
     ) -> tuple[Run, list[dict[str, Any]]]:
-        """A conversation with null contents: as it stands where the template takes it so.
+        """A conversation with null contents or calls, in the first form that the template takes.
 
-        Where the template fails on null, or prints it as a word, it gets empty text instead.
+        Null contents stay null, unless it fails on them or prints them as a word: then they are
+        empty text. Arguments of calls are objects, unless it fails on those and takes texts.
         """
-        given = job.conversation.as_given()
-        with contextlib.suppress(NotTraced, RowError, NullPrinted):
-            run = self._follow(job, given, result, auto, nulls=False)
-            if not run.nones:
-                return run, given
-        result.note("null_as_empty")
-        messages = job.conversation.messages
-        return self._follow(job, messages, result, auto), messages
+        conversation = job.conversation
+        refused: NotTraced | RowError | None = None
+        for nulls in (True, False) if conversation.nulls else (False,):
+            for texts in (False, True) if conversation.calls else (False,):
+                messages = conversation.messages
+                if nulls or texts:
+                    messages = conversation.form(nulls=nulls, texts=texts)
+                try:
+                    run = self._follow(job, messages, result, auto, nulls=not nulls)
+                except NullPrinted:
+                    break
+                except (NotTraced, RowError) as error:
+                    if not texts:
+                        refused = error
+                    continue
+                if nulls and run.nones:
+                    break
+                if conversation.nulls and not nulls:
+                    result.note("null_as_empty")
+                if texts:
+                    result.note("arguments_as_text")
+                return run, messages
+        assert refused is not None
+        raise refused
 
     def _follow(
         self,

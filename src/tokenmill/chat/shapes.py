@@ -11,10 +11,10 @@ that `calls` and `docs/masks.md` list. A row that is no conversation raises `Row
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from tokenmill.chat.calls import call_list, function_call, join_parts, tool_list
+from tokenmill.chat.calls import call_list, function_call, join_parts, text_arguments, tool_list
 from tokenmill.chat.spec import ChatSpec
 from tokenmill.errors import RowError
 
@@ -52,10 +52,26 @@ class Conversation:
     simple: bool = False
     nulls: frozenset[int] = frozenset()
     """`id` of the messages whose content was null or absent and is empty text here."""
+    calls: dict[int, Any] = field(default_factory=dict)
+    """The calls of messages as the row has them, by their `id`."""
 
-    def as_given(self) -> list[Message]:
-        """The messages with their null contents, as a template would get them from the row."""
-        return [{**m, "content": None} if id(m) in self.nulls else m for m in self.messages]
+    def form(self, *, nulls: bool, texts: bool) -> list[Message]:
+        """The messages as a template may want them.
+
+        Args:
+            nulls: With null contents, as the row has them.
+            texts: With the arguments of calls as JSON text.
+        """
+        messages = []
+        for message in self.messages:
+            made = message
+            if nulls and id(message) in self.nulls:
+                made = {**made, "content": None}
+            if texts and id(message) in self.calls:
+                calls = call_list(self.calls[id(message)], text_arguments)
+                made = {**made, "tool_calls": calls}
+            messages.append(made)
+        return messages
 
 
 @dataclass(slots=True)
@@ -92,7 +108,7 @@ def read(row: Any, spec: ChatSpec) -> Conversation | Plain:
         if shape == "messages":
             found = conversation("messages", turns)
         else:
-            found = Conversation("sharegpt", [_sharegpt(turn) for turn in turns])
+            found = _sharegpt_conversation(turns)
     tools = row.get(spec.tools_key)
     if tools is not None:
         found.tools = tool_list(tools)
@@ -139,7 +155,20 @@ def conversation(shape: str, turns: list[Any]) -> Conversation:
         for turn, message in zip(turns, messages, strict=True)
         if turn.get("content") is None
     )
-    return Conversation(shape, messages, simple=simple and not nulls, nulls=nulls)
+    calls = {
+        id(message): turn.get("tool_calls") or message["tool_calls"]
+        for turn, message in zip(turns, messages, strict=True)
+        if message.get("tool_calls")
+    }
+    return Conversation(shape, messages, simple=simple and not nulls, nulls=nulls, calls=calls)
+
+
+def _sharegpt_conversation(turns: list[Any]) -> Conversation:
+    messages = [_sharegpt(turn) for turn in turns]
+    calls = {id(m): m["tool_calls"] for m in messages if len(m) > 2 and m.get("tool_calls")}
+    # A turn that is a call has no content of its own, which templates know as null.
+    nulls = frozenset(id(m) for m in messages if id(m) in calls and not m["content"])
+    return Conversation("sharegpt", messages, nulls=nulls, calls=calls)
 
 
 def _is_simple(turns: list[Any]) -> bool:
