@@ -121,6 +121,7 @@ class Wanted:
     trained: list[int]
     nulls: set[int] = field(default_factory=set)
     calls: dict[int, Any] = field(default_factory=dict)
+    hollow: set[int] = field(default_factory=set)
 
     def form(self, nulls: bool, texts: bool) -> list[dict[str, Any]]:
         """The messages with null contents, and with calls whose arguments are texts."""
@@ -139,7 +140,8 @@ def wanted(row: Row, spec: ChatSpec) -> list[Wanted]:
     found = read(row, spec)
     if isinstance(found, Plain):
         return []
-    nulls = {n for n, message in enumerate(found.messages) if id(message) in found.nulls}
+    hollow = {n for n, message in enumerate(found.messages) if id(message) in found.hollow}
+    nulls = {n for n, message in enumerate(found.messages) if id(message) in found.nulls} | hollow
     calls = {
         n: call_list(found.calls[id(message)], text_arguments)
         for n, message in enumerate(found.messages)
@@ -160,9 +162,9 @@ def wanted(row: Row, spec: ChatSpec) -> list[Wanted]:
         and messages[index].get("step_loss_mask") != 0
     ]
     if spec.expand != "turns":
-        return [Wanted(0, messages, found.tools, trained, nulls, calls)]
+        return [Wanted(0, messages, found.tools, trained, nulls, calls, hollow)]
     return [
-        Wanted(part, messages[: index + 1], found.tools, [index], nulls, calls)
+        Wanted(part, messages[: index + 1], found.tools, [index], nulls, calls, hollow)
         for part, index in enumerate(assistants)
         if index in trained
     ]
@@ -197,10 +199,10 @@ def score(
 
 
 def _choose_form(template: OracleTemplate, job: Wanted) -> None:
-    """The first form that the template takes: null contents as they stand, arguments as objects.
+    """The form that the template takes: null contents as they stand, arguments as objects.
 
-    Null is empty text where it fails on null or prints it as a word, arguments are texts where it
-    fails on objects.
+    Null is empty text where it fails on null or prints it as a word. Where it fails on calls or
+    prints them nowhere, they are tried with null content and with arguments as texts.
     """
 
     def render(nulls: bool, texts: bool) -> str | None:
@@ -209,15 +211,30 @@ def _choose_form(template: OracleTemplate, job: Wanted) -> None:
         except Refused:
             return None
 
-    for nulls in (True, False) if job.nulls else (False,):
-        for texts in (False, True) if job.calls else (False,):
-            text = render(nulls, texts)
-            if text is None:
-                continue
-            if nulls and text.count("None") > (render(False, texts) or "").count("None"):
-                break
-            job.messages = job.form(nulls, texts)
-            return
+    def words(nulls: bool, texts: bool) -> bool:
+        """Whether null is printed as a word."""
+        text, without = render(nulls, texts) or "", render(False, texts) or ""
+        return text.count("None") > without.count("None")
+
+    def loses(nulls: bool, texts: bool) -> bool:
+        messages = job.form(nulls, texts)
+        try:
+            talk = Conversation(template, messages, job.tools)
+        except Refused:
+            return True
+        gone = talk.found is not None and lost(messages, talk.found) is not None
+        return gone and not template.says_itself
+
+    given = job.nulls - job.hollow
+    first = bool(given) and render(True, False) is not None and not words(True, False)
+    chosen = (first, False)
+    if job.calls and loses(*chosen):
+        forms = ((True, False), (True, True), (False, True))
+        taken = [form for form in forms if render(*form) is not None and not words(*form)]
+        whole = [form for form in taken if not loses(*form)]
+        as_text = [form for form in taken if form[1] and render(*chosen) is None]
+        chosen = next(iter([*whole, *as_text]), chosen)
+    job.messages = job.form(*chosen)
 
 
 def _judge_one(

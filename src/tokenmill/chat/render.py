@@ -14,6 +14,7 @@ gives several, numbered by ``part``.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import threading
 import time
@@ -285,22 +286,30 @@ class Renderer:
                 return found
             new = unrolled.worth_learning
         try:
-            if job.conversation.nulls or job.conversation.calls:
-                run, messages = self._in_some_form(job, result, auto)
+            if job.conversation.nulls:
+                run, messages = self._with_nulls(job, result, auto)
             else:
                 run = self._follow(job, messages, result, auto)
-        except NotTraced as error:
-            return self._untraced(job, error, result)
+            self._count(result, auto)
+            settled = job.template.judge.settle(run, messages, job.trained)
+        except (NotTraced, RowError) as error:
+            other = self._in_another_form(job, error, result, auto)
+            if other is None and isinstance(error, NotTraced):
+                return self._untraced(job, error, result)
+            if other is None:
+                raise
+            settled = other
+        if new:
+            unrolled.learn(messages, run)
+        if settled.dropped:
+            result.note("generation_drops")
+        return settled
+
+    def _count(self, result: Rendering, auto: bool) -> None:
         if auto:
             self._traced += 1
         else:
             result.note("rows_reference")
-        if new:
-            unrolled.learn(messages, run)
-        settled = job.template.judge.settle(run, messages, job.trained)
-        if settled.dropped:
-            result.note("generation_drops")
-        return settled
 
     def _settle_unrolled(
         self, job: Job, messages: list[dict[str, Any]], result: Rendering
@@ -314,38 +323,53 @@ class Renderer:
             self._traced += 1
         return settled
 
-    def _in_some_form(
+    def _with_nulls(
         self, job: Job, result: Rendering, auto: bool
     ) -> tuple[Run, list[dict[str, Any]]]:
-        """A conversation with null contents or calls, in the first form that the template takes.
+        """A conversation with null contents: as it stands where the template takes it so.
 
-        Null contents stay null, unless it fails on them or prints them as a word: then they are
-        empty text. Arguments of calls are objects, unless it fails on those and takes texts.
+        Where the template fails on null, or prints it as a word, it gets empty text instead.
         """
-        conversation = job.conversation
-        refused: NotTraced | RowError | None = None
-        for nulls in (True, False) if conversation.nulls else (False,):
-            for texts in (False, True) if conversation.calls else (False,):
-                messages = conversation.messages
-                if nulls or texts:
-                    messages = conversation.form(nulls=nulls, texts=texts)
-                try:
-                    run = self._follow(job, messages, result, auto, nulls=not nulls)
-                except NullPrinted:
-                    break
-                except (NotTraced, RowError) as error:
-                    if not texts:
-                        refused = error
-                    continue
-                if nulls and run.nones:
-                    break
-                if conversation.nulls and not nulls:
-                    result.note("null_as_empty")
-                if texts:
-                    result.note("arguments_as_text")
-                return run, messages
-        assert refused is not None
-        raise refused
+        given = job.conversation.form(nulls=True, texts=False)
+        with contextlib.suppress(NotTraced, RowError, NullPrinted):
+            run = self._follow(job, given, result, auto, nulls=False)
+            if not run.nones:
+                return run, given
+        result.note("null_as_empty")
+        messages = job.conversation.messages
+        return self._follow(job, messages, result, auto), messages
+
+    def _in_another_form(
+        self, job: Job, error: NotTraced | RowError, result: Rendering, auto: bool
+    ) -> Settled | None:
+        """A conversation whose calls the template does not take, or prints nowhere, as objects.
+
+        Some want the arguments as JSON text, some print calls where the content is null.
+        """
+        refused = isinstance(error, NotTraced) or error.reason == "template_error"
+        lost = isinstance(error, RowError) and error.reason == "template_drops_content"
+        if not job.conversation.calls or not (refused or lost):
+            return None
+        for nulls, texts in ((True, False), (True, True), (False, True)):
+            messages = job.conversation.form(nulls=nulls, texts=texts)
+            try:
+                run = self._follow(job, messages, result, auto, nulls=not nulls)
+            except (NotTraced, RowError, NullPrinted):
+                continue
+            if nulls and run.nones:
+                continue
+            try:
+                settled = job.template.judge.settle(run, messages, job.trained)
+            except RowError:
+                if refused and texts:
+                    raise  # it is rendered so, and this is what is wrong with it
+                continue
+            if refused:
+                self._count(result, auto)
+            if texts:
+                result.note("arguments_as_text")
+            return settled
+        return None
 
     def _follow(
         self,

@@ -54,18 +54,20 @@ class Conversation:
     """`id` of the messages whose content was null or absent and is empty text here."""
     calls: dict[int, Any] = field(default_factory=dict)
     """The calls of messages as the row has them, by their `id`."""
+    hollow: frozenset[int] = frozenset()
+    """`id` of the messages that are nothing but a call and whose content the row does not know."""
 
     def form(self, *, nulls: bool, texts: bool) -> list[Message]:
         """The messages as a template may want them.
 
         Args:
-            nulls: With null contents, as the row has them.
+            nulls: With null contents, as the row has them or could have.
             texts: With the arguments of calls as JSON text.
         """
         messages = []
         for message in self.messages:
             made = message
-            if nulls and id(message) in self.nulls:
+            if nulls and (id(message) in self.nulls or id(message) in self.hollow):
                 made = {**made, "content": None}
             if texts and id(message) in self.calls:
                 calls = call_list(self.calls[id(message)], text_arguments)
@@ -166,9 +168,8 @@ def conversation(shape: str, turns: list[Any]) -> Conversation:
 def _sharegpt_conversation(turns: list[Any]) -> Conversation:
     messages = [_sharegpt(turn) for turn in turns]
     calls = {id(m): m["tool_calls"] for m in messages if len(m) > 2 and m.get("tool_calls")}
-    # A turn that is a call has no content of its own, which templates know as null.
-    nulls = frozenset(id(m) for m in messages if id(m) in calls and not m["content"])
-    return Conversation("sharegpt", messages, nulls=nulls, calls=calls)
+    hollow = frozenset(id(m) for m in messages if id(m) in calls and not m["content"])
+    return Conversation("sharegpt", messages, calls=calls, hollow=hollow)
 
 
 def _is_simple(turns: list[Any]) -> bool:
