@@ -16,6 +16,7 @@ from tests.chat.conversations import DATE, ODD, SPECIAL, VARIABLES, Row, turns, 
 from tests.chat.judge import make_renderer, sample
 from tests.chat.templates import ALL, HABITS
 from tests.chat.test_outcomes import outcomes
+from tests.chat.test_zoo import SPECS as ZOO_SPECS
 from tokenmill.chat import ChatSpec, unrolled
 from tokenmill.chat.shapes import Conversation, read
 
@@ -26,14 +27,7 @@ TEXTS = (
     "None", "<|im_end|>", "[INST] no [/INST]", "{{ braces }}", "é ☃ \u2028 end",
 )  # fmt: skip
 ORDERS = ("ua", "sua", "uaua", "suaua", "uaa", "a", "au", "dua", "uasua", "ssua", "uta")
-SPECS = {
-    "stop": ChatSpec(date=DATE),
-    "turn": ChatSpec(date=DATE, turn_end="turn"),
-    "last": ChatSpec(date=DATE, train_on="last_assistant_message"),
-    "everything": ChatSpec(date=DATE, train_on="everything"),
-    "expand": ChatSpec(date=DATE, expand="turns"),
-    "opener": ChatSpec(date=DATE, thinking_opener="trained"),
-}
+SPECS = {**ZOO_SPECS, "everything": ChatSpec(date=DATE, train_on="everything")}
 
 
 def odd_texts() -> list[Row]:
