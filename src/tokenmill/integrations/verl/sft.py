@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -90,7 +90,8 @@ class SFTDataset(torch_data.Dataset[Item]):  # type: ignore[misc]
                 raise UsageError(f"{name} is {value!r}; it is one of {', '.join(allowed)}")
         files = file_list(parquet_files)
         self.settings = Settings.of(stated, files)
-        self.view = _view_of(files, tokenizer, processor, stated, self.settings, self._limit())
+        preparing = _Preparing(tokenizer, processor, stated, self.settings, self._limit())
+        self.view = preparing.view_of(files)
         self._check_lengths()
         kind = type(getattr(processor, "image_processor", None)).__name__
         self._axes = QWEN_VL_AXES if "Qwen2VLImageProcessor" in kind else None
@@ -178,86 +179,77 @@ class SFTDataset(torch_data.Dataset[Item]):  # type: ignore[misc]
         return tensors
 
 
-def _view_of(
-    files: list[str],
-    tokenizer: Any,
-    processor: Any,
-    config: dict[str, Any],
-    settings: Settings,
-    limit: int | None,
-) -> View:
-    """The rows of files, neighbours that are raw prepared together."""
-    views: list[View] = []
-    raw: list[str] = []
-    for file in [*files, None]:
-        if file is not None and not _is_store(file):
-            raw.append(file)
-            continue
-        if raw:
-            views.append(_prepared(raw, tokenizer, processor, config, settings, limit))
-            raw = []
-        if file is not None:
-            views.append(as_view(open_store(file)))
-    return concat(views)
+@dataclass(frozen=True)
+class _Preparing:
+    """How raw files become rows, as the host's configuration says."""
+
+    tokenizer: Any
+    processor: Any
+    config: dict[str, Any]
+    settings: Settings
+    limit: int | None
+
+    def view_of(self, files: list[str]) -> View:
+        """The rows of files, neighbours that are raw prepared together."""
+        views: list[View] = []
+        raw: list[str] = []
+        for file in [*files, None]:
+            if file is not None and not _is_store(file):
+                raw.append(file)
+                continue
+            if raw:
+                views.append(self._prepared(raw))
+                raw = []
+            if file is not None:
+                views.append(as_view(open_store(file)))
+        return concat(views)
+
+    def _prepared(self, files: list[str]) -> View:
+        """Raw files, each row rendered as it says itself whether to think."""
+        column = self.config.get("enable_thinking_key", "enable_thinking") or None
+        media = [str(self.config.get(name) or default) for name, default in MEDIA_KEYS.items()]
+        default = self.config.get("enable_thinking_default")
+        said = switches(files, column, media, self.settings.cache_dir)
+        carry = () if len(said) == 1 else (str(column),)
+        stores = {}
+        for switch in sorted(said, key=str):
+            thinking = default if switch is None else switch
+            variables = dict(self.config.get("apply_chat_template_kwargs") or {})
+            if thinking is not None:
+                variables["enable_thinking"] = bool(thinking)
+            stores[switch] = _store(self._recipe(files, variables, carry), self.settings)
+        if len(stores) == 1:
+            return as_view(*stores.values())
+        return SwitchedRows(stores, str(column))
+
+    def _recipe(
+        self, files: list[str], variables: dict[str, Any], carry: tuple[str, ...]
+    ) -> Recipe:
+        config, settings = self.config, self.settings
+        key = config.get("messages_key")
+        # verl renders with the processor's template where there is one.
+        template = getattr(self.processor, "chat_template", None)
+        return Recipe(
+            sources=tuple(files),
+            tokenizer=self.tokenizer,
+            tokenizer_backend="transformers",
+            messages_key=None if key == "messages" else key,
+            tools_key=config.get("tools_key") or "tools",
+            chat_template=template if isinstance(template, str) else None,
+            template_kwargs=variables,
+            date=settings.date,
+            train_on=settings.train_on,
+            turn_end=settings.turn_end,
+            thinking_opener=settings.thinking_opener,
+            trailing=settings.trailing,
+            max_length=self.limit,
+            overlong="truncate",
+            carry=carry,
+        )
 
 
 def _is_store(file: str) -> bool:
     return os.path.isfile(os.path.join(file, "manifest.json"))
-
-
-def _prepared(
-    files: list[str],
-    tokenizer: Any,
-    processor: Any,
-    config: dict[str, Any],
-    settings: Settings,
-    limit: int | None,
-) -> View:
-    """Raw files, each row rendered as it says itself whether to think."""
-    column = config.get("enable_thinking_key", "enable_thinking") or None
-    media = [str(config.get(name) or default) for name, default in MEDIA_KEYS.items()]
-    default = config.get("enable_thinking_default")
-    said = switches(files, column, media, settings.cache_dir)
-    stores = {}
-    for switch in sorted(said, key=str):
-        thinking = default if switch is None else switch
-        variables = dict(config.get("apply_chat_template_kwargs") or {})
-        if thinking is not None:
-            variables["enable_thinking"] = bool(thinking)
-        recipe = _recipe(files, tokenizer, processor, config, settings, limit)
-        carry = () if len(said) == 1 else (str(column),)
-        recipe = replace(recipe, template_kwargs=variables, carry=carry)
-        stores[switch] = _store(recipe, settings)
-    if len(stores) == 1:
-        return as_view(*stores.values())
-    return SwitchedRows(stores, str(column))
-
-
-def _recipe(
-    files: list[str],
-    tokenizer: Any,
-    processor: Any,
-    config: dict[str, Any],
-    settings: Settings,
-    limit: int | None,
-) -> Recipe:
-    key = config.get("messages_key")
-    template = getattr(processor, "chat_template", None)  # verl renders with it where there is one
-    return Recipe(
-        sources=tuple(files),
-        tokenizer=tokenizer,
-        tokenizer_backend="transformers",
-        messages_key=None if key == "messages" else key,
-        tools_key=config.get("tools_key") or "tools",
-        chat_template=template if isinstance(template, str) else None,
-        date=settings.date,
-        train_on=settings.train_on,
-        turn_end=settings.turn_end,
-        thinking_opener=settings.thinking_opener,
-        trailing=settings.trailing,
-        max_length=limit,
-        overlong="truncate",
-    )
 
 
 def _store(recipe: Recipe, settings: Settings) -> Store:
