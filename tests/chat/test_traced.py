@@ -323,6 +323,7 @@ def test_arguments_are_text_for_a_template_that_fails_on_objects(renderer: str) 
         head + '[look {"where": "hére"}]<|end|>',
     ]
     assert made.notes["arguments_as_text"] == 2
+    assert "null_as_empty" not in made.notes
     with_objects = Renderer(ChatSpec(), CALLS_WHERE_NULL, renderer=renderer).render(data)
     assert "arguments_as_text" not in with_objects.notes
     assert '{"where": "hére"}' in with_objects.texts[0]

@@ -292,6 +292,8 @@ class Renderer:
                 run = self._follow(job, messages, result, auto)
             self._count(result, auto)
             settled = job.template.judge.settle(run, messages, job.trained)
+            if job.conversation.nulls and messages is job.conversation.messages:
+                result.note("null_as_empty")
         except (NotTraced, RowError) as error:
             other = self._in_another_form(job, error, result, auto)
             if other is None and isinstance(error, NotTraced):
@@ -335,7 +337,6 @@ class Renderer:
             run = self._follow(job, given, result, auto, nulls=False)
             if not run.nones:
                 return run, given
-        result.note("null_as_empty")
         messages = job.conversation.messages
         return self._follow(job, messages, result, auto), messages
 
