@@ -13,11 +13,13 @@ def title(page: Any) -> str:
 
 
 def go_to(page: Any, row: int) -> None:
+    # The row asked for may be the one that is shown: wait for another body, not for its title.
+    page.evaluate("document.getElementById('row-body')?.classList.add('before')")
     page.fill("#jump", str(row))
     page.press("#jump", "Enter")
     page.wait_for_function(
         """text => document.getElementById('row-title')?.textContent === text
-        && document.querySelector('#row-body .tok')""",
+        && document.querySelector('#row-body:not(.before) .tok')""",
         arg=f"Row {row}",
     )
 
