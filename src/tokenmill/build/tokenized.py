@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from tokenmill.build.pipeline import Bad, Pipeline
+from tokenmill.build.pipeline import Bad, Pipeline, digests_of
 from tokenmill.build.recipe import Recipe
 from tokenmill.chat import Rendering
 from tokenmill.errors import RowError
@@ -67,6 +67,7 @@ class TokenizedPipeline(Pipeline):
         bad += [(good[i], 0, error) for i, error in encoded.rejected]
         source = np.array(good, np.int32)
         turnless = Rendering(roles=[()] * len(good))
-        columns = self._columns(rows, turnless, encoded, source, np.zeros_like(source), bad)
+        part, digests = np.zeros_like(source), digests_of(rows)
+        columns = self._columns(rows, turnless, encoded, source, part, digests, bad)
         self.seconds["check"] += time.perf_counter() - start
         return columns, {}
