@@ -18,10 +18,11 @@ import pytest
 import tokenmill as tm
 from tests.build.making import TOKENIZER, conversations, files_of, small_cuts, write_rows
 from tests.consistency.child import PROJECT, environment
-from tokenmill.build import identify, missing
-from tokenmill.build.executors import Done, InlineExecutor, LocalExecutor, Setup, Task, local
+from tokenmill.build import missing
 from tokenmill.errors import TokenizerError
 from tokenmill.tokenizer import Tokenizer, engines
+from tokenmill.work import Done, InlineExecutor, LocalExecutor, Setup, Task, local
+from tokenmill.work import identity as identify
 
 TRANSFORMERS = """
 import json, os, time

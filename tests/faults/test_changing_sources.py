@@ -12,8 +12,8 @@ import pytest
 from tests.faults.world import TOKENIZER, write_sources
 from tokenmill.api import run_recipe
 from tokenmill.build.entries import BUILD
-from tokenmill.build.executors import Done, InlineExecutor, Setup, Task
 from tokenmill.errors import SourceChanged
+from tokenmill.work import Done, InlineExecutor, Setup, Task
 
 
 def append(path: Path) -> None:

@@ -10,10 +10,10 @@ from benchmarks.simulated import arguments_of, make_slices, make_sources, planne
 
 from tokenmill.api import resolve_call
 from tokenmill.build.missing import Builder
-from tokenmill.build.progress import open_progress
 from tokenmill.build.proof import Account
 from tokenmill.build.run import cache_of
 from tokenmill.store.layout import SliceFiles
+from tokenmill.work.progress import open_progress
 
 
 def test_published_slices_are_asked_for_once(

@@ -18,11 +18,11 @@ from tokenmill.errors import UsageError
 from tokenmill.store import Store
 
 if TYPE_CHECKING:
-    from tokenmill.build.executors import Executor
     from tokenmill.build.outcome import Prepared, Unfinished
     from tokenmill.build.recipe import Recipe, RunOptions
     from tokenmill.report.lint import LintReport
     from tokenmill.source import Rows
+    from tokenmill.work import Executor
 
 Sources = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
@@ -143,8 +143,8 @@ def run_recipe(
     Whatever is given counts, default or not: it overrides what a recipe says. Without ``judge``
     the caller looks at the account first and calls `Prepared.judge` itself.
     """
-    from tokenmill.build.executors import closed_unless
     from tokenmill.build.run import run
+    from tokenmill.work import closed_unless
 
     recipe, options, workers = resolve_call(sources, tokenizer, executor, given)
     with closed_unless(executor, workers):
@@ -188,10 +188,10 @@ def run_part(
     **given: Any,
 ) -> Prepared | Unfinished:
     """`prepare_part`, returning what was done; rejected rows are judged when the store is there."""
-    from tokenmill.build.executors import closed_unless
     from tokenmill.build.outcome import Prepared
     from tokenmill.build.run import run_share
     from tokenmill.build.share import Share
+    from tokenmill.work import closed_unless
 
     share = Share.of(part)
     recipe, options, workers = resolve_call(sources, tokenizer, executor, given)
@@ -210,9 +210,9 @@ def explain_recipe(
     **given: Any,
 ) -> dict[str, Any]:
     """Whether such a `run_recipe` would be a hit, and what differs from the nearest store."""
-    from tokenmill.build.executors import closed_unless
     from tokenmill.build.run import cache_of, plan
     from tokenmill.build.why import explain
+    from tokenmill.work import closed_unless
 
     recipe, options, workers = resolve_call(sources, tokenizer, executor, given)
     cache = cache_of(options.cache_dir)
@@ -247,8 +247,8 @@ def lint(
         given: Any other argument of `prepare` that shapes rows, ``num_workers``, ``cache_dir``,
             ``engine``, ``renderer``.
     """
-    from tokenmill.build.executors import closed_unless
     from tokenmill.report.lint import run_lint
+    from tokenmill.work import closed_unless
 
     recipe, options, workers = resolve_call(sources, tokenizer, executor, given)
     with closed_unless(executor, workers):
@@ -306,7 +306,7 @@ def resolve_executor(executor: str | Executor, num_workers: int | None) -> Execu
     """An executor by name, or the object that was given."""
     if not isinstance(executor, str):
         return executor
-    from tokenmill.build.executors import executor_here
+    from tokenmill.work import executor_here
 
     here = executor_here(executor, num_workers)
     if here is not None:

@@ -21,18 +21,18 @@ from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 from tokenmill.build import entries, limits
-from tokenmill.build.claims import Claims
-from tokenmill.build.executors import Executor, Setup, Task
-from tokenmill.build.identify import Comparison
 from tokenmill.build.keys import slice_key
 from tokenmill.build.plan import Plan
-from tokenmill.build.progress import Progress
 from tokenmill.build.proof import ROOMS, Account, fast_rooms
 from tokenmill.build.recipe import RunOptions, to_travel
 from tokenmill.build.share import WHOLE, Share
 from tokenmill.source import Block
 from tokenmill.store import CacheLayout
 from tokenmill.tokenizer import LITTLE_WORK, engine_for
+from tokenmill.work import Executor, Setup, Task
+from tokenmill.work.claims import Claims
+from tokenmill.work.identity import Comparison
+from tokenmill.work.progress import Progress
 
 WAIT_S = 0.2  # seconds between looks at slices that other builders are at ...
 WAIT_PER_SLICE_S = 3e-6  # ... and for each slice of the plan: about what walking past it takes

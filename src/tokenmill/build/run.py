@@ -23,12 +23,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tokenmill.build.executors import Executor, InlineExecutor
-from tokenmill.build.identify import Comparison, identity_card
 from tokenmill.build.missing import Builder
 from tokenmill.build.outcome import Prepared, Unfinished
 from tokenmill.build.plan import Plan
-from tokenmill.build.progress import open_progress
 from tokenmill.build.proof import Account, proof_document
 from tokenmill.build.recipe import Recipe, RunOptions
 from tokenmill.build.share import WHOLE, Share, count_missing
@@ -41,6 +38,9 @@ from tokenmill.store.ahead import ahead
 from tokenmill.store.commit import commit_store
 from tokenmill.store.quarantine import quarantine_of
 from tokenmill.tokenizer import IdentityCard
+from tokenmill.work import Executor, InlineExecutor
+from tokenmill.work.identity import Comparison, identity_card
+from tokenmill.work.progress import open_progress
 
 MOST_LOOKED_AT = 4096  # slices whose files a hit looks for one by one: about 30 ms
 STRETCH = 8192  # slices looked at together

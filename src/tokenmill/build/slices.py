@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 from tokenmill.build.entries import to_block
-from tokenmill.build.executors.tasks import Rest, Work
 from tokenmill.build.pipeline import Pipeline
 from tokenmill.build.recipe import Recipe
 from tokenmill.build.tokenized import pipeline_of
@@ -36,6 +35,7 @@ from tokenmill.store import CacheLayout
 from tokenmill.store.quarantine import quarantine_slice, slice_is_intact
 from tokenmill.store.write import EncodedSlice, encode_slice, publish_slice, replace_slice
 from tokenmill.tokenizer import Tokenizer, load, share_table
+from tokenmill.work.tasks import Rest, Work
 
 COPY = "tokenizer.json"
 

@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
-from tokenmill.build.executors import Executor, closed_unless
 from tokenmill.errors import RowError, StateError, UsageError
 from tokenmill.files import PrivateDirectory, default_cache_dir
 from tokenmill.origin import Origin, nothing_left
@@ -36,6 +35,7 @@ from tokenmill.prompts.shaping import Prompt, shape_row
 from tokenmill.prompts.spec import PromptSpec
 from tokenmill.sampling import FeistelOrder, MilesOrder, Order, check_seed
 from tokenmill.source import Rows
+from tokenmill.work import Executor, closed_unless
 
 if TYPE_CHECKING:
     from tokenmill.prompts.rendering import PromptMaker

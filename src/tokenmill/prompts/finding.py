@@ -13,7 +13,6 @@ directory that lives as long as the dataset.
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,11 +25,11 @@ from tokenmill.prompts import media
 from tokenmill.prompts.lengths import LengthIndex, publish_index
 from tokenmill.prompts.spec import PromptSpec
 from tokenmill.source import Rows
-from tokenmill.tokenizer import IdentityCard, recall
+from tokenmill.tokenizer import IdentityCard
+from tokenmill.work.identity import Comparison, identity_card
 
 if TYPE_CHECKING:
-    from tokenmill.build.executors import Executor
-    from tokenmill.build.identify import Comparison
+    from tokenmill.work import Executor
 
 INDEX_VERSION = 1
 
@@ -61,27 +60,7 @@ class Wanted:
 
     def card(self, root: Path, executor: Executor) -> tuple[IdentityCard, Comparison | None]:
         """The tokenizer's identity card; its copy is then in the cache."""
-        if isinstance(self.tokenizer, str | os.PathLike):
-            known = recall(
-                self.tokenizer,
-                cache_dir=root,
-                backend=self.tokenizer_backend,
-                chat_template=self.chat_template,
-                trust_remote_code=self.trust_remote_code,
-            )
-            if known is not None and (root / "tokenizers" / known.key).is_dir():
-                return known, None
-        from tokenmill.build.identify import identity_card  # here: a hit must not pay for it
-        from tokenmill.build.recipe import Recipe
-
-        recipe = Recipe(
-            sources=("-",),
-            tokenizer=self.tokenizer,
-            tokenizer_backend=self.tokenizer_backend,
-            chat_template=self.chat_template,
-            trust_remote_code=self.trust_remote_code,
-        )
-        return identity_card(recipe, root, executor)
+        return identity_card(self, root, executor)
 
     def shape(self, card: IdentityCard) -> dict[str, Any]:
         """Everything but the source that can change a length."""

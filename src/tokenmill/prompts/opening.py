@@ -13,9 +13,9 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from tokenmill.build.executors import Executor, executor_here
 from tokenmill.errors import CorruptionError, UsageError
 from tokenmill.source import Rows, open_rows
+from tokenmill.work import Executor, executor_here
 
 Source = str | os.PathLike[str]
 

@@ -19,9 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tokenmill.build.claims import Claims
 from tokenmill.build.entries import from_block
-from tokenmill.build.executors import Executor, Setup, Task
 from tokenmill.build.missing import WAIT_S
 from tokenmill.build.slices import load_copy
 from tokenmill.errors import CorruptionError
@@ -37,6 +35,8 @@ from tokenmill.prompts.measuring import (
 )
 from tokenmill.source import Block
 from tokenmill.tokenizer import LITTLE_WORK, IdentityCard, engine_for
+from tokenmill.work import Executor, Setup, Task
+from tokenmill.work.claims import Claims
 
 if TYPE_CHECKING:
     from tokenmill.prompts.finding import Wanted

@@ -19,10 +19,10 @@ from tests.faults.tools import start_command
 from tests.faults.world import TOKENIZER, Picture, picture, prepare_arguments
 from tokenmill import api
 from tokenmill.api import run_recipe
-from tokenmill.build.executors import Setup
 from tokenmill.build.missing import Builder
 from tokenmill.errors import CacheError, SourceMissing, UsageError, WorkerError
 from tokenmill.integrations.ray import RayExecutor, cluster, describe, probe, worker
+from tokenmill.work import Setup
 
 pytestmark = pytest.mark.usefixtures("joined")
 

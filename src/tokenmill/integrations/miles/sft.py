@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 
-from tokenmill.build.executors import LocalExecutor
 from tokenmill.build.recipe import Recipe, RunOptions
 from tokenmill.build.run import run
 from tokenmill.errors import SourceError, UsageError
@@ -27,6 +26,7 @@ from tokenmill.fingerprint import checksum64
 from tokenmill.integrations.miles.host import STORE, Settings
 from tokenmill.integrations.miles.source import ROW, DataSource
 from tokenmill.store import Row, Store, open_store
+from tokenmill.work import LocalExecutor
 
 logger = logging.getLogger(__name__)
 

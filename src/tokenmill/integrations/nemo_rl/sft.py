@@ -25,13 +25,13 @@ import numpy as np
 import torch
 from torch.utils import data as torch_data
 
-from tokenmill.build.executors import InlineExecutor, LocalExecutor
 from tokenmill.build.recipe import Recipe, RunOptions
 from tokenmill.build.run import run
 from tokenmill.dataset import View, as_view, split
 from tokenmill.errors import UsageError
 from tokenmill.sampling import FeistelOrder, Order, SequentialOrder
 from tokenmill.store import Row, open_store
+from tokenmill.work import InlineExecutor, LocalExecutor
 
 TASK = "tokenmill"
 RECIPE_KEYS = {field.name for field in fields(Recipe)} - {"sources", "tokenizer"}

@@ -32,10 +32,10 @@ from ray.exceptions import (
     WorkerCrashedError,
 )
 
-from tokenmill.build.executors import MAX_RETRIES, Done, Setup, Task, wire
 from tokenmill.errors import CacheError, TokenmillError, UsageError, WorkerError
 from tokenmill.files import at_end, write_file
 from tokenmill.integrations.ray import cluster, probe, worker
+from tokenmill.work import MAX_RETRIES, Done, Setup, Task, wire
 
 FINISH_S = 2.0  # seconds that running tasks get to finish before they are interrupted
 REFRESH_S = 10.0  # seconds between two looks at how many CPUs the cluster has

@@ -26,13 +26,19 @@ from typing import NamedTuple
 
 import ray
 
-from tokenmill.build.executors import Setup, Task, wire
-from tokenmill.build.executors.cores import allowed_cores
-from tokenmill.build.executors.memory import private_bytes
-from tokenmill.build.executors.tasks import Work, close_work, finish, foreign_error, open_work
 from tokenmill.errors import CacheError, SourceMissing, TokenmillError, WorkerError
 from tokenmill.files import ProcessLock, write_file
 from tokenmill.fingerprint import checksum
+from tokenmill.work import Setup, Task, wire
+from tokenmill.work.cores import allowed_cores
+from tokenmill.work.tasks import (
+    Work,
+    close_work,
+    finish,
+    foreign_error,
+    open_work,
+    private_bytes,
+)
 
 IDLE_S = 60.0  # seconds without a task after which loaded work is forgotten: memory is the job's
 MOST_HELD = 2  # works kept at once: one that derives and one that builds

@@ -19,7 +19,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tokenmill.build.executors import Executor, executor_here
 from tokenmill.build.recipe import Recipe, RunOptions
 from tokenmill.build.run import run
 from tokenmill.errors import RowError, UsageError
@@ -29,6 +28,7 @@ from tokenmill.integrations.skyrl.entry import date_named, stated_date
 from tokenmill.integrations.skyrl.splits import NO_COLUMN, sources_of
 from tokenmill.source import open_rows
 from tokenmill.store import Store, StoreLayout
+from tokenmill.work import Executor, executor_here
 
 TURN_ENDS = {"last_assistant_message": "turn", "all_assistant_messages": "stop"}
 """train_on_what → where SkyRL ends a trained turn."""

@@ -22,7 +22,6 @@ import numpy as np
 import torch
 from torch.utils import data as torch_data
 
-from tokenmill.build.executors import InlineExecutor, LocalExecutor
 from tokenmill.build.recipe import Recipe, RunOptions
 from tokenmill.build.run import run
 from tokenmill.chat.template import REMEDY
@@ -38,6 +37,7 @@ from tokenmill.integrations.verl.settings import (
     refuse_hooks,
 )
 from tokenmill.store import Row, Store, open_store
+from tokenmill.work import InlineExecutor, LocalExecutor
 
 Item = dict[str, torch.Tensor]
 

@@ -14,9 +14,9 @@ import platform
 import resource
 from collections.abc import Iterator
 
-from tokenmill.build.executors.cores import allowed_cores, cpu_quota, usable_cores
 from tokenmill.build.proof import LIBRARIES, installed_versions
 from tokenmill.report.doctor.checks import Check, note, ok, warning
+from tokenmill.work.cores import allowed_cores, cpu_quota, usable_cores
 
 EXTRAS = {
     "hf": ("transformers", "datasets", "huggingface_hub"),

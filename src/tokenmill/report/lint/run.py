@@ -21,9 +21,6 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenmill.build import entries
-from tokenmill.build.executors import Executor, Setup, Task
-from tokenmill.build.identify import identity_card
-from tokenmill.build.progress import open_progress
 from tokenmill.build.recipe import Recipe, RunOptions, to_travel
 from tokenmill.build.run import cache_of
 from tokenmill.errors import SourceError, UsageError
@@ -34,6 +31,9 @@ from tokenmill.report.lint.rules import RULES, SAMPLE_ROWS, chosen_rules
 from tokenmill.report.lint.sample import Choice, choose, described, ranks_of
 from tokenmill.source import Block, Rows, open_rows
 from tokenmill.tokenizer import LITTLE_WORK, engine_for
+from tokenmill.work import Executor, Setup, Task
+from tokenmill.work.identity import identity_card
+from tokenmill.work.progress import open_progress
 
 Positions = npt.NDArray[np.int64]
 

@@ -11,9 +11,10 @@ import pytest
 
 import tokenmill as tm
 from tests.consistency.child import environment
-from tokenmill.build import identify, slices
+from tokenmill.build import slices
 from tokenmill.errors import CacheError, TokenizerError
 from tokenmill.tokenizer import recall
+from tokenmill.work import identity as identify
 
 EXAMPLES = Path(tm.__file__).parent / "examples"
 ROWS = EXAMPLES / "conversations.jsonl"

@@ -23,11 +23,8 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
-from tokenmill.build.claims import Claims
-from tokenmill.build.executors import Executor, LocalExecutor, Setup, Task
-from tokenmill.build.recipe import Recipe
 from tokenmill.errors import WorkerError
 from tokenmill.tokenizer import (
     IdentityCard,
@@ -40,12 +37,27 @@ from tokenmill.tokenizer import (
     remember,
     remember_card,
 )
+from tokenmill.work import Executor, LocalExecutor, Setup, Task
+from tokenmill.work.claims import Claims
 
-IDENTIFY = "tokenmill.build.identify:open_identifier"
-COMPARE = "tokenmill.build.identify:open_comparer"
+IDENTIFY = "tokenmill.work.identity:open_identifier"
+COMPARE = "tokenmill.work.identity:open_comparer"
 POLL_S = 0.05  # seconds between looks at what another process was asked
 
 Found = TypeVar("Found")
+
+
+class TokenizerChoice(Protocol):
+    """Whatever says which tokenizer is meant: a recipe, a request for a length index."""
+
+    @property
+    def tokenizer(self) -> Any: ...  # noqa: D102
+    @property
+    def tokenizer_backend(self) -> str: ...  # noqa: D102
+    @property
+    def chat_template(self) -> Any: ...  # noqa: D102
+    @property
+    def trust_remote_code(self) -> bool: ...  # noqa: D102
 
 
 class Comparison:
@@ -96,27 +108,27 @@ class Comparison:
 
 
 def identity_card(
-    recipe: Recipe, cache_dir: Path, executor: Executor
+    choice: TokenizerChoice, cache_dir: Path, executor: Executor
 ) -> tuple[IdentityCard, Comparison | None]:
-    """The card of a recipe's tokenizer, and what must still agree; its copy is in the cache."""
+    """The card of the chosen tokenizer, and what must still agree; its copy is in the cache."""
     arguments: dict[str, Any] = {
-        "backend": recipe.tokenizer_backend,
-        "chat_template": recipe.chat_template,
-        "trust_remote_code": recipe.trust_remote_code,
+        "backend": choice.tokenizer_backend,
+        "chat_template": choice.chat_template,
+        "trust_remote_code": choice.trust_remote_code,
     }
-    if not isinstance(recipe.tokenizer, str | os.PathLike):
+    if not isinstance(choice.tokenizer, str | os.PathLike):
         from tokenmill.tokenizer import load  # here: a parent that only asks must not pay for it
 
-        tokenizer = load(recipe.tokenizer, **arguments)
+        tokenizer = load(choice.tokenizer, **arguments)
         remember(tokenizer, cache_dir)
         return tokenizer.card, None
     # Whoever looks at it may have another working directory.
-    arguments["source"] = _absolute(os.fspath(recipe.tokenizer))
-    arguments["chat_template"] = _absolute(recipe.chat_template)
+    arguments["source"] = _absolute(os.fspath(choice.tokenizer))
+    arguments["chat_template"] = _absolute(choice.chat_template)
     known = _recalled(arguments, cache_dir)
     if known is not None:
         return known, None
-    if isinstance(executor, LocalExecutor) and recipe.tokenizer_backend == "auto":
+    if isinstance(executor, LocalExecutor) and choice.tokenizer_backend == "auto":
         name = _question(arguments, cache_dir)
         if name is not None:
             comparison = Comparison(arguments, cache_dir, name)

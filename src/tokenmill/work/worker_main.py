@@ -28,9 +28,9 @@ import traceback
 from collections.abc import Iterator
 from typing import Any
 
-from tokenmill.build.executors import wire
-from tokenmill.build.executors.memory import private_bytes
-from tokenmill.build.executors.tasks import (
+from tokenmill.errors import TokenmillError
+from tokenmill.work import wire
+from tokenmill.work.tasks import (
     Rest,
     Setup,
     Task,
@@ -38,8 +38,8 @@ from tokenmill.build.executors.tasks import (
     close_work,
     foreign_error,
     open_work,
+    private_bytes,
 )
-from tokenmill.errors import TokenmillError
 
 READ_BYTES = 1 << 16  # of the channel at once; frames are small
 

@@ -14,10 +14,10 @@ Executors know nothing of tokenmill's rooms: they import the setup's callable by
 
 from __future__ import annotations
 
-from tokenmill.build.executors.cores import usable_cores
-from tokenmill.build.executors.inline import InlineExecutor
-from tokenmill.build.executors.local import HEARTBEAT_SILENCE_S, LocalExecutor
-from tokenmill.build.executors.tasks import (
+from tokenmill.work.cores import usable_cores
+from tokenmill.work.inline import InlineExecutor
+from tokenmill.work.local import HEARTBEAT_SILENCE_S, LocalExecutor
+from tokenmill.work.tasks import (
     MAX_RETRIES,
     Done,
     Executor,
