@@ -8,7 +8,7 @@ what of a row's messages and tools reaches the template:
 * ``slime``: messages and tools exactly as the row has them;
 * ``miles``: of an assistant's messages null contents become empty text and arguments are decoded,
   everything else stays as it is; tools are in the form that its inference server gives them
-  (`tokenmill.integrations.miles.tools`); where the template refuses them, bare functions are tried.
+  (`tools`); where the template refuses them, bare functions are tried.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from tokenmill.chat import PromptRenderer
 from tokenmill.chat.calls import call_list
 from tokenmill.errors import RowError, UsageError
 from tokenmill.prompts.shaping import Messages, Shaped
-from tokenmill.prompts.spec import PromptSpec, served_tools
+from tokenmill.prompts.spec import PromptSpec
+from tokenmill.prompts.tools import ServedTools
 
 
 class PromptMaker:
@@ -104,8 +105,8 @@ class PromptMaker:
         return [_rewritten(message) for message in messages], tools
 
     @cached_property
-    def _served_tools(self) -> Any:
-        served = served_tools()
+    def _served_tools(self) -> ServedTools:
+        served = ServedTools()
         if served.form != self.spec.tool_form:
             raise UsageError(
                 "the sglang here writes tools another way than that of the process that asked for "

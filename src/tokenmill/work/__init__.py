@@ -1,4 +1,4 @@
-"""Where the steps of a build run: in this process, or in worker processes of our own.
+"""Work on the rows of sources, wherever it runs: what builds, prompt lengths and lint share.
 
 Four nouns. A `Setup` says how a worker gets ready: a dotted callable that is imported and called
 once, where the work happens, and returns the function that does one task. A `Task` is a number and
@@ -8,23 +8,21 @@ in the order of completion.
 
 `InlineExecutor` works in this process. `LocalExecutor` starts worker processes that end with their
 parent, can be killed one by one, never re-run the user's script, and cost a task at most a retry
-when they die or stop. Both give the same results; what travels is encoded the same way.
-Executors know nothing of tokenmill's rooms: they import the setup's callable by name.
+when they die or stop. Both give the same results; what travels is encoded the same way. `executors`
+says which one a name means.
+
+On top of them stand `inputs` (the cache and the rows of a call), `identity` (which tokenizer this
+is, found out once), `claims` (processes that share work), `progress`, and `blocks`: the engine that
+takes the blocks of a source through an executor.
 """
 
 from __future__ import annotations
 
 from tokenmill.work.cores import usable_cores
+from tokenmill.work.executors import executor_for, register_executor, resolve_executor
 from tokenmill.work.inline import InlineExecutor
 from tokenmill.work.local import HEARTBEAT_SILENCE_S, LocalExecutor
-from tokenmill.work.tasks import (
-    MAX_RETRIES,
-    Done,
-    Executor,
-    Setup,
-    Task,
-    closed_unless,
-)
+from tokenmill.work.tasks import MAX_RETRIES, Done, Executor, Setup, Task, run_tasks
 
 __all__ = [
     "HEARTBEAT_SILENCE_S",
@@ -35,14 +33,9 @@ __all__ = [
     "LocalExecutor",
     "Setup",
     "Task",
-    "closed_unless",
-    "executor_here",
+    "executor_for",
+    "register_executor",
+    "resolve_executor",
+    "run_tasks",
     "usable_cores",
 ]
-
-
-def executor_here(name: str, num_workers: int | None) -> Executor | None:
-    """The executor of this machine that a name means; None where it means none."""
-    if name == "inline" or (name == "local" and num_workers == 0):
-        return InlineExecutor()
-    return LocalExecutor(num_workers) if name == "local" else None

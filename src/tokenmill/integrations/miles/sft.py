@@ -26,7 +26,6 @@ from tokenmill.fingerprint import checksum64
 from tokenmill.integrations.miles.host import STORE, Settings
 from tokenmill.integrations.miles.source import ROW, DataSource
 from tokenmill.store import Row, Store, open_store
-from tokenmill.work import LocalExecutor
 
 logger = logging.getLogger(__name__)
 
@@ -140,6 +139,6 @@ def open_sft_store(args: Any) -> Store:
         trailing="trim",  # the hosts train what was answered before it
         **settings.tokenizer,
     )
-    prepared = run(recipe, RunOptions(), LocalExecutor())
+    prepared = run(recipe, RunOptions())
     prepared.judge()
     return prepared.store

@@ -31,7 +31,6 @@ from tokenmill.dataset import View, as_view, split
 from tokenmill.errors import UsageError
 from tokenmill.sampling import FeistelOrder, Order, SequentialOrder
 from tokenmill.store import Row, open_store
-from tokenmill.work import InlineExecutor, LocalExecutor
 
 TASK = "tokenmill"
 RECIPE_KEYS = {field.name for field in fields(Recipe)} - {"sources", "tokenizer"}
@@ -203,7 +202,6 @@ def _recipe_options(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _prepared(recipe: Recipe, options: RunOptions) -> View:
-    workers = options.num_workers
-    prepared = run(recipe, options, InlineExecutor() if workers == 0 else LocalExecutor(workers))
+    prepared = run(recipe, options)
     prepared.judge()
     return as_view(prepared.store)

@@ -28,7 +28,6 @@ from tokenmill.integrations.skyrl.entry import date_named, stated_date
 from tokenmill.integrations.skyrl.splits import NO_COLUMN, sources_of
 from tokenmill.source import open_rows
 from tokenmill.store import Store, StoreLayout
-from tokenmill.work import Executor, executor_here
 
 TURN_ENDS = {"last_assistant_message": "turn", "all_assistant_messages": "stop"}
 """train_on_what → where SkyRL ends a trained turn."""
@@ -214,19 +213,10 @@ def _run(stated: dict[str, Any], options: dict[str, Any], more: dict[str, Any], 
             raise UsageError(f"unknown argument: {name}")
     recipe, how = Recipe(**stated), RunOptions(**options)
     with date_named(recipe.tokenizer):
-        prepared = run(recipe, how, _executor(executor, how.num_workers), progress=progress)
+        prepared = run(recipe, how, executor, progress=progress)
     prepared.judge()
     store = prepared.store
     rejected = ", ".join(f"{count:,} {why}" for why, count in store.rejected.items()) or "none"
     level = logging.WARNING if store.rejected else logging.INFO
     _log.log(level, "%s: %s rows, rejected: %s; %s", what, f"{len(store):,}", rejected, store.path)
     return store
-
-
-def _executor(executor: str | Executor, num_workers: int | None) -> Executor:
-    if not isinstance(executor, str):
-        return executor
-    here = executor_here(executor, num_workers)
-    if here is not None:
-        return here
-    raise UsageError(f"executor is {executor!r}; here it is local, inline or an executor object")

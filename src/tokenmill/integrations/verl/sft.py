@@ -37,7 +37,6 @@ from tokenmill.integrations.verl.settings import (
     refuse_hooks,
 )
 from tokenmill.store import Row, Store, open_store
-from tokenmill.work import InlineExecutor, LocalExecutor
 
 Item = dict[str, torch.Tensor]
 
@@ -254,10 +253,8 @@ def _is_store(file: str) -> bool:
 
 def _store(recipe: Recipe, settings: Settings) -> Store:
     options = RunOptions(num_workers=settings.num_workers, cache_dir=settings.cache_dir)
-    workers = settings.num_workers
-    executor = InlineExecutor() if workers == 0 else LocalExecutor(workers)
     try:
-        prepared = run(recipe, options, executor)
+        prepared = run(recipe, options)
     except TemplateError as error:
         raise (name_the_variable(error) if REMEDY in error.message else error) from error
     prepared.judge()
