@@ -93,8 +93,8 @@ class LyingRenderer(Renderer):
         super().__init__(*given, renderer="jinja2")
         self.lie, self.is_fast = lie, renderer == "auto"
 
-    def render(self, rows: Sequence[Any]) -> Rendering:
-        result = super().render(rows)
+    def render(self, rows: Sequence[Any], *digests: Any) -> Rendering:
+        result = super().render(rows, *digests)
         if not self.is_fast:
             return result
         about = self.lie.about if self.lie.lies else ""

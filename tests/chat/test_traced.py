@@ -10,7 +10,7 @@ from tests.chat.templates import ALL, CHATML, HABITS, INST, THINKING
 from tests.chat.test_unrolled import never
 from tokenmill.chat import ChatSpec, PromptRenderer, Renderer
 from tokenmill.chat.program import Run
-from tokenmill.chat.render import AUDIT_ONE_IN, FIRST_AUDITED, audited
+from tokenmill.chat.render import AUDIT_ONE_IN, FIRST_AUDITED, audited, digest_of
 from tokenmill.chat.template import ReferenceTemplate
 from tokenmill.chat.traced import NotTraced, TracedTemplate
 from tokenmill.chat.unrolled import Unrolled
@@ -86,10 +86,11 @@ def test_one_path_serves_all_rows_that_answer_alike() -> None:
 
 
 def test_audit_takes_the_first_rows_and_a_sample_by_the_whole_text() -> None:
-    assert all(audited(i, "x") for i in range(FIRST_AUDITED))
-    chosen = [i for i in range(20_000) if audited(1000, f"text {i} and a common end" * 5)]
+    digests = [digest_of(f"text {i} and a common end" * 5) for i in range(20_000)]
+    assert all(audited(i, 1) for i in range(FIRST_AUDITED))
+    chosen = [i for i in range(20_000) if audited(1000, digests[i])]
     assert 0.5 < len(chosen) * AUDIT_ONE_IN / 20_000 < 1.5
-    assert chosen == [i for i in range(20_000) if audited(77, f"text {i} and a common end" * 5)]
+    assert chosen == [i for i in range(20_000) if audited(77, digests[i])]
 
 
 def lying(monkeypatch: pytest.MonkeyPatch, template: TracedTemplate, change: Any) -> None:

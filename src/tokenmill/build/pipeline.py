@@ -34,6 +34,7 @@ from tokenmill.tokenizer import Encoded, Encoder, Tokenizer, apply_length
 from tokenmill.tokenizer.tokenized import read_tokenized
 
 _DETAIL_CHARS = 300  # a rejection's detail is for a person; a template can raise a whole document
+_SPREAD = np.uint64(0x9E3779B97F4A7C15)  # parts of one row are not all audited, or none
 _json = msgspec.json.Encoder()
 
 Bad = tuple[int, int, RowError]
@@ -89,16 +90,20 @@ class Pipeline:
         ]
         good = np.delete(np.arange(len(rows.values), dtype=np.int32), [i for i, _, _ in bad])
         values = [rows.values[i] for i in good.tolist()] if bad else rows.values
+        digests = digests_of(rows)
         with self._stage("render", "prove", self.renderer):
-            rendering = self.renderer.render(values)
+            rendering = self.renderer.render(values, digests[good].tolist())
         bad += [(int(good[i]), part, error) for i, part, error in rendering.rejected]
         source = good[np.asarray(rendering.source, np.int64)]
         part = np.asarray(rendering.part, np.int32)
         with self._stage("encode", "mask", self.encoder):
-            encoded = self.encoder.encode(rendering.texts, rendering.spans, rendering.ends)
+            chosen_by = digests[source] ^ (part.astype(np.uint64) * _SPREAD)
+            encoded = self.encoder.encode(
+                rendering.texts, rendering.spans, rendering.ends, chosen_by
+            )
             encoded = apply_length(encoded, self.recipe.max_length, self.recipe.overlong)
             bad += [(int(source[i]), int(part[i]), error) for i, error in encoded.rejected]
-            columns = self._columns(rows, rendering, encoded, source, part, bad)
+            columns = self._columns(rows, rendering, encoded, source, part, digests, bad)
         notes = {"render": dict(rendering.notes), "encode": dict(encoded.notes)}
         self.distrust(room for room, noted in notes.items() if noted.get("mismatches"))
         return columns, notes
@@ -121,12 +126,11 @@ class Pipeline:
         encoded: Encoded,
         source: NDArray[np.int32],
         part: NDArray[np.int32],
+        digests: NDArray[np.uint64],
         bad: list[Bad],
     ) -> SliceColumns:
         kept = encoded.kept
         served = source[kept]
-        raw = map(rows.raw.__getitem__, served.tolist())
-        digests = np.fromiter(map(xxhash.xxh3_64_intdigest, raw), np.uint64, len(served))
         roles, turn_roles = _role_numbers(map(rendering.roles.__getitem__, kept.tolist()))
         return SliceColumns(
             ids=encoded.ids,
@@ -137,7 +141,7 @@ class Pipeline:
             line=np.asarray(rows.line, np.int64)[served],
             offset=np.asarray(rows.offset, np.int64)[served],
             raw_length=np.asarray(rows.length, np.int64)[served],
-            digest=digests,
+            digest=digests[served],
             turn_ends=encoded.turn_ends,
             turn_roles=turn_roles,
             turn_starts=_starts(encoded.turn_starts, kept),
@@ -190,7 +194,8 @@ class TokenizedPipeline(Pipeline):
         bad += [(good[i], 0, error) for i, error in encoded.rejected]
         source = np.array(good, np.int32)
         turnless = Rendering(roles=[()] * len(good))
-        columns = self._columns(rows, turnless, encoded, source, np.zeros_like(source), bad)
+        part, digests = np.zeros_like(source), digests_of(rows)
+        columns = self._columns(rows, turnless, encoded, source, part, digests, bad)
         self.seconds["check"] += time.perf_counter() - start
         return columns, {}
 
@@ -200,6 +205,11 @@ def pipeline_of(recipe: Recipe, tokenizer: Tokenizer, engine: str, renderer: str
     if recipe.format == "tokens":
         return TokenizedPipeline(recipe, tokenizer)
     return Pipeline(recipe, tokenizer, engine, renderer)
+
+
+def digests_of(rows: BlockRows) -> NDArray[np.uint64]:
+    """One number per row, made of its bytes."""
+    return np.fromiter(map(xxhash.xxh3_64_intdigest, rows.raw), np.uint64, len(rows.raw))
 
 
 def _starts(starts: NDArray[np.int64], kept: NDArray[np.int64]) -> NDArray[np.int64]:

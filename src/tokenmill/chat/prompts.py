@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tokenmill.chat.render import RENDERERS, Differs, audited
+from tokenmill.chat.render import RENDERERS, Differs, audited, digest_of
 from tokenmill.chat.template import ReferenceTemplate
 from tokenmill.chat.traced import NotTraced, TracedTemplate
 from tokenmill.errors import RowError, UsageError
@@ -103,7 +103,7 @@ class PromptRenderer:
             if template.differed:
                 raise Differs from error
             return self._by_reference(number, messages, tools)
-        if audited(number, text):
+        if audited(number, digest_of(text)):
             self.notes["audited"] += 1
             try:
                 same = self.render(messages, tools) == text

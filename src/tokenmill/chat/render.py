@@ -39,6 +39,7 @@ from tokenmill.errors import RowError, UsageError
 RENDERERS = ("auto", "jinja2")
 FIRST_AUDITED = 2  # rows at the start of every batch that the reference renders, too
 AUDIT_ONE_IN = 512  # of the other rows, by content
+ROLES_KNOWN = 4096  # orders of roles of which is remembered what is trained
 TEMPLATES_KNOWN = 8  # per thread
 UNTRAINED: dict[str, Callable[[str], int]] = {"prompt": len, "trained": before_thinking}
 """How much of a generation prompt is not trained, by `ChatSpec.thinking_opener`."""
@@ -86,11 +87,14 @@ class Differs(Exception):
     """A traced path printed something else than the reference."""
 
 
-def audited(position: int, text: str) -> bool:
-    """Whether the reference renders this row, too: a function of its place and its whole text."""
-    if position < FIRST_AUDITED:
-        return True
-    return xxhash.xxh3_64_intdigest(text.encode("utf-8", "replace")) % AUDIT_ONE_IN == 0
+def audited(position: int, digest: int) -> bool:
+    """Whether the reference renders this row, too: a function of its place and its content."""
+    return position < FIRST_AUDITED or digest % AUDIT_ONE_IN == 0
+
+
+def digest_of(text: str) -> int:
+    """What chooses a text for an audit where its row's bytes are not at hand."""
+    return xxhash.xxh3_64_intdigest(text.encode("utf-8", "replace"))
 
 
 class Template:
@@ -186,6 +190,8 @@ class Renderer:
             self._sources = dict(template)
         self._templates: dict[str, Template] = {}
         self._traced = 0
+        self._digests: Sequence[int] | None = None
+        self._trained: dict[tuple[Any, ...], tuple[int, ...]] = {}
         self.engine_seconds = 0.0
         """Time spent printing; the rest of `render` reads rows and settles turns."""
         if "default" in self._sources and spec.format != "text":
@@ -235,8 +241,13 @@ class Renderer:
             template = ReferenceTemplate(template.source, variables, self.spec.date)
         return template.render(given.messages, tools, add_generation_prompt=True)
 
-    def render(self, rows: Sequence[Any]) -> Rendering:
+    def render(self, rows: Sequence[Any], digests: Sequence[int] | None = None) -> Rendering:
         """Render a batch of parsed rows.
+
+        Args:
+            rows: The rows.
+            digests: Of each row's bytes, where they are known: they choose what is audited, so
+                that no text has to be hashed for it.
 
         Raises:
             UsageError: The spec asks of these rows what they cannot give.
@@ -244,6 +255,7 @@ class Renderer:
         """
         result = Rendering()
         self._traced = 0
+        self._digests = digests
         try:
             self._render(rows, result, self.renderer == "auto")
             if self._traced:
@@ -404,7 +416,9 @@ class Renderer:
         self, job: Job, messages: list[dict[str, Any]], text: str, result: Rendering
     ) -> None:
         """Compare with the reference where it is this row's turn."""
-        if audited(len(result.texts), text):
+        known = self._digests
+        digest = digest_of(text) if known is None else known[job.source] + job.part
+        if audited(len(result.texts), digest):
             result.note("audited")
             if self._rendered(job, messages) != text:
                 job.template.traced.ban("a row that both rendered")
@@ -485,8 +499,16 @@ class Renderer:
 
     def _jobs(self, index: int, found: Conversation, result: Rendering) -> list[Job]:
         """The texts that one conversation gives, and what is trained in each."""
-        train_on = self.spec.trained(found.shape)
         template = self._for(found.tools)
+        # Of a conversation of roles and texts that ends with an answer, the roles say it all.
+        plain = None
+        if found.simple and found.messages[-1]["role"] == "assistant":
+            roles = tuple([message["role"] for message in found.messages])
+            plain = (found.shape, found.completion, roles)
+            known = self._trained.get(plain)
+            if known is not None:
+                return [Job(index, 0, found, known, template)]
+        train_on = self.spec.trained(found.shape)
         if train_on == "everything":
             return [Job(index, 0, found, None, template)]
         _trim(found, self.spec.trailing, result)
@@ -503,6 +525,8 @@ class Renderer:
             raise RowError("no assistant turn of this row is to be trained",
                            reason="no_trained_tokens")  # fmt: skip
         if self.spec.expand != "turns":
+            if plain is not None and len(self._trained) < ROLES_KNOWN:
+                self._trained[plain] = tuple(wanted)
             return [Job(index, 0, found, tuple(wanted), template)]
         chosen = set(wanted)
         return [

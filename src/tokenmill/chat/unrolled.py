@@ -150,6 +150,13 @@ class Unroller(Tracer):
         made = self._frame.made
         return next((code for code, name in made.items() if name == symbol.code), symbol.code)
 
+    def _emit(self, *operation: Any) -> None:
+        """Record an operation, without the counting of work and size: `Plan.most` bounds both."""
+        if operation[0] == "let":
+            operation = (*operation[:3], False, False)
+        if operation[0] != "charge":
+            super()._emit(*operation)
+
     # -- printing -----------------------------------------------------------------------------
 
     def _print(self, value: Any) -> None:
@@ -411,16 +418,6 @@ def _holds_text(values: Iterable[Any]) -> bool:
     return False
 
 
-class Meter:
-    """What generated code counts on, and nothing is done with here."""
-
-    __slots__ = ("out", "own", "reads", "size", "work")
-
-    def __init__(self) -> None:
-        self.out = self.own = None
-        self.reads = self.size = self.work = 0
-
-
 class Unrolled:
     """Known whole conversations of one template.
 
@@ -435,7 +432,7 @@ class Unrolled:
         self._unroller: Unroller | None = None
         self._functions: dict[tuple[str, ...], Callable[..., Any] | None] = {}
         self._met: dict[tuple[str, ...], int] = {}
-        self._meter = Meter()
+        self._run = Run([], None, None)  # which a path of whole texts leaves as it is
         self.differed: list[str] = []
         """What should never have been: paths that gave something else than the general way."""
         self.worth_learning = False
@@ -457,10 +454,8 @@ class Unrolled:
         if function is None:
             return None
         contents = [message["content"] for message in messages]
-        meter = self._meter
-        meter.size = 0
         try:
-            found = function(meter, None, 0, 0, (), contents)
+            found = function(self._run, None, 0, 0, (), contents)
         except Exception:  # a question not answered before, or one that the reference must answer
             self.worth_learning = True
             return None

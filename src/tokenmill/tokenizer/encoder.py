@@ -61,6 +61,7 @@ class Encoder:
         texts: Sequence[str],
         spans: masks.Spans | None = None,
         turn_ends: TurnEnds | None = None,
+        digests: np.ndarray | None = None,
     ) -> Encoded:
         """Encode a batch.
 
@@ -69,6 +70,8 @@ class Encoder:
             spans: Per row the trained spans in characters, sorted and disjoint, or None for a
                 row that is trained whole. None: all rows are.
             turn_ends: Per row where its turns end, in characters, rising. None: no turns.
+            digests: uint64 per row, of what it was made of: they choose what is audited. None:
+                the texts are hashed for it.
         """
         spans = [None] * len(texts) if spans is None else spans
         turn_ends = [()] * len(texts) if turn_ends is None else turn_ends
@@ -76,7 +79,7 @@ class Encoder:
             raise ValueError(
                 f"{len(texts)} texts, {len(spans)} lists of spans, {len(turn_ends)} of turns"
             )
-        batch = _Batch(texts, spans, turn_ends)
+        batch = _Batch(texts, spans, turn_ends, digests)
         notes: dict[str, Any] = {"engine": self.engine.name, "audited": 0, "mismatches": 0,
                                     "engine_failures": 0, "reference_rows": 0}  # fmt: skip
         try:
@@ -219,8 +222,15 @@ class Encoder:
 class _Batch:
     """The rows of one call in the shapes that the steps need, and the rejections so far."""
 
-    def __init__(self, texts: Sequence[str], spans: masks.Spans, turn_ends: TurnEnds) -> None:
+    def __init__(
+        self,
+        texts: Sequence[str],
+        spans: masks.Spans,
+        turn_ends: TurnEnds,
+        digests: np.ndarray | None = None,
+    ) -> None:
         self.rejected: dict[int, RowError] = {}
+        self._digests = digests
         self.texts = list(texts)
         self.whole = {row for row, given in enumerate(spans) if given is None}
         self.span_starts, self.span_ends, self.span_rows = masks.flatten_spans(spans)
@@ -245,18 +255,16 @@ class _Batch:
             self.end_chars = np.where(gone[self.end_rows], 0, self.end_chars)
 
     def _lay_out(self) -> None:
-        """Encode the texts chunk by chunk, and measure and hash each while it is in the cache."""
+        """Encode the texts chunk by chunk, and measure each while it is in the cache."""
         rows = len(self.texts)
         self.char_starts = np.zeros(rows + 1, dtype=np.int64)
         self.byte_starts = np.zeros(rows + 1, dtype=np.int64)
-        self.hashes = np.empty(rows, dtype=np.uint64)
         self.chunks: list[tuple[int, int, bytes]] = []
         np.cumsum(np.fromiter(map(len, self.texts), np.int64, rows), out=self.char_starts[1:])
         cuts = np.flatnonzero(np.diff(self.char_starts // CHUNK_CHARS)).tolist()
         for first, last in itertools.pairwise(sorted({0, *cuts, rows})):
             utf8 = list(map(str.encode, self.texts[first:last]))
             self.byte_starts[first + 1 : last + 1] = list(map(len, utf8))
-            self.hashes[first:last] = list(map(xxhash.xxh3_64_intdigest, utf8))
             self.chunks.append((first, last, b"".join(utf8)))
         np.cumsum(self.byte_starts, out=self.byte_starts)
 
@@ -297,17 +305,26 @@ class _Batch:
         start, stop = np.searchsorted(self.end_rows, [first, last])
         return slice(int(start), int(stop))
 
+    def digests(self) -> np.ndarray:
+        """A number per row that nothing but its content decides."""
+        if self._digests is None:
+            utf8 = map(str.encode, self.texts)
+            found = map(xxhash.xxh3_64_intdigest, utf8)
+            self._digests = np.fromiter(found, np.uint64, len(self.texts))
+        return self._digests
+
     def audit_sample(self) -> np.ndarray:
-        """Rows that the hash of their whole text picks, long ones as often as short ones.
+        """Rows that the digest of their whole content picks, long ones as often as short ones.
 
         About `AUDIT_SHARE` of the bytes; where that is no row at all, one of the shorter ones.
         """
         total = int(self.byte_starts[-1])
         share = min(1.0, max(AUDIT_LEAST, total // AUDIT_SHARE) / max(total, 1))
-        chosen = np.flatnonzero(self.hashes <= np.uint64(min(int(share * 2.0**64), _LARGEST_HASH)))
+        digests = self.digests()
+        chosen = np.flatnonzero(digests <= np.uint64(min(int(share * 2.0**64), _LARGEST_HASH)))
         if len(chosen):
             return chosen
-        order = np.argsort(self.hashes, kind="stable")[:AUDIT_CANDIDATES]
+        order = np.argsort(digests, kind="stable")[:AUDIT_CANDIDATES]
         lengths = np.diff(self.byte_starts)[order]
         return order[np.argsort(lengths, kind="stable")[:1]]
 
