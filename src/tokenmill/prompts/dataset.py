@@ -26,9 +26,9 @@ from tokenmill.errors import RowError, StateError, UsageError
 from tokenmill.files import PrivateDirectory
 from tokenmill.origin import Origin, nothing_left
 from tokenmill.prompts import media
-from tokenmill.prompts.cursor import Passport
+from tokenmill.prompts.cursor import PromptPassport
 from tokenmill.prompts.lengths import Int32Array, Int64Array, Kept, LengthIndex
-from tokenmill.prompts.lookup import Found, Wanted, find_index
+from tokenmill.prompts.lookup import OpenedIndex, Wanted, find_index
 from tokenmill.prompts.shaping import Prompt, shape_row
 from tokenmill.prompts.spec import PromptSpec
 from tokenmill.sampling import FeistelOrder, MilesOrder, Order, check_seed
@@ -150,7 +150,7 @@ class PromptDataset(Sequence[Prompt]):
         self,
         rows: Rows,
         spec: PromptSpec,
-        found: Found,
+        found: OpenedIndex,
         max_length: int | None,
         seed: int,
         order: str,
@@ -368,8 +368,8 @@ class PromptDataset(Sequence[Prompt]):
     def _first_path(self) -> str | None:
         return self._rows.origin(0).path if len(self._rows) else None
 
-    def _passport(self) -> Passport:
-        return Passport(self.key, self.max_length, self.seed, self.order)
+    def _passport(self) -> PromptPassport:
+        return PromptPassport(self.key, self.max_length, self.seed, self.order)
 
     def state_dict(self) -> dict[str, Any]:
         """The cursor of `take`: a small JSON-able dict."""
@@ -400,7 +400,7 @@ class PromptDataset(Sequence[Prompt]):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         spec = PromptSpec(**state["spec"])
-        found = Found(LengthIndex(Path(state["directory"])), hit=True)
+        found = OpenedIndex(LengthIndex(Path(state["directory"])), hit=True)
         names = ("max_length", "seed", "order", "processor")
         self._build(state["rows"], spec, found, *(state[name] for name in names))
         self.hit, self.measured = True, 0

@@ -84,7 +84,7 @@ class Wanted:
 
 
 @dataclass
-class Found:
+class OpenedIndex:
     """An index and how it came to be.
 
     Attributes:
@@ -100,7 +100,7 @@ class Found:
     home: PrivateDirectory | None = None
 
 
-def find_index(wanted: Wanted, root: Path, executor: Executor) -> Found:
+def find_index(wanted: Wanted, root: Path, executor: Executor) -> OpenedIndex:
     """Open the index of what is wanted, having it made where it is not there."""
     nameless = wanted.processor is not None and media.identity(wanted.processor) is None
     try:
@@ -123,7 +123,7 @@ def _writable(root: Path) -> bool:
         return False
 
 
-def _find_or_make(wanted: Wanted, root: Path, executor: Executor) -> Found:
+def _find_or_make(wanted: Wanted, root: Path, executor: Executor) -> OpenedIndex:
     card, comparison = None, None
     if wanted.tokenizer is not None:
         card, comparison = identity_card(wanted, root, executor)
@@ -134,7 +134,7 @@ def _find_or_make(wanted: Wanted, root: Path, executor: Executor) -> Found:
     job = BlockJob(executor, root, card, comparison, wanted.engine)
     if place.is_dir():
         job.agree()
-        return Found(LengthIndex(place, document), hit=True)
+        return OpenedIndex(LengthIndex(place, document), hit=True)
     making = _Making(wanted, root, card, fingerprint.key(shape))
     if wanted.processor is None:  # else blocks are measured here: it is an object of this process
         making.measure_missing(job)
@@ -143,7 +143,7 @@ def _find_or_make(wanted: Wanted, root: Path, executor: Executor) -> Found:
     if card is not None and wanted.spec.apply_chat_template:
         serving = {"template": card.template, "special_tokens": card.special_tokens}
     publish_index(root, place, document, serving, making.parts())
-    return Found(LengthIndex(place, document), hit=False, measured=making.measured)
+    return OpenedIndex(LengthIndex(place, document), hit=False, measured=making.measured)
 
 
 class _Making:

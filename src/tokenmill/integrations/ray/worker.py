@@ -106,7 +106,7 @@ def do_task(begin: bytes, work: bytes, call: Call) -> tuple[str, int, bytes]:
     setup = next(_downs(begin))
     asked = next(_downs(work))
     assert isinstance(setup, wire.Begin)
-    assert isinstance(asked, wire.Work)
+    assert isinstance(asked, wire.Assign)
     with _pinned(call.pin):
         answer = _answer(setup, checksum(begin), asked, call)
     return ray.get_runtime_context().get_node_id(), os.getpid(), wire.frame(answer)
@@ -119,7 +119,7 @@ def _downs(data: bytes) -> Iterator[wire.Down]:
 
 
 def _answer(
-    setup: wire.Begin, key: str, asked: wire.Work, call: Call
+    setup: wire.Begin, key: str, asked: wire.Assign, call: Call
 ) -> wire.Finished | wire.Failed:
     task = Task(asked.number, asked.payload, asked.label)
     try:
@@ -257,7 +257,7 @@ def _cannot_write(directory: Path) -> str:
 
 
 def ping() -> None:
-    """Nothing: that it ran shows that a task of its size finds room."""
+    """Nothing: that it ran shows that a task of its size finds a CPU."""
 
 
 @contextlib.contextmanager
