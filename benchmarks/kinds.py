@@ -94,8 +94,8 @@ PREPARE = """
 import contextlib, json, sys, time
 from statistics import mean
 from tokenmill.api import run_recipe
-from tokenmill.build.entries import BUILD
-from tokenmill.build.executors import LocalExecutor
+from tokenmill.build.missing import BUILD
+from tokenmill.work import LocalExecutor
 
 class Clocked(LocalExecutor):
     begun = {}  # when each worker turned to its first slice

@@ -21,7 +21,7 @@ import xxhash
 import tokenmill
 from tokenmill.api import resolve_call
 from tokenmill.build.plan import Plan
-from tokenmill.build.run import cache_of, plan
+from tokenmill.build.run import plan
 from tokenmill.source.assemble import Assembler, BlockEntry
 from tokenmill.source.bytefile import LocalFile
 from tokenmill.source.catalog import remember
@@ -31,6 +31,8 @@ from tokenmill.source.index import index_key, write_index
 from tokenmill.source.shelf import Shelf
 from tokenmill.store.columns import SliceColumns
 from tokenmill.store.write import EncodedSlice, encode_slice
+from tokenmill.work import resolve_executor
+from tokenmill.work.inputs import cache_of
 
 BLOCK = 8 << 20  # bytes of raw rows in a slice
 BLOCKS_PER_FILE = 1000  # 8 GB files
@@ -90,9 +92,10 @@ def arguments_of(sources: Path, cache: Path) -> dict[str, Any]:
 def planned(sources: Path, cache: Path) -> Plan:
     """The plan of such a preparation."""
     given = arguments_of(sources, cache)
-    recipe, options, workers = resolve_call(
+    recipe, options, executor = resolve_call(
         given.pop("sources"), given.pop("tokenizer"), given.pop("executor"), given
     )
+    workers = resolve_executor(executor, options.num_workers)
     return plan(recipe, options, workers, cache_of(cache))[0]
 
 

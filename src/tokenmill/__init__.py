@@ -32,6 +32,7 @@ from tokenmill.errors import (
 
 if TYPE_CHECKING:
     from tokenmill.api import (
+        PromptDataset,
         export,
         lint,
         open_rows,
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
     from tokenmill.loader import LengthGrouped, Loader, OrderedView
     from tokenmill.origin import Origin
     from tokenmill.packing import Pack
-    from tokenmill.prompts import Prompt, PromptDataset
+    from tokenmill.prompts import Prompt
     from tokenmill.store import Row, Store, open_store
 
 __version__ = "0.1.0"
@@ -59,7 +60,7 @@ _HOMES = {
     "Origin": "tokenmill.origin",
     "Pack": "tokenmill.packing",
     "Prompt": "tokenmill.prompts",
-    "PromptDataset": "tokenmill.prompts",
+    "PromptDataset": "tokenmill.api",
     "Recipe": "tokenmill.build.recipe",
     "Row": "tokenmill.store",
     "Store": "tokenmill.store",

@@ -16,10 +16,10 @@ import pytest
 
 import tokenmill as tm
 from tests.prompts.making import EXAMPLES, TOKENIZER
-from tokenmill.build.slices import load_copy
 from tokenmill.errors import CorruptionError
 from tokenmill.report.row import store_tokenizer, view_row
 from tokenmill.tokenizer import Tokenizer, load
+from tokenmill.work.identity import load_copy
 
 pytest.importorskip("transformers")
 

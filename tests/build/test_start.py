@@ -18,10 +18,10 @@ import pytest
 import tokenmill as tm
 from tests.build.making import TOKENIZER, conversations, files_of, small_cuts, write_rows
 from tests.consistency.child import PROJECT, environment
-from tokenmill.build import identify, missing
-from tokenmill.build.executors import Done, InlineExecutor, LocalExecutor, Setup, Task, local
 from tokenmill.errors import TokenizerError
 from tokenmill.tokenizer import Tokenizer, engines
+from tokenmill.work import Done, InlineExecutor, LocalExecutor, Setup, Task, blocks, local
+from tokenmill.work import identity as identify
 
 TRANSFORMERS = """
 import json, os, time
@@ -127,7 +127,7 @@ def test_more_than_a_little_starts_workers_and_the_fast_engine(
     rows = write_rows(tmp_path / "rows.jsonl", conversations(20))
     little = Recording()
     tm.prepare(rows, executor=little, **arguments)  # type: ignore[arg-type]
-    monkeypatch.setattr(missing, "LITTLE_WORK", 100)
+    monkeypatch.setattr(blocks, "LITTLE_WORK", 100)
     monkeypatch.setattr("tokenmill.tokenizer.loaded.LITTLE_WORK", 100)
     much = Recording()
     tm.prepare(rows, executor=much, force_recache=True, **arguments)  # type: ignore[arg-type]
@@ -142,7 +142,7 @@ def test_work_ahead_is_what_is_missing_and_not_what_is_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small_cuts(monkeypatch)
-    monkeypatch.setattr(missing, "LITTLE_WORK", 30_000)
+    monkeypatch.setattr(blocks, "LITTLE_WORK", 30_000)
     arguments = {"tokenizer": TOKENIZER, "tokenizer_backend": "file"}
     rows = write_rows(tmp_path / "rows.jsonl", conversations(400))
     first, second = Recording(), Recording()

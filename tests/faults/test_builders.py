@@ -20,8 +20,8 @@ import pytest
 from tests.faults.conftest import Clean
 from tests.faults.tools import Outcome, Zygote, compile_shim, start_command
 from tests.faults.world import committed, picture, prepare_arguments, write_sources
-from tokenmill.build import claims as claims_module
-from tokenmill.build.claims import Claims
+from tokenmill.work import claims as claims_module
+from tokenmill.work.claims import Claims
 
 BUILDERS = 8
 

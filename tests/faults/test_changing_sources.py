@@ -11,9 +11,9 @@ import pytest
 
 from tests.faults.world import TOKENIZER, write_sources
 from tokenmill.api import run_recipe
-from tokenmill.build.entries import BUILD
-from tokenmill.build.executors import Done, InlineExecutor, Setup, Task
+from tokenmill.build.missing import BUILD
 from tokenmill.errors import SourceChanged
+from tokenmill.work import Done, InlineExecutor, Setup, Task
 
 
 def append(path: Path) -> None:

@@ -18,7 +18,7 @@ import tokenmill as tm
 from tests.faults.conftest import Clean
 from tests.faults.tools import Zygote, fault
 from tests.faults.world import TOKENIZER, committed, picture, prepare_arguments
-from tokenmill.build.share import Share
+from tokenmill.build.plan import Share
 from tokenmill.errors import SourceError, UsageError
 
 CALLS = "open,write,fsync,close,link,rename,mkdir"

@@ -14,8 +14,8 @@ from tests.integrations import host_sglang
 from tests.prompts.making import open_prompts, write_rows
 from tokenmill import UsageError
 from tokenmill.errors import RowError
-from tokenmill.integrations.miles.tools import ServedTools
 from tokenmill.prompts import PromptMaker, PromptSpec, shape_row
+from tokenmill.prompts.tools import ServedTools
 
 FUNCTION = {"parameters": {"b": 1, "a": 2}, "name": "add", "description": "adds", "extra": 1}
 TOOLS: list[Any] = [

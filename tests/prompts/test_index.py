@@ -17,9 +17,9 @@ import pytest
 import tokenmill
 from tests.prompts.making import PROMPTS, TOKENIZER, open_prompts, write_rows
 from tokenmill import CacheError, CorruptionError, NonDeterminismError, PromptDataset
-from tokenmill.prompts import finding, measuring
-from tokenmill.prompts.choosing import PAGE, Kept
-from tokenmill.prompts.lengths import NO_LENGTH, REJECTED, LengthIndex, publish_index
+from tokenmill.prompts import lookup
+from tokenmill.prompts.lengths import NO_LENGTH, PAGE, REJECTED, Kept, LengthIndex, publish_index
+from tokenmill.prompts.measure import Measurer
 
 
 def many_rows(path: Path, count: int) -> Path:
@@ -39,13 +39,13 @@ def many_files(directory: Path, files: int = 5, rows: int = 40) -> str:
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many rows each call of the measurer was given."""
     calls: list[int] = []
-    measure = measuring.Measurer.measure
+    measure = Measurer.measure
 
     def spy(self: Any, values: Any) -> Any:
         calls.append(len(values))
         return measure(self, values)
 
-    monkeypatch.setattr(measuring.Measurer, "measure", spy)
+    monkeypatch.setattr(Measurer, "measure", spy)
     return calls
 
 
@@ -213,7 +213,7 @@ def test_concurrent_builders_all_succeed_with_one_index(tmp_path: Path) -> None:
 
 PROGRAM = """
 import os, signal, sys
-from tokenmill.prompts import measuring
+from tokenmill.prompts import measure as measuring
 from tokenmill import PromptDataset
 left = int(sys.argv[3])
 write = measuring.write_part
@@ -229,9 +229,10 @@ if sys.argv[4] == "late":
     measuring.write_part = write
     class Dying(lengths.Staging):
         def publish(self, staged, target):
-            os.kill(os.getpid(), signal.SIGKILL)
-    import tokenmill.prompts.lengths
-    tokenmill.prompts.lengths.Staging = Dying
+            if (staged / lengths.RECORD).exists():
+                os.kill(os.getpid(), signal.SIGKILL)
+            return super().publish(staged, target)
+    lengths.Staging = Dying
 PromptDataset(sys.argv[1], sys.argv[2], tokenizer_backend="file", num_workers=0)
 """
 
@@ -263,12 +264,12 @@ def test_cache_that_cannot_be_written_is_worked_around(
     blocked = tmp_path / "file"
     blocked.write_text("no directory")
     prompts = open_prompts(PROMPTS, cache_dir=tmp_path / "cache")
-    monkeypatch.setattr(finding, "_writable", lambda root: False)
+    monkeypatch.setattr(lookup, "_writable", lambda root: False)
 
     def refuse(*arguments: Any) -> None:
         raise CacheError("read-only", path=blocked)
 
-    find = finding._find_or_make
+    find = lookup._find_or_make
     calls: list[Path] = []
 
     def first_refused(wanted: Any, root: Path, executor: Any) -> Any:
@@ -277,7 +278,7 @@ def test_cache_that_cannot_be_written_is_worked_around(
             refuse()
         return find(wanted, root, executor)
 
-    monkeypatch.setattr(finding, "_find_or_make", first_refused)
+    monkeypatch.setattr(lookup, "_find_or_make", first_refused)
     private = open_prompts(PROMPTS, cache_dir=tmp_path / "cache")
     assert private.lengths.tolist() == prompts.lengths.tolist()
     home = private.path.parent.parent

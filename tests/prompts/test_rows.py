@@ -247,7 +247,6 @@ def test_miles_convention_tries_bare_functions_where_wrapped_ones_are_refused() 
         {"num_workers": -1},
         {"executor": "carrier pigeon"},
         {"on_bad_row": "ignore"},
-        {"tokenizer": None},
     ],
     ids=str,
 )

@@ -198,3 +198,38 @@ def test_metadata_of_two_reads_is_not_shared(cache: Path) -> None:
     prompts = fresh(cache)
     prompts[0].metadata["mine"] = 1
     assert "mine" not in prompts[0].metadata
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_rows_served_as_they_are_need_no_tokenizer(tmp_path: Path, num_workers: int) -> None:
+    texts = [{"text": f"prompt {n}", "metadata": {"n": n}} for n in range(20)]
+    messages = {"text": [{"role": "user", "content": "as messages"}]}
+    source = write_rows(tmp_path / "a.jsonl", [*texts, messages, "{no JSON", {"other": 1}])
+    given: dict[str, Any] = {"cache_dir": tmp_path / "cache", "num_workers": num_workers}
+    plain = open_prompts(source, tokenizer=None, **given)
+    assert plain.measured == 23
+    assert not (tmp_path / "cache" / "tokenizers").exists()
+    counted = open_prompts(source, **given)
+    assert plain.key != counted.key
+    assert plain.rejected == counted.rejected == {"bad_json": 1, "bad_shape": 1}
+    for ours, theirs in zip(plain, counted, strict=True):
+        assert (ours.prompt, ours.metadata, ours.origin) == (
+            theirs.prompt,
+            theirs.metadata,
+            theirs.origin,
+        )
+        assert ours.length is None
+    assert set(plain.lengths.tolist()) == {-2}
+    again = open_prompts(source, tokenizer=None, **given)
+    assert again.hit
+    again.shuffle(1)
+    again.load_state_dict(plain.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [({"max_length": 5}, "max_length"), ({"apply_chat_template": True}, "apply_chat_template")],
+)
+def test_missing_tokenizer_is_refused_with_what_needs_it(given: dict[str, Any], why: str) -> None:
+    with pytest.raises(UsageError, match=f"no tokenizer, but {why} .*: name a directory"):
+        PromptDataset(PROMPTS, **given)

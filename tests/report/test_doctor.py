@@ -31,7 +31,9 @@ def without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def look(*sources: str, tokenizer: Any = None, **given: Any) -> dict[str, Check]:
-    return by_name(examine(sources, tokenizer, tokenizer_backend="file", **given))
+    return by_name(
+        examine(sources, tokenizer, tokenizer_backend="file", describe_ray=dict, **given)
+    )
 
 
 def test_healthy_machine_passes_every_check(tmp_path: Path) -> None:
@@ -162,15 +164,15 @@ def test_ray_is_asked_through_its_integration(
 
     from tokenmill.report.doctor import machine
 
-    door = types.ModuleType(machine.RAY_DOOR)
-    if answer is not None:
-        told = {"version": "2.60", "from": "RAY_ADDRESS", **answer}
-        door.describe = lambda: told  # type: ignore[attr-defined]
+    def describe() -> dict[str, Any]:
+        if answer is None:
+            raise ImportError("no such library")
+        return {"version": "2.60", "from": "RAY_ADDRESS", **answer}
+
     fake = types.ModuleType("ray")
     fake.__spec__ = ModuleSpec("ray", None)
     monkeypatch.setitem(sys.modules, "ray", fake)
-    monkeypatch.setitem(sys.modules, machine.RAY_DOOR, door)
-    found = machine.ray()
+    found = machine.ray(describe)
     assert found.status == status
     assert word in found.detail
 

@@ -10,10 +10,11 @@ from benchmarks.simulated import arguments_of, make_slices, make_sources, planne
 
 from tokenmill.api import resolve_call
 from tokenmill.build.missing import Builder
-from tokenmill.build.progress import open_progress
 from tokenmill.build.proof import Account
-from tokenmill.build.run import cache_of
 from tokenmill.store.layout import SliceFiles
+from tokenmill.work import resolve_executor
+from tokenmill.work.inputs import cache_of
+from tokenmill.work.progress import open_progress
 
 
 def test_published_slices_are_asked_for_once(
@@ -30,8 +31,8 @@ def test_published_slices_are_asked_for_once(
         given.pop("sources"), given.pop("tokenizer"), given.pop("executor"), given
     )
     with open_progress(False, total_rows=1, total_size=1) as shown:
-        builder = Builder(plan, layout, executor, options, Account(), shown)
-    builder._published = bytearray(plan.slices)
+        builder = Builder(plan, layout, resolve_executor(executor, None), options, Account(), shown)
+        missing = builder.missing()
     asked: list[str] = []
     real = SliceFiles.record.fget
     assert real is not None
@@ -41,10 +42,10 @@ def test_published_slices_are_asked_for_once(
         return real(files)
 
     monkeypatch.setattr(SliceFiles, "record", property(record))
-    assert [number for number, _, _ in builder._missing()] == [7]
+    assert [task.number for task in missing] == [7]
     assert sorted(asked) == sorted(keys)
     asked.clear()
-    assert [number for number, _, _ in builder._missing()] == [7]
+    assert [task.number for task in missing] == [7]
     assert asked == [keys[7]]
     held_back.rename(layout.slices / keys[7][:2] / f"{keys[7]}.json")
-    assert list(builder._missing()) == []
+    assert list(missing) == []

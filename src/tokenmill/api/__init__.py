@@ -2,10 +2,11 @@
 
 `recipes` holds what is made from sources (`prepare`, `prepare_part`, `open_rows`, `lint`) with what
 the command line needs of it (`run_recipe`, `run_part`, `explain_recipe`); `elsewhere` what is
-handed on (`to_hf`, `export`, `push`, `pull`). Integrations are reached by name at run time, so
-importing this package stays light.
+handed on (`to_hf`, `export`, `push`, `pull`). Hosts' libraries are loaded when they are asked for,
+so importing this package stays light; what integrations register is known from here on.
 """
 
+import tokenmill.integrations  # noqa: F401 - registers executor="ray"
 from tokenmill.api.elsewhere import export, pull, pull_store, push, to_hf
 from tokenmill.api.recipes import (
     explain_recipe,
@@ -14,12 +15,13 @@ from tokenmill.api.recipes import (
     prepare,
     prepare_part,
     resolve_call,
-    resolve_executor,
     run_part,
     run_recipe,
 )
+from tokenmill.prompts import PromptDataset
 
 __all__ = [
+    "PromptDataset",
     "explain_recipe",
     "export",
     "lint",
@@ -30,7 +32,6 @@ __all__ = [
     "pull_store",
     "push",
     "resolve_call",
-    "resolve_executor",
     "run_part",
     "run_recipe",
     "to_hf",

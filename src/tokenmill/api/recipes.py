@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
-from importlib import import_module
 from inspect import signature
 from typing import TYPE_CHECKING, Any
 
@@ -18,11 +17,11 @@ from tokenmill.errors import UsageError
 from tokenmill.store import Store
 
 if TYPE_CHECKING:
-    from tokenmill.build.executors import Executor
     from tokenmill.build.outcome import Prepared, Unfinished
     from tokenmill.build.recipe import Recipe, RunOptions
     from tokenmill.report.lint import LintReport
     from tokenmill.source import Rows
+    from tokenmill.work import Executor
 
 Sources = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
@@ -143,12 +142,10 @@ def run_recipe(
     Whatever is given counts, default or not: it overrides what a recipe says. Without ``judge``
     the caller looks at the account first and calls `Prepared.judge` itself.
     """
-    from tokenmill.build.executors import closed_unless
     from tokenmill.build.run import run
 
-    recipe, options, workers = resolve_call(sources, tokenizer, executor, given)
-    with closed_unless(executor, workers):
-        prepared = run(recipe, options, workers, progress=progress)
+    recipe, options, where = resolve_call(sources, tokenizer, executor, given)
+    prepared = run(recipe, options, where, progress=progress)
     if judge:
         prepared.judge()
     return prepared
@@ -188,15 +185,13 @@ def run_part(
     **given: Any,
 ) -> Prepared | Unfinished:
     """`prepare_part`, returning what was done; rejected rows are judged when the store is there."""
-    from tokenmill.build.executors import closed_unless
     from tokenmill.build.outcome import Prepared
+    from tokenmill.build.plan import Share
     from tokenmill.build.run import run_share
-    from tokenmill.build.share import Share
 
     share = Share.of(part)
-    recipe, options, workers = resolve_call(sources, tokenizer, executor, given)
-    with closed_unless(executor, workers):
-        outcome = run_share(recipe, options, workers, share, progress=progress)
+    recipe, options, where = resolve_call(sources, tokenizer, executor, given)
+    outcome = run_share(recipe, options, where, share, progress=progress)
     if judge and isinstance(outcome, Prepared):
         outcome.judge()
     return outcome
@@ -210,13 +205,14 @@ def explain_recipe(
     **given: Any,
 ) -> dict[str, Any]:
     """Whether such a `run_recipe` would be a hit, and what differs from the nearest store."""
-    from tokenmill.build.executors import closed_unless
-    from tokenmill.build.run import cache_of, plan
+    from tokenmill.build.run import plan
     from tokenmill.build.why import explain
+    from tokenmill.work import executor_for
+    from tokenmill.work.inputs import cache_of
 
-    recipe, options, workers = resolve_call(sources, tokenizer, executor, given)
+    recipe, options, where = resolve_call(sources, tokenizer, executor, given)
     cache = cache_of(options.cache_dir)
-    with closed_unless(executor, workers):
+    with executor_for(where, options.num_workers) as workers:
         planned, comparison = plan(recipe, options, workers, cache)
         if comparison is not None:
             comparison.agree(planned.card, cache.root)
@@ -247,11 +243,11 @@ def lint(
         given: Any other argument of `prepare` that shapes rows, ``num_workers``, ``cache_dir``,
             ``engine``, ``renderer``.
     """
-    from tokenmill.build.executors import closed_unless
     from tokenmill.report.lint import run_lint
+    from tokenmill.work import executor_for
 
-    recipe, options, workers = resolve_call(sources, tokenizer, executor, given)
-    with closed_unless(executor, workers):
+    recipe, options, where = resolve_call(sources, tokenizer, executor, given)
+    with executor_for(where, options.num_workers) as workers:
         return run_lint(
             recipe, options, workers, sample=sample, only=only, ignore=ignore, progress=progress
         )
@@ -259,7 +255,7 @@ def lint(
 
 def resolve_call(
     sources: Any, tokenizer: Any, executor: str | Executor | None, given: Mapping[str, Any]
-) -> tuple[Recipe, RunOptions, Executor]:
+) -> tuple[Recipe, RunOptions, str | Executor]:
     """What is to be made, how and where, from arguments, a `Recipe` or ``recipe.yaml``."""
     from tokenmill.build.recipe import Recipe, RunOptions, load_recipe_file
 
@@ -285,7 +281,7 @@ def resolve_call(
         raise UsageError("no sources: name at least one file, directory or glob")
     recipe = Recipe(**{n: v for n, v in stated.items() if n in recipe_names})
     options = RunOptions(**{n: v for n, v in stated.items() if n in run_names})
-    return recipe, options, resolve_executor(executor, options.num_workers)
+    return recipe, options, executor
 
 
 def _is_recipe_file(sources: Any) -> bool:
@@ -300,18 +296,3 @@ def _changed_from_defaults(given: Mapping[str, Any]) -> dict[str, Any]:
         for name, value in given.items()
         if not (value is defaults[name] or value == defaults[name])
     }
-
-
-def resolve_executor(executor: str | Executor, num_workers: int | None) -> Executor:
-    """An executor by name, or the object that was given."""
-    if not isinstance(executor, str):
-        return executor
-    from tokenmill.build.executors import executor_here
-
-    here = executor_here(executor, num_workers)
-    if here is not None:
-        return here
-    if executor == "ray":
-        made: Executor = import_module("tokenmill.integrations.ray").RayExecutor(num_workers)
-        return made
-    raise UsageError(f"executor is {executor!r}; it is one of local, inline, ray")

@@ -4,7 +4,7 @@ With ``overlong="drop"`` a limit only decides which rows are kept, so the slice 
 made from the slice of another by copying rows: from a larger limit (or none) always, from a smaller
 one when that dropped nothing as overlong. The result is bit for bit what tokenizing would have
 given, including the words of its rejections; tests compare the two. This is the worker's half;
-`limits` says which slices can serve.
+`missing` says which slices can serve.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tokenmill.build.executors.tasks import Rest, Work
 from tokenmill.errors import CorruptionError
 from tokenmill.store import CacheLayout
 from tokenmill.store.columns import SliceColumns
@@ -23,6 +22,7 @@ from tokenmill.store.record import RejectedRow, role_type
 from tokenmill.store.slices import SliceReader
 from tokenmill.store.write import encode_slice, publish_slice
 from tokenmill.tokenizer import overlong_message
+from tokenmill.work.tasks import Rest, Work
 
 
 def open_deriver(options: dict[str, Any]) -> Work:

@@ -1,10 +1,10 @@
 """Building what is missing: rounds of tasks until every slice of the plan is published.
 
-A `Builder` walks the plan from a place of its own (so that builders that run at the same time meet
-late), passes over slices that are published or that a live builder has claimed, and hands the rest
-to the executor: first those that can be *derived* from another limit's slice, which needs no
-tokenizer, then those to be *built*. What others had claimed is looked at again in the next round:
-by then it is published, or its claimer is dead and it is ours to take.
+A `Builder` takes the blocks of a plan whose slices are not published through the engine of
+`tokenmill.work.blocks`: first those that can be *derived* from another limit's slice, which needs
+no tokenizer, then those to be *built*. Which limits were built before for the same *base*
+(everything that shapes a row except the limit) is remembered as empty directories
+``<cache>/limits/<base>/<limit>``: a hint, whose absence costs only time.
 
 A fast engine that one worker sees differ from its reference is *caught*. Every task that is handed
 out from then on says so, and whatever that engine made or may have made in this run is built anew
@@ -14,39 +14,28 @@ by the reference, which replaces what turns out to be wrong.
 from __future__ import annotations
 
 import contextlib
-import itertools
-import random
-import time
 from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any
 
-from tokenmill.build import entries, limits
-from tokenmill.build.claims import Claims
-from tokenmill.build.executors import Executor, Setup, Task
-from tokenmill.build.identify import Comparison
-from tokenmill.build.keys import slice_key
-from tokenmill.build.plan import Plan
-from tokenmill.build.progress import Progress
+from tokenmill.build.plan import WHOLE, Plan, Share, slice_key
 from tokenmill.build.proof import ROOMS, Account, fast_rooms
 from tokenmill.build.recipe import RunOptions, to_travel
-from tokenmill.build.share import WHOLE, Share
+from tokenmill.errors import CorruptionError
+from tokenmill.files import make_directory
 from tokenmill.source import Block
 from tokenmill.store import CacheLayout
-from tokenmill.tokenizer import LITTLE_WORK, engine_for
+from tokenmill.store.slices import read_record
+from tokenmill.work import Executor, Setup
+from tokenmill.work.blocks import BlockJob, BlockTask, MissingBlocks, size_of
+from tokenmill.work.identity import Comparison
+from tokenmill.work.progress import Progress
 
-WAIT_S = 0.2  # seconds between looks at slices that other builders are at ...
-WAIT_PER_SLICE_S = 3e-6  # ... and for each slice of the plan: about what walking past it takes
+# What workers run, by name: what it imports (template engines, Arrow) is not for this process.
+BUILD = "tokenmill.build.slices:open_builder"
+DERIVE = "tokenmill.build.derive:open_deriver"
 
-
-class _Handed(NamedTuple):
-    """A task that was handed out: its slice, and the rooms that it leaves to their reference."""
-
-    key: str
-    block: Block
-    distrusted: int = 0
-    again: bool = False
-
-
+_NO_LIMIT = "none"
 _BITS = {room: 1 << place for place, room in enumerate(ROOMS)}
 
 
@@ -90,161 +79,156 @@ class Builder:
     ) -> None:
         self._plan = plan
         self._cache = cache
-        self._executor = executor
         self._options = options
         self._account = account
         self._progress = progress
-        self._comparison = comparison
         self.share = share
-        self._under_way: dict[int, _Handed] = {}  # the few tasks handed out
-        self._passed_over = 0
-        self._published = bytearray()  # one byte per slice: 1 when it was seen to be there
+        self._job = BlockJob(executor, cache.root, plan.card, comparison, options.engine)
         self._counted = bytearray(plan.slices)  # 1 when progress was told of it
         self._makers = bytearray(plan.slices)  # bits of the rooms whose fast engine made it here
-        # Where a builder starts decides only who makes which slice, so it may be random.
-        self._first = random.SystemRandom().randrange(max(plan.slices, 1))
 
     def build_all(self) -> None:
         """Return when every slice of the share is published and the tokenizer is agreed on."""
-        self._build_all()
-        if self._comparison is not None:
-            self._comparison.agree(self._plan.card, self._cache.root)
-
-    def _build_all(self) -> None:
         plan = self._plan
-        limits.remember_limit(self._cache.root, plan.base, plan.recipe.max_length)
-        self._published = bytearray(plan.slices)
-        with Claims(self._cache.root) as claims:
-            while True:
-                size = self._missing_size()
-                if not self._options.force_recache:
-                    self._run(self._derive_setup(size), self._derive_tasks(claims), claims)
-                self._passed_over = 0
-                self._run(self._build_setup(size), self._build_tasks(claims), claims)
-                self._build_anew(claims, size)
-                if not self._passed_over:
-                    return
-                time.sleep(WAIT_S + WAIT_PER_SLICE_S * plan.slices)
+        remember_limit(self._cache.root, plan.base, plan.recipe.max_length)
+        missing = self.missing()
 
-    def _build_anew(self, claims: Claims, size: int) -> None:
-        """Build again what engines made that were caught since."""
-        while self._has_suspects():
-            self._run(self._build_setup(size), self._anew_tasks(claims), claims)
+        def one_round() -> None:
+            size = size_of(missing)
+            build = self._build_setup(size)
+            if self._options.force_recache:
+                self._job.run(build, self._told(missing), self._take)
+            else:
+                self._job.run(self._derive_setup(size), self._derivable(missing), self._take)
+                self._job.run(build, self._told(self._job.claimed(missing)), self._take)
+            while self._has_suspects():
+                # Claimed, so that others do not build what is missing for a moment.
+                anew = self._job.claimed(self._suspects(), insist=True)
+                self._job.run(build, self._told(anew, again=True), self._take)
+
+        self._job.in_rounds(one_round, plan.slices)
+        self._job.agree()
+
+    def missing(self) -> MissingBlocks:
+        """The slices of the share that are not published."""
+        plan = self._plan
+        return MissingBlocks(
+            plan.blocks,
+            plan.slices,
+            plan.key_of,
+            self._is_published,
+            lambda number: self.share.has(number),
+        )
+
+    def _is_published(self, task: BlockTask) -> bool:
+        if self._options.force_recache or not self._cache.slice(task.key).record.exists():
+            return False
+        self._count(task, found=True)
+        return True
+
+    def _take(self, task: BlockTask, result: dict[str, Any]) -> None:
+        """Take a worker's report on a slice."""
+        self._account.add(result, again=task.more.get("again", False))
+        self._makers[task.number] = _makers(result) & ~_bits(task.more.get("distrusted", ()))
+        if result.get("derived", True):  # else it is built in a moment
+            self._count(task, found=not result["built"])
+
+    def _count(self, task: BlockTask, *, found: bool) -> None:
+        """Tell progress of a slice, once."""
+        if not self._counted[task.number]:
+            self._counted[task.number] = 1
+            self._progress.add(rows=task.block.rows, size=task.block.length, found=found)
+
+    # Building
+
+    def _build_setup(self, size: int) -> Setup:
+        return self._job.setup(
+            BUILD,
+            size,
+            recipe=to_travel(self._plan.recipe),
+            renderer=self._options.renderer,
+            rebuild=self._options.force_recache,
+        )
+
+    def _told(self, tasks: Iterable[BlockTask], *, again: bool = False) -> Iterator[BlockTask]:
+        """Tasks that say which engines were caught when they were handed out."""
+        for task in tasks:
+            more = {"distrusted": sorted(self._account.caught), "again": again}
+            yield BlockTask(task.number, task.block, task.key, more)
 
     def _has_suspects(self) -> bool:
         caught = _bits(self._account.caught)
         return any(maker & caught for maker in set(self._makers))
 
-    def _run(self, setup: Setup, tasks: Iterator[Task], claims: Claims) -> None:
-        with contextlib.closing(self._executor.run(setup, tasks)) as finished:  # type: ignore[type-var]
-            for done in finished:
-                handed = self._under_way.pop(done.number)
-                claims.release(handed.key)
-                self._account.add(done.result, again=handed.again)
-                self._makers[done.number] = _makers(done.result) & ~handed.distrusted
-                if self._comparison is not None:
-                    self._comparison.check()
-                if done.result.get("derived", True):  # else it is built in a moment
-                    self._count(done.number, handed.block, found=not done.result["built"])
-
-    def _count(self, number: int, block: Block, *, found: bool = False) -> None:
-        """Tell progress of a slice, once."""
-        if not self._counted[number]:
-            self._counted[number] = 1
-            self._progress.add(rows=block.rows, size=block.length, found=found)
-
-    def _missing(self) -> Iterator[tuple[int, str, Block]]:
-        """Slices that are not published, from this builder's own place on."""
-        plan, published = self._plan, self._published
-        numbered = itertools.chain(
-            itertools.islice(enumerate(plan.blocks()), self._first, None),
-            itertools.islice(enumerate(plan.blocks()), 0, self._first),
-        )
-        for number, block in numbered:
-            if published[number] or not self.share.has(number):
-                continue  # what is published stays; asking a server again for each would add up
-            key = plan.key_of(block)
-            if self._options.force_recache or not self._cache.slice(key).record.exists():
-                yield number, key, block
-            else:
-                published[number] = 1
-                self._count(number, block, found=True)
-
-    def _missing_size(self) -> int:
-        """Bytes of rows of the slices to be made; counted only until it is more than a little."""
-        size = 0
-        for _, _, block in self._missing():
-            size += block.length
-            if size > LITTLE_WORK:
-                break
-        return size
-
-    def _build_setup(self, size: int) -> Setup:
-        return Setup(
-            entries.BUILD,
-            {
-                "recipe": to_travel(self._plan.recipe),
-                "tokenizer": str(self._cache.tokenizer(self._plan.card.key)),
-                "card": self._plan.card.as_dict(),
-                "engine": engine_for(self._options.engine, size),
-                "renderer": self._options.renderer,
-                "cache": str(self._cache.root),
-                "rebuild": self._options.force_recache,
-            },
-            shared=(str(self._cache.root),),
-            little=size <= LITTLE_WORK,
-        )
-
-    def _build_tasks(self, claims: Claims) -> Iterator[Task]:
-        for number, key, block in self._missing():
-            if not self._options.force_recache and not claims.take(key):
-                self._passed_over += 1
-                continue
-            yield self._task(number, key, block, again=False)
-
-    def _anew_tasks(self, claims: Claims) -> Iterator[Task]:
+    def _suspects(self) -> Iterator[BlockTask]:
         """Slices that an engine had a part in which was caught since."""
         for number, block in enumerate(self._plan.blocks()):
             if self._makers[number] & _bits(self._account.caught):
-                key = self._plan.key_of(block)
-                claims.take(key)  # a courtesy to others, who would find it missing for a moment
-                yield self._task(number, key, block, again=True)
+                yield BlockTask(number, block, self._plan.key_of(block))
 
-    def _task(self, number: int, key: str, block: Block, *, again: bool) -> Task:
-        caught = self._account.caught
-        self._under_way[number] = _Handed(key, block, _bits(caught), again)
-        last = block.first_row + block.rows - 1
-        payload = {
-            "key": key,
-            "block": entries.from_block(block),
-            "distrusted": sorted(caught),
-            "again": again,
-        }
-        return Task(number, payload, f"{block.path}, rows {block.first_row} to {last}")
+    # Deriving
 
     def _derive_setup(self, size: int) -> Setup:
-        root, limit = str(self._cache.root), self._plan.recipe.max_length
-        options = {"cache": root, "max_length": limit}
-        return Setup(entries.DERIVE, options, shared=(root,), little=size <= LITTLE_WORK)
+        return self._job.setup(DERIVE, size, max_length=self._plan.recipe.max_length)
 
-    def _derive_tasks(self, claims: Claims) -> Iterator[Task]:
+    def _derivable(self, missing: MissingBlocks) -> Iterator[BlockTask]:
+        """Slices that another limit's slice can serve, claimed."""
         recipe = self._plan.recipe
         if recipe.overlong != "drop" and recipe.max_length is not None:
             return
-        known = limits.known_limits(self._cache.root, self._plan.base)
         shapes = {
             limit: self._plan.shape_with_limit(limit)
-            for limit in known
+            for limit in known_limits(self._cache.root, self._plan.base)
             if limit != recipe.max_length
         }
         if not shapes:
             return
-        for number, key, block in self._missing():
-            for limit, shape in shapes.items():
-                other = slice_key(shape, block)
-                if not limits.can_serve(self._cache, other, limit, recipe.max_length):
-                    continue
-                if claims.take(key):
-                    self._under_way[number] = _Handed(key, block)
-                    yield Task(number, {"key": key, "from": other}, f"{block.path}, derived")
-                break
+        served = (
+            BlockTask(task.number, task.block, task.key, {"from": source})
+            for task in missing
+            if (source := self._source_of(task.block, shapes)) is not None
+        )
+        yield from self._job.claimed(served)
+
+    def _source_of(self, block: Block, shapes: dict[int | None, str]) -> str | None:
+        """The slice of another limit that holds every row that this plan would keep."""
+        for limit, shape in shapes.items():
+            key = slice_key(shape, block)
+            if can_serve(self._cache, key, limit, self._plan.recipe.max_length):
+                return key
+        return None
+
+
+def known_limits(root: Path, base: str) -> list[int | None]:
+    """Limits built before for a base: none first, then the largest, whose slices hold the most."""
+    try:
+        names = [path.name for path in (root / "limits" / base).iterdir()]
+    except OSError:
+        return []
+    numbers = sorted((int(name) for name in names if name.isdigit()), reverse=True)
+    return [None, *numbers] if _NO_LIMIT in names else list(numbers)
+
+
+def remember_limit(root: Path, base: str, limit: int | None) -> None:
+    """Note that slices of this limit are being built."""
+    directory = root / "limits" / base
+    with contextlib.suppress(OSError):  # a hint only
+        make_directory(directory / (_NO_LIMIT if limit is None else str(limit)), root)
+
+
+def can_serve(layout: CacheLayout, key: str, limit: int | None, wanted: int | None) -> bool:
+    """Whether the slice of one limit holds every row that another would keep.
+
+    One of a larger limit (or none) does; one of a smaller limit does when it dropped nothing as
+    overlong.
+    """
+    files = layout.slice(key)
+    if not files.record.exists():
+        return False
+    if limit is None or (wanted is not None and limit >= wanted):
+        return True
+    try:
+        record, _ = read_record(files)
+    except CorruptionError:
+        return False
+    return all(row.reason != "overlong" for row in record.rejected)

@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from tokenmill.build.plan import Share
 from tokenmill.build.proof import Account, audit_total, require_counter
 from tokenmill.build.recipe import RunOptions
-from tokenmill.build.share import Share
 from tokenmill.errors import RowError, SourceError
 from tokenmill.origin import Origin, nothing_left
 from tokenmill.store import Store

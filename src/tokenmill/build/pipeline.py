@@ -31,6 +31,7 @@ from tokenmill.source import BlockRows
 from tokenmill.store.columns import SliceColumns
 from tokenmill.store.record import RejectedRow, role_type
 from tokenmill.tokenizer import Encoded, Encoder, Tokenizer, apply_length
+from tokenmill.tokenizer.tokenized import read_tokenized
 
 _DETAIL_CHARS = 300  # a rejection's detail is for a person; a template can raise a whole document
 _SPREAD = np.uint64(0x9E3779B97F4A7C15)  # parts of one row are not all audited, or none
@@ -152,6 +153,58 @@ class Pipeline:
             rows_in=len(source) + len(bad) - len(encoded.rejected),
             rejected=[_rejected_row(rows, entry) for entry in sorted(bad, key=lambda b: b[:2])],
         )
+
+
+class TokenizedPipeline(Pipeline):
+    """The pipeline of rows that come as tokens: nothing is rendered, nothing is encoded.
+
+    ``format="tokens"`` is a row format of the ordinary build; only the middle of the pipeline is
+    replaced by reading and checking what is there. No engine has a part in it, so there is none to
+    distrust. The tokenizer says how large its vocabulary is and how to pad, and shows the tokens to
+    people. Which turn a token belongs to is not known, so such rows have no turns.
+
+    Args:
+        recipe: What is to be made.
+        tokenizer: Whose ids the rows hold.
+    """
+
+    def __init__(self, recipe: Recipe, tokenizer: Tokenizer) -> None:
+        self.recipe = recipe
+        self.tokenizer = tokenizer
+        self.distrusted = set()
+        self.seconds = defaultdict(float)
+
+    @cached_property
+    def by_reference(self) -> Pipeline:
+        """Reading columns is its own reference."""
+        return self
+
+    def run(self, rows: BlockRows) -> tuple[SliceColumns, dict[str, Any]]:
+        """Check the ids and masks of one block."""
+        start = time.perf_counter()
+        values = rows.values
+        bad: list[Bad] = [(i, 0, row) for i, row in enumerate(values) if isinstance(row, RowError)]
+        good = [i for i, row in enumerate(values) if not isinstance(row, RowError)]
+        encoded = read_tokenized(
+            [values[i] for i in good],  # type: ignore[misc]  # the others are RowError
+            len(self.tokenizer.table),
+            everything=self.recipe.train_on == "everything",
+        )
+        encoded = apply_length(encoded, self.recipe.max_length, self.recipe.overlong)
+        bad += [(good[i], 0, error) for i, error in encoded.rejected]
+        source = np.array(good, np.int32)
+        turnless = Rendering(roles=[()] * len(good))
+        part, digests = np.zeros_like(source), digests_of(rows)
+        columns = self._columns(rows, turnless, encoded, source, part, digests, bad)
+        self.seconds["check"] += time.perf_counter() - start
+        return columns, {}
+
+
+def pipeline_of(recipe: Recipe, tokenizer: Tokenizer, engine: str, renderer: str) -> Pipeline:
+    """The pipeline that a recipe's rows need."""
+    if recipe.format == "tokens":
+        return TokenizedPipeline(recipe, tokenizer)
+    return Pipeline(recipe, tokenizer, engine, renderer)
 
 
 def digests_of(rows: BlockRows) -> NDArray[np.uint64]:

@@ -1,23 +1,117 @@
-"""The plan: which slices a recipe needs, in order.
+"""The plan: which slices a recipe needs, in order, under which keys, and who builds which.
 
 A `Plan` is a function of three things: the recipe, the tokenizer's identity and the content of the
 sources. It walks the content-cut blocks of the rows and names the slice that each becomes and its
 place in the store. Nothing is kept per slice: blocks are walked again whenever they are needed, so
 a million of them are never Python objects at once.
+
+A *slice key* is the fingerprint of (format, row-shaping fields, tokenizer identity, kind and digest
+of the slice's bytes). A *store key* is the fingerprint of (format, row-shaping fields, tokenizer
+identity, the sources by content, in order). Neither holds a path, a time, a worker count, an engine
+or a library's version (promise P5).
+
+A `Share` is written ``i/n`` and means every n-th slice from the i-th on, counted from 1: neighbours
+in a file are about equally costly, so shares are too. ``0/n`` is another name of ``n/n``, so job
+arrays that count from 0 to n-1 cover all slices as well. A share is a function of the slice's
+number alone; processes that are given shares need not know of each other, may be given the same one
+twice, may come in any number and any order, and may die. What is built is the same whoever builds
+it, and whoever finds that no slice is missing commits the store: usually the last one, sometimes
+two.
 """
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
-from tokenmill.build.keys import shape_key, slice_key, source_documents, store_document
-from tokenmill.build.limits import base_key
+from tokenmill import fingerprint
 from tokenmill.build.recipe import Recipe
-from tokenmill.fingerprint import key as fingerprint_key
+from tokenmill.errors import UsageError
 from tokenmill.source import Block, Rows
+from tokenmill.store import FORMAT, CacheLayout
 from tokenmill.store.commit import Placement
 from tokenmill.tokenizer import IdentityCard
+from tokenmill.work.inputs import by_content, source_documents
+
+Document = dict[str, Any]
+
+
+def shape_key(recipe: Document, identity: str) -> str:
+    """Fingerprint of everything that shapes a row: computed once, shared by all slices."""
+    return fingerprint.key({"format": FORMAT, "recipe": recipe, "tokenizer": identity})
+
+
+def base_key(recipe: Document, identity: str) -> str:
+    """Fingerprint of everything that shapes a row except the length limit."""
+    return shape_key({**recipe, "max_length": None, "overlong": None}, identity)
+
+
+def slice_key(shape: str, block: Block) -> str:
+    """The key of the slice that a block becomes."""
+    return fingerprint.key({"shape": shape, "kind": block.kind, "digest": block.digest})
+
+
+def store_document(recipe: Document, identity: Document, sources: list[Document]) -> Document:
+    """The whole key document of a store: what its key is the fingerprint of."""
+    return {
+        "format": FORMAT,
+        "recipe": recipe,
+        "tokenizer": identity,
+        "sources": by_content(sources),
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Every ``count``-th slice from the ``number``-th on.
+
+    Args:
+        number: Which share, from 1 to ``count``; 0 is the last.
+        count: How many shares there are.
+    """
+
+    number: int = 1
+    count: int = 1
+
+    def __post_init__(self) -> None:
+        for value in (self.number, self.count):
+            if isinstance(value, bool) or not isinstance(value, int):
+                raise UsageError(f"part is {self}; it is two whole numbers i/n")
+        if not 0 <= self.number <= self.count or self.count < 1:
+            raise UsageError(
+                f"part is {self}; parts count from 1 to n, or from 0 to n-1 "
+                "(with Slurm: sbatch --array=1-n)"
+            )
+
+    @classmethod
+    def of(cls, value: Any) -> Share:
+        """A share from ``"3/8"``, ``(3, 8)`` or a share."""
+        if isinstance(value, cls):
+            return value
+        if isinstance(value, str):
+            found = re.fullmatch(r"(\d{1,9})/(\d{1,9})", value.strip(), re.ASCII)
+            value = tuple(map(int, found.groups())) if found else value
+        if not isinstance(value, tuple | list) or len(value) != 2:
+            raise UsageError(f"part is {value!r}; it is i/n, for example 3/8")
+        return cls(*value)
+
+    def __str__(self) -> str:
+        return f"{self.number}/{self.count}"
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every slice is in it."""
+        return self.count == 1
+
+    def has(self, slice_number: int) -> bool:
+        """Whether the slice with this number, from 0, is in it."""
+        return (slice_number + 1 - self.number) % self.count == 0
+
+
+WHOLE = Share()
 
 
 class Plan:
@@ -46,7 +140,7 @@ class Plan:
         self.slices = 0
         sources = source_documents(self._counted(rows.blocks()))
         self.document = store_document(self._shaping, card.identity, sources)
-        self.key = fingerprint_key(self.document)
+        self.key = fingerprint.key(self.document)
         self.rows = sum(source["rows"] for source in sources)
         self.bytes = sum(source["bytes"] for source in sources)
         self.paths = [str(rows.files[source["file"]].path) for source in sources]
@@ -71,6 +165,39 @@ class Plan:
     def walk(self) -> Iterator[tuple[str, Block]]:
         """Every slice's key and the block it is made of, in order."""
         return ((self.key_of(block), block) for block in self.blocks())
+
+    def size_of(self, share: Share) -> tuple[int, int]:
+        """Rows and bytes of the slices of a share."""
+        if share.is_whole:
+            return self.rows, self.bytes
+        rows = size = 0
+        for number, block in enumerate(self.blocks()):
+            if share.has(number):
+                rows, size = rows + block.rows, size + block.length
+        return rows, size
+
+    def count_missing(self, cache: CacheLayout) -> int:
+        """Slices that nobody has published yet.
+
+        Opening a directory makes a network file system ask its server again. Otherwise two
+        processes that finish at the same time might each believe an old answer that the other's
+        slice is missing.
+        """
+        directory = ""
+        missing = 0
+        for key, _ in self.walk():
+            record = cache.slice(key).record
+            if record.exists():
+                continue
+            if str(record.parent) != directory:
+                directory = str(record.parent)
+                try:
+                    os.scandir(directory).close()
+                except FileNotFoundError:
+                    missing += 1
+                    continue
+            missing += not record.exists()
+        return missing
 
     def blocks(self) -> Iterator[Block]:
         """The block that each slice is made of, in order."""

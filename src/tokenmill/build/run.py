@@ -23,24 +23,23 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tokenmill.build.executors import Executor, InlineExecutor
-from tokenmill.build.identify import Comparison, identity_card
 from tokenmill.build.missing import Builder
 from tokenmill.build.outcome import Prepared, Unfinished
-from tokenmill.build.plan import Plan
-from tokenmill.build.progress import open_progress
+from tokenmill.build.plan import WHOLE, Plan, Share
 from tokenmill.build.proof import Account, proof_document
 from tokenmill.build.recipe import Recipe, RunOptions
-from tokenmill.build.share import WHOLE, Share, count_missing
 from tokenmill.errors import CacheError, CorruptionError, SourceError, UsageError
-from tokenmill.files import PrivateDirectory, Staging, default_cache_dir
+from tokenmill.files import PrivateDirectory, Staging
 from tokenmill.fingerprint import KEY_HEX
-from tokenmill.source import Block, open_rows
+from tokenmill.source import Block
 from tokenmill.store import CacheLayout, Store
 from tokenmill.store.ahead import ahead
 from tokenmill.store.commit import commit_store
 from tokenmill.store.quarantine import quarantine_of
-from tokenmill.tokenizer import IdentityCard
+from tokenmill.work import Executor, InlineExecutor, executor_for
+from tokenmill.work.identity import Comparison, identity_card
+from tokenmill.work.inputs import cache_of, open_sources
+from tokenmill.work.progress import open_progress
 
 MOST_LOOKED_AT = 4096  # slices whose files a hit looks for one by one: about 30 ms
 STRETCH = 8192  # slices looked at together
@@ -50,17 +49,21 @@ REPAIRS = 8  # corrupt slices mended in one run; more is a broken disk, not an a
 
 
 def run(
-    recipe: Recipe, options: RunOptions, executor: Executor, *, progress: Any = None
+    recipe: Recipe,
+    options: RunOptions,
+    executor: str | Executor = "local",
+    *,
+    progress: Any = None,
 ) -> Prepared:
-    """Make or find the store of a recipe.
+    """Make or find the store of a recipe: the door for `tokenmill.api` and for hosts.
 
     Args:
         recipe: What is to be made.
         options: How.
-        executor: Where slices are built.
+        executor: Where slices are built, by name or as an object.
         progress: As for `tokenmill.prepare`.
     """
-    outcome = run_share(recipe, options, executor, WHOLE, progress=progress)
+    outcome = run_share(recipe, options, executor, progress=progress)
     assert isinstance(outcome, Prepared)
     return outcome
 
@@ -68,8 +71,8 @@ def run(
 def run_share(
     recipe: Recipe,
     options: RunOptions,
-    executor: Executor,
-    share: Share,
+    executor: str | Executor = "local",
+    share: Share = WHOLE,
     *,
     progress: Any = None,
 ) -> Prepared | Unfinished:
@@ -78,10 +81,17 @@ def run_share(
     Args:
         recipe: What is to be made.
         options: How.
-        executor: Where slices are built.
+        executor: Where slices are built, by name or as an object.
         share: Which slices.
         progress: As for `tokenmill.prepare`.
     """
+    with executor_for(executor, options.num_workers) as workers:
+        return _run_share(recipe, options, workers, share, progress)
+
+
+def _run_share(
+    recipe: Recipe, options: RunOptions, executor: Executor, share: Share, progress: Any
+) -> Prepared | Unfinished:
     start = time.perf_counter()
     if options.disable_cache and not share.is_whole:
         raise UsageError("a part needs the cache: that is where the other parts leave theirs")
@@ -94,7 +104,7 @@ def run_share(
     if not hit:
         _require_reachable(planned, executor)
         _require_writable(cache)
-        rows, size = share.size_of(planned)
+        rows, size = planned.size_of(share)
         with open_progress(progress, total_rows=rows, total_size=size) as shown:
             builder = Builder(planned, cache, executor, options, account, shown, comparison, share)
             missing = _build_and_commit(planned, cache, builder, executor, account)
@@ -110,30 +120,15 @@ def run_share(
     return Prepared(store, hit, account, time.perf_counter() - start, options)
 
 
-def cache_of(directory: str | os.PathLike[str] | None) -> CacheLayout:
-    """The cache at a directory; None is the user's own."""
-    return CacheLayout(Path(directory or default_cache_dir()).absolute())
-
-
 def plan(
     recipe: Recipe, options: RunOptions, executor: Executor, cache: CacheLayout
 ) -> tuple[Plan, Comparison | None]:
     """What a recipe needs, and what must still agree to its tokenizer; builds nothing."""
     card, comparison = identity_card(recipe, cache.root, executor)
-    try:
-        return _plan(recipe, card, cache, rehash=options.rehash), comparison
-    except CorruptionError as error:
-        if options.rehash or cache.rows not in Path(error.path or "").parents:
-            raise
-        # A damaged row index is made again from its source, like a slice.
-        return _plan(recipe, card, cache, rehash=True), comparison
-
-
-def _plan(recipe: Recipe, card: IdentityCard, cache: CacheLayout, *, rehash: bool) -> Plan:
-    rows = open_rows(list(recipe.sources), cache_dir=cache.root, rehash=rehash)
+    rows = open_sources(recipe.sources, cache, rehash=options.rehash)
     if not len(rows):
         raise SourceError("no rows: every source is empty", path=recipe.sources[0])
-    return Plan(recipe, card, rows)
+    return Plan(recipe, card, rows), comparison
 
 
 def _require_reachable(planned: Plan, executor: Executor) -> None:
@@ -221,7 +216,7 @@ def _build_and_commit(
         try:
             _require_tokenizer(planned, cache, executor)
             builder.build_all()
-            missing = 0 if builder.share.is_whole else count_missing(planned, cache)
+            missing = 0 if builder.share.is_whole else planned.count_missing(cache)
             if missing:
                 return missing
             builder.share = WHOLE  # whatever turns out to be corrupt is ours to mend

@@ -11,33 +11,21 @@ may do it while the next slice is made.
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tokenmill.build.entries import to_block
-from tokenmill.build.executors.tasks import Rest, Work
-from tokenmill.build.pipeline import Pipeline
+from tokenmill.build.pipeline import Pipeline, pipeline_of
 from tokenmill.build.recipe import Recipe
-from tokenmill.build.tokenized import pipeline_of
-from tokenmill.errors import (
-    CacheError,
-    CorruptionError,
-    NonDeterminismError,
-    TokenizerError,
-    TokenmillError,
-)
+from tokenmill.errors import NonDeterminismError
 from tokenmill.source import Block, read_block
 from tokenmill.store import CacheLayout
 from tokenmill.store.quarantine import quarantine_slice, slice_is_intact
 from tokenmill.store.write import EncodedSlice, encode_slice, publish_slice, replace_slice
-from tokenmill.tokenizer import Tokenizer, load, share_table
-
-COPY = "tokenizer.json"
+from tokenmill.work.blocks import block_of
+from tokenmill.work.identity import load_copy
+from tokenmill.work.tasks import Rest, Work, without_collector
 
 
 def open_builder(options: dict[str, Any]) -> Work:
@@ -51,7 +39,7 @@ def open_builder(options: dict[str, Any]) -> Work:
 
     def build(payload: dict[str, Any]) -> dict[str, Any] | Rest:
         pipeline.distrust(payload["distrusted"])
-        key, block = payload["key"], to_block(payload["block"])
+        key, block = payload["key"], block_of(payload)
         files = layout.slice(key)
         if files.record.exists():
             if not (rebuild or payload["again"]):
@@ -80,52 +68,6 @@ def open_builder(options: dict[str, Any]) -> Work:
         return publish
 
     return build
-
-
-def load_copy(path: Path, card: dict[str, Any]) -> Tokenizer:
-    """Load the cache's copy of a tokenizer, refused unless it is the one the keys were made of.
-
-    A copy is kept by what it does, so it may be of another spelling than the card is: what
-    AutoTokenizer writes of a tokenizer.json has other bytes. Such a copy has to prove its identity.
-
-    Raises:
-        CorruptionError: The copy is damaged: its tokens would be published under a wrong key.
-        CacheError: The copy cannot be read.
-    """
-    try:
-        tokenizer = load(path, backend="file")
-        stated = card["checksum"], card["template"], card["special_tokens"]
-        found = tokenizer.checksum, tokenizer.template, tokenizer.special_tokens
-        is_the_one = found == stated or tokenizer.key == card["key"]
-    except TokenizerError as error:
-        raise CorruptionError(f"the tokenizer's copy: {error.message}", path=path / COPY) from error
-    except TokenmillError:
-        raise
-    except OSError as error:  # a disk that cannot read it is the cache's trouble, not a worker's
-        raise CacheError(
-            f"the tokenizer's copy cannot be read: {error.strerror}; run the command again",
-            path=path,
-        ) from error
-    if not is_the_one:
-        raise CorruptionError("the tokenizer's copy is not what was written", path=path / COPY)
-    share_table(tokenizer, path.parent.parent)
-    return tokenizer
-
-
-@contextlib.contextmanager
-def without_collector() -> Iterator[None]:
-    """Pause the cycle collector: parsed JSON has no cycles, and looking for them costs a tenth.
-
-    Where it ends, parsed rows must be dead: the collector's first look is at all that was made
-    meanwhile. So it belongs around a call, or on a function, whose locals they are.
-    """
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 @without_collector()

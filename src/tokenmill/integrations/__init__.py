@@ -2,5 +2,19 @@
 
 Each module here adapts to one host and imports it; they do not know each other, and nothing below
 this layer knows any of them. They are reached by name: ``from tokenmill.integrations import
-torch``.
+torch``. What a host brings to the layers below is registered here, and loaded when it is asked for:
+the executor that ``executor="ray"`` means.
 """
+
+from __future__ import annotations
+
+from tokenmill.work import Executor, register_executor
+
+
+def _on_ray(num_workers: int | None) -> Executor:
+    from tokenmill.integrations.ray import RayExecutor
+
+    return RayExecutor(num_workers)
+
+
+register_executor("ray", _on_ray)

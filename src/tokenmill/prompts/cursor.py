@@ -18,7 +18,7 @@ _KIND = "tokenmill.PromptDataset"
 
 
 @dataclass(frozen=True)
-class Passport:
+class PromptPassport:
     """Which stream a cursor belongs to.
 
     Args:

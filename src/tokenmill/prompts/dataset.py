@@ -22,20 +22,19 @@ from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
-from tokenmill.build.executors import Executor, closed_unless
 from tokenmill.errors import RowError, StateError, UsageError
-from tokenmill.files import PrivateDirectory, default_cache_dir
+from tokenmill.files import PrivateDirectory
 from tokenmill.origin import Origin, nothing_left
 from tokenmill.prompts import media
-from tokenmill.prompts.choosing import Int64Array, Kept
-from tokenmill.prompts.cursor import Passport
-from tokenmill.prompts.finding import Found, Wanted, find_index
-from tokenmill.prompts.lengths import Int32Array, LengthIndex
-from tokenmill.prompts.opening import Source, open_source, resolve_executor
+from tokenmill.prompts.cursor import PromptPassport
+from tokenmill.prompts.lengths import Int32Array, Int64Array, Kept, LengthIndex
+from tokenmill.prompts.lookup import OpenedIndex, Wanted, find_index
 from tokenmill.prompts.shaping import Prompt, shape_row
 from tokenmill.prompts.spec import PromptSpec
 from tokenmill.sampling import FeistelOrder, MilesOrder, Order, check_seed
 from tokenmill.source import Rows
+from tokenmill.work import Executor, executor_for
+from tokenmill.work.inputs import Source, cache_of, open_sources
 
 if TYPE_CHECKING:
     from tokenmill.prompts.rendering import PromptMaker
@@ -51,7 +50,8 @@ class PromptDataset(Sequence[Prompt]):
     Args:
         source: File, directory, glob or a list of these, each with an optional ``@[a:b]``.
         tokenizer: Directory, ``tokenizer.json``, hub id, ``tokenizers.Tokenizer`` or a
-            transformers tokenizer.
+            transformers tokenizer. None serves rows as they are: it needs
+            ``apply_chat_template=False`` and no ``max_length``, and prompts then have no length.
         processor: For media: ``processor(text=…, images=…, videos=…)["input_ids"]`` is then the
             length of prompts with media.
         max_length: Most tokens of a prompt, counted without added special tokens; None: any.
@@ -106,8 +106,6 @@ class PromptDataset(Sequence[Prompt]):
     ) -> None:
         if apply_chat_template_kwargs and template_kwargs:
             raise UsageError("apply_chat_template_kwargs and template_kwargs are one: give one")
-        if tokenizer is None:
-            raise UsageError("no tokenizer: name a directory, a tokenizer.json or a hub id")
         if order not in ORDERS:
             raise UsageError(f"order is {order!r}; it is one of {', '.join(ORDERS)}")
         if on_bad_row not in ON_BAD_ROW:
@@ -116,6 +114,13 @@ class PromptDataset(Sequence[Prompt]):
             isinstance(max_length, bool) or not isinstance(max_length, int) or max_length < 1
         ):
             raise UsageError(f"max_length is {max_length!r}; it is a positive integer or None")
+        if tokenizer is None and (apply_chat_template or max_length is not None):
+            need = "max_length counts its tokens"
+            if apply_chat_template:
+                need = "apply_chat_template renders with its template and special tokens"
+            raise UsageError(
+                f"no tokenizer, but {need}: name a directory, a tokenizer.json or a hub id"
+            )
         spec = PromptSpec(
             prompt_key=prompt_key,
             label_key=label_key,
@@ -128,14 +133,13 @@ class PromptDataset(Sequence[Prompt]):
             convention=convention,
         )
         seed = check_seed(seed)
-        root = Path(cache_dir or default_cache_dir()).absolute()
-        rows = open_source(source, root)
+        cache = cache_of(cache_dir)
+        rows = open_sources(source, cache)
         wanted = Wanted(
             rows, spec, tokenizer, tokenizer_backend, chat_template, trust_remote_code, processor
         )
-        workers = resolve_executor(executor, num_workers)
-        with closed_unless(executor, workers):
-            found = find_index(wanted, root, workers)
+        with executor_for(executor, num_workers) as workers:
+            found = find_index(wanted, cache.root, workers)
         self._build(rows, spec, found, max_length, seed, order, processor)
         self.hit = found.hit
         self.measured = found.measured
@@ -146,7 +150,7 @@ class PromptDataset(Sequence[Prompt]):
         self,
         rows: Rows,
         spec: PromptSpec,
-        found: Found,
+        found: OpenedIndex,
         max_length: int | None,
         seed: int,
         order: str,
@@ -226,7 +230,10 @@ class PromptDataset(Sequence[Prompt]):
 
     @property
     def lengths(self) -> Int32Array:
-        """Tokens of every kept prompt, in the current order; -2 for messages without a template."""
+        """Tokens of every kept prompt, in the current order; -2 where none were counted.
+
+        That is so for messages without a template, and for all prompts without a tokenizer.
+        """
         chosen = self._rows_at(np.arange(len(self), dtype=np.int64))
         return np.asarray(self._index.lengths)[chosen]
 
@@ -361,8 +368,8 @@ class PromptDataset(Sequence[Prompt]):
     def _first_path(self) -> str | None:
         return self._rows.origin(0).path if len(self._rows) else None
 
-    def _passport(self) -> Passport:
-        return Passport(self.key, self.max_length, self.seed, self.order)
+    def _passport(self) -> PromptPassport:
+        return PromptPassport(self.key, self.max_length, self.seed, self.order)
 
     def state_dict(self) -> dict[str, Any]:
         """The cursor of `take`: a small JSON-able dict."""
@@ -393,7 +400,7 @@ class PromptDataset(Sequence[Prompt]):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         spec = PromptSpec(**state["spec"])
-        found = Found(LengthIndex(Path(state["directory"])), hit=True)
+        found = OpenedIndex(LengthIndex(Path(state["directory"])), hit=True)
         names = ("max_length", "seed", "order", "processor")
         self._build(state["rows"], spec, found, *(state[name] for name in names))
         self.hit, self.measured = True, 0

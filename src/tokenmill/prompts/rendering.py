@@ -1,14 +1,14 @@
 """The one definition of a prompt's text: from a shaped row to what is served and measured.
 
 `PromptMaker` joins the spec's convention with the chat room's renderer. `text` makes one prompt,
-when it is served; `texts` makes many, when they are measured; both go through `_talk`, which says
-what of a row's messages and tools reaches the template:
+when it is served; `texts` makes many, when they are measured; both go through `_conversation`,
+which says what of a row's messages and tools reaches the template:
 
 * ``default``: a null content becomes empty text and JSON text of tool-call arguments is decoded;
 * ``slime``: messages and tools exactly as the row has them;
 * ``miles``: of an assistant's messages null contents become empty text and arguments are decoded,
   everything else stays as it is; tools are in the form that its inference server gives them
-  (`tokenmill.integrations.miles.tools`); where the template refuses them, bare functions are tried.
+  (`tools`); where the template refuses them, bare functions are tried.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from tokenmill.chat import PromptRenderer
 from tokenmill.chat.calls import call_list
 from tokenmill.errors import RowError, UsageError
 from tokenmill.prompts.shaping import Messages, Shaped
-from tokenmill.prompts.spec import PromptSpec, served_tools
+from tokenmill.prompts.spec import PromptSpec
+from tokenmill.prompts.tools import ServedTools
 
 
 class PromptMaker:
@@ -61,7 +62,7 @@ class PromptMaker:
         """
         if not self.spec.apply_chat_template:
             return shaped.prompt
-        messages, tools = self._talk(shaped)
+        messages, tools = self._conversation(shaped)
         try:
             return self._renderer.render(messages, tools)
         except RowError as error:
@@ -71,14 +72,14 @@ class PromptMaker:
         """`text` for many rows; a refused one is the error in its place."""
         if not self.spec.apply_chat_template:
             return [shaped.prompt for shaped in rows]
-        talks: list[tuple[Messages, list[Any] | None]] = []
+        conversations: list[tuple[Messages, list[Any] | None]] = []
         errors: dict[int, RowError] = {}
         for number, shaped in enumerate(rows):
             try:
-                talks.append(self._talk(shaped))
+                conversations.append(self._conversation(shaped))
             except RowError as error:
                 errors[number] = error
-        rendered = iter(zip(talks, self._renderer.render_many(talks), strict=True))
+        rendered = iter(zip(conversations, self._renderer.render_many(conversations), strict=True))
         made: list[str | Messages | RowError] = []
         for number in range(len(rows)):
             if number in errors:
@@ -93,7 +94,7 @@ class PromptMaker:
             made.append(text)
         return made
 
-    def _talk(self, shaped: Shaped) -> tuple[Messages, list[Any] | None]:
+    def _conversation(self, shaped: Shaped) -> tuple[Messages, list[Any] | None]:
         assert isinstance(shaped.prompt, list)
         messages, tools = shaped.prompt, shaped.tools
         if self.spec.convention == "slime":
@@ -104,8 +105,8 @@ class PromptMaker:
         return [_rewritten(message) for message in messages], tools
 
     @cached_property
-    def _served_tools(self) -> Any:
-        served = served_tools()
+    def _served_tools(self) -> ServedTools:
+        served = ServedTools()
         if served.form != self.spec.tool_form:
             raise UsageError(
                 "the sglang here writes tools another way than that of the process that asked for "

@@ -14,7 +14,6 @@ tries bare functions where the template refuses the wrapped ones.
 from __future__ import annotations
 
 import datetime
-import importlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
@@ -22,6 +21,7 @@ from typing import Any
 from tokenmill import fingerprint
 from tokenmill.chat import RENDERER_VERSION
 from tokenmill.errors import UsageError
+from tokenmill.prompts.tools import ServedTools
 
 SPEC_VERSION = 1
 """Raised when a row's prompt, length or rejection could come out differently: part of the key."""
@@ -94,7 +94,7 @@ class PromptSpec:
             except ValueError:
                 raise UsageError(f'date={self.date!r}: write it as date="2026-11-15"') from None
         if self.rewrites_tools and self.tool_form is None:
-            object.__setattr__(self, "tool_form", served_tools().form)
+            object.__setattr__(self, "tool_form", ServedTools().form)
 
     def _check_media(self) -> None:
         if self.multimodal_keys is None:
@@ -157,8 +157,3 @@ class PromptSpec:
         if order is not None:
             document["template_kwargs_order"] = order
         return {"version": SPEC_VERSION, "renderer": RENDERER_VERSION, **document}
-
-
-def served_tools() -> Any:
-    """What rewrites tools for the ``miles`` convention: an adapter's, since its host is asked."""
-    return importlib.import_module("tokenmill.integrations.miles.tools").ServedTools()

@@ -15,11 +15,11 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from tokenmill.build.keys import source_documents
 from tokenmill.errors import TokenmillError
 from tokenmill.origin import Origin
 from tokenmill.source import Rows, open_rows
 from tokenmill.store import Store
+from tokenmill.work.inputs import source_documents
 
 MOST_BYTES = 2048
 """Bytes of an excerpt; a person sees what is wrong in the first lines."""

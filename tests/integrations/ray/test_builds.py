@@ -17,12 +17,11 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from tests.build import lying
 from tests.faults.tools import start_command
 from tests.faults.world import TOKENIZER, Picture, picture, prepare_arguments
-from tokenmill import api
 from tokenmill.api import run_recipe
-from tokenmill.build.executors import Setup
 from tokenmill.build.missing import Builder
 from tokenmill.errors import CacheError, SourceMissing, UsageError, WorkerError
 from tokenmill.integrations.ray import RayExecutor, cluster, describe, probe, worker
+from tokenmill.work import Setup, resolve_executor
 
 pytestmark = pytest.mark.usefixtures("joined")
 
@@ -230,4 +229,4 @@ def test_without_ray_the_error_names_the_pip_line(monkeypatch: pytest.MonkeyPatc
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(UsageError, match=r"pip install 'tokenmill\[ray\]'"):
-        api.resolve_executor("ray", None)
+        resolve_executor("ray", None)

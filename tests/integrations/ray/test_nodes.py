@@ -25,9 +25,9 @@ from tests.integrations.ray.conftest import FILES, node_arguments
 from tests.integrations.ray.entries import LOG
 
 DRIVER = """
-from tokenmill.build import entries
+from tokenmill.build import missing
 from tokenmill.cli import main
-entries.BUILD = "tests.integrations.ray.entries:open_builder"
+missing.BUILD = "tests.integrations.ray.entries:open_builder"
 raise SystemExit(main())
 """
 

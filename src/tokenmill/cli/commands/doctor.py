@@ -7,7 +7,7 @@ check fails; notes and warnings do not change the exit code.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -46,12 +46,20 @@ def doctor(
         tokenizer_backend=tokenizer_backend,
         trust_remote_code=trust_remote_code,
         cache_dir=cache_dir,
+        describe_ray=_describe_ray,
     )
     failed = [check for check in checks if check.status == "fail"]
     document = {"ok": not failed, "checks": [check.document() for check in checks]}
     output.result(document, lambda: show(output, checks))
     if failed:
         raise typer.Exit(1)
+
+
+def _describe_ray() -> dict[str, Any]:
+    """Ask Ray, which is loaded only for this."""
+    from tokenmill.integrations.ray import describe
+
+    return describe()
 
 
 def show(output: Output, checks: list[Check]) -> None:

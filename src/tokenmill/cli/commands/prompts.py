@@ -66,7 +66,7 @@ def prompts(
     as_json: AsJson = False,
 ) -> None:
     """Measure RL prompts once, so that opening them costs nothing."""
-    from tokenmill.prompts import PromptDataset
+    from tokenmill.api import PromptDataset
 
     output = Output.current()
     start = time.perf_counter()

@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 
-from tokenmill.build.executors import LocalExecutor
 from tokenmill.build.recipe import Recipe, RunOptions
 from tokenmill.build.run import run
 from tokenmill.errors import SourceError, UsageError
@@ -140,6 +139,6 @@ def open_sft_store(args: Any) -> Store:
         trailing="trim",  # the hosts train what was answered before it
         **settings.tokenizer,
     )
-    prepared = run(recipe, RunOptions(), LocalExecutor())
+    prepared = run(recipe, RunOptions())
     prepared.judge()
     return prepared.store

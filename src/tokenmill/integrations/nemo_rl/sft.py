@@ -25,7 +25,6 @@ import numpy as np
 import torch
 from torch.utils import data as torch_data
 
-from tokenmill.build.executors import InlineExecutor, LocalExecutor
 from tokenmill.build.recipe import Recipe, RunOptions
 from tokenmill.build.run import run
 from tokenmill.dataset import View, as_view, split
@@ -203,7 +202,6 @@ def _recipe_options(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _prepared(recipe: Recipe, options: RunOptions) -> View:
-    workers = options.num_workers
-    prepared = run(recipe, options, InlineExecutor() if workers == 0 else LocalExecutor(workers))
+    prepared = run(recipe, options)
     prepared.judge()
     return as_view(prepared.store)

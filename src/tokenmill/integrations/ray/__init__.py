@@ -1,7 +1,7 @@
 """Builds on a Ray cluster: ``executor="ray"``.
 
 `RayExecutor` runs the steps of a build as plain Ray tasks and keeps the contract of
-`tokenmill.build.executors`: the bytes are those of any other executor. It joins the cluster that
+`tokenmill.work`: the bytes are those of any other executor. It joins the cluster that
 is there (the one this process belongs to, ``RAY_ADDRESS``, one that ``ray start`` left running on
 this machine) and starts a local one only where there is none. `describe` says which one that would
 be, without joining or starting anything.

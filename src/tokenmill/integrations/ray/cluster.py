@@ -1,9 +1,9 @@
-"""The cluster: joining the one that is there, what it has, and room for our tasks in it.
+"""The cluster: joining the one that is there, what it has, and CPUs for our tasks in it.
 
 `join` belongs to a cluster already (inside a task, an actor or a program that called ``ray.init``),
 or lets Ray find one: the given address, ``RAY_ADDRESS``, or one that ``ray start`` left running on
 this machine; where there is none, Ray starts a local one. What `join` opened, it closes again: that
-stops a local cluster of its own and merely leaves any other. `Room` says how tasks are placed:
+stops a local cluster of its own and merely leaves any other. `Scheduling` says where tasks run:
 normally they reserve a CPU each, outside of any placement group that the caller sits in. A caller
 that is an actor may hold all CPUs itself while it waits for its own tasks, so they would wait for
 each other for ever; then tasks run in the caller's own share, on its node.
@@ -97,12 +97,12 @@ def on_node(node: str, *, soft: bool) -> NodeAffinitySchedulingStrategy:
 
 
 @dataclass(frozen=True)
-class Room:
+class Scheduling:
     """How tasks are placed.
 
     Attributes:
         num_cpus: CPUs that a task reserves.
-        most: Most tasks at a time, where the room itself bounds them.
+        most: Most tasks at a time, where the CPUs that the caller holds bound them.
         node: The only node they may run on, or None.
     """
 
@@ -122,7 +122,7 @@ class Room:
         return {"num_cpus": self.num_cpus, "scheduling_strategy": strategy}
 
 
-def find_room(num_cpus: float, wait_s: float | None) -> Room:
+def find_cpu(num_cpus: float, wait_s: float | None) -> Scheduling:
     """Wait until a task of this size found a CPU, and say how to place the others.
 
     Args:
@@ -133,13 +133,13 @@ def find_room(num_cpus: float, wait_s: float | None) -> Room:
     Raises:
         WorkerError: There was none.
     """
-    room = Room(num_cpus)
+    scheduling = Scheduling(num_cpus)
     if not num_cpus:
-        return room
+        return scheduling
     held = held_cpus()
     most_s = GIVE_UP_S if wait_s is None and held is not None else wait_s
     own_s = min(OWN_SHARE_S, most_s) if most_s is not None and (held or 0) >= 1 else None
-    tried = ray.remote(worker.ping).options(**room.options(), max_retries=-1).remote()
+    tried = ray.remote(worker.ping).options(**scheduling.options(), max_retries=-1).remote()
     started = time.monotonic()
     try:
         while True:
@@ -147,12 +147,14 @@ def find_room(num_cpus: float, wait_s: float | None) -> Room:
             limits = [REMIND_S, *(s - waited for s in (most_s, own_s) if s is not None)]
             if ray.wait([tried], timeout=max(0.05, min(limits)))[0]:
                 ray.get(tried)
-                return room
+                return scheduling
             waited = time.monotonic() - started
             if own_s is not None and waited >= own_s:
                 log.info("no CPU is free: tasks run in the %g that this process holds", held)
                 cancel(tried)
-                return Room(0, most=int(held or 1), node=ray.get_runtime_context().get_node_id())
+                return Scheduling(
+                    0, most=int(held or 1), node=ray.get_runtime_context().get_node_id()
+                )
             if most_s is not None and waited >= most_s:
                 cancel(tried)
                 raise WorkerError(f"{_no_cpu(num_cpus)} for {waited:.0f} s; {_REMEDY}")

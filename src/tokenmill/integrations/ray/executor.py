@@ -32,10 +32,10 @@ from ray.exceptions import (
     WorkerCrashedError,
 )
 
-from tokenmill.build.executors import MAX_RETRIES, Done, Setup, Task, wire
 from tokenmill.errors import CacheError, TokenmillError, UsageError, WorkerError
 from tokenmill.files import at_end, write_file
 from tokenmill.integrations.ray import cluster, probe, worker
+from tokenmill.work import MAX_RETRIES, Done, Setup, Task, wire
 
 FINISH_S = 2.0  # seconds that running tasks get to finish before they are interrupted
 REFRESH_S = 10.0  # seconds between two looks at how many CPUs the cluster has
@@ -78,7 +78,7 @@ class RayExecutor:
         self.num_cpus = num_cpus
         self.pin = pin
         self.wait_s = wait_s
-        self._room: cluster.Room | None = None
+        self._scheduling: cluster.Scheduling | None = None
         self._sentinels: dict[str, worker.Sentinel] = {}
         self._open = contextlib.ExitStack()
         # Who forgets `close` leaves nothing behind either.
@@ -91,8 +91,8 @@ class RayExecutor:
         if first is None:
             return
         begin = wire.frame(wire.Begin(setup.entry, setup.options))
-        room, sentinels = self._get_ready(setup.shared)
-        run = _Run(self, room, begin, sentinels, near=setup.near_caller)
+        scheduling, sentinels = self._get_ready(setup.shared)
+        run = _Run(self, scheduling, begin, sentinels, near=setup.near_caller)
         try:
             yield from run.results(itertools.chain([first], waiting))
         finally:
@@ -101,7 +101,7 @@ class RayExecutor:
     def close(self) -> None:
         """Leave the cluster, if this executor joined it; a later run joins again."""
         self._open.close()
-        self._room = None
+        self._scheduling = None
         self._sentinels.clear()
 
     def __enter__(self) -> RayExecutor:
@@ -115,18 +115,18 @@ class RayExecutor:
     ) -> None:
         self.close()
 
-    def _get_ready(self, shared: Iterable[str]) -> tuple[cluster.Room, list[worker.Sentinel]]:
-        """Join, find room, and see that every node shares these directories: each once."""
-        if self._room is None:
+    def _get_ready(self, shared: Iterable[str]) -> tuple[cluster.Scheduling, list[worker.Sentinel]]:
+        """Join, find a CPU, and see that every node shares these directories: each once."""
+        if self._scheduling is None:
             self._open.callback(cluster.join(self.address))
         new = [directory for directory in shared if directory not in self._sentinels]
         planted = {directory: probe.plant(directory, self._open) for directory in new}
-        if planted or self._room is None:
+        if planted or self._scheduling is None:
             probe.probe(list(planted.values()))
         self._sentinels.update(planted)
-        if self._room is None:
-            self._room = cluster.find_room(self.num_cpus, self.wait_s)
-        return self._room, [self._sentinels[directory] for directory in shared]
+        if self._scheduling is None:
+            self._scheduling = cluster.find_cpu(self.num_cpus, self.wait_s)
+        return self._scheduling, [self._sentinels[directory] for directory in shared]
 
 
 class _Run:
@@ -135,21 +135,21 @@ class _Run:
     def __init__(
         self,
         executor: RayExecutor,
-        room: cluster.Room,
+        scheduling: cluster.Scheduling,
         begin: bytes,
         sentinels: list[worker.Sentinel],
         *,
         near: bool,
     ) -> None:
         self._executor = executor
-        self._room = room
+        self._scheduling = scheduling
         self._begin = ray.put(begin)  # once, however many tasks there are
         self._sentinels = sentinels
         # A file that says stop: a task that finds it does nothing.
         self._stop = f"{sentinels[0][0]}-stop-{secrets.token_hex(8)}" if sentinels else ""
         node = ray.get_runtime_context().get_node_id() if near else None
         self._remote = ray.remote(worker.do_task).options(
-            **room.options(near=node),
+            **scheduling.options(near=node),
             max_retries=MAX_RETRIES,
             retry_exceptions=[worker.Transient],
         )
@@ -203,11 +203,11 @@ class _Run:
         self._looked = now
         window = self._executor.num_workers
         if window is None:
-            window = max(1, int(cluster.cpus() / (self._room.num_cpus or 1)))
-        self._window = min(window, self._room.most or window)
+            window = max(1, int(cluster.cpus() / (self._scheduling.num_cpus or 1)))
+        self._window = min(window, self._scheduling.most or window)
 
     def _submit(self, task: Task) -> None:
-        work = wire.frame(wire.Work(task.number, task.payload, task.label))
+        work = wire.frame(wire.Assign(task.number, task.payload, task.label))
         call = worker.Call(self._sentinels, self._stop, self._executor.pin)
         ref = self._remote.remote(self._begin, work, call)
         self._pending[ref] = task

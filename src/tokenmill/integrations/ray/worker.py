@@ -26,13 +26,19 @@ from typing import NamedTuple
 
 import ray
 
-from tokenmill.build.executors import Setup, Task, wire
-from tokenmill.build.executors.cores import allowed_cores
-from tokenmill.build.executors.memory import private_bytes
-from tokenmill.build.executors.tasks import Work, close_work, finish, foreign_error, open_work
 from tokenmill.errors import CacheError, SourceMissing, TokenmillError, WorkerError
 from tokenmill.files import ProcessLock, write_file
 from tokenmill.fingerprint import checksum
+from tokenmill.work import Setup, Task, wire
+from tokenmill.work.cores import allowed_cores
+from tokenmill.work.tasks import (
+    Work,
+    close_work,
+    finish,
+    foreign_error,
+    open_work,
+    private_bytes,
+)
 
 IDLE_S = 60.0  # seconds without a task after which loaded work is forgotten: memory is the job's
 MOST_HELD = 2  # works kept at once: one that derives and one that builds
@@ -100,7 +106,7 @@ def do_task(begin: bytes, work: bytes, call: Call) -> tuple[str, int, bytes]:
     setup = next(_downs(begin))
     asked = next(_downs(work))
     assert isinstance(setup, wire.Begin)
-    assert isinstance(asked, wire.Work)
+    assert isinstance(asked, wire.Assign)
     with _pinned(call.pin):
         answer = _answer(setup, checksum(begin), asked, call)
     return ray.get_runtime_context().get_node_id(), os.getpid(), wire.frame(answer)
@@ -113,7 +119,7 @@ def _downs(data: bytes) -> Iterator[wire.Down]:
 
 
 def _answer(
-    setup: wire.Begin, key: str, asked: wire.Work, call: Call
+    setup: wire.Begin, key: str, asked: wire.Assign, call: Call
 ) -> wire.Finished | wire.Failed:
     task = Task(asked.number, asked.payload, asked.label)
     try:
@@ -251,7 +257,7 @@ def _cannot_write(directory: Path) -> str:
 
 
 def ping() -> None:
-    """Nothing: that it ran shows that a task of its size finds room."""
+    """Nothing: that it ran shows that a task of its size finds a CPU."""
 
 
 @contextlib.contextmanager

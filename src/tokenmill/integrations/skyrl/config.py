@@ -19,7 +19,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tokenmill.build.executors import Executor, executor_here
 from tokenmill.build.recipe import Recipe, RunOptions
 from tokenmill.build.run import run
 from tokenmill.errors import RowError, UsageError
@@ -214,19 +213,10 @@ def _run(stated: dict[str, Any], options: dict[str, Any], more: dict[str, Any], 
             raise UsageError(f"unknown argument: {name}")
     recipe, how = Recipe(**stated), RunOptions(**options)
     with date_named(recipe.tokenizer):
-        prepared = run(recipe, how, _executor(executor, how.num_workers), progress=progress)
+        prepared = run(recipe, how, executor, progress=progress)
     prepared.judge()
     store = prepared.store
     rejected = ", ".join(f"{count:,} {why}" for why, count in store.rejected.items()) or "none"
     level = logging.WARNING if store.rejected else logging.INFO
     _log.log(level, "%s: %s rows, rejected: %s; %s", what, f"{len(store):,}", rejected, store.path)
     return store
-
-
-def _executor(executor: str | Executor, num_workers: int | None) -> Executor:
-    if not isinstance(executor, str):
-        return executor
-    here = executor_here(executor, num_workers)
-    if here is not None:
-        return here
-    raise UsageError(f"executor is {executor!r}; here it is local, inline or an executor object")

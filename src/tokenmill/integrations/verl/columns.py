@@ -20,7 +20,6 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenmill import fingerprint
-from tokenmill.build.keys import source_documents, store_document
 from tokenmill.dataset import View, concat
 from tokenmill.dataset.view import Found, Int64Array
 from tokenmill.errors import CacheError, RowError, UsageError
@@ -28,6 +27,7 @@ from tokenmill.files import default_cache_dir
 from tokenmill.source import Rows, open_rows
 from tokenmill.source.shelf import Shelf
 from tokenmill.store import Store
+from tokenmill.work.inputs import by_content, source_documents
 
 Switch = bool | None
 """What a row says; None (null, or no such column) is the default of the config."""
@@ -118,7 +118,7 @@ def switches(
     """
     rows = open_rows(list(files), cache_dir=cache_dir)
     shelf = Shelf(Path(cache_dir or default_cache_dir()).absolute())
-    sources = store_document({}, {}, source_documents(rows.blocks()))["sources"]
+    sources = by_content(source_documents(rows.blocks()))
     asked = {"what rows say in": column, "media": list(media), "sources": sources}
     key = fingerprint.key(asked)
     note = shelf.note(key)

@@ -22,7 +22,6 @@ import numpy as np
 import torch
 from torch.utils import data as torch_data
 
-from tokenmill.build.executors import InlineExecutor, LocalExecutor
 from tokenmill.build.recipe import Recipe, RunOptions
 from tokenmill.build.run import run
 from tokenmill.chat.template import REMEDY
@@ -254,10 +253,8 @@ def _is_store(file: str) -> bool:
 
 def _store(recipe: Recipe, settings: Settings) -> Store:
     options = RunOptions(num_workers=settings.num_workers, cache_dir=settings.cache_dir)
-    workers = settings.num_workers
-    executor = InlineExecutor() if workers == 0 else LocalExecutor(workers)
     try:
-        prepared = run(recipe, options, executor)
+        prepared = run(recipe, options)
     except TemplateError as error:
         raise (name_the_variable(error) if REMEDY in error.message else error) from error
     prepared.judge()

@@ -26,6 +26,7 @@ def examine(
     tokenizer_backend: str = "auto",
     trust_remote_code: bool = False,
     cache_dir: str | os.PathLike[str] | None = None,
+    describe_ray: Callable[[], dict[str, Any]] | None = None,
 ) -> list[Check]:
     """Ask everything.
 
@@ -35,6 +36,7 @@ def examine(
         tokenizer_backend: As for `tokenmill.prepare`.
         trust_remote_code: As for `tokenmill.prepare`.
         cache_dir: The cache to look at; None: the user's own.
+        describe_ray: Says which cluster Ray would use; None leaves that check out.
     """
     root = Path(cache_dir or default_cache_dir()).absolute()
     found: list[Check] = []
@@ -63,5 +65,6 @@ def examine(
                 tokenizer, backend=tokenizer_backend, trust_remote_code=trust_remote_code
             ),
         )
-    ask("Ray", machine.ray)
+    if describe_ray is not None:
+        ask("Ray", lambda: machine.ray(describe_ray))
     return found

@@ -1,22 +1,22 @@
 """The machine and what is installed on it: cores, open files, libraries, settings, Ray.
 
 Each function answers one or a few `Check` values and imports nothing heavy: versions come from the
-packages' metadata, and only the Ray check, where Ray is installed, asks its integration (by name,
-when it is asked) which cluster a build would use.
+packages' metadata, and only the Ray check, where Ray is installed, asks its integration, which the
+caller hands in, which cluster a build would use.
 """
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 import os
 import platform
 import resource
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
-from tokenmill.build.executors.cores import allowed_cores, cpu_quota, usable_cores
 from tokenmill.build.proof import LIBRARIES, installed_versions
 from tokenmill.report.doctor.checks import Check, note, ok, warning
+from tokenmill.work.cores import allowed_cores, cpu_quota, usable_cores
 
 EXTRAS = {
     "hf": ("transformers", "datasets", "huggingface_hub"),
@@ -25,7 +25,6 @@ EXTRAS = {
     "serve": ("starlette", "uvicorn"),
     "remote": ("s3fs", "gcsfs", "aiohttp"),
 }
-RAY_DOOR = "tokenmill.integrations.ray"  # by name, so that only this check loads Ray
 FEW_FILES = 1024  # descriptors: a loader over many slices and its workers need a few hundred
 OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFFLINE")
 TRUE = ("1", "on", "yes", "true")  # as huggingface_hub reads its variables
@@ -91,12 +90,12 @@ def settings() -> Iterator[Check]:
     )
 
 
-def ray() -> Check:
-    """Whether ``executor="ray"`` would find a cluster."""
+def ray(describe: Callable[[], dict[str, Any]]) -> Check:
+    """Whether ``executor="ray"`` would find a cluster; describe: what Ray's integration says."""
     if importlib.util.find_spec("ray") is None:
         return note("Ray", "not installed", "for executor='ray': pip install 'tokenmill[ray]'")
     try:
-        found = importlib.import_module(RAY_DOOR).describe()
+        found = describe()
     except Exception as error:  # a broken installation must not end the examination
         return note("Ray", f"cannot be asked: {error}", "reinstall: pip install 'tokenmill[ray]'")
     version, address = found["version"], found["address"]

@@ -18,9 +18,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from tokenmill.build.entries import to_block
 from tokenmill.build.recipe import Recipe
-from tokenmill.build.slices import load_copy, without_collector
 from tokenmill.chat import Renderer, Rendering
 from tokenmill.chat.shapes import Conversation, Plain, read
 from tokenmill.chat.thinking import THINKING
@@ -37,6 +35,9 @@ from tokenmill.report.lint.findings import Collector, excerpt
 from tokenmill.report.lint.template import TemplateCritic
 from tokenmill.source import BlockRows, read_block
 from tokenmill.tokenizer import Encoded, Encoder, Tokenizer
+from tokenmill.work.blocks import block_of
+from tokenmill.work.identity import load_copy
+from tokenmill.work.tasks import without_collector
 
 ENTRY = "tokenmill.report.lint.linter:open_linter"
 RAW_SHOWN = 200  # bytes of a row that could not be parsed
@@ -48,7 +49,7 @@ def open_linter(options: dict[str, Any]) -> Callable[[dict[str, Any]], dict[str,
 
     def lint(payload: dict[str, Any]) -> dict[str, Any]:
         with without_collector():
-            return linter.lint(read_block(to_block(payload["block"])), payload["rows"])
+            return linter.lint(read_block(block_of(payload)), payload["rows"])
 
     return lint
 

@@ -12,28 +12,27 @@ Two rows of the same digest are the same text but for one chance in 2⁶⁴ per 
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from tokenmill.build import entries
-from tokenmill.build.executors import Executor, Setup, Task
-from tokenmill.build.identify import identity_card
-from tokenmill.build.progress import open_progress
 from tokenmill.build.recipe import Recipe, RunOptions, to_travel
-from tokenmill.build.run import cache_of
 from tokenmill.errors import SourceError, UsageError
 from tokenmill.report.lint import linter, near, pairs
 from tokenmill.report.lint.findings import PLACES, Finding, LintReport, Merged, in_order
 from tokenmill.report.lint.places import Places
 from tokenmill.report.lint.rules import RULES, SAMPLE_ROWS, chosen_rules
 from tokenmill.report.lint.sample import Choice, choose, described, ranks_of
-from tokenmill.source import Block, Rows, open_rows
-from tokenmill.tokenizer import LITTLE_WORK, engine_for
+from tokenmill.source import Rows
+from tokenmill.work import Done, Executor, Setup, Task, run_tasks
+from tokenmill.work.blocks import BlockJob, BlockTask, size_of
+from tokenmill.work.identity import identity_card
+from tokenmill.work.inputs import cache_of, open_sources
+from tokenmill.work.progress import open_progress
 
 Positions = npt.NDArray[np.int64]
 
@@ -65,41 +64,34 @@ def run_lint(
     rules = chosen_rules(only, ignore)
     cache = cache_of(options.cache_dir)
     card, comparison = identity_card(recipe, cache.root, executor)
-    rows = open_rows(list(recipe.sources), cache_dir=cache.root, rehash=options.rehash)
+    rows = open_sources(recipe.sources, cache, rehash=options.rehash)
     if not len(rows):
         raise SourceError("no rows: every source is empty", path=recipe.sources[0])
     places = Places(rows)
     chosen = choose(places.counts, sample)
     ranks = ranks_of(chosen, places.counts)
-    size = _size_of(rows, chosen)
-    setup = {
-        "recipe": to_travel(recipe),
-        "tokenizer": str(cache.tokenizer(card.key)),
-        "card": card.as_dict(),
-        "engine": engine_for(options.engine, size),
-        "renderer": options.renderer,
-        "rules": sorted(rules),
-    }
+    size = size_of(_tasks(rows, chosen))
+    job = BlockJob(executor, cache.root, card, comparison, options.engine)
+    setup = job.setup(
+        linter.ENTRY,
+        size,
+        recipe=to_travel(recipe),
+        renderer=options.renderer,
+        rules=sorted(rules),
+        sources=[pairs.absolute(source) for source in recipe.sources],
+    )
     with open_progress(progress, total_rows=ranks[-1]) as shown:
         tally = _Tally(rules, places, ranks)
-        with contextlib.closing(  # type: ignore[type-var]
-            executor.run(
-                Setup(linter.ENTRY, setup, little=size <= LITTLE_WORK), _tasks(rows, chosen)
-            )
-        ) as finished:
-            for done in finished:
-                tally.add(done.number, done.result)
-                shown.add(rows=done.result["rows"], size=0)
-                if comparison is not None:
-                    comparison.check()
-    if comparison is not None:
-        comparison.agree(card, cache.root)
+
+        def take(task: BlockTask, result: dict[str, Any]) -> None:
+            tally.add(task.number, result)
+            shown.add(rows=result["rows"], size=0)
+
+        job.run(setup, _tasks(rows, chosen), take)
+    job.agree()
     tally.find_duplicates()
     if "near_duplicate" in rules:
-        sources = [pairs.absolute(source) for source in recipe.sources]
-        more = {**setup, "sources": sources, "cache": str(cache.root)}
-        again = Setup(pairs.ENTRY, more, little=size <= LITTLE_WORK)
-        tally.find_near_duplicates(executor, again)
+        tally.find_near_duplicates(executor, replace(setup, entry=pairs.ENTRY))
     return LintReport(
         findings=tuple(tally.findings()),
         rows=len(rows),
@@ -111,25 +103,10 @@ def run_lint(
     )
 
 
-def _size_of(rows: Rows, chosen: Choice) -> int:
-    """Bytes to be read; counted only until it is more than a little."""
-    size = 0
-    for number, block in enumerate(rows.blocks()):
-        size += block.length if number in chosen else 0
-        if size > LITTLE_WORK:
-            break
-    return size
-
-
-def _tasks(rows: Rows, chosen: Choice) -> Iterator[Task]:
+def _tasks(rows: Rows, chosen: Choice) -> Iterator[BlockTask]:
     for number, block in enumerate(rows.blocks()):
         if number in chosen:
-            payload = {"block": entries.from_block(block), "rows": chosen[number]}
-            yield Task(number, payload, _label(block))
-
-
-def _label(block: Block) -> str:
-    return f"{block.path}, rows {block.first_row} to {block.first_row + block.rows - 1}"
+            yield BlockTask(number, block, more={"rows": chosen[number]})
 
 
 class _Tally:
@@ -197,11 +174,11 @@ class _Tally:
         self._sketches.clear()
         maybe = near.candidates(bands)
         found: list[tuple[int, int, float]] = []
-        with contextlib.closing(  # type: ignore[type-var]
-            executor.run(setup, _comparisons(maybe, positions))
-        ) as finished:
-            for done in finished:
-                found += [tuple(entry) for entry in done.result["near"]]
+
+        def take(done: Done) -> None:
+            found.extend(tuple(entry) for entry in done.result["near"])
+
+        run_tasks(executor, setup, _comparisons(maybe, positions), take)
         if found:
             found.sort()
             _, other, index = found[0]

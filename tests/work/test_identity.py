@@ -11,9 +11,9 @@ import pytest
 
 import tokenmill as tm
 from tests.consistency.child import environment
-from tokenmill.build import identify, slices
 from tokenmill.errors import CacheError, TokenizerError
 from tokenmill.tokenizer import recall
+from tokenmill.work import identity as identify
 
 EXAMPLES = Path(tm.__file__).parent / "examples"
 ROWS = EXAMPLES / "conversations.jsonl"
@@ -81,6 +81,6 @@ def test_copy_that_the_disk_cannot_read_is_the_caches_error(
     def broken(*_: object, **__: object) -> None:
         raise OSError(errno.EIO, "Input/output error")
 
-    monkeypatch.setattr(slices, "load", broken)
+    monkeypatch.setattr("tokenmill.tokenizer.load", broken)
     with pytest.raises(CacheError, match="cannot be read"):
-        slices.load_copy(tmp_path, {})
+        identify.load_copy(tmp_path, {})

@@ -1,12 +1,8 @@
 """What a worker does: the rows of one block become lengths, published as a part.
 
 `open_measurer` is the entry that executors import by name; it loads the tokenizer's copy and the
-template once and returns the function that measures one block. A *part* is the small sealed file
-``rows/<part key>/part.bin``: a line of JSON (row count, rejections) and the lengths as int32. Its
-key is the content: the spec, the tokenizer's identity and the digest of the block's bytes, so an
-appended file measures only its new blocks, and a killed run is taken up where it was.
-
-Parts are scaffolding of the index: one that is damaged or gone is measured again.
+template once and returns the function that measures one block. Without a tokenizer nothing is
+counted: rows are only told from those that are no prompts. `lookup` hands out the blocks.
 """
 
 from __future__ import annotations
@@ -15,34 +11,28 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 
-from tokenmill import fingerprint
-from tokenmill.build.entries import to_block
-from tokenmill.build.slices import load_copy, without_collector
 from tokenmill.errors import RowError
-from tokenmill.files import Staging, require_inside
 from tokenmill.prompts import media
-from tokenmill.prompts.lengths import NO_LENGTH, REJECTED, Int32Array, Rejection
+from tokenmill.prompts.lengths import (
+    NO_LENGTH,
+    REJECTED,
+    Measured,
+    Rejection,
+    read_part,
+    write_part,
+)
 from tokenmill.prompts.rendering import PromptMaker
 from tokenmill.prompts.shaping import Messages, Shaped, shape_row
 from tokenmill.prompts.spec import PromptSpec
 from tokenmill.source import Block, read_block
 from tokenmill.tokenizer import Encoder
+from tokenmill.work.blocks import block_of
+from tokenmill.work.identity import load_copy
+from tokenmill.work.tasks import without_collector
 
-ENTRY = "tokenmill.prompts.measuring:open_measurer"
-PART = "part.bin"
-PART_VERSION = 1
 _DETAIL_CHARS = 300  # a rejection's detail is for a person; a template can raise a whole document
-
-Measured = tuple[Int32Array, list[Rejection]]
-"""Lengths of a block's rows, and its rejections, numbered within the block."""
-
-
-def part_key(shape: str, kind: str, digest: str) -> str:
-    """The key of the part that a block becomes."""
-    return fingerprint.key({"part": PART_VERSION, "shape": shape, "kind": kind, "digest": digest})
 
 
 class Measurer:
@@ -50,7 +40,7 @@ class Measurer:
 
     Args:
         spec: The row-shaping arguments.
-        tokenizer: A loaded tokenizer.
+        tokenizer: A loaded tokenizer; None where nothing is rendered and no token is counted.
         engine: Which engine may encode; never changes the result.
         processor: Measures prompts with media, where there is one.
     """
@@ -60,8 +50,12 @@ class Measurer:
     ) -> None:
         self.spec = spec
         self._processor = processor
-        self._maker = PromptMaker(spec, tokenizer.template, tokenizer.special_tokens)
-        self._encoder = Encoder(tokenizer, engine)
+        self._encoder: Encoder | None = None
+        if tokenizer is None:
+            self._maker = PromptMaker(spec, None, None)
+        else:
+            self._maker = PromptMaker(spec, tokenizer.template, tokenizer.special_tokens)
+            self._encoder = Encoder(tokenizer, engine)
 
     def measure(self, values: list[dict[str, Any] | RowError]) -> Measured:
         """Lengths of parsed rows, and what became of the others."""
@@ -87,12 +81,12 @@ class Measurer:
                     lengths[number] = self._with_media(row, made)
                 except RowError as error:
                     bad[number] = error
-            elif isinstance(made, str):
+            elif isinstance(made, str) and self._encoder is not None:
                 texts.append(made)
                 places.append(number)
             else:
                 lengths[number] = NO_LENGTH
-        if texts:
+        if self._encoder is not None and texts:
             encoded = self._encoder.encode(texts)
             lengths[places] = encoded.lengths
             for place, refusal in encoded.rejected:
@@ -115,16 +109,18 @@ class Measurer:
 def open_measurer(options: dict[str, Any]) -> Callable[[dict[str, Any]], dict[str, Any]]:
     """Load what measuring needs and return the function that measures one block."""
     spec = PromptSpec(**options["spec"])
-    tokenizer = load_copy(Path(options["tokenizer"]), options["card"])
+    card = options["card"]
+    tokenizer = None if card is None else load_copy(Path(options["tokenizer"]), card)
     measurer = Measurer(spec, tokenizer, options["engine"])
     root = Path(options["cache"])
 
     def measure(payload: dict[str, Any]) -> dict[str, Any]:
         place = root / "rows" / payload["key"]
-        if read_part(place, payload["block"]["rows"]) is not None:
+        block = block_of(payload)
+        if read_part(place, block.rows) is not None:
             return {"measured": 0}  # another builder was quicker
         with without_collector():
-            part = measure_block(measurer, to_block(payload["block"]))
+            part = measure_block(measurer, block)
         write_part(root, place, part)
         return {"measured": len(part[0])}
 
@@ -134,32 +130,3 @@ def open_measurer(options: dict[str, Any]) -> Callable[[dict[str, Any]], dict[st
 def measure_block(measurer: Measurer, block: Block) -> Measured:
     """Read and measure one block."""
     return measurer.measure(read_block(block).values)
-
-
-def write_part(root: Path, place: Path, part: Measured) -> None:
-    """Publish a part; one that is there stays."""
-    lengths, said = part
-    body = lengths.astype("<i4").tobytes()
-    head = {"rows": len(lengths), "rejected": [list(rejection) for rejection in said]}
-    data = fingerprint.canonical(head) + b"\n" + body
-    with Staging(root) as staging:
-        staged = staging.write(f"part/{PART}", fingerprint.checksum(data).encode() + b"\n" + data)
-        staging.publish(staged.parent, place)
-
-
-def read_part(place: Path, rows: int) -> Measured | None:
-    """A part; None where it is missing or not what was written."""
-    require_inside(place / PART, place.parent.parent)
-    try:
-        data = (place / PART).read_bytes()
-        seal, _, rest = data.partition(b"\n")
-        if seal.decode() != fingerprint.checksum(rest):
-            return None
-        head, _, body = rest.partition(b"\n")
-        document = msgspec.json.decode(head)
-        lengths = np.frombuffer(body, "<i4")
-        if len(lengths) != rows or document["rows"] != rows:
-            return None
-        return lengths, [Rejection(*rejection) for rejection in document["rejected"]]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None

@@ -2,8 +2,9 @@
 
 miles wraps bare functions, has sglang's class validate every tool and writes out what the class
 made of it. So which keys a tool has, in which order and with which defaults is that class's affair,
-and it has changed between versions of sglang. `ServedTools` asks the installed class. Where there
-is no sglang (and so no miles) tools get the four keys that its class had until April 2026.
+and it has changed between versions of sglang. `ServedTools`, which the ``miles`` convention of
+prompts uses, asks the installed class. Where there is no sglang (and so no miles) tools get the
+four keys that its class had until April 2026.
 
 What becomes of tools is part of the key of a length index: `ServedTools.form` is a digest of the
 answers to `PROBES`, so another class that answers alike finds what is there.

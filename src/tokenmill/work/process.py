@@ -22,14 +22,14 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from tokenmill.build.executors import wire
 from tokenmill.errors import WorkerError
+from tokenmill.work import wire
 
 BOOT = (
     "import json, os, sys; given = json.loads(sys.argv[1]); "
     "given['core'] is None or os.sched_setaffinity(0, [given['core']]); "
     "sys.path[:] = given['path']; "
-    "from tokenmill.build.executors.worker_main import main; main(given)"
+    "from tokenmill.work.worker_main import main; main(given)"
 )
 
 TAIL_BYTES = 1 << 14  # of a worker's output are kept: the end of a traceback, not a flood
@@ -37,7 +37,7 @@ SHOWN_LINES = 8  # of them are shown in an error's message
 READ_BYTES = 1 << 18  # at once, so that a flood of output costs few calls
 END_S = 5.0  # seconds a killed process may take to be gone before it is left to the system
 
-_TOKENMILL_ROOT = str(Path(__file__).resolve().parents[3])
+_TOKENMILL_ROOT = str(Path(__file__).resolve().parents[2])
 
 
 def import_path() -> list[str]:

@@ -24,12 +24,12 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from tokenmill.build.executors import wire
-from tokenmill.build.executors.cores import allowed_cores, core_of_worker, usable_cores
-from tokenmill.build.executors.inline import InlineExecutor
-from tokenmill.build.executors.process import END_S, WorkerProcess, describe_exit
-from tokenmill.build.executors.tasks import MAX_RETRIES, Done, Setup, Task
 from tokenmill.errors import UsageError, WorkerError
+from tokenmill.work import wire
+from tokenmill.work.cores import allowed_cores, core_of_worker, usable_cores
+from tokenmill.work.inline import InlineExecutor
+from tokenmill.work.process import END_S, WorkerProcess, describe_exit
+from tokenmill.work.tasks import MAX_RETRIES, Done, Setup, Task
 
 HEARTBEAT_SILENCE_S = 20.0  # promise P11: stuck after this, so that 30 s suffice for the error
 BEAT_S = 1.0  # seconds between heartbeats; shorter only where the allowed silence is
@@ -127,7 +127,7 @@ class _Run:
             code = worker.wait(max(0.0, deadline - time.monotonic()))
             worker.drain_output()
             if code is not None and code > 0:
-                raise WorkerError(f"worker {worker.number} failed at its end{_last_words(worker)}")
+                raise WorkerError(f"worker {worker.number} failed at its end{_output_tail(worker)}")
 
     def end(self) -> None:
         """Kill and reap whoever is left, free everything."""
@@ -154,7 +154,7 @@ class _Run:
             worker = idle if idle is not None else self._start()
             task = assignment.task
             self._workers[worker][task.number] = assignment
-            worker.send(wire.Work(task.number, task.payload, task.label))
+            worker.send(wire.Assign(task.number, task.payload, task.label))
             self._watch(worker)
 
     def _is_idle(self, worker: WorkerProcess) -> bool:
@@ -202,7 +202,7 @@ class _Run:
         for key, events in self._selector.select(timeout_s):
             worker: WorkerProcess = key.data
             if worker not in self._workers:
-                continue  # buried a moment ago, in this same round
+                continue  # replaced a moment ago, in this same round
             if key.fileobj is not worker.channel:
                 if not worker.drain_output():
                     self._selector.unregister(worker.output)
@@ -213,7 +213,7 @@ class _Run:
             if events & selectors.EVENT_READ:
                 heard.add(worker)
                 if not self._hear(worker):
-                    self._bury(worker)
+                    self._replace(worker)
         now = time.monotonic()
         # A round longer than this was not spent waiting for workers but suspended or elsewhere.
         elapsed_s = min(now - self._listened, 2 * self._beat_s)
@@ -260,7 +260,7 @@ class _Run:
             worker.cpu_ticks = None
             return
         if not worker.is_alive:  # yet its channel is open: a child of a task holds it
-            self._bury(worker)
+            self._replace(worker)
             return
         state, ticks = worker.read_cpu()
         if ticks != worker.cpu_ticks:
@@ -273,10 +273,10 @@ class _Run:
                 f"for {worker.idle_s:.0f} s, so it was killed"
             )
             worker.kill()
-            self._bury(worker)
+            self._replace(worker)
 
-    def _bury(self, worker: WorkerProcess) -> None:
-        """Take leave of a dead worker; what it was at is tried again, or fails."""
+    def _replace(self, worker: WorkerProcess) -> None:
+        """Let a dead worker go; its tasks are tried again by others, or fail."""
         code = worker.wait(END_S)
         self._hear(worker)  # a result that it sent before it died is a result
         worker.drain_output()
@@ -296,10 +296,10 @@ class _Run:
                 endings = "; then ".join(assignment.deaths)
                 self._failure = WorkerError(
                     f"{assignment.task}: gave up after {len(assignment.deaths)} workers were lost: "
-                    f"{endings}{_last_words(worker)}"
+                    f"{endings}{_output_tail(worker)}"
                 )
 
 
-def _last_words(worker: WorkerProcess) -> str:
+def _output_tail(worker: WorkerProcess) -> str:
     lines = worker.last_lines()
     return "".join(f"\n    | {line}" for line in ["its last output:", *lines]) if lines else ""

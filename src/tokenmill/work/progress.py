@@ -3,7 +3,7 @@
 A `Meter` adds up what was done and is pure arithmetic: it is told the time. A `Snapshot` is its
 answer at one moment. A `Reporter` shows snapshots: a bar on a terminal (rich, on standard error), a
 line every few seconds elsewhere, a function of the caller, or nothing. `Progress` joins meter,
-reporter and clock, and is what a build talks to::
+reporter and clock, and is what a build reports to::
 
     with open_progress(progress, total_bytes=plan.bytes, total_rows=plan.rows) as shown:
         shown.add(rows=812, size=8_388_608)

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenmill.build.progress import (
+from tokenmill.errors import UsageError
+from tokenmill.work.progress import (
     MAX_SAMPLES,
     WINDOW_S,
     Lines,
@@ -21,7 +22,6 @@ from tokenmill.build.progress import (
     duration,
     open_progress,
 )
-from tokenmill.errors import UsageError
 
 
 class Clock:

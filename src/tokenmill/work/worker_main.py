@@ -3,8 +3,8 @@
 A task can leave a *rest* that waits for a disk. A thread does it while the next task is done, one
 rest at a time; the task's result is what comes after it.
 
-Two pipes matter. Over the *channel* (a socket) come `Begin` and `Work` frames and go results and a
-`Beat` every second, sent by a thread so that a slow row does not look like a dead worker. The
+Two pipes matter. Over the *channel* (a socket) come `Begin` and `Assign` frames, and go results and
+a `Beat` every second, sent by a thread so that a slow row does not look like a dead worker. The
 *lifeline* is a pipe on which nothing is ever sent: when its other end closes, because the parent
 closed it or died of anything, the kernel itself kills this process. No thread has to run for that,
 so it works while a C extension holds the interpreter lock for minutes.
@@ -28,9 +28,9 @@ import traceback
 from collections.abc import Iterator
 from typing import Any
 
-from tokenmill.build.executors import wire
-from tokenmill.build.executors.memory import private_bytes
-from tokenmill.build.executors.tasks import (
+from tokenmill.errors import TokenmillError
+from tokenmill.work import wire
+from tokenmill.work.tasks import (
     Rest,
     Setup,
     Task,
@@ -38,8 +38,8 @@ from tokenmill.build.executors.tasks import (
     close_work,
     foreign_error,
     open_work,
+    private_bytes,
 )
-from tokenmill.errors import TokenmillError
 
 READ_BYTES = 1 << 16  # of the channel at once; frames are small
 
@@ -61,8 +61,8 @@ class Sender:
                 data = data[os.write(self._channel, data) :]
 
 
-def hang_on(lifeline: int) -> None:
-    """Die when the lifeline's other end closes, without any help of this process."""
+def die_with_parent(lifeline: int) -> None:
+    """Arrange to die when the lifeline's other end closes, without any help of this process."""
     if hasattr(fcntl, "F_SETSIG"):
         fcntl.fcntl(lifeline, fcntl.F_SETOWN, os.getpid())
         # Not the default SIGIO: a library may catch or block that one.
@@ -125,7 +125,7 @@ class Doing:
         self._sender = sender
         self._rest: threading.Thread | None = None
 
-    def do(self, message: wire.Work) -> None:
+    def do(self, message: wire.Assign) -> None:
         """Do one task and say how it went, or that only its rest is left."""
         started = time.perf_counter()
         with self._telling(message):
@@ -150,18 +150,18 @@ class Doing:
         if self._rest is not None:
             self._rest.join()
 
-    def _finish(self, message: wire.Work, rest: Rest, started: float) -> None:
+    def _finish(self, message: wire.Assign, rest: Rest, started: float) -> None:
         with ending_all(), self._telling(message):
             self._give(message, rest(), started)
 
-    def _give(self, message: wire.Work, result: dict[str, Any], started: float) -> None:
+    def _give(self, message: wire.Assign, result: dict[str, Any], started: float) -> None:
         # The trip shows here, where the traceback is, that the result can travel.
         result = wire.as_travelled(result)
         seconds = time.perf_counter() - started
         self._sender.send(wire.Finished(message.number, result, seconds, private_bytes()))
 
     @contextlib.contextmanager
-    def _telling(self, message: wire.Work) -> Iterator[None]:
+    def _telling(self, message: wire.Assign) -> Iterator[None]:
         """Tell the parent of what a task raises."""
         try:
             yield
@@ -212,7 +212,7 @@ def main(arguments: dict[str, Any]) -> None:
         arguments: ``channel`` and ``lifeline`` (file descriptors), ``beat_s`` (seconds between
             heartbeats), ``parent`` (its process id).
     """
-    hang_on(arguments["lifeline"])
+    die_with_parent(arguments["lifeline"])
     # A signal state inherited from the parent is the parent's business; Ctrl-C reaches only it.
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)

@@ -10,8 +10,8 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator
 
-from tokenmill.build.executors.memory import private_bytes
-from tokenmill.build.executors.tasks import (
+from tokenmill.errors import TokenmillError
+from tokenmill.work.tasks import (
     Done,
     Setup,
     Task,
@@ -19,9 +19,9 @@ from tokenmill.build.executors.tasks import (
     finish,
     foreign_error,
     open_work,
+    private_bytes,
 )
-from tokenmill.build.executors.wire import as_travelled
-from tokenmill.errors import TokenmillError
+from tokenmill.work.wire import as_travelled
 
 
 class InlineExecutor:

@@ -2,10 +2,11 @@
 
 Before a builder hands a slice to a worker it leaves a *claim*: a symbolic link named after the
 slice whose text says which process is at it (a link, because it appears whole in one step; it is
-never followed). Others pass over slices with a live claim and come back to them later. A claim is
-a courtesy, never a lock: correctness does not depend on it (promise P3). Where claims cannot be
+never followed). Others pass over slices with a live claim and come back to them later. A claim
+saves work and is no lock: correctness does not depend on it (promise P3). Where claims cannot be
 written, are lost, or a clock is wrong, the price is a slice built twice, and the second builder
-finds the same bytes published.
+finds the same bytes published. Blocks of prompts that are measured and questions about a tokenizer
+are claimed the same way.
 
 A claim is *live* while its owner shows it: a process of this machine must exist and not be a
 zombie; and wherever it runs it touches its claims every `REFRESH_S`. A watcher that sees a claim

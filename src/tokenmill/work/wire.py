@@ -1,7 +1,7 @@
 """What travels between a parent and its worker: length-prefixed msgspec frames.
 
 A *frame* is four bytes of length (big-endian) and one tagged msgspec message. Downwards go one
-`Begin` and then a `Work` per task; upwards one `Ready`, `Beat`s, and per task a `Finished` or a
+`Begin` and then an `Assign` per task; upwards one `Ready`, `Beat`s, and per task a `Finished` or a
 `Failed`, perhaps after a `Finishing`. A `Frames` collects bytes as they come and gives whole
 messages. Errors travel as the name of their class in `tokenmill.errors` and their attributes, never
 as pickles: what a worker sends can at most be a wrong value, not code.
@@ -30,7 +30,7 @@ class Begin(msgspec.Struct, tag=True):
     options: dict[str, Any]
 
 
-class Work(msgspec.Struct, tag=True):
+class Assign(msgspec.Struct, tag=True):
     """Do one task."""
 
     number: int
@@ -83,7 +83,7 @@ class OutOfMemory(msgspec.Struct, tag=True):
     number: int | None
 
 
-Down = Begin | Work
+Down = Begin | Assign
 Up = Ready | Beat | Finishing | Finished | Failed | OutOfMemory
 
 _encoder = msgspec.msgpack.Encoder()

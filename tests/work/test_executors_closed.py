@@ -13,8 +13,8 @@ import pytest
 import tokenmill as tm
 from tests.build.making import TOKENIZER, conversations, write_rows
 from tokenmill.api import explain_recipe, prepare_part
-from tokenmill.build.executors import InlineExecutor
 from tokenmill.errors import TokenmillError
+from tokenmill.work import InlineExecutor
 
 WORDS: dict[str, Any] = {"tokenizer_backend": "file"}
 

@@ -23,12 +23,15 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from tokenmill.build.claims import Claims
-from tokenmill.build.executors import Executor, LocalExecutor, Setup, Task
-from tokenmill.build.recipe import Recipe
-from tokenmill.errors import WorkerError
+from tokenmill.errors import (
+    CacheError,
+    CorruptionError,
+    TokenizerError,
+    TokenmillError,
+    WorkerError,
+)
 from tokenmill.tokenizer import (
     IdentityCard,
     answer_key,
@@ -40,12 +43,32 @@ from tokenmill.tokenizer import (
     remember,
     remember_card,
 )
+from tokenmill.work.claims import Claims
+from tokenmill.work.local import LocalExecutor
+from tokenmill.work.tasks import Done, Executor, Setup, Task, run_tasks
 
-IDENTIFY = "tokenmill.build.identify:open_identifier"
-COMPARE = "tokenmill.build.identify:open_comparer"
+if TYPE_CHECKING:
+    from tokenmill.tokenizer import Tokenizer
+
+IDENTIFY = "tokenmill.work.identity:open_identifier"
+COMPARE = "tokenmill.work.identity:open_comparer"
+COPY = "tokenizer.json"
 POLL_S = 0.05  # seconds between looks at what another process was asked
 
 Found = TypeVar("Found")
+
+
+class TokenizerChoice(Protocol):
+    """Whatever says which tokenizer is meant: a recipe, a request for a length index."""
+
+    @property
+    def tokenizer(self) -> Any: ...  # noqa: D102
+    @property
+    def tokenizer_backend(self) -> str: ...  # noqa: D102
+    @property
+    def chat_template(self) -> Any: ...  # noqa: D102
+    @property
+    def trust_remote_code(self) -> bool: ...  # noqa: D102
 
 
 class Comparison:
@@ -96,27 +119,27 @@ class Comparison:
 
 
 def identity_card(
-    recipe: Recipe, cache_dir: Path, executor: Executor
+    choice: TokenizerChoice, cache_dir: Path, executor: Executor
 ) -> tuple[IdentityCard, Comparison | None]:
-    """The card of a recipe's tokenizer, and what must still agree; its copy is in the cache."""
+    """The card of the chosen tokenizer, and what must still agree; its copy is in the cache."""
     arguments: dict[str, Any] = {
-        "backend": recipe.tokenizer_backend,
-        "chat_template": recipe.chat_template,
-        "trust_remote_code": recipe.trust_remote_code,
+        "backend": choice.tokenizer_backend,
+        "chat_template": choice.chat_template,
+        "trust_remote_code": choice.trust_remote_code,
     }
-    if not isinstance(recipe.tokenizer, str | os.PathLike):
+    if not isinstance(choice.tokenizer, str | os.PathLike):
         from tokenmill.tokenizer import load  # here: a parent that only asks must not pay for it
 
-        tokenizer = load(recipe.tokenizer, **arguments)
+        tokenizer = load(choice.tokenizer, **arguments)
         remember(tokenizer, cache_dir)
         return tokenizer.card, None
     # Whoever looks at it may have another working directory.
-    arguments["source"] = _absolute(os.fspath(recipe.tokenizer))
-    arguments["chat_template"] = _absolute(recipe.chat_template)
+    arguments["source"] = _absolute(os.fspath(choice.tokenizer))
+    arguments["chat_template"] = _absolute(choice.chat_template)
     known = _recalled(arguments, cache_dir)
     if known is not None:
         return known, None
-    if isinstance(executor, LocalExecutor) and recipe.tokenizer_backend == "auto":
+    if isinstance(executor, LocalExecutor) and choice.tokenizer_backend == "auto":
         name = _question(arguments, cache_dir)
         if name is not None:
             comparison = Comparison(arguments, cache_dir, name)
@@ -189,12 +212,43 @@ def _ask(executor: Executor, entry: str, payload: dict[str, Any]) -> dict[str, A
     options = {"own_process": isinstance(executor, LocalExecutor)}
     shared = (payload["cache_dir"],) if "cache_dir" in payload else ()
     setup = Setup(entry, options, shared=shared, near_caller=True)
-    with contextlib.closing(  # type: ignore[type-var]
-        executor.run(setup, [Task(0, payload, "tokenizer")])
-    ) as finished:
-        for done in finished:
-            return done.result
-    raise WorkerError("no worker looked at the tokenizer")
+    answers: list[Done] = []
+    run_tasks(executor, setup, [Task(0, payload, "tokenizer")], answers.append)
+    if not answers:
+        raise WorkerError("no worker looked at the tokenizer")
+    return answers[0].result
+
+
+def load_copy(path: Path, card: dict[str, Any]) -> Tokenizer:
+    """Load the cache's copy of a tokenizer, refused unless it is the one the keys were made of.
+
+    A copy is kept by what it does, so it may be of another spelling than the card is: what
+    AutoTokenizer writes of a tokenizer.json has other bytes. Such a copy has to prove its identity.
+
+    Raises:
+        CorruptionError: The copy is damaged: its tokens would be published under a wrong key.
+        CacheError: The copy cannot be read.
+    """
+    from tokenmill.tokenizer import load, share_table  # here: the parent loads no engine
+
+    try:
+        tokenizer = load(path, backend="file")
+        stated = card["checksum"], card["template"], card["special_tokens"]
+        found = tokenizer.checksum, tokenizer.template, tokenizer.special_tokens
+        is_the_one = found == stated or tokenizer.key == card["key"]
+    except TokenizerError as error:
+        raise CorruptionError(f"the tokenizer's copy: {error.message}", path=path / COPY) from error
+    except TokenmillError:
+        raise
+    except OSError as error:  # a disk that cannot read it is the cache's trouble, not a worker's
+        raise CacheError(
+            f"the tokenizer's copy cannot be read: {error.strerror}; run the command again",
+            path=path,
+        ) from error
+    if not is_the_one:
+        raise CorruptionError("the tokenizer's copy is not what was written", path=path / COPY)
+    share_table(tokenizer, path.parent.parent)
+    return tokenizer
 
 
 def open_identifier(options: dict[str, Any]) -> Callable[[dict[str, Any]], dict[str, Any]]:

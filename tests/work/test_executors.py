@@ -13,8 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.build import entries
-from tokenmill.build.executors import (
+from tests.work import entries
+from tokenmill.errors import RowError, TokenmillError, UsageError, WorkerError
+from tokenmill.work import (
     Done,
     Executor,
     InlineExecutor,
@@ -24,9 +25,8 @@ from tokenmill.build.executors import (
     local,
     wire,
 )
-from tokenmill.build.executors.cores import core_of_worker, cpu_quota, usable_cores
-from tokenmill.build.executors.process import WorkerProcess
-from tokenmill.errors import RowError, TokenmillError, UsageError, WorkerError
+from tokenmill.work.cores import core_of_worker, cpu_quota, usable_cores
+from tokenmill.work.process import WorkerProcess
 
 ENTRY = f"{entries.__name__}:open_worker"
 SETUP = Setup(ENTRY, {})

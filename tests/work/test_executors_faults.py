@@ -14,11 +14,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.build import entries
-from tests.build.watching import nothing_left  # noqa: F401 - autouse
-from tokenmill.build.executors import MAX_RETRIES, Done, LocalExecutor, Setup, Task
-from tokenmill.build.executors.process import TAIL_BYTES, describe_exit
+from tests.work import entries
+from tests.work.watching import nothing_left  # noqa: F401 - autouse
 from tokenmill.errors import WorkerError
+from tokenmill.work import MAX_RETRIES, Done, LocalExecutor, Setup, Task
+from tokenmill.work.process import TAIL_BYTES, describe_exit
 
 ENTRY = f"{entries.__name__}:open_worker"
 SETUP = Setup(ENTRY, {})

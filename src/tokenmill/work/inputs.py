@@ -1,0 +1,71 @@
+"""What every job begins with: the cache, the rows of its sources, and what these are by content.
+
+`cache_of` and `open_sources` turn what a caller wrote into a cache and opened rows.
+`source_documents` describes the rows by content, for the keys of stores and length indexes: from
+the digests of the blocks that are really used, so ``path@[a:b]`` is a content of its own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from tokenmill import fingerprint
+from tokenmill.errors import CorruptionError
+from tokenmill.files import default_cache_dir
+from tokenmill.source import Block, Rows, open_rows
+from tokenmill.store import CacheLayout
+
+Source = str | os.PathLike[str]
+
+
+def cache_of(directory: Source | None) -> CacheLayout:
+    """The cache at a directory; None is the user's own."""
+    return CacheLayout(Path(directory or default_cache_dir()).absolute())
+
+
+def open_sources(
+    sources: Source | Sequence[Source], cache: CacheLayout, *, rehash: bool = False
+) -> Rows:
+    """Open rows; a damaged index of rows is made again: it only repeats what the source says."""
+    try:
+        return open_rows(sources, cache_dir=cache.root, rehash=rehash)
+    except CorruptionError as error:
+        if rehash or cache.rows not in Path(error.path or "").parents:
+            raise
+        return open_rows(sources, cache_dir=cache.root, rehash=True)
+
+
+def source_documents(blocks: Iterable[Block]) -> list[dict[str, Any]]:
+    """The sources by content: one document per file that has rows, in order of the blocks.
+
+    Also says through ``file`` which of the caller's files it was; `by_content` leaves that out.
+    """
+    documents: list[dict[str, Any]] = []
+    hasher = hashlib.blake2b(digest_size=fingerprint.KEY_HEX // 2)
+    for block in blocks:
+        if not documents or documents[-1]["file"] != block.file:
+            _finish(documents, hasher)
+            hasher = hashlib.blake2b(digest_size=fingerprint.KEY_HEX // 2)
+            documents.append({"file": block.file, "kind": block.kind, "rows": 0, "bytes": 0})
+        hasher.update(f"{block.kind}:{block.digest}\n".encode())
+        documents[-1]["rows"] += block.rows
+        documents[-1]["bytes"] += block.length
+    _finish(documents, hasher)
+    return documents
+
+
+def _finish(documents: list[dict[str, Any]], hasher: hashlib.blake2b) -> None:
+    if documents:
+        documents[-1]["digest"] = hasher.hexdigest()
+
+
+def by_content(documents: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Source documents as they stand in a key: without the number of the caller's file."""
+    return [
+        {name: value for name, value in document.items() if name != "file"}
+        for document in documents
+    ]
