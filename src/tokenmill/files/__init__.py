@@ -27,10 +27,11 @@ from tokenmill.files.publish import (
 )
 from tokenmill.files.remote import is_remote
 from tokenmill.files.root import default_cache_dir, require_inside
-from tokenmill.files.write import NewFile, write_file, writing_errors
+from tokenmill.files.write import HashedFile, NewFile, write_file, writing_errors
 
 __all__ = [
     "NETWORK_KINDS",
+    "HashedFile",
     "NewFile",
     "PrivateDirectory",
     "PrivateFile",

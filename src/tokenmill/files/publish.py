@@ -116,10 +116,11 @@ class Staging:
             self.path = beside.parent / f".{beside.name}.{unique}"
 
     def __enter__(self) -> Staging:
-        self._make(self.path)
+        self.make(self.path)
         return self
 
-    def _make(self, directory: Path) -> None:
+    def make(self, directory: Path) -> None:
+        """Make a directory for what is staged, or for what will be published."""
         with writing_errors(directory):
             if self._own_modes:
                 make_directory(directory, self.root)
@@ -138,7 +139,7 @@ class Staging:
     def write(self, name: str, chunks: Buffer | Iterable[Buffer]) -> Path:
         """Write and sync one staged file."""
         path = self.path / name
-        self._make(path.parent)
+        self.make(path.parent)
         write_file(path, chunks)
         return path
 
@@ -151,7 +152,7 @@ class Staging:
             durable: Whether the name is synced; not needed for a file whose directory is synced
                 anyway before anything relies on it.
         """
-        self._make(target.parent)
+        self.make(target.parent)
         with writing_errors(target):
             if self._own_modes:
                 _apply_modes(staged, self.root)

@@ -1,9 +1,9 @@
 """Writing a file so that it can be trusted: synced, closed with a check, its size compared.
 
-`write_file` writes a whole file; `NewFile` is one that grows piece by piece while others do.
-Both are for files that nobody sees yet (see `publish`). A network file system may report lost
-data only when a file is closed, so a failing close counts. `writing_errors` turns what the
-operating system says into a `CacheError` that says what to do.
+`write_file` writes a whole file; `NewFile` is one that grows piece by piece while others do, and
+`HashedFile` one that knows its checksum. All are for files that nobody sees yet (see `publish`).
+A network file system may report lost data only when a file is closed, so a failing close counts.
+`writing_errors` turns what the operating system says into a `CacheError` that says what to do.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Self
+
+import xxhash
 
 from tokenmill.errors import CacheError, TokenmillError
 
@@ -123,3 +125,21 @@ class NewFile:
     def _abandon(self) -> None:
         with contextlib.suppress(OSError):
             os.close(self._descriptor)
+
+
+class HashedFile(NewFile):
+    """A file written piece by piece, and the checksum of what was given so far."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self._hasher = xxhash.xxh3_128()
+
+    def write(self, piece: Buffer) -> None:
+        """Add bytes at the end."""
+        self._hasher.update(piece)
+        super().write(piece)
+
+    @property
+    def checksum(self) -> str:
+        """As 32 hex digits."""
+        return self._hasher.hexdigest()

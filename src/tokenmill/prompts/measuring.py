@@ -22,7 +22,7 @@ from tokenmill import fingerprint
 from tokenmill.build.entries import to_block
 from tokenmill.build.slices import load_copy, without_collector
 from tokenmill.errors import RowError
-from tokenmill.files import Staging, require_inside
+from tokenmill.files.sealed import BytesForm, SealedKind
 from tokenmill.prompts import media
 from tokenmill.prompts.lengths import NO_LENGTH, REJECTED, Int32Array, Rejection
 from tokenmill.prompts.rendering import PromptMaker
@@ -32,7 +32,7 @@ from tokenmill.source import Block, read_block
 from tokenmill.tokenizer import Encoder
 
 ENTRY = "tokenmill.prompts.measuring:open_measurer"
-PART = "part.bin"
+_PART = SealedKind("part of a length index", "part.bin", BytesForm())
 PART_VERSION = 1
 _DETAIL_CHARS = 300  # a rejection's detail is for a person; a template can raise a whole document
 
@@ -137,29 +137,24 @@ def measure_block(measurer: Measurer, block: Block) -> Measured:
 
 
 def write_part(root: Path, place: Path, part: Measured) -> None:
-    """Publish a part; one that is there stays."""
+    """Publish a part; one that is there and whole stays."""
     lengths, said = part
     body = lengths.astype("<i4").tobytes()
     head = {"rows": len(lengths), "rejected": [list(rejection) for rejection in said]}
-    data = fingerprint.canonical(head) + b"\n" + body
-    with Staging(root) as staging:
-        staged = staging.write(f"part/{PART}", fingerprint.checksum(data).encode() + b"\n" + data)
-        staging.publish(staged.parent, place)
+    _PART.write(root, place, fingerprint.canonical(head) + b"\n" + body)
 
 
 def read_part(place: Path, rows: int) -> Measured | None:
     """A part; None where it is missing or not what was written."""
-    require_inside(place / PART, place.parent.parent)
+    data = _PART.admit_or_none(place)
+    if data is None:
+        return None
     try:
-        data = (place / PART).read_bytes()
-        seal, _, rest = data.partition(b"\n")
-        if seal.decode() != fingerprint.checksum(rest):
-            return None
-        head, _, body = rest.partition(b"\n")
+        head, _, body = data.partition(b"\n")
         document = msgspec.json.decode(head)
         lengths = np.frombuffer(body, "<i4")
         if len(lengths) != rows or document["rows"] != rows:
             return None
         return lengths, [Rejection(*rejection) for rejection in document["rejected"]]
-    except (OSError, ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError):
         return None

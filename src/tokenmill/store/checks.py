@@ -18,39 +18,17 @@ import numpy as np
 import xxhash
 
 from tokenmill.errors import CorruptionError
-from tokenmill.store.access import REMEDY, reading_errors
+from tokenmill.files.sealed import require_file
+from tokenmill.store.access import REMEDY
 from tokenmill.store.layout import TABLE
 from tokenmill.store.manifest import Document
 from tokenmill.store.record import UNREADABLE
 from tokenmill.store.table import SLICE_ROW, read_stretches
 
-_READ_BYTES = 1 << 20
-
 
 def check_file(path: Path, stated: Document, *, content: bool) -> None:
     """Compare a file's size, and its checksum if ``content``, with what the manifest states."""
-    hasher = xxhash.xxh3_128()
-    with reading_errors(path):
-        size = path.stat().st_size
-        if size != stated["size"]:
-            raise CorruptionError(
-                f"{size} bytes, expected {stated['size']}; {REMEDY}",
-                path=path,
-                offset=min(size, stated["size"]),
-            )
-        if not content:
-            return
-        with open(path, "rb") as file:
-            while piece := file.read(_READ_BYTES):
-                hasher.update(piece)
-    _compare(hasher.hexdigest(), stated, path)
-
-
-def _compare(found: str, stated: Document, path: Path) -> None:
-    if found != stated.get("checksum"):
-        raise CorruptionError(
-            f"checksum is {found}, expected {stated.get('checksum')}; {REMEDY}", path=path
-        )
+    require_file(path, stated["size"], stated["checksum"] if content else None, REMEDY)
 
 
 @dataclass
@@ -86,7 +64,9 @@ def check_table(manifest: Document, path: Path, *, content: bool) -> None:
             hasher.update(piece)
         recount.add(np.frombuffer(piece, SLICE_ROW), path)
     if content:
-        _compare(hasher.hexdigest(), manifest["files"][TABLE], path)
+        found, stated = hasher.hexdigest(), manifest["files"][TABLE]["checksum"]
+        if found != stated:
+            raise CorruptionError(f"checksum is {found}, expected {stated}; {REMEDY}", path=path)
     totals = manifest["totals"]
     for name in ("slices", "rows", "tokens", "trained_tokens"):
         number = getattr(recount, name)
