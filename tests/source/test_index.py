@@ -221,7 +221,7 @@ print(shelf.existing_private_shelf().root)
     done = python(code, str(path), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     private = Path(done.stdout.strip())
-    assert private.name.startswith("tokenmill-rows-")
+    assert private.name.startswith("tokenmill-")
     assert not private.exists()
     assert not list((tmp_path / "forbidden").glob("rows/*"))
 

@@ -15,7 +15,13 @@ locked in it, goes through `process`, so that a forked child touches nothing of 
 from __future__ import annotations
 
 from tokenmill.files.kind import NETWORK_KINDS, filesystem_kind, is_network
-from tokenmill.files.process import PrivateDirectory, PrivateFile, ProcessLock, at_end
+from tokenmill.files.process import (
+    PrivateDirectory,
+    ProcessLock,
+    at_end,
+    has_process_directory,
+    process_directory,
+)
 from tokenmill.files.publish import (
     Staging,
     copy_or_link,
@@ -34,16 +40,17 @@ __all__ = [
     "HashedFile",
     "NewFile",
     "PrivateDirectory",
-    "PrivateFile",
     "ProcessLock",
     "Staging",
     "at_end",
     "copy_or_link",
     "default_cache_dir",
     "filesystem_kind",
+    "has_process_directory",
     "is_network",
     "is_remote",
     "make_directory",
+    "process_directory",
     "publish_directory",
     "publish_file",
     "replace_file",

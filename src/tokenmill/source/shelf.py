@@ -12,12 +12,11 @@ directory takes its place; it ends with the process that made it.
 from __future__ import annotations
 
 import errno
-import os
 from pathlib import Path
 from typing import Any
 
 from tokenmill.errors import CacheError, CorruptionError
-from tokenmill.files import PrivateDirectory, ProcessLock, require_inside
+from tokenmill.files import has_process_directory, process_directory, require_inside
 from tokenmill.files.sealed import JsonForm, SealedKind
 
 _FORBIDDEN = (errno.EROFS, errno.EACCES, errno.EPERM)
@@ -56,25 +55,14 @@ class Shelf:
         _NOTE.write(self.root, self.place(key), note)
 
 
-_private: list[PrivateDirectory] = []
-_making = ProcessLock()
-
-
 def private_shelf() -> Shelf:
-    """A shelf in the temporary directory, one per process, removed when it ends."""
-    with _making:
-        found = existing_private_shelf()
-        if found is not None:
-            return found
-        _private.append(PrivateDirectory("tokenmill-rows-"))
-        return Shelf(_private[-1].path)
+    """A shelf in this process's own temporary directory."""
+    return Shelf(process_directory())
 
 
 def existing_private_shelf() -> Shelf | None:
     """The private shelf, if this process needed one before."""
-    if _private and _private[-1].process == os.getpid():  # a forked child makes one of its own
-        return Shelf(_private[-1].path)
-    return None
+    return private_shelf() if has_process_directory() else None
 
 
 def is_forbidden(error: CacheError) -> bool:
