@@ -50,7 +50,9 @@ PREPARED = (
     "held = tm.prepare(source, tokenizer, tokenizer_backend='file', executor='inline',"
     " progress=False, {})"
 )
-UNWRITABLE = "import tokenmill.dataset.kept as kept; kept._caches = lambda view: []; "
+UNWRITABLE = (
+    "import tokenmill.dataset.selection as selection; selection._caches = lambda view: []; "
+)
 CASES = {
     "disable_cache": (
         PREPARED.format("disable_cache=True"),

@@ -34,7 +34,7 @@ from tokenmill.errors import (
 from tokenmill.source import Block, read_block
 from tokenmill.store import CacheLayout
 from tokenmill.store.quarantine import quarantine_slice, slice_is_intact
-from tokenmill.store.write import EncodedSlice, encode_slice, publish_slice, replace_slice
+from tokenmill.store.slice_writer import EncodedSlice, encode_slice, publish_slice, replace_slice
 from tokenmill.tokenizer import Tokenizer, load, share_table
 
 COPY = "tokenizer.json"

@@ -19,7 +19,7 @@ import xxhash
 
 from tokenmill.errors import CorruptionError
 from tokenmill.files import sealed
-from tokenmill.files.place import as_remote
+from tokenmill.files.remote_path import as_remote
 from tokenmill.store.record import BLOCK_BYTES, FileRecord
 
 REMEDY = "`tokenmill prepare --force-recache` rebuilds it"

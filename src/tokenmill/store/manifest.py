@@ -17,7 +17,7 @@ import msgspec
 
 from tokenmill import fingerprint
 from tokenmill.errors import CorruptionError, SourceMissing, UsageError
-from tokenmill.files.place import as_remote
+from tokenmill.files.remote_path import as_remote
 from tokenmill.store.access import reading_errors
 from tokenmill.store.layout import CHECKED_FILES, FORMAT, MASK_FILES, StoreLayout, check_key
 from tokenmill.store.record import UNREADABLE

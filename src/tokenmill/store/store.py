@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from tokenmill.errors import CorruptionError, UsageError
 from tokenmill.files import ProcessLock, is_network, is_remote
-from tokenmill.files.place import as_remote
+from tokenmill.files.remote_path import as_remote
 from tokenmill.files.remote import local_path
 from tokenmill.origin import Origin
 from tokenmill.store import layout as names

@@ -1,6 +1,6 @@
 """Loading: from whatever names a tokenizer to a `Tokenizer`.
 
-A path or hub id leads to a `Place` with files; an object, be it a `tokenizers.Tokenizer` or a
+A path or hub id leads to a `Location` with files; an object, be it a `tokenizers.Tokenizer` or a
 tokenizer of transformers, is taken as it is.
 
 Who encodes (``backend``): ``file`` is the tokenizer.json, ``transformers`` is what AutoTokenizer
@@ -35,7 +35,7 @@ from tokenmill.tokenizer.backend import (
     skim_backend,
     vocabulary,
 )
-from tokenmill.tokenizer.place import INSTALL, Place, find_place
+from tokenmill.tokenizer.location import INSTALL, Location, locate
 from tokenmill.tokenizer.templates import (
     NamedToken,
     brings_code,
@@ -80,7 +80,7 @@ def load(
         raise UsageError(f"tokenizer_backend={backend!r}: choose one of {', '.join(BACKENDS)}")
     if isinstance(source, str | os.PathLike):
         call = _Call(source, chat_template is not None, trust_remote_code, cache_dir)
-        tokenizer = _load_place(find_place(source), backend, call)
+        tokenizer = _load_place(locate(source), backend, call)
     else:
         tokenizer = _adopt_object(source)
         refuse_randomness(read_head(tokenizer.data), path=tokenizer.path)
@@ -97,7 +97,7 @@ class _Call(NamedTuple):
     cache_dir: Path | None
 
 
-def _load_place(place: Place, backend: str, call: _Call) -> Tokenizer:
+def _load_place(place: Location, backend: str, call: _Call) -> Tokenizer:
     if backend == "transformers":
         return _load_auto(place, call.trust_remote_code)
     if not place.file.is_file():
@@ -126,7 +126,7 @@ def _load_place(place: Place, backend: str, call: _Call) -> Tokenizer:
     return ours
 
 
-def _examine(place: Place, ours: Tokenizer) -> None:
+def _examine(place: Location, ours: Tokenizer) -> None:
     """Refuse a file whose ids are random or that other files of its directory contradict."""
     refuse_randomness(read_head(ours.data, path=ours.path), path=ours.path)
     contradiction = _contradiction(place.directory, ours)
@@ -202,7 +202,7 @@ def _check_copy(directory: Path) -> None:
             )
 
 
-def _load_auto(place: Place, trust_remote_code: bool) -> Tokenizer:
+def _load_auto(place: Location, trust_remote_code: bool) -> Tokenizer:
     try:
         auto = door.load_auto(place.directory, trust_remote_code=trust_remote_code)
     except door.AutoTokenizerError as error:
@@ -214,7 +214,7 @@ def _load_auto(place: Place, trust_remote_code: bool) -> Tokenizer:
     return adopted
 
 
-def _refuse_ambiguity(place: Place, ours: Tokenizer, call: _Call) -> None:
+def _refuse_ambiguity(place: Location, ours: Tokenizer, call: _Call) -> None:
     """Compare with AutoTokenizer, unless it was asked before."""
     name = None
     if call.cache_dir is not None:
@@ -234,7 +234,7 @@ def _refuse_ambiguity(place: Place, ours: Tokenizer, call: _Call) -> None:
     ours.notes["auto_tokenizer"] = "encodes alike"
 
 
-def _ask_auto(place: Place, ours: Tokenizer, call: _Call) -> memo.Answer | None:
+def _ask_auto(place: Location, ours: Tokenizer, call: _Call) -> memo.Answer | None:
     """AutoTokenizer's answer; None where it has none and there is nothing it could change."""
     try:
         auto = door.load_auto(place.directory, trust_remote_code=call.trust_remote_code)

@@ -29,7 +29,7 @@ from tokenmill.errors import CacheError, TokenizerError
 from tokenmill.files.sealed import BytesForm, SealedKind, publish_files
 from tokenmill.tokenizer import loaded
 from tokenmill.tokenizer.identity import FORMAT, IdentityCard
-from tokenmill.tokenizer.place import find_place
+from tokenmill.tokenizer.location import locate
 
 if TYPE_CHECKING:
     from tokenmill.tokenizer.tokenizer import Tokenizer
@@ -88,7 +88,7 @@ def memo_key(
 def _key_of_files(source: Any, question: dict[str, Any]) -> str | None:
     if not isinstance(source, str | os.PathLike):
         return None
-    place = find_place(source)
+    place = locate(source)
     try:
         files = _file_digests(place.directory)
         if place.named:
