@@ -23,6 +23,8 @@ from tokenmill.files.process import (
     process_directory,
 )
 from tokenmill.files.publish import (
+    HashedFile,
+    NewFile,
     Staging,
     copy_or_link,
     make_directory,
@@ -30,10 +32,11 @@ from tokenmill.files.publish import (
     publish_file,
     replace_file,
     sync_directory,
+    write_file,
+    writing_errors,
 )
 from tokenmill.files.remote import is_remote
 from tokenmill.files.root import default_cache_dir, require_inside
-from tokenmill.files.write import HashedFile, NewFile, write_file, writing_errors
 
 __all__ = [
     "NETWORK_KINDS",

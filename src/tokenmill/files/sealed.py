@@ -1,9 +1,10 @@
 """Sealed directories: what a cache keeps beside its stores, and how it is believed again.
 
-Row indexes, seekable copies, length indexes, selection indexes, parts and notes are all the same
-thing: a directory of *data files* and one *summary*, which holds a *record* (what this is, counts,
-checksums of the data files) and is protected against damage itself. A memo is such a summary
-without a directory. The rooms that keep one declare a `SealedKind` and use it two ways:
+Row indexes, seekable copies, length indexes, selection indexes, parts, notes and copies of
+tokenizers are all the same thing: a directory of *data files* and one *summary*, which holds a
+*record* (what this is, counts, checksums of the data files) and is protected against damage itself.
+A memo is such a summary without a directory. The rooms that keep one declare a `SealedKind` and use
+it two ways:
 
 - `SealedKind.stage` gives a `Draft`: data files are written into a staging directory, their
   checksums counted on the way; `Draft.publish` writes the summary last and makes the whole visible
@@ -34,12 +35,18 @@ import xxhash
 from tokenmill import fingerprint
 from tokenmill.errors import CacheError, CorruptionError, SourceError
 from tokenmill.files.kind import is_network
-from tokenmill.files.publish import Staging, make_directory, sync_directory
+from tokenmill.files.publish import (
+    Buffer,
+    HashedFile,
+    Staging,
+    make_directory,
+    sync_directory,
+    writing_errors,
+)
 from tokenmill.files.root import require_inside
-from tokenmill.files.write import Buffer, HashedFile, writing_errors
 from tokenmill.fingerprint import canonical, canonical_of_parsed
 
-Struct = TypeVar("Struct", bound=msgspec.Struct)
+Record = TypeVar("Record")
 
 _READ_BYTES = 1 << 20
 _DAMAGE = (errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.EIO, errno.ESTALE)
@@ -256,8 +263,8 @@ class Sealed:
         path = self.directory / name if name else self.kind.summary_of(self.directory)
         return CorruptionError(f"{message}; {self.kind.remedy}", path=path)
 
-    def convert(self, kind: type[Struct]) -> Struct:
-        """The record as a struct; a seal guards against accidents, not against other members."""
+    def convert(self, kind: type[Record]) -> Record:
+        """The record as a type; a seal guards against accidents, not against other members."""
         try:
             return msgspec.convert(self.record, kind)
         except msgspec.ValidationError as error:
@@ -340,7 +347,7 @@ class Draft:
 
 
 def publish_files(root: Path, place: Path, files: Mapping[str, bytes]) -> None:
-    """Publish a directory of files that others vouch for: a tokenizer's copy, by its identity."""
+    """Publish a directory of files that are sealed already, or named by their content."""
     with Staging(root) as staging:
         for name, data in files.items():
             staging.write(f"files/{name}", data)

@@ -27,10 +27,10 @@ from tokenmill.files.sealed import quarantine
 from tokenmill.fingerprint import key as fingerprint_key
 from tokenmill.store import layout as names
 from tokenmill.store.ahead import ahead
-from tokenmill.store.checks import check_file
 from tokenmill.store.layout import CacheLayout, StoreLayout
 from tokenmill.store.manifest import (
     Document,
+    check_file,
     encode_manifest,
     make_manifest,
     read_manifest,

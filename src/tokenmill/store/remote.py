@@ -19,13 +19,12 @@ import xxhash
 from tokenmill.errors import CorruptionError, UsageError
 from tokenmill.files import Staging, default_cache_dir, is_network, process_directory, ranged
 from tokenmill.files.blocks import BlockCache
-from tokenmill.files.remote_path import RemotePath
 from tokenmill.files.ranged import WINDOW
 from tokenmill.files.remote import protocol_of
+from tokenmill.files.remote_path import RemotePath
 from tokenmill.store import layout as names
 from tokenmill.store.access import GuardedFile, reading_errors, remedy
-from tokenmill.store.checks import check_file
-from tokenmill.store.manifest import Document
+from tokenmill.store.manifest import Document, check_file
 from tokenmill.store.record import BLOCK_BYTES, FileRecord
 from tokenmill.store.store import Store
 

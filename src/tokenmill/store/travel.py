@@ -30,8 +30,8 @@ from tokenmill.errors import (
 )
 from tokenmill.files import Staging, default_cache_dir
 from tokenmill.files.blocks import BlockCache
-from tokenmill.files.remote_path import RemotePath
 from tokenmill.files.remote import is_remote, protocol_of
+from tokenmill.files.remote_path import RemotePath
 from tokenmill.files.sealed import publish_files, quarantine
 from tokenmill.files.upload import Upload, Uploader
 from tokenmill.fingerprint import canonical, checksum

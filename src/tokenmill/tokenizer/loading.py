@@ -24,8 +24,7 @@ import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tokenmill import fingerprint
-from tokenmill.errors import CorruptionError, TokenizerError, UsageError
+from tokenmill.errors import TokenizerError, UsageError
 from tokenmill.tokenizer import memo
 from tokenmill.tokenizer import transformers_door as door
 from tokenmill.tokenizer.backend import (
@@ -41,12 +40,11 @@ from tokenmill.tokenizer.templates import (
     brings_code,
     choose_template,
     named_tokens,
-    read_config,
     read_special_tokens,
     read_template,
     states_a_class,
 )
-from tokenmill.tokenizer.tokenizer import CHECKSUMS, Tokenizer
+from tokenmill.tokenizer.tokenizer import COPY, Tokenizer
 
 BACKENDS = ("auto", "file", "transformers")
 
@@ -109,7 +107,7 @@ def _load_place(place: Location, backend: str, call: _Call) -> Tokenizer:
         data = place.file.read_bytes()
     except OSError as error:
         raise TokenizerError(f"cannot read it: {error.strerror}", path=place.file) from error
-    is_copy = (place.directory / CHECKSUMS).is_file() and not place.named
+    is_copy = COPY.summary_of(place.directory).is_file() and not place.named
     if is_copy:
         _check_copy(place.directory)
     ours = Tokenizer(
@@ -192,14 +190,10 @@ def _ordinary_tokens(texts: set[str], ours: Tokenizer) -> dict[str, int]:
 
 def _check_copy(directory: Path) -> None:
     """A copy that tokenmill made must be as it was made; a flipped bit would be other ids."""
-    for name, expected in read_config(directory, CHECKSUMS).items():
-        path = directory / os.path.basename(name)
-        actual = fingerprint.checksum(path.read_bytes()) if path.is_file() else "nothing"
-        if actual != expected:
-            raise CorruptionError(
-                f"checksum {actual}, expected {expected}; remove this directory and prepare again",
-                path=path,
-            )
+    # Of any cache or of none: links within it are its owner's choice.
+    sealed = COPY.admit(directory, root=Path(directory.anchor))
+    for name, expected in sealed.convert(dict[str, str]).items():
+        sealed.require(os.path.basename(name), checksum=expected)
 
 
 def _load_auto(place: Location, trust_remote_code: bool) -> Tokenizer:
