@@ -23,7 +23,6 @@ from tokenmill.files.process import (
     process_directory,
 )
 from tokenmill.files.publish import (
-    HashedFile,
     NewFile,
     Staging,
     copy_or_link,
@@ -40,7 +39,6 @@ from tokenmill.files.root import default_cache_dir, require_inside
 
 __all__ = [
     "NETWORK_KINDS",
-    "HashedFile",
     "NewFile",
     "PrivateDirectory",
     "ProcessLock",

@@ -2,9 +2,8 @@
 
 A file that nobody sees yet is written so that it can be trusted: synced, closed with a check (a
 network file system may report lost data only then), its size compared. `write_file` writes a whole
-one; `NewFile` is one that grows piece by piece while others do, `HashedFile` one that knows its
-checksum. `writing_errors` turns what the operating system says into a `CacheError` that says what
-to do.
+one; `NewFile` is one that grows piece by piece while others do, and knows its size and checksum.
+`writing_errors` turns what the operating system says into a `CacheError` that says what to do.
 
 A `Staging` is a directory ``<root>/staging/<host>-<pid>-<random>/``; its owner writes into it and
 publishes from it. `publish_file` links the staged file to its final name, which fails when
@@ -72,14 +71,14 @@ def writing_errors(path: str | os.PathLike[str]) -> Iterator[None]:
         raise CacheError(f"cannot write: {reason}; {remedy}", path=path) from error
 
 
-def write_file(path: Path, chunks: Buffer | Iterable[Buffer]) -> int:
+def write_file(path: Path, chunks: Buffer | Iterable[Buffer]) -> NewFile:
     """Write a new file, sync it, close it, and check that it has the size that was written."""
     if isinstance(chunks, bytes | bytearray | memoryview):
         chunks = (chunks,)
     with writing_errors(path), NewFile(path) as file:
         for chunk in chunks:
             file.write(chunk)
-    return file.size
+    return file
 
 
 class NewFile:
@@ -97,6 +96,7 @@ class NewFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.size = 0
+        self._hasher = xxhash.xxh3_128()
         self._held = bytearray()
         self._descriptor = -1
 
@@ -110,11 +110,17 @@ class NewFile:
         """Add bytes at the end."""
         view = memoryview(piece).cast("B")
         self.size += len(view)
+        self._hasher.update(view)
         if len(self._held) + len(view) < _GATHERED:
             self._held += view
             return
         self._flush()
         self._put(view)
+
+    @property
+    def checksum(self) -> str:
+        """Of the bytes given so far."""
+        return self._hasher.hexdigest()
 
     def _flush(self) -> None:
         held, self._held = self._held, bytearray()
@@ -152,24 +158,6 @@ class NewFile:
     def _abandon(self) -> None:
         with contextlib.suppress(OSError):
             os.close(self._descriptor)
-
-
-class HashedFile(NewFile):
-    """A file written piece by piece, and the checksum of what was given so far."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(path)
-        self._hasher = xxhash.xxh3_128()
-
-    def write(self, piece: Buffer) -> None:
-        """Add bytes at the end."""
-        self._hasher.update(piece)
-        super().write(piece)
-
-    @property
-    def checksum(self) -> str:
-        """As 32 hex digits."""
-        return self._hasher.hexdigest()
 
 
 def make_directory(path: Path, root: Path) -> None:

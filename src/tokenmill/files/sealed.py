@@ -3,33 +3,32 @@
 Row indexes, seekable copies, length indexes, selection indexes, parts, notes and copies of
 tokenizers are all the same thing: a directory of *data files* and one *summary*, which holds a
 *record* (what this is, counts, checksums of the data files) and is protected against damage itself.
-A memo is such a summary without a directory. The rooms that keep one declare a `SealedKind` and use
-it two ways:
+A memo is such a summary without a directory. The rooms that keep one declare a `SealedKind`:
 
 - `SealedKind.stage` gives a `Draft`: data files are written into a staging directory, their
   checksums counted on the way; `Draft.publish` writes the summary last and makes the whole visible
   by one rename. Where another was first, that one stays: a key has one content. Only one that is
   found broken goes to quarantine for it.
 - `SealedKind.admit` gives a `Sealed`: files that no link leads out of the cache, a summary that is
-  the bytes that were written, and a record. Its methods compare data files with what the record
-  states, at once or when they are used. Whatever does not fit is a `CorruptionError` that names
-  the file and says what to do; `SealedKind.admit_or_none` is for what is then simply made again.
+  the bytes that were written, and its record. The methods of a `Sealed` compare data files with
+  what the record states, at once or when they are used. Whatever does not fit is a
+  `CorruptionError` that names the file and says what to do; `SealedKind.admit_or_none` is for what
+  is then simply made again.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import os
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
-import numpy as np
-import numpy.typing as npt
 import xxhash
 
 from tokenmill import fingerprint
@@ -37,18 +36,20 @@ from tokenmill.errors import CacheError, CorruptionError, SourceError
 from tokenmill.files.kind import is_network
 from tokenmill.files.publish import (
     Buffer,
-    HashedFile,
+    NewFile,
     Staging,
     make_directory,
     sync_directory,
+    write_file,
     writing_errors,
 )
 from tokenmill.files.root import require_inside
-from tokenmill.fingerprint import canonical, canonical_of_parsed
+
+if TYPE_CHECKING:
+    import numpy.typing as npt  # heavy for whoever only recalls a memo
 
 Record = TypeVar("Record")
 
-_READ_BYTES = 1 << 20
 _DAMAGE = (errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.EIO, errno.ESTALE)
 
 
@@ -75,28 +76,30 @@ def reading_errors(path: os.PathLike[str], remedy: str) -> Iterator[None]:
         raise CacheError(message, path=path) from error
 
 
-def require_file(path: Path, size: int | None, stated: str | None, remedy: str) -> None:
-    """Compare a file with the size and the checksum that are stated of it, where they are."""
-    hasher = xxhash.xxh3_128()
+def file_checksum(path: Path) -> str:
+    """`fingerprint.checksum` of a file of any size."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()
+
+
+def require_file(path: Path, size: int | None, checksum: str | None, remedy: str) -> Path:
+    """A file that has the size and the checksum that are stated of it, as far as they are."""
     with reading_errors(path, remedy):
         actual = path.stat().st_size
         if size is not None and actual != size:
             raise CorruptionError(
                 f"{actual} bytes, expected {size}; {remedy}", path=path, offset=min(actual, size)
             )
-        if stated is None:
-            return
-        with open(path, "rb") as file:
-            while piece := file.read(_READ_BYTES):
-                hasher.update(piece)
-    if hasher.hexdigest() != stated:
-        raise CorruptionError(
-            f"checksum is {hasher.hexdigest()}, expected {stated}; {remedy}", path=path
-        )
+        found = None if checksum is None else file_checksum(path)
+    if found != checksum:
+        raise CorruptionError(f"checksum is {found}, expected {checksum}; {remedy}", path=path)
+    return path
 
 
-def map_array(path: Path, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+def map_array(path: Path, dtype: str) -> npt.NDArray[Any]:
     """The whole of a flat file as an array: mapped, or read where maps are unsafe."""
+    import numpy as np
+
     if path.stat().st_size == 0:
         return np.zeros(0, dtype=dtype)  # an empty file cannot be mapped
     if is_network(path):
@@ -114,26 +117,12 @@ def quarantine(root: Path, path: Path) -> None:
             sync_directory(path.parent)
 
 
-class Form(Protocol):
-    """How a summary holds its record; decoding gives None, or raises, where it is damaged."""
-
-    def encode(self, record: Any) -> bytes:
-        """The bytes of the summary."""
-
-    def decode(self, data: bytes) -> Any:
-        """The record in them."""
-
-
 @dataclass(frozen=True)
 class JsonForm:
-    """Canonical JSON, ``{record: …, seal: checksum of the record}`` or the bare record.
+    """A summary in canonical JSON: ``{record: …, seal: its checksum}``, or the bare record.
 
-    A bare record is one whose every member is compared with something else.
-
-    Attributes:
-        record: The member that holds the record; "" for a bare one.
-        seal: The member that holds its checksum.
-        end: What follows the document.
+    Bare is a record whose every member is compared with something else. Only the very bytes that
+    `encode` gives are a summary.
     """
 
     record: str = ""
@@ -142,28 +131,28 @@ class JsonForm:
 
     def encode(self, record: Any) -> bytes:
         """The bytes of the summary."""
-        data = canonical(record)
+        data = fingerprint.canonical(record)
         if self.record:
             sealed = {self.record: record, self.seal: fingerprint.checksum(data)}
-            data = canonical_of_parsed(sealed)
+            data = fingerprint.canonical_of_parsed(sealed)
         return data + self.end
 
     def decode(self, data: bytes) -> Any:
-        """The record; only the very bytes that `encode` gives are one."""
+        """The record in such bytes; other bytes give None or an error."""
         document = msgspec.json.decode(data, type=dict[str, Any])
         record = document[self.record] if self.record else document
         return record if self.encode(record) == data else None
 
 
 class BytesForm:
-    """A line with the checksum of everything behind it; the record is those bytes."""
+    """A summary whose first line is the checksum of the rest; the record is that rest."""
 
     def encode(self, record: bytes) -> bytes:
         """The bytes of the summary."""
         return fingerprint.checksum(record).encode() + b"\n" + record
 
     def decode(self, data: bytes) -> bytes | None:
-        """What stands behind the line."""
+        """The record in such bytes; other bytes give None."""
         seal, _, record = data.partition(b"\n")
         return record if seal == fingerprint.checksum(record).encode() else None
 
@@ -174,8 +163,7 @@ class SealedKind:
 
     Attributes:
         name: What one is called in messages.
-        summary: Name of its summary; "" where the summary alone is all there is, without a
-            directory.
+        summary: Name of its summary; "" where that is all there is, without a directory.
         form: How the summary holds the record.
         files: Names of its data files.
         remedy: What to do about a damaged one.
@@ -183,13 +171,17 @@ class SealedKind:
 
     name: str
     summary: str
-    form: Form
+    form: JsonForm | BytesForm
     files: tuple[str, ...] = ()
     remedy: str = "remove the directory to have it made again"
 
     def summary_of(self, place: Path) -> Path:
         """Where the summary of one is."""
         return place / self.summary if self.summary else place
+
+    def encode(self, record: Any) -> bytes:
+        """The bytes of the summary of one."""
+        return self.form.encode(record)
 
     @contextlib.contextmanager
     def stage(self, root: Path) -> Iterator[Draft]:
@@ -198,7 +190,7 @@ class SealedKind:
             yield Draft(self, staging)
 
     def write(self, root: Path, place: Path, record: Any) -> None:
-        """Publish one that has no data files, also in place of a broken one."""
+        """Publish one that is a summary alone, also in place of a broken one."""
         with self.stage(root) as draft:
             draft.publish(
                 place, record, is_whole=lambda: self.admit_or_none(place, root) is not None
@@ -209,26 +201,25 @@ class SealedKind:
 
         Args:
             place: The directory.
-            root: The cache that it may not lead out of; None: two above.
+            root: The cache that no link may lead out of; None: two above.
 
         Raises:
             CorruptionError: It is not what was written.
-            CacheError: It is not there at all, cannot be read, or a link leads out of the cache.
+            CacheError: It is not there, cannot be read, or a link leads out of the cache.
         """
         summary = self.summary_of(place)
-        for name in (summary, *(place / file for file in self.files)):
-            require_inside(name, root or place.parent.parent)
+        for path in (summary, *(place / name for name in self.files)):
+            require_inside(path, root or place.parent.parent)
         if not place.exists():
             raise CacheError(f"the {self.name} is gone; open what it was made of again", path=place)
         with reading_errors(summary, self.remedy):
             data = summary.read_bytes()
         try:
-            record = self.form.decode(data)
-        except (msgspec.MsgspecError, ValueError, KeyError, TypeError, RecursionError) as error:
-            message = f"not the summary of a {self.name} ({error}); {self.remedy}"
-            raise CorruptionError(message, path=summary) from error
+            record, why = self.form.decode(data), "not the bytes that were written"
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            record, why = None, f"not the summary of a {self.name} ({error})"
         if record is None:
-            raise CorruptionError(f"not the bytes that were written; {self.remedy}", path=summary)
+            raise CorruptionError(f"{why}; {self.remedy}", path=summary)
         return Sealed(self, place, record)
 
     def admit_or_none(self, place: Path, root: Path | None = None) -> Any:
@@ -246,20 +237,14 @@ class SealedKind:
 
 @dataclass(frozen=True)
 class Sealed:
-    """A directory whose summary was admitted.
-
-    Attributes:
-        kind: What it is one of.
-        directory: Where it is.
-        record: What its summary says.
-    """
+    """A directory whose summary was admitted, and what that says."""
 
     kind: SealedKind
     directory: Path
     record: Any
 
     def refusal(self, message: str, name: str = "") -> CorruptionError:
-        """The error for one of its files, or for its summary, that is not what was written."""
+        """The error for a data file, or for the summary, that is not what was written."""
         path = self.directory / name if name else self.kind.summary_of(self.directory)
         return CorruptionError(f"{message}; {self.kind.remedy}", path=path)
 
@@ -271,14 +256,14 @@ class Sealed:
             raise self.refusal(f"not the record of a {self.kind.name} ({error})") from error
 
     def require_document(self, document: Any) -> None:
-        """Refuse one that was made of something else than what its record must name."""
-        if canonical_of_parsed(self.record["document"]) != canonical(document):
+        """Refuse a record that is of another document."""
+        stated = fingerprint.canonical_of_parsed(self.record["document"])
+        if stated != fingerprint.canonical(document):
             raise self.refusal(f"a {self.kind.name} of something else lies under this key")
 
     def require(self, name: str, *, size: int | None = None, checksum: str | None = None) -> Path:
         """A data file, if it has this size and this checksum."""
-        require_file(self.directory / name, size, checksum, self.kind.remedy)
-        return self.directory / name
+        return require_file(self.directory / name, size, checksum, self.kind.remedy)
 
     def read(self, name: str, checksum: str) -> bytes:
         """The bytes of a small data file."""
@@ -290,44 +275,35 @@ class Sealed:
         return data
 
     def array(self, name: str, dtype: str, count: int, checksum: str) -> npt.NDArray[Any]:
-        """A data file as an array of so many numbers."""
-        size = count * np.dtype(dtype).itemsize
-        return map_array(self.require(name, size=size, checksum=checksum), dtype)
+        """A data file as an array of so many numbers, ``<i4`` or the like."""
+        path = self.require(name, size=count * int(dtype[2:]), checksum=checksum)
+        return map_array(path, dtype)
 
 
 @dataclass(frozen=True)
 class Draft:
-    """A sealed directory in the making.
-
-    Attributes:
-        kind: What it will be one of.
-        staging: Where it is made.
-        checksums: Of the data files written so far.
-    """
+    """A sealed directory in the making, and the checksums of the data files written so far."""
 
     kind: SealedKind
     staging: Staging
     checksums: dict[str, str] = field(default_factory=dict)
 
-    @property
-    def directory(self) -> Path:
-        """Where its files are until they are published."""
-        return self.staging.path / "sealed"
-
     @contextlib.contextmanager
-    def open(self, name: str) -> Iterator[HashedFile]:
+    def open(self, name: str) -> Iterator[NewFile]:
         """A data file that grows piece by piece."""
-        self.staging.make(self.directory)
-        with HashedFile(self.directory / name) as file:
+        with NewFile(self._path(name)) as file:
             yield file
         self.checksums[name] = file.checksum
 
     def write(self, name: str, chunks: Buffer | Iterable[Buffer]) -> Path:
         """Write a data file."""
-        with self.open(name) as file:
-            for chunk in (chunks,) if isinstance(chunks, Buffer) else chunks:
-                file.write(chunk)
+        file = write_file(self._path(name), chunks)
+        self.checksums[name] = file.checksum
         return file.path
+
+    def _path(self, name: str) -> Path:
+        self.staging.make(self.staging.path / "sealed")
+        return self.staging.path / "sealed" / name
 
     def publish(
         self, place: Path, record: Any, *, is_whole: Callable[[], bool] | None = None
@@ -339,11 +315,11 @@ class Draft:
             record: What the summary says.
             is_whole: Asked where there is one already: one that is not goes to quarantine.
         """
-        summary = self.kind.summary_of(Path(self.directory.name))
-        self.staging.write(os.fspath(summary), self.kind.form.encode(record))
+        summary = self.kind.summary_of(Path("sealed"))
+        self.staging.write(str(summary), self.kind.encode(record))
         if is_whole is not None and place.exists() and not is_whole():
             quarantine(self.staging.root, place)
-        return self.staging.publish(self.directory, place)
+        return self.staging.publish(self.staging.path / "sealed", place)
 
 
 def publish_files(root: Path, place: Path, files: Mapping[str, bytes]) -> None:

@@ -19,11 +19,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import xxhash
 
 from tokenmill.errors import CorruptionError, NonDeterminismError, UsageError
-from tokenmill.files import HashedFile, NewFile, Staging, write_file, writing_errors
-from tokenmill.files.sealed import quarantine
+from tokenmill.files import NewFile, Staging, write_file, writing_errors
+from tokenmill.files.sealed import file_checksum, quarantine
 from tokenmill.fingerprint import key as fingerprint_key
 from tokenmill.store import layout as names
 from tokenmill.store.ahead import ahead
@@ -164,13 +163,7 @@ def _agrees(cache: CacheLayout, store: StoreLayout, ours: Document) -> bool:
 
 def file_document(path: Path) -> Document:
     """Size and checksum of a file, as a manifest states them."""
-    hasher = xxhash.xxh3_128()
-    size = 0
-    with open(path, "rb") as file:
-        while piece := file.read(_PIECE):
-            hasher.update(piece)
-            size += len(piece)
-    return {"size": size, "checksum": hasher.hexdigest()}
+    return {"size": path.stat().st_size, "checksum": file_checksum(path)}
 
 
 def _write_columns(
@@ -180,9 +173,7 @@ def _write_columns(
     tally = _Tally()
     body = staged / "table.part"
     with NewFile(body) as table, ExitStack() as opened:
-        columns = {
-            name: opened.enter_context(HashedFile(staged / name)) for name in names.ROW_ARRAYS
-        }
+        columns = {name: opened.enter_context(NewFile(staged / name)) for name in names.ROW_ARRAYS}
         for placement, counts in ahead(lambda one: _counted(cache, one), placements):
             table.write(_table_row(placement, counts, tally))
             columns[names.LENGTHS].write(counts.lengths)

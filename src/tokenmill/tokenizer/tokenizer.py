@@ -188,7 +188,7 @@ class Tokenizer:
             "tokenizer_config.json": msgspec.json.format(fingerprint.canonical(config), indent=1),
         }
         sums = {name: fingerprint.checksum(data) for name, data in files.items()}
-        return {**files, COPY.summary: COPY.form.encode(sums)}
+        return {**files, COPY.summary: COPY.encode(sums)}
 
     def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = False) -> str:
         """The text of ids, as the tokenizer's own decoder prints it."""
