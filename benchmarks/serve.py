@@ -24,7 +24,7 @@ from tokenmill.sampling import FeistelOrder
 from tokenmill.store import CacheLayout, Store
 from tokenmill.store.columns import SliceColumns
 from tokenmill.store.commit import Placement, commit_store
-from tokenmill.store.write import encode_slice, publish_slice
+from tokenmill.store.slice_writer import encode_slice, publish_slice
 
 CAPACITY = 8192
 

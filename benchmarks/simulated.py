@@ -30,7 +30,7 @@ from tokenmill.source.find import Found
 from tokenmill.source.index import index_key, write_index
 from tokenmill.source.shelf import Shelf
 from tokenmill.store.columns import SliceColumns
-from tokenmill.store.write import EncodedSlice, encode_slice
+from tokenmill.store.slice_writer import EncodedSlice, encode_slice
 from tokenmill.work import resolve_executor
 from tokenmill.work.inputs import cache_of
 

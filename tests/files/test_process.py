@@ -17,7 +17,14 @@ import pytest
 import tokenmill
 from tests.build.making import TOKENIZER, conversations, write_rows
 from tests.store.making import make_columns, make_store
-from tokenmill.files import PrivateDirectory, PrivateFile, ProcessLock, Staging, at_end
+from tokenmill.files import (
+    PrivateDirectory,
+    ProcessLock,
+    Staging,
+    at_end,
+    has_process_directory,
+    process_directory,
+)
 from tokenmill.loader import Loader
 
 PACKAGE = Path(tokenmill.__file__).parent
@@ -43,7 +50,9 @@ PREPARED = (
     "held = tm.prepare(source, tokenizer, tokenizer_backend='file', executor='inline',"
     " progress=False, {})"
 )
-UNWRITABLE = "import tokenmill.dataset.kept as kept; kept._caches = lambda view: []; "
+UNWRITABLE = (
+    "import tokenmill.dataset.selection as selection; selection._caches = lambda view: []; "
+)
 CASES = {
     "disable_cache": (
         PREPARED.format("disable_cache=True"),
@@ -91,17 +100,28 @@ def in_child(work: Callable[[], None], seconds: int = 20) -> int:
     return os.waitpid(child, 0)[1]
 
 
-def test_private_places_go_with_their_owner_in_their_process_only(tmp_path: Path) -> None:
-    directory, file = PrivateDirectory(), PrivateFile()
-    file.file.close()
-    held: list[object] = [directory, file]
-    paths = [directory.path, file.path]
-    del directory, file
+def test_private_directory_goes_with_its_owner_in_its_process_only() -> None:
+    held = [PrivateDirectory()]
+    path = held[0].path
     assert in_child(lambda: (held.clear(), gc.collect())[0]) == 0
-    assert all(path.exists() for path in paths)
+    assert path.exists()
     held.clear()
     gc.collect()
-    assert not any(path.exists() for path in paths)
+    assert not path.exists()
+
+
+def test_process_directory_is_one_per_process(tmp_path: Path) -> None:
+    path = process_directory()
+    assert process_directory() == path
+
+    def in_a_child() -> None:
+        assert not has_process_directory()
+        assert process_directory() != path
+        (tmp_path / "its").write_text(str(process_directory()))
+
+    assert in_child(in_a_child) == 0
+    assert path.is_dir()
+    Path((tmp_path / "its").read_text()).rmdir()  # this child ended without its finalizers
 
 
 def test_staging_left_by_a_child_stays_for_its_parent(tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ def test_write_file_with_short_writes_is_whole(
     write = os.write
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "write", lambda descriptor, view: write(descriptor, view[:most]))
-        assert write_file(path, chunks) == sum(map(len, chunks))
+        assert write_file(path, chunks).size == sum(map(len, chunks))
     assert path.read_bytes() == b"".join(chunks)
 
 
@@ -58,7 +58,7 @@ def test_write_file_takes_one_buffer_of_any_kind(tmp_path: Path) -> None:
 
     numbers = array.array("i", [1, 2, 3])
     for name, buffer in (("a", b"xyz"), ("b", bytearray(b"xyz")), ("c", memoryview(numbers))):
-        assert write_file(tmp_path / name, buffer) == len(bytes(buffer))
+        assert write_file(tmp_path / name, buffer).size == len(bytes(buffer))
         assert (tmp_path / name).read_bytes() == bytes(buffer)
 
 

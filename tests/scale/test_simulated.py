@@ -22,12 +22,12 @@ SIZES = (1500, 4500)
 COUNTING = """
 import gc, json, sys, tracemalloc
 from pathlib import Path
-from tokenmill.files import write
-from tokenmill.store import ahead, checks, commit, table
+from tokenmill.files import publish
+from tokenmill.store import ahead, commit, table
 from tokenmill.store import store as reading
 
 # Buffers that a store of these sizes would not fill.
-write._GATHERED = checks._READ_BYTES = commit._PIECE = 4096
+publish._GATHERED = commit._PIECE = 4096
 table.STRETCH = reading.COPIED_FIRST_ROWS = 64
 ahead.BATCH, ahead.WINDOW = 8, 4
 

@@ -221,7 +221,7 @@ print(shelf.existing_private_shelf().root)
     done = python(code, str(path), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     private = Path(done.stdout.strip())
-    assert private.name.startswith("tokenmill-rows-")
+    assert private.name.startswith("tokenmill-")
     assert not private.exists()
     assert not list((tmp_path / "forbidden").glob("rows/*"))
 
@@ -270,7 +270,7 @@ def test_killed_indexer_leaves_nothing_that_harms(tmp_path: Path) -> None:
             stdout=subprocess.DEVNULL,
         )
         deadline = time.time() + 20
-        while not list(cache.glob("staging/*/index/starts.bin")) and time.time() < deadline:
+        while not list(cache.glob("staging/*/*/starts.bin")) and time.time() < deadline:
             if opener.poll() is not None:
                 break
             time.sleep(0.002)

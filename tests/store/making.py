@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from tokenmill import fingerprint
-from tokenmill.store import CacheLayout, Store, write
+from tokenmill.store import CacheLayout, Store, slice_writer
 from tokenmill.store.columns import SliceColumns
 from tokenmill.store.commit import Placement, commit_store
 from tokenmill.store.layout import MANIFEST, MASK_FILES
 from tokenmill.store.manifest import encode_manifest, without_masks
 from tokenmill.store.record import RejectedRow
-from tokenmill.store.write import encode_slice, publish_slice
+from tokenmill.store.slice_writer import encode_slice, publish_slice
 
 ROLES = ("system", "user", "assistant")
 
@@ -81,13 +81,13 @@ def make_store(
 
 def make_earlier_store(root: Path, slices: Sequence[SliceColumns], **more: Any) -> Store:
     """The same as an earlier version wrote it, which stored no runs of masks."""
-    whole = write._meta_batch
+    whole = slice_writer._meta_batch
 
     def without_runs(columns: SliceColumns) -> Any:
         return {name: array for name, array in whole(columns).items() if name != "mask_runs"}
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(write, "_meta_batch", without_runs)
+        patch.setattr(slice_writer, "_meta_batch", without_runs)
         store = make_store(root, slices, **more)
     without_mask_files(store.path)
     return Store(store.path)

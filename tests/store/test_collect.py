@@ -18,7 +18,7 @@ from tokenmill.store import CacheLayout
 from tokenmill.store import collect as collecting
 from tokenmill.store.collect import collect, survey
 from tokenmill.store.commit import Placement, commit_store
-from tokenmill.store.write import encode_slice, publish_slice
+from tokenmill.store.slice_writer import encode_slice, publish_slice
 
 DAY = 86_400.0
 

@@ -21,7 +21,7 @@ from tokenmill.files import publish
 from tokenmill.origin import Origin
 from tokenmill.store import CacheLayout, Store, open_store
 from tokenmill.store.record import RejectedRow
-from tokenmill.store.write import encode_slice, publish_slice
+from tokenmill.store.slice_writer import encode_slice, publish_slice
 
 REJECTED = (RejectedRow(3, 0, 3, 300, 20, "bad_json", "ends early"),)
 

@@ -19,8 +19,8 @@ from tokenmill.errors import CorruptionError
 from tokenmill.store import CacheLayout
 from tokenmill.store.columns import SliceColumns
 from tokenmill.store.record import RejectedRow, role_type
+from tokenmill.store.slice_writer import encode_slice, publish_slice
 from tokenmill.store.slices import SliceReader
-from tokenmill.store.write import encode_slice, publish_slice
 from tokenmill.tokenizer import overlong_message
 from tokenmill.work.tasks import Rest, Work
 

@@ -22,7 +22,7 @@ from tokenmill.errors import NonDeterminismError
 from tokenmill.source import Block, read_block
 from tokenmill.store import CacheLayout
 from tokenmill.store.quarantine import quarantine_slice, slice_is_intact
-from tokenmill.store.write import EncodedSlice, encode_slice, publish_slice, replace_slice
+from tokenmill.store.slice_writer import EncodedSlice, encode_slice, publish_slice, replace_slice
 from tokenmill.work.blocks import block_of
 from tokenmill.work.identity import load_copy
 from tokenmill.work.tasks import Rest, Work, without_collector

@@ -8,8 +8,8 @@ which the loader serves in an interleave computed from the position.
 from __future__ import annotations
 
 from tokenmill.dataset.choices import filtered, split, split_points
-from tokenmill.dataset.kept import KeptView
 from tokenmill.dataset.mixture import Mixture, mix
+from tokenmill.dataset.selection import KeptView
 from tokenmill.dataset.view import ConcatView, SliceView, StoreView, View, as_view, concat
 from tokenmill.dataset.where import Where
 

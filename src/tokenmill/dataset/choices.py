@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tokenmill.dataset.kept import KeptView
+from tokenmill.dataset.selection import KeptView
 from tokenmill.dataset.view import View, as_view
 from tokenmill.dataset.where import Where
 from tokenmill.errors import UsageError

@@ -1,9 +1,9 @@
 """Views: rows by integer over stores, without copying a row.
 
 A `View` is anything with a length whose rows are rows of stores. `StoreView` is a store itself,
-`SliceView` a range of another view, `ConcatView` several behind each other, and a kept-row view
-(see `tokenmill.dataset.kept`) an ascending choice of another's rows. All of them answer through
-one question: `locate`, which maps row numbers to (store, row number in it) in bulk; lengths,
+`SliceView` a range of another view, `ConcatView` several behind each other, and a `KeptView` (see
+`tokenmill.dataset.selection`) an ascending choice of another's rows. All of them answer through one
+question: `locate`, which maps row numbers to (store, row number in it) in bulk; lengths,
 trained counts and rows follow from that.
 
 Views are stateless, pickle as a description under 16 KiB, and hold no memory that grows with

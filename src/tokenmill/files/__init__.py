@@ -15,8 +15,15 @@ locked in it, goes through `process`, so that a forked child touches nothing of 
 from __future__ import annotations
 
 from tokenmill.files.kind import NETWORK_KINDS, filesystem_kind, is_network
-from tokenmill.files.process import PrivateDirectory, PrivateFile, ProcessLock, at_end
+from tokenmill.files.process import (
+    PrivateDirectory,
+    ProcessLock,
+    at_end,
+    has_process_directory,
+    process_directory,
+)
 from tokenmill.files.publish import (
+    NewFile,
     Staging,
     copy_or_link,
     make_directory,
@@ -24,25 +31,27 @@ from tokenmill.files.publish import (
     publish_file,
     replace_file,
     sync_directory,
+    write_file,
+    writing_errors,
 )
 from tokenmill.files.remote import is_remote
 from tokenmill.files.root import default_cache_dir, require_inside
-from tokenmill.files.write import NewFile, write_file, writing_errors
 
 __all__ = [
     "NETWORK_KINDS",
     "NewFile",
     "PrivateDirectory",
-    "PrivateFile",
     "ProcessLock",
     "Staging",
     "at_end",
     "copy_or_link",
     "default_cache_dir",
     "filesystem_kind",
+    "has_process_directory",
     "is_network",
     "is_remote",
     "make_directory",
+    "process_directory",
     "publish_directory",
     "publish_file",
     "replace_file",

@@ -3,7 +3,8 @@
 A child made by ``os.fork`` inherits everything: also the wish to remove a temporary directory when
 the program ends, and a lock that another thread of the parent held at that moment and that nobody
 in the child will ever release. `at_end` runs a wish in the process that had it and in no child;
-`PrivateDirectory` and `PrivateFile` are temporary places that go with their owner that way; a
+a `PrivateDirectory` is a temporary directory that goes with its owner that way, and
+`process_directory` the one that everything in a process shares where no cache can be written. A
 `ProcessLock` is free again in every child.
 """
 
@@ -50,20 +51,6 @@ def _remove_directory(path: Path) -> None:
     shutil.rmtree(path, ignore_errors=True)
 
 
-class PrivateFile:
-    """A temporary file, open for writing, removed when nobody holds this object any more."""
-
-    def __init__(self) -> None:
-        descriptor, name = tempfile.mkstemp(prefix="tokenmill-")
-        self.path = Path(name)
-        self.file = open(descriptor, "wb")  # noqa: SIM115 - whoever writes it closes it
-        at_end(self, _remove_file, self.path)
-
-
-def _remove_file(path: Path) -> None:
-    path.unlink(missing_ok=True)
-
-
 _locks: weakref.WeakSet[ProcessLock] = weakref.WeakSet()
 
 
@@ -96,3 +83,20 @@ def _free_locks() -> None:
 
 
 os.register_at_fork(after_in_child=_free_locks)
+
+
+_shared: list[PrivateDirectory] = []  # the last one is this process's, if it has one
+_sharing = ProcessLock()
+
+
+def process_directory() -> Path:
+    """This process's own temporary directory, made when first asked for, removed at its end."""
+    with _sharing:
+        if not has_process_directory():
+            _shared.append(PrivateDirectory())
+        return _shared[-1].path
+
+
+def has_process_directory() -> bool:
+    """Whether this process, not a parent of it, asked for one before."""
+    return bool(_shared) and _shared[-1].process == os.getpid()

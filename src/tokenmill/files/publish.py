@@ -1,11 +1,16 @@
-"""Staging and publishing: how bytes become visible, once and whole.
+"""Writing, staging and publishing: how bytes become visible, once and whole.
 
-A `Staging` is a directory ``<root>/staging/<host>-<pid>-<random>/``; its owner writes into it with
-`write_file` (synced, checked close, size re-checked) and publishes from it. `publish_file` links
-the staged file to its final name, which fails when something is there; file systems without hard
-links get a rename that does not replace, and at last a plain rename after a look.
-`publish_directory` renames, which fails on a directory that is not empty. Both recognise the case
-of a lost reply (the step was done, yet an error came back) and then count it as their own success.
+A file that nobody sees yet is written so that it can be trusted: synced, closed with a check (a
+network file system may report lost data only then), its size compared. `write_file` writes a whole
+one; `NewFile` is one that grows piece by piece while others do, and knows its size and checksum.
+`writing_errors` turns what the operating system says into a `CacheError` that says what to do.
+
+A `Staging` is a directory ``<root>/staging/<host>-<pid>-<random>/``; its owner writes into it and
+publishes from it. `publish_file` links the staged file to its final name, which fails when
+something is there; file systems without hard links get a rename that does not replace, and at last
+a plain rename after a look. `publish_directory` renames, which fails on a directory that is not
+empty. Both recognise the case of a lost reply (the step was done, yet an error came back) and then
+count it as their own success.
 
 Modes come from the cache root, not from the umask of whoever came first: a root that its group
 may write gives files that the group may write.
@@ -20,12 +25,15 @@ import os
 import secrets
 import shutil
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
+from typing import Self
 
+import xxhash
+
+from tokenmill.errors import CacheError, TokenmillError
 from tokenmill.files.root import require_inside
-from tokenmill.files.write import Buffer, write_file, writing_errors
 
 _NO_HARD_LINKS = (
     errno.EPERM,
@@ -38,6 +46,118 @@ _NO_HARD_LINKS = (
 )
 _AT_FDCWD = -100
 _RENAME_NOREPLACE = 1
+_REMEDIES = {
+    errno.ENOSPC: "the disk is full; free space or choose another cache_dir",
+    errno.EDQUOT: "the disk quota is used up; free space or choose another cache_dir",
+    errno.EROFS: "the file system is read-only; choose a writable cache_dir",
+    errno.EACCES: "no permission to write here; choose another cache_dir",
+    errno.EPERM: "no permission to write here; choose another cache_dir",
+}
+_GATHERED = 1 << 20  # bytes of small pieces that are written at once
+
+Buffer = bytes | bytearray | memoryview
+
+
+@contextlib.contextmanager
+def writing_errors(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Translate an OSError met while writing into a `CacheError` that says what to do."""
+    try:
+        yield
+    except TokenmillError:
+        raise  # from here, or from whoever makes the chunks: some of them are OSErrors too
+    except OSError as error:
+        remedy = _REMEDIES.get(error.errno or 0, "nothing was published; run the command again")
+        reason = error.strerror or str(error)
+        raise CacheError(f"cannot write: {reason}; {remedy}", path=path) from error
+
+
+def write_file(path: Path, chunks: Buffer | Iterable[Buffer]) -> NewFile:
+    """Write a new file, sync it, close it, and check that it has the size that was written."""
+    if isinstance(chunks, bytes | bytearray | memoryview):
+        chunks = (chunks,)
+    with writing_errors(path), NewFile(path) as file:
+        for chunk in chunks:
+            file.write(chunk)
+    return file
+
+
+class NewFile:
+    """A file written piece by piece; leaving it syncs, closes and compares its size.
+
+    Small pieces are gathered: a million of eight bytes are a few writes.
+
+    Args:
+        path: Where; nothing may be there.
+
+    Attributes:
+        size: Bytes given so far.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.size = 0
+        self._hasher = xxhash.xxh3_128()
+        self._held = bytearray()
+        self._descriptor = -1
+
+    def __enter__(self) -> Self:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        with writing_errors(self.path):
+            self._descriptor = os.open(self.path, flags, 0o666)
+        return self
+
+    def write(self, piece: Buffer) -> None:
+        """Add bytes at the end."""
+        view = memoryview(piece).cast("B")
+        self.size += len(view)
+        self._hasher.update(view)
+        if len(self._held) + len(view) < _GATHERED:
+            self._held += view
+            return
+        self._flush()
+        self._put(view)
+
+    @property
+    def checksum(self) -> str:
+        """Of the bytes given so far."""
+        return self._hasher.hexdigest()
+
+    def _flush(self) -> None:
+        held, self._held = self._held, bytearray()
+        self._put(memoryview(held))
+
+    def _put(self, view: memoryview) -> None:
+        with writing_errors(self.path):
+            while view:  # a short write is not an error, it is a beginning
+                step = os.write(self._descriptor, view)
+                if step == 0:
+                    raise OSError(errno.EIO, "the file takes no more bytes")
+                view = view[step:]
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if kind is not None:
+            self._abandon()
+            return
+        with writing_errors(self.path):
+            try:
+                self._flush()
+                os.fsync(self._descriptor)
+            except BaseException:
+                self._abandon()
+                raise
+            os.close(self._descriptor)
+            size = os.stat(self.path).st_size
+        if size != self.size:
+            raise CacheError(f"wrote {self.size} bytes, but the file has {size}", path=self.path)
+
+    def _abandon(self) -> None:
+        with contextlib.suppress(OSError):
+            os.close(self._descriptor)
 
 
 def make_directory(path: Path, root: Path) -> None:
@@ -116,10 +236,11 @@ class Staging:
             self.path = beside.parent / f".{beside.name}.{unique}"
 
     def __enter__(self) -> Staging:
-        self._make(self.path)
+        self.make(self.path)
         return self
 
-    def _make(self, directory: Path) -> None:
+    def make(self, directory: Path) -> None:
+        """Make a directory for what is staged, or for what will be published."""
         with writing_errors(directory):
             if self._own_modes:
                 make_directory(directory, self.root)
@@ -138,7 +259,7 @@ class Staging:
     def write(self, name: str, chunks: Buffer | Iterable[Buffer]) -> Path:
         """Write and sync one staged file."""
         path = self.path / name
-        self._make(path.parent)
+        self.make(path.parent)
         write_file(path, chunks)
         return path
 
@@ -151,7 +272,7 @@ class Staging:
             durable: Whether the name is synced; not needed for a file whose directory is synced
                 anyway before anything relies on it.
         """
-        self._make(target.parent)
+        self.make(target.parent)
         with writing_errors(target):
             if self._own_modes:
                 _apply_modes(staged, self.root)

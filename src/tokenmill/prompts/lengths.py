@@ -1,8 +1,8 @@
-"""The length index on disk: one number per source row, published whole under ``rows/<key>/``.
+"""The length index on disk: one number per source row, sealed under ``rows/<key>/``.
 
 A `LengthIndex` is an opened directory: ``lengths.bin`` (little-endian int32 per row of the source),
 ``rejected.jsonl`` (one line per row that is no prompt: row number, reason, detail) and
-``prompts.json``, the sealed record: the whole key document, counts, the checksums of the other two
+``prompts.json``, the summary: the whole key document, counts, the checksums of the other two
 files, and the chat template, so that serving needs no tokenizer. A length is the number of tokens,
 `REJECTED` for a row that is no prompt, or `NO_LENGTH` for messages that no template renders and
 for every prompt where no tokenizer was given.
@@ -15,9 +15,9 @@ is damaged or gone is measured again.
 
 `Kept` says which rows a limit keeps: a compare of stored lengths.
 
-Opening checks the record against its seal and the document against the caller's, then both files
-against their checksums: a truncated, flipped or swapped part is a `CorruptionError` before a
-prompt is served. Publishing is one rename; whoever comes second must have made the same bytes.
+Opening checks everything against its checksum and the document against the caller's: a truncated,
+flipped or swapped part is a `CorruptionError` before a prompt is served. Whoever publishes second
+must have made the same bytes.
 """
 
 from __future__ import annotations
@@ -31,19 +31,23 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenmill import fingerprint
-from tokenmill.errors import CacheError, CorruptionError, NonDeterminismError
-from tokenmill.files import Staging, is_network, require_inside
+from tokenmill.errors import NonDeterminismError
+from tokenmill.files.sealed import BytesForm, JsonForm, SealedKind
 
-RECORD = "prompts.json"
 LENGTHS = "lengths.bin"
 REJECTIONS = "rejected.jsonl"
 REJECTED = -1  # the row is no prompt
 NO_LENGTH = -2  # served as it is, never filtered: messages, or nobody to count tokens
-PART = "part.bin"
 PART_VERSION = 1
 PAGE = 4096  # rows per running count of `Kept`: a page is 16 KiB, compared in two microseconds
 
-_REMEDY = "remove the directory to have it made again"
+_KIND = SealedKind(
+    "length index",
+    "prompts.json",
+    JsonForm("record", "seal", end=b"\n"),
+    files=(LENGTHS, REJECTIONS),
+)
+_PART = SealedKind("part of a length index", "part.bin", BytesForm())
 
 Int32Array = npt.NDArray[np.int32]
 Int64Array = npt.NDArray[np.int64]
@@ -67,6 +71,17 @@ Measured = tuple[Int32Array, list[Rejection]]
 """Lengths of a block's rows, and its rejections, numbered within the block."""
 
 
+class _Record(msgspec.Struct, frozen=True):
+    """What the summary says."""
+
+    document: dict[str, Any]
+    rows: int
+    rejected: dict[str, int]
+    checksums: dict[str, str]
+    template: str | dict[str, str] | None
+    special_tokens: dict[str, Any]
+
+
 class LengthIndex:
     """An index, opened and checked.
 
@@ -82,21 +97,15 @@ class LengthIndex:
 
     def __init__(self, directory: Path, document: Any = None) -> None:
         self.directory = directory
-        for name in (RECORD, LENGTHS, REJECTIONS):
-            require_inside(directory / name, directory.parent.parent)
-        self.record = _read_record(directory)
-        stated = self.record["document"]
-        if document is None:
-            if fingerprint.key(stated) != directory.name:
-                raise CorruptionError("an index of other rows lies here", path=directory / RECORD)
-        elif fingerprint.canonical(stated) != fingerprint.canonical(document):
-            raise CorruptionError(
-                "an index of other rows lies under this key", path=directory / RECORD
-            )
-        rows = self.rows
-        for name, size in ((LENGTHS, 4 * rows), (REJECTIONS, None)):
-            _check_file(directory / name, self.record["checksums"][name], size)
-        self.lengths: Int32Array = _mapped(directory / LENGTHS, "<i4")
+        self._sealed = sealed = _KIND.admit(directory)
+        self.record = msgspec.structs.asdict(sealed.convert(_Record))
+        if document is not None:
+            sealed.require_document(document)
+        elif fingerprint.key(self.record["document"]) != directory.name:
+            raise sealed.refusal("an index of other rows lies here")
+        checksums = self.record["checksums"]
+        self.lengths: Int32Array = sealed.array(LENGTHS, "<i4", self.rows, checksums.get(LENGTHS))
+        sealed.require(REJECTIONS, checksum=checksums.get(REJECTIONS))
 
     @property
     def rows(self) -> int:
@@ -127,7 +136,7 @@ class LengthIndex:
                 for line in lines:
                     yield Rejection(*msgspec.json.decode(line))
         except (OSError, msgspec.MsgspecError, TypeError) as error:
-            raise CorruptionError(f"cannot be read ({error}); {_REMEDY}", path=path) from error
+            raise self._sealed.refusal(f"cannot be read ({error})", REJECTIONS) from error
 
 
 def publish_index(
@@ -151,36 +160,24 @@ def publish_index(
     """
     counts: dict[str, int] = {}
     rows = 0
-    name = place.name
-
-    with Staging(root) as staging:
-        lines = staging.path / "lines"
-
-        def lengths() -> Iterator[bytes]:
-            nonlocal rows
-            with open(lines, "wb") as said:  # private to this process; published below
-                for part, rejections in parts:
-                    rows += len(part)
-                    for rejection in rejections:
-                        counts[rejection.reason] = counts.get(rejection.reason, 0) + 1
-                        said.write(fingerprint.canonical(list(rejection)) + b"\n")
-                    yield part.astype("<i4").tobytes()
-
-        staged = staging.write(f"{name}/{LENGTHS}", lengths()).parent
-        with open(lines, "rb") as said:
-            staging.write(f"{name}/{REJECTIONS}", iter(lambda: said.read(1 << 20), b""))
-        lines.unlink()
+    with _KIND.stage(root) as draft:
+        with draft.open(LENGTHS) as lengths, draft.open(REJECTIONS) as rejected:
+            for part, rejections in parts:
+                rows += len(part)
+                lengths.write(part.astype("<i4").data)
+                for rejection in rejections:
+                    counts[rejection.reason] = counts.get(rejection.reason, 0) + 1
+                    rejected.write(fingerprint.canonical(list(rejection)) + b"\n")
         record = {
             "document": document,
             "rows": rows,
             "rejected": dict(sorted(counts.items())),
-            "checksums": {file: _checksum(staged / file) for file in (LENGTHS, REJECTIONS)},
+            "checksums": draft.checksums,
             **serving,
         }
-        staging.write(f"{name}/{RECORD}", _sealed(record))
-        if not staging.publish(staged, place):
-            theirs = _read_record(place)
-            if theirs["checksums"] != record["checksums"]:
+        if not draft.publish(place, record):
+            theirs = _KIND.admit(place).convert(_Record)
+            if theirs.checksums != draft.checksums:
                 raise NonDeterminismError(
                     "another builder measured other lengths for the same prompts", path=place
                 )
@@ -192,31 +189,26 @@ def part_key(shape: str, kind: str, digest: str) -> str:
 
 
 def write_part(root: Path, place: Path, part: Measured) -> None:
-    """Publish a part; one that is there stays."""
+    """Publish a part; one that is there and whole stays."""
     lengths, said = part
     body = lengths.astype("<i4").tobytes()
     head = {"rows": len(lengths), "rejected": [list(rejection) for rejection in said]}
-    data = fingerprint.canonical(head) + b"\n" + body
-    with Staging(root) as staging:
-        staged = staging.write(f"part/{PART}", fingerprint.checksum(data).encode() + b"\n" + data)
-        staging.publish(staged.parent, place)
+    _PART.write(root, place, fingerprint.canonical(head) + b"\n" + body)
 
 
 def read_part(place: Path, rows: int) -> Measured | None:
     """A part; None where it is missing or not what was written."""
-    require_inside(place / PART, place.parent.parent)
+    data = _PART.admit_or_none(place)
+    if data is None:
+        return None
     try:
-        data = (place / PART).read_bytes()
-        seal, _, rest = data.partition(b"\n")
-        if seal.decode() != fingerprint.checksum(rest):
-            return None
-        head, _, body = rest.partition(b"\n")
+        head, _, body = data.partition(b"\n")
         document = msgspec.json.decode(head)
         lengths = np.frombuffer(body, "<i4")
         if len(lengths) != rows or document["rows"] != rows:
             return None
         return lengths, [Rejection(*rejection) for rejection in document["rejected"]]
-    except (OSError, ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError):
         return None
 
 
@@ -295,57 +287,3 @@ class Kept:
             return np.zeros(0, dtype=np.int64)
         out = (self._lengths != REJECTED) & (self._lengths > self._limit)
         return np.flatnonzero(out)
-
-
-def _sealed(record: dict[str, Any]) -> bytes:
-    encoded = fingerprint.canonical(record)
-    return fingerprint.canonical({"record": record, "seal": fingerprint.checksum(encoded)}) + b"\n"
-
-
-def _read_record(directory: Path) -> dict[str, Any]:
-    path = directory / RECORD
-    try:
-        data = path.read_bytes()
-    except FileNotFoundError as error:
-        if directory.is_dir():
-            raise CorruptionError(f"missing; {_REMEDY}", path=path) from error
-        raise CacheError(
-            "the length index is gone; make the PromptDataset again", path=directory
-        ) from error
-    except OSError as error:
-        raise CacheError(f"cannot be read: {error.strerror}", path=path) from error
-    try:
-        sealed = msgspec.json.decode(data, type=dict[str, Any])
-        record: dict[str, Any] = sealed["record"]
-        for member in ("document", "rows", "rejected", "checksums", "template", "special_tokens"):
-            record[member]
-        whole = _sealed(record) == data
-    except (msgspec.MsgspecError, UnicodeDecodeError, KeyError, TypeError, ValueError) as error:
-        raise CorruptionError(f"not a length index ({error}); {_REMEDY}", path=path) from error
-    if not whole:
-        raise CorruptionError(f"not the bytes that were written; {_REMEDY}", path=path)
-    return record
-
-
-def _check_file(path: Path, checksum: str, size: int | None) -> None:
-    try:
-        actual_size = path.stat().st_size
-        if size is not None and actual_size != size:
-            raise CorruptionError(f"{actual_size} bytes, expected {size}; {_REMEDY}", path=path)
-        actual = _checksum(path)
-    except OSError as error:
-        raise CorruptionError(f"cannot be read: {error.strerror}; {_REMEDY}", path=path) from error
-    if actual != checksum:
-        raise CorruptionError(f"checksum {actual}, expected {checksum}; {_REMEDY}", path=path)
-
-
-def _checksum(path: Path) -> str:
-    return fingerprint.checksum(np.ascontiguousarray(_mapped(path, "u1")).data)
-
-
-def _mapped(path: Path, dtype: str) -> npt.NDArray[Any]:
-    if path.stat().st_size == 0:
-        return np.zeros(0, dtype=dtype)  # an empty file cannot be mapped
-    if is_network(path):
-        return np.fromfile(path, dtype=dtype)
-    return np.memmap(path, dtype=dtype, mode="r")

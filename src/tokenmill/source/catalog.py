@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from tokenmill.errors import CacheError, CorruptionError, SourceError, SourceMissing
+from tokenmill.errors import CacheError, SourceError, SourceMissing
 from tokenmill.files import is_remote
 from tokenmill.fingerprint import key
 from tokenmill.source.bytefile import ByteFile, LocalFile, location_of
@@ -166,15 +166,9 @@ def _index(
     else:
         document = write_index(shelf, kind, LineScan(content), repair=repair)
     name = index_key(kind, document.digest)
-    try:
-        rows = Index(shelf.place(name)).document.rows
-    except CorruptionError as error:
-        raise CorruptionError(
-            f"{error.message}; open with rehash=True to replace it", path=error.path
-        ) from error
     return {
         "kind": kind,
-        "rows": rows,
+        "rows": Index(shelf.place(name)).document.rows,
         "bytes": document.bytes,
         "digest": document.digest,
         "index": name,

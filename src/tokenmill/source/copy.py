@@ -13,8 +13,10 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -22,13 +24,19 @@ import xxhash
 import zstandard
 
 from tokenmill.errors import CorruptionError
-from tokenmill.files import Staging
-from tokenmill.fingerprint import canonical, checksum, key
+from tokenmill.files.sealed import JsonForm, SealedKind
+from tokenmill.fingerprint import checksum, key
 from tokenmill.source.bytefile import ByteFile
 from tokenmill.source.decompress import decompressed
 from tokenmill.source.limits import FRAME, FRAMES_KEPT, INDEX_FORMAT
-from tokenmill.source.shelf import Shelf, require_artefact
+from tokenmill.source.shelf import Shelf
 
+_KIND = SealedKind(
+    "seekable copy",
+    "copy.json",
+    JsonForm("copy", "check"),
+    files=("table.bin", "frames.zst"),
+)
 _LEVEL = 1  # the copy is a cache: speed before size
 
 
@@ -36,7 +44,7 @@ class CopyDocument(msgspec.Struct, frozen=True, kw_only=True):
     """copy.json."""
 
     format: int
-    frame: int
+    frame: Annotated[int, msgspec.Meta(ge=1)]
     bytes: int
     frames: int
     content: str  # xxh3-128 of the content
@@ -51,8 +59,8 @@ def make_copy(file: ByteFile, compression: str, shelf: Shelf, *, repair: bool = 
 def write_copy(content: Iterable[bytes], shelf: Shelf, *, repair: bool = False) -> str:
     """Lay content down as a copy; returns its key."""
     frames = _Frames()
-    with Staging(shelf.root) as staging:
-        staging.write("copy/frames.zst", frames.compressed(content))
+    with _KIND.stage(shelf.root) as draft:
+        draft.write("frames.zst", frames.compressed(content))
         table = np.array(frames.ends, dtype="<i8").tobytes()
         digest = frames.hash.hexdigest()
         document = CopyDocument(
@@ -63,16 +71,13 @@ def write_copy(content: Iterable[bytes], shelf: Shelf, *, repair: bool = False) 
             content=digest,
             table=checksum(table),
         )
-        staging.write("copy/table.bin", table)
-        plain = msgspec.to_builtins(document)
-        sealed = {"copy": plain, "check": checksum(canonical(plain))}
-        staging.write("copy/copy.json", canonical(sealed))
+        draft.write("table.bin", table)
         name = key(
             {"what": "copy", "format": INDEX_FORMAT, "content": digest, "bytes": frames.bytes}
         )
-        if repair and shelf.has(name) and not _is_whole(shelf.place(name), digest):
-            shelf.set_aside(name)
-        shelf.publish(staging, staging.path / "copy", name)
+        place = shelf.place(name)
+        is_whole = partial(_is_whole, place, digest) if repair else None
+        draft.publish(place, msgspec.to_builtins(document), is_whole=is_whole)
     return name
 
 
@@ -127,28 +132,18 @@ class CopyFile:
 
     def __init__(self, directory: Path, path: str) -> None:
         self.path = path
-        self._directory = directory
         self._fd = -1
-        require_artefact(directory, ("copy.json", "table.bin", "frames.zst"))
+        remedy = f"open {path} with rehash=True to have this copy of it made again"
+        self._sealed = sealed = replace(_KIND, remedy=remedy).admit(directory)
+        document = sealed.convert(CopyDocument)
+        self._ends = np.frombuffer(sealed.read("table.bin", document.table), dtype="<i8")
+        frames = sealed.require("frames.zst", size=int(self._ends[-1]) if len(self._ends) else 0)
         try:
-            sealed = msgspec.json.decode((directory / "copy.json").read_bytes())
-            document = msgspec.convert(sealed["copy"], CopyDocument)
-            table = (directory / "table.bin").read_bytes()
-            whole = checksum(canonical(sealed["copy"])) == sealed["check"]
-            if not whole or checksum(table) != document.table or document.frame < 1:
-                raise self._corrupt("its documents do not match their checksums")
-            self._fd = os.open(directory / "frames.zst", os.O_RDONLY | os.O_CLOEXEC)
-            size = os.fstat(self._fd).st_size
-        except (OSError, ValueError, KeyError, TypeError, msgspec.MsgspecError) as error:
-            if isinstance(error, CorruptionError):
-                raise
+            self._fd = os.open(frames, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
             raise self._corrupt(str(error)) from error
         self.size = document.bytes
         self._frame = document.frame
-        self._ends = np.frombuffer(table, dtype="<i8")
-        expected = int(self._ends[-1]) if len(self._ends) else 0
-        if size != expected:
-            raise self._corrupt(f"its frames should have {expected} bytes, have {size}")
         self._kept: dict[int, bytes] = {}
         self._local = threading.local()
 
@@ -157,10 +152,7 @@ class CopyFile:
             os.close(self._fd)
 
     def _corrupt(self, message: str) -> CorruptionError:
-        return CorruptionError(
-            f"the copy of {self.path} is damaged: {message}; open with rehash=True to replace it",
-            path=self._directory,
-        )
+        return self._sealed.refusal(message, "frames.zst")
 
     def _content(self, number: int) -> bytes:
         """One decompressed frame."""

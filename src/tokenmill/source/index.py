@@ -1,8 +1,8 @@
 """The row index of a line or array file, on disk and mapped.
 
 An artefact of three files in one directory: ``starts.bin`` (eight bytes per row, see `assemble`),
-``table.bin`` (the table of blocks, then one xxh3-64 per page of starts) and ``index.json`` (what
-it is, counts, and checksums of the other two's sizes and of the table), which seals the rest. The
+``table.bin`` (the table of blocks, then one xxh3-64 per page of starts) and ``index.json``, the
+summary (what it is, counts, the checksum of the table). The
 index is a function of kind and content, so its key is made of the content's digest alone: the same
 data as .jsonl, .jsonl.gz and .jsonl.zst, under any name, has one index.
 
@@ -17,7 +17,7 @@ import mmap
 import os
 from array import array
 from collections.abc import Iterator
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,8 @@ import numpy as np
 import xxhash
 
 from tokenmill.errors import CorruptionError
-from tokenmill.files import Staging, is_network
+from tokenmill.files import is_network
+from tokenmill.files.sealed import JsonForm, SealedKind
 from tokenmill.fingerprint import canonical, checksum, key, key_of_pieces
 from tokenmill.source.assemble import (
     BLOCK_TABLE,
@@ -36,8 +37,15 @@ from tokenmill.source.assemble import (
 )
 from tokenmill.source.cut import Integers
 from tokenmill.source.limits import INDEX_FORMAT, STARTS_PER_PAGE
-from tokenmill.source.shelf import Shelf, require_artefact
+from tokenmill.source.shelf import Shelf
 
+_KIND = SealedKind(
+    "row index",
+    "index.json",
+    JsonForm("index", "check"),
+    files=("table.bin", "starts.bin"),
+    remedy="open with rehash=True to have it made again",
+)
 _PAGE = 8 * STARTS_PER_PAGE  # bytes
 _NUMBERS = (BLOCK_TABLE.names or ())[:-1]  # all columns but the digest
 _UNPACKED = 512  # blocks unpacked at once: alone they would take ten times as long
@@ -87,8 +95,8 @@ def write_index(shelf: Shelf, kind: str, scan: Any, *, repair: bool = False) -> 
     """
     assembler: Assembler = scan.assembler
     checks = array("Q")
-    with Staging(shelf.root) as staging:
-        staging.write("index/starts.bin", _paged(scan.starts(), checks))
+    with _KIND.stage(shelf.root) as draft:
+        draft.write("starts.bin", _paged(scan.starts(), checks))
         table = assembler.blocks.packed + np.array(checks, dtype="<u8").tobytes()
         document = IndexDocument(
             format=INDEX_FORMAT,
@@ -99,18 +107,19 @@ def write_index(shelf: Shelf, kind: str, scan: Any, *, repair: bool = False) -> 
             digest=content_digest(kind, assembler.blocks),
             table=checksum(table),
         )
-        staging.write("index/table.bin", table)
-        plain = msgspec.to_builtins(document)
-        sealed = {"index": plain, "check": checksum(canonical(plain))}
-        staging.write("index/index.json", canonical(sealed))
-        name = index_key(kind, document.digest)
-        if repair and shelf.has(name):
-            try:
-                Index(shelf.place(name)).check_all()
-            except CorruptionError:
-                shelf.set_aside(name)
-        shelf.publish(staging, staging.path / "index", name)
+        draft.write("table.bin", table)
+        place = shelf.place(index_key(kind, document.digest))
+        is_whole = partial(_is_whole, place) if repair else None
+        draft.publish(place, msgspec.to_builtins(document), is_whole=is_whole)
     return document
+
+
+def _is_whole(place: Path) -> bool:
+    try:
+        Index(place).check_all()
+    except CorruptionError:
+        return False
+    return True
 
 
 def _paged(starts: Iterator[Integers], checks: array[int]) -> Iterator[bytes]:
@@ -149,20 +158,10 @@ class Index:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        require_artefact(directory, ("index.json", "table.bin", "starts.bin"))
-        try:
-            sealed = msgspec.json.decode((directory / "index.json").read_bytes())
-            if checksum(canonical(sealed["index"])) != sealed["check"]:
-                raise CorruptionError("the index does not match its checksum", path=directory)
-            self.document = document = msgspec.convert(sealed["index"], IndexDocument)
-            table = (directory / "table.bin").read_bytes()
-            size = os.stat(directory / "starts.bin").st_size
-        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-            if isinstance(error, CorruptionError):
-                raise
-            raise CorruptionError(f"the index cannot be read: {error}", path=directory) from error
-        self._expect("table.bin", "checksum", document.table, checksum(table))
-        self._expect("starts.bin", "size", 8 * (document.rows + 1), size)
+        self._sealed = sealed = _KIND.admit(directory)
+        self.document = document = sealed.convert(IndexDocument)
+        table = sealed.read("table.bin", document.table)
+        sealed.require("starts.bin", size=8 * (document.rows + 1))
         self.table = np.frombuffer(table, BLOCK_TABLE, document.blocks)
         self._checks = np.frombuffer(table, "<u8", offset=document.blocks * BLOCK_TABLE.itemsize)
         # Of a memory view, because that gives Python's integers without making a list of them.
@@ -175,17 +174,7 @@ class Index:
         try:
             return self._map(8 * (self.document.rows + 1))
         except OSError as error:
-            raise CorruptionError(
-                f"the index cannot be read: {error}", path=self.directory
-            ) from error
-
-    def _expect(self, name: str, what: str, expected: object, actual: object) -> None:
-        if expected != actual:
-            raise CorruptionError(
-                f"{what} should be {expected}, is {actual}; remove the directory "
-                "or open with rehash=True",
-                path=self.directory / name,
-            )
+            raise self._sealed.refusal(f"cannot be read: {error}", "starts.bin") from error
 
     def _map(self, size: int) -> memoryview | PreadStarts:
         path = self.directory / "starts.bin"
@@ -203,7 +192,9 @@ class Index:
         for number in range(page, min(page + 2, len(self.checked))):
             data = self.starts[number * STARTS_PER_PAGE : (number + 1) * STARTS_PER_PAGE]
             found = xxhash.xxh3_64_intdigest(data)
-            self._expect("starts.bin", f"page {number}", int(self._checks[number]), found)
+            if found != self._checks[number]:
+                message = f"page {number} has checksum {found}, expected {self._checks[number]}"
+                raise self._sealed.refusal(message, "starts.bin")
         self.checked[page] = 1  # only now: a page is good together with the one it looks into
 
     def check_all(self) -> None:

@@ -17,7 +17,8 @@ from typing import Any
 import msgspec
 
 from tokenmill.errors import CacheError, SourceError, SourceMissing, UsageError
-from tokenmill.files import Staging, default_cache_dir
+from tokenmill.files import default_cache_dir, require_inside
+from tokenmill.files.sealed import publish_files
 from tokenmill.fingerprint import canonical, key
 from tokenmill.source.address import parse_address
 from tokenmill.source.catalog import describe
@@ -27,7 +28,7 @@ from tokenmill.source.limits import EMBEDDED_FILES, INDEX_FORMAT
 from tokenmill.source.lines import LineReader
 from tokenmill.source.reader import Part, Reader
 from tokenmill.source.rows import Layout, Rows
-from tokenmill.source.shelf import Shelf, is_forbidden, private_shelf, require_artefact
+from tokenmill.source.shelf import Shelf, is_forbidden, private_shelf
 
 Source = str | os.PathLike[str]
 _LISTING = "files.json"
@@ -161,9 +162,7 @@ class _Travelling:
 
 def _publish(shelf: Shelf, name: str, data: bytes) -> Path:
     if not shelf.has(name):
-        with Staging(shelf.root) as staging:
-            staging.write(f"files/{_LISTING}", data)
-            shelf.publish(staging, staging.path / "files", name)
+        publish_files(shelf.root, shelf.place(name), {_LISTING: data})
     return shelf.root
 
 
@@ -174,7 +173,7 @@ def _embedded(data: bytes) -> Layout:
 
 def _published(root: str, name: str) -> Layout:
     shelf = Shelf(Path(root))
-    require_artefact(shelf.place(name), [_LISTING])
+    require_inside(shelf.place(name) / _LISTING, shelf.root)
     try:
         data = (shelf.place(name) / _LISTING).read_bytes()
     except OSError as error:

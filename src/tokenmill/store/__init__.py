@@ -6,7 +6,8 @@ is at the same time a dataset directory that `datasets.load_from_disk` opens. do
 describes every byte.
 
 The read half (`open_store`, `Store`, `Row`) imports numpy, msgspec and xxhash only. The write half
-(`tokenmill.store.write`, `tokenmill.store.commit`) needs pyarrow and is imported by the builders.
+(`tokenmill.store.slice_writer`, `tokenmill.store.commit`) needs pyarrow and is imported by the
+builders.
 """
 
 from __future__ import annotations

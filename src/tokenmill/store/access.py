@@ -8,19 +8,18 @@ each block's checksum the first time a range touches it (promise P7).
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import mmap
 import os
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 import xxhash
 
-from tokenmill.errors import CacheError, CorruptionError, SourceError
-from tokenmill.files.place import as_remote
+from tokenmill.errors import CorruptionError
+from tokenmill.files import sealed
+from tokenmill.files.remote_path import as_remote
 from tokenmill.store.record import BLOCK_BYTES, FileRecord
 
 REMEDY = "`tokenmill prepare --force-recache` rebuilds it"
@@ -31,31 +30,9 @@ def remedy(path: object) -> str:
     return REMEDY if as_remote(path) is None else "push the store there again"
 
 
-_DAMAGE = (errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.EIO, errno.ESTALE)
-
-
-@contextlib.contextmanager
-def reading_errors(path: Path) -> Iterator[None]:
-    """Translate an OSError met while reading what was published.
-
-    A file that is gone, is no file or cannot be read from the disk is corrupt, and may be moved
-    out of the way and rebuilt. That this process may not read it or has too many files open says
-    nothing against the file, so that is a `CacheError`, and nobody touches it.
-    """
-    try:
-        yield
-    except CorruptionError:
-        raise
-    except FileNotFoundError as error:
-        raise CorruptionError(f"missing; {remedy(path)}", path=path) from error
-    except SourceError as error:  # of a store elsewhere
-        raise CacheError(error.message, path=path, offset=error.offset) from error
-    except OSError as error:
-        if error.errno in _DAMAGE:
-            raise CorruptionError(
-                f"cannot be read: {error.strerror}; {REMEDY}", path=path
-            ) from error
-        raise CacheError(f"cannot be read: {error.strerror}", path=path) from error
+def reading_errors(path: Path) -> AbstractContextManager[None]:
+    """Translate an OSError met while reading a file of a store or slice."""
+    return sealed.reading_errors(path, remedy(path))
 
 
 class ByteFile(Protocol):

@@ -91,8 +91,8 @@ def collect(
     condemned = _condemned_stores(layout, older_than_s, set(stores), now)
     needed = _needed_slices(layout, condemned)
     unneeded = {f"stores/{key}" for key in condemned}
-    for shelf, keys in _shelves(layout):
-        unneeded |= {f"slices/{key}" for key in keys - needed.on_shelf(shelf)}
+    for digits, keys in _slice_directories(layout):
+        unneeded |= {f"slices/{key}" for key in keys - needed.in_directory(digits)}
     unneeded |= {f"staging/{path.name}" for path in _dead_staging(root)}
     unneeded |= {f"staging/claims/{path.name}" for path in _old_claims(root, now - grace_s)}
     unneeded |= {f"quarantine/{path.name}" for path in _entries(layout.quarantine)}
@@ -125,14 +125,14 @@ def _condemned_stores(
 
 
 class _Needed:
-    """Keys of slices, twenty bytes each; those of one shelf at a time as a set of names."""
+    """Keys of slices, twenty bytes each; those of one directory at a time as a set of names."""
 
     def __init__(self, keys: NDArray[np.uint8]) -> None:
         self._keys = keys[np.argsort(keys[:, 0], kind="stable")]
         self._bounds = np.searchsorted(self._keys[:, 0], np.arange(257))
 
-    def on_shelf(self, name: str) -> set[str]:
-        """Those whose names begin with the two digits of a shelf."""
+    def in_directory(self, name: str) -> set[str]:
+        """Those whose names begin with the two digits of a directory of slices."""
         try:
             number = bytes.fromhex(name)[0]
         except (ValueError, IndexError):
@@ -148,10 +148,10 @@ def _needed_slices(layout: CacheLayout, condemned: set[str]) -> _Needed:
     return _Needed(np.concatenate([np.empty((0, 20), np.uint8), *keys]))
 
 
-def _shelves(layout: CacheLayout) -> Iterator[tuple[str, set[str]]]:
+def _slice_directories(layout: CacheLayout) -> Iterator[tuple[str, set[str]]]:
     """Every directory of slices, and the keys in it."""
-    for shelf in _directories(layout.slices):
-        yield shelf.name, {path.name.partition(".")[0] for path in shelf.iterdir()}
+    for directory in _directories(layout.slices):
+        yield directory.name, {path.name.partition(".")[0] for path in directory.iterdir()}
 
 
 def _dead_staging(root: Path) -> Iterator[Path]:
@@ -179,8 +179,8 @@ def _hide_slices(layout: CacheLayout, due: list[str], condemned: set[str]) -> se
         needed: set[str] = set()
         if keys:
             of_stores = _needed_slices(layout, condemned)
-            for shelf, mine in groupby(sorted(keys), key=lambda key: key[:2]):
-                needed |= of_stores.on_shelf(shelf).intersection(mine)
+            for digits, mine in groupby(sorted(keys), key=lambda key: key[:2]):
+                needed |= of_stores.in_directory(digits).intersection(mine)
         for key in needed:
             if (staging.path / key).exists():
                 staging.publish(staging.path / key, layout.slice(key).record)

@@ -19,23 +19,22 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import xxhash
 
 from tokenmill.errors import CorruptionError, NonDeterminismError, UsageError
 from tokenmill.files import NewFile, Staging, write_file, writing_errors
+from tokenmill.files.sealed import file_checksum, quarantine
 from tokenmill.fingerprint import key as fingerprint_key
 from tokenmill.store import layout as names
 from tokenmill.store.ahead import ahead
-from tokenmill.store.checks import check_file
 from tokenmill.store.layout import CacheLayout, StoreLayout
 from tokenmill.store.manifest import (
     Document,
+    check_file,
     encode_manifest,
     make_manifest,
     read_manifest,
     without_masks,
 )
-from tokenmill.store.quarantine import quarantine
 from tokenmill.store.runs import firsts_of
 from tokenmill.store.slices import RowCounts, read_counts, read_record
 from tokenmill.store.table import SLICE_ROW, count_rows, header, pack_row, read_stretches
@@ -127,7 +126,7 @@ def commit_store(
         manifest = make_manifest(document, tally.totals(), dict(tokenizer), files)
         staging.write("store/" + names.MANIFEST, encode_manifest(manifest))
         if not staging.publish(staged, store.directory) and not _agrees(cache, store, manifest):
-            quarantine(cache, store.directory)
+            quarantine(cache.root, store.directory)
             if not staging.publish(staged, store.directory) and not _agrees(cache, store, manifest):
                 raise CorruptionError("corrupt again as soon as it was mended", path=store.manifest)
     return store
@@ -164,28 +163,7 @@ def _agrees(cache: CacheLayout, store: StoreLayout, ours: Document) -> bool:
 
 def file_document(path: Path) -> Document:
     """Size and checksum of a file, as a manifest states them."""
-    hasher = xxhash.xxh3_128()
-    size = 0
-    with open(path, "rb") as file:
-        while piece := file.read(_PIECE):
-            hasher.update(piece)
-            size += len(piece)
-    return {"size": size, "checksum": hasher.hexdigest()}
-
-
-class _Column(NewFile):
-    """A file of the store that grows slice by slice, and its checksum with it."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(path)
-        self._hasher = xxhash.xxh3_128()
-
-    def add(self, piece: bytes | memoryview) -> None:
-        self._hasher.update(piece)
-        self.write(piece)
-
-    def document(self) -> Document:
-        return {"size": self.size, "checksum": self._hasher.hexdigest()}
+    return {"size": path.stat().st_size, "checksum": file_checksum(path)}
 
 
 def _write_columns(
@@ -195,19 +173,21 @@ def _write_columns(
     tally = _Tally()
     body = staged / "table.part"
     with NewFile(body) as table, ExitStack() as opened:
-        columns = {name: opened.enter_context(_Column(staged / name)) for name in names.ROW_ARRAYS}
+        columns = {name: opened.enter_context(NewFile(staged / name)) for name in names.ROW_ARRAYS}
         for placement, counts in ahead(lambda one: _counted(cache, one), placements):
             table.write(_table_row(placement, counts, tally))
-            columns[names.LENGTHS].add(counts.lengths)
-            columns[names.TRAINED].add(counts.trained)
-            columns[names.FIRST_TRAINED].add(firsts_of(counts.runs, counts.run_starts).data)
-            columns[names.MASK_RUNS].add(counts.runs.astype("<i4").data)
+            columns[names.LENGTHS].write(counts.lengths)
+            columns[names.TRAINED].write(counts.trained)
+            columns[names.FIRST_TRAINED].write(firsts_of(counts.runs, counts.run_starts).data)
+            columns[names.MASK_RUNS].write(counts.runs.astype("<i4").data)
             ends = counts.run_starts[1:] + tally.runs
-            columns[names.MASK_RUN_ENDS].add(ends.astype("<i8").data)
+            columns[names.MASK_RUN_ENDS].write(ends.astype("<i8").data)
             tally.add(counts)
     write_file(staged / names.TABLE, _chain(header(tally.slices), body))
     body.unlink()
-    return tally, {name: column.document() for name, column in columns.items()}
+    return tally, {
+        name: {"size": column.size, "checksum": column.checksum} for name, column in columns.items()
+    }
 
 
 def _counted(cache: CacheLayout, placement: Placement) -> tuple[Placement, RowCounts]:

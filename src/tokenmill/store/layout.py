@@ -16,7 +16,7 @@ from pathlib import Path
 
 from tokenmill.errors import CorruptionError
 from tokenmill.files import require_inside
-from tokenmill.files.place import RemotePath, as_remote
+from tokenmill.files.remote_path import RemotePath, as_remote
 from tokenmill.fingerprint import KEY_HEX
 
 FORMAT = 1

@@ -8,25 +8,12 @@ first; a store's directory; a tokenizer's copy.
 
 from __future__ import annotations
 
-import contextlib
-import os
-import secrets
 from pathlib import Path
 
 from tokenmill.errors import CorruptionError
-from tokenmill.files import make_directory, sync_directory, writing_errors
+from tokenmill.files.sealed import quarantine
 from tokenmill.store.layout import CacheLayout, SliceFiles
 from tokenmill.store.slices import SliceReader
-
-
-def quarantine(layout: CacheLayout, path: Path) -> None:
-    """Move a corrupt file or directory where nobody reads it."""
-    with writing_errors(path):
-        make_directory(layout.quarantine, layout.root)
-        target = layout.quarantine / f"{path.name}.{secrets.token_hex(8)}"
-        with contextlib.suppress(FileNotFoundError):  # another builder was quicker
-            os.rename(path, target)
-            sync_directory(path.parent)
 
 
 def quarantine_slice(layout: CacheLayout, key: str) -> None:
@@ -34,7 +21,7 @@ def quarantine_slice(layout: CacheLayout, key: str) -> None:
     files = layout.slice(key)
     # The record first: without it the slice is gone for everybody, whatever happens next.
     for path in (files.record, files.tokens, files.meta):
-        quarantine(layout, path)
+        quarantine(layout.root, path)
 
 
 def quarantine_of(layout: CacheLayout, broken: str | None) -> bool:
@@ -46,7 +33,7 @@ def quarantine_of(layout: CacheLayout, broken: str | None) -> bool:
         quarantine_slice(layout, path.name.partition(".")[0])
         return True
     if layout.tokenizers in path.parents:
-        quarantine(layout, layout.tokenizers / path.relative_to(layout.tokenizers).parts[0])
+        quarantine(layout.root, layout.tokenizers / path.relative_to(layout.tokenizers).parts[0])
         return True
     return False
 

@@ -17,15 +17,14 @@ from typing import Any, cast
 import xxhash
 
 from tokenmill.errors import CorruptionError, UsageError
-from tokenmill.files import PrivateFile, default_cache_dir, is_network, ranged
+from tokenmill.files import Staging, default_cache_dir, is_network, process_directory, ranged
 from tokenmill.files.blocks import BlockCache
-from tokenmill.files.place import RemotePath
 from tokenmill.files.ranged import WINDOW
 from tokenmill.files.remote import protocol_of
+from tokenmill.files.remote_path import RemotePath
 from tokenmill.store import layout as names
 from tokenmill.store.access import GuardedFile, reading_errors, remedy
-from tokenmill.store.checks import check_file
-from tokenmill.store.manifest import Document
+from tokenmill.store.manifest import Document, check_file
 from tokenmill.store.record import BLOCK_BYTES, FileRecord
 from tokenmill.store.store import Store
 
@@ -119,15 +118,11 @@ def fetch_file(path: RemotePath, stated: Document, *, check: bool) -> Path:
     if kept is not None:
         return kept
     # The disk keeps nothing: a file of this process alone, which ends with it.
-    private = PrivateFile()
-    with private.file as file:
-        for piece in _checked_pieces(path, stated):
-            file.write(piece)
-    _private.append(private)
-    return private.path
-
-
-_private: list[PrivateFile] = []
+    root = process_directory()
+    if not (root / name).exists():
+        with Staging(root) as staging:
+            staging.publish(staging.write(name, _checked_pieces(path, stated)), root / name)
+    return root / name
 
 
 def _checked_pieces(path: RemotePath, stated: Document) -> Iterator[bytes]:

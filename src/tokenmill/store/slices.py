@@ -21,7 +21,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from tokenmill.errors import CorruptionError
-from tokenmill.files.place import as_remote
+from tokenmill.files.remote_path import as_remote
 from tokenmill.store.access import GuardedFile, open_bytes, open_guarded, reading_errors
 from tokenmill.store.layout import SliceFiles
 from tokenmill.store.record import (

@@ -22,14 +22,19 @@ from numpy.typing import NDArray
 
 from tokenmill.errors import CorruptionError, UsageError
 from tokenmill.files import ProcessLock, is_network, is_remote
-from tokenmill.files.place import as_remote
 from tokenmill.files.remote import local_path
+from tokenmill.files.remote_path import as_remote
 from tokenmill.origin import Origin
 from tokenmill.store import layout as names
 from tokenmill.store.access import load_array, open_bytes
-from tokenmill.store.checks import check_file, check_table, read_proof
 from tokenmill.store.layout import SliceFiles, StoreLayout
-from tokenmill.store.manifest import Document, read_manifest
+from tokenmill.store.manifest import (
+    Document,
+    check_file,
+    check_table,
+    read_manifest,
+    read_proof,
+)
 from tokenmill.store.record import CARRIED, META_COLUMNS
 from tokenmill.store.row import Row
 from tokenmill.store.runs import trained_within

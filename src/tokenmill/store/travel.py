@@ -30,8 +30,9 @@ from tokenmill.errors import (
 )
 from tokenmill.files import Staging, default_cache_dir
 from tokenmill.files.blocks import BlockCache
-from tokenmill.files.place import RemotePath
 from tokenmill.files.remote import is_remote, protocol_of
+from tokenmill.files.remote_path import RemotePath
+from tokenmill.files.sealed import publish_files, quarantine
 from tokenmill.files.upload import Upload, Uploader
 from tokenmill.fingerprint import canonical, checksum
 from tokenmill.store import layout as names
@@ -40,7 +41,6 @@ from tokenmill.store.commit import Placement, commit_store, state_json
 from tokenmill.store.copies import copy_store
 from tokenmill.store.layout import CacheLayout, SliceFiles, StoreLayout
 from tokenmill.store.manifest import encode_manifest, make_manifest, read_manifest
-from tokenmill.store.quarantine import quarantine
 from tokenmill.store.record import UNREADABLE, FileRecord
 from tokenmill.store.remote import RemoteStore
 from tokenmill.store.slices import read_record
@@ -308,7 +308,7 @@ def _require_same(
     try:
         GuardedFile(target, stated, mapped=False, check=True).check_all()
     except CorruptionError:
-        quarantine(cache, target)
+        quarantine(cache.root, target)
         staging.publish(copy, target)
 
 
@@ -330,11 +330,8 @@ def _take_tokenizer(store: Store, cache: CacheLayout, done: Travelled) -> None:
     if isinstance(store, RemoteStore):
         fetch_tokenizer(store, cache)
     elif not target.is_dir():
-        with Staging(cache.root) as staging:
-            for name, path in _tokenizer_files(store):
-                staging.write(f"files/{name}", path.read_bytes())
-            if (staging.path / "files").is_dir():
-                staging.publish(staging.path / "files", target)
+        files = {name: path.read_bytes() for name, path in _tokenizer_files(store)}
+        publish_files(cache.root, target, files)
     if target.is_dir():
         for path in target.rglob("*"):
             if path.is_file():
@@ -357,19 +354,18 @@ def fetch_tokenizer(store: RemoteStore, cache: CacheLayout | None = None) -> Pat
             found = msgspec.json.decode(listing.read_bytes(), type=_Listing)
     except UNREADABLE as error:
         raise CorruptionError(f"not a list of files: {error}", path=listing) from error
-    with Staging(cache.root) as staging:
-        for name, stated in found.files.items():
-            parts = name.split("/")
-            if parts[0] != "tokenizer" or ".." in parts or "" in parts or "\\" in name:
-                raise CorruptionError(f"names the file {name!r}", path=listing)
-            with reading_errors(listing):  # type: ignore[arg-type]
-                data = (store.remote / name).read_bytes()
-            if checksum(data) != stated.checksum:
-                raise CorruptionError(
-                    f"checksum is {checksum(data)}, expected {stated.checksum}",
-                    path=store.remote / name,
-                )
-            staging.write(name, data)
-        if (staging.path / "tokenizer").is_dir():
-            staging.publish(staging.path / "tokenizer", target)
+    files = {}
+    for name, stated in found.files.items():
+        parts = name.split("/")
+        if parts[0] != "tokenizer" or ".." in parts or "" in parts or "\\" in name:
+            raise CorruptionError(f"names the file {name!r}", path=listing)
+        with reading_errors(listing):  # type: ignore[arg-type]
+            data = (store.remote / name).read_bytes()
+        if checksum(data) != stated.checksum:
+            raise CorruptionError(
+                f"checksum is {checksum(data)}, expected {stated.checksum}",
+                path=store.remote / name,
+            )
+        files["/".join(parts[1:])] = data
+    publish_files(cache.root, target, files)
     return target

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from tokenmill.tokenizer.identity import IdentityCard
     from tokenmill.tokenizer.loaded import LITTLE_WORK, engine_for
     from tokenmill.tokenizer.loading import BACKENDS, load
+    from tokenmill.tokenizer.location import is_installed, locate
     from tokenmill.tokenizer.memo import (
         answer_key,
         identify,
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
         remember_card,
         share_table,
     )
-    from tokenmill.tokenizer.place import find_place, is_installed
     from tokenmill.tokenizer.tokenizer import Tokenizer
 
 _HOMES = {
@@ -47,9 +47,9 @@ _HOMES = {
     "apply_length": "encoded",
     "choose_engine": "engines",
     "engine_for": "loaded",
-    "find_place": "place",
+    "locate": "location",
     "identify": "memo",
-    "is_installed": "place",
+    "is_installed": "location",
     "load": "loading",
     "memo_key": "memo",
     "overlong_message": "encoded",
@@ -74,10 +74,10 @@ __all__ = [
     "apply_length",
     "choose_engine",
     "engine_for",
-    "find_place",
     "identify",
     "is_installed",
     "load",
+    "locate",
     "memo_key",
     "overlong_message",
     "pin_to_one_core",

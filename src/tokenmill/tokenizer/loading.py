@@ -1,6 +1,6 @@
 """Loading: from whatever names a tokenizer to a `Tokenizer`.
 
-A path or hub id leads to a `Place` with files; an object, be it a `tokenizers.Tokenizer` or a
+A path or hub id leads to a `Location` with files; an object, be it a `tokenizers.Tokenizer` or a
 tokenizer of transformers, is taken as it is.
 
 Who encodes (``backend``): ``file`` is the tokenizer.json, ``transformers`` is what AutoTokenizer
@@ -24,8 +24,7 @@ import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tokenmill import fingerprint
-from tokenmill.errors import CorruptionError, TokenizerError, UsageError
+from tokenmill.errors import TokenizerError, UsageError
 from tokenmill.tokenizer import memo
 from tokenmill.tokenizer import transformers_door as door
 from tokenmill.tokenizer.backend import (
@@ -35,18 +34,17 @@ from tokenmill.tokenizer.backend import (
     skim_backend,
     vocabulary,
 )
-from tokenmill.tokenizer.place import INSTALL, Place, find_place
+from tokenmill.tokenizer.location import INSTALL, Location, locate
 from tokenmill.tokenizer.templates import (
     NamedToken,
     brings_code,
     choose_template,
     named_tokens,
-    read_config,
     read_special_tokens,
     read_template,
     states_a_class,
 )
-from tokenmill.tokenizer.tokenizer import CHECKSUMS, Tokenizer
+from tokenmill.tokenizer.tokenizer import COPY, Tokenizer
 
 BACKENDS = ("auto", "file", "transformers")
 
@@ -80,7 +78,7 @@ def load(
         raise UsageError(f"tokenizer_backend={backend!r}: choose one of {', '.join(BACKENDS)}")
     if isinstance(source, str | os.PathLike):
         call = _Call(source, chat_template is not None, trust_remote_code, cache_dir)
-        tokenizer = _load_place(find_place(source), backend, call)
+        tokenizer = _load_place(locate(source), backend, call)
     else:
         tokenizer = _adopt_object(source)
         refuse_randomness(read_head(tokenizer.data), path=tokenizer.path)
@@ -97,7 +95,7 @@ class _Call(NamedTuple):
     cache_dir: Path | None
 
 
-def _load_place(place: Place, backend: str, call: _Call) -> Tokenizer:
+def _load_place(place: Location, backend: str, call: _Call) -> Tokenizer:
     if backend == "transformers":
         return _load_auto(place, call.trust_remote_code)
     if not place.file.is_file():
@@ -109,7 +107,7 @@ def _load_place(place: Place, backend: str, call: _Call) -> Tokenizer:
         data = place.file.read_bytes()
     except OSError as error:
         raise TokenizerError(f"cannot read it: {error.strerror}", path=place.file) from error
-    is_copy = (place.directory / CHECKSUMS).is_file() and not place.named
+    is_copy = COPY.summary_of(place.directory).is_file() and not place.named
     if is_copy:
         _check_copy(place.directory)
     ours = Tokenizer(
@@ -126,7 +124,7 @@ def _load_place(place: Place, backend: str, call: _Call) -> Tokenizer:
     return ours
 
 
-def _examine(place: Place, ours: Tokenizer) -> None:
+def _examine(place: Location, ours: Tokenizer) -> None:
     """Refuse a file whose ids are random or that other files of its directory contradict."""
     refuse_randomness(read_head(ours.data, path=ours.path), path=ours.path)
     contradiction = _contradiction(place.directory, ours)
@@ -192,17 +190,13 @@ def _ordinary_tokens(texts: set[str], ours: Tokenizer) -> dict[str, int]:
 
 def _check_copy(directory: Path) -> None:
     """A copy that tokenmill made must be as it was made; a flipped bit would be other ids."""
-    for name, expected in read_config(directory, CHECKSUMS).items():
-        path = directory / os.path.basename(name)
-        actual = fingerprint.checksum(path.read_bytes()) if path.is_file() else "nothing"
-        if actual != expected:
-            raise CorruptionError(
-                f"checksum {actual}, expected {expected}; remove this directory and prepare again",
-                path=path,
-            )
+    # Of any cache or of none: links within it are its owner's choice.
+    sealed = COPY.admit(directory, root=Path(directory.anchor))
+    for name, expected in sealed.convert(dict[str, str]).items():
+        sealed.require(os.path.basename(name), checksum=expected)
 
 
-def _load_auto(place: Place, trust_remote_code: bool) -> Tokenizer:
+def _load_auto(place: Location, trust_remote_code: bool) -> Tokenizer:
     try:
         auto = door.load_auto(place.directory, trust_remote_code=trust_remote_code)
     except door.AutoTokenizerError as error:
@@ -214,7 +208,7 @@ def _load_auto(place: Place, trust_remote_code: bool) -> Tokenizer:
     return adopted
 
 
-def _refuse_ambiguity(place: Place, ours: Tokenizer, call: _Call) -> None:
+def _refuse_ambiguity(place: Location, ours: Tokenizer, call: _Call) -> None:
     """Compare with AutoTokenizer, unless it was asked before."""
     name = None
     if call.cache_dir is not None:
@@ -234,7 +228,7 @@ def _refuse_ambiguity(place: Place, ours: Tokenizer, call: _Call) -> None:
     ours.notes["auto_tokenizer"] = "encodes alike"
 
 
-def _ask_auto(place: Place, ours: Tokenizer, call: _Call) -> memo.Answer | None:
+def _ask_auto(place: Location, ours: Tokenizer, call: _Call) -> memo.Answer | None:
     """AutoTokenizer's answer; None where it has none and there is nothing it could change."""
     try:
         auto = door.load_auto(place.directory, trust_remote_code=call.trust_remote_code)

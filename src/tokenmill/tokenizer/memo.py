@@ -26,16 +26,17 @@ import msgspec
 
 from tokenmill import fingerprint
 from tokenmill.errors import CacheError, TokenizerError
-from tokenmill.files import Staging
+from tokenmill.files.sealed import BytesForm, SealedKind, publish_files
 from tokenmill.tokenizer import loaded
 from tokenmill.tokenizer.identity import FORMAT, IdentityCard
-from tokenmill.tokenizer.place import find_place
+from tokenmill.tokenizer.location import locate
 
 if TYPE_CHECKING:
     from tokenmill.tokenizer.tokenizer import Tokenizer
 
 VERSION = 2  # raised when finding an identity changes, so that old memos are not believed
 DIRECTORY = "tokenizers"
+_MEMO = SealedKind("memo", "", BytesForm())
 
 # What AutoTokenizer or we read in a tokenizer's directory; weights and the like are not opened.
 _NAMES = (
@@ -87,7 +88,7 @@ def memo_key(
 def _key_of_files(source: Any, question: dict[str, Any]) -> str | None:
     if not isinstance(source, str | os.PathLike):
         return None
-    place = find_place(source)
+    place = locate(source)
     try:
         files = _file_digests(place.directory)
         if place.named:
@@ -130,25 +131,19 @@ def _memo_path(key: _Key) -> Path:
     return key.cache_dir / DIRECTORY / "memo" / f"{key.name}.json"
 
 
-def _sealed(path: Path) -> bytes | None:
-    """What `_seal` wrote; None where it is missing or damaged: it is only a memo."""
-    try:
-        seal, _, data = path.read_bytes().partition(b"\n")
-    except OSError:
-        return None
-    return data if seal == fingerprint.checksum(data).encode() else None
+def _sealed(cache_dir: Path, path: Path) -> bytes | None:
+    """What `_seal` wrote; None where it is missing, damaged or out of the cache: only a memo."""
+    with contextlib.suppress(CacheError):
+        data: bytes | None = _MEMO.admit_or_none(path, cache_dir)
+        return data
+    return None
 
 
 def _seal(cache_dir: Path, path: Path, data: bytes) -> None:
     """Publish a memo, unless it is there; a damaged one makes room."""
-    if path.exists():
-        if _sealed(path) is not None:
-            return
-        with contextlib.suppress(OSError):
-            path.unlink()
-    with contextlib.suppress(CacheError), Staging(cache_dir) as staging:
-        seal = fingerprint.checksum(data).encode() + b"\n"
-        staging.publish(staging.write("memo", [seal, data]), path)
+    if _sealed(cache_dir, path) is None:
+        with contextlib.suppress(CacheError):
+            _MEMO.write(cache_dir, path, data)
 
 
 def recall(
@@ -161,11 +156,11 @@ def recall(
 ) -> IdentityCard | None:
     """The remembered card of a tokenizer, or None; loads no engine."""
     key = _key_in(cache_dir, source, backend, chat_template, trust_remote_code)
-    return None if key is None else _read(_memo_path(key))
+    return None if key is None else _read(key)
 
 
-def _read(path: Path) -> IdentityCard | None:
-    data = _sealed(path)
+def _read(key: _Key) -> IdentityCard | None:
+    data = _sealed(key.cache_dir, _memo_path(key))
     try:
         return None if data is None else IdentityCard.from_dict(msgspec.json.decode(data))
     except (ValueError, TypeError, RecursionError):
@@ -211,7 +206,7 @@ def answer_key(source: Any, *, template_given: bool, trust_remote_code: bool) ->
 
 def recall_answer(cache_dir: Path, name: str) -> Answer | None:
     """AutoTokenizer's answer, if it was asked before."""
-    data = _sealed(_memo_path(_Key(cache_dir, name)))
+    data = _sealed(cache_dir, _memo_path(_Key(cache_dir, name)))
     try:
         return None if data is None else Answer(msgspec.json.decode(data)["difference"])
     except (ValueError, TypeError, KeyError):
@@ -243,7 +238,7 @@ def identify(
     """
     key = _key_in(cache_dir, source, backend, chat_template, trust_remote_code)
     if key is not None:
-        card = _read(_memo_path(key))
+        card = _read(key)
         if card is not None:
             return card
     return _load_and_remember(key, source, backend, chat_template, trust_remote_code).card
@@ -260,7 +255,7 @@ def reload(
     """`load` by way of the memo: the second time without AutoTokenizer or transformers."""
     key = _key_in(cache_dir, source, backend, chat_template, trust_remote_code)
     if key is not None:
-        card = _read(_memo_path(key))
+        card = _read(key)
         stored = None if card is None else _stored(key.cache_dir, card)
         if stored is not None:
             return stored
@@ -313,10 +308,7 @@ def remember(tokenizer: Tokenizer, cache_dir: Path, key: str | None = None) -> P
     home = cache_dir / DIRECTORY / card.key
     with contextlib.suppress(CacheError):
         if not home.is_dir():
-            with Staging(cache_dir) as staging:
-                for name, data in tokenizer.files().items():
-                    staging.write(f"files/{name}", data)
-                staging.publish(staging.path / "files", home)
+            publish_files(cache_dir, home, tokenizer.files())
     if key is not None:
         _write(card, _Key(cache_dir, key))
     return home
@@ -351,7 +343,7 @@ def share_table(tokenizer: Tokenizer, cache_dir: Path) -> None:
     path = cache_dir / DIRECTORY / "memo" / f"{tokenizer.checksum}.pieces"
 
     def find() -> PieceTable:
-        data = _sealed(path)
+        data = _sealed(cache_dir, path)
         with contextlib.suppress(ValueError, TypeError, KeyError):
             table = None if data is None else PieceTable.from_bytes(data)
             if table is not None:

@@ -19,6 +19,7 @@ import numpy as np
 
 from tokenmill import fingerprint
 from tokenmill.errors import TokenizerError
+from tokenmill.files.sealed import JsonForm, SealedKind
 from tokenmill.tokenizer import loaded
 from tokenmill.tokenizer.backend import (
     added_tokens,
@@ -33,8 +34,13 @@ from tokenmill.tokenizer.battery import probe_text
 from tokenmill.tokenizer.identity import IdentityCard, Template, identity_document
 from tokenmill.tokenizer.pieces import PieceTable
 
-CHECKSUMS = "tokenmill_checksums.json"
-"""A copy of ours says what its files must be; loading it checks them."""
+COPY = SealedKind(
+    "copy of a tokenizer",
+    "tokenmill_checksums.json",
+    JsonForm(),
+    remedy="remove this directory and prepare again",
+)
+"""A directory of ours with a tokenizer in it; its summary holds the checksums of its files."""
 
 
 class Tokenizer:
@@ -182,7 +188,7 @@ class Tokenizer:
             "tokenizer_config.json": msgspec.json.format(fingerprint.canonical(config), indent=1),
         }
         sums = {name: fingerprint.checksum(data) for name, data in files.items()}
-        return {**files, CHECKSUMS: fingerprint.canonical(sums)}
+        return {**files, COPY.summary: COPY.encode(sums)}
 
     def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = False) -> str:
         """The text of ids, as the tokenizer's own decoder prints it."""

@@ -21,8 +21,8 @@ from tokenmill.errors import TokenizerError
 from tokenmill.tokenizer.backend import added_tokens, canonical_backend, parse_backend
 from tokenmill.tokenizer.battery import battery, vocabulary_texts
 from tokenmill.tokenizer.identity import ALWAYS_COUNTED, Template
-from tokenmill.tokenizer.place import INSTALL
-from tokenmill.tokenizer.place import is_installed as is_installed
+from tokenmill.tokenizer.location import INSTALL
+from tokenmill.tokenizer.location import is_installed as is_installed
 from tokenmill.tokenizer.tokenizer import Tokenizer
 
 

@@ -35,8 +35,8 @@ from tokenmill.errors import (
 from tokenmill.tokenizer import (
     IdentityCard,
     answer_key,
-    find_place,
     is_installed,
+    locate,
     memo_key,
     recall,
     recall_answer,
@@ -102,7 +102,7 @@ class Comparison:
                 ask,
             )
             if answer is not None:
-                answer.refuse_difference(find_place(self._arguments["source"]).directory)
+                answer.refuse_difference(locate(self._arguments["source"]).directory)
         except BaseException as error:
             self._error = error
 
@@ -160,7 +160,7 @@ def _question(arguments: dict[str, Any], cache_dir: Path) -> str | None:
     looking at its file. And without a tokenizer.json there is nothing to build with before it
     answers.
     """
-    place = find_place(arguments["source"])
+    place = locate(arguments["source"])
     if place.named or not place.file.is_file() or not is_installed():
         return None
     name = answer_key(

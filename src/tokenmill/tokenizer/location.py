@@ -27,7 +27,7 @@ def is_installed() -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Location:
     """Where a tokenizer's files lie.
 
     Attributes:
@@ -41,18 +41,18 @@ class Place:
     named: bool
 
 
-def find_place(source: str | os.PathLike[str]) -> Place:
+def locate(source: str | os.PathLike[str]) -> Location:
     """Where a path or hub id leads."""
     path = Path(source)
     if path.is_dir():
-        return Place(path, path / "tokenizer.json", named=False)
+        return Location(path, path / "tokenizer.json", named=False)
     if path.is_file():
-        return Place(path.parent, path, named=True)
+        return Location(path.parent, path, named=True)
     text = os.fspath(source)
     if not isinstance(source, str) or text.startswith((".", "/", "~")) or text.endswith(".json"):
         raise TokenizerError("no such tokenizer directory or file", path=text)
     directory = _from_hub(text)
-    return Place(directory, directory / "tokenizer.json", named=False)
+    return Location(directory, directory / "tokenizer.json", named=False)
 
 
 def _from_hub(name: str) -> Path:

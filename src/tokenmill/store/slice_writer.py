@@ -24,11 +24,11 @@ import pyarrow as pa
 
 from tokenmill.errors import NonDeterminismError
 from tokenmill.files import Staging
+from tokenmill.files.sealed import quarantine
 from tokenmill.fingerprint import block_checksums
 from tokenmill.store.access import reading_errors
 from tokenmill.store.columns import SliceColumns
 from tokenmill.store.layout import FORMAT, CacheLayout
-from tokenmill.store.quarantine import quarantine
 from tokenmill.store.record import (
     BLOCK_BYTES,
     CARRIED,
@@ -206,7 +206,7 @@ def replace_slice(layout: CacheLayout, encoded: EncodedSlice) -> tuple[CommitRec
         # The record last: files without one would stand in the way of whoever makes the slice
         # anew after a crash, a record without its files is mended.
         for path in (files.tokens, files.meta, files.record):
-            quarantine(layout, path)
+            quarantine(layout.root, path)
         return publish_slice(layout, encoded), True
 
 
@@ -234,7 +234,7 @@ def _adopt(
     if stated is not None and stated != encoded.record.content:
         raise _disagreement(published, stated, encoded.record.content)
     # It says it is what we made, or cannot even say so, yet its values differ: it is broken.
-    quarantine(layout, published)
+    quarantine(layout.root, published)
     if not staging.publish(staged, published):
         return _adopt(layout, published, encoded, ours, staging, staged)
     return _described(ours)

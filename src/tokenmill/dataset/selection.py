@@ -23,18 +23,19 @@ import numpy.typing as npt
 
 from tokenmill import fingerprint
 from tokenmill.dataset.view import CHUNK, Found, Int64Array, View
-from tokenmill.errors import CacheError, CorruptionError
-from tokenmill.files import (
-    PrivateDirectory,
-    Staging,
-    default_cache_dir,
-    is_network,
-    require_inside,
-)
+from tokenmill.errors import CacheError
+from tokenmill.files import PrivateDirectory, default_cache_dir
+from tokenmill.files.sealed import JsonForm, SealedKind, map_array
 from tokenmill.store import CacheLayout, Store, StoreLayout
 
-RECORD = "kept.json"
 FILES = {"index.bin": "<i8", "lengths.bin": "<i4", "trained.bin": "<i4"}
+_KIND = SealedKind(
+    "selection index",
+    "kept.json",
+    JsonForm(end=b"\n"),
+    files=tuple(FILES),
+    remedy="remove the directory to have the rows chosen again",
+)
 KEPT_VERSION = 1
 
 
@@ -145,99 +146,51 @@ def _caches(view: View) -> Iterable[Path]:
 
 
 def _find_or_make(view: KeptView, directory: str | None) -> Path:
-    if directory is not None and (Path(directory) / RECORD).is_file():
+    if directory is not None and Path(directory).is_dir():
         return Path(directory)
-    places = [CacheLayout(root).rows / view.key for root in _caches(view)]
-    for place in places:
-        if (place / RECORD).is_file():
+    places = {root: CacheLayout(root).rows / view.key for root in _caches(view)}
+    for place in places.values():
+        if place.is_dir():
             return place
-    for root, place in zip(_caches(view), places, strict=True):
+    for root, place in places.items():
         try:
             _publish(view, root, place)
         except CacheError:
             continue  # read-only or full: the next place will do
         return place
     view.home = PrivateDirectory("tokenmill-rows-")
-    place = view.home.path / view.key
+    place = view.home.path / "rows" / view.key
     _publish(view, view.home.path, place)
     return place
 
 
 def _publish(view: KeptView, root: Path, place: Path) -> None:
-    with Staging(root) as staging:
-        staged = staging.write(f"{view.key}/index.bin", (c.data for c in view.choose()))
-        index = _array(staged, "<i8")
+    with _KIND.stage(root) as draft:
+        index = map_array(draft.write("index.bin", (c.data for c in view.choose())), "<i8")
         for name in ("lengths", "trained"):
-            staging.write(f"{view.key}/{name}.bin", (c.data for c in view.gathered(index, name)))
-        record = {
-            "document": view.document,
-            "rows": int(index.size),
-            "checksums": {name: _checksum(staged.parent / name) for name in FILES},
-        }
-        staging.write(f"{view.key}/{RECORD}", _encode(record))
-        staging.publish(staged.parent, place)
+            draft.write(f"{name}.bin", (c.data for c in view.gathered(index, name)))
+        rows = int(index.size)
+        record = {"document": view.document, "rows": rows, "checksums": draft.checksums}
+        draft.publish(place, record)
 
 
 class _Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What `RECORD` holds."""
+    """What the summary says."""
 
     document: dict[str, Any]
     rows: int
     checksums: dict[str, str]
 
 
-def _encode(record: dict[str, Any]) -> bytes:
-    return fingerprint.canonical(record) + b"\n"
-
-
-def _array(path: Path, dtype: str) -> npt.NDArray[Any]:
-    size = path.stat().st_size
-    if size == 0:
-        return np.zeros(0, dtype=dtype)  # an empty file cannot be mapped
-    if is_network(path):
-        return np.fromfile(path, dtype=dtype)
-    return np.memmap(path, dtype=dtype, mode="r")
-
-
-def _checksum(path: Path) -> str:
-    return fingerprint.checksum(np.ascontiguousarray(_array(path, "u1")).data)
-
-
 def _open(
     directory: Path, document: Any
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32], npt.NDArray[np.int32]]:
     """Map a published index, refusing one that is not what was written."""
-    path = directory / RECORD
-    for name in (RECORD, *FILES):
-        require_inside(directory / name, directory.parent.parent)
-    try:
-        data = path.read_bytes()
-        record = msgspec.json.decode(data, type=_Record)
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        message = f"not a kept-row index ({error}); remove the directory to choose again"
-        raise CorruptionError(message, path=path) from error
-    if data != _encode(msgspec.structs.asdict(record)):
-        raise CorruptionError("the right members, but not the bytes that were written", path=path)
-    if fingerprint.canonical_of_parsed(record.document) != fingerprint.canonical(document):
-        raise CorruptionError("an index of other rows lies under this key", path=path)
-    arrays = []
-    for name, dtype in FILES.items():
-        file = directory / name
-        try:
-            size = file.stat().st_size
-        except OSError as error:
-            raise CorruptionError(
-                "missing; remove the directory to choose again", path=file
-            ) from error
-        expected = record.rows * np.dtype(dtype).itemsize
-        if size != expected:
-            raise CorruptionError(f"{size} bytes, expected {expected}", path=file)
-        actual = _checksum(file)
-        if actual != record.checksums.get(name):
-            raise CorruptionError(
-                f"checksum {actual}, expected {record.checksums.get(name)}; remove the directory "
-                "to choose again",
-                path=file,
-            )
-        arrays.append(_array(file, dtype))
-    return arrays[0], arrays[1], arrays[2]
+    sealed = _KIND.admit(directory)
+    record = sealed.convert(_Record)
+    sealed.require_document(document)
+    index, lengths, trained = (
+        sealed.array(name, dtype, record.rows, record.checksums.get(name, ""))
+        for name, dtype in FILES.items()
+    )
+    return index, lengths, trained

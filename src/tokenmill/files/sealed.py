@@ -1,0 +1,331 @@
+"""Sealed directories: what a cache keeps beside its stores, and how it is believed again.
+
+Row indexes, seekable copies, length indexes, selection indexes, parts, notes and copies of
+tokenizers are all the same thing: a directory of *data files* and one *summary*, which holds a
+*record* (what this is, counts, checksums of the data files) and is protected against damage itself.
+A memo is such a summary without a directory. The rooms that keep one declare a `SealedKind`:
+
+- `SealedKind.stage` gives a `Draft`: data files are written into a staging directory, their
+  checksums counted on the way; `Draft.publish` writes the summary last and makes the whole visible
+  by one rename. Where another was first, that one stays: a key has one content. Only one that is
+  found broken goes to quarantine for it.
+- `SealedKind.admit` gives a `Sealed`: files that no link leads out of the cache, a summary that is
+  the bytes that were written, and its record. The methods of a `Sealed` compare data files with
+  what the record states, at once or when they are used. Whatever does not fit is a
+  `CorruptionError` that names the file and says what to do; `SealedKind.admit_or_none` is for what
+  is then simply made again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import os
+import secrets
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+import xxhash
+
+from tokenmill import fingerprint
+from tokenmill.errors import CacheError, CorruptionError, SourceError
+from tokenmill.files.kind import is_network
+from tokenmill.files.publish import (
+    Buffer,
+    NewFile,
+    Staging,
+    make_directory,
+    sync_directory,
+    write_file,
+    writing_errors,
+)
+from tokenmill.files.root import require_inside
+
+if TYPE_CHECKING:
+    import numpy.typing as npt  # heavy for whoever only recalls a memo
+
+Record = TypeVar("Record")
+
+_DAMAGE = (errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.EIO, errno.ESTALE)
+
+
+@contextlib.contextmanager
+def reading_errors(path: os.PathLike[str], remedy: str) -> Iterator[None]:
+    """Translate an OSError met while reading what was published.
+
+    A file that is gone, is no file or cannot be read from the disk is corrupt, and may be moved
+    out of the way and rebuilt. That this process may not read it or has too many files open says
+    nothing against the file, so that is a `CacheError`, and nobody touches it.
+    """
+    try:
+        yield
+    except CorruptionError:
+        raise
+    except FileNotFoundError as error:
+        raise CorruptionError(f"missing; {remedy}", path=path) from error
+    except SourceError as error:  # of a store elsewhere
+        raise CacheError(error.message, path=path, offset=error.offset) from error
+    except OSError as error:
+        message = f"cannot be read: {error.strerror}"
+        if error.errno in _DAMAGE:
+            raise CorruptionError(f"{message}; {remedy}", path=path) from error
+        raise CacheError(message, path=path) from error
+
+
+def file_checksum(path: Path) -> str:
+    """`fingerprint.checksum` of a file of any size."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()
+
+
+def require_file(path: Path, size: int | None, checksum: str | None, remedy: str) -> Path:
+    """A file that has the size and the checksum that are stated of it, as far as they are."""
+    with reading_errors(path, remedy):
+        actual = path.stat().st_size
+        if size is not None and actual != size:
+            raise CorruptionError(
+                f"{actual} bytes, expected {size}; {remedy}", path=path, offset=min(actual, size)
+            )
+        found = None if checksum is None else file_checksum(path)
+    if found != checksum:
+        raise CorruptionError(f"checksum is {found}, expected {checksum}; {remedy}", path=path)
+    return path
+
+
+def map_array(path: Path, dtype: str) -> npt.NDArray[Any]:
+    """The whole of a flat file as an array: mapped, or read where maps are unsafe."""
+    import numpy as np
+
+    if path.stat().st_size == 0:
+        return np.zeros(0, dtype=dtype)  # an empty file cannot be mapped
+    if is_network(path):
+        return np.fromfile(path, dtype=dtype)
+    return np.memmap(path, dtype=dtype, mode="r")
+
+
+def quarantine(root: Path, path: Path) -> None:
+    """Move a broken file or directory where nobody reads it; whoever has it open keeps it."""
+    aside = root / "quarantine"
+    with writing_errors(path):
+        make_directory(aside, root)
+        with contextlib.suppress(FileNotFoundError):  # another was quicker
+            os.rename(path, aside / f"{path.name}.{secrets.token_hex(8)}")
+            sync_directory(path.parent)
+
+
+@dataclass(frozen=True)
+class JsonForm:
+    """A summary in canonical JSON: ``{record: …, seal: its checksum}``, or the bare record.
+
+    Bare is a record whose every member is compared with something else. Only the very bytes that
+    `encode` gives are a summary.
+    """
+
+    record: str = ""
+    seal: str = ""
+    end: bytes = b""
+
+    def encode(self, record: Any) -> bytes:
+        """The bytes of the summary."""
+        data = fingerprint.canonical(record)
+        if self.record:
+            sealed = {self.record: record, self.seal: fingerprint.checksum(data)}
+            data = fingerprint.canonical_of_parsed(sealed)
+        return data + self.end
+
+    def decode(self, data: bytes) -> Any:
+        """The record in such bytes; other bytes give None or an error."""
+        document = msgspec.json.decode(data, type=dict[str, Any])
+        record = document[self.record] if self.record else document
+        return record if self.encode(record) == data else None
+
+
+class BytesForm:
+    """A summary whose first line is the checksum of the rest; the record is that rest."""
+
+    def encode(self, record: bytes) -> bytes:
+        """The bytes of the summary."""
+        return fingerprint.checksum(record).encode() + b"\n" + record
+
+    def decode(self, data: bytes) -> bytes | None:
+        """The record in such bytes; other bytes give None."""
+        seal, _, record = data.partition(b"\n")
+        return record if seal == fingerprint.checksum(record).encode() else None
+
+
+@dataclass(frozen=True)
+class SealedKind:
+    """What the sealed directories of one kind look like.
+
+    Attributes:
+        name: What one is called in messages.
+        summary: Name of its summary; "" where that is all there is, without a directory.
+        form: How the summary holds the record.
+        files: Names of its data files.
+        remedy: What to do about a damaged one.
+    """
+
+    name: str
+    summary: str
+    form: JsonForm | BytesForm
+    files: tuple[str, ...] = ()
+    remedy: str = "remove the directory to have it made again"
+
+    def summary_of(self, place: Path) -> Path:
+        """Where the summary of one is."""
+        return place / self.summary if self.summary else place
+
+    def encode(self, record: Any) -> bytes:
+        """The bytes of the summary of one."""
+        return self.form.encode(record)
+
+    @contextlib.contextmanager
+    def stage(self, root: Path) -> Iterator[Draft]:
+        """Begin one for a cache directory; what was not published is gone afterwards."""
+        with Staging(root) as staging:
+            yield Draft(self, staging)
+
+    def write(self, root: Path, place: Path, record: Any) -> None:
+        """Publish one that is a summary alone, also in place of a broken one."""
+        with self.stage(root) as draft:
+            draft.publish(
+                place, record, is_whole=lambda: self.admit_or_none(place, root) is not None
+            )
+
+    def admit(self, place: Path, root: Path | None = None) -> Sealed:
+        """Believe what lies at a place, as far as its summary goes.
+
+        Args:
+            place: The directory.
+            root: The cache that no link may lead out of; None: two above.
+
+        Raises:
+            CorruptionError: It is not what was written.
+            CacheError: It is not there, cannot be read, or a link leads out of the cache.
+        """
+        summary = self.summary_of(place)
+        for path in (summary, *(place / name for name in self.files)):
+            require_inside(path, root or place.parent.parent)
+        if not place.exists():
+            raise CacheError(f"the {self.name} is gone; open what it was made of again", path=place)
+        with reading_errors(summary, self.remedy):
+            data = summary.read_bytes()
+        try:
+            record, why = self.form.decode(data), "not the bytes that were written"
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            record, why = None, f"not the summary of a {self.name} ({error})"
+        if record is None:
+            raise CorruptionError(f"{why}; {self.remedy}", path=summary)
+        return Sealed(self, place, record)
+
+    def admit_or_none(self, place: Path, root: Path | None = None) -> Any:
+        """The record of what lies at a place; None where it is absent or damaged.
+
+        Raises:
+            CacheError: A link leads out of the cache.
+        """
+        require_inside(self.summary_of(place), root or place.parent.parent)
+        try:
+            return self.admit(place, root).record
+        except (CorruptionError, CacheError):
+            return None
+
+
+@dataclass(frozen=True)
+class Sealed:
+    """A directory whose summary was admitted, and what that says."""
+
+    kind: SealedKind
+    directory: Path
+    record: Any
+
+    def refusal(self, message: str, name: str = "") -> CorruptionError:
+        """The error for a data file, or for the summary, that is not what was written."""
+        path = self.directory / name if name else self.kind.summary_of(self.directory)
+        return CorruptionError(f"{message}; {self.kind.remedy}", path=path)
+
+    def convert(self, kind: type[Record]) -> Record:
+        """The record as a type; a seal guards against accidents, not against other members."""
+        try:
+            return msgspec.convert(self.record, kind)
+        except msgspec.ValidationError as error:
+            raise self.refusal(f"not the record of a {self.kind.name} ({error})") from error
+
+    def require_document(self, document: Any) -> None:
+        """Refuse a record that is of another document."""
+        stated = fingerprint.canonical_of_parsed(self.record["document"])
+        if stated != fingerprint.canonical(document):
+            raise self.refusal(f"a {self.kind.name} of something else lies under this key")
+
+    def require(self, name: str, *, size: int | None = None, checksum: str | None = None) -> Path:
+        """A data file, if it has this size and this checksum."""
+        return require_file(self.directory / name, size, checksum, self.kind.remedy)
+
+    def read(self, name: str, checksum: str) -> bytes:
+        """The bytes of a small data file."""
+        with reading_errors(self.directory / name, self.kind.remedy):
+            data = (self.directory / name).read_bytes()
+        found = fingerprint.checksum(data)
+        if found != checksum:
+            raise self.refusal(f"checksum is {found}, expected {checksum}", name)
+        return data
+
+    def array(self, name: str, dtype: str, count: int, checksum: str) -> npt.NDArray[Any]:
+        """A data file as an array of so many numbers, ``<i4`` or the like."""
+        path = self.require(name, size=count * int(dtype[2:]), checksum=checksum)
+        return map_array(path, dtype)
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A sealed directory in the making, and the checksums of the data files written so far."""
+
+    kind: SealedKind
+    staging: Staging
+    checksums: dict[str, str] = field(default_factory=dict)
+
+    @contextlib.contextmanager
+    def open(self, name: str) -> Iterator[NewFile]:
+        """A data file that grows piece by piece."""
+        with NewFile(self._path(name)) as file:
+            yield file
+        self.checksums[name] = file.checksum
+
+    def write(self, name: str, chunks: Buffer | Iterable[Buffer]) -> Path:
+        """Write a data file."""
+        file = write_file(self._path(name), chunks)
+        self.checksums[name] = file.checksum
+        return file.path
+
+    def _path(self, name: str) -> Path:
+        self.staging.make(self.staging.path / "sealed")
+        return self.staging.path / "sealed" / name
+
+    def publish(
+        self, place: Path, record: Any, *, is_whole: Callable[[], bool] | None = None
+    ) -> bool:
+        """Write the summary, then make the whole visible; True when it is ours that is.
+
+        Args:
+            place: Where to.
+            record: What the summary says.
+            is_whole: Asked where there is one already: one that is not goes to quarantine.
+        """
+        summary = self.kind.summary_of(Path("sealed"))
+        self.staging.write(str(summary), self.kind.encode(record))
+        if is_whole is not None and place.exists() and not is_whole():
+            quarantine(self.staging.root, place)
+        return self.staging.publish(self.staging.path / "sealed", place)
+
+
+def publish_files(root: Path, place: Path, files: Mapping[str, bytes]) -> None:
+    """Publish a directory of files that are sealed already, or named by their content."""
+    with Staging(root) as staging:
+        for name, data in files.items():
+            staging.write(f"files/{name}", data)
+        if files:
+            staging.publish(staging.path / "files", place)
