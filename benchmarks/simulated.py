@@ -90,9 +90,7 @@ def arguments_of(sources: Path, cache: Path) -> dict[str, Any]:
 def planned(sources: Path, cache: Path) -> Plan:
     """The plan of such a preparation."""
     given = arguments_of(sources, cache)
-    recipe, options, workers = resolve_call(
-        given.pop("sources"), given.pop("tokenizer"), given.pop("executor"), given
-    )
+    recipe, options, workers = resolve_call(given.pop("sources"), given.pop("tokenizer"), given)
     return plan(recipe, options, workers, cache_of(cache))[0]
 
 

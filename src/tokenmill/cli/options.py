@@ -128,7 +128,7 @@ class RecipeFlags:
         return {
             "sources": sources,
             "tokenizer": self.tokenizer,
-            "executor": self.executor if "executor" in self.stated else None,
+            **({"executor": self.executor} if "executor" in self.stated else {}),
             **given,
         }
 

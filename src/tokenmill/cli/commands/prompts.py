@@ -56,7 +56,7 @@ def prompts(
     trust_remote_code: Annotated[
         bool, typer.Option(help="Let a tokenizer bring its own code.")
     ] = False,
-    convention: Annotated[str, typer.Option(help="default | miles | slime")] = "default",
+    convention: Annotated[Any, typer.Option(help="default | miles | slime")] = "default",
     on_bad_row: Annotated[str, typer.Option(help="reject | raise")] = "reject",
     num_workers: Annotated[int | None, typer.Option(help="0 runs inline; default: all cores.")] = (
         None
