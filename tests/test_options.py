@@ -74,7 +74,8 @@ def test_signature_of_prepare_is_the_declaration() -> None:
     arguments = dict(re.findall(r"^    (\w+): ((?:.|\n {8})+)", text, re.MULTILINE))
     for name, option in options.items():
         said = " ".join(arguments[name].replace("``", "").split())
-        assert said.startswith(option.help) if name == "sources" else said == option.help, name
+        more = name in ("sources", "tokenizer", "executor")  # objects that no flag can be
+        assert said.startswith(option.help) if more else said == option.help, name
         if name in ("sources", "tokenizer"):
             continue
         assert written[name].default == option.default, name
@@ -82,6 +83,13 @@ def test_signature_of_prepare_is_the_declaration() -> None:
         # Any sequence of columns is taken, and a tuple is kept; executors are no matter of options.
         if name not in ("carry", "executor"):
             assert types[name] == declared_types[name], name
+
+
+def test_defaults_of_prompts_are_the_declaration() -> None:
+    written = inspect.signature(tm.PromptDataset).parameters
+    for name, option in declared(PromptSpec).items():
+        if name != "tool_form":  # found out, not given
+            assert written[name].default == option.default, name
 
 
 def test_prepare_refuses_other_names_as_python_does() -> None:

@@ -55,7 +55,7 @@ class Option(NamedTuple):
 
     Attributes:
         name: Of the argument.
-        type: Without None and without constraints.
+        type: Without None and without constraints; of several kinds, text.
         default: `msgspec.NODEFAULT` where there is none.
         choices: Where not every value is allowed: those that are.
         help: One line.
@@ -75,7 +75,8 @@ def declared(struct: type[Options]) -> dict[str, Option]:
     found = {}
     for field in msgspec.structs.fields(struct):
         note = _hints(struct)[field.name].__metadata__[-1]
-        kind = next(part for part in _parts(bare[field.name]) if part is not types.NoneType)
+        kinds = [part for part in _parts(bare[field.name]) if part is not types.NoneType]
+        kind = str if str in kinds else kinds[0]
         choices = get_args(kind) if get_origin(kind) is Literal else ()
         known = choices or (note.extra or {}).get("choices", ())
         found[field.name] = Option(field.name, kind, field.default, known, note.description)

@@ -121,7 +121,7 @@ def prepare(
     Args:
         sources: Files, directories, globs, each with an optional ``@[a:b]``. Or a `Recipe`, or a
             path to ``recipe.yaml``: every other argument that is given overrides it.
-        tokenizer: Directory, ``tokenizer.json`` or hub id; in Python also a tokenizers or
+        tokenizer: Directory, ``tokenizer.json`` or hub id. Or a ``tokenizers.Tokenizer``, or a
             transformers tokenizer.
         tokenizer_backend: Who reads the tokenizer; ``auto`` refuses where AutoTokenizer and
             ``tokenizer.json`` would encode differently, or where that cannot be found out.
@@ -157,11 +157,11 @@ def prepare(
             error.
         num_workers: Worker processes; 0 runs inline. When not given, one for each core, or none
             where only a few MB are to be made.
-        cache_dir: Where slices and stores are kept; when not given, ``$TOKENMILL_CACHE_DIR``, else
+        cache_dir: Directory of the cache; when not given, ``$TOKENMILL_CACHE_DIR``, else
             ``$XDG_CACHE_HOME/tokenmill``, else ``~/.cache/tokenmill``.
         force_recache: Build again and compare with what is there.
         disable_cache: Build into a private directory that lives as long as the returned store.
-        executor: Where slices are built; in Python also an executor object.
+        executor: Where the work runs. ``local``, ``inline``, ``ray``, or an executor object.
         engine: Which library encodes; never changes the result.
         renderer: What renders chat templates; ``jinja2`` is the reference. Never changes the
             result.
@@ -172,7 +172,7 @@ def prepare(
 
 
 def run_recipe(
-    sources: Any = None,
+    sources: Any,
     tokenizer: Any = None,
     *,
     progress: Any = None,

@@ -39,10 +39,7 @@ class Recipe(ChatSpec, frozen=True):
     ]
     tokenizer: Annotated[
         Any,
-        Meta(
-            description="Directory, tokenizer.json or hub id; in Python also a tokenizers or "
-            "transformers tokenizer."
-        ),
+        Meta(description="Directory, tokenizer.json or hub id."),
     ]
     tokenizer_backend: Annotated[
         Literal["auto", "transformers", "file"],
@@ -128,8 +125,8 @@ class RunOptions(Options, frozen=True, kw_only=True):
     cache_dir: Annotated[
         str | os.PathLike[str] | None,
         Meta(
-            description="Where slices and stores are kept; when not given, $TOKENMILL_CACHE_DIR, "
-            "else $XDG_CACHE_HOME/tokenmill, else ~/.cache/tokenmill."
+            description="Directory of the cache; when not given, $TOKENMILL_CACHE_DIR, else "
+            "$XDG_CACHE_HOME/tokenmill, else ~/.cache/tokenmill."
         ),
     ] = None
     force_recache: Annotated[
@@ -144,7 +141,7 @@ class RunOptions(Options, frozen=True, kw_only=True):
     executor: Annotated[
         Any,
         Meta(
-            description="Where slices are built; in Python also an executor object.",
+            description="Where the work runs.",
             extra={"choices": ("local", "inline", "ray")},
         ),
     ] = "local"

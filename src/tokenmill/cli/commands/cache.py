@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from tokenmill.cli.app import app, require_command
-from tokenmill.cli.options import AsJson, CacheDir
+from tokenmill.cli.options import CACHE, Given, command
 from tokenmill.cli.output import Output
 from tokenmill.errors import UsageError
 from tokenmill.report.characters import harmless
@@ -26,19 +26,13 @@ cache_app.callback(invoke_without_command=True)(require_command)
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
-@cache_app.command("list")
-def list_cache(
-    cache_dir: CacheDir = None,
-    as_json: AsJson = False,
-) -> None:
+@command(cache_app, *CACHE, name="list")
+def list_cache(output: Output, given: Given) -> None:
     """List the stores of the cache and the bytes of its parts."""
-    from tokenmill.files import default_cache_dir
     from tokenmill.store.collect import survey
 
-    root = Path(cache_dir or default_cache_dir())
-    output = Output.current()
+    root = _root(given)
     found = survey(root)
-
     output.result(found, lambda: show_cache(output, root, found))
 
 
@@ -56,30 +50,27 @@ def show_cache(output: Output, root: Path, found: dict[str, Any]) -> None:
     output.say(f"{root}: {found['bytes']:,} bytes{f' ({parts})' if parts else ''}")
 
 
-@cache_app.command("gc")
+@command(cache_app, *CACHE)
 def gc(
-    cache_dir: CacheDir = None,
+    output: Output,
+    given: Given,
     grace: Annotated[
         str, typer.Option(help="Time between marking and removing: 30m, 24h, 7d.")
     ] = "24h",
     older_than: Annotated[
-        str | None, typer.Option(help="Also give up stores made longer ago: 30d.")
+        str | None, typer.Option(help="Also remove stores made longer ago: 30d.")
     ] = None,
     store: Annotated[
         list[str] | None,
-        typer.Option(metavar="KEY", help="Also give up this store; repeatable."),
+        typer.Option(metavar="KEY", help="Also remove this store. Repeatable."),
     ] = None,
     dry_run: Annotated[bool, typer.Option(help="Only say what would be done.")] = False,
-    as_json: AsJson = False,
 ) -> None:
     """Mark what nobody needs; remove what was marked before the grace period."""
-    from tokenmill.files import default_cache_dir
     from tokenmill.store.collect import collect
 
-    root = Path(cache_dir or default_cache_dir())
-    output = Output.current()
     done = collect(
-        root,
+        _root(given),
         grace_s=_seconds(grace, "--grace"),
         older_than_s=None if older_than is None else _seconds(older_than, "--older-than"),
         stores=store or (),
@@ -93,6 +84,12 @@ def gc(
         output.say(f"{len(done.marked):,} {would}marked; a gc after {grace} removes them")
 
     output.result(document, show)
+
+
+def _root(given: Given) -> Path:
+    from tokenmill.files import default_cache_dir
+
+    return Path(given.get("cache_dir") or default_cache_dir())
 
 
 def _seconds(text: str, flag: str) -> float:

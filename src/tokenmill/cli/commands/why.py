@@ -11,20 +11,18 @@ import json
 from typing import Any
 
 from tokenmill.cli.app import app
-from tokenmill.cli.options import AsJson, RecipeFlags, takes_recipe
+from tokenmill.cli.options import RECIPE, WHERE, Given, command, recipe_arguments
 from tokenmill.cli.output import Output, one_line
 
 SHOWN_CHARS = 60  # of a value; the whole one is in --json
 
 
-@app.command()
-@takes_recipe
-def why(flags: RecipeFlags, *, as_json: AsJson = False) -> None:
+@command(app, *RECIPE, *WHERE)
+def why(output: Output, given: Given) -> None:
     """Say whether `prepare` would find its store, and if not, why."""
     from tokenmill.api import explain_recipe
 
-    output = Output.current()
-    found = explain_recipe(**flags.arguments())
+    found = explain_recipe(**recipe_arguments(given))
     output.result(found, lambda: show(output, found))
 
 
