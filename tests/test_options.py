@@ -73,7 +73,7 @@ def test_signature_of_prepare_is_the_declaration() -> None:
     assert text is not None
     arguments = dict(re.findall(r"^    (\w+): ((?:.|\n {8})+)", text, re.MULTILINE))
     for name, option in options.items():
-        said = " ".join(arguments[name].replace("``", "").split())
+        said = " ".join(arguments[name].split())
         more = name in ("sources", "tokenizer", "executor")  # objects that no flag can be
         assert said.startswith(option.help) if more else said == option.help, name
         if name in ("sources", "tokenizer"):
@@ -90,6 +90,7 @@ def test_defaults_of_prompts_are_the_declaration() -> None:
     for name, option in declared(PromptSpec).items():
         if name != "tool_form":  # found out, not given
             assert written[name].default == option.default, name
+        assert option.help, name
 
 
 def test_prepare_refuses_other_names_as_python_does() -> None:

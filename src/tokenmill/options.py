@@ -1,11 +1,8 @@
-"""Options, declared once: name, type, default, choices and one line of help.
+"""Options, declared once: name, type, default, choices and help.
 
-An option is a field of an `Options` struct. Its type says what is allowed (``Literal`` for a
-choice, ``Meta(ge=1)`` for a bound), ``Meta(title=…)`` what that is called in a message, and
-``Meta(description=…)`` is its help::
-
-    class RunOptions(Options, frozen=True, kw_only=True):
-        engine: Annotated[Literal["auto", "hf"], Meta(description="Which library …")] = "auto"
+An option is a field of an `Options` struct. Its type says what is allowed: ``Literal`` for a
+choice, ``Meta(ge=1)`` for a bound, with ``Meta(title=…)`` for how a message calls it. Its entry
+under "Args" of the struct's docstring is its help.
 
 A struct checks its values where it is made; a wrong one is a `UsageError` with the option's name,
 its value and what is allowed. `ChatSpec`, `Recipe`, `RunOptions` and `PromptSpec` are such structs.
@@ -17,8 +14,10 @@ from __future__ import annotations
 
 import difflib
 import functools
+import inspect
 import operator
 import os
+import re
 import types
 from collections.abc import Collection, Iterable, Mapping
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
@@ -32,6 +31,7 @@ Column = Annotated[str, Meta(min_length=1, title="the name of a column")]
 Count = Annotated[int, Meta(ge=1, title="a positive whole number")]
 Variables = Annotated[Mapping[str, Any], Meta(title="a mapping of names to values")]
 
+_HELP = re.compile(r"^    (\w+): (.+(?:\n {8}.+)*)", re.MULTILINE)  # under "Args:"
 _CALLED = {bool: "true or false", str: "a text", int: "a whole number", types.NoneType: "None"}
 
 
@@ -57,8 +57,8 @@ class Option(NamedTuple):
         name: Of the argument.
         type: Without None and without constraints; of several kinds, text.
         default: `msgspec.NODEFAULT` where there is none.
-        choices: Where not every value is allowed: those that are.
-        help: One line.
+        choices: Those that are allowed, or known by name; empty where any value may be.
+        help: As it stands in the docstring.
     """
 
     name: str
@@ -72,14 +72,18 @@ class Option(NamedTuple):
 def declared(struct: type[Options]) -> dict[str, Option]:
     """The options of a struct by name, in their order."""
     bare = get_type_hints(struct)
+    told: dict[str, str] = {}
+    for base in struct.__mro__:
+        told |= dict(_HELP.findall(inspect.cleandoc(base.__doc__ or "")))
     found = {}
     for field in msgspec.structs.fields(struct):
-        note = _hints(struct)[field.name].__metadata__[-1]
         kinds = [part for part in _parts(bare[field.name]) if part is not types.NoneType]
         kind = str if str in kinds else kinds[0]
         choices = get_args(kind) if get_origin(kind) is Literal else ()
-        known = choices or (note.extra or {}).get("choices", ())
-        found[field.name] = Option(field.name, kind, field.default, known, note.description)
+        for note in get_args(_hints(struct)[field.name]) if kind is Any else ():
+            choices = tuple(note.examples or ()) if isinstance(note, Meta) else choices
+        text = " ".join(told.get(field.name, "").split())
+        found[field.name] = Option(field.name, kind, field.default, choices, text)
     return found
 
 

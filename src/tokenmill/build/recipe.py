@@ -31,40 +31,28 @@ _IN_HUB = re.compile(r"^[^/\s]+/[^/:\s]+:")  # owner/name:split
 
 
 class Recipe(ChatSpec, frozen=True):
-    """What is to be made. The names are those of `tokenmill.prepare`, which describes them."""
+    """What is to be made; the arguments of `ChatSpec` belong to it.
 
-    sources: Annotated[
-        tuple[str, ...],
-        Meta(description="Files, directories, globs, each with an optional @[a:b]."),
-    ]
-    tokenizer: Annotated[
-        Any,
-        Meta(description="Directory, tokenizer.json or hub id."),
-    ]
-    tokenizer_backend: Annotated[
-        Literal["auto", "transformers", "file"],
-        Meta(
-            description="Who reads the tokenizer; auto refuses where AutoTokenizer and "
-            "tokenizer.json would encode differently, or where that cannot be found out."
-        ),
-    ] = "auto"
-    trust_remote_code: Annotated[
-        bool, Meta(description="Allow a tokenizer to bring code of its own.")
-    ] = False
-    chat_template: Annotated[
-        Any,
-        Meta(
-            description="Jinja source, or a file that holds it; when not given, the tokenizer's "
-            "own."
-        ),
-    ] = None
-    max_length: Annotated[Count | None, Meta(description="Most tokens of a row.")] = None
-    overlong: Annotated[
-        Literal["drop", "truncate"], Meta(description="What happens to rows over max_length.")
-    ] = "drop"
-    carry: Annotated[
-        tuple[str, ...], Meta(description="Columns of the row to keep beside the tokens.")
-    ] = ()
+    Args:
+        sources: Files, directories, globs, each with an optional ``@[a:b]``.
+        tokenizer: Directory, ``tokenizer.json`` or hub id.
+        tokenizer_backend: Who reads the tokenizer; ``auto`` refuses where AutoTokenizer and
+            ``tokenizer.json`` would encode differently, or where that cannot be found out.
+        trust_remote_code: Allow a tokenizer to bring code of its own.
+        chat_template: Jinja source, or a file that holds it; when not given, the tokenizer's own.
+        max_length: Most tokens of a row.
+        overlong: What happens to rows over ``max_length``.
+        carry: Columns of the row to keep beside the tokens.
+    """
+
+    sources: tuple[str, ...]
+    tokenizer: Any
+    tokenizer_backend: Literal["auto", "transformers", "file"] = "auto"
+    trust_remote_code: bool = False
+    chat_template: Any = None
+    max_length: Count | None = None
+    overlong: Literal["drop", "truncate"] = "drop"
+    carry: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         force_setattr(self, "sources", _texts("sources", self.sources, "a path", "paths"))
@@ -101,64 +89,37 @@ class Recipe(ChatSpec, frozen=True):
 
 
 class RunOptions(Options, frozen=True, kw_only=True):
-    """How it is to be made; part of no key."""
+    """How it is to be made; part of no key.
 
-    on_bad_row: Annotated[
-        Literal["reject", "raise"],
-        Meta(description="Count a bad row as rejected, or make the first one an error."),
-    ] = "reject"
+    Args:
+        on_bad_row: Count a bad row as rejected, or make the first one an error.
+        max_rejected: Most rows that may be rejected, as a count or a share like ``1%``; more is an
+            error.
+        num_workers: Worker processes; 0 runs inline. When not given, one for each core, or none
+            where only a few MB are to be made.
+        cache_dir: Directory of the cache; when not given, ``$TOKENMILL_CACHE_DIR``, else
+            ``$XDG_CACHE_HOME/tokenmill``, else ``~/.cache/tokenmill``.
+        force_recache: Build again and compare with what is there.
+        disable_cache: Build into a private directory that lives as long as the returned store.
+        executor: Where the work runs.
+        engine: Which library encodes; never changes the result.
+        renderer: What renders chat templates; ``jinja2`` is the reference. Never changes the
+            result.
+        rehash: Read source files again even where they seem unchanged.
+    """
+
+    on_bad_row: Literal["reject", "raise"] = "reject"
     max_rejected: Annotated[
-        float | int | str | None,
-        Meta(
-            title="a count of rows or a share like 1%",
-            description="Most rows that may be rejected, as a count or a share like 1%; more is "
-            "an error.",
-        ),
+        float | int | str | None, Meta(title="a count of rows or a share like 1%")
     ] = None
-    num_workers: Annotated[
-        Annotated[int, Meta(ge=0, title="0 (inline) or a count")] | None,
-        Meta(
-            description="Worker processes; 0 runs inline. When not given, one for each core, or "
-            "none where only a few MB are to be made."
-        ),
-    ] = None
-    cache_dir: Annotated[
-        str | os.PathLike[str] | None,
-        Meta(
-            description="Directory of the cache; when not given, $TOKENMILL_CACHE_DIR, else "
-            "$XDG_CACHE_HOME/tokenmill, else ~/.cache/tokenmill."
-        ),
-    ] = None
-    force_recache: Annotated[
-        bool, Meta(description="Build again and compare with what is there.")
-    ] = False
-    disable_cache: Annotated[
-        bool,
-        Meta(
-            description="Build into a private directory that lives as long as the returned store."
-        ),
-    ] = False
-    executor: Annotated[
-        Any,
-        Meta(
-            description="Where the work runs.",
-            extra={"choices": ("local", "inline", "ray")},
-        ),
-    ] = "local"
-    engine: Annotated[
-        Literal["auto", "fastokens", "hf"],
-        Meta(description="Which library encodes; never changes the result."),
-    ] = "auto"
-    renderer: Annotated[
-        Literal["auto", "jinja2"],
-        Meta(
-            description="What renders chat templates; jinja2 is the reference. Never changes the "
-            "result."
-        ),
-    ] = "auto"
-    rehash: Annotated[
-        bool, Meta(description="Read source files again even where they seem unchanged.")
-    ] = False
+    num_workers: Annotated[int, Meta(ge=0, title="0 (inline) or a count")] | None = None
+    cache_dir: str | os.PathLike[str] | None = None
+    force_recache: bool = False
+    disable_cache: bool = False
+    executor: Annotated[Any, Meta(examples=["local", "inline", "ray"])] = "local"
+    engine: Literal["auto", "fastokens", "hf"] = "auto"
+    renderer: Literal["auto", "jinja2"] = "auto"
+    rehash: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -12,10 +12,9 @@ could come out differently from the same bytes, so that an old store is not take
 from __future__ import annotations
 
 import datetime
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-import msgspec
-from msgspec import Meta
+from msgspec.structs import force_setattr
 
 from tokenmill.errors import UsageError
 from tokenmill.options import Column, Options, Variables
@@ -43,80 +42,57 @@ RESERVED_KWARGS = ("messages", "tools", "add_generation_prompt")
 
 
 class ChatSpec(Options, frozen=True, kw_only=True):
-    """How a row becomes text and trained spans."""
+    """How a row becomes text and trained spans.
 
-    format: Annotated[
-        Literal["auto", "messages", "sharegpt", "alpaca", "prompt_completion", "text", "tokens"],
-        Meta(
-            description="Format of the rows; auto looks at each row's columns. tokens, for rows "
-            "that are tokenized already, must be asked for."
-        ),
+    Args:
+        format: Format of the rows; ``auto`` looks at each row's columns. ``tokens``, for rows
+            that are tokenized already, must be asked for.
+        messages_key: Column of the conversation; when not given, ``messages``, else
+            ``conversations``.
+        tools_key: Column of the tools.
+        system_key: Column of a system prompt, for conversations that have no system turn.
+        text_key: Column of plain text.
+        prompt_key: Column of the prompt.
+        completion_key: Column of the completion.
+        template_kwargs: Further variables for the chat template.
+        date: ``YYYY-MM-DD`` for templates that print the date; such a template is refused without
+            it.
+        train_on: What is trained; when not given, all assistant messages of a conversation, the
+            completion of a prompt, everything of a text.
+        turn_end: Train up to and including the end-of-turn token (``stop``), or up to where the
+            next turn starts (``turn``).
+        thinking_opener: Whether a thinking opener that is already in the generation prompt belongs
+            to the ``prompt`` or is ``trained``.
+        expand: ``turns`` makes one row of every assistant turn, with the turns before it.
+        trailing: Reject a conversation that ends with a user turn, or trim it to its last
+            assistant turn.
+        append_eos: End text and string completions with the end-of-sequence token.
+    """
+
+    format: Literal[
+        "auto", "messages", "sharegpt", "alpaca", "prompt_completion", "text", "tokens"
     ] = "auto"
-    messages_key: Annotated[
-        str | None,
-        Meta(
-            description="Column of the conversation; when not given, messages, else conversations."
-        ),
-    ] = None
-    tools_key: Annotated[Column, Meta(description="Column of the tools.")] = "tools"
-    system_key: Annotated[
-        Column,
-        Meta(description="Column of a system prompt, for conversations that have no system turn."),
-    ] = "system"
-    text_key: Annotated[Column, Meta(description="Column of plain text.")] = "text"
-    prompt_key: Annotated[Column, Meta(description="Column of the prompt.")] = "prompt"
-    completion_key: Annotated[Column, Meta(description="Column of the completion.")] = "completion"
-    template_kwargs: Annotated[
-        Variables | None, Meta(description="Further variables for the chat template.")
-    ] = None
-    date: Annotated[
-        str | None,
-        Meta(
-            description="YYYY-MM-DD for templates that print the date; such a template is refused "
-            "without it."
-        ),
-    ] = None
-    train_on: Annotated[
+    messages_key: str | None = None
+    tools_key: Column = "tools"
+    system_key: Column = "system"
+    text_key: Column = "text"
+    prompt_key: Column = "prompt"
+    completion_key: Column = "completion"
+    template_kwargs: Variables | None = None
+    date: str | None = None
+    train_on: (
         Literal["all_assistant_messages", "last_assistant_message", "completion", "everything"]
-        | None,
-        Meta(
-            description="What is trained; when not given, all assistant messages of a "
-            "conversation, the completion of a prompt, everything of a text."
-        ),
-    ] = None
-    turn_end: Annotated[
-        Literal["stop", "turn"],
-        Meta(
-            description="Train up to and including the end-of-turn token (stop), or up to where "
-            "the next turn starts (turn)."
-        ),
-    ] = "stop"
-    thinking_opener: Annotated[
-        Literal["prompt", "trained"],
-        Meta(
-            description="Whether a thinking opener that is already in the generation prompt "
-            "belongs to the prompt or is trained."
-        ),
-    ] = "prompt"
-    expand: Annotated[
-        Literal["none", "turns"],
-        Meta(description="turns makes one row of every assistant turn, with the turns before it."),
-    ] = "none"
-    trailing: Annotated[
-        Literal["reject", "trim"],
-        Meta(
-            description="Reject a conversation that ends with a user turn, or trim it to its last "
-            "assistant turn."
-        ),
-    ] = "reject"
-    append_eos: Annotated[
-        bool,
-        Meta(description="End text and string completions with the end-of-sequence token."),
-    ] = True
+        | None
+    ) = None
+    turn_end: Literal["stop", "turn"] = "stop"
+    thinking_opener: Literal["prompt", "trained"] = "prompt"
+    expand: Literal["none", "turns"] = "none"
+    trailing: Literal["reject", "trim"] = "reject"
+    append_eos: bool = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        msgspec.structs.force_setattr(self, "template_kwargs", dict(self.template_kwargs or {}))
+        force_setattr(self, "template_kwargs", dict(self.template_kwargs or {}))
         if self.train_on is not None:
             if self.format != "auto":
                 self.trained(self.format)

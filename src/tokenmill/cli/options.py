@@ -178,7 +178,7 @@ def _parameter(
 
 def _flag(option: Option) -> inspect.Parameter:
     """A declared option as typer takes it."""
-    told = in_flags(option.help, RECIPE_OPTIONS)
+    told = in_flags(option.help.replace("``", ""), RECIPE_OPTIONS)
     default = None if option.default in (msgspec.NODEFAULT, ()) else option.default
     kind = Literal[option.choices] if option.choices else option.type
     metavar = METAVARS.get(option.name)

@@ -34,6 +34,11 @@ MILES_VERSION = 2
 MEDIA = {"image": "<image>", "video": "<video>", "audio": "<audio>"}
 """Kinds of media and the placeholder that stands for one of them in a text."""
 
+MediaColumns = Annotated[
+    Mapping[Annotated[str, Meta(pattern=f"^({'|'.join(MEDIA)})$")], Column],
+    Meta(title='a mapping of image, video or audio to columns, like {"image": "images"}'),
+]
+
 # What apply_chat_template of transformers takes beside template variables.
 _NOT_VARIABLES = {
     "messages": "it is the row's prompt",
@@ -48,48 +53,33 @@ _NOT_VARIABLES = {
 
 
 class PromptSpec(Options, frozen=True, kw_only=True):
-    """The arguments of `PromptDataset` that shape a row."""
+    """The arguments of `PromptDataset` that shape a row.
 
-    prompt_key: Annotated[Column, Meta(description="Column of the prompt: text, or messages.")] = (
-        "text"
-    )
-    label_key: Annotated[str | None, Meta(description="Column of the label.")] = None
-    tool_key: Annotated[
-        str | None, Meta(description="Column of the tools: a list, or its JSON text.")
-    ] = None
-    metadata_key: Annotated[Column, Meta(description="Column of the metadata.")] = "metadata"
-    multimodal_keys: Annotated[
-        Annotated[
-            Mapping[Annotated[str, Meta(pattern=f"^({'|'.join(MEDIA)})$")], Column],
-            Meta(title='a mapping of image, video or audio to columns, like {"image": "images"}'),
-        ]
-        | None,
-        Meta(description='Kinds of media and their columns, like {"image": "images"}.'),
-    ] = None
-    apply_chat_template: Annotated[
-        bool, Meta(description="Render the conversation with the generation prompt.")
-    ] = False
-    template_kwargs: Annotated[
-        Variables | None, Meta(description="Further variables for the chat template.")
-    ] = None
-    date: Annotated[
-        str | None,
-        Meta(
-            description="YYYY-MM-DD for templates that print the date; such a template is refused "
-            "without it."
-        ),
-    ] = None
-    convention: Annotated[
-        Literal["default", "miles", "slime"],
-        Meta(description="What happens to messages and tools on their way into the template."),
-    ] = "default"
-    tool_form: Annotated[
-        str | None,
-        Meta(
-            description="What becomes of tools, as a digest, where a convention rewrites them. It "
-            "is found out here and travels with the spec, so that nobody rewrites them another way."
-        ),
-    ] = None
+    Args:
+        prompt_key: Column of the prompt: text, or messages.
+        label_key: Column of the label.
+        tool_key: Column of the tools: a list, or its JSON text.
+        metadata_key: Column of the metadata.
+        multimodal_keys: Kinds of media and their columns, like ``{"image": "images"}``.
+        apply_chat_template: Render the conversation with the generation prompt.
+        template_kwargs: Further variables for the chat template.
+        date: ``YYYY-MM-DD`` for templates that print the date; such a template is refused without
+            it.
+        convention: What happens to messages and tools on their way into the template.
+        tool_form: What becomes of tools, as a digest, where a convention rewrites them. It is found
+            out here and travels with the spec, so that nobody rewrites them another way.
+    """
+
+    prompt_key: Column = "text"
+    label_key: str | None = None
+    tool_key: str | None = None
+    metadata_key: Column = "metadata"
+    multimodal_keys: MediaColumns | None = None
+    apply_chat_template: bool = False
+    template_kwargs: Variables | None = None
+    date: str | None = None
+    convention: Literal["default", "miles", "slime"] = "default"
+    tool_form: str | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
