@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from pathlib import Path
 from typing import Any, get_type_hints
 
 import pytest
@@ -30,7 +31,8 @@ OPEN = {
     "executor",
 }  # objects of any kind, checked where they are used
 EVERY = [(struct, name) for struct in STRUCTS for name in declared(struct) if name not in OPEN]
-WRONG: tuple[Any, ...] = (object(), 3.5, -1, b"x", ["x", 7], {"x": 1, 2: 3}, "nonsense", "", True)
+WRONG: tuple[Any, ...] = (object(), 3.5, -1, b"x", ["x", 7], {"x": 1, 2: 3}, "nonsense", "", True,
+                           Path("x"))  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -57,7 +59,8 @@ def test_wrong_value_is_refused_with_name_value_and_what_is_allowed(
             assert all(choice in error.message for choice in option.choices)
         else:
             assert not option.choices
-            assert isinstance(value, str | int | float | bool), f"{name}={value!r} is taken: {made}"
+            paths = Path if name in ("sources", "carry", "cache_dir") else str
+            assert isinstance(value, str | int | float | bool | paths), f"{made} has {name}"
     assert refused >= 4
 
 

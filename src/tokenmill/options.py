@@ -40,12 +40,10 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         for name, hint in _hints(type(self)).items():
-            value = getattr(self, name)
+            value, kind = getattr(self, name), _with_paths_as_texts(hint)
+            is_path = kind != hint and isinstance(value, os.PathLike)
             try:
-                msgspec.convert(
-                    os.fspath(value) if isinstance(value, os.PathLike) else value,
-                    _with_paths_as_texts(hint),
-                )
+                msgspec.convert(os.fspath(value) if is_path else value, kind)
             except (msgspec.ValidationError, UnicodeError) as error:
                 raise UsageError(f"{name} is {value!r}; it is {_allowed(hint)}") from error
 

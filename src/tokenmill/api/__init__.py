@@ -1,9 +1,9 @@
-"""The public verbs: each resolves names to objects, then calls one room.
+"""The public functions: each turns names into objects, then calls one room.
 
 `recipes` holds what is made from sources (`prepare`, `prepare_part`, `open_rows`, `lint`) with what
 the command line needs of it (`run_recipe`, `run_part`, `explain_recipe`); `elsewhere` what is
-handed on (`to_hf`, `export`, `push`, `pull`). Integrations are reached by name at run time, so
-importing this package stays light.
+given to others (`to_hf`, `export`, `push`, `pull`). Integrations are reached by name at run time,
+so importing this package stays light.
 """
 
 from tokenmill.api.elsewhere import export, pull, pull_store, push, to_hf

@@ -1,8 +1,8 @@
 """What is made from sources: `prepare` and its relatives.
 
-Each verb turns names into objects (``executor="ray"``, a path to ``recipe.yaml``) and calls one
-room. `prepare` makes or finds a store and returns it; `run_recipe` is the same with the account of
-what happened, for the command line. What they take is declared in `tokenmill.build.recipe`.
+Each function turns names into objects (``executor="ray"``, a path to ``recipe.yaml``) and calls
+one room. `prepare` makes or finds a store and returns it; `run_recipe` also returns what was done,
+for the command line. What they take is declared in `tokenmill.build.recipe`.
 
 `prepare` writes its signature out, because editors and type checkers read source: `_only_given`
 calls `run_recipe` with the arguments that a caller gave, and a test compares names, types, defaults
@@ -179,10 +179,10 @@ def run_recipe(
     judge: bool = True,
     **given: Any,
 ) -> Prepared:
-    """`prepare`, returning the store together with the account of what was done.
+    """`prepare`, returning the store together with a summary of what was done.
 
     Whatever is given counts, default or not: it overrides what a recipe says. Without ``judge``
-    the caller looks at the account first and calls `Prepared.judge` itself.
+    the caller looks at the summary first and calls `Prepared.judge` itself.
     """
     from tokenmill.build.executors import closed_unless
     from tokenmill.build.run import run
@@ -271,12 +271,12 @@ def lint(
     progress: Any = None,
     **given: Any,
 ) -> LintReport:
-    """Look for what is wrong with raw rows, before anything is made of them.
+    """Find what is wrong with raw rows before they are prepared.
 
     Args:
         sources: As for `prepare`.
         tokenizer: As for `prepare`.
-        sample: Look at this many rows, the same every time; None: all of them.
+        sample: Check this many rows, always the same; None: all of them.
         only: Names of the rules that run; empty: all (`tokenmill.report.lint.RULES`).
         ignore: Names of rules that do not run.
         progress: As for `prepare`.

@@ -65,7 +65,7 @@ def run(arguments: list[str]) -> int:
         return _invoke(arguments, output)
     except KeyboardInterrupt:
         output.failure({"type": "KeyboardInterrupt", "message": "interrupted"})
-        output.say("interrupted; what is finished stays usable, run the same command again")
+        output.say("interrupted; finished work is kept: run the same command again to continue")
         return INTERRUPTED
     except BrokenPipeError:
         # The reader went away (`tokenmill … | head`); nothing more can be said on stdout.

@@ -1,4 +1,4 @@
-"""``tokenmill cache list`` and ``tokenmill cache gc``: what is there, what nobody needs.
+"""``tokenmill cache list`` and ``tokenmill cache gc``: the stores, and what none of them needs.
 
 ``gc`` marks at the first call and removes at a later one, after the grace period; it is the only
 command that removes anything.
@@ -19,7 +19,7 @@ from tokenmill.cli.output import Output
 from tokenmill.errors import UsageError
 from tokenmill.report.characters import harmless
 
-cache_app = typer.Typer(help="What the cache holds, and what nobody needs.")
+cache_app = typer.Typer(help="List the cache; remove what no store needs.")
 app.add_typer(cache_app, name="cache")
 cache_app.callback(invoke_without_command=True)(require_command)
 
@@ -28,7 +28,7 @@ _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 @command(cache_app, *CACHE, name="list")
 def list_cache(output: Output, given: Given) -> None:
-    """List the stores of the cache and the bytes of its parts."""
+    """List the stores in the cache and the space that its parts take."""
     from tokenmill.store.collect import survey
 
     root = _root(given)
@@ -37,7 +37,7 @@ def list_cache(output: Output, given: Given) -> None:
 
 
 def show_cache(output: Output, root: Path, found: dict[str, Any]) -> None:
-    """One line per store, oldest first; what the parts weigh."""
+    """One line per store, oldest first, then the size of each part."""
     for entry in found["entries"]:
         if "error" in entry:
             # It may quote what stands in the damaged file.
@@ -64,9 +64,9 @@ def gc(
         list[str] | None,
         typer.Option(metavar="KEY", help="Also remove this store. Repeatable."),
     ] = None,
-    dry_run: Annotated[bool, typer.Option(help="Only say what would be done.")] = False,
+    dry_run: Annotated[bool, typer.Option(help="Only report what would be done.")] = False,
 ) -> None:
-    """Mark what nobody needs; remove what was marked before the grace period."""
+    """Mark files that no store needs; remove those marked longer ago than the grace period."""
     from tokenmill.store.collect import collect
 
     done = collect(
@@ -81,7 +81,9 @@ def gc(
     def show() -> None:
         would = "would be " if dry_run else ""
         output.say(f"{len(done.removed):,} {would}removed, {done.freed_bytes:,} bytes")
-        output.say(f"{len(done.marked):,} {would}marked; a gc after {grace} removes them")
+        output.say(
+            f"{len(done.marked):,} {would}marked; running gc again after {grace} removes them"
+        )
 
     output.result(document, show)
 

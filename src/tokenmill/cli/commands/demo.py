@@ -1,4 +1,4 @@
-"""``tokenmill demo``: the whole way on bundled rows, without network.
+"""``tokenmill demo``: all the steps on bundled rows, without network.
 
 Five steps that a user would do: prepare, prepare again (a hit), count, look at a row, and train for
 a while, stop in the middle of an epoch and resume to exactly the same batches. Each step prints the
@@ -43,7 +43,7 @@ def demo(output: Output, given: Given) -> None:
     step(1, "tokenmill prepare conversations.jsonl dirty.jsonl --tokenizer tokenizer/")
     first = run_recipe(sources, tokenizer, **given, progress=False)
     report(output, first)
-    step(2, "the same again: found by content, nothing is built")
+    step(2, "the same again: the store is found, nothing is built")
     second = run_recipe(sources, tokenizer, **given, progress=False)
     output.say(f"hit: {second.hit}, {second.seconds * 1000:.0f} ms, {second.path}")
     if not output.as_json:

@@ -29,7 +29,7 @@ def doctor(
     output: Output,
     given: Given,
     sources: Annotated[
-        list[str] | None, typer.Argument(metavar="SRC", help="What is to be prepared.")
+        list[str] | None, typer.Argument(metavar="SRC", help="Sources that are to be prepared.")
     ] = None,
 ) -> None:
     """Check engines, cache, disk, settings and Ray, and say what to do."""

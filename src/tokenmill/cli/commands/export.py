@@ -124,7 +124,7 @@ def split_by(store: Store, wishes: list[str], seed: int) -> dict[str, Any]:
         try:
             number = float(share) if equals or len(wishes) > 1 else 1.0
         except ValueError:
-            raise UsageError(f"--split {wish}: write NAME=SHARE, say train=0.98") from None
+            raise UsageError(f"--split {wish}: write NAME=SHARE, for example train=0.98") from None
         if name in shares:
             raise UsageError(f"--split names {name} twice")
         shares[name] = number

@@ -57,11 +57,11 @@ def inspect(
     ] = None,
     origin: Annotated[
         str | None,
-        typer.Option(metavar="FILE:LINE", help="The row made of this line; FILE#ROW from 0."),
+        typer.Option(metavar="FILE:LINE", help="The row made from this line; or FILE#ROW, from 0."),
     ] = None,
     rule: Annotated[
         Literal["longest", "shortest", "least-trained", "rejected", "random"] | None,
-        typer.Option(help="Show rows by what they are."),
+        typer.Option(help="Choose rows by a rule."),
     ] = None,
     count: Annotated[
         int | None, typer.Option(min=1, help="How many rows of a rule; on a page, at most so many.")
@@ -76,7 +76,8 @@ def inspect(
     ] = False,
     port: Annotated[int, typer.Option(min=0, help="Port of --serve; 0 takes a free one.")] = 0,
     compare: Annotated[
-        str | None, typer.Option(metavar="OTHER", help="With --serve: another store beside it.")
+        str | None,
+        typer.Option(metavar="OTHER", help="With --serve: another store to show beside it."),
     ] = None,
     fetch: Annotated[
         bool,
@@ -180,7 +181,7 @@ def _serve(output: Output, store: Store, viewer: Viewer, port: int) -> None:
         else:
             # The address alone stands on stdout, so that a shell can hand it to a browser.
             typer.echo(url)
-            output.say("open this address; it is for this machine and this run. Ctrl-C ends it.")
+            output.say("open this address in a browser of this machine; Ctrl-C stops the server")
 
     serve(viewer, port, ready)
 

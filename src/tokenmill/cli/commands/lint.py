@@ -19,9 +19,6 @@ from tokenmill.report.lint.rules import RULES, SAMPLE_ROWS
 if TYPE_CHECKING:
     from tokenmill.report.lint import LintReport
 
-RuleNames = Annotated[
-    list[str] | None, typer.Option(metavar="RULE", help="Repeatable, or separated by commas.")
-]
 PLACES_SHOWN = 5  # of a finding's places; --json has more
 
 
@@ -29,17 +26,25 @@ PLACES_SHOWN = 5  # of a finding's places; --json has more
 def lint(
     output: Output,
     given: Given,
-    sample: Annotated[int, typer.Option(help="Rows looked at, the same every time.")] = SAMPLE_ROWS,
-    look_at_all: Annotated[bool, typer.Option("--all", help="Look at every row.")] = False,
-    only: RuleNames = None,
-    ignore: RuleNames = None,
+    sample: Annotated[
+        int, typer.Option(help="How many rows are checked; always the same.")
+    ] = SAMPLE_ROWS,
+    check_all: Annotated[bool, typer.Option("--all", help="Check every row.")] = False,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(metavar="RULE", help="Run this rule alone. Repeatable, or with commas."),
+    ] = None,
+    ignore: Annotated[
+        list[str] | None,
+        typer.Option(metavar="RULE", help="Leave out this rule. Repeatable, or with commas."),
+    ] = None,
     fail_on: Annotated[
         Literal["error", "warning", "info", "never"],
         typer.Option(help="The least severe finding that makes exit code 1."),
     ] = "error",
-    list_rules: Annotated[bool, typer.Option(help="Say which rules there are.")] = False,
+    list_rules: Annotated[bool, typer.Option(help="List the rules.")] = False,
 ) -> None:
-    """Look for what is wrong with rows, before anything is made of them."""
+    """Find what is wrong with rows before they are prepared."""
     from tokenmill.api import lint as look
 
     if list_rules:
@@ -47,7 +52,7 @@ def lint(
         return
     report = look(
         **recipe_arguments(given),
-        sample=None if look_at_all else sample,
+        sample=None if check_all else sample,
         only=_names(only),
         ignore=_names(ignore),
         progress=output.progress,
@@ -106,4 +111,4 @@ def show_report(output: Output, report: LintReport) -> None:
     looked = f"{report.rows_checked:,} of {report.rows:,} rows"
     output.say(f"{found or 'nothing found'} in {looked}; {report.seconds:.1f} s")
     if report.sample is not None:
-        output.say(f"this was a sample of {report.sample['rows']:,} rows; --all looks at every one")
+        output.say(f"this was a sample of {report.sample['rows']:,} rows; --all checks every row")

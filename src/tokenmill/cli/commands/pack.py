@@ -34,7 +34,7 @@ def pack(
     oversize: PackOversize = "error",
     order: Annotated[Order, typer.Option(help="Order of the rows.")] = "feistel",
     seed: Seed = 42,
-    epoch: Annotated[int, typer.Option(min=0, help="Which epoch is packed.")] = 0,
+    epoch: Annotated[int, typer.Option(min=0, help="Epoch that is packed.")] = 0,
     world_size: Annotated[
         int, typer.Option(help="Ranks; only --method balanced depends on them.")
     ] = 1,

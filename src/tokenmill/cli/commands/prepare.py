@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 
 HINTS = {
     "bad_json": "one line is one JSON object, in UTF-8",
-    "bad_shape": "name the columns (--format, --messages-key …) or mend the row",
+    "bad_shape": "name the columns (--format, --messages-key …) or fix the row",
     "template_error": "the chat template itself refuses this conversation",
     "template_drops_content": "the template prints this content nowhere; use one that does",
     "mask_unproven": "no method could show which text is the assistant's; see docs/masks.md",
     "trailing_user": "--trailing trim keeps such rows without their last turn",
     "no_trained_tokens": "look at --train-on, and at weights in the messages",
     "overlong": "--overlong truncate keeps the first --max-length tokens",
-    "limit": "the row is larger, deeper or costlier to render than any real one",
+    "limit": "the row is larger, nested deeper or costlier to render than the limits allow",
 }
 EXAMPLES = 1  # rejected rows shown per reason; all of them are in the store
 
@@ -53,13 +53,15 @@ def prepare(
         typer.Option(metavar="I/N", help="Build only this share of the slices, on many machines."),
     ] = None,
 ) -> None:
-    """Turn rows into tokens and loss masks, or find the store that is there."""
+    """Turn rows into tokens and loss masks, or find the store that was made before."""
     from tokenmill.api import run_part, run_recipe
     from tokenmill.build.outcome import Unfinished
 
     arguments = recipe_arguments(given)
     if arguments.get("disable_cache") and out is None:
-        raise UsageError("--disable-cache needs --out: the store would be gone at once")
+        raise UsageError(
+            "--disable-cache needs --out: the private store is removed when the command ends"
+        )
     arguments |= {"progress": output.progress, "judge": False}
     also: dict[str, Any] = {}
     with output.reserved():
@@ -84,7 +86,8 @@ def report_unfinished(output: Output, outcome: Unfinished) -> None:
     summary = outcome.summary()
     output.say(
         f"part {outcome.share}: {_how_built(summary)} in {summary['seconds']:.1f} s; "
-        f"{outcome.missing:,} slices of other parts are missing, the last part makes the store"
+        f"{outcome.missing:,} slices of other parts are missing; "
+        "the last part to finish makes the store"
     )
 
 

@@ -44,7 +44,7 @@ OPTIONS = (
 
 @command(app, *OPTIONS)
 def prompts(output: Output, given: Given, sources: Sources) -> None:
-    """Measure RL prompts once, so that opening them costs nothing."""
+    """Measure the lengths of RL prompts once, so that opening them is quick."""
     from tokenmill.prompts import PromptDataset
 
     start = time.perf_counter()

@@ -32,7 +32,9 @@ def show(output: Output, found: dict[str, Any]) -> None:
     if found["hit"]:
         output.say(f"hit: {found['nearest_path']}")
         return
-    output.say(f"miss: {there:,} of {slices:,} slices are there, no store {found['key'][:12]}")
+    output.say(
+        f"miss: {there:,} of {slices:,} slices are in the cache, but no store {found['key'][:12]}"
+    )
     if found["nearest"] is None:
         output.say("the cache holds no store to compare with")
         return
@@ -41,7 +43,7 @@ def show(output: Output, found: dict[str, Any]) -> None:
     width = max(len(difference["field"]) for difference in differs)
     for difference in differs:
         ours, theirs = _short(difference["ours"]), _short(difference["theirs"])
-        output.say(f"  {difference['field']:<{width}}  {ours}, there {theirs}")
+        output.say(f"  {difference['field']:<{width}}  {ours}, in the nearest {theirs}")
 
 
 def _short(value: Any) -> str:
