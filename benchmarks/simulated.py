@@ -92,10 +92,8 @@ def arguments_of(sources: Path, cache: Path) -> dict[str, Any]:
 def planned(sources: Path, cache: Path) -> Plan:
     """The plan of such a preparation."""
     given = arguments_of(sources, cache)
-    recipe, options, executor = resolve_call(
-        given.pop("sources"), given.pop("tokenizer"), given.pop("executor"), given
-    )
-    workers = resolve_executor(executor, options.num_workers)
+    recipe, options = resolve_call(given.pop("sources"), given.pop("tokenizer"), given)
+    workers = resolve_executor(options.executor, options.num_workers)
     return plan(recipe, options, workers, cache_of(cache))[0]
 
 

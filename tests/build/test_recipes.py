@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,9 @@ import yaml
 import tokenmill as tm
 from tests.build.making import INLINE, TOKENIZER, conversations, write_rows
 from tokenmill.api import resolve_call
+from tokenmill.build import run as running
 from tokenmill.build.recipe import RunOptions
+from tokenmill.options import declared
 
 EVERY_NAME: dict[str, Any] = {
     "tokenizer_backend": "file",
@@ -28,6 +29,7 @@ EVERY_NAME: dict[str, Any] = {
     "date": "2026-11-15",
     "train_on": "last_assistant_message",
     "turn_end": "turn",
+    "thinking_opener": "trained",
     "expand": "turns",
     "trailing": "trim",
     "append_eos": False,
@@ -70,8 +72,8 @@ def test_recipe_file_takes_every_name_and_paths_relative_to_itself(
 ) -> None:
     template = tmp_path / "own.jinja"
     template.write_text((TOKENIZER / "chat_template.jinja").read_text())
-    named = {field.name for field in (*fields(tm.Recipe), *fields(RunOptions))}
-    apart = {"sources", "tokenizer", "chat_template", "cache_dir"}
+    named = {*declared(tm.Recipe), *declared(RunOptions)}
+    apart = {"sources", "tokenizer", "chat_template", "cache_dir", "executor"}
     assert named == set(EVERY_NAME) | apart, "a name without a test"
     (tmp_path / "tok").symlink_to(TOKENIZER)
     (tmp_path / "cache").mkdir()
@@ -85,7 +87,7 @@ def test_recipe_file_takes_every_name_and_paths_relative_to_itself(
         **EVERY_NAME,
     )
     monkeypatch.chdir("/")
-    recipe, options, _ = resolve_call(str(path), None, None, {})
+    recipe, options = resolve_call(str(path), None, {})
     for name, value in EVERY_NAME.items():
         holder = recipe if hasattr(recipe, name) else options
         wanted = {"carry": ("id",), "max_rejected": 0.05}.get(name, value)
@@ -96,17 +98,46 @@ def test_recipe_file_takes_every_name_and_paths_relative_to_itself(
     assert store[0].carried == {"id": 0}
 
 
+@pytest.mark.parametrize("name", EVERY_NAME)
+def test_argument_that_is_given_overrides_the_recipe_even_with_the_default(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    class Asked(Exception):
+        """Carries what would be made; nothing is."""
+
+    def run(recipe: tm.Recipe, options: RunOptions, *rest: Any, **more: Any) -> None:
+        raise Asked(recipe, options)
+
+    def asked(*arguments: Any, **given: Any) -> Any:
+        with pytest.raises(Asked) as raised:
+            tm.prepare(*arguments, **given)
+        return getattr(raised.value.args[name in declared(RunOptions)], name)
+
+    monkeypatch.setattr(running, "run", run)
+    option = {**declared(tm.Recipe), **declared(RunOptions)}[name]
+    other = EVERY_NAME[name] if EVERY_NAME[name] != option.default else not option.default
+    path = write_recipe(tmp_path / "recipe.yaml", sources="a", tokenizer="t", **{name: other})
+    default = asked("a", "t")
+    of_recipe = asked(str(path))
+    assert of_recipe != default
+    assert asked(str(path), **{name: option.default}) == default
+    if name in declared(tm.Recipe):
+        recipe = tm.Recipe("a", "t", **{name: other})
+        assert asked(recipe) == of_recipe
+        assert asked(recipe, **{name: option.default}) == default
+
+
 def test_unquoted_date_in_yaml_is_a_date(source: Path, tmp_path: Path) -> None:
     path = tmp_path / "recipe.yaml"
     path.write_text(f"sources: {source}\ntokenizer: {TOKENIZER}\ndate: 2026-11-15\n")
-    recipe, _, _ = resolve_call(str(path), None, None, {})
+    recipe, _ = resolve_call(str(path), None, {})
     assert recipe.date == "2026-11-15"
 
 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("sources: x\ntokeniser: y\n", "tokeniser"),
+        ("sources: x\ntokeniser: y\n", r"tokeniser \(did you mean tokenizer\?\)"),
         ("- a\n- b\n", "mapping"),
         ("a: [", "YAML"),
         ("", "mapping"),

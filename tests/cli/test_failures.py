@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.build.making import TOKENIZER, conversations, write_rows
 from tests.cli.harness import QUICK, Shell
-from tokenmill.cli.app import in_flags
+from tokenmill.cli.options import in_flags
+from tokenmill.errors import UsageError
 
 WRONG = {
     "no command": [],
@@ -200,6 +203,33 @@ def test_flag_overrides_recipe_even_with_the_default(
     assert shell("why", config, "--json").json["key"] == of_recipe, "alone, it is a recipe too"
 
 
+def test_sources_beside_a_recipe_override_its_sources_alone(
+    shell: Shell, chat: Path, tmp_path: Path
+) -> None:
+    config = tmp_path / "recipe.yaml"
+    config.write_text(
+        f"sources: nothing.jsonl\ntokenizer: {TOKENIZER}\ntokenizer_backend: file\n"
+        "turn_end: turn\nexecutor: inline\n"
+    )
+    by_recipe = shell("prepare", chat, "--config", config, "--json").json["key"]
+    assert by_recipe == shell("prepare", chat, *QUICK, "--turn-end", "turn", "--json").json["key"]
+
+
+def test_lint_leaves_the_engine_of_a_recipe(
+    shell: Shell, chat: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def lint(sources: str, **given: Any) -> None:
+        asked.append((sources, given.get("engine"), given.get("renderer")))
+        raise UsageError("seen")
+
+    monkeypatch.setattr("tokenmill.api.lint", lint)
+    assert shell("lint", "recipe.yaml").code == 2
+    assert shell("lint", "recipe.yaml", "--engine", "auto").code == 2
+    assert asked == [("recipe.yaml", None, None), ("recipe.yaml", "auto", None)]
+
+
 def test_verify_names_what_is_corrupt_and_exits_with_1(
     shell: Shell, store: Path, tmp_path: Path
 ) -> None:
@@ -253,7 +283,27 @@ NAMED = {
         "choose --oversize drop | truncate | split or a larger length",
     ),
     "field of a pack": (["pack", "STORE", "--length", "0"], "--length must be"),
-    "choice of a pack": (["pack", "STORE", "--length", "9", "--oversize", "x"], "--oversize must"),
+    "choice of a pack": (
+        ["pack", "STORE", "--length", "9", "--oversize", "x"],
+        "'--oversize': 'x' is not one of 'error', 'drop', 'truncate', 'split'",
+    ),
+    "choice of a recipe": (
+        ["prepare", "SRC", *QUICK, "--turn-end", "late"],
+        "'--turn-end': 'late' is not one of 'stop', 'turn'",
+    ),
+    "number of a recipe": (
+        ["prepare", "SRC", *QUICK, "--max-length", "0"],
+        "--max-length is 0; it is a positive whole number",
+    ),
+    "name of one word": (["prepare", "SRC", *QUICK, "--date", "today"], "--date is 'today'; write"),
+    "two of a recipe": (
+        ["prepare", "SRC", *QUICK, "--disable-cache", "--force-recache", "--out", "OUT"],
+        "--disable-cache and --force-recache exclude each other",
+    ),
+    "prompts": (
+        ["prompts", "SRC", *QUICK, "--multimodal-keys", '{"smell": "x"}'],
+        "--multimodal-keys is {'smell': 'x'}; it is a mapping of image, video or audio",
+    ),
     "number": (
         ["export", "STORE", "--format", "packed-parquet", "--layout", "megatron-bridge",
          "--length", "600", "--pad-multiple", "7", "--out", "OUT"],
@@ -272,7 +322,7 @@ def test_refusal_names_flags_and_no_python(shell: Shell, places: dict[str, str],
     refused = shell(*[places.get(argument, argument) for argument in call], "--json")
     assert refused.code == 2
     assert message in refused.error["message"]
-    assert "Pack" not in refused.error["message"]
+    assert not re.search(r"Pack|None|Value error", refused.error["message"])
     assert message in refused.err
 
 

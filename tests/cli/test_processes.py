@@ -158,7 +158,7 @@ def test_interrupt_leaves_finished_slices_and_no_process(tmp_path: Path, own_cac
     out, err = running.communicate(timeout=30)
     assert running.returncode == 130, err
     assert "Traceback" not in err
-    assert "stays usable" in err
+    assert "finished work is kept" in err
     assert json.loads(out)["error"]["type"] == "KeyboardInterrupt"
     _, alive = psutil.wait_procs(children, timeout=5)
     assert not alive

@@ -27,11 +27,11 @@ def test_published_slices_are_asked_for_once(
     layout = cache_of(cache)
     held_back = layout.slice(keys[7]).record.rename(tmp_path / "record")
     given: dict[str, Any] = arguments_of(sources, cache)
-    _, options, executor = resolve_call(
-        given.pop("sources"), given.pop("tokenizer"), given.pop("executor"), given
-    )
+    _, options = resolve_call(given.pop("sources"), given.pop("tokenizer"), given)
     with open_progress(False, total_rows=1, total_size=1) as shown:
-        builder = Builder(plan, layout, resolve_executor(executor, None), options, Account(), shown)
+        builder = Builder(
+            plan, layout, resolve_executor(options.executor, None), options, Account(), shown
+        )
         missing = builder.missing()
     asked: list[str] = []
     real = SliceFiles.record.fget

@@ -1,4 +1,4 @@
-"""The public verbs: each resolves names to objects, then calls one room.
+"""The public functions: each turns names into objects, then calls one room.
 
 `recipes` holds what is made from sources (`prepare`, `prepare_part`, `open_rows`, `lint`) with what
 the command line needs of it (`run_recipe`, `run_part`, `explain_recipe`); `elsewhere` what is

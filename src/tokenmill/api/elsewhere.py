@@ -1,6 +1,6 @@
-"""Handing rows on: `to_hf` and `export` in another library's form, `push` and `pull` to elsewhere.
+"""Rows for others: `to_hf` and `export` in another library's form, `push` and `pull` by URL.
 
-Each verb calls one room. What it hands over is the same rows in the same order, whatever the form:
+Each function calls one room and gives the same rows in the same order, whatever the form:
 a Hugging Face dataset that reads through the store, files in another library's format, or the
 store itself at a URL and back, every block checked on its way.
 """
@@ -63,7 +63,7 @@ def export(
         layout: Columns of packs: ``tokenmill``, or ``megatron-bridge`` for its packed dataset.
         order: As for the loader; None: rows as they stand, packs in the loader's default order.
         seed: Of the order.
-        epochs: How many epochs are written behind each other.
+        epochs: How many epochs are written, one after the other.
 
     Raises:
         UsageError: An argument is wrong, or something else is at ``out``.
@@ -90,7 +90,7 @@ def export(
 
 
 def push(store: Store | str | os.PathLike[str], target: str | os.PathLike[str]) -> Travelled:
-    """Copy a store to a place elsewhere: any URL that fsspec can write, or a directory.
+    """Copy a store to any URL that fsspec can write, or to a directory.
 
     Args:
         store: A store of this machine, or its path.
@@ -108,7 +108,7 @@ def pull(
     out: str | os.PathLike[str] | None = None,
     cache_dir: str | os.PathLike[str] | None = None,
 ) -> Store:
-    """Bring a store from elsewhere into the local cache, every block checked.
+    """Copy a store from a URL into the local cache, every block checked.
 
     Args:
         source: Its URL, or a directory.
@@ -124,7 +124,7 @@ def pull_store(
     out: str | os.PathLike[str] | None = None,
     cache_dir: str | os.PathLike[str] | None = None,
 ) -> Travelled:
-    """`pull`, with the account of it, for the command line."""
+    """`pull`, returning what was transferred, for the command line."""
     from pathlib import Path
 
     from tokenmill.store.travel import pull as bring

@@ -1,17 +1,21 @@
-"""The public verbs.
+"""What is made from sources: `prepare` and its relatives.
 
-Each verb resolves names to objects (``executor="ray"``, a path to ``recipe.yaml``) and calls one
-room; nothing is decided here. `prepare` makes or finds a store and returns it; `run_recipe` is the
-same with the account of what happened, for the command line.
+Each function turns names into objects (``executor="ray"``, a path to ``recipe.yaml``) and calls
+one room. `prepare` makes or finds a store and returns it; `run_recipe` also returns what was done,
+for the command line. What they take is declared in `tokenmill.build.recipe`.
+
+`prepare` writes its signature out, because editors and type checkers read source: `_only_given`
+calls `run_recipe` with the arguments that a caller gave, and a test compares names, types, defaults
+and help with the declaration.
 """
 
 from __future__ import annotations
 
+import functools
+import inspect
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import fields
-from inspect import signature
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
 from tokenmill.errors import UsageError
 from tokenmill.store import Store
@@ -26,6 +30,9 @@ if TYPE_CHECKING:
 Sources = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 RECIPE_ENDINGS = (".yaml", ".yml")
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 def open_rows(
@@ -43,109 +50,143 @@ def open_rows(
     return open_source(source, cache_dir=cache_dir, rehash=rehash)
 
 
+def _only_given(call: Callable[..., T]) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Lend a function the written signature of another; it gets what callers give, no defaults.
+
+    So an argument counts where it is given, even with its default: it overrides a recipe's.
+    """
+
+    def lend(written: Callable[P, T]) -> Callable[P, T]:
+        signature = inspect.signature(written)
+
+        @functools.wraps(written)
+        def called(*args: P.args, **kwargs: P.kwargs) -> T:
+            try:
+                given = signature.bind(*args, **kwargs).arguments
+            except TypeError as error:
+                raise TypeError(f"{written.__name__}() {error}") from None
+            return call(**given)
+
+        return called
+
+    return lend
+
+
+@_only_given(lambda **given: run_recipe(**given).store)
 def prepare(
     sources: Sources | Recipe,
     tokenizer: Any = None,
     *,
-    tokenizer_backend: str = "auto",
+    tokenizer_backend: Literal["auto", "transformers", "file"] = "auto",
     trust_remote_code: bool = False,
-    format: str = "auto",  # noqa: A002 - a name of the contract
+    format: Literal[  # noqa: A002 - a name of the contract
+        "auto", "messages", "sharegpt", "alpaca", "prompt_completion", "text", "tokens"
+    ] = "auto",
     messages_key: str | None = None,
     tools_key: str = "tools",
     system_key: str = "system",
     text_key: str = "text",
     prompt_key: str = "prompt",
     completion_key: str = "completion",
-    chat_template: str | None = None,
+    chat_template: Any = None,
     template_kwargs: Mapping[str, Any] | None = None,
     date: str | None = None,
-    train_on: str | None = None,
-    turn_end: str = "stop",
-    thinking_opener: str = "prompt",
-    expand: str = "none",
-    trailing: str = "reject",
+    train_on: Literal[
+        "all_assistant_messages", "last_assistant_message", "completion", "everything"
+    ]
+    | None = None,
+    turn_end: Literal["stop", "turn"] = "stop",
+    thinking_opener: Literal["prompt", "trained"] = "prompt",
+    expand: Literal["none", "turns"] = "none",
+    trailing: Literal["reject", "trim"] = "reject",
     append_eos: bool = True,
     max_length: int | None = None,
-    overlong: str = "drop",
+    overlong: Literal["drop", "truncate"] = "drop",
     carry: Sequence[str] = (),
-    on_bad_row: str = "reject",
+    on_bad_row: Literal["reject", "raise"] = "reject",
+    max_rejected: float | int | str | None = None,
     num_workers: int | None = None,
     cache_dir: str | os.PathLike[str] | None = None,
     force_recache: bool = False,
     disable_cache: bool = False,
     executor: str | Executor = "local",
-    engine: str = "auto",
-    renderer: str = "auto",
+    engine: Literal["auto", "fastokens", "hf"] = "auto",
+    renderer: Literal["auto", "jinja2"] = "auto",
+    rehash: bool = False,
     progress: Any = None,
 ) -> Store:
     """Make a store of tokens and loss masks from raw rows, or find the one that is there.
 
     Args:
-        sources: Files, directories, globs; or a `Recipe`; or a path to ``recipe.yaml``. The
-            other arguments, where they are not left at their defaults, override a recipe's.
-        tokenizer: Directory, ``tokenizer.json``, hub id, ``tokenizers.Tokenizer`` or a
+        sources: Files, directories, globs, each with an optional ``@[a:b]``. Or a `Recipe`, or a
+            path to ``recipe.yaml``: every other argument that is given overrides it.
+        tokenizer: Directory, ``tokenizer.json`` or hub id. Or a ``tokenizers.Tokenizer``, or a
             transformers tokenizer.
-        tokenizer_backend: ``auto`` refuses where AutoTokenizer and tokenizer.json would encode
-            differently, or where it cannot be asked; ``transformers`` or ``file`` chooses.
+        tokenizer_backend: Who reads the tokenizer; ``auto`` refuses where AutoTokenizer and
+            ``tokenizer.json`` would encode differently, or where that cannot be found out.
         trust_remote_code: Allow a tokenizer to bring code of its own.
-        format: ``auto``, ``messages``, ``sharegpt``, ``alpaca``, ``prompt_completion``, ``text``;
-            ``tokens`` for rows that are tokenized already (``auto`` never takes a row for that).
-        messages_key: Column of the conversation; None: ``messages``, else ``conversations``.
+        format: Format of the rows; ``auto`` looks at each row's columns. ``tokens``, for rows
+            that are tokenized already, must be asked for.
+        messages_key: Column of the conversation; when not given, ``messages``, else
+            ``conversations``.
         tools_key: Column of the tools.
-        system_key: Column of a system prompt.
+        system_key: Column of a system prompt, for conversations that have no system turn.
         text_key: Column of plain text.
         prompt_key: Column of the prompt.
         completion_key: Column of the completion.
-        chat_template: Jinja source, or a file that holds it; None: the tokenizer's own.
-        template_kwargs: Variables for the template.
-        date: ``YYYY-MM-DD`` for templates that print the date; such a template is refused without.
-        train_on: ``all_assistant_messages``, ``last_assistant_message``, ``completion``,
-            ``everything``; None: what suits the row's format.
-        turn_end: ``stop``: train up to and including the end-of-turn token; ``turn``: to where
-            the next turn starts.
-        thinking_opener: ``prompt``: thinking that the generation prompt already opens is given to
-            the model and not trained; ``trained``: it is.
-        expand: ``turns``: one row per assistant turn.
-        trailing: ``reject`` or ``trim`` a conversation that ends with a user turn.
-        append_eos: Append the end-of-sequence token to text and string completions.
+        chat_template: Jinja source, or a file that holds it; when not given, the tokenizer's own.
+        template_kwargs: Further variables for the chat template.
+        date: ``YYYY-MM-DD`` for templates that print the date; such a template is refused without
+            it.
+        train_on: What is trained; when not given, all assistant messages of a conversation, the
+            completion of a prompt, everything of a text.
+        turn_end: Train up to and including the end-of-turn token (``stop``), or up to where the
+            next turn starts (``turn``).
+        thinking_opener: Whether a thinking opener that is already in the generation prompt belongs
+            to the ``prompt`` or is ``trained``.
+        expand: ``turns`` makes one row of every assistant turn, with the turns before it.
+        trailing: Reject a conversation that ends with a user turn, or trim it to its last
+            assistant turn.
+        append_eos: End text and string completions with the end-of-sequence token.
         max_length: Most tokens of a row.
-        overlong: ``drop`` or ``truncate`` longer rows.
+        overlong: What happens to rows over ``max_length``.
         carry: Columns of the row to keep beside the tokens.
-        on_bad_row: ``reject`` counts a bad row, ``raise`` makes the first one an error.
-        num_workers: Worker processes; 0 runs inline, None takes the machine's cores, or runs
-            inline where only a few MB are to be made.
-        cache_dir: Where slices and stores live; None: ``$TOKENMILL_CACHE_DIR``, else
+        on_bad_row: Count a bad row as rejected, or make the first one an error.
+        max_rejected: Most rows that may be rejected, as a count or a share like ``1%``; more is an
+            error.
+        num_workers: Worker processes; 0 runs inline. When not given, one for each core, or none
+            where only a few MB are to be made.
+        cache_dir: Directory of the cache; when not given, ``$TOKENMILL_CACHE_DIR``, else
             ``$XDG_CACHE_HOME/tokenmill``, else ``~/.cache/tokenmill``.
         force_recache: Build again and compare with what is there.
         disable_cache: Build into a private directory that lives as long as the returned store.
-        executor: ``local``, ``inline``, ``ray`` or an executor object.
-        engine: ``auto``, ``fastokens`` or ``hf``; never changes the result.
-        renderer: ``auto`` or ``jinja2``, the reference; never changes the result.
+        executor: Where the work runs. ``local``, ``inline``, ``ray``, or an executor object.
+        engine: Which library encodes; never changes the result.
+        renderer: What renders chat templates; ``jinja2`` is the reference. Never changes the
+            result.
+        rehash: Read source files again even where they seem unchanged.
         progress: True, False, or a callable; None shows progress on a terminal.
     """
-    given = dict(locals())
-    sources, tokenizer = given.pop("sources"), given.pop("tokenizer")
-    return run_recipe(sources, tokenizer, **_changed_from_defaults(given)).store
+    raise NotImplementedError  # `_only_given` calls `run_recipe`
 
 
 def run_recipe(
     sources: Any,
     tokenizer: Any = None,
     *,
-    executor: str | Executor | None = None,
     progress: Any = None,
     judge: bool = True,
     **given: Any,
 ) -> Prepared:
-    """`prepare`, returning the store together with the account of what was done.
+    """`prepare`, returning the store together with a summary of what was done.
 
     Whatever is given counts, default or not: it overrides what a recipe says. Without ``judge``
-    the caller looks at the account first and calls `Prepared.judge` itself.
+    the caller looks at the summary first and calls `Prepared.judge` itself.
     """
     from tokenmill.build.run import run
 
-    recipe, options, where = resolve_call(sources, tokenizer, executor, given)
-    prepared = run(recipe, options, where, progress=progress)
+    recipe, options = resolve_call(sources, tokenizer, given)
+    prepared = run(recipe, options, options.executor, progress=progress)
     if judge:
         prepared.judge()
     return prepared
@@ -179,7 +220,6 @@ def run_part(
     tokenizer: Any = None,
     *,
     part: str | tuple[int, int],
-    executor: str | Executor | None = None,
     progress: Any = None,
     judge: bool = True,
     **given: Any,
@@ -190,8 +230,8 @@ def run_part(
     from tokenmill.build.run import run_share
 
     share = Share.of(part)
-    recipe, options, where = resolve_call(sources, tokenizer, executor, given)
-    outcome = run_share(recipe, options, where, share, progress=progress)
+    recipe, options = resolve_call(sources, tokenizer, given)
+    outcome = run_share(recipe, options, options.executor, share, progress=progress)
     if judge and isinstance(outcome, Prepared):
         outcome.judge()
     return outcome
@@ -200,8 +240,6 @@ def run_part(
 def explain_recipe(
     sources: Any,
     tokenizer: Any = None,
-    *,
-    executor: str | Executor | None = None,
     **given: Any,
 ) -> dict[str, Any]:
     """Whether such a `run_recipe` would be a hit, and what differs from the nearest store."""
@@ -210,9 +248,9 @@ def explain_recipe(
     from tokenmill.work import executor_for
     from tokenmill.work.inputs import cache_of
 
-    recipe, options, where = resolve_call(sources, tokenizer, executor, given)
+    recipe, options = resolve_call(sources, tokenizer, given)
     cache = cache_of(options.cache_dir)
-    with executor_for(where, options.num_workers) as workers:
+    with executor_for(options.executor, options.num_workers) as workers:
         planned, comparison = plan(recipe, options, workers, cache)
         if comparison is not None:
             comparison.agree(planned.card, cache.root)
@@ -226,44 +264,40 @@ def lint(
     sample: int | None = 2000,
     only: Sequence[str] = (),
     ignore: Sequence[str] = (),
-    executor: str | Executor | None = None,
     progress: Any = None,
     **given: Any,
 ) -> LintReport:
-    """Look for what is wrong with raw rows, before anything is made of them.
+    """Find what is wrong with raw rows before they are prepared.
 
     Args:
         sources: As for `prepare`.
         tokenizer: As for `prepare`.
-        sample: Look at this many rows, the same every time; None: all of them.
+        sample: Check this many rows, always the same; None: all of them.
         only: Names of the rules that run; empty: all (`tokenmill.report.lint.RULES`).
         ignore: Names of rules that do not run.
-        executor: ``local``, ``inline``, ``ray`` or an executor object.
         progress: As for `prepare`.
         given: Any other argument of `prepare` that shapes rows, ``num_workers``, ``cache_dir``,
-            ``engine``, ``renderer``.
+            ``executor``, ``engine``, ``renderer``, ``rehash``.
     """
     from tokenmill.report.lint import run_lint
     from tokenmill.work import executor_for
 
-    recipe, options, where = resolve_call(sources, tokenizer, executor, given)
-    with executor_for(where, options.num_workers) as workers:
+    recipe, options = resolve_call(sources, tokenizer, given)
+    with executor_for(options.executor, options.num_workers) as workers:
         return run_lint(
             recipe, options, workers, sample=sample, only=only, ignore=ignore, progress=progress
         )
 
 
 def resolve_call(
-    sources: Any, tokenizer: Any, executor: str | Executor | None, given: Mapping[str, Any]
-) -> tuple[Recipe, RunOptions, str | Executor]:
+    sources: Any, tokenizer: Any, given: Mapping[str, Any]
+) -> tuple[Recipe, RunOptions]:
     """What is to be made, how and where, from arguments, a `Recipe` or ``recipe.yaml``."""
-    from tokenmill.build.recipe import Recipe, RunOptions, load_recipe_file
+    from tokenmill.build.recipe import NO_SOURCES, Recipe, RunOptions, load_recipe_file
+    from tokenmill.options import refuse_unknown
 
-    recipe_names = {field.name for field in fields(Recipe)}
-    run_names = {field.name for field in fields(RunOptions)}
-    unknown = sorted(set(given) - recipe_names - run_names)
-    if unknown:
-        raise UsageError(f"unknown arguments: {', '.join(unknown)}")
+    recipe_names, run_names = Recipe.__struct_fields__, RunOptions.__struct_fields__
+    refuse_unknown(given, (*recipe_names, *run_names), "arguments")
     stated: dict[str, Any] = {}
     if isinstance(sources, Recipe):
         stated = {name: getattr(sources, name) for name in recipe_names}
@@ -274,25 +308,14 @@ def resolve_call(
     stated.update(given)
     if tokenizer is not None:
         stated["tokenizer"] = tokenizer
-    executor = executor or stated.pop("executor", "local")
     if stated.get("tokenizer") is None:
         raise UsageError("no tokenizer: name a directory, a tokenizer.json or a hub id")
     if not stated.get("sources"):
-        raise UsageError("no sources: name at least one file, directory or glob")
+        raise UsageError(NO_SOURCES)
     recipe = Recipe(**{n: v for n, v in stated.items() if n in recipe_names})
     options = RunOptions(**{n: v for n, v in stated.items() if n in run_names})
-    return recipe, options, executor
+    return recipe, options
 
 
 def _is_recipe_file(sources: Any) -> bool:
     return isinstance(sources, str | os.PathLike) and os.fspath(sources).endswith(RECIPE_ENDINGS)
-
-
-def _changed_from_defaults(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Python cannot tell an argument left out from its default, so a default says nothing."""
-    defaults = {name: item.default for name, item in signature(prepare).parameters.items()}
-    return {
-        name: value
-        for name, value in given.items()
-        if not (value is defaults[name] or value == defaults[name])
-    }

@@ -5,98 +5,77 @@ trained and cut. Every field that can change the output is in its *document*, an
 nothing else is. `RunOptions` say how it is to be made (workers, cache, engines, what to do about
 rejected rows): they are part of no key and never change a byte.
 
-Both are checked where they are made, with the offending value in the message. ``recipe.yaml`` holds
-the same names; unknown ones are refused.
+Together they declare the arguments of `tokenmill.prepare` and the flags of ``tokenmill prepare``
+(see `tokenmill.options`). ``recipe.yaml`` holds the same names; unknown ones are refused.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta
+from msgspec.structs import asdict, force_setattr
 
 from tokenmill import fingerprint
 from tokenmill.chat import ChatSpec
 from tokenmill.errors import SourceMissing, UsageError
+from tokenmill.options import Count, Options, declared, refuse_unknown
 
 RECIPE_VERSION = 1
 """Raised when rows would come out differently for the same fields: part of every key."""
 
-OVERLONG = ("drop", "truncate")
-ON_BAD_ROW = ("reject", "raise")
-ENGINES = ("auto", "fastokens", "hf")
-RENDERERS = ("auto", "jinja2")
-BACKENDS = ("auto", "transformers", "file")
-
 _IN_HUB = re.compile(r"^[^/\s]+/[^/:\s]+:")  # owner/name:split
 
-_CHAT_FIELDS = tuple(field.name for field in fields(ChatSpec))
 
+class Recipe(ChatSpec, frozen=True):
+    """What is to be made; the arguments of `ChatSpec` belong to it.
 
-@dataclass(frozen=True)
-class Recipe:
-    """What is to be made. The names are those of `tokenmill.prepare`, which describes them."""
+    Args:
+        sources: Files, directories, globs, each with an optional ``@[a:b]``.
+        tokenizer: Directory, ``tokenizer.json`` or hub id.
+        tokenizer_backend: Who reads the tokenizer; ``auto`` refuses where AutoTokenizer and
+            ``tokenizer.json`` would encode differently, or where that cannot be found out.
+        trust_remote_code: Allow a tokenizer to bring code of its own.
+        chat_template: Jinja source, or a file that holds it; when not given, the tokenizer's own.
+        max_length: Most tokens of a row.
+        overlong: What happens to rows over ``max_length``.
+        carry: Columns of the row to keep beside the tokens.
+    """
 
     sources: tuple[str, ...]
     tokenizer: Any
-    tokenizer_backend: str = "auto"
+    tokenizer_backend: Literal["auto", "transformers", "file"] = "auto"
     trust_remote_code: bool = False
-    format: str = "auto"
-    messages_key: str | None = None
-    tools_key: str = "tools"
-    system_key: str = "system"
-    text_key: str = "text"
-    prompt_key: str = "prompt"
-    completion_key: str = "completion"
-    chat_template: str | None = None
-    template_kwargs: Mapping[str, Any] | None = None
-    date: str | None = None
-    train_on: str | None = None
-    turn_end: str = "stop"
-    thinking_opener: str = "prompt"
-    expand: str = "none"
-    trailing: str = "reject"
-    append_eos: bool = True
-    max_length: int | None = None
-    overlong: str = "drop"
+    chat_template: Any = None
+    max_length: Count | None = None
+    overlong: Literal["drop", "truncate"] = "drop"
     carry: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "sources", _names(self.sources, "sources"))
-        object.__setattr__(self, "carry", _names(self.carry, "carry"))
+        force_setattr(self, "sources", _texts("sources", self.sources, "a path", "paths"))
+        force_setattr(self, "carry", _texts("carry", self.carry, "a column", "columns"))
         if not self.sources:
-            raise UsageError("no sources: name at least one file, directory or glob")
-        _one_of("tokenizer_backend", self.tokenizer_backend, BACKENDS)
-        _one_of("overlong", self.overlong, OVERLONG)
-        # "no" in a recipe is a text, and a text is true: never for a question like these.
-        _yes_or_no("trust_remote_code", self.trust_remote_code)
-        _yes_or_no("append_eos", self.append_eos)
-        if self.max_length is not None and (
-            isinstance(self.max_length, bool)
-            or not isinstance(self.max_length, int)
-            or self.max_length < 1
-        ):
-            raise UsageError(f"max_length is {self.max_length!r}; it is a positive integer or None")
+            raise UsageError(NO_SOURCES)
+        super().__post_init__()
         if len(set(self.carry)) != len(self.carry):
             raise UsageError(f"carry names a column twice: {', '.join(self.carry)}")
-        self.chat_spec()  # refuses what the chat room cannot do
-        for name in (*_CHAT_FIELDS, "carry"):
+        for name in (*ChatSpec.__struct_fields__, "carry"):
             value = fingerprint.plain(getattr(self, name), name)
-            object.__setattr__(self, name, tuple(value) if name == "carry" else value)
+            force_setattr(self, name, tuple(value) if name == "carry" else value)
 
     def chat_spec(self) -> ChatSpec:
-        """The fields that shape a row, for the chat room."""
-        return ChatSpec(**{name: getattr(self, name) for name in _CHAT_FIELDS})
+        """The fields that shape a row, alone."""
+        return ChatSpec(**{name: getattr(self, name) for name in ChatSpec.__struct_fields__})
 
     def document(self) -> dict[str, Any]:
         """Every field that can change a row's tokens or mask, apart from tokenizer and template.
 
         Those two are in the tokenizer's identity, by content instead of by name.
         """
-        spec = self.chat_spec().document()
+        spec = super().document()
         order = fingerprint.own_order(spec["template_kwargs"])
         return {
             "version": RECIPE_VERSION,
@@ -109,60 +88,58 @@ class Recipe:
         }
 
 
-@dataclass(frozen=True)
-class RunOptions:
-    """How it is to be made; part of no key."""
+class RunOptions(Options, frozen=True, kw_only=True):
+    """How it is to be made; part of no key.
 
-    on_bad_row: str = "reject"
-    max_rejected: float | int | str | None = None
-    num_workers: int | None = None
+    Args:
+        on_bad_row: Count a bad row as rejected, or make the first one an error.
+        max_rejected: Most rows that may be rejected, as a count or a share like ``1%``; more is an
+            error.
+        num_workers: Worker processes; 0 runs inline. When not given, one for each core, or none
+            where only a few MB are to be made.
+        cache_dir: Directory of the cache; when not given, ``$TOKENMILL_CACHE_DIR``, else
+            ``$XDG_CACHE_HOME/tokenmill``, else ``~/.cache/tokenmill``.
+        force_recache: Build again and compare with what is there.
+        disable_cache: Build into a private directory that lives as long as the returned store.
+        executor: Where the work runs.
+        engine: Which library encodes; never changes the result.
+        renderer: What renders chat templates; ``jinja2`` is the reference. Never changes the
+            result.
+        rehash: Read source files again even where they seem unchanged.
+    """
+
+    on_bad_row: Literal["reject", "raise"] = "reject"
+    max_rejected: Annotated[
+        float | int | str | None, Meta(title="a count of rows or a share like 1%")
+    ] = None
+    num_workers: Annotated[int, Meta(ge=0, title="0 (inline) or a count")] | None = None
     cache_dir: str | os.PathLike[str] | None = None
     force_recache: bool = False
     disable_cache: bool = False
-    engine: str = "auto"
-    renderer: str = "auto"
+    executor: Annotated[Any, Meta(examples=["local", "inline", "ray"])] = "local"
+    engine: Literal["auto", "fastokens", "hf"] = "auto"
+    renderer: Literal["auto", "jinja2"] = "auto"
     rehash: bool = False
 
     def __post_init__(self) -> None:
-        _one_of("on_bad_row", self.on_bad_row, ON_BAD_ROW)
-        _one_of("engine", self.engine, ENGINES)
-        _one_of("renderer", self.renderer, RENDERERS)
-        object.__setattr__(self, "max_rejected", _count_or_share(self.max_rejected))
-        workers = self.num_workers
-        if workers is not None and (
-            isinstance(workers, bool) or not isinstance(workers, int) or workers < 0
-        ):
-            raise UsageError(f"num_workers is {workers!r}; it is 0 (inline), a count, or None")
-        if not isinstance(self.cache_dir, str | os.PathLike | None):
-            raise UsageError(f"cache_dir is {self.cache_dir!r}; it is a path or None")
-        for name in ("force_recache", "disable_cache", "rehash"):
-            _yes_or_no(name, getattr(self, name))
+        super().__post_init__()
+        force_setattr(self, "max_rejected", _count_or_share(self.max_rejected))
         if self.disable_cache and self.force_recache:
             raise UsageError("disable_cache and force_recache exclude each other")
 
 
+NO_SOURCES = "no sources: name at least one file, directory or glob"
+
+
 def to_travel(recipe: Recipe) -> dict[str, Any]:
     """The recipe without what a worker does not need or what cannot travel."""
-    document = {field.name: getattr(recipe, field.name) for field in fields(recipe)}
-    kwargs = recipe.template_kwargs
     return {
-        **document,
+        **asdict(recipe),
         "sources": ["-"],
         "tokenizer": None,
         "chat_template": None,  # it is in the tokenizer's copy
-        "template_kwargs": None if kwargs is None else dict(kwargs),
         "carry": list(recipe.carry),
     }
-
-
-def _one_of(name: str, value: Any, allowed: Sequence[str]) -> None:
-    if value not in allowed:
-        raise UsageError(f"{name} is {value!r}; it is one of {', '.join(allowed)}")
-
-
-def _yes_or_no(name: str, value: Any) -> None:
-    if not isinstance(value, bool):
-        raise UsageError(f"{name} is {value!r}; it is true or false")
 
 
 def _count_or_share(value: Any) -> int | float | None:
@@ -182,13 +159,13 @@ def _count_or_share(value: Any) -> int | float | None:
     return share
 
 
-def _names(value: Any, name: str) -> tuple[str, ...]:
+def _texts(name: str, value: Any, one: str, many: str) -> tuple[str, ...]:
     if isinstance(value, str | os.PathLike):
         value = (value,)
     try:
         return tuple(os.fspath(item) for item in value)
     except TypeError as error:
-        raise UsageError(f"{name} is {value!r}; it is a path or a list of paths") from error
+        raise UsageError(f"{name} is {value!r}; it is {one} or a list of {many}") from error
 
 
 def load_recipe_file(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -207,12 +184,7 @@ def load_recipe_file(path: str | os.PathLike[str]) -> dict[str, Any]:
         raise UsageError(f"cannot be read as YAML: {error}", path=path) from error
     if not isinstance(document, dict) or not all(isinstance(name, str) for name in document):
         raise UsageError("a recipe is a mapping of names to values", path=path)
-    known = {field.name for field in (*fields(Recipe), *fields(RunOptions))} | {"executor"}
-    unknown = sorted(set(document) - known)
-    if unknown:
-        raise UsageError(
-            f"unknown names: {', '.join(unknown)}; known are {', '.join(sorted(known))}", path=path
-        )
+    refuse_unknown(document, [*declared(Recipe), *declared(RunOptions)], "names", path=path)
     for name in ("sources", "tokenizer", "chat_template", "cache_dir"):
         if name in document:
             document[name] = _relative_to(path.parent, document[name])

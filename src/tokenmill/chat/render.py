@@ -199,7 +199,7 @@ class Renderer:
 
     def _template(self, name: str) -> Template:
         if name not in self._templates:
-            variables = {**self.special_tokens, **self.spec.template_kwargs}
+            variables = {**self.special_tokens, **(self.spec.template_kwargs or {})}
             self._templates[name] = template_of(self._sources[name], self.spec, variables)
         return self._templates[name]
 

@@ -93,7 +93,7 @@ def read(row: Any, spec: ChatSpec) -> Conversation | Plain:
     """
     if not isinstance(row, dict):
         raise RowError(f"a row must be an object, not {type(row).__name__}")
-    shape = spec.format
+    shape: str = spec.format
     if shape == "auto":
         shape = detect(row, spec)
     if shape == "text":

@@ -9,25 +9,24 @@ stderr. Only a defect of our own shows a traceback.
 from __future__ import annotations
 
 import os
-import re
 import sys
-from collections.abc import Collection
 from typing import Any
 
 import typer
 
+from tokenmill.cli.options import in_flags
 from tokenmill.cli.output import Output
 from tokenmill.errors import TokenmillError, UsageError
 
 app = typer.Typer(
     name="tokenmill",
     help="Post-training data to exact tokens and proven loss masks.",
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
 
 INTERRUPTED = 130  # 128 + SIGINT, what a shell expects
+COMPLETION = "_TOKENMILL_COMPLETE"  # set by a shell that asks what could stand next
 
 # Typer brings a click of its own since 0.26 and used the installed one before: its own names
 # are the only way to both.
@@ -59,13 +58,14 @@ def run(arguments: list[str]) -> int:
     """Run one command and say what went wrong, if anything did."""
     from tokenmill.cli import commands  # noqa: F401 - registers the commands
 
+    if COMPLETION in os.environ:
+        app(arguments, prog_name="tokenmill")  # answers the shell and exits
     output = Output(as_json="--json" in arguments)
     try:
-        with output.as_current():
-            return _invoke(arguments, output)
+        return _invoke(arguments, output)
     except KeyboardInterrupt:
         output.failure({"type": "KeyboardInterrupt", "message": "interrupted"})
-        output.say("interrupted; what is finished stays usable, run the same command again")
+        output.say("interrupted; finished work is kept: run the same command again to continue")
         return INTERRUPTED
     except BrokenPipeError:
         # The reader went away (`tokenmill … | head`); nothing more can be said on stdout.
@@ -81,7 +81,7 @@ def _invoke(arguments: list[str], output: Output) -> int:
     context: Any = None
     try:
         # Typer's own `main` would turn interrupts and broken pipes into exits before we see them.
-        with command.make_context("tokenmill", arguments) as context:
+        with command.make_context("tokenmill", arguments, obj=output) as context:
             command.invoke(context)
         sys.stdout.flush()  # a reader that went away shows here, not at interpreter exit
         return 0
@@ -101,31 +101,9 @@ def _invoke(arguments: list[str], output: Output) -> int:
         return 2 if isinstance(error, UsageError) else 1
 
 
-def in_flags(message: str, flags: Collection[str]) -> str:
-    """What the rooms say of arguments, in the words of the command line.
-
-    ``Pack(oversize='drop' | 'split')`` is ``--oversize drop | split`` there, and ``Pack.length``
-    is ``--length``: flags are the Python names with dashes.
-
-    Args:
-        message: Of a `UsageError`.
-        flags: The Python names of the command's flags; other names stay as they are.
-    """
-
-    def flag(found: re.Match[str]) -> str:
-        if found["name"] not in flags:
-            return found[0]
-        value = found["value"].replace("'", "")
-        return f"--{found['name'].replace('_', '-')}{value and ' '}{value}"
-
-    message = re.sub(r"Pack\(([^()]*)\)", r"\1", message)
-    message = re.sub(r"Pack\.(?P<name>\w+)(?P<value>)", flag, message)
-    return re.sub(r"\b(?P<name>\w+)=(?P<value>'[^']*'(?: \| '[^']*')*|\w*)", flag, message)
-
-
 def _refuse(error: Any, output: Output) -> int:
     """A call that the parser of arguments does not understand."""
-    wrong = UsageError(error.format_message())
+    wrong = UsageError(error.format_message().replace(": Value error, ", ": "))
     output.failure(wrong.as_dict())
     context = getattr(error, "ctx", None)
     if context is not None:

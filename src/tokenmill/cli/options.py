@@ -1,187 +1,230 @@
-"""Flags that several commands share, declared once.
+"""Commands and their flags.
 
-`RecipeFlags` are the flags that say what is to be made: one field per flag, under the Python name,
-with its type, default and help. A command takes them all by one parameter::
+`command` declares a command. Its flags are the parameters of the function, and the options that
+are declared elsewhere (`tokenmill.options`: those of `Recipe`, `RunOptions`, `PromptSpec`)::
 
-    @app.command()
-    @takes_recipe
-    def why(flags: RecipeFlags, *, as_json: AsJson = False) -> None: ...
+    @command(app, *CACHE)
+    def demo(output: Output, given: Given) -> None: ...
 
-`takes_recipe` shows typer the fields in place of the parameter. ``flags.stated`` holds the flags
-that stand on the command line: only these override a ``recipe.yaml``, whatever their value.
+``output`` is where the command's words go; every command has ``--json``. ``given`` holds the
+declared options that stand on the command line, under their Python names: those that are left out
+keep their defaults, or what a ``recipe.yaml`` says. A ``Literal`` is a choice, so that help and
+shell completion know it.
 """
 
 from __future__ import annotations
 
+import enum
 import inspect
 import json
-from collections.abc import Callable
-from dataclasses import dataclass, field, fields
-from typing import Annotated, Any, get_type_hints
+import re
+from collections.abc import Callable, Collection, Mapping
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
+import msgspec
 import typer
 
+from tokenmill.build.recipe import Recipe, RunOptions
+from tokenmill.chat import ChatSpec
 from tokenmill.errors import UsageError
+from tokenmill.options import Option, declared
 
-AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
-CacheDir = Annotated[
-    str | None, typer.Option(help="Where slices and stores live; default: your own cache.")
-]
-Engine = Annotated[str, typer.Option(help="auto | fastokens | hf; never changes the result")]
-RendererName = Annotated[str, typer.Option(help="auto | jinja2; never changes the result")]
-PackMethod = Annotated[str, typer.Option(help="best_fit | first_fit | sequential | balanced")]
-PackWindow = Annotated[int, typer.Option(help="Rows of the order packed together.")]
-PackOversize = Annotated[
-    str, typer.Option(help="Rows longer than a pack: error | drop | truncate | split")
+Given = dict[str, Any]
+
+RECIPE_OPTIONS, RUN_OPTIONS = declared(Recipe), declared(RunOptions)
+
+# Declared options that several commands take together.
+TOKENIZER = tuple(
+    RECIPE_OPTIONS[name] for name in ("tokenizer", "tokenizer_backend", "trust_remote_code")
+)
+RECIPE = tuple(
+    {
+        "sources": RECIPE_OPTIONS["sources"],
+        "config": Option("config", str, None, (), "A recipe.yaml; other flags override it."),
+        **{option.name: option for option in TOKENIZER},
+        **declared(ChatSpec),
+        **RECIPE_OPTIONS,
+    }.values()
+)
+CACHE = (RUN_OPTIONS["cache_dir"],)
+WHERE = (RUN_OPTIONS["num_workers"], RUN_OPTIONS["executor"], *CACHE)
+ENGINES = (RUN_OPTIONS["engine"], RUN_OPTIONS["renderer"])
+
+METAVARS = {"carry": "COLUMN", "config": "FILE", "cache_dir": "DIR"}
+
+Sources = Annotated[
+    list[str], typer.Argument(metavar="SRC", help="Files, directories, globs; path@[a:b].")
 ]
 StorePath = Annotated[
     str, typer.Argument(metavar="STORE", help="What `tokenmill prepare` printed, or an --out DIR.")
 ]
+OutDirectory = Annotated[
+    str | None, typer.Option(metavar="DIR", help="Also make a self-contained copy here.")
+]
+Order = Literal["feistel", "miles", "sequential", "length_grouped"]
+Seed = Annotated[int, typer.Option(help="Seed of the order.")]
+PackMethod = Annotated[
+    Literal["best_fit", "first_fit", "sequential", "balanced"],
+    typer.Option(help="How rows are chosen for a pack."),
+]
+PackWindow = Annotated[int, typer.Option(help="Rows of the order packed together.")]
+PackOversize = Annotated[
+    Literal["error", "drop", "truncate", "split"],
+    typer.Option(help="What happens to rows longer than a pack."),
+]
 
 
-@dataclass(frozen=True)
-class RecipeFlags:
-    """What is to be made: the row-shaping arguments of `tokenmill.prepare`, as flags."""
+def command(
+    group: typer.Typer, *options: Option, name: str | None = None
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Declare a command of a group.
 
-    sources: Annotated[
-        list[str] | None, typer.Argument(metavar="SRC", help="Files, directories, globs.")
-    ] = None
-    tokenizer: Annotated[str | None, typer.Option(help="Directory, tokenizer.json or hub id.")] = (
-        None
-    )
-    config: Annotated[
-        str | None, typer.Option(metavar="FILE", help="recipe.yaml; other flags override it.")
-    ] = None
-    tokenizer_backend: Annotated[str, typer.Option(help="auto | transformers | file")] = "auto"
-    trust_remote_code: Annotated[bool, typer.Option(help="Let a tokenizer bring its own code.")] = (
-        False
-    )
-    format: Annotated[
-        str,
-        typer.Option(
-            help="auto | messages | sharegpt | alpaca | prompt_completion | text | tokens"
-        ),
-    ] = "auto"
-    messages_key: Annotated[
-        str | None, typer.Option(help="Column of the conversation: messages, else conversations.")
-    ] = None
-    tools_key: Annotated[str, typer.Option(help="Column of the tools.")] = "tools"
-    system_key: Annotated[str, typer.Option(help="Column of a system prompt.")] = "system"
-    text_key: Annotated[str, typer.Option(help="Column of plain text.")] = "text"
-    prompt_key: Annotated[str, typer.Option(help="Column of the prompt.")] = "prompt"
-    completion_key: Annotated[str, typer.Option(help="Column of the completion.")] = "completion"
-    chat_template: Annotated[str | None, typer.Option(help="File with a Jinja chat template.")] = (
-        None
-    )
-    template_kwargs: Annotated[
-        str | None, typer.Option(metavar="JSON", help="Object of template variables.")
-    ] = None
-    date: Annotated[
-        str | None, typer.Option(help="YYYY-MM-DD, for templates that print the date.")
-    ] = None
-    train_on: Annotated[
-        str | None,
-        typer.Option(
-            help="all_assistant_messages | last_assistant_message | completion | everything; "
-            "default: what suits the rows"
-        ),
-    ] = None
-    turn_end: Annotated[str, typer.Option(help="stop | turn")] = "stop"
-    thinking_opener: Annotated[
-        str, typer.Option(help="prompt | trained: thinking that the generation prompt opens")
-    ] = "prompt"
-    expand: Annotated[str, typer.Option(help="none | turns: one row per assistant turn")] = "none"
-    trailing: Annotated[
-        str, typer.Option(help="reject | trim conversations that end with a user turn")
-    ] = "reject"
-    append_eos: Annotated[bool, typer.Option(help="For text and string completions.")] = True
-    max_length: Annotated[int | None, typer.Option(help="Most tokens of a row.")] = None
-    overlong: Annotated[str, typer.Option(help="drop | truncate longer rows")] = "drop"
-    carry: Annotated[
-        list[str] | None,
-        typer.Option(metavar="COLUMN", help="Column to keep beside the tokens; repeatable."),
-    ] = None
-    num_workers: Annotated[int | None, typer.Option(help="0 runs inline; default: all cores.")] = (
-        None
-    )
-    cache_dir: CacheDir = None
-    executor: Annotated[str, typer.Option(help="local | inline | ray")] = "local"
-    stated: frozenset[str] = field(default=frozenset(), metadata={"flag": False})
+    Args:
+        group: The group.
+        options: Declared options that the function gets as ``given``.
+        name: Of the command; None: the function's.
+    """
 
-    def arguments(self) -> dict[str, Any]:
-        """What `tokenmill.api.run_recipe` takes, as far as it stands on the command line."""
-        apart = ("sources", "config", "tokenizer", "executor", "stated")
-        given = {
-            item.name: getattr(self, item.name)
-            for item in fields(self)
-            if item.name in self.stated and item.name not in apart
-        }
-        if "template_kwargs" in given:
-            given["template_kwargs"] = json_object(given["template_kwargs"], "--template-kwargs")
-        sources: Any = self.sources or None
-        if self.config is None and sources and len(sources) == 1:
-            sources = sources[0]  # alone it may be a recipe.yaml, as in Python
-        elif self.config is not None:
-            if self.sources:
-                given["sources"] = tuple(self.sources)
-            sources = self.config
-        return {
-            "sources": sources,
-            "tokenizer": self.tokenizer,
-            "executor": self.executor if "executor" in self.stated else None,
-            **given,
-        }
-
-    def only_stated(self, **values: Any) -> dict[str, Any]:
-        """Those of a command's own flags that stand on the command line."""
-        return {name: value for name, value in values.items() if name in self.stated}
-
-
-def takes_recipe(command: Callable[..., None]) -> Callable[..., None]:
-    """Show typer the fields of `RecipeFlags` in place of a command's first parameter."""
-    hints = get_type_hints(RecipeFlags, include_extras=True)
-    flags = [
-        inspect.Parameter(
-            item.name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=item.default,
-            annotation=hints[item.name],
+    def declare(function: Callable[..., None]) -> Callable[..., None]:
+        hints = get_type_hints(function, include_extras=True)
+        own = [
+            parameter.replace(
+                annotation=_for_typer(hints[parameter.name], parameter.name),
+                kind=inspect.Parameter.KEYWORD_ONLY,
+            )
+            for parameter in inspect.signature(function).parameters.values()
+            if parameter.name not in ("output", "given")
+        ]
+        context = _parameter("context", typer.Context)
+        as_json = _parameter(
+            "as_json",
+            Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")],
+            False,
         )
-        for item in fields(RecipeFlags)
-        if item.metadata.get("flag", True)
-    ]
-    own_hints = get_type_hints(command, include_extras=True)
-    own = [
-        parameter.replace(annotation=own_hints[name], kind=inspect.Parameter.KEYWORD_ONLY)
-        for name, parameter in list(inspect.signature(command).parameters.items())[1:]
-    ]
-    context = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
+        flags = [_flag(option) for option in options]
+        parameters = [context, *flags, *own, as_json]
 
-    def called(*, context: typer.Context, **values: Any) -> None:
-        stated = frozenset(
-            name for name in values if _origin(context, name) not in ("DEFAULT", "DEFAULT_MAP")
-        )
-        shared = {parameter.name: values.pop(parameter.name) for parameter in flags}
-        command(RecipeFlags(**shared, stated=stated), **values)
+        def called(*, context: typer.Context, as_json: bool, **values: Any) -> None:
+            values = {
+                name: value.value if isinstance(value, enum.Enum) else value
+                for name, value in values.items()
+            }
+            given = {}
+            for option in options:
+                value = values.pop(option.name)
+                if _stands(context, option.name):
+                    given[option.name] = _parsed(option, value)
+            function(context.obj, **({"given": given} if options else {}), **values)
 
-    parameters = [context, *flags, *own]
-    called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    called.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    called.__name__, called.__doc__ = command.__name__, command.__doc__
-    return called
+        called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        called.__annotations__ = {each.name: each.annotation for each in parameters}
+        called.__name__, called.__doc__ = function.__name__, function.__doc__
+        group.command(name)(called)
+        return function
+
+    return declare
 
 
-def _origin(context: typer.Context, name: str) -> str:
+def recipe_arguments(given: Given) -> Given:
+    """The arguments of `tokenmill.api.run_recipe` from the options `RECIPE`."""
+    from tokenmill.build.recipe import load_recipe_file
+
+    arguments = {"sources": None, **given}
+    config = arguments.pop("config", None)
+    if config is not None:
+        return arguments | load_recipe_file(config) | {n: given[n] for n in given if n != "config"}
+    if len(given.get("sources", ())) == 1:
+        arguments["sources"] = given["sources"][0]  # alone it may be a recipe.yaml, as in Python
+    return arguments
+
+
+def in_flags(message: str, flags: Collection[str]) -> str:
+    """What the library says of arguments, in the words of the command line.
+
+    ``max_length is 0`` is ``--max-length is 0`` there, ``Pack(oversize='drop' | 'split')`` is
+    ``--oversize drop | split``, and ``Pack.length`` is ``--length``.
+
+    Args:
+        message: Of a `UsageError`.
+        flags: The Python names of the command's flags; other names stay as they are.
+    """
+
+    def flag(found: re.Match[str]) -> str:
+        if found["name"] not in flags:
+            return found[0]
+        value = found["value"].replace("'", "")
+        return f"{_spelled(found['name'])}{value and ' '}{value}"
+
+    message = re.sub(r"Pack\(([^()]*)\)", r"\1", message)
+    message = re.sub(r"Pack\.(?P<name>\w+)(?P<value>)", flag, message)
+    message = re.sub(r"\b(?P<name>\w+)=(?P<value>'[^']*'(?: \| '[^']*')*|\w*)", flag, message)
+    # A word with an underscore is no English; a name without one is told by where it stands.
+    message = re.sub(r"(?<![\w'\"-])(?P<name>[a-z]+_\w+)(?P<value>)", flag, message)
+    message = re.sub(r"^(?P<name>\w+)(?P<value>)(?= is | names )", flag, message)
+    return message.removesuffix(" or None")
+
+
+def _spelled(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def _parameter(
+    name: str, annotation: Any, default: Any = inspect.Parameter.empty
+) -> inspect.Parameter:
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=default
+    )
+
+
+def _flag(option: Option) -> inspect.Parameter:
+    """A declared option as typer takes it."""
+    told = in_flags(option.help.replace("``", ""), RECIPE_OPTIONS)
+    default = None if option.default in (msgspec.NODEFAULT, ()) else option.default
+    kind = Literal[option.choices] if option.choices else option.type
+    metavar = METAVARS.get(option.name)
+    if get_origin(kind) is tuple:
+        kind = list[str]
+    elif get_origin(kind) is Mapping:
+        kind, metavar = str, "JSON"
+    elif kind is Any:
+        kind = str
+    shown: Any = typer.Option(help=told, metavar=metavar)
+    if option.name == "sources":
+        shown = typer.Argument(help=told, metavar="SRC")
+    elif option.name == "carry":
+        shown = typer.Option(help=f"{told} Repeatable.", metavar=metavar)
+    kind = _for_typer(kind, option.name)
+    return _parameter(
+        option.name, Annotated[kind | None if default is None else kind, shown], default
+    )
+
+
+def _for_typer(hint: Any, name: str) -> Any:
+    """A type with enumerations in place of its literals, which typer knows only of late."""
+    if get_origin(hint) is Literal:
+        return enum.Enum(name, {choice: choice for choice in get_args(hint)})
+    if get_origin(hint) is Annotated:
+        kind, *notes = get_args(hint)
+        return Annotated[(_for_typer(kind, name), *notes)]
+    if type(None) in get_args(hint):
+        [kind] = (part for part in get_args(hint) if part is not type(None))
+        return _for_typer(kind, name) | None
+    return hint
+
+
+def _stands(context: typer.Context, name: str) -> bool:
+    """Whether a flag stands on the command line."""
     source = context.get_parameter_source(name)
-    return "DEFAULT" if source is None else source.name
+    return source is not None and source.name not in ("DEFAULT", "DEFAULT_MAP")
 
 
-def json_object(text: str, flag: str) -> dict[str, Any]:
-    """The object that a flag's text is."""
+def _parsed(option: Option, value: Any) -> Any:
+    if get_origin(option.type) is not Mapping:
+        return value
     try:
-        value = json.loads(text)
+        parsed = json.loads(value)
     except json.JSONDecodeError as error:
-        raise UsageError(f"{flag} is not JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise UsageError(f"{flag} is {text!r}; it is a JSON object")
-    return value
+        raise UsageError(f"{_spelled(option.name)} is not JSON: {error}") from error
+    if not isinstance(parsed, dict):
+        raise UsageError(f"{_spelled(option.name)} is {value!r}; it is a JSON object")
+    return parsed

@@ -1,8 +1,8 @@
 """What a command says, and to whom.
 
 An `Output` knows whether the caller wants JSON. ``say`` speaks to people on stderr; ``result`` ends
-a command: with ``--json`` it prints the one object, else it calls the given function to show it;
-``failure`` ends one that failed. A command finds its own by `Output.current`.
+a command: with ``--json`` it prints the one object on stdout, else it shows the result to people;
+``failure`` ends one that failed. `tokenmill.cli.options.command` hands every command its own.
 Colours are used on terminals only (and never where ``NO_COLOR`` is set: rich sees to it).
 """
 
@@ -12,7 +12,6 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
-from contextvars import ContextVar
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Output:
-    """One command's voice.
+    """Where one command's words go.
 
     Args:
         as_json: Whether stdout is for a program.
@@ -36,19 +35,10 @@ class Output:
         self.as_json = as_json
         self.known: dict[str, Any] = {}
 
-    @classmethod
-    def current(cls) -> Output:
-        """The output of the command that is running."""
-        return _current.get()
-
-    @contextmanager
-    def as_current(self) -> Iterator[None]:
-        """Let a command find this output as `current`."""
-        token = _current.set(self)
-        try:
-            yield
-        finally:
-            _current.reset(token)
+    @property
+    def progress(self) -> bool | None:
+        """What `tokenmill.prepare` calls so: none for a program, else on terminals."""
+        return False if self.as_json else None
 
     @cached_property
     def people(self) -> Console:
@@ -71,13 +61,21 @@ class Output:
             yield
 
     def say(self, text: str) -> None:
-        """Tell people something; paths and words of the data cannot speak to the terminal."""
+        """Tell people something; control characters in paths and data are made visible."""
         self.people.print(harmless(text), markup=False)
 
-    def result(self, document: dict[str, Any], show: Callable[[], None]) -> None:
-        """End a command."""
+    def result(self, document: dict[str, Any], show: Callable[[], object] | None = None) -> None:
+        """End a command.
+
+        Args:
+            document: For a program.
+            show: Shows it to people. Without, the document's ``path`` alone goes to stdout: it is
+                what the next command takes.
+        """
         if self.as_json:
             print_json(document)
+        elif show is None:
+            print(document["path"], flush=True)
         else:
             show()
 
@@ -86,9 +84,6 @@ class Output:
         if self.as_json:
             members = ("type", "message", "path", "row", "line", "offset")
             print_json({**self.known, "error": {name: error.get(name) for name in members}})
-
-
-_current: ContextVar[Output] = ContextVar("output")
 
 
 def one_line(text: str, most: int = 160) -> str:

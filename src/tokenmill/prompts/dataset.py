@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 
@@ -98,7 +98,7 @@ class PromptDataset(Sequence[Prompt]):
         trust_remote_code: bool = False,
         seed: int = 42,
         order: str = "feistel",
-        convention: str = "default",
+        convention: Literal["default", "miles", "slime"] = "default",
         on_bad_row: str = "reject",
         num_workers: int | None = None,
         cache_dir: Source | None = None,

@@ -65,7 +65,7 @@ class Wanted:
     rows: Rows
     spec: PromptSpec
     tokenizer: Any
-    tokenizer_backend: str = "auto"
+    tokenizer_backend: Any = "auto"
     chat_template: Any = None
     trust_remote_code: bool = False
     processor: Any = None

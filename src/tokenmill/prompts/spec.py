@@ -13,24 +13,31 @@ tries bare functions where the template refuses the wrapped ones.
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta
+from msgspec.structs import asdict, force_setattr
 
 from tokenmill import fingerprint
 from tokenmill.chat import RENDERER_VERSION
+from tokenmill.chat.spec import check_date
 from tokenmill.errors import UsageError
+from tokenmill.options import Column, Options, Variables
 from tokenmill.prompts.tools import ServedTools
 
 SPEC_VERSION = 1
 """Raised when a row's prompt, length or rejection could come out differently: part of the key."""
 
-CONVENTIONS = ("default", "miles", "slime")
 MILES_VERSION = 2
 """Raised when the ``miles`` convention changes: part of the keys of its prompts alone."""
 MEDIA = {"image": "<image>", "video": "<video>", "audio": "<audio>"}
 """Kinds of media and the placeholder that stands for one of them in a text."""
+
+MediaColumns = Annotated[
+    Mapping[Annotated[str, Meta(pattern=f"^({'|'.join(MEDIA)})$")], Column],
+    Meta(title='a mapping of image, video or audio to columns, like {"image": "images"}'),
+]
 
 # What apply_chat_template of transformers takes beside template variables.
 _NOT_VARIABLES = {
@@ -45,81 +52,46 @@ _NOT_VARIABLES = {
 }
 
 
-@dataclass(frozen=True)
-class PromptSpec:
-    """The arguments of `PromptDataset` that shape a row; it describes them.
+class PromptSpec(Options, frozen=True, kw_only=True):
+    """The arguments of `PromptDataset` that shape a row.
 
-    Attributes:
+    Args:
+        prompt_key: Column of the prompt: text, or messages.
+        label_key: Column of the label.
+        tool_key: Column of the tools: a list, or its JSON text.
+        metadata_key: Column of the metadata.
+        multimodal_keys: Kinds of media and their columns, like ``{"image": "images"}``.
+        apply_chat_template: Render the conversation with the generation prompt.
+        template_kwargs: Further variables for the chat template.
+        date: ``YYYY-MM-DD`` for templates that print the date; such a template is refused without
+            it.
+        convention: What happens to messages and tools on their way into the template.
         tool_form: What becomes of tools, as a digest, where a convention rewrites them. It is found
             out here and travels with the spec, so that nobody rewrites them another way.
     """
 
-    prompt_key: str = "text"
+    prompt_key: Column = "text"
     label_key: str | None = None
     tool_key: str | None = None
-    metadata_key: str = "metadata"
-    multimodal_keys: Mapping[str, str] | None = None
+    metadata_key: Column = "metadata"
+    multimodal_keys: MediaColumns | None = None
     apply_chat_template: bool = False
-    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    template_kwargs: Variables | None = None
     date: str | None = None
-    convention: str = "default"
+    convention: Literal["default", "miles", "slime"] = "default"
     tool_form: str | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what cannot mean anything."""
-        if self.template_kwargs is None:  # a caller's "nothing"
-            object.__setattr__(self, "template_kwargs", {})
-        for name in ("prompt_key", "metadata_key"):
-            if not isinstance(getattr(self, name), str) or not getattr(self, name):
-                raise UsageError(f"{name} is {getattr(self, name)!r}; it is the name of a column")
-        for name in ("label_key", "tool_key"):
-            if not isinstance(getattr(self, name), str | None):
-                raise UsageError(f"{name} is {getattr(self, name)!r}; it names a column, or None")
-        if not isinstance(self.apply_chat_template, bool):
-            raise UsageError(
-                f"apply_chat_template is {self.apply_chat_template!r}; it is true or false"
-            )
-        if self.convention not in CONVENTIONS:
-            raise UsageError(
-                f"convention is {self.convention!r}; it is one of {', '.join(CONVENTIONS)}"
-            )
-        self._check_media()
-        self._check_kwargs()
-        for each in fields(self):
-            value = fingerprint.plain(getattr(self, each.name), each.name)
-            object.__setattr__(self, each.name, value)
-        if self.date is not None:
-            try:
-                datetime.datetime.strptime(str(self.date), "%Y-%m-%d")
-            except ValueError:
-                raise UsageError(f'date={self.date!r}: write it as date="2026-11-15"') from None
-        if self.rewrites_tools and self.tool_form is None:
-            object.__setattr__(self, "tool_form", ServedTools().form)
-
-    def _check_media(self) -> None:
-        if self.multimodal_keys is None:
-            return
-        if not isinstance(self.multimodal_keys, Mapping):
-            raise UsageError(
-                f"multimodal_keys is {self.multimodal_keys!r}; it maps kinds to columns, "
-                'like {"image": "images"}'
-            )
-        for kind, column in self.multimodal_keys.items():
-            if kind not in MEDIA:
-                raise UsageError(f"multimodal_keys names {kind!r}; known are {', '.join(MEDIA)}")
-            if not isinstance(column, str) or not column:
-                raise UsageError(f"multimodal_keys[{kind!r}] is {column!r}; it names a column")
-
-    def _check_kwargs(self) -> None:
-        if not isinstance(self.template_kwargs, Mapping) or not all(
-            isinstance(name, str) for name in self.template_kwargs
-        ):
-            raise UsageError(
-                f"apply_chat_template_kwargs is {self.template_kwargs!r}; give names and values"
-            )
+        super().__post_init__()
+        force_setattr(self, "template_kwargs", dict(self.template_kwargs or {}))
         for name, remedy in _NOT_VARIABLES.items():
-            if name in self.template_kwargs:
+            if name in (self.template_kwargs or ()):
                 raise UsageError(f"apply_chat_template_kwargs[{name!r}] cannot be set: {remedy}")
+        for name in self.__struct_fields__:
+            force_setattr(self, name, fingerprint.plain(getattr(self, name), name))
+        check_date(self.date)
+        if self.rewrites_tools and self.tool_form is None:
+            force_setattr(self, "tool_form", ServedTools().form)
 
     @property
     def as_conversation(self) -> bool:
@@ -133,12 +105,7 @@ class PromptSpec:
 
     def travelling(self) -> dict[str, Any]:
         """The fields as plain values, from which `PromptSpec` makes the same spec again."""
-        media = self.multimodal_keys
-        return {
-            **asdict(self),
-            "template_kwargs": dict(self.template_kwargs),
-            "multimodal_keys": None if media is None else dict(media),
-        }
+        return asdict(self)
 
     def document(self) -> dict[str, Any]:
         """The plain values of every field, for the key of a length index."""

@@ -1,12 +1,10 @@
-"""One module per command; importing this package declares them all.
+"""One module per subject; importing this package declares all commands.
 
 A module here holds a command's signature and the words it says; the work is done by one call into
 `tokenmill.api` or a room, imported inside the function so that ``--help`` stays quick.
 """
 
-from __future__ import annotations
-
-from tokenmill.cli.commands import (
+from tokenmill.cli.commands import (  # noqa: F401
     cache,
     demo,
     doctor,
@@ -16,28 +14,9 @@ from tokenmill.cli.commands import (
     pack,
     prepare,
     prompts,
-    pull,
-    push,
     rows,
     stats,
+    transfer,
     verify,
     why,
 )
-
-__all__ = [
-    "cache",
-    "demo",
-    "doctor",
-    "export",
-    "inspect",
-    "lint",
-    "pack",
-    "prepare",
-    "prompts",
-    "pull",
-    "push",
-    "rows",
-    "stats",
-    "verify",
-    "why",
-]

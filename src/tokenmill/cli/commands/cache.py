@@ -1,4 +1,4 @@
-"""``tokenmill cache list`` and ``tokenmill cache gc``: what is there, what nobody needs.
+"""``tokenmill cache list`` and ``tokenmill cache gc``: the stores, and what none of them needs.
 
 ``gc`` marks at the first call and removes at a later one, after the grace period; it is the only
 command that removes anything.
@@ -14,36 +14,30 @@ from typing import Annotated, Any
 import typer
 
 from tokenmill.cli.app import app, require_command
-from tokenmill.cli.options import AsJson, CacheDir
+from tokenmill.cli.options import CACHE, Given, command
 from tokenmill.cli.output import Output
 from tokenmill.errors import UsageError
 from tokenmill.report.characters import harmless
 
-cache_app = typer.Typer(help="What the cache holds, and what nobody needs.")
+cache_app = typer.Typer(help="List the cache; remove what no store needs.")
 app.add_typer(cache_app, name="cache")
 cache_app.callback(invoke_without_command=True)(require_command)
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
-@cache_app.command("list")
-def list_cache(
-    cache_dir: CacheDir = None,
-    as_json: AsJson = False,
-) -> None:
-    """List the stores of the cache and the bytes of its parts."""
-    from tokenmill.files import default_cache_dir
+@command(cache_app, *CACHE, name="list")
+def list_cache(output: Output, given: Given) -> None:
+    """List the stores in the cache and the space that its parts take."""
     from tokenmill.store.collect import survey
 
-    root = Path(cache_dir or default_cache_dir())
-    output = Output.current()
+    root = _root(given)
     found = survey(root)
-
     output.result(found, lambda: show_cache(output, root, found))
 
 
 def show_cache(output: Output, root: Path, found: dict[str, Any]) -> None:
-    """One line per store, oldest first; what the parts weigh."""
+    """One line per store, oldest first, then the size of each part."""
     for entry in found["entries"]:
         if "error" in entry:
             # It may quote what stands in the damaged file.
@@ -56,30 +50,27 @@ def show_cache(output: Output, root: Path, found: dict[str, Any]) -> None:
     output.say(f"{root}: {found['bytes']:,} bytes{f' ({parts})' if parts else ''}")
 
 
-@cache_app.command("gc")
+@command(cache_app, *CACHE)
 def gc(
-    cache_dir: CacheDir = None,
+    output: Output,
+    given: Given,
     grace: Annotated[
         str, typer.Option(help="Time between marking and removing: 30m, 24h, 7d.")
     ] = "24h",
     older_than: Annotated[
-        str | None, typer.Option(help="Also give up stores made longer ago: 30d.")
+        str | None, typer.Option(help="Also remove stores made longer ago: 30d.")
     ] = None,
     store: Annotated[
         list[str] | None,
-        typer.Option(metavar="KEY", help="Also give up this store; repeatable."),
+        typer.Option(metavar="KEY", help="Also remove this store. Repeatable."),
     ] = None,
-    dry_run: Annotated[bool, typer.Option(help="Only say what would be done.")] = False,
-    as_json: AsJson = False,
+    dry_run: Annotated[bool, typer.Option(help="Only report what would be done.")] = False,
 ) -> None:
-    """Mark what nobody needs; remove what was marked before the grace period."""
-    from tokenmill.files import default_cache_dir
+    """Mark files that no store needs; remove those marked longer ago than the grace period."""
     from tokenmill.store.collect import collect
 
-    root = Path(cache_dir or default_cache_dir())
-    output = Output.current()
     done = collect(
-        root,
+        _root(given),
         grace_s=_seconds(grace, "--grace"),
         older_than_s=None if older_than is None else _seconds(older_than, "--older-than"),
         stores=store or (),
@@ -90,9 +81,17 @@ def gc(
     def show() -> None:
         would = "would be " if dry_run else ""
         output.say(f"{len(done.removed):,} {would}removed, {done.freed_bytes:,} bytes")
-        output.say(f"{len(done.marked):,} {would}marked; a gc after {grace} removes them")
+        output.say(
+            f"{len(done.marked):,} {would}marked; running gc again after {grace} removes them"
+        )
 
     output.result(document, show)
+
+
+def _root(given: Given) -> Path:
+    from tokenmill.files import default_cache_dir
+
+    return Path(given.get("cache_dir") or default_cache_dir())
 
 
 def _seconds(text: str, flag: str) -> float:

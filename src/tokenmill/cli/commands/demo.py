@@ -1,4 +1,4 @@
-"""``tokenmill demo``: the whole way on bundled rows, without network.
+"""``tokenmill demo``: all the steps on bundled rows, without network.
 
 Five steps that a user would do: prepare, prepare again (a hit), count, look at a row, and train for
 a while, stop in the middle of an epoch and resume to exactly the same batches. Each step prints the
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tokenmill.cli.app import app
-from tokenmill.cli.options import AsJson, CacheDir
+from tokenmill.cli.options import CACHE, Given, command
 from tokenmill.cli.output import Output
 from tokenmill.errors import StateError
 
@@ -23,12 +23,9 @@ BATCHES = 12  # how far the demo "trains"; it stops and resumes half way
 SHOWN_TOKENS = 220  # a row that fits a screen
 
 
-@app.command()
-def demo(
-    cache_dir: CacheDir = None,
-    as_json: AsJson = False,
-) -> None:
-    """Try the whole way on bundled rows."""
+@command(app, *CACHE)
+def demo(output: Output, given: Given) -> None:
+    """Prepare, inspect and train on a few rows that come with tokenmill."""
     from tokenmill.api import run_recipe
     from tokenmill.cli.commands.inspect import show_row
     from tokenmill.cli.commands.prepare import report
@@ -36,7 +33,6 @@ def demo(
     from tokenmill.report.row import store_tokenizer, view_row
     from tokenmill.report.stats import store_stats
 
-    output = Output.current()
     examples = Path(str(resources.files("tokenmill") / "examples"))
     sources = [str(examples / "conversations.jsonl"), str(examples / "dirty.jsonl")]
     tokenizer = str(examples / "tokenizer")
@@ -45,12 +41,12 @@ def demo(
         output.people.rule(f"[bold]{number}. {command}", align="left")
 
     step(1, "tokenmill prepare conversations.jsonl dirty.jsonl --tokenizer tokenizer/")
-    first = run_recipe(sources, tokenizer, cache_dir=cache_dir, progress=False)
+    first = run_recipe(sources, tokenizer, **given, progress=False)
     report(output, first)
-    step(2, "the same again: found by content, nothing is built")
-    second = run_recipe(sources, tokenizer, cache_dir=cache_dir, progress=False)
+    step(2, "the same again: the store is found, nothing is built")
+    second = run_recipe(sources, tokenizer, **given, progress=False)
     output.say(f"hit: {second.hit}, {second.seconds * 1000:.0f} ms, {second.path}")
-    if not as_json:
+    if not output.as_json:
         step(3, "tokenmill stats STORE")
         show_stats(output.screen, store_stats(second.store))
         number = _row_to_show(second.store)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tokenmill.cli.app import app
-from tokenmill.cli.options import AsJson, CacheDir
+from tokenmill.cli.options import CACHE, TOKENIZER, Given, command
 from tokenmill.cli.output import Output, one_line
 
 if TYPE_CHECKING:
@@ -21,33 +21,22 @@ if TYPE_CHECKING:
 COLOURS = {"ok": "green", "note": "cyan", "warning": "yellow", "fail": "bold red"}
 
 
-@app.command()
+TRIED = TOKENIZER[0]._replace(help="Directory, tokenizer.json or hub id to try engines with.")
+
+
+@command(app, TRIED, *TOKENIZER[1:], *CACHE)
 def doctor(
+    output: Output,
+    given: Given,
     sources: Annotated[
-        list[str] | None, typer.Argument(metavar="SRC", help="What is to be prepared.")
+        list[str] | None, typer.Argument(metavar="SRC", help="Sources that are to be prepared.")
     ] = None,
-    tokenizer: Annotated[
-        str | None, typer.Option(help="Directory, tokenizer.json or hub id to try engines with.")
-    ] = None,
-    tokenizer_backend: Annotated[str, typer.Option(help="auto | transformers | file")] = "auto",
-    trust_remote_code: Annotated[
-        bool, typer.Option(help="Let a tokenizer bring its own code.")
-    ] = False,
-    cache_dir: CacheDir = None,
-    as_json: AsJson = False,
 ) -> None:
     """Check engines, cache, disk, settings and Ray, and say what to do."""
     from tokenmill.report.doctor import examine
 
-    output = Output.current()
-    checks = examine(
-        sources or (),
-        tokenizer,
-        tokenizer_backend=tokenizer_backend,
-        trust_remote_code=trust_remote_code,
-        cache_dir=cache_dir,
-        describe_ray=_describe_ray,
-    )
+    given["describe_ray"] = _describe_ray
+    checks = examine(sources or (), given.pop("tokenizer", None), **given)
     failed = [check for check in checks if check.status == "fail"]
     document = {"ok": not failed, "checks": [check.document() for check in checks]}
     output.result(document, lambda: show(output, checks))

@@ -7,12 +7,20 @@ else refused. Without ``--out`` the name is made from the store's key, in the cu
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from tokenmill.cli.app import app
-from tokenmill.cli.options import AsJson, PackMethod, PackOversize, PackWindow, StorePath
+from tokenmill.cli.options import (
+    Order,
+    PackMethod,
+    PackOversize,
+    PackWindow,
+    Seed,
+    StorePath,
+    command,
+)
 from tokenmill.cli.output import Output
 from tokenmill.errors import UsageError
 
@@ -20,11 +28,13 @@ if TYPE_CHECKING:
     from tokenmill.store import Store
 
 
-@app.command()
+@command(app)
 def export(
+    output: Output,
     store: StorePath,
     format: Annotated[  # noqa: A002 - a name of the contract
-        str, typer.Option(help="parquet | arrow | jsonl | hf | axolotl | megatron | packed-parquet")
+        Literal["parquet", "arrow", "jsonl", "hf", "axolotl", "megatron", "packed-parquet"],
+        typer.Option(help="Format of the files."),
     ],
     out: Annotated[
         str | None,
@@ -34,21 +44,22 @@ def export(
         ),
     ] = None,
     mask: Annotated[
-        str, typer.Option(help="loss_mask | labels; for parquet, arrow, jsonl")
+        Literal["loss_mask", "labels"],
+        typer.Option(help="How trained tokens are marked; for parquet, arrow, jsonl."),
     ] = "loss_mask",
     also: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="COLUMN", help="For hf: origin, length, lengths, or a carried one; repeatable."
+            metavar="COLUMN", help="For hf: origin, length, lengths, or a carried one. Repeatable."
         ),
     ] = None,
     split: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="NAME=SHARE", help="For hf: a split and its share of the rows; repeatable."
+            metavar="NAME=SHARE", help="For hf: a split and its share of the rows. Repeatable."
         ),
     ] = None,
-    split_seed: Annotated[int, typer.Option(help="Of the splits, as for tm.split.")] = 0,
+    split_seed: Annotated[int, typer.Option(help="Seed of the splits, as for tm.split.")] = 0,
     length: Annotated[int | None, typer.Option(help="Tokens per pack; for packed-parquet.")] = None,
     method: PackMethod = "best_fit",
     window: PackWindow = 65536,
@@ -57,18 +68,16 @@ def export(
         int, typer.Option(help="Pad rows in packs to a multiple; for --layout megatron-bridge.")
     ] = 1,
     layout: Annotated[
-        str, typer.Option(help="Columns of packs: tokenmill | megatron-bridge")
+        Literal["tokenmill", "megatron-bridge"], typer.Option(help="Columns of packs.")
     ] = "tokenmill",
     order: Annotated[
-        str | None,
+        Order | None,
         typer.Option(
-            help="feistel | miles | sequential | length_grouped; default: rows as they "
-            "stand, packs by feistel"
+            help="Order of rows or packs; when not given, sequential for rows, feistel for packs."
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of the order.")] = 42,
-    epochs: Annotated[int, typer.Option(help="Epochs written behind each other.")] = 1,
-    as_json: AsJson = False,
+    seed: Seed = 42,
+    epochs: Annotated[int, typer.Option(help="Epochs written one after the other.")] = 1,
 ) -> None:
     """Write a store's rows in another library's format."""
     from tokenmill.api import export as write
@@ -90,7 +99,6 @@ def export(
         seed=seed,
         epochs=epochs,
     )
-    output = Output.current()
     document = {
         "path": str(made.path),
         "rows": made.rows,
@@ -99,15 +107,11 @@ def export(
         "files": made.files,
         "found": made.found,
     }
-
-    def show() -> None:
+    if not output.as_json:
         what = "packs" if length is not None else "rows"
         how = "found" if made.found else "written"
         output.say(f"{made.rows:,} {what}, {made.bytes:,} bytes in {made.files} files, {how}")
-        # The path is what the next command takes, so it alone goes to stdout.
-        typer.echo(str(made.path))
-
-    output.result(document, show)
+    output.result(document)
 
 
 def split_by(store: Store, wishes: list[str], seed: int) -> dict[str, Any]:
@@ -120,7 +124,7 @@ def split_by(store: Store, wishes: list[str], seed: int) -> dict[str, Any]:
         try:
             number = float(share) if equals or len(wishes) > 1 else 1.0
         except ValueError:
-            raise UsageError(f"--split {wish}: write NAME=SHARE, say train=0.98") from None
+            raise UsageError(f"--split {wish}: write NAME=SHARE, for example train=0.98") from None
         if name in shares:
             raise UsageError(f"--split names {name} twice")
         shares[name] = number

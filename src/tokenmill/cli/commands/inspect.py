@@ -13,12 +13,12 @@ colour (a pipe, ``NO_COLOR``) trained stretches stand in ``⟦ ⟧``.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from tokenmill.cli.app import app
-from tokenmill.cli.options import AsJson, CacheDir, StorePath
+from tokenmill.cli.options import CACHE, Given, StorePath, command
 from tokenmill.cli.output import Output, one_line, print_json
 from tokenmill.errors import UsageError
 from tokenmill.report.characters import harmless, visible
@@ -47,47 +47,51 @@ LISTED = 10  # rejected rows shown without --count
 RAW_SHOWN = 400  # characters of a rejected row in the terminal
 
 
-@app.command()
+@command(app, *CACHE)
 def inspect(
+    output: Output,
+    given: Given,
     store: StorePath,
     row: Annotated[
         int | None, typer.Option(help="Number of the row; negative counts from the end.")
     ] = None,
     origin: Annotated[
         str | None,
-        typer.Option(metavar="FILE:LINE", help="The row made of this line; FILE#ROW from 0."),
+        typer.Option(metavar="FILE:LINE", help="The row made from this line; or FILE#ROW, from 0."),
     ] = None,
     rule: Annotated[
-        str | None, typer.Option(help="longest | shortest | least-trained | rejected | random")
+        Literal["longest", "shortest", "least-trained", "rejected", "random"] | None,
+        typer.Option(help="Choose rows by a rule."),
     ] = None,
     count: Annotated[
-        int | None, typer.Option(min=1, help="Rows of a rule; of a page: at most so many.")
+        int | None, typer.Option(min=1, help="How many rows of a rule; on a page, at most so many.")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of random rows.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of random rows.")] = 0,
     html: Annotated[
         str | None, typer.Option(metavar="FILE", help="Write one self-contained page.")
     ] = None,
     serve: Annotated[
-        bool, typer.Option("--serve", help="The page over the whole store, on this machine.")
+        bool,
+        typer.Option("--serve", help="Serve the page over the whole store, to this machine only."),
     ] = False,
-    port: Annotated[int, typer.Option(min=0, help="Of --serve; 0 takes a free one.")] = 0,
+    port: Annotated[int, typer.Option(min=0, help="Port of --serve; 0 takes a free one.")] = 0,
     compare: Annotated[
-        str | None, typer.Option(metavar="OTHER", help="With --serve: another store beside it.")
+        str | None,
+        typer.Option(metavar="OTHER", help="With --serve: another store to show beside it."),
     ] = None,
     fetch: Annotated[
         bool,
         typer.Option(
             "--fetch-sources",
-            help="Ask sources elsewhere for the text of rejected rows; the store names them.",
+            help="Fetch the text of rejected rows from remote sources that the store names.",
         ),
     ] = False,
-    cache_dir: CacheDir = None,
-    as_json: AsJson = False,
 ) -> None:
     """Show rows with their tokens and masks."""
     from tokenmill.report.raw import RawRows
     from tokenmill.store import open_store
 
+    cache_dir = given.get("cache_dir")
     named = [flag for flag, given in (("--row", row), ("--origin", origin), ("--rule", rule))
              if given is not None]  # fmt: skip
     if len(named) > 1:
@@ -104,25 +108,42 @@ def inspect(
         from tokenmill.report.page.serve import Viewer
 
         other = None if compare is None else open_store(compare)
-        _serve(opened, Viewer(opened, other, cache_dir, fetch=fetch), port)
+        _serve(output, opened, Viewer(opened, other, cache_dir, fetch=fetch), port)
     elif html is not None:
+        from tokenmill.report.page import make_page
+
         rows = None
         if row is not None or origin is not None:
             rows = _named_rows(opened, row, origin)[0]
-        _write(opened, html, rows, rule, count, seed, cache_dir, fetch)
+        if rows is not None:
+            rows = [number % len(opened) for number in rows]
+        document = make_page(
+            opened,
+            Path(html),
+            rule=rule,
+            rows=rows,
+            count=count,
+            seed=seed,
+            cache_dir=cache_dir,
+            fetch=fetch,
+        )
+        size = f"{document['bytes'] / 1e6:.1f} MB"
+        output.result(
+            document, lambda: output.say(f"{document['html']}: {size}. {document['selection']}")
+        )
     elif rule == "rejected":
-        _show_rejected(opened, _first_rejected(opened, count or LISTED), raws)
+        _show_rejected(output, opened, _first_rejected(opened, count or LISTED), raws)
     elif rule is not None:
         from tokenmill.report.choose import rows_by_rule
 
         _require_rows(opened)
-        _show_rows(opened, rows_by_rule(opened, rule, count or 1, seed))
+        _show_rows(output, opened, rows_by_rule(opened, rule, count or 1, seed))
     else:
         rows, rejected = _named_rows(opened, row, origin)
         if rows:
-            _show_rows(opened, rows[:count])
+            _show_rows(output, opened, rows[:count])
         else:
-            _show_rejected(opened, rejected, raws)
+            _show_rejected(output, opened, rejected, raws)
 
 
 def _named_rows(
@@ -151,42 +172,8 @@ def _first_rejected(store: Store, count: int) -> list[Rejected]:
     return list(islice(rejected_rows(store), count))
 
 
-def _write(
-    store: Store,
-    html: str,
-    rows: list[int] | None,
-    rule: str | None,
-    count: int | None,
-    seed: int,
-    cache_dir: str | None,
-    fetch: bool,
-) -> None:
-    from tokenmill.report.page import make_page
-
-    output = Output.current()
-    if rows is not None:
-        rows = [number % len(store) for number in rows]
-    document = make_page(
-        store,
-        Path(html),
-        rule=rule,
-        rows=rows,
-        count=count,
-        seed=seed,
-        cache_dir=cache_dir,
-        fetch=fetch,
-    )
-
-    def show() -> None:
-        output.say(f"{document['html']}: {document['bytes'] / 1e6:.1f} MB. {document['selection']}")
-
-    output.result(document, show)
-
-
-def _serve(store: Store, viewer: Viewer, port: int) -> None:
+def _serve(output: Output, store: Store, viewer: Viewer, port: int) -> None:
     from tokenmill.report.page.serve import serve
-
-    output = Output.current()
 
     def ready(url: str, bound: int) -> None:
         if output.as_json:
@@ -194,15 +181,14 @@ def _serve(store: Store, viewer: Viewer, port: int) -> None:
         else:
             # The address alone stands on stdout, so that a shell can hand it to a browser.
             typer.echo(url)
-            output.say("open this address; it is for this machine and this run. Ctrl-C ends it.")
+            output.say("open this address in a browser of this machine; Ctrl-C stops the server")
 
     serve(viewer, port, ready)
 
 
-def _show_rows(store: Store, numbers: list[int]) -> None:
+def _show_rows(output: Output, store: Store, numbers: list[int]) -> None:
     from tokenmill.report.row import store_tokenizer, view_row
 
-    output = Output.current()
     tokenizer = store_tokenizer(store)
     views = [view_row(store, number, tokenizer) for number in numbers]
     document = views[0].document()
@@ -218,8 +204,7 @@ def _show_rows(store: Store, numbers: list[int]) -> None:
     output.result(document, show)
 
 
-def _show_rejected(store: Store, rejected: list[Rejected], raws: RawRows) -> None:
-    output = Output.current()
+def _show_rejected(output: Output, store: Store, rejected: list[Rejected], raws: RawRows) -> None:
     total = sum(store.rejected.values())
     listed: list[dict[str, Any]] = [
         {

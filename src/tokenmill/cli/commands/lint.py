@@ -7,59 +7,55 @@ one example, with a hint. Exit 1 where an error was found (or what ``--fail-on``
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from tokenmill.cli.app import app
-from tokenmill.cli.options import AsJson, Engine, RecipeFlags, RendererName, takes_recipe
+from tokenmill.cli.options import ENGINES, RECIPE, WHERE, Given, command, recipe_arguments
 from tokenmill.cli.output import Output, one_line
-from tokenmill.errors import UsageError
-from tokenmill.report.lint.rules import FAIL_ON, RULES, SAMPLE_ROWS
+from tokenmill.report.lint.rules import RULES, SAMPLE_ROWS
 
 if TYPE_CHECKING:
     from tokenmill.report.lint import LintReport
 
-RuleNames = Annotated[
-    list[str] | None, typer.Option(metavar="RULE", help="Repeatable, or separated by commas.")
-]
 PLACES_SHOWN = 5  # of a finding's places; --json has more
 
 
-@app.command()
-@takes_recipe
+@command(app, *RECIPE, *WHERE, *ENGINES)
 def lint(
-    flags: RecipeFlags,
-    *,
-    sample: Annotated[int, typer.Option(help="Rows looked at, the same every time.")] = SAMPLE_ROWS,
-    look_at_all: Annotated[bool, typer.Option("--all", help="Look at every row.")] = False,
-    only: RuleNames = None,
-    ignore: RuleNames = None,
+    output: Output,
+    given: Given,
+    sample: Annotated[
+        int, typer.Option(help="How many rows are checked; always the same.")
+    ] = SAMPLE_ROWS,
+    check_all: Annotated[bool, typer.Option("--all", help="Check every row.")] = False,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(metavar="RULE", help="Run this rule alone. Repeatable, or with commas."),
+    ] = None,
+    ignore: Annotated[
+        list[str] | None,
+        typer.Option(metavar="RULE", help="Leave out this rule. Repeatable, or with commas."),
+    ] = None,
     fail_on: Annotated[
-        str, typer.Option(help="error | warning | info | never: what makes exit code 1")
+        Literal["error", "warning", "info", "never"],
+        typer.Option(help="The least severe finding that makes exit code 1."),
     ] = "error",
-    engine: Engine = "auto",
-    renderer: RendererName = "auto",
-    list_rules: Annotated[bool, typer.Option(help="Say which rules there are.")] = False,
-    as_json: AsJson = False,
+    list_rules: Annotated[bool, typer.Option(help="List the rules.")] = False,
 ) -> None:
-    """Look for what is wrong with rows, before anything is made of them."""
+    """Find what is wrong with rows before they are prepared."""
     from tokenmill.api import lint as look
 
-    output = Output.current()
     if list_rules:
         show_rules(output)
         return
-    if fail_on not in FAIL_ON:
-        raise UsageError(f"--fail-on {fail_on}: choose one of {', '.join(FAIL_ON)}")
     report = look(
-        **flags.arguments(),
-        sample=None if look_at_all else sample,
+        **recipe_arguments(given),
+        sample=None if check_all else sample,
         only=_names(only),
         ignore=_names(ignore),
-        engine=engine,
-        renderer=renderer,
-        progress=False if as_json else None,
+        progress=output.progress,
     )
     output.result(report.document(), lambda: show_report(output, report))
     if report.fails(fail_on):
@@ -115,4 +111,4 @@ def show_report(output: Output, report: LintReport) -> None:
     looked = f"{report.rows_checked:,} of {report.rows:,} rows"
     output.say(f"{found or 'nothing found'} in {looked}; {report.seconds:.1f} s")
     if report.sample is not None:
-        output.say(f"this was a sample of {report.sample['rows']:,} rows; --all looks at every one")
+        output.say(f"this was a sample of {report.sample['rows']:,} rows; --all checks every row")

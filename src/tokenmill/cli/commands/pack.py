@@ -12,24 +12,32 @@ from typing import Annotated
 import typer
 
 from tokenmill.cli.app import app
-from tokenmill.cli.options import AsJson, PackMethod, PackOversize, PackWindow, StorePath
+from tokenmill.cli.options import (
+    Order,
+    PackMethod,
+    PackOversize,
+    PackWindow,
+    Seed,
+    StorePath,
+    command,
+)
 from tokenmill.cli.output import Output
 
 
-@app.command()
+@command(app)
 def pack(
+    output: Output,
     store: StorePath,
     length: Annotated[int, typer.Option(help="Tokens per pack.")],
     method: PackMethod = "best_fit",
     window: PackWindow = 65536,
     oversize: PackOversize = "error",
-    order: Annotated[
-        str, typer.Option(help="feistel | miles | sequential | length_grouped")
-    ] = "feistel",
-    seed: Annotated[int, typer.Option(help="Of the order.")] = 42,
-    epoch: Annotated[int, typer.Option(min=0, help="Which epoch is packed.")] = 0,
-    world_size: Annotated[int, typer.Option(help="Ranks; only balanced asks for them.")] = 1,
-    as_json: AsJson = False,
+    order: Annotated[Order, typer.Option(help="Order of the rows.")] = "feistel",
+    seed: Seed = 42,
+    epoch: Annotated[int, typer.Option(min=0, help="Epoch that is packed.")] = 0,
+    world_size: Annotated[
+        int, typer.Option(help="Ranks; only --method balanced depends on them.")
+    ] = 1,
 ) -> None:
     """Plan the packs of an epoch and say how full they are."""
     from tokenmill.loader.stream import packing_plan
@@ -51,7 +59,6 @@ def pack(
         "tokens": tokens,
         "tokens_left_out": stored - tokens,
     }
-    output = Output.current()
 
     def show() -> None:
         left = f", {stored - tokens:,} tokens left out" if stored != tokens else ""

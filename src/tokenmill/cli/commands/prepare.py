@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tokenmill.cli.app import app
-from tokenmill.cli.options import AsJson, Engine, RecipeFlags, RendererName, takes_recipe
+from tokenmill.cli.options import (
+    RECIPE,
+    RUN_OPTIONS,
+    Given,
+    OutDirectory,
+    command,
+    recipe_arguments,
+)
 from tokenmill.cli.output import Output, one_line
 from tokenmill.errors import UsageError
 
@@ -21,79 +28,57 @@ if TYPE_CHECKING:
 
 HINTS = {
     "bad_json": "one line is one JSON object, in UTF-8",
-    "bad_shape": "name the columns (--format, --messages-key …) or mend the row",
+    "bad_shape": "name the columns (--format, --messages-key …) or fix the row",
     "template_error": "the chat template itself refuses this conversation",
     "template_drops_content": "the template prints this content nowhere; use one that does",
     "mask_unproven": "no method could show which text is the assistant's; see docs/masks.md",
     "trailing_user": "--trailing trim keeps such rows without their last turn",
     "no_trained_tokens": "look at --train-on, and at weights in the messages",
     "overlong": "--overlong truncate keeps the first --max-length tokens",
-    "limit": "the row is larger, deeper or costlier to render than any real one",
+    "limit": "the row is larger, nested deeper or costlier to render than the limits allow",
 }
 EXAMPLES = 1  # rejected rows shown per reason; all of them are in the store
 
 
-@app.command()
-@takes_recipe
+PRIVATE = RUN_OPTIONS["disable_cache"]._replace(help="Leave nothing in the cache; needs --out.")
+
+
+@command(app, *RECIPE, *(RUN_OPTIONS | {"disable_cache": PRIVATE}).values())
 def prepare(
-    flags: RecipeFlags,
-    *,
-    on_bad_row: Annotated[str, typer.Option(help="reject | raise")] = "reject",
-    max_rejected: Annotated[
-        str | None, typer.Option(help="10 rows or 1%: more is exit code 1.")
-    ] = None,
-    force_recache: Annotated[bool, typer.Option(help="Build again and compare.")] = False,
-    disable_cache: Annotated[
-        bool, typer.Option(help="Leave nothing in the cache; needs --out.")
-    ] = False,
-    engine: Engine = "auto",
-    renderer: RendererName = "auto",
-    out: Annotated[
-        str | None, typer.Option(metavar="DIR", help="Also make a self-contained copy here.")
-    ] = None,
+    output: Output,
+    given: Given,
+    out: OutDirectory = None,
     part: Annotated[
         str | None,
         typer.Option(metavar="I/N", help="Build only this share of the slices, on many machines."),
     ] = None,
-    as_json: AsJson = False,
 ) -> None:
-    """Turn rows into tokens and loss masks, or find the store that is there."""
+    """Turn rows into tokens and loss masks, or find the store that was made before."""
     from tokenmill.api import run_part, run_recipe
     from tokenmill.build.outcome import Unfinished
 
-    if disable_cache and out is None:
-        raise UsageError("--disable-cache needs --out: the store would be gone at once")
-    given = flags.arguments() | flags.only_stated(
-        on_bad_row=on_bad_row,
-        max_rejected=max_rejected,
-        force_recache=force_recache,
-        disable_cache=disable_cache,
-        engine=engine,
-        renderer=renderer,
-    )
-    output = Output.current()
-    progress = False if as_json else None
-    if part is None:
-        with output.reserved():
-            prepared = run_recipe(**given, progress=progress, judge=False)
-        also: dict[str, Any] = {}
-    else:
-        with output.reserved():
-            outcome = run_part(**given, part=part, progress=progress, judge=False)
+    arguments = recipe_arguments(given)
+    if arguments.get("disable_cache") and out is None:
+        raise UsageError(
+            "--disable-cache needs --out: the private store is removed when the command ends"
+        )
+    arguments |= {"progress": output.progress, "judge": False}
+    also: dict[str, Any] = {}
+    with output.reserved():
+        outcome = run_recipe(**arguments) if part is None else run_part(**arguments, part=part)
+    if part is not None:
         missing = getattr(outcome, "missing", 0)
         also = {"part": part, "complete": not missing, "slices_missing": missing}
-        if isinstance(outcome, Unfinished):
-            report_unfinished(output, outcome)
-            output.result(outcome.summary() | also, lambda: None)
-            return
-        prepared = outcome
-    output.known.update(prepared.summary() | also)
-    report(output, prepared)
-    prepared.judge()
+    if isinstance(outcome, Unfinished):
+        report_unfinished(output, outcome)
+        output.result(outcome.summary() | also, lambda: None)
+        return
+    output.known.update(outcome.summary() | also)
+    report(output, outcome)
+    outcome.judge()
     if out is not None:
-        prepared = prepared.copied_to(Path(out))
-    # The path is what the next command takes, so it alone goes to stdout.
-    output.result(prepared.summary() | also, lambda: typer.echo(str(prepared.path)))
+        outcome = outcome.copied_to(Path(out))
+    output.result(outcome.summary() | also)
 
 
 def report_unfinished(output: Output, outcome: Unfinished) -> None:
@@ -101,7 +86,8 @@ def report_unfinished(output: Output, outcome: Unfinished) -> None:
     summary = outcome.summary()
     output.say(
         f"part {outcome.share}: {_how_built(summary)} in {summary['seconds']:.1f} s; "
-        f"{outcome.missing:,} slices of other parts are missing, the last part makes the store"
+        f"{outcome.missing:,} slices of other parts are missing; "
+        "the last part to finish makes the store"
     )
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tokenmill.cli.app import app
-from tokenmill.cli.options import AsJson, CacheDir
+from tokenmill.cli.options import CACHE, RUN_OPTIONS, Given, Sources, command
 from tokenmill.cli.output import Output
 from tokenmill.errors import RowError, UsageError
 from tokenmill.report.characters import harmless
@@ -24,25 +24,21 @@ if TYPE_CHECKING:
     from tokenmill.source import Rows
 
 
-@app.command()
+@command(app, *CACHE, RUN_OPTIONS["rehash"])
 def rows(
-    sources: Annotated[
-        list[str], typer.Argument(metavar="SRC", help="Files, directories, globs; path@[a:b].")
-    ],
+    output: Output,
+    given: Given,
+    sources: Sources,
     row: Annotated[
         int | None, typer.Option(help="Show this row; negative counts from the end.")
     ] = None,
     scan: Annotated[bool, typer.Option(help="Parse every row and count the bad ones.")] = False,
-    cache_dir: CacheDir = None,
-    rehash: Annotated[bool, typer.Option(help="Read the files again even if unchanged.")] = False,
-    as_json: AsJson = False,
 ) -> None:
     """Index rows, count them, show one."""
     from tokenmill.api import open_rows
 
-    output = Output.current()
     start = time.perf_counter()
-    opened = open_rows(list(sources), cache_dir=cache_dir, rehash=rehash)
+    opened = open_rows(sources, **given)
     document: dict[str, Any] = {
         "rows": len(opened),
         "bytes": sum(file.bytes for file in opened.files),

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tokenmill.cli.app import app
-from tokenmill.cli.options import AsJson, StorePath
+from tokenmill.cli.options import StorePath, command
 from tokenmill.cli.output import Output
 from tokenmill.report.characters import harmless
 
@@ -27,20 +27,19 @@ BAR = 40  # columns of the longest bar
 EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 
-@app.command()
+@command(app)
 def stats(
+    output: Output,
     store: StorePath,
     max_length: Annotated[
-        list[int] | None, typer.Option(help="A limit to try beside the usual ones; repeatable.")
+        list[int] | None, typer.Option(help="A limit to try beside the usual ones. Repeatable.")
     ] = None,
-    as_json: AsJson = False,
 ) -> None:
     """Count rows, tokens and trained tokens; what limits would drop and packs would hold."""
     from tokenmill.report.spread import store_spread
     from tokenmill.report.stats import store_stats
     from tokenmill.store import open_store
 
-    output = Output.current()
     opened = open_store(store)
     document = {**store_stats(opened), **store_spread(opened, limits=max_length or ())}
 

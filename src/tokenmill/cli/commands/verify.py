@@ -9,19 +9,15 @@ from __future__ import annotations
 import typer
 
 from tokenmill.cli.app import app
-from tokenmill.cli.options import AsJson, StorePath
+from tokenmill.cli.options import StorePath, command
 from tokenmill.cli.output import Output
 
 
-@app.command()
-def verify(
-    store: StorePath,
-    as_json: AsJson = False,
-) -> None:
+@command(app)
+def verify(output: Output, store: StorePath) -> None:
     """Check every checksum of a store."""
     from tokenmill.store import open_store
 
-    output = Output.current()
     checked, errors = open_store(store).check_everything()
     document = {
         "ok": not errors,

@@ -11,20 +11,18 @@ import json
 from typing import Any
 
 from tokenmill.cli.app import app
-from tokenmill.cli.options import AsJson, RecipeFlags, takes_recipe
+from tokenmill.cli.options import RECIPE, WHERE, Given, command, recipe_arguments
 from tokenmill.cli.output import Output, one_line
 
 SHOWN_CHARS = 60  # of a value; the whole one is in --json
 
 
-@app.command()
-@takes_recipe
-def why(flags: RecipeFlags, *, as_json: AsJson = False) -> None:
+@command(app, *RECIPE, *WHERE)
+def why(output: Output, given: Given) -> None:
     """Say whether `prepare` would find its store, and if not, why."""
     from tokenmill.api import explain_recipe
 
-    output = Output.current()
-    found = explain_recipe(**flags.arguments())
+    found = explain_recipe(**recipe_arguments(given))
     output.result(found, lambda: show(output, found))
 
 
@@ -34,7 +32,9 @@ def show(output: Output, found: dict[str, Any]) -> None:
     if found["hit"]:
         output.say(f"hit: {found['nearest_path']}")
         return
-    output.say(f"miss: {there:,} of {slices:,} slices are there, no store {found['key'][:12]}")
+    output.say(
+        f"miss: {there:,} of {slices:,} slices are in the cache, but no store {found['key'][:12]}"
+    )
     if found["nearest"] is None:
         output.say("the cache holds no store to compare with")
         return
@@ -43,7 +43,7 @@ def show(output: Output, found: dict[str, Any]) -> None:
     width = max(len(difference["field"]) for difference in differs)
     for difference in differs:
         ours, theirs = _short(difference["ours"]), _short(difference["theirs"])
-        output.say(f"  {difference['field']:<{width}}  {ours}, there {theirs}")
+        output.say(f"  {difference['field']:<{width}}  {ours}, in the nearest {theirs}")
 
 
 def _short(value: Any) -> str:

@@ -15,11 +15,11 @@ import json
 import os
 import sys
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from tokenmill.errors import UsageError
 
-HOSTS = ("miles", "slime")
+HOSTS: tuple[Literal["miles", "slime"], ...] = ("miles", "slime")
 DATE = "TOKENMILL_DATE"
 ORDER = "TOKENMILL_ORDER"
 STORE = "TOKENMILL_STORE"
@@ -35,7 +35,7 @@ class Host:
         sample: Its `Sample` class.
     """
 
-    name: str
+    name: Literal["miles", "slime"]
     sample: Any
 
     def load_processor(self, checkpoint: str) -> Any:
@@ -108,7 +108,7 @@ class Settings:
         return os.environ.get(ORDER) or "miles"
 
     @property
-    def turn_end(self) -> str:
+    def turn_end(self) -> Any:
         """``turn``: the hosts train what a template prints after the closer, too."""
         return os.environ.get(TURN_END) or "turn"
 

@@ -17,7 +17,6 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Mapping
-from dataclasses import fields
 from itertools import pairwise
 from typing import Any
 
@@ -33,7 +32,7 @@ from tokenmill.sampling import FeistelOrder, Order, SequentialOrder
 from tokenmill.store import Row, open_store
 
 TASK = "tokenmill"
-RECIPE_KEYS = {field.name for field in fields(Recipe)} - {"sources", "tokenizer"}
+RECIPE_KEYS = set(Recipe.__struct_fields__) - {"sources", "tokenizer"}
 HOST_KEYS = {"dataset_name", "processor", "env_name", "split", "subset", "input_key", "output_key"}
 """Names that NeMo RL's own sections have and that say nothing of our rows."""
 

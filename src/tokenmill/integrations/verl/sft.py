@@ -42,6 +42,7 @@ Item = dict[str, torch.Tensor]
 
 PAD_MODES = ("right", "no_padding")
 TRUNCATIONS = ("error", "left", "right")
+OF_SETTINGS = ("date", "train_on", "turn_end", "thinking_opener", "trailing")
 UNCALLED = ("_read_files_and_process", "_build_messages", "_process_single_message")
 MEDIA_KEYS = {"image_key": "images", "video_key": "videos"}
 QWEN_VL_AXES = 4
@@ -236,11 +237,7 @@ class _Preparing:
             tools_key=config.get("tools_key") or "tools",
             chat_template=template if isinstance(template, str) else None,
             template_kwargs=variables,
-            date=settings.date,
-            train_on=settings.train_on,
-            turn_end=settings.turn_end,
-            thinking_opener=settings.thinking_opener,
-            trailing=settings.trailing,
+            **{name: getattr(settings, name) for name in OF_SETTINGS},
             max_length=self.limit,
             overlong="truncate",
             carry=carry,

@@ -1,0 +1,54 @@
+"""``tokenmill push`` and ``tokenmill pull``: stores elsewhere.
+
+``push`` copies a store to any URL that fsspec can write (``s3://bucket/store``), which becomes the
+store's own URL, for ``open_store`` and ``pull``. What is there and equal is not sent again, so an
+interrupted push is simply run again; the manifest goes last, so nobody sees half a store.
+
+``pull`` brings a store into the local cache. Slices that are in the cache already are not fetched
+again; every block is checked before it is published. ``--out`` also makes a self-contained copy,
+which is then what is printed.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from tokenmill.cli.app import app
+from tokenmill.cli.options import CACHE, Given, OutDirectory, StorePath, command
+from tokenmill.cli.output import Output
+
+
+@command(app)
+def push(
+    output: Output,
+    store: StorePath,
+    target: Annotated[
+        str, typer.Argument(metavar="TARGET", help="URL of the directory that becomes the store.")
+    ],
+) -> None:
+    """Copy a store to S3 or another place that fsspec can write."""
+    from tokenmill.api import push as push_store
+
+    done = push_store(store, target)
+    new = done.files - done.skipped
+    output.say(f"{new:,} of {done.files:,} files sent, {done.rows:,} rows, {done.bytes:,} bytes")
+    output.result(done.document())
+
+
+@command(app, *CACHE)
+def pull(
+    output: Output,
+    given: Given,
+    source: Annotated[
+        str, typer.Argument(metavar="SOURCE", help="URL that `tokenmill push` printed.")
+    ],
+    out: OutDirectory = None,
+) -> None:
+    """Bring a store from S3 or another place into the cache."""
+    from tokenmill.api import pull_store
+
+    done = pull_store(source, out=out, **given)
+    output.say(f"{done.rows:,} rows, {done.bytes:,} bytes, every block checked")
+    output.result(done.document())

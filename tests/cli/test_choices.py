@@ -1,0 +1,62 @@
+"""Choices are choices: help, completion and refusals know the same as the library."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import typer
+
+from tests.cli.harness import Shell, process
+from tokenmill.build.recipe import Recipe, RunOptions
+from tokenmill.cli import commands  # noqa: F401 - declares them
+from tokenmill.cli.app import app
+from tokenmill.formats import FORMATS, LAYOUTS, MASKS
+from tokenmill.loader.stream import ORDERS
+from tokenmill.options import declared
+from tokenmill.packing.packs import METHODS, OVERSIZE
+from tokenmill.prompts.spec import PromptSpec
+from tokenmill.report.choose import RULES
+from tokenmill.report.lint.rules import FAIL_ON
+
+DECLARED = {
+    name: option.choices
+    for struct in (Recipe, RunOptions, PromptSpec)
+    for name, option in declared(struct).items()
+    if option.choices
+}
+PACKS = {"method": METHODS, "oversize": OVERSIZE, "order": ORDERS}
+OWN = {
+    "export": {"format": FORMATS, "mask": MASKS, "layout": LAYOUTS, **PACKS},
+    "inspect": {"rule": RULES},
+    "lint": {"fail_on": FAIL_ON},
+    "pack": PACKS,
+}
+
+
+def all_commands() -> dict[str, Any]:
+    root: Any = typer.main.get_command(app)
+    found = dict(root.commands)
+    found |= {f"cache {name}": item for name, item in found.pop("cache").commands.items()}
+    return found
+
+
+@pytest.mark.parametrize("name", all_commands())
+def test_choices_of_a_command_are_those_of_the_library(shell: Shell, name: str) -> None:
+    shown = shell(*name.split(), "--help").out
+    told = re.findall(r"^  --([\w-]+) [<[]([\w-]+(?:\|[\w-]+)+)[>\]]", shown, re.MULTILINE)
+    flags = {flag.name for flag in all_commands()[name].params}
+    known = {**DECLARED, **OWN.get(name, {})}
+    assert {flag.replace("-", "_"): tuple(choices.split("|")) for flag, choices in told} == {
+        flag: choices for flag, choices in known.items() if flag in flags
+    }
+    assert " | " not in shown, "choices written into the help by hand"
+
+
+def test_shell_completion_knows_choices() -> None:
+    asked = {"_TOKENMILL_COMPLETE": "complete_bash", "COMP_CWORD": "3"}
+    answer = process(COMP_WORDS="tokenmill prepare --overlong ", **asked)
+    assert (answer.code, answer.out.split()) == (0, ["drop", "truncate"])
+    answer = process(COMP_WORDS="tokenmill export --mask la", **asked)
+    assert answer.out.split() == ["labels"]
