@@ -27,6 +27,7 @@ from tokenmill.files import PrivateDirectory
 from tokenmill.integrations.skyrl.dataset import SFTDataset
 from tokenmill.integrations.skyrl.entry import date_named, stated_date
 from tokenmill.integrations.skyrl.splits import NO_COLUMN, sources_of
+from tokenmill.optional import optional
 from tokenmill.source import open_rows
 from tokenmill.store import Store, StoreLayout
 
@@ -91,15 +92,10 @@ def _pretokenized(paths: Sequence[str], limit: int | None) -> Any:
     foreign = [path for path in paths if os.path.exists(path) and not _is_store(path)]
     if not foreign:
         return SFTDataset(*paths, max_length=limit)
-    try:
+    purpose = "no store of tokenmill's: reading it by SkyRL's own loader"
+    with optional("skyrl", purpose, path=foreign[0]):
         from skyrl.train.dataset.pretokenized import load_from_pretokenized
         from skyrl.train.dataset.sft_dataset import ConcatSFTDataset
-    except ImportError as error:
-        raise UsageError(
-            "no store of tokenmill's; SkyRL's own loader reads what others tokenized, and SkyRL "
-            f"cannot be imported here: {error}",
-            path=str(foreign[0]),
-        ) from error
     sources = [
         load_from_pretokenized(str(path), max_length=limit)
         if path in foreign

@@ -30,6 +30,7 @@ from tokenmill.integrations.verl.settings import (
     plain,
     refuse_hooks,
 )
+from tokenmill.optional import optional
 from tokenmill.prompts import PromptDataset
 from tokenmill.sampling import Int64Array
 
@@ -187,8 +188,6 @@ class RLDataset(torch_data.Dataset[Item]):  # type: ignore[misc]
 
 
 def _verls() -> Any:
-    try:
+    with optional("verl", "reading the media of prompts"):
         from verl.utils.dataset.rl_dataset import RLHFDataset
-    except ImportError as error:
-        raise UsageError("media of prompts are read by verl, which is not installed") from error
     return RLHFDataset
