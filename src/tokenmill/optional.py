@@ -58,9 +58,9 @@ def optional(
         yield
     except ImportError as error:
         name, wanted = LIBRARIES[package]
-        missing = (error.name or "").partition(".")[0] == package
-        if missing and wanted is not None:
-            message = f"{purpose} needs {name}: {install_line(package)}"
-        else:
-            message = f"{purpose} needs {name}, which cannot be imported: {error}"
+        message = f"{purpose} needs {name}"
+        if wanted is None or (error.name or "").partition(".")[0] != package:
+            message += f", which cannot be imported ({error})"
+        if wanted is not None:
+            message += f": {install_line(package)}"
         raise raises(message, path=path) from error

@@ -16,20 +16,17 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from tokenmill.build.executors import Executor, executor_here
 from tokenmill.build.recipe import Recipe, RunOptions
-from tokenmill.build.run import run
 from tokenmill.errors import RowError, UsageError
 from tokenmill.files import PrivateDirectory
+from tokenmill.integrations.hosts import is_store, prepared, stated_date
 from tokenmill.integrations.skyrl.dataset import SFTDataset
-from tokenmill.integrations.skyrl.entry import date_named, stated_date
 from tokenmill.integrations.skyrl.splits import NO_COLUMN, sources_of
 from tokenmill.optional import optional
 from tokenmill.source import open_rows
-from tokenmill.store import Store, StoreLayout
+from tokenmill.store import Store
 
 TURN_ENDS = {"last_assistant_message": "turn", "all_assistant_messages": "stop"}
 """train_on_what → where SkyRL ends a trained turn."""
@@ -89,7 +86,7 @@ def eval_from_config(
 
 
 def _pretokenized(paths: Sequence[str], limit: int | None) -> Any:
-    foreign = [path for path in paths if os.path.exists(path) and not _is_store(path)]
+    foreign = [path for path in paths if os.path.exists(path) and not is_store(path)]
     if not foreign:
         return SFTDataset(*paths, max_length=limit)
     purpose = "no store of tokenmill's: reading it by SkyRL's own loader"
@@ -103,10 +100,6 @@ def _pretokenized(paths: Sequence[str], limit: int | None) -> Any:
         for path in paths
     ]
     return sources[0] if len(sources) == 1 else ConcatSFTDataset(sources)
-
-
-def _is_store(path: str) -> bool:
-    return StoreLayout(Path(path)).manifest.is_file()
 
 
 def _get(config: Any, name: str, default: Any = None) -> Any:
@@ -209,20 +202,8 @@ def _run(stated: dict[str, Any], options: dict[str, Any], more: dict[str, Any], 
         else:
             raise UsageError(f"unknown argument: {name}")
     recipe, how = Recipe(**stated), RunOptions(**options)
-    with date_named(recipe.tokenizer):
-        prepared = run(recipe, how, _executor(executor, how.num_workers), progress=progress)
-    prepared.judge()
-    store = prepared.store
+    store = prepared(recipe, how, executor, progress=progress)
     rejected = ", ".join(f"{count:,} {why}" for why, count in store.rejected.items()) or "none"
     level = logging.WARNING if store.rejected else logging.INFO
     _log.log(level, "%s: %s rows, rejected: %s; %s", what, f"{len(store):,}", rejected, store.path)
     return store
-
-
-def _executor(executor: str | Executor, num_workers: int | None) -> Executor:
-    if not isinstance(executor, str):
-        return executor
-    here = executor_here(executor, num_workers)
-    if here is not None:
-        return here
-    raise UsageError(f"executor is {executor!r}; here it is local, inline or an executor object")
