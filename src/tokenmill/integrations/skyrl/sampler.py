@@ -78,18 +78,18 @@ class Sampler(torch_data.Sampler[int]):  # type: ignore[misc]
             packing=None,
         )
         self._next = 0  # stream position at which the next pass begins
-        self._loaded: SamplerIterator | None = None  # a pass to be gone on with
-        self._live: SamplerIterator | None = None
+        self._loaded: SamplerPass | None = None  # a pass to be gone on with
+        self._live: SamplerPass | None = None
 
     def __len__(self) -> int:
         """Positions of one pass."""
         return self.num_samples
 
-    def __iter__(self) -> SamplerIterator:
+    def __iter__(self) -> SamplerPass:
         if self._loaded is not None:
             live, self._loaded = self._loaded, None
         else:
-            live = SamplerIterator(self, self._next, self._next, self.num_samples)
+            live = SamplerPass(self, self._next, self._next, self.num_samples)
         self._live = live
         return live
 
@@ -115,7 +115,7 @@ class Sampler(torch_data.Sampler[int]):  # type: ignore[misc]
         begun, place, length = self.admit(state)
         self._live = None
         self._next = begun
-        self._loaded = SamplerIterator(self, begun, place, length)
+        self._loaded = SamplerPass(self, begun, place, length)
 
     def stamp(self, begun: int, place: int, length: int) -> dict[str, Any]:
         """The state of a pass."""
@@ -143,7 +143,7 @@ class Sampler(torch_data.Sampler[int]):  # type: ignore[misc]
         return begun, place, length
 
 
-class SamplerIterator(Iterator[int]):
+class SamplerPass(Iterator[int]):
     """One pass; stateful in torchdata's sense.
 
     Args:

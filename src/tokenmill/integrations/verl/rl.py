@@ -22,7 +22,7 @@ from tokenmill.errors import UsageError
 from tokenmill.integrations.hosts import Items, date_named
 from tokenmill.integrations.verl.settings import (
     DATE_FLAG,
-    Places,
+    ItemRows,
     Settings,
     file_list,
     plain,
@@ -99,16 +99,16 @@ class RLDataset(Items[Item], torch_data.Dataset[Item]):  # type: ignore[misc]
         rows, drawn = len(self.prompts), bool(stated.get("shuffle"))
         if not drawn and max_samples is not None and max_samples > 0:
             rows, max_samples = self.prompts.kept_before(max_samples), -1
-        self._places = Places(rows, self.settings, max_samples, shuffled=drawn)
-        if not len(self._places):
+        self._row_numbers = ItemRows(rows, self.settings, max_samples, shuffled=drawn)
+        if not len(self._row_numbers):
             raise UsageError(f"no prompt is left: {self.prompts.rejected}", path=files[0])
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._row_numbers)
 
     def items_at(self, numbers: Int64Array) -> list[Item]:
         """Items, all with the same columns."""
-        rows = [self._item(row) for row in self.prompts.source_rows_at(self._places(numbers))]
+        rows = [self._item(row) for row in self.prompts.source_rows_at(self._row_numbers(numbers))]
         columns = dict.fromkeys(name for row in rows for name in row)
         return [{name: row.get(name) for name in columns} for row in rows]
 

@@ -1,7 +1,7 @@
 """What verl's data config says, and where an item of a dataset comes from.
 
 `Settings` are the names below ``data.tokenmill``, which verl hands on without looking at them
-(``+data.tokenmill.seed=7`` on its command line). `Places` maps item numbers to row numbers: our
+(``+data.tokenmill.seed=7`` on its command line). `ItemRows` maps item numbers to row numbers: our
 order of every epoch, one epoch behind the other, so that a trainer told ``total_epochs=1`` and
 not to shuffle sees each epoch in an order of its own. It is a pure function of seed and number;
 nothing is stored and a resume needs nothing but verl's own count.
@@ -77,7 +77,7 @@ class Settings:
         return cls(**stated)
 
 
-class Places:
+class ItemRows:
     """Item number → row number.
 
     Args:

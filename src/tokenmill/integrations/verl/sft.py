@@ -27,7 +27,7 @@ from tokenmill.integrations.hosts import Items, is_store, predicted, prepared
 from tokenmill.integrations.verl.columns import SwitchedRows, switches
 from tokenmill.integrations.verl.settings import (
     DATE_FLAG,
-    Places,
+    ItemRows,
     Settings,
     file_list,
     plain,
@@ -94,7 +94,7 @@ class SFTDataset(Items[Item], torch_data.Dataset[Item]):  # type: ignore[misc]
         self._axes = QWEN_VL_AXES if "Qwen2VLImageProcessor" in kind else None
         pad = getattr(tokenizer, "pad_token_id", None)
         self.pad_id = 0 if pad is None else int(pad)
-        self._places = Places(
+        self._row_numbers = ItemRows(
             len(self.view), self.settings, max_samples, shuffled=bool(stated.get("shuffle"))
         )
         self._layout = self._laid_out()
@@ -135,13 +135,13 @@ class SFTDataset(Items[Item], torch_data.Dataset[Item]):  # type: ignore[misc]
         self._layout = self._laid_out()
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._row_numbers)
 
     def items_at(self, numbers: Int64Array) -> list[Item]:
         """Rows as verl's tensors."""
         if self._layout is not None:
             numbers = self._layout[torch.from_numpy(numbers)].numpy()
-        return [self._item(row) for row in self.view.rows(self._places(numbers))]
+        return [self._item(row) for row in self.view.rows(self._row_numbers(numbers))]
 
     def _item(self, row: Row) -> Item:
         length, limit = len(row), self.max_length
