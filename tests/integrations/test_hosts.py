@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -121,10 +120,3 @@ def test_masks_of_a_row_never_train_its_first_token(mask: list[int]) -> None:
     trained = [n for n in range(1, width) if mask[n]]
     assert hosts.response_mask(stored).tolist() == (mask[trained[0] :] if trained else [])
     assert stored.tolist() == mask  # a view onto the store is never written to
-
-
-def test_executor_that_a_host_cannot_have_is_refused() -> None:
-    recipe = SimpleNamespace(tokenizer="t")
-    prepare = functools.partial(hosts.prepared, recipe, SimpleNamespace(num_workers=None))
-    with pytest.raises(UsageError, match="executor is 'ray'"):
-        prepare("ray")
