@@ -110,6 +110,15 @@ def test_what_is_no_positive_whole_number_is_refused(value: Any) -> None:
         hosts.check_positive("epochs", value)
 
 
+def test_what_no_config_may_say_is_refused_with_what_it_may() -> None:
+    hosts.check_one_of("order", "a", ("a", "b"))
+    hosts.check_names(["a"], {"a", "b"}, "under x")
+    with pytest.raises(UsageError, match="order is 'c'; it is one of a, b"):
+        hosts.check_one_of("order", "c", ("a", "b"))
+    with pytest.raises(UsageError, match="unknown names under x: c, d"):
+        hosts.check_names(["d", "a", "c"], {"a"}, "under x")
+
+
 @pytest.mark.parametrize("mask", [[], [1], [0, 0], [1, 0, 1, 1, 0], [0, 1, 0], [1, 1]])
 def test_masks_of_a_row_never_train_its_first_token(mask: list[int]) -> None:
     ids, stored = np.arange(len(mask), dtype=np.int32), np.asarray(mask, dtype=np.uint8)

@@ -7,6 +7,7 @@ Hosts differ in names and shapes, and agree in what they leave to a dataset:
     Items                a dataset is asked for items by number, one or a batch
     labels, predicted    the first token of a row is never trained: nothing before it predicts it
     response_mask        a row is described by its mask from the first trained token on
+    check_…              what a config says and nobody could follow is refused by name
 
 Orders by name, and positions that count on through epochs, are those of `tokenmill.sampling`.
 """
@@ -16,7 +17,7 @@ from __future__ import annotations
 import abc
 import operator
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -131,10 +132,26 @@ class Items(abc.ABC, Generic[T]):
         return self.items_at(np.where(numbers < 0, numbers + size, numbers))
 
 
+# What a host's config may say
+
+
 def check_positive(name: str, value: Any) -> None:
     """Refuse what is no positive whole number."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise UsageError(f"{name} is {value!r}; it is a positive whole number")
+
+
+def check_one_of(name: str, value: Any, known: Collection[str]) -> None:
+    """Refuse what is none of the values of a setting."""
+    if value not in known:
+        raise UsageError(f"{name} is {value!r}; it is one of {', '.join(known)}")
+
+
+def check_names(given: Iterable[str], known: Collection[str], where: str) -> None:
+    """Refuse settings that nobody would look at."""
+    unknown = sorted(set(given) - set(known))
+    if unknown:
+        raise UsageError(f"unknown names {where}: {', '.join(unknown)}")
 
 
 # Masks of a row

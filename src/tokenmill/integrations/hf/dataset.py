@@ -32,9 +32,8 @@ import pyarrow as pa
 
 from tokenmill import fingerprint
 from tokenmill.dataset import Mixture, View
-from tokenmill.errors import UsageError
 from tokenmill.integrations.hf.table import LazyTable
-from tokenmill.integrations.hosts import labels, predicted
+from tokenmill.integrations.hosts import check_one_of, labels, predicted
 from tokenmill.loader import Unrolled
 from tokenmill.packing import Piece
 from tokenmill.store import Store
@@ -62,8 +61,7 @@ def to_hf(data: Store | View | Mixture, mask: str = "labels") -> datasets.Datase
             input_ids and assistant_masks, of which TRL makes those labels when it truncates or
             packs by itself.
     """
-    if mask not in MASKS:
-        raise UsageError(f"mask is {mask!r}; it is one of {', '.join(MASKS)}")
+    check_one_of("mask", mask, MASKS)
     return lazy_dataset(Unrolled(data, order="sequential"), mask)
 
 

@@ -28,7 +28,14 @@ from torch.utils import data as torch_data
 from tokenmill.build.recipe import Recipe, RunOptions
 from tokenmill.dataset import View, as_view, split
 from tokenmill.errors import UsageError
-from tokenmill.integrations.hosts import Items, check_positive, is_store, prepared, stated_date
+from tokenmill.integrations.hosts import (
+    Items,
+    check_names,
+    check_positive,
+    is_store,
+    prepared,
+    stated_date,
+)
 from tokenmill.sampling import Int64Array, make_order, unroll
 from tokenmill.store import Row, open_store
 
@@ -193,7 +200,5 @@ def _recipe_options(options: Mapping[str, Any]) -> dict[str, Any]:
         if options.get(name) is not None:
             raise UsageError(f"{name} is not applied to rows here: put it into the rows")
     known = RECIPE_KEYS | HOST_KEYS | {"prompt_file", "system_prompt_file"}
-    unknown = sorted(set(options) - known)
-    if unknown:
-        raise UsageError(f"unknown names of a dataset: {', '.join(unknown)}")
+    check_names(options, known, "of a dataset")
     return {name: value for name, value in options.items() if name in RECIPE_KEYS}

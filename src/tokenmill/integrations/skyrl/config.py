@@ -21,7 +21,7 @@ from typing import Any
 from tokenmill.build.recipe import Recipe, RunOptions
 from tokenmill.errors import RowError, UsageError
 from tokenmill.files import PrivateDirectory
-from tokenmill.integrations.hosts import is_store, prepared, stated_date
+from tokenmill.integrations.hosts import check_one_of, is_store, prepared, stated_date
 from tokenmill.integrations.skyrl.dataset import SFTDataset
 from tokenmill.integrations.skyrl.splits import NO_COLUMN, sources_of
 from tokenmill.optional import optional
@@ -142,8 +142,7 @@ def _prepared(
 ) -> Store:
     what = _get(config, "train_on_what", "last_assistant_message")
     train_on = str(getattr(what, "value", what))
-    if train_on not in TURN_ENDS:
-        raise UsageError(f"train_on_what is {train_on!r}; it is one of {', '.join(TURN_ENDS)}")
+    check_one_of("train_on_what", train_on, TURN_ENDS)
     if tokenizer is None:
         tokenizer = _get(_get(config, "model"), "path")
     if tokenizer is None:

@@ -18,7 +18,12 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from tokenmill.errors import UsageError
-from tokenmill.integrations.hosts import check_positive, stated_date
+from tokenmill.integrations.hosts import (
+    check_names,
+    check_one_of,
+    check_positive,
+    stated_date,
+)
 from tokenmill.sampling import ORDERS, FeistelOrder, Int64Array, Order, make_order, unroll
 
 DATE_FLAG = "+data.tokenmill.date"
@@ -58,17 +63,14 @@ class Settings:
     undo_shuffle: bool = False
 
     def __post_init__(self) -> None:
-        if self.order not in ORDERS:
-            raise UsageError(f"data.tokenmill.order is {self.order!r}: {', '.join(ORDERS)}")
+        check_one_of("data.tokenmill.order", self.order, ORDERS)
         check_positive("data.tokenmill.epochs", self.epochs)
 
     @classmethod
     def of(cls, config: Mapping[str, Any], files: Sequence[str]) -> Settings:
         """Those of a config, for a training or a validation set of these files."""
         stated = dict(config.get("tokenmill") or {})
-        unknown = sorted(set(stated) - {field.name for field in fields(cls)})
-        if unknown:
-            raise UsageError(f"unknown names under data.tokenmill: {', '.join(unknown)}")
+        check_names(stated, [field.name for field in fields(cls)], "under data.tokenmill")
         if stated.get("seed") is None:
             stated["seed"] = 42 if config.get("seed") is None else config["seed"]
         stated["date"] = stated.get("date") or stated_date()

@@ -22,8 +22,8 @@ from torch.utils import data as torch_data
 
 from tokenmill.build.recipe import Recipe, RunOptions
 from tokenmill.dataset import View, as_view, concat
-from tokenmill.errors import SourceError, UsageError
-from tokenmill.integrations.hosts import Items, is_store, predicted, prepared
+from tokenmill.errors import SourceError
+from tokenmill.integrations.hosts import Items, check_one_of, is_store, predicted, prepared
 from tokenmill.integrations.verl.columns import SwitchedRows, switches
 from tokenmill.integrations.verl.settings import (
     DATE_FLAG,
@@ -79,12 +79,8 @@ class SFTDataset(Items[Item], torch_data.Dataset[Item]):  # type: ignore[misc]
         self.pad_mode = str(getattr(mode, "value", mode))
         self.truncation = str(stated.get("truncation", "error"))
         self.max_length = int(stated.get("max_length", 1024))
-        for name, value, allowed in (
-            ("pad_mode", self.pad_mode, PAD_MODES),
-            ("truncation", self.truncation, TRUNCATIONS),
-        ):
-            if value not in allowed:
-                raise UsageError(f"{name} is {value!r}; it is one of {', '.join(allowed)}")
+        check_one_of("pad_mode", self.pad_mode, PAD_MODES)
+        check_one_of("truncation", self.truncation, TRUNCATIONS)
         files = file_list(parquet_files)
         self.settings = Settings.of(stated, files)
         preparing = _Preparing(tokenizer, processor, stated, self.settings, self._limit())
