@@ -24,7 +24,7 @@ from tokenmill.integrations import nemo_rl, skyrl, torch, verl
 from tokenmill.integrations.miles.sft import open_sft_store
 
 CHAT = str(EXAMPLES / "conversations.jsonl")
-DATED = (
+TEMPLATE = (
     "{{ strftime_now('%Y') }}{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}"
     "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
@@ -76,27 +76,45 @@ def test_items_are_the_same_one_by_one_in_a_batch_and_from_the_end(
             dataset[wrong]
 
 
-def miles_store(template: Path) -> Store:
-    flags = {"prompt_data": CHAT, "input_key": "messages", "chat_template_path": str(template)}
-    return open_sft_store(SimpleNamespace(hf_checkpoint=str(EXAMPLES / "tokenizer"), **flags))
+TOKENIZER = str(EXAMPLES / "tokenizer")
+
+DATED: dict[str, Callable[[Path, str, Any], Any]] = {
+    "miles.sft_rollout": lambda template, *_: open_sft_store(
+        SimpleNamespace(
+            prompt_data=CHAT,
+            input_key="messages",
+            hf_checkpoint=TOKENIZER,
+            chat_template_path=str(template),
+        )
+    ),
+    "nemo_rl.SFTDataset": lambda template, *_: nemo_rl.SFTDataset(
+        CHAT, TOKENIZER, num_workers=0, chat_template=template.read_text()
+    ),
+    "skyrl.from_config": lambda template, *_: skyrl.from_config(
+        {"train_datasets": [CHAT]},
+        tokenizer=TOKENIZER,
+        chat_template=template.read_text(),
+        executor="inline",
+    ),
+    "skyrl.PromptDataset": lambda _, prompts, dated: skyrl.PromptDataset(prompts, dated, 100, 0),
+    "verl.SFTDataset": lambda _, __, dated: verl.SFTDataset(
+        CHAT, dated, {**UNPADDED, "max_length": 4096, "tokenmill": {"num_workers": 0}}
+    ),
+    "verl.RLDataset": lambda _, prompts, dated: verl.RLDataset(prompts, dated, PROMPTS),
+}
 
 
-def nemo_rl_store(template: Path) -> Any:
-    return nemo_rl.SFTDataset(
-        CHAT, str(EXAMPLES / "tokenizer"), num_workers=0, chat_template=template.read_text()
-    )
-
-
-@pytest.mark.parametrize("make", [miles_store, nemo_rl_store])
+@pytest.mark.parametrize("name", DATED)
 def test_template_that_prints_the_date_takes_it_from_the_environment(
-    make: Callable[[Path], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, prompts: str, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     template = tmp_path / "dated.jinja"
-    template.write_text(DATED)
+    template.write_text(TEMPLATE)
+    monkeypatch.setattr(tokenizer, "chat_template", TEMPLATE)
     with pytest.raises(TemplateError, match="environment, TOKENMILL_DATE=2026-11-15"):
-        make(template)
+        DATED[name](template, prompts, tokenizer)
     monkeypatch.setenv("TOKENMILL_DATE", "2026-11-15")
-    make(template)
+    DATED[name](template, prompts, tokenizer)
 
 
 def test_other_errors_of_a_template_are_left_as_they_are() -> None:
