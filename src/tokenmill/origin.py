@@ -10,7 +10,7 @@ mark, or an array's element. Parquet and Arrow rows have a number but neither li
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tokenmill.errors import SourceError
 
@@ -37,6 +37,11 @@ class Origin(NamedTuple):
         name = self.path or "?"
         return f"{name}:{self.line}" if self.line is not None else f"{name}#{self.row}"
 
+    @property
+    def location(self) -> dict[str, Any]:
+        """What an error about this row says of its place: its arguments of those names."""
+        return {"path": self.path, "row": self.row, "line": self.line, "offset": self.offset}
+
 
 def nothing_left(
     what: str,
@@ -57,9 +62,6 @@ def nothing_left(
         return SourceError(
             f"no {what} left: all {sum(rejected.values()):,} were rejected ({counts}); the first, "
             f"for {reason}: {detail}",
-            path=origin.path,
-            row=origin.row,
-            line=origin.line,
-            offset=origin.offset,
+            **origin.location,
         )
     return SourceError(f"no {what} left", path=path)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import tokenmill as tm
-from tokenmill.errors import SourceError, TemplateError, UsageError
+from tokenmill.errors import SourceError, UsageError
 from tokenmill.store import Store
 
 torch = pytest.importorskip("torch")
@@ -186,23 +186,6 @@ def test_from_config_what_cannot_be_meant_is_refused(
     raw(tmp_path / "rows.jsonl")
     with pytest.raises((UsageError, SourceError), match=match):
         skyrl.from_config(host.config(**fields), tokenizer=EXAMPLES / "tokenizer")
-
-
-def test_from_config_template_that_prints_the_date_names_the_variable(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stated = host.config(
-        train_datasets=[str(raw(tmp_path / "rows.jsonl"))], cache_dir=str(tmp_path / "cache")
-    )
-    template = (
-        "{{ strftime_now('%Y') }}{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}"
-        "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-    )
-    more = {"tokenizer": EXAMPLES / "tokenizer", "chat_template": template}
-    with pytest.raises(TemplateError, match="TOKENMILL_DATE=2026-11-15"):
-        skyrl.from_config(stated, **more)
-    monkeypatch.setenv("TOKENMILL_DATE", DATE)
-    assert len(skyrl.from_config(stated, **more)) == 6
 
 
 # golden/skyrl

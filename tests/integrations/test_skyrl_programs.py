@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import tokenmill as tm
-from tokenmill.errors import TemplateError, UsageError
+from tokenmill.errors import UsageError
 from tokenmill.store import Store
 
 torch = pytest.importorskip("torch")
@@ -160,19 +160,6 @@ def test_prompts_over_the_limit_are_spoken_of(
     assert "overlong" in caplog.text
     with pytest.raises(UsageError, match=r"data\.train_data"):
         skyrl.PromptDataset([], TOKENIZER, 14)
-
-
-def test_prompts_of_a_template_that_prints_the_date_name_the_variable(
-    tmp_path: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    source = prompts_file(tmp_path / "prompts.jsonl")
-    monkeypatch.setattr(
-        tokenizer, "chat_template", "{{ strftime_now('%Y') }}{{ messages[0].content }}"
-    )
-    with pytest.raises(TemplateError, match="TOKENMILL_DATE=2026-11-15"):
-        skyrl.PromptDataset(str(source), tokenizer, 100, 0, cache_dir=tmp_path / "cache")
-    monkeypatch.setenv("TOKENMILL_DATE", "2026-11-15")
-    assert len(skyrl.PromptDataset(str(source), tokenizer, 100, 0, cache_dir=tmp_path / "cache"))
 
 
 # Pretokenized files

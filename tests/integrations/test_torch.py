@@ -16,7 +16,7 @@ import pytest
 
 from tests.consistency.child import environment
 from tests.store.making import make_columns, make_store
-from tokenmill.dataset import mix
+from tokenmill.dataset import as_view, mix
 from tokenmill.errors import CorruptionError, StateError, UsageError
 from tokenmill.loader import Loader, OrderedView
 from tokenmill.packing import Pack
@@ -71,6 +71,34 @@ def test_ordered_dataset_set_epoch_reaches_persistent_workers(store: Store) -> N
         found = [int(n) for batch in plain for n in batch["attention_mask"].sum(1)]
         assert found == [len(row) for row in ordered]
     assert len(pickle.dumps(dataset.view)) < 16 << 10
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("part", [slice(None), slice(5, 60)])
+def test_loader_of_a_store_or_view_in_one_call_is_resumed_exactly(
+    store: Store, part: slice, workers: int
+) -> None:
+    data = store if part == slice(None) else as_view(store)[part]
+    made = data.torch(6, num_workers=workers, seed=7, epochs=1)
+    assert isinstance(made, tt.DataLoader)
+    whole = [*Loader(data, 6, seed=7, epochs=1)]
+    batches = iter(made)
+    first = [next(batches) for _ in range(4)]
+    again = data.torch(batch_size=6, num_workers=2 - workers, seed=7, epochs=1)
+    again.load_state_dict(json.loads(json.dumps(made.state_dict())))
+    found = [*first, *again]
+    assert len(found) == len(whole)
+    assert all(same(ours, theirs) for ours, theirs in zip(found, whole, strict=True))
+
+
+def test_loader_of_a_store_without_torch_names_what_to_install(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [name for name in sys.modules if name.startswith("tokenmill.integrations.torch")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "torch", None)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=r"needs PyTorch: pip install 'tokenmill\[torch\]'"):
+        store.torch()
 
 
 def test_dataloader_takes_a_loader_or_its_arguments_but_not_both(store: Store) -> None:

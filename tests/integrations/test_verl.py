@@ -17,7 +17,7 @@ import pytest
 
 import tokenmill as tm
 from tests.store.making import make_columns, make_store
-from tokenmill.errors import SourceError, TemplateError, UsageError
+from tokenmill.errors import SourceError, UsageError
 from tokenmill.loader import OrderedView
 from tokenmill.source import Rows
 from tokenmill.store import Store
@@ -252,18 +252,6 @@ def test_sft_wrong_settings_are_refused(
 ) -> None:
     with pytest.raises(UsageError, match=match):
         verl.SFTDataset(str(store.path), tokenizer, config(**fields))
-
-
-def test_sft_template_that_prints_the_date_names_the_variable(
-    tmp_path: Path, cache: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    source = write_rows(tmp_path / "rows.jsonl", [{"messages": TURNS}])
-    dated = transformers.AutoTokenizer.from_pretrained(EXAMPLES / "tokenizer")
-    dated.chat_template = "{{ strftime_now('%Y') }}" + dated.chat_template
-    with pytest.raises(TemplateError, match="TOKENMILL_DATE=2026-11-15"):
-        verl.SFTDataset(source, dated, config(cache))
-    monkeypatch.setenv("TOKENMILL_DATE", "2026-11-15")
-    assert len(verl.SFTDataset(source, dated, config(cache))) == 1
 
 
 # What rows say themselves

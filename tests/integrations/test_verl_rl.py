@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import tokenmill as tm
-from tokenmill.errors import TemplateError, UsageError
+from tokenmill.errors import UsageError
 from tokenmill.sampling import FeistelOrder
 
 torch = pytest.importorskip("torch")
@@ -201,10 +201,3 @@ def test_rl_subclasses_make_the_prompt(prompts: Path, tokenizer: Any, cache: str
 
     for item in Polite(str(prompts), tokenizer, rl_config(cache)):
         assert item["raw_prompt"] == [*item["prompt"], {"role": "user", "content": "Please."}]
-
-
-def test_rl_template_that_prints_the_date_names_the_variable(prompts: Path, cache: str) -> None:
-    dated = transformers.AutoTokenizer.from_pretrained(EXAMPLES / "tokenizer")
-    dated.chat_template = "{{ strftime_now('%Y') }}" + dated.chat_template
-    with pytest.raises(TemplateError, match="TOKENMILL_DATE=2026-11-15"):
-        verl.RLDataset(str(prompts), dated, rl_config(cache))

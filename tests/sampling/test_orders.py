@@ -12,13 +12,41 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tokenmill.errors import UsageError
-from tokenmill.sampling import FeistelOrder, GroupedOrder, MilesOrder, Order, SequentialOrder
+from tokenmill.sampling import (
+    ORDERS,
+    FeistelOrder,
+    GroupedOrder,
+    MilesOrder,
+    MixedOrder,
+    Order,
+    Schedule,
+    SequentialOrder,
+    make_order,
+    unroll,
+)
 
 LENGTHS = np.random.default_rng(7).integers(1, 5000, 5000)
 
 
 def lengths_at(rows: np.ndarray) -> np.ndarray:
     return LENGTHS[rows]
+
+
+def test_orders_by_name_are_those_of_the_classes() -> None:
+    made = {"feistel": FeistelOrder(50, 3, 2), "miles": MilesOrder(50, 3),
+            "sequential": SequentialOrder(50)}  # fmt: skip
+    assert set(made) == set(ORDERS)
+    sizes, positions = (50, 30), np.arange(40)
+    for name, order in made.items():
+        named = make_order(name, 50, 3, 2)
+        assert named.indices(1, positions).tolist() == order.indices(1, positions).tolist()
+        schedule = Schedule(sizes, [1, 2], "repeat")
+        parts = [make_order(name, size, 3, number) for number, size in enumerate(sizes, 1)]
+        mixed = MixedOrder.of(schedule, name, 3).indices(1, positions)
+        assert mixed.tolist() == MixedOrder(schedule, parts).indices(1, positions).tolist()
+    for name, seed in (("random", 3), ("sequential", -1)):
+        with pytest.raises(UsageError):
+            make_order(name, 50, seed)
 
 
 def test_miles_order_small_vectors_are_those_of_its_eager_dataset() -> None:
@@ -52,6 +80,11 @@ def test_miles_order_golden_shuffles_are_reproduced(shared: Path) -> None:
 )
 class TestEveryOrder:
     """One contract for all orders."""
+
+    def test_positions_count_on_through_the_epochs(self, order: Order) -> None:
+        positions = np.asarray([4999, 5000, 0, 14_999, 10_003, 5000])
+        found = unroll(order, positions).tolist()
+        assert found == [order.index(p // 5000, p % 5000) for p in positions.tolist()]
 
     def test_epoch_holds_every_row_once(self, order: Order) -> None:
         for epoch in (0, 1, 5):

@@ -186,7 +186,7 @@ def run_recipe(
     from tokenmill.build.run import run
 
     recipe, options = resolve_call(sources, tokenizer, given)
-    prepared = run(recipe, options, options.executor, progress=progress)
+    prepared = run(recipe, options, progress=progress)
     if judge:
         prepared.judge()
     return prepared
@@ -231,7 +231,7 @@ def run_part(
 
     share = Share.of(part)
     recipe, options = resolve_call(sources, tokenizer, given)
-    outcome = run_share(recipe, options, options.executor, share, progress=progress)
+    outcome = run_share(recipe, options, share, progress=progress)
     if judge and isinstance(outcome, Prepared):
         outcome.judge()
     return outcome

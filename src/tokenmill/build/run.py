@@ -48,22 +48,15 @@ log = logging.getLogger("tokenmill.build")  # unless the program says otherwise,
 REPAIRS = 8  # corrupt slices mended in one run; more is a broken disk, not an accident
 
 
-def run(
-    recipe: Recipe,
-    options: RunOptions,
-    executor: str | Executor = "local",
-    *,
-    progress: Any = None,
-) -> Prepared:
+def run(recipe: Recipe, options: RunOptions, *, progress: Any = None) -> Prepared:
     """Make or find the store of a recipe: the door for `tokenmill.api` and for hosts.
 
     Args:
         recipe: What is to be made.
-        options: How.
-        executor: Where slices are built, by name or as an object.
+        options: How and where.
         progress: As for `tokenmill.prepare`.
     """
-    outcome = run_share(recipe, options, executor, progress=progress)
+    outcome = run_share(recipe, options, progress=progress)
     assert isinstance(outcome, Prepared)
     return outcome
 
@@ -71,7 +64,6 @@ def run(
 def run_share(
     recipe: Recipe,
     options: RunOptions,
-    executor: str | Executor = "local",
     share: Share = WHOLE,
     *,
     progress: Any = None,
@@ -80,12 +72,11 @@ def run_share(
 
     Args:
         recipe: What is to be made.
-        options: How.
-        executor: Where slices are built, by name or as an object.
+        options: How and where.
         share: Which slices.
         progress: As for `tokenmill.prepare`.
     """
-    with executor_for(executor, options.num_workers) as workers:
+    with executor_for(options.executor, options.num_workers) as workers:
         return _run_share(recipe, options, workers, share, progress)
 
 

@@ -23,6 +23,7 @@ import numpy.typing as npt
 
 from tokenmill import fingerprint
 from tokenmill.errors import UsageError
+from tokenmill.optional import adapter
 from tokenmill.store import Row, Store
 
 Int64Array = npt.NDArray[np.int64]
@@ -141,6 +142,10 @@ class View(Sequence[Row], abc.ABC):
             pad = tokenizer.get("pad_id")
             found.add(tokenizer.get("eos_id") if pad is None else pad)
         return found.pop() if len(found) == 1 else None
+
+    def torch(self, batch_size: int = 8, **arguments: Any) -> Any:
+        """As `tokenmill.Store.torch`."""
+        return adapter("torch").DataLoader(self, batch_size=batch_size, **arguments)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({len(self):,} rows, {self.key[:12]})"

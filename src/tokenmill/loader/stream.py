@@ -24,15 +24,13 @@ from tokenmill.loader.steps import BatchStepper, BudgetStepper, Geometry, Step, 
 from tokenmill.packing import Batch, Pack, Slots, oversize_error, padded_width
 from tokenmill.sampling import (
     LARGEST,
-    FeistelOrder,
     GroupedOrder,
     Int64Array,
-    MilesOrder,
     MixedOrder,
     Order,
     Schedule,
-    SequentialOrder,
     check_seed,
+    make_order,
 )
 from tokenmill.store import Store
 
@@ -156,21 +154,14 @@ class Stream:
         return int(found)
 
     def _make_order(self, name: str, grouping: LengthGrouped | None) -> Order:
-        def one(rows: int, stream: int) -> Order:
-            if name == "sequential":
-                return SequentialOrder(rows)
-            if name == "miles":
-                return MilesOrder(rows, self.seed)
-            return FeistelOrder(rows, self.seed, stream)
-
+        base = name if grouping is None else "feistel"
         order: Order
         if self.mixture is None:
-            order = one(len(self.view), 0)
+            order = make_order(base, len(self.view), self.seed)
         else:
-            sizes = self.mixture.sizes
-            schedule = Schedule(sizes, self.mixture.rates, self.mixture.exhausted)
-            orders = [one(size, number + 1) for number, size in enumerate(sizes)]
-            order = MixedOrder(schedule, orders)
+            mixture = self.mixture
+            schedule = Schedule(mixture.sizes, mixture.rates, mixture.exhausted)
+            order = MixedOrder.of(schedule, base, self.seed)
         if grouping is not None:
             order = GroupedOrder(
                 order, self.seed, self.view.lengths_at, grouping.window, grouping.group

@@ -24,7 +24,7 @@ from tokenmill.loader.cursor import Passport
 from tokenmill.loader.samples import PackSamples, rows_as_packs
 from tokenmill.loader.stream import LengthGrouped, Stream
 from tokenmill.packing import Pack, Packs, Piece, Slots
-from tokenmill.sampling import Int64Array
+from tokenmill.sampling import Int64Array, unroll
 from tokenmill.store import Store
 
 
@@ -139,11 +139,7 @@ class Unrolled:
         ]
 
     def _rows(self, numbers: Int64Array) -> Packs:
-        epochs, positions = np.divmod(numbers, self._per_epoch)
-        rows = np.empty(numbers.size, dtype=np.int64)
-        for epoch in np.unique(epochs).tolist():
-            here = epochs == epoch
-            rows[here] = self._stream.order.indices(epoch, positions[here])
+        rows = unroll(self._stream.order, numbers)
         return rows_as_packs(rows, self.view.lengths_at(rows))
 
     def _packs(self, numbers: Int64Array, ends: Int64Array) -> Packs:

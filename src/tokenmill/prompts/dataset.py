@@ -16,6 +16,7 @@ that row alone.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
@@ -31,7 +32,7 @@ from tokenmill.prompts.lengths import Int32Array, Int64Array, Kept, LengthIndex
 from tokenmill.prompts.lookup import OpenedIndex, Wanted, find_index
 from tokenmill.prompts.shaping import Prompt, shape_row
 from tokenmill.prompts.spec import PromptSpec
-from tokenmill.sampling import FeistelOrder, MilesOrder, Order, check_seed
+from tokenmill.sampling import FeistelOrder, MilesOrder, Order, check_seed, unroll
 from tokenmill.source import Rows
 from tokenmill.work import Executor, executor_for
 from tokenmill.work.inputs import Source, cache_of, open_sources
@@ -274,9 +275,13 @@ class PromptDataset(Sequence[Prompt]):
         """What shapes a row into a prompt."""
         return self._spec
 
-    def numbers_at(self, epoch: int, positions: Int64Array) -> Int64Array:
-        """Numbers among the kept, in file order, at positions of an epoch's order."""
-        return self._order.indices(epoch, positions)
+    def numbers_at(self, positions: Int64Array) -> Int64Array:
+        """Numbers among the kept, in file order, at positions that count on through the epochs."""
+        return unroll(self._order, positions)
+
+    def kept_before(self, source_row: int) -> int:
+        """Kept rows among the first so many rows of the source."""
+        return bisect_left(range(len(self)), source_row, key=self._kept.row)
 
     def source_rows_at(self, numbers: Int64Array) -> list[dict[str, Any]]:
         """Parsed rows of the source, by their number among the kept, in file order."""

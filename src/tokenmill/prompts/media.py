@@ -20,6 +20,7 @@ from typing import Any
 
 from tokenmill import fingerprint
 from tokenmill.errors import RowError
+from tokenmill.optional import optional
 from tokenmill.prompts.shaping import Messages
 from tokenmill.prompts.spec import MEDIA
 
@@ -112,9 +113,7 @@ def _image(item: Any) -> Any:
     """An image file, opened; whatever is no path goes on as it is."""
     if not isinstance(item, str | os.PathLike) or "://" in str(item) or str(item)[:5] == "data:":
         return item
-    try:
+    with optional("PIL", "opening images", raises=RowError):
         opener = importlib.import_module("PIL.Image").open
-    except ImportError as error:
-        raise RowError("opening images needs Pillow: pip install pillow") from error
     with opener(item) as image:
         return image.convert("RGB")

@@ -11,6 +11,7 @@ from __future__ import annotations
 from tokenmill.sampling.interleave import Interleave, as_fraction
 from tokenmill.sampling.mixture import EXHAUSTED, MixedOrder, Schedule
 from tokenmill.sampling.order import (
+    ORDERS,
     PURPOSE_PACKS,
     FeistelOrder,
     GroupedOrder,
@@ -19,6 +20,8 @@ from tokenmill.sampling.order import (
     Recent,
     SequentialOrder,
     check_seed,
+    make_order,
+    unroll,
 )
 from tokenmill.sampling.permutation import (
     LARGEST,
@@ -32,6 +35,7 @@ from tokenmill.sampling.states import admit_state
 __all__ = [
     "EXHAUSTED",
     "LARGEST",
+    "ORDERS",
     "ORDER_VERSION",
     "PURPOSE_PACKS",
     "FeistelOrder",
@@ -49,4 +53,6 @@ __all__ = [
     "as_fraction",
     "check_seed",
     "derive_key",
+    "make_order",
+    "unroll",
 ]

@@ -24,7 +24,7 @@ import numpy as np
 
 from tokenmill.errors import UsageError
 from tokenmill.sampling.interleave import Interleave, as_fraction
-from tokenmill.sampling.order import Order
+from tokenmill.sampling.order import Order, make_order
 from tokenmill.sampling.permutation import LARGEST, Int64Array
 
 EXHAUSTED = ("repeat", "stop", "drop")
@@ -120,6 +120,12 @@ class MixedOrder:
         self.rows = schedule.rows
         self.orders = list(orders)
         self._offsets = np.concatenate(([0], np.cumsum(schedule.sizes))).astype(np.int64)
+
+    @classmethod
+    def of(cls, schedule: Schedule, name: str, seed: int) -> MixedOrder:
+        """Every source in the order of one name, none shuffled like another."""
+        sizes = enumerate(schedule.sizes, 1)
+        return cls(schedule, [make_order(name, size, seed, stream) for stream, size in sizes])
 
     def indices(self, epoch: int, positions: Int64Array) -> Int64Array:
         """The indices at many positions of one epoch of the mixture."""

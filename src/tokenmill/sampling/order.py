@@ -148,6 +148,32 @@ class MilesOrder:
         return int(self._permutation(epoch)[position])
 
 
+ORDERS = ("feistel", "miles", "sequential")
+"""Orders that a name and a seed are enough for."""
+
+
+def make_order(name: str, rows: int, seed: int, stream: int = 0) -> Order:
+    """The order of a name; ``stream`` is for feistel, as in `FeistelOrder`."""
+    if name == "feistel":
+        return FeistelOrder(rows, seed, stream)
+    if name == "miles":
+        return MilesOrder(rows, seed)
+    if name == "sequential":
+        check_seed(seed)
+        return SequentialOrder(rows)
+    raise UsageError(f"order must be one of {', '.join(ORDERS)}, not {name!r}")
+
+
+def unroll(order: Order, positions: Int64Array) -> Int64Array:
+    """The indices at positions that count on through the epochs, one behind the other."""
+    epochs, within = np.divmod(np.asarray(positions, dtype=np.int64), order.rows)
+    found = np.empty(epochs.shape, dtype=np.int64)
+    for epoch in np.unique(epochs).tolist():
+        here = epochs == epoch
+        found[here] = order.indices(epoch, within[here])
+    return found
+
+
 class GroupedOrder:
     """Another order, sorted by length within windows.
 

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from tokenmill.errors import SourceError, SourceMissing, UsageError
 from tokenmill.files.remote import RemoteObject
+from tokenmill.optional import optional
 from tokenmill.source.address import Address
 from tokenmill.source.find import KNOWN, Found, form_of, named, one_format
 from tokenmill.source.splits import Configuration, Splits, configurations, split_files
@@ -71,12 +72,8 @@ def look_up(name: str, revision: str | None, asked: str) -> Repo:
 
 
 def _api(name: str) -> Any:
-    try:
+    with optional("huggingface_hub", "a dataset of the hub", path=name):
         from huggingface_hub import HfApi
-    except ImportError as error:
-        raise UsageError(
-            'datasets of the hub need a driver: pip install "tokenmill[hf]"', path=name
-        ) from error
     return HfApi()
 
 

@@ -24,6 +24,7 @@ from tokenmill.errors import CorruptionError, UsageError
 from tokenmill.files import ProcessLock, is_network, is_remote
 from tokenmill.files.remote import local_path
 from tokenmill.files.remote_path import as_remote
+from tokenmill.optional import adapter
 from tokenmill.origin import Origin
 from tokenmill.store import layout as names
 from tokenmill.store.access import load_array, open_bytes
@@ -245,6 +246,15 @@ class Store(Sequence[Row]):
                     known = [*META_COLUMNS, "source", *carried]
                     raise UsageError(f"no column {name!r}; there are {', '.join(known)}")
             yield first, columns
+
+    def torch(self, batch_size: int = 8, **arguments: Any) -> Any:
+        """The rows as batches of tensors: a stateful `tokenmill.integrations.torch.DataLoader`.
+
+        Args:
+            batch_size: Samples per rank.
+            **arguments: Of that DataLoader (``num_workers``, …) and of `tokenmill.Loader`.
+        """
+        return adapter("torch").DataLoader(self, batch_size=batch_size, **arguments)
 
     # Where rows come from
 

@@ -22,6 +22,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from tokenmill.errors import TokenizerError, UsageError
+from tokenmill.optional import optional
 from tokenmill.tokenizer import loaded
 from tokenmill.tokenizer.battery import battery
 from tokenmill.tokenizer.tokenizer import Tokenizer
@@ -119,12 +120,8 @@ class FastokensEngine:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         global _fastokens_home
-        try:
+        with optional("fastokens", "engine='fastokens'", raises=TokenizerError):
             import fastokens
-        except ImportError as error:
-            raise TokenizerError(
-                "engine='fastokens' needs fastokens: pip install fastokens"
-            ) from error
         if _in_forked_child and _fastokens_home not in (None, os.getpid()):
             raise TokenizerError("fastokens was already running when this process was forked")
 

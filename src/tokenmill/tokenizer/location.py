@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tokenmill.errors import TokenizerError
+from tokenmill.optional import install_line, optional
 
-INSTALL = "pip install 'tokenmill[hf]'"
+INSTALL = install_line("transformers")
 HUB_FILES = (
     "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt",
     "*.model", "*.tiktoken", "config.json", "chat_template*", "additional_chat_templates/*",
@@ -57,12 +58,9 @@ def locate(source: str | os.PathLike[str]) -> Location:
 
 def _from_hub(name: str) -> Path:
     """The files of a hub id, ``owner/name`` or ``owner/name@revision``, as a local directory."""
-    try:
+    purpose = f"no such directory; loading {name!r} from the hub"
+    with optional("huggingface_hub", purpose, raises=TokenizerError, path=name):
         import huggingface_hub
-    except ImportError as error:
-        raise TokenizerError(
-            f"no such directory; to load {name!r} from the hub: {INSTALL}", path=name
-        ) from error
     repository, _, revision = name.partition("@")
     try:
         found = huggingface_hub.snapshot_download(

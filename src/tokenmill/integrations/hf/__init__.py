@@ -11,15 +11,11 @@ hold no memory that grows with the rows, check what they read, and pickle as a d
 
 from __future__ import annotations
 
-from tokenmill.errors import UsageError
+from tokenmill.optional import optional
 
-try:
-    import datasets as _datasets  # noqa: F401 - only asked whether it is there
-except ImportError as error:
-    raise UsageError("this needs Hugging Face datasets: pip install 'tokenmill[hf]'") from error
+with optional("datasets"):
+    from tokenmill.integrations.hf.dataset import to_hf
+    from tokenmill.integrations.hf.prompts import for_grpo
+    from tokenmill.integrations.hf.trl import for_trl, in_order
 
-from tokenmill.integrations.hf.dataset import to_hf
-from tokenmill.integrations.hf.prompts import for_grpo
-from tokenmill.integrations.hf.trl import for_trl, in_order
-
-__all__ = ["for_grpo", "for_trl", "in_order", "to_hf"]
+    __all__ = ["for_grpo", "for_trl", "in_order", "to_hf"]

@@ -2,7 +2,18 @@
 
 `to_hf` is the public verb; `lazy_dataset` is what it and `for_trl` are made of: a dataset over a
 `LazyTable`, with a fingerprint taken from the content (store, order, packing), so that `datasets`
-hashes nothing and finds its own cached maps again in another process.
+hashes nothing and finds its own cached maps again in another process. Its columns have a *shape*:
+
+    loss_mask    input_ids int32, loss_mask int8: the stored columns, over the same bytes
+    labels       input_ids int32, labels int64 (-100 where a token is not trained)
+    assistant_masks
+                 input_ids int32, assistant_masks int8: what TRL makes labels of
+    packs        input_ids, labels, seq_lengths int64: rows of a pack behind each other, no padding
+
+Labels follow the loader's rule: unshifted, and -100 at the first token of every row, since nothing
+before it predicts it; ``assistant_masks`` is 0 there, too, so that TRL's labels are these. The
+column ``loss_mask`` is what is stored, first token included: hosts that take a mask shift it
+themselves. Everything here pickles as a description.
 
 The loader's order plays no part in `to_hf`: rows come as the store or view numbers them. A mixture
 has no numbering of its own; its rows come as one epoch interleaves them by the weights, each source
@@ -11,17 +22,30 @@ in its own order.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import datasets
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
 
 from tokenmill import fingerprint
 from tokenmill.dataset import Mixture, View
-from tokenmill.errors import UsageError
-from tokenmill.integrations.hf.shapes import ShapedSamples
 from tokenmill.integrations.hf.table import LazyTable
+from tokenmill.integrations.hosts import check_one_of, labels, predicted
 from tokenmill.loader import Unrolled
+from tokenmill.packing import Piece
 from tokenmill.store import Store
+
+_IDS, _MASK, _LABELS = pa.list_(pa.int32()), pa.list_(pa.int8()), pa.list_(pa.int64())
+
+SCHEMAS = {
+    "loss_mask": pa.schema({"input_ids": _IDS, "loss_mask": _MASK}),
+    "labels": pa.schema({"input_ids": _IDS, "labels": _LABELS}),
+    "assistant_masks": pa.schema({"input_ids": _IDS, "assistant_masks": _MASK}),
+    "packs": pa.schema({"input_ids": _IDS, "labels": _LABELS, "seq_lengths": _LABELS}),
+}
 
 MASKS = ("labels", "loss_mask", "assistant_masks")
 
@@ -37,8 +61,7 @@ def to_hf(data: Store | View | Mixture, mask: str = "labels") -> datasets.Datase
             input_ids and assistant_masks, of which TRL makes those labels when it truncates or
             packs by itself.
     """
-    if mask not in MASKS:
-        raise UsageError(f"mask is {mask!r}; it is one of {', '.join(MASKS)}")
+    check_one_of("mask", mask, MASKS)
     return lazy_dataset(Unrolled(data, order="sequential"), mask)
 
 
@@ -55,3 +78,77 @@ def lazy_dataset(samples: Unrolled, shape: str) -> datasets.Dataset:
     }
     key = fingerprint.key(document)[:16]
     return datasets.Dataset(LazyTable.of(ShapedSamples(samples, shape)), fingerprint=key)
+
+
+class ShapedSamples:
+    """Samples of a run as Arrow columns.
+
+    Args:
+        samples: The run.
+        shape: One of `SCHEMAS`.
+    """
+
+    def __init__(self, samples: Unrolled, shape: str) -> None:
+        self.samples = samples
+        self.shape = shape
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Columns and their types."""
+        return SCHEMAS[self.shape]
+
+    @property
+    def nbytes(self) -> int:
+        """About how many bytes all columns have together."""
+        return self.samples.tokens * (12 if "labels" in self.schema.names else 5)
+
+    def read(self, indices: Sequence[int]) -> pa.Table:
+        """Samples by number."""
+        found = self.samples.pieces(indices)
+        if self.shape == "loss_mask":
+            return self._stored(found)
+        if self.shape == "packs":
+            found = [pieces or [self._nothing()] for pieces in found]
+        columns = {"input_ids": _listed([[ids for ids, _ in pieces] for pieces in found], np.int32)}
+        if self.shape == "assistant_masks":
+            columns[self.shape] = _listed([[predicted(mask)] for ((_, mask),) in found], np.int8)
+        else:
+            trained = [[labels(*piece) for piece in pieces] for pieces in found]
+            columns["labels"] = _listed(trained, np.int64)
+        if self.shape == "packs":
+            sizes = [[np.asarray([ids.size for ids, _ in pieces])] for pieces in found]
+            columns["seq_lengths"] = _listed(sizes, np.int64)
+        return pa.Table.from_pydict(columns, schema=self.schema)
+
+    def _nothing(self) -> Piece:
+        """What a pack without rows holds (``balanced`` makes such): one untrained token."""
+        pad = 0 if self.samples.pad_id is None else self.samples.pad_id
+        return np.full(1, pad, np.int32), np.zeros(1, np.uint8)
+
+    def _stored(self, found: list[list[Piece]]) -> pa.Table:
+        """Rows as batches of one, each over the mapped bytes of the store."""
+        batches = [
+            pa.RecordBatch.from_arrays(
+                [_one_row(ids, pa.int32()), _one_row(mask, pa.int8())], schema=self.schema
+            )
+            for ((ids, mask),) in found
+        ]
+        return pa.Table.from_batches(batches, schema=self.schema)
+
+
+def _one_row(values: npt.NDArray[Any], kind: pa.DataType) -> pa.ListArray:
+    """One row over the bytes of an array, nothing copied."""
+    flat = pa.Array.from_buffers(kind, values.size, [None, pa.py_buffer(values)])
+    return pa.ListArray.from_arrays(pa.array([0, values.size], pa.int32()), flat)
+
+
+def _listed(samples: list[list[npt.NDArray[Any]]], kind: Any) -> pa.ListArray:
+    """Lists of pieces as one list column."""
+    sizes = [sum(piece.size for piece in pieces) for pieces in samples]
+    offsets = np.concatenate(([0], np.cumsum(sizes, dtype=np.int64))).astype(np.int32)
+    flat = [piece for pieces in samples for piece in pieces] or [np.zeros(0, kind)]
+    values = np.concatenate(flat).astype(kind, copy=False)
+    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values))

@@ -22,6 +22,7 @@ import pyarrow as pa
 from tokenmill import fingerprint
 from tokenmill.errors import UsageError
 from tokenmill.integrations.hf.table import LazyTable
+from tokenmill.integrations.hosts import check_positive
 from tokenmill.prompts import PromptDataset, shape_row
 
 _SAMPLE = "sample"
@@ -37,8 +38,7 @@ def for_grpo(prompts: PromptDataset, *, epochs: int = 1) -> tuple[datasets.Datas
     Returns:
         The dataset, and keyword arguments for ``GRPOConfig``. They must win over your own.
     """
-    if isinstance(epochs, bool) or not isinstance(epochs, int) or epochs < 1:
-        raise UsageError(f"epochs is {epochs!r}; it is a positive integer")
+    check_positive("epochs", epochs)
     if not len(prompts):
         raise UsageError(f"no prompt is left: {prompts.rejected}")
     document = {
@@ -92,10 +92,7 @@ class _Read:
         self._prompts = prompts
 
     def __call__(self, batch: dict[str, list[int]]) -> dict[str, list[Any]]:
-        epochs, numbers = np.divmod(np.asarray(batch[_SAMPLE], dtype=np.int64), len(self._prompts))
-        for epoch in np.unique(epochs):
-            there = epochs == epoch
-            numbers[there] = self._prompts.numbers_at(int(epoch), numbers[there])
+        numbers = self._prompts.numbers_at(np.asarray(batch[_SAMPLE], dtype=np.int64))
         rows, spec = self._prompts.source_rows_at(numbers), self._prompts.spec
         for row in rows:
             prompt = shape_row(row, spec).prompt

@@ -2,8 +2,8 @@
 
 `datasets` keeps every dataset's rows in a `datasets.table.Table`, asks it for rows through three
 methods (``fast_slice``, ``fast_gather``, ``to_reader``), and derives other tables from it (fewer
-columns, fewer rows, other metadata). `LazyTable` answers these from `Samples`, which read columns
-by number, without holding a row, so select, shard, shuffle, set_format, map and pickling work as on
+columns, fewer rows, other metadata). `LazyTable` answers these from a `RowReader`, which reads rows
+by number, without holding one, so select, shard, shuffle, set_format, map and pickling work as on
 any dataset.
 
 What needs the whole column at once (``dataset.data.column(0)``, adding a column, concatenation
@@ -22,7 +22,7 @@ from datasets.table import InMemoryTable, TableBlock, table_cast
 READ_ROWS = 1000  # rows computed at a time where all are asked for, as `datasets` does itself
 
 
-class Samples(Protocol):
+class RowReader(Protocol):
     """What a table is computed from."""
 
     def __len__(self) -> int: ...
@@ -60,7 +60,7 @@ class LazyTable(TableBlock):  # type: ignore[misc]
     """
 
     def __init__(
-        self, samples: Samples, span: range, columns: Sequence[str], schema: pa.Schema
+        self, samples: RowReader, span: range, columns: Sequence[str], schema: pa.Schema
     ) -> None:
         # Not the parent's: it would want the rows.
         self._samples = samples
@@ -69,7 +69,7 @@ class LazyTable(TableBlock):  # type: ignore[misc]
         self._schema = schema
 
     @classmethod
-    def of(cls, samples: Samples) -> LazyTable:
+    def of(cls, samples: RowReader) -> LazyTable:
         """All rows and columns."""
         schema = samples.schema
         return cls(samples, range(len(samples)), schema.names, schema)

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tokenmill.errors import UsageError
 from tokenmill.integrations.megatron.samples import PackedSamples
+from tokenmill.optional import optional
 
 if TYPE_CHECKING:
     from tokenmill.integrations.megatron.dataset import SFTDataset
@@ -24,8 +24,6 @@ __all__ = ["PackedSamples", "SFTDataset"]
 def __getattr__(name: str) -> Any:
     if name != "SFTDataset":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    try:
+    with optional("megatron"):
         from tokenmill.integrations.megatron.dataset import SFTDataset
-    except ImportError as error:
-        raise UsageError(f"this needs Megatron-LM on the path: {error}") from error
     return SFTDataset

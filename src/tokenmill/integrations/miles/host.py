@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from tokenmill.errors import UsageError
+from tokenmill.integrations.hosts import stated_date
 
 HOSTS: tuple[Literal["miles", "slime"], ...] = ("miles", "slime")
-DATE = "TOKENMILL_DATE"
 ORDER = "TOKENMILL_ORDER"
 STORE = "TOKENMILL_STORE"
 TURN_END = "TOKENMILL_TURN_END"
@@ -98,11 +98,6 @@ class Settings:
         return dict(value or {})
 
     @property
-    def date(self) -> str | None:
-        """The day for templates that print one; the hosts have no flag for it."""
-        return os.environ.get(DATE) or None
-
-    @property
     def order(self) -> str:
         """``miles``: what the host's own source would give; ``feistel`` chooses tokenmill's."""
         return os.environ.get(ORDER) or "miles"
@@ -120,5 +115,5 @@ class Settings:
             "tokenizer_backend": "transformers",
             "trust_remote_code": True,
             "chat_template": self.chat_template_path,
-            "date": self.date,
+            "date": stated_date(),
         }

@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 
 from tokenmill.build.recipe import Recipe, RunOptions
-from tokenmill.build.run import run
 from tokenmill.errors import SourceError, UsageError
 from tokenmill.fingerprint import checksum64
+from tokenmill.integrations.hosts import prepared, response_mask
 from tokenmill.integrations.miles.host import STORE, Settings
 from tokenmill.integrations.miles.source import ROW, DataSource
 from tokenmill.store import Row, Store, open_store
@@ -78,7 +78,9 @@ def sft_rollout(args: Any, rollout_id: Any, data_source: Any, evaluation: bool =
             "sft_rollout needs --data-source-path tokenmill.integrations.miles.DataSource "
             "with --prompt-data"
         )
-    lookup = _lookup_of(args, data_source)
+    if data_source.lookup is None:
+        data_source.lookup = Lookup(open_sft_store(args))
+    lookup: Lookup = data_source.lookup
     groups: list[list[Any]] = []
     missing = 0
     while len(groups) < args.rollout_batch_size:
@@ -106,22 +108,10 @@ def sft_rollout(args: Any, rollout_id: Any, data_source: Any, evaluation: bool =
 
 def fill(sample: Any, row: Row) -> None:
     """Give a sample the tokens of a store's row."""
-    mask = row.loss_mask.copy()
-    mask[:1] = 0  # nothing before it could predict the first token
-    trained = np.flatnonzero(mask)
-    response = len(mask) - int(trained[0]) if trained.size else 0
     sample.tokens = row.input_ids.tolist()
-    sample.response_length = response
-    sample.loss_mask = mask[len(mask) - response :].tolist()
+    sample.loss_mask = response_mask(row.loss_mask).tolist()
+    sample.response_length = len(sample.loss_mask)
     sample.reward = 0
-
-
-def _lookup_of(args: Any, data_source: DataSource) -> Lookup:
-    """The lookup of a data source, made once."""
-    if data_source.lookup is None:
-        data_source.lookup = Lookup(open_sft_store(args))
-    lookup: Lookup = data_source.lookup
-    return lookup
 
 
 def open_sft_store(args: Any) -> Store:
@@ -139,6 +129,4 @@ def open_sft_store(args: Any) -> Store:
         trailing="trim",  # the hosts train what was answered before it
         **settings.tokenizer,
     )
-    prepared = run(recipe, RunOptions())
-    prepared.judge()
-    return prepared.store
+    return prepared(recipe, RunOptions())

@@ -18,8 +18,9 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from tokenmill.errors import CorruptionError, StateError, TemplateError, UsageError
-from tokenmill.integrations.miles.host import DATE, Host, Settings, find_host, load_function
+from tokenmill.errors import CorruptionError, StateError, UsageError
+from tokenmill.integrations.hosts import date_named
+from tokenmill.integrations.miles.host import Host, Settings, find_host, load_function
 from tokenmill.integrations.miles.saved import host_path, read_state, state_path, write_state
 from tokenmill.origin import nothing_left
 from tokenmill.prompts import Prompt, PromptDataset
@@ -240,33 +241,23 @@ def open_prompts(settings: Settings, host: Host) -> PromptDataset:
         tokenizer.save_pretrained(Path(settings.dump_details) / "tokenizer")
         if processor is not None and hasattr(processor, "save_pretrained"):
             processor.save_pretrained(Path(settings.dump_details) / "processor")
-    try:
-        return _open(settings, host, processor)
-    except TemplateError as error:
-        if settings.date is not None:
-            raise
-        raise TemplateError(
-            f"{error.message}; here by the environment: {DATE}=2026-11-15"
-        ) from error
-
-
-def _open(settings: Settings, host: Host, processor: Any) -> PromptDataset:
-    return PromptDataset(
-        settings.prompt_data,
-        processor=processor,
-        max_length=settings.rollout_max_prompt_len,
-        prompt_key=settings.input_key,
-        label_key=settings.label_key,
-        tool_key=settings.tool_key,
-        metadata_key=settings.metadata_key or "metadata",
-        multimodal_keys=settings.multimodal_keys,
-        apply_chat_template=bool(settings.apply_chat_template),
-        apply_chat_template_kwargs=settings.template_kwargs,
-        seed=settings.rollout_seed,
-        order=settings.order,
-        convention=host.name,
-        **settings.tokenizer,
-    )
+    with date_named(checkpoint):
+        return PromptDataset(
+            settings.prompt_data,
+            processor=processor,
+            max_length=settings.rollout_max_prompt_len,
+            prompt_key=settings.input_key,
+            label_key=settings.label_key,
+            tool_key=settings.tool_key,
+            metadata_key=settings.metadata_key or "metadata",
+            multimodal_keys=settings.multimodal_keys,
+            apply_chat_template=bool(settings.apply_chat_template),
+            apply_chat_template_kwargs=settings.template_kwargs,
+            seed=settings.rollout_seed,
+            order=settings.order,
+            convention=host.name,
+            **settings.tokenizer,
+        )
 
 
 def _is_multimodal(settings: Settings) -> bool:

@@ -11,13 +11,9 @@ Importing this needs PyTorch, not NeMo RL.
 
 from __future__ import annotations
 
-from tokenmill.errors import UsageError
+from tokenmill.optional import optional
 
-try:
-    import torch as _torch  # noqa: F401 - only asked whether it is there
-except ImportError as error:
-    raise UsageError("this needs PyTorch: pip install 'tokenmill[torch]'") from error
+with optional("torch"):
+    from tokenmill.integrations.nemo_rl.sft import MessageLogs, SFTDataset, message_log
 
-from tokenmill.integrations.nemo_rl.sft import MessageLogs, SFTDataset, message_log
-
-__all__ = ["MessageLogs", "SFTDataset", "message_log"]
+    __all__ = ["MessageLogs", "SFTDataset", "message_log"]

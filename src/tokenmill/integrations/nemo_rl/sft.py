@@ -25,10 +25,17 @@ import torch
 from torch.utils import data as torch_data
 
 from tokenmill.build.recipe import Recipe, RunOptions
-from tokenmill.build.run import run
 from tokenmill.dataset import View, as_view, split
 from tokenmill.errors import UsageError
-from tokenmill.sampling import FeistelOrder, Order, SequentialOrder
+from tokenmill.integrations.hosts import (
+    Items,
+    check_names,
+    check_positive,
+    is_store,
+    prepared,
+    stated_date,
+)
+from tokenmill.sampling import Int64Array, make_order, unroll
 from tokenmill.store import Row, open_store
 
 TASK = "tokenmill"
@@ -55,7 +62,7 @@ def message_log(row: Row) -> list[Item]:
     ]
 
 
-class MessageLogs(torch_data.Dataset[Item]):  # type: ignore[misc]
+class MessageLogs(Items[Item], torch_data.Dataset[Item]):  # type: ignore[misc]
     """Message logs of a view's rows in our order, one epoch behind the other.
 
     Args:
@@ -65,22 +72,17 @@ class MessageLogs(torch_data.Dataset[Item]):  # type: ignore[misc]
     """
 
     def __init__(self, view: View, seed: int | None = 42, epochs: int = 1) -> None:
-        if isinstance(epochs, bool) or not isinstance(epochs, int) or epochs < 1:
-            raise UsageError(f"epochs is {epochs!r}, not a positive number")
+        check_positive("epochs", epochs)
         self.view, self.epochs = view, epochs
-        rows = len(view)
-        self._order: Order = SequentialOrder(rows) if seed is None else FeistelOrder(rows, seed)
+        self._order = make_order("sequential" if seed is None else "feistel", len(view), seed or 0)
 
     def __len__(self) -> int:
         return len(self.view) * self.epochs
 
-    def __getitem__(self, index: int) -> Item:
-        size = len(self)
-        if not -size <= index < size:
-            raise IndexError(f"item {index} of a dataset of {size}")
-        epoch, position = divmod(index % size, len(self.view))
-        [row] = self.view.rows(self._order.indices(epoch, np.asarray([position])))
-        return {"task_name": TASK, "message_log": message_log(row)}
+    def items_at(self, numbers: Int64Array) -> list[Item]:
+        """Message logs of rows."""
+        rows = self.view.rows(unroll(self._order, numbers))
+        return [{"task_name": TASK, "message_log": message_log(row)} for row in rows]
 
 
 def as_datum(
@@ -151,7 +153,7 @@ class SFTDataset:
     ) -> None:
         path = os.path.expanduser(os.fspath(data_path))
         recipe = _recipe_options(options)
-        if os.path.isfile(os.path.join(path, "manifest.json")):
+        if is_store(path):
             if recipe or tokenizer is not None:
                 given = ", ".join(sorted({*recipe, *(["tokenizer"] if tokenizer else [])}))
                 raise UsageError(f"a store has its recipe: take out {given}", path=path)
@@ -162,10 +164,13 @@ class SFTDataset:
                 path=path,
             )
         else:
-            view = _prepared(
-                Recipe(sources=(path,), tokenizer=tokenizer, **{"turn_end": "turn", **recipe}),
+            stated = {"turn_end": "turn", "date": stated_date(), **recipe}
+            store = prepared(
+                Recipe(sources=(path,), tokenizer=tokenizer, **stated),
                 RunOptions(cache_dir=cache_dir, num_workers=num_workers),
+                flag="++data.train.date",
             )
+            view = as_view(store)
         self.task_name = TASK
         self.val_dataset = None
         if split_validation_size:
@@ -194,13 +199,5 @@ def _recipe_options(options: Mapping[str, Any]) -> dict[str, Any]:
         if options.get(name) is not None:
             raise UsageError(f"{name} is not applied to rows here: put it into the rows")
     known = RECIPE_KEYS | HOST_KEYS | {"prompt_file", "system_prompt_file"}
-    unknown = sorted(set(options) - known)
-    if unknown:
-        raise UsageError(f"unknown names of a dataset: {', '.join(unknown)}")
+    check_names(options, known, "of a dataset")
     return {name: value for name, value in options.items() if name in RECIPE_KEYS}
-
-
-def _prepared(recipe: Recipe, options: RunOptions) -> View:
-    prepared = run(recipe, options)
-    prepared.judge()
-    return as_view(prepared.store)

@@ -19,16 +19,12 @@ The two programs need SkyRL; importing the rest needs PyTorch alone.
 
 from __future__ import annotations
 
-from tokenmill.errors import UsageError
+from tokenmill.optional import optional
 
-try:
-    import torch as _torch  # noqa: F401 - only asked whether it is there
-except ImportError as error:
-    raise UsageError("this needs PyTorch: pip install 'tokenmill[torch]'") from error
+with optional("torch"):
+    from tokenmill.integrations.skyrl.config import eval_from_config, from_config
+    from tokenmill.integrations.skyrl.dataset import SFTDataset
+    from tokenmill.integrations.skyrl.prompts import PromptDataset
+    from tokenmill.integrations.skyrl.sampler import Sampler
 
-from tokenmill.integrations.skyrl.config import eval_from_config, from_config
-from tokenmill.integrations.skyrl.dataset import SFTDataset
-from tokenmill.integrations.skyrl.prompts import PromptDataset
-from tokenmill.integrations.skyrl.sampler import Sampler
-
-__all__ = ["PromptDataset", "SFTDataset", "Sampler", "eval_from_config", "from_config"]
+    __all__ = ["PromptDataset", "SFTDataset", "Sampler", "eval_from_config", "from_config"]

@@ -16,18 +16,17 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from tokenmill.build.recipe import Recipe, RunOptions
-from tokenmill.build.run import run
 from tokenmill.errors import RowError, UsageError
 from tokenmill.files import PrivateDirectory
+from tokenmill.integrations.hosts import check_one_of, is_store, prepared, stated_date
 from tokenmill.integrations.skyrl.dataset import SFTDataset
-from tokenmill.integrations.skyrl.entry import date_named, stated_date
 from tokenmill.integrations.skyrl.splits import NO_COLUMN, sources_of
+from tokenmill.optional import optional
 from tokenmill.source import open_rows
-from tokenmill.store import Store, StoreLayout
+from tokenmill.store import Store
 
 TURN_ENDS = {"last_assistant_message": "turn", "all_assistant_messages": "stop"}
 """train_on_what → where SkyRL ends a trained turn."""
@@ -87,18 +86,13 @@ def eval_from_config(
 
 
 def _pretokenized(paths: Sequence[str], limit: int | None) -> Any:
-    foreign = [path for path in paths if os.path.exists(path) and not _is_store(path)]
+    foreign = [path for path in paths if os.path.exists(path) and not is_store(path)]
     if not foreign:
         return SFTDataset(*paths, max_length=limit)
-    try:
+    purpose = "no store of tokenmill's: reading it by SkyRL's own loader"
+    with optional("skyrl", purpose, path=foreign[0]):
         from skyrl.train.dataset.pretokenized import load_from_pretokenized
         from skyrl.train.dataset.sft_dataset import ConcatSFTDataset
-    except ImportError as error:
-        raise UsageError(
-            "no store of tokenmill's; SkyRL's own loader reads what others tokenized, and SkyRL "
-            f"cannot be imported here: {error}",
-            path=str(foreign[0]),
-        ) from error
     sources = [
         load_from_pretokenized(str(path), max_length=limit)
         if path in foreign
@@ -106,10 +100,6 @@ def _pretokenized(paths: Sequence[str], limit: int | None) -> Any:
         for path in paths
     ]
     return sources[0] if len(sources) == 1 else ConcatSFTDataset(sources)
-
-
-def _is_store(path: str) -> bool:
-    return StoreLayout(Path(path)).manifest.is_file()
 
 
 def _get(config: Any, name: str, default: Any = None) -> Any:
@@ -152,8 +142,7 @@ def _prepared(
 ) -> Store:
     what = _get(config, "train_on_what", "last_assistant_message")
     train_on = str(getattr(what, "value", what))
-    if train_on not in TURN_ENDS:
-        raise UsageError(f"train_on_what is {train_on!r}; it is one of {', '.join(TURN_ENDS)}")
+    check_one_of("train_on_what", train_on, TURN_ENDS)
     if tokenizer is None:
         tokenizer = _get(_get(config, "model"), "path")
     if tokenizer is None:
@@ -203,19 +192,16 @@ def _is_alpaca(source: str, messages_key: str, cache_dir: Any) -> bool:
 
 
 def _run(stated: dict[str, Any], options: dict[str, Any], more: dict[str, Any], what: str) -> Store:
-    executor, progress = more.pop("executor", "local"), more.pop("progress", None)
+    progress = more.pop("progress", None)
     for name, value in more.items():
-        if name in Recipe.__dataclass_fields__:
+        if name in Recipe.__struct_fields__:
             stated[name] = value
-        elif name in RunOptions.__dataclass_fields__:
+        elif name in RunOptions.__struct_fields__:
             options[name] = value
         else:
             raise UsageError(f"unknown argument: {name}")
     recipe, how = Recipe(**stated), RunOptions(**options)
-    with date_named(recipe.tokenizer):
-        prepared = run(recipe, how, executor, progress=progress)
-    prepared.judge()
-    store = prepared.store
+    store = prepared(recipe, how, progress=progress)
     rejected = ", ".join(f"{count:,} {why}" for why, count in store.rejected.items()) or "none"
     level = logging.WARNING if store.rejected else logging.INFO
     _log.log(level, "%s: %s rows, rejected: %s; %s", what, f"{len(store):,}", rejected, store.path)

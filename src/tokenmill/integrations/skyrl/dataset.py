@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,6 +26,8 @@ from torch.utils import data as torch_data
 from tokenmill import fingerprint
 from tokenmill.dataset import View, as_view, concat
 from tokenmill.errors import SourceError, UsageError
+from tokenmill.integrations.hosts import Items, check_positive, response_mask
+from tokenmill.sampling import Int64Array
 from tokenmill.store import Row, Store, open_store
 
 Item = dict[str, Any]
@@ -46,17 +47,16 @@ def window(row: Row, max_length: int | None = None) -> Item:
         max_length: Tokens to keep, from the start.
     """
     mask = row.loss_mask[:max_length]
-    trained = np.flatnonzero(mask[1:])
-    first = int(trained[0]) + 1 if trained.size else len(mask)
+    response = response_mask(mask)
     return {
         "input_ids": row.input_ids[:max_length].tolist(),
         "attention_mask": [1] * len(mask),
-        "num_actions": len(mask) - first,
-        "loss_mask": mask[first:].tolist(),
+        "num_actions": len(response),
+        "loss_mask": response.tolist(),
     }
 
 
-class SFTDataset(torch_data.Dataset[Item]):  # type: ignore[misc]
+class SFTDataset(Items[Item], torch_data.Dataset[Item]):  # type: ignore[misc]
     """Rows of stores in SkyRL's form.
 
     Args:
@@ -68,11 +68,10 @@ class SFTDataset(torch_data.Dataset[Item]):  # type: ignore[misc]
     def __init__(self, *sources: Source, max_length: int | None = None) -> None:
         if not sources:
             raise UsageError("SFTDataset needs at least one store")
-        if max_length is not None and (
-            isinstance(max_length, bool) or not isinstance(max_length, int) or max_length < 1
-        ):
-            raise UsageError(f"max_length is {max_length!r}; it is a positive integer or None")
-        self._sources = [_view(source) for source in sources]
+        if max_length is not None:
+            check_positive("max_length", max_length)
+        opened = (open_store(s) if isinstance(s, str | os.PathLike) else s for s in sources)
+        self._sources = [as_view(source) for source in opened]
         self.view = concat(self._sources)
         self.max_length = max_length
         self._dropped = _without_loss(self.view, max_length)
@@ -110,31 +109,12 @@ class SFTDataset(torch_data.Dataset[Item]):  # type: ignore[misc]
     def __len__(self) -> int:
         return len(self.view) - len(self._dropped)
 
-    def __getitem__(self, index: int) -> Item:
-        return self.__getitems__([index])[0]
-
-    def __getitems__(self, indices: Sequence[int]) -> list[Item]:
-        """Rows in the order asked for; negative numbers count from the end."""
-        size = len(self)
-        numbers = np.asarray([int(index) for index in indices], dtype=np.int64)
-        wrong = (numbers < -size) | (numbers >= size)
-        if wrong.any():
-            raise IndexError(f"row {int(numbers[wrong][0])} of a dataset of {size}")
-        numbers = np.where(numbers < 0, numbers + size, numbers)
+    def items_at(self, numbers: Int64Array) -> list[Item]:
+        """Rows in SkyRL's form."""
         # The k-th dropped row d has d - k kept rows before it.
         before = self._dropped - np.arange(len(self._dropped))
         numbers = numbers + np.searchsorted(before, numbers, side="right")
         return [window(row, self.max_length) for row in self.view.rows(numbers)]
-
-    def __iter__(self) -> Iterator[Item]:
-        for index in range(len(self)):
-            yield self[index]
-
-
-def _view(source: Source) -> View:
-    if isinstance(source, str | os.PathLike):
-        return as_view(open_store(source))
-    return as_view(source)
 
 
 def _without_loss(view: View, max_length: int | None) -> npt.NDArray[np.int64]:

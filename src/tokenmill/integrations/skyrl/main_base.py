@@ -11,14 +11,12 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from tokenmill.errors import UsageError
 from tokenmill.integrations.skyrl.entry import as_task
 from tokenmill.integrations.skyrl.prompts import PromptDataset
+from tokenmill.optional import optional
 
-try:
+with optional("skyrl", "this program"):
     from skyrl.train.entrypoints import main_base as host
-except ImportError as error:
-    raise UsageError(f"this runs SkyRL's RL trainer, which cannot be imported: {error}") from error
 
 _SKYRLS_TASK = host.skyrl_entrypoint  # before `main` puts ours in its place
 _OVERRIDE = "trainer.override_entrypoint="

@@ -10,14 +10,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from tokenmill.errors import UsageError
 from tokenmill.integrations.skyrl.config import eval_from_config, from_config
 from tokenmill.integrations.skyrl.entry import as_task
+from tokenmill.optional import optional
 
-try:
+with optional("skyrl", "this program"):
     from skyrl.train import main_sft as host
-except ImportError as error:
-    raise UsageError(f"this runs SkyRL's SFT trainer, which cannot be imported: {error}") from error
 
 _SKYRLS_TASK = host.sft_entrypoint  # before `main` puts ours in its place
 

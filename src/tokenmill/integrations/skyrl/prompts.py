@@ -16,13 +16,13 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 from torch.utils import data as torch_data
 
 from tokenmill import prompts
 from tokenmill.errors import UsageError
-from tokenmill.integrations.skyrl.entry import date_named, stated_date
+from tokenmill.integrations.hosts import Items, date_named, stated_date
 from tokenmill.integrations.skyrl.splits import NO_COLUMN, sources_of
+from tokenmill.sampling import Int64Array
 
 Item = tuple[Any, Any, dict[str, Any], str]
 
@@ -31,7 +31,7 @@ _FILES = (".parquet", ".json", ".jsonl")  # anything else is, to SkyRL, a name a
 _log = logging.getLogger(__name__)
 
 
-class PromptDataset(torch_data.Dataset[Item]):  # type: ignore[misc]
+class PromptDataset(Items[Item], torch_data.Dataset[Item]):  # type: ignore[misc]
     """Prompts for SkyRL's RL trainers, in file order; its dataloader shuffles.
 
     Args:
@@ -58,7 +58,7 @@ class PromptDataset(torch_data.Dataset[Item]):  # type: ignore[misc]
         if not names:
             raise UsageError("the config names no prompts: set data.train_data")
         self.prompt_key, self.env_class_key = prompt_key, env_class_key
-        with date_named(getattr(tokenizer, "name_or_path", tokenizer)):
+        with date_named(tokenizer):
             self.prompts = prompts.PromptDataset(
                 [source for name in names for source in _sources(name, cache_dir)],
                 tokenizer,
@@ -84,21 +84,13 @@ class PromptDataset(torch_data.Dataset[Item]):  # type: ignore[misc]
     def __len__(self) -> int:
         return len(self.prompts)
 
-    def __getitem__(self, item: int) -> Item:
-        return self.__getitems__([item])[0]
-
-    def __getitems__(self, items: Sequence[int]) -> list[Item]:
-        """Items in the order asked for."""
-        size, wanted = len(self), np.asarray([int(item) for item in items], dtype=np.int64)
-        wrong = (wanted < -size) | (wanted >= size)
-        if wrong.any():
-            raise IndexError(f"prompt {int(wanted[wrong][0])} of {size}")
-        rows = self.prompts.source_rows_at(wanted % size)
-        return [self._item(row, item) for row, item in zip(rows, items, strict=True)]
-
-    def _item(self, row: dict[str, Any], item: int) -> Item:
-        messages, env_class = row.pop(self.prompt_key), row.pop(self.env_class_key, None)
-        return messages, env_class, row, str(item)
+    def items_at(self, numbers: Int64Array) -> list[Item]:
+        """Prompts as SkyRL's tuples."""
+        rows = self.prompts.source_rows_at(numbers)
+        return [
+            (row.pop(self.prompt_key), row.pop(self.env_class_key, None), row, str(number))
+            for row, number in zip(rows, numbers.tolist(), strict=True)
+        ]
 
     @staticmethod
     def collate_fn(items: Sequence[Item]) -> list[dict[str, Any]]:

@@ -21,19 +21,18 @@ import numpy as np
 from torch.utils import data as torch_data
 
 from tokenmill.errors import StateError, UsageError
+from tokenmill.integrations.hosts import check_positive
 from tokenmill.loader import Cursor, Passport
 from tokenmill.sampling import (
     LARGEST,
-    FeistelOrder,
-    MilesOrder,
     MixedOrder,
     Order,
     Schedule,
-    SequentialOrder,
     check_seed,
+    make_order,
+    unroll,
 )
 
-ORDERS = ("feistel", "sequential", "miles")
 _BLOCK = 1024  # positions computed at a time: the order is a vectorised function
 _BEGUN = "begun"  # stream position at which the pass began
 _LENGTH = "num_samples"
@@ -64,12 +63,8 @@ class Sampler(torch_data.Sampler[int]):  # type: ignore[misc]
         rows = len(data_source)
         if not rows:
             raise UsageError("there is nothing to sample: the data has no rows")
-        if order not in ORDERS:
-            raise UsageError(f"order must be one of {', '.join(ORDERS)}, not {order!r}")
-        if num_samples is not None and (
-            isinstance(num_samples, bool) or not isinstance(num_samples, int) or num_samples < 1
-        ):
-            raise UsageError(f"num_samples must be a positive whole number, not {num_samples!r}")
+        if num_samples is not None:
+            check_positive("num_samples", num_samples)
         sizes = [rows] if lengths is None else [int(length) for length in lengths]
         if sum(sizes) != rows:
             raise UsageError(f"lengths are {sizes}, together {sum(sizes)}; the data has {rows}")
@@ -83,18 +78,18 @@ class Sampler(torch_data.Sampler[int]):  # type: ignore[misc]
             packing=None,
         )
         self._next = 0  # stream position at which the next pass begins
-        self._loaded: SamplerIterator | None = None  # a pass to be gone on with
-        self._live: SamplerIterator | None = None
+        self._loaded: SamplerPass | None = None  # a pass to be gone on with
+        self._live: SamplerPass | None = None
 
     def __len__(self) -> int:
         """Positions of one pass."""
         return self.num_samples
 
-    def __iter__(self) -> SamplerIterator:
+    def __iter__(self) -> SamplerPass:
         if self._loaded is not None:
             live, self._loaded = self._loaded, None
         else:
-            live = SamplerIterator(self, self._next, self._next, self.num_samples)
+            live = SamplerPass(self, self._next, self._next, self.num_samples)
         self._live = live
         return live
 
@@ -120,7 +115,7 @@ class Sampler(torch_data.Sampler[int]):  # type: ignore[misc]
         begun, place, length = self.admit(state)
         self._live = None
         self._next = begun
-        self._loaded = SamplerIterator(self, begun, place, length)
+        self._loaded = SamplerPass(self, begun, place, length)
 
     def stamp(self, begun: int, place: int, length: int) -> dict[str, Any]:
         """The state of a pass."""
@@ -148,7 +143,7 @@ class Sampler(torch_data.Sampler[int]):  # type: ignore[misc]
         return begun, place, length
 
 
-class SamplerIterator(Iterator[int]):
+class SamplerPass(Iterator[int]):
     """One pass; stateful in torchdata's sense.
 
     Args:
@@ -181,12 +176,9 @@ class SamplerIterator(Iterator[int]):
         return self._block[self._inside - 1]
 
     def _compute(self) -> list[int]:
-        """The next few rows, within one epoch of the order."""
-        rows = self._sampler.order.rows
-        epoch, position = divmod(self._place, rows)
-        stop = min(position + _BLOCK, rows, position + self._end - self._place)
-        positions = np.arange(position, stop, dtype=np.int64)
-        return [int(row) for row in self._sampler.order.indices(epoch, positions)]
+        """The next few rows."""
+        stop = min(self._place + _BLOCK, self._end)
+        return [int(row) for row in unroll(self._sampler.order, np.arange(self._place, stop))]
 
     def state_dict(self) -> dict[str, Any]:
         """Where this pass stands, counting what it yielded."""
@@ -201,15 +193,9 @@ class SamplerIterator(Iterator[int]):
 
 
 def _make_order(name: str, seed: int, sizes: list[int], weights: Sequence[float] | None) -> Order:
-    def one(rows: int, stream: int) -> Order:
-        if name == "sequential":
-            return SequentialOrder(rows)
-        return MilesOrder(rows, seed) if name == "miles" else FeistelOrder(rows, seed, stream)
-
     if weights is None:
-        return one(sum(sizes), 0)
+        return make_order(name, sum(sizes), seed)
     if len(weights) != len(sizes):
         raise UsageError(f"{len(weights)} weights for {len(sizes)} datasets")
     # As people write it: 0.7 is 7/10, not the nearest binary number.
-    schedule = Schedule(sizes, list(weights), "repeat")
-    return MixedOrder(schedule, [one(size, number + 1) for number, size in enumerate(sizes)])
+    return MixedOrder.of(Schedule(sizes, list(weights), "repeat"), name, seed)

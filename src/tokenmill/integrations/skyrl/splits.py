@@ -15,6 +15,7 @@ import re
 from typing import Any
 
 from tokenmill.errors import SourceError, SourceMissing, UsageError
+from tokenmill.optional import optional
 from tokenmill.source import open_rows
 from tokenmill.source.address import parse_selection
 from tokenmill.source.find import form_of
@@ -89,13 +90,8 @@ def _files_by_datasets(dataset: str, name: str) -> list[str]:
 
 
 def _builder(dataset: str) -> Any:
-    try:
+    with optional("datasets", "a split of a directory or hub dataset", path=dataset):
         import datasets
-    except ImportError as error:
-        raise UsageError(
-            "splits of directories and hub datasets need datasets: pip install 'tokenmill[hf]'",
-            path=dataset,
-        ) from error
     try:
         return datasets.load_dataset_builder(dataset)
     except Exception as error:  # it raises whatever its file systems and loaders do

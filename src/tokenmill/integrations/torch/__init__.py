@@ -13,15 +13,11 @@ Nothing here reads or advances torch's global random generators.
 
 from __future__ import annotations
 
-from tokenmill.errors import UsageError
+from tokenmill.optional import optional
 
-try:
-    import torch as _torch  # noqa: F401 - only asked whether it is there
-except ImportError as error:
-    raise UsageError("this needs PyTorch: pip install 'tokenmill[torch]'") from error
+with optional("torch"):
+    from tokenmill.integrations.torch.dataloader import DataLoader
+    from tokenmill.integrations.torch.dataset import Dataset, OrderedDataset
+    from tokenmill.integrations.torch.sampler import StatefulSampler
 
-from tokenmill.integrations.torch.dataloader import DataLoader
-from tokenmill.integrations.torch.dataset import Dataset, OrderedDataset
-from tokenmill.integrations.torch.sampler import StatefulSampler
-
-__all__ = ["DataLoader", "Dataset", "OrderedDataset", "StatefulSampler"]
+    __all__ = ["DataLoader", "Dataset", "OrderedDataset", "StatefulSampler"]

@@ -62,6 +62,15 @@ class _Sampler:
         return len(self._loader)
 
 
+def as_loader(data: Loader | Store | View | Mixture, arguments: dict[str, Any]) -> Loader:
+    """The loader that was given, or one of data and arguments."""
+    if not isinstance(data, Loader):
+        return Loader(data, **arguments)
+    if arguments:
+        raise UsageError(f"say {', '.join(arguments)} to the loader, not here")
+    return data
+
+
 class DataLoader:
     """Batches of a `tokenmill.Loader` as tensors, filled in worker processes.
 
@@ -91,12 +100,7 @@ class DataLoader:
         worker_init_fn: Callable[[int], None] | None = None,
         **arguments: Any,
     ) -> None:
-        if isinstance(data, Loader):
-            if arguments:
-                raise UsageError(f"say {', '.join(arguments)} to the loader, not here")
-            self.loader = data
-        else:
-            self.loader = Loader(data, **arguments)
+        self.loader = as_loader(data, arguments)
         self._persistent = persistent_workers
         self._sampler = _Sampler(self.loader)
         # Weak, so that a dropped iterator ends its workers at once, not when garbage is collected.

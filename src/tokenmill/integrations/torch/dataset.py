@@ -20,8 +20,10 @@ from torch.utils import data as torch_data
 
 from tokenmill.dataset import Mixture, View, as_view
 from tokenmill.errors import UsageError
+from tokenmill.integrations.hosts import Items, labels, predicted
 from tokenmill.loader import LengthGrouped, OrderedView
-from tokenmill.packing import IGNORE, Batch, fill_rows
+from tokenmill.packing import Batch, fill_rows
+from tokenmill.sampling import Int64Array
 from tokenmill.store import Row, Store
 
 Item = dict[str, torch.Tensor]
@@ -36,18 +38,16 @@ def as_tensors(batch: Batch) -> dict[str, Any]:
 
 
 def _item(row: Row) -> Item:
-    input_ids = row.input_ids.astype(np.int64)
-    loss_mask = row.loss_mask.copy()
-    loss_mask[:1] = 0  # nothing before it could predict the first token
-    labels = np.where(loss_mask.view(np.bool_), input_ids, np.int64(IGNORE))
-    return {
-        "input_ids": torch.from_numpy(input_ids),
-        "labels": torch.from_numpy(labels),
-        "loss_mask": torch.from_numpy(loss_mask),
-    }
+    return as_tensors(
+        {
+            "input_ids": row.input_ids.astype(np.int64),
+            "labels": labels(row.input_ids, row.loss_mask),
+            "loss_mask": predicted(row.loss_mask),
+        }
+    )
 
 
-class Dataset(torch_data.Dataset[Item]):  # type: ignore[misc]
+class Dataset(Items[Item], torch_data.Dataset[Item]):  # type: ignore[misc]
     """Rows of a store or view by number.
 
     Args:
@@ -73,11 +73,9 @@ class Dataset(torch_data.Dataset[Item]):  # type: ignore[misc]
     def __len__(self) -> int:
         return len(self.view)
 
-    def __getitem__(self, index: int) -> Item:
-        return _item(self.view[index])
-
-    def __getitems__(self, indices: Sequence[int]) -> list[Item]:
-        return [_item(row) for row in self.view.batch(indices)]
+    def items_at(self, numbers: Int64Array) -> list[Item]:
+        """Rows as tensors."""
+        return [_item(row) for row in self.view.rows(numbers)]
 
     def collate(self, items: Sequence[Item]) -> dict[str, Any]:
         """Pad items into a batch, as `tokenmill.Loader` would: the ``collate_fn`` to use."""
@@ -132,9 +130,7 @@ class OrderedDataset(Dataset):
     def __len__(self) -> int:
         return len(self._ordered)
 
-    def __getitem__(self, index: int) -> Item:
-        return self.__getitems__([index])[0]
-
-    def __getitems__(self, indices: Sequence[int]) -> list[Item]:
+    def items_at(self, numbers: Int64Array) -> list[Item]:
+        """The rows at positions of the epoch, as tensors."""
         self._ordered.set_epoch(int(self._epoch))
-        return [_item(row) for row in self._ordered.batch(indices)]
+        return [_item(row) for row in self._ordered.batch(numbers)]

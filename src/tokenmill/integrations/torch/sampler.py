@@ -19,6 +19,7 @@ from torch.utils import data as torch_data
 
 from tokenmill.dataset import Mixture, View
 from tokenmill.errors import StateError, UsageError
+from tokenmill.integrations.torch.dataloader import as_loader
 from tokenmill.loader import Cursor, Loader
 from tokenmill.store import Store
 
@@ -37,12 +38,7 @@ class StatefulSampler(torch_data.Sampler[Any]):  # type: ignore[misc]
     def __init__(
         self, data: Loader | Store | View | Mixture, *, batches: bool = False, **arguments: Any
     ) -> None:
-        if isinstance(data, Loader):
-            if arguments:
-                raise UsageError(f"say {', '.join(arguments)} to the loader, not here")
-            self.loader = data
-        else:
-            self.loader = Loader(data, **arguments)
+        self.loader = as_loader(data, arguments)
         if self.loader.stream.pack is not None:
             raise UsageError("a sampler yields rows, not packs: use DataLoader beside this")
         self.batches = batches

@@ -12,15 +12,11 @@ Importing this needs PyTorch, not verl.
 
 from __future__ import annotations
 
-from tokenmill.errors import UsageError
+from tokenmill.optional import optional
 
-try:
-    import torch as _torch  # noqa: F401 - only asked whether it is there
-except ImportError as error:
-    raise UsageError("this needs PyTorch: pip install 'tokenmill[torch]'") from error
+with optional("torch"):
+    from tokenmill.integrations.verl.rl import RLDataset
+    from tokenmill.integrations.verl.settings import Settings
+    from tokenmill.integrations.verl.sft import SFTDataset
 
-from tokenmill.integrations.verl.rl import RLDataset
-from tokenmill.integrations.verl.settings import Settings
-from tokenmill.integrations.verl.sft import SFTDataset
-
-__all__ = ["RLDataset", "SFTDataset", "Settings"]
+    __all__ = ["RLDataset", "SFTDataset", "Settings"]

@@ -127,14 +127,7 @@ def switches(
         with contextlib.suppress(CacheError):  # a cache that cannot be written: looked at again
             shelf.write_note(key, note)
     if note["refused"] is not None:
-        origin = rows.origin(note["row"])
-        raise UsageError(
-            note["refused"],
-            path=origin.path,
-            row=origin.row,
-            line=origin.line,
-            offset=origin.offset,
-        )
+        raise UsageError(note["refused"], **rows.origin(note["row"]).location)
     return set(note["said"])
 
 

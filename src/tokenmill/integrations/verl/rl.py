@@ -13,23 +13,22 @@ from __future__ import annotations
 
 import inspect
 import os
-from bisect import bisect_left
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch.utils import data as torch_data
 
-from tokenmill.chat.template import REMEDY
-from tokenmill.errors import TemplateError, UsageError
+from tokenmill.errors import UsageError
+from tokenmill.integrations.hosts import Items, date_named
 from tokenmill.integrations.verl.settings import (
-    Places,
+    DATE_FLAG,
+    ItemRows,
     Settings,
     file_list,
-    name_the_variable,
     plain,
     refuse_hooks,
 )
+from tokenmill.optional import optional
 from tokenmill.prompts import PromptDataset
 from tokenmill.sampling import Int64Array
 
@@ -38,19 +37,7 @@ Item = dict[str, Any]
 UNCALLED = ("_download", "_read_files_and_tokenize", "maybe_filter_out_long_prompts")
 
 
-class _Prompts(PromptDataset):
-    """Prompts whose whole source rows can be asked for, by their number among the kept."""
-
-    def source_rows_at(self, numbers: Int64Array) -> list[dict[str, Any]]:
-        """Parsed rows of the source."""
-        return self._rows.batch(self._kept.rows(numbers).tolist())
-
-    def kept_before(self, source_row: int) -> int:
-        """Kept rows among the first so many rows of the source."""
-        return bisect_left(range(len(self)), source_row, key=self._kept.row)
-
-
-class RLDataset(torch_data.Dataset[Item]):  # type: ignore[misc]
+class RLDataset(Items[Item], torch_data.Dataset[Item]):  # type: ignore[misc]
     """Prompts for verl's RL trainers, in our order.
 
     Args:
@@ -91,8 +78,8 @@ class RLDataset(torch_data.Dataset[Item]):  # type: ignore[misc]
                 "data.filter_overlong_prompts=False, or filter the files beforehand"
             )
         cache_dir = self.settings.cache_dir or stated.get("cache_dir")
-        try:
-            self.prompts = _Prompts(
+        with date_named(tokenizer, DATE_FLAG):
+            self.prompts = PromptDataset(
                 files,
                 tokenizer,
                 processor,
@@ -109,24 +96,19 @@ class RLDataset(torch_data.Dataset[Item]):  # type: ignore[misc]
                 num_workers=self.settings.num_workers,
                 cache_dir=None if cache_dir is None else os.path.expanduser(cache_dir),
             )
-        except TemplateError as error:
-            raise (name_the_variable(error) if REMEDY in error.message else error) from error
         rows, drawn = len(self.prompts), bool(stated.get("shuffle"))
         if not drawn and max_samples is not None and max_samples > 0:
             rows, max_samples = self.prompts.kept_before(max_samples), -1
-        self._places = Places(rows, self.settings, max_samples, shuffled=drawn)
-        if not len(self._places):
+        self._row_numbers = ItemRows(rows, self.settings, max_samples, shuffled=drawn)
+        if not len(self._row_numbers):
             raise UsageError(f"no prompt is left: {self.prompts.rejected}", path=files[0])
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._row_numbers)
 
-    def __getitem__(self, item: int) -> Item:
-        return self.__getitems__([item])[0]
-
-    def __getitems__(self, items: Sequence[int]) -> list[Item]:
-        """Items in the order asked for, all with the same columns."""
-        rows = [self._item(row) for row in self.prompts.source_rows_at(self._places(items))]
+    def items_at(self, numbers: Int64Array) -> list[Item]:
+        """Items, all with the same columns."""
+        rows = [self._item(row) for row in self.prompts.source_rows_at(self._row_numbers(numbers))]
         columns = dict.fromkeys(name for row in rows for name in row)
         return [{name: row.get(name) for name in columns} for row in rows]
 
@@ -187,8 +169,6 @@ class RLDataset(torch_data.Dataset[Item]):  # type: ignore[misc]
 
 
 def _verls() -> Any:
-    try:
+    with optional("verl", "reading the media of prompts"):
         from verl.utils.dataset.rl_dataset import RLHFDataset
-    except ImportError as error:
-        raise UsageError("media of prompts are read by verl, which is not installed") from error
     return RLHFDataset

@@ -1,7 +1,7 @@
 """What verl's data config says, and where an item of a dataset comes from.
 
 `Settings` are the names below ``data.tokenmill``, which verl hands on without looking at them
-(``+data.tokenmill.seed=7`` on its command line). `Places` maps item numbers to row numbers: our
+(``+data.tokenmill.seed=7`` on its command line). `ItemRows` maps item numbers to row numbers: our
 order of every epoch, one epoch behind the other, so that a trainer told ``total_epochs=1`` and
 not to shuffle sees each epoch in an order of its own. It is a pure function of seed and number;
 nothing is stored and a resume needs nothing but verl's own count.
@@ -17,13 +17,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-import numpy as np
+from tokenmill.errors import UsageError
+from tokenmill.integrations.hosts import (
+    check_names,
+    check_one_of,
+    check_positive,
+    stated_date,
+)
+from tokenmill.sampling import ORDERS, FeistelOrder, Int64Array, Order, make_order, unroll
 
-from tokenmill.errors import TemplateError, UsageError
-from tokenmill.sampling import FeistelOrder, Int64Array, MilesOrder, Order, SequentialOrder
-
-DATE_VARIABLE = "TOKENMILL_DATE"
-ORDERS = ("feistel", "sequential", "miles")
+DATE_FLAG = "+data.tokenmill.date"
 _STREAM_OF_SAMPLES = 1 << 16  # tells the draw of max_samples from every order of rows
 
 
@@ -60,28 +63,23 @@ class Settings:
     undo_shuffle: bool = False
 
     def __post_init__(self) -> None:
-        if self.order not in ORDERS:
-            raise UsageError(f"data.tokenmill.order is {self.order!r}: {', '.join(ORDERS)}")
-        if isinstance(self.epochs, bool) or not isinstance(self.epochs, int) or self.epochs < 1:
-            raise UsageError(f"data.tokenmill.epochs is {self.epochs!r}, not a positive number")
+        check_one_of("data.tokenmill.order", self.order, ORDERS)
+        check_positive("data.tokenmill.epochs", self.epochs)
 
     @classmethod
     def of(cls, config: Mapping[str, Any], files: Sequence[str]) -> Settings:
         """Those of a config, for a training or a validation set of these files."""
         stated = dict(config.get("tokenmill") or {})
-        unknown = sorted(set(stated) - {field.name for field in fields(cls)})
-        if unknown:
-            raise UsageError(f"unknown names under data.tokenmill: {', '.join(unknown)}")
+        check_names(stated, [field.name for field in fields(cls)], "under data.tokenmill")
         if stated.get("seed") is None:
             stated["seed"] = 42 if config.get("seed") is None else config["seed"]
-        if not stated.get("date"):
-            stated["date"] = os.environ.get(DATE_VARIABLE) or None
+        stated["date"] = stated.get("date") or stated_date()
         if _is_validation(config, files):
             stated.update(order="sequential", epochs=1, undo_shuffle=False)
         return cls(**stated)
 
 
-class Places:
+class ItemRows:
     """Item number → row number.
 
     Args:
@@ -100,30 +98,15 @@ class Places:
         self._draw: Order | None = None
         if limited and shuffled:
             self._draw = FeistelOrder(rows, seed, _STREAM_OF_SAMPLES)
-        self._order: Order
-        if settings.order == "sequential":
-            self._order = SequentialOrder(self.rows)
-        elif settings.order == "miles":
-            self._order = MilesOrder(self.rows, seed)
-        else:
-            self._order = FeistelOrder(self.rows, seed)
+        self._order = make_order(settings.order, self.rows, seed)
         self._epochs = settings.epochs
 
     def __len__(self) -> int:
         return self.rows * self._epochs
 
-    def __call__(self, indices: Sequence[int]) -> Int64Array:
-        """Row numbers of items; negative numbers count from the end."""
-        size = len(self)
-        items = np.asarray([int(index) for index in indices], dtype=np.int64)
-        wrong = (items < -size) | (items >= size)
-        if wrong.any():
-            raise IndexError(f"item {int(items[wrong][0])} of a dataset of {size}")
-        epochs, positions = np.divmod(np.where(items < 0, items + size, items), self.rows)
-        found = np.empty(items.shape, dtype=np.int64)
-        for epoch in np.unique(epochs).tolist():
-            here = epochs == epoch
-            found[here] = self._order.indices(epoch, positions[here])
+    def __call__(self, items: Int64Array) -> Int64Array:
+        """Row numbers of items."""
+        found = unroll(self._order, items)
         return found if self._draw is None else self._draw.indices(0, found)
 
 
@@ -140,14 +123,6 @@ def file_list(files: Any) -> list[str]:
     """One path or several, with the home directory written out."""
     several = [files] if isinstance(files, str | os.PathLike) else list(files)
     return [os.path.expanduser(os.fspath(file)) for file in several]
-
-
-def name_the_variable(error: TemplateError) -> TemplateError:
-    """The refusal of a template that prints the date, for those who have only the host's flags."""
-    return TemplateError(
-        f"the chat template prints the date: pin it in the environment, {DATE_VARIABLE}=2026-11-15 "
-        "(or +data.tokenmill.date=2026-11-15)"
-    ).with_traceback(error.__traceback__)
 
 
 def refuse_hooks(subclass: type, names: Sequence[str], why: str) -> None:

@@ -13,8 +13,6 @@ were trained would train the last token of the row before it: the first token ne
 
 from __future__ import annotations
 
-import os
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,20 +21,20 @@ import torch
 from torch.utils import data as torch_data
 
 from tokenmill.build.recipe import Recipe, RunOptions
-from tokenmill.build.run import run
-from tokenmill.chat.template import REMEDY
 from tokenmill.dataset import View, as_view, concat
-from tokenmill.errors import SourceError, TemplateError, UsageError
+from tokenmill.errors import SourceError
+from tokenmill.integrations.hosts import Items, check_one_of, is_store, predicted, prepared
 from tokenmill.integrations.verl.columns import SwitchedRows, switches
 from tokenmill.integrations.verl.settings import (
-    Places,
+    DATE_FLAG,
+    ItemRows,
     Settings,
     file_list,
-    name_the_variable,
     plain,
     refuse_hooks,
 )
-from tokenmill.store import Row, Store, open_store
+from tokenmill.sampling import Int64Array
+from tokenmill.store import Row, open_store
 
 Item = dict[str, torch.Tensor]
 
@@ -49,7 +47,7 @@ QWEN_VL_AXES = 4
 """verl gives Qwen-VL models text, time, height and width positions; in text they are the same."""
 
 
-class SFTDataset(torch_data.Dataset[Item]):  # type: ignore[misc]
+class SFTDataset(Items[Item], torch_data.Dataset[Item]):  # type: ignore[misc]
     """Rows for verl's SFT trainer, in our order.
 
     verl's SFT trainer always shuffles, with torch's ``DistributedSampler`` of seed 0. With
@@ -82,12 +80,8 @@ class SFTDataset(torch_data.Dataset[Item]):  # type: ignore[misc]
         self.pad_mode = str(getattr(mode, "value", mode))
         self.truncation = str(stated.get("truncation", "error"))
         self.max_length = int(stated.get("max_length", 1024))
-        for name, value, allowed in (
-            ("pad_mode", self.pad_mode, PAD_MODES),
-            ("truncation", self.truncation, TRUNCATIONS),
-        ):
-            if value not in allowed:
-                raise UsageError(f"{name} is {value!r}; it is one of {', '.join(allowed)}")
+        check_one_of("pad_mode", self.pad_mode, PAD_MODES)
+        check_one_of("truncation", self.truncation, TRUNCATIONS)
         files = file_list(parquet_files)
         self.settings = Settings.of(stated, files)
         preparing = _Preparing(tokenizer, processor, stated, self.settings, self._limit())
@@ -97,7 +91,7 @@ class SFTDataset(torch_data.Dataset[Item]):  # type: ignore[misc]
         self._axes = QWEN_VL_AXES if "Qwen2VLImageProcessor" in kind else None
         pad = getattr(tokenizer, "pad_token_id", None)
         self.pad_id = 0 if pad is None else int(pad)
-        self._places = Places(
+        self._row_numbers = ItemRows(
             len(self.view), self.settings, max_samples, shuffled=bool(stated.get("shuffle"))
         )
         self._layout = self._laid_out()
@@ -116,10 +110,7 @@ class SFTDataset(torch_data.Dataset[Item]):  # type: ignore[misc]
             raise SourceError(
                 f"{len(row)} tokens, data.max_length is {self.max_length} ({overlong.size:,} such "
                 "rows): raise it, or set data.truncation=right",
-                path=row.origin.path,
-                row=row.origin.row,
-                line=row.origin.line,
-                offset=row.origin.offset,
+                **row.origin.location,
             )
 
     def _laid_out(self) -> torch.Tensor | None:
@@ -141,16 +132,13 @@ class SFTDataset(torch_data.Dataset[Item]):  # type: ignore[misc]
         self._layout = self._laid_out()
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._row_numbers)
 
-    def __getitem__(self, item: int) -> Item:
-        return self.__getitems__([item])[0]
-
-    def __getitems__(self, items: Sequence[int]) -> list[Item]:
-        """Items in the order asked for."""
+    def items_at(self, numbers: Int64Array) -> list[Item]:
+        """Rows as verl's tensors."""
         if self._layout is not None:
-            items = [int(self._layout[int(item)]) for item in items]
-        return [self._item(row) for row in self.view.rows(self._places(items))]
+            numbers = self._layout[torch.from_numpy(numbers)].numpy()
+        return [self._item(row) for row in self.view.rows(self._row_numbers(numbers))]
 
     def _item(self, row: Row) -> Item:
         length, limit = len(row), self.max_length
@@ -158,8 +146,7 @@ class SFTDataset(torch_data.Dataset[Item]):  # type: ignore[misc]
         if self.truncation != "left":
             kept = slice(0, limit)
         input_ids = row.input_ids[kept].astype(np.int64)
-        loss_mask = row.loss_mask[kept].astype(np.int64)
-        loss_mask[:1] = 0
+        loss_mask = predicted(row.loss_mask[kept]).astype(np.int64)
         position_ids = np.arange(length, dtype=np.int64)[kept]
         found = {"input_ids": input_ids, "position_ids": position_ids, "loss_mask": loss_mask}
         if self.pad_mode == "right":
@@ -194,7 +181,7 @@ class _Preparing:
         views: list[View] = []
         raw: list[str] = []
         for file in [*files, None]:
-            if file is not None and not _is_store(file):
+            if file is not None and not is_store(file):
                 raw.append(file)
                 continue
             if raw:
@@ -206,10 +193,11 @@ class _Preparing:
 
     def _prepared(self, files: list[str]) -> View:
         """Raw files, each row rendered as it says itself whether to think."""
+        settings = self.settings
         column = self.config.get("enable_thinking_key", "enable_thinking") or None
         media = [str(self.config.get(name) or default) for name, default in MEDIA_KEYS.items()]
         default = self.config.get("enable_thinking_default")
-        said = switches(files, column, media, self.settings.cache_dir)
+        said = switches(files, column, media, settings.cache_dir)
         carry = () if len(said) == 1 else (str(column),)
         stores = {}
         for switch in sorted(said, key=str):
@@ -217,7 +205,11 @@ class _Preparing:
             variables = dict(self.config.get("apply_chat_template_kwargs") or {})
             if thinking is not None:
                 variables["enable_thinking"] = bool(thinking)
-            stores[switch] = _store(self._recipe(files, variables, carry), self.settings)
+            stores[switch] = prepared(
+                self._recipe(files, variables, carry),
+                RunOptions(num_workers=settings.num_workers, cache_dir=settings.cache_dir),
+                flag=DATE_FLAG,
+            )
         if len(stores) == 1:
             return as_view(*stores.values())
         return SwitchedRows(stores, str(column))
@@ -242,17 +234,3 @@ class _Preparing:
             overlong="truncate",
             carry=carry,
         )
-
-
-def _is_store(file: str) -> bool:
-    return os.path.isfile(os.path.join(file, "manifest.json"))
-
-
-def _store(recipe: Recipe, settings: Settings) -> Store:
-    options = RunOptions(num_workers=settings.num_workers, cache_dir=settings.cache_dir)
-    try:
-        prepared = run(recipe, options)
-    except TemplateError as error:
-        raise (name_the_variable(error) if REMEDY in error.message else error) from error
-    prepared.judge()
-    return prepared.store

@@ -19,6 +19,7 @@ from itertools import islice
 from typing import Any
 
 from tokenmill.errors import TokenmillError, UsageError
+from tokenmill.optional import optional
 from tokenmill.report.choose import rejected_rows
 from tokenmill.report.page.compare import Comparison
 from tokenmill.report.page.document import page, security_policy
@@ -33,7 +34,6 @@ HOST = "127.0.0.1"
 TOKEN_BYTES = 24
 MOST_AT_ONCE = 500  # rows of one answer
 RAW_BYTES = 64 << 10
-INSTALL = "--serve needs starlette and uvicorn: pip install 'tokenmill[serve]'"
 
 
 class Viewer:
@@ -232,11 +232,10 @@ def serve(viewer: Viewer, port: int, ready: Callable[[str, int], None]) -> None:
     Raises:
         UsageError: The port is taken, or the extra is not installed.
     """
-    try:
+    with optional("starlette", "--serve"):
         import starlette.applications  # noqa: F401
+    with optional("uvicorn", "--serve"):
         import uvicorn
-    except ImportError as error:
-        raise UsageError(INSTALL) from error
     with listen(port) as listening:
         bound = listening.getsockname()[1]
         token = secrets.token_urlsafe(TOKEN_BYTES)

@@ -1,0 +1,166 @@
+"""What the adapters to host frameworks have in common; it knows none of them.
+
+Hosts differ in names and shapes, and agree in what they leave to a dataset:
+
+    prepared, is_store   raw files become a store on first use, a store's directory is opened
+    stated_date          a template's date comes from the environment, for hosts have no flag
+    Items                a dataset is asked for items by number, one or a batch
+    labels, predicted    the first token of a row is never trained: nothing before it predicts it
+    response_mask        a row is described by its mask from the first trained token on
+    check_…              what a config says and nobody could follow is refused by name
+
+Orders by name, and positions that count on through epochs, are those of `tokenmill.sampling`.
+"""
+
+from __future__ import annotations
+
+import abc
+import operator
+import os
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from tokenmill.errors import TemplateError, UsageError
+from tokenmill.packing import IGNORE
+from tokenmill.sampling import Int64Array
+from tokenmill.store import Store, StoreLayout
+
+if TYPE_CHECKING:
+    from tokenmill.build.recipe import Recipe, RunOptions
+
+DATE = "TOKENMILL_DATE"
+MaskArray = npt.NDArray[np.uint8]
+T = TypeVar("T")
+
+
+# Stores and templates
+
+
+def is_store(path: str | os.PathLike[str]) -> bool:
+    """Whether a path is a store's directory."""
+    return StoreLayout(Path(path)).manifest.is_file()
+
+
+def prepared(
+    recipe: Recipe,
+    options: RunOptions,
+    *,
+    progress: Any = None,
+    flag: str = "",
+) -> Store:
+    """The store of a recipe, found or made.
+
+    Args:
+        recipe: What is to be made.
+        options: How.
+        progress: As for `tokenmill.prepare`.
+        flag: As for `date_named`.
+    """
+    # Not before there is something to prepare: a trainer's workers only read.
+    from tokenmill.build.run import run
+
+    with date_named(recipe.tokenizer, flag):
+        found = run(recipe, options, progress=progress)
+    found.judge()
+    return found.store
+
+
+def stated_date() -> str | None:
+    """The date for templates that print it, of the environment."""
+    return os.environ.get(DATE) or None
+
+
+@contextmanager
+def date_named(tokenizer: Any, flag: str = "") -> Iterator[None]:
+    """Where a template is refused for printing the date, say how it is pinned here.
+
+    Args:
+        tokenizer: Whose template it is: an object, or its name.
+        flag: The host's way beside the environment, where it has one.
+    """
+    try:
+        yield
+    except TemplateError as error:
+        from tokenmill.chat.template import REMEDY
+
+        if REMEDY not in error.message:
+            raise
+        other = f" (or {flag}=2026-11-15)" if flag else ""
+        raise TemplateError(
+            f"the template of {getattr(tokenizer, 'name_or_path', tokenizer)} prints the date: "
+            f"pin it in the environment, {DATE}=2026-11-15{other}"
+        ) from error
+
+
+# Items by number
+
+
+class Items(abc.ABC, Generic[T]):
+    """A map-style dataset; a subclass says how many items there are and makes them in bulk."""
+
+    @abc.abstractmethod
+    def __len__(self) -> int: ...
+
+    @abc.abstractmethod
+    def items_at(self, numbers: Int64Array) -> list[T]:
+        """Items by checked numbers, in the order asked for."""
+
+    def __getitem__(self, item: int) -> T:
+        return self.__getitems__([item])[0]
+
+    def __getitems__(self, items: Sequence[int]) -> list[T]:
+        """Items in the order asked for; negative numbers count from the end."""
+        size = len(self)
+        numbers = np.asarray([operator.index(item) for item in items], dtype=np.int64)
+        wrong = (numbers < -size) | (numbers >= size)
+        if wrong.any():
+            raise IndexError(f"item {int(numbers[wrong][0])} of a dataset of {size}")
+        return self.items_at(np.where(numbers < 0, numbers + size, numbers))
+
+
+# What a host's config may say
+
+
+def check_positive(name: str, value: Any) -> None:
+    """Refuse what is no positive whole number."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise UsageError(f"{name} is {value!r}; it is a positive whole number")
+
+
+def check_one_of(name: str, value: Any, known: Collection[str]) -> None:
+    """Refuse what is none of the values of a setting."""
+    if value not in known:
+        raise UsageError(f"{name} is {value!r}; it is one of {', '.join(known)}")
+
+
+def check_names(given: Iterable[str], known: Collection[str], where: str) -> None:
+    """Refuse settings that nobody would look at."""
+    unknown = sorted(set(given) - set(known))
+    if unknown:
+        raise UsageError(f"unknown names {where}: {', '.join(unknown)}")
+
+
+# Masks of a row
+
+
+def predicted(mask: MaskArray) -> MaskArray:
+    """A copy of a mask without the first token."""
+    mask = mask.copy()
+    mask[:1] = 0
+    return mask
+
+
+def labels(ids: npt.NDArray[Any], mask: MaskArray) -> Int64Array:
+    """Ids where they are trained, -100 elsewhere and at the first token."""
+    return np.where(predicted(mask).view(np.bool_), ids, np.int64(IGNORE))
+
+
+def response_mask(mask: MaskArray) -> MaskArray:
+    """The mask from the first trained token on, after the first of the row; empty without one."""
+    trained = np.flatnonzero(mask[1:])
+    return mask[int(trained[0]) + 1 if trained.size else len(mask) :]

@@ -1,0 +1,77 @@
+"""Libraries that tokenmill can do without: imported where they are needed, or refused by name.
+
+    with optional("torch", "verl's datasets"):
+        import torch
+
+An import that fails inside the block leaves it as an error of ours that says what the library was
+needed for and how it is installed. Whoever adapts to a foreign library imports it so, from the
+tokenizer's hub ids to the host frameworks; nothing else catches an `ImportError` to explain it.
+
+`adapter` is the one door through which a lower room reaches a higher one: imports point down, but
+``store.torch(…)`` is a method of the store. It loads the adapter, and the library with it, when it
+is called.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from typing import Any
+
+from tokenmill.errors import TokenmillError, UsageError
+
+LIBRARIES: dict[str, tuple[str, str | None]] = {
+    "PIL": ("Pillow", "pillow"),
+    "datasets": ("Hugging Face datasets", "tokenmill[hf]"),
+    "fastokens": ("fastokens", "fastokens"),
+    "huggingface_hub": ("huggingface_hub", "tokenmill[hf]"),
+    "megatron": ("Megatron-LM", None),
+    "skyrl": ("SkyRL", None),
+    "starlette": ("starlette", "tokenmill[serve]"),
+    "torch": ("PyTorch", "tokenmill[torch]"),
+    "transformers": ("transformers", "tokenmill[hf]"),
+    "uvicorn": ("uvicorn", "tokenmill[serve]"),
+    "verl": ("verl", None),
+}
+"""Package → its name in a sentence, and what pip installs it by; None: the host brings itself."""
+
+
+def install_line(package: str) -> str:
+    """The command that installs a package of `LIBRARIES`."""
+    wanted = LIBRARIES[package][1]
+    return f"pip install '{wanted}'" if "[" in str(wanted) else f"pip install {wanted}"
+
+
+@contextmanager
+def optional(
+    package: str,
+    purpose: str = "this",
+    *,
+    raises: type[TokenmillError] = UsageError,
+    path: str | os.PathLike[str] | None = None,
+) -> Iterator[None]:
+    """Import a package of `LIBRARIES`, or modules that import it, inside.
+
+    Args:
+        package: Its top-level name.
+        purpose: What it is needed for, as the subject of "needs".
+        raises: The error where it cannot be imported.
+        path: File that the error speaks of.
+    """
+    try:
+        yield
+    except ImportError as error:
+        name, wanted = LIBRARIES[package]
+        message = f"{purpose} needs {name}"
+        if wanted is None or (error.name or "").partition(".")[0] != package:
+            message += f", which cannot be imported ({error})"
+        if wanted is not None:
+            message += f": {install_line(package)}"
+        raise raises(message, path=path) from error
+
+
+def adapter(host: str) -> Any:
+    """The package of `tokenmill.integrations` that adapts to a host, loaded now."""
+    return import_module(f"tokenmill.integrations.{host}")

@@ -1,0 +1,149 @@
+"""What adapters share: items by number, dates of the environment, masks of a row."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.integrations.conftest import EXAMPLES
+from tokenmill.dataset import as_view
+from tokenmill.errors import TemplateError, UsageError
+from tokenmill.integrations import hosts
+from tokenmill.packing import fill_rows
+from tokenmill.store import Store
+
+pytest.importorskip("torch")
+
+from tokenmill.integrations import nemo_rl, skyrl, torch, verl
+from tokenmill.integrations.miles.sft import open_sft_store
+
+CHAT = str(EXAMPLES / "conversations.jsonl")
+TEMPLATE = (
+    "{{ strftime_now('%Y') }}{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}"
+    "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+UNPADDED = {"pad_mode": "no_padding", "max_length": 64}
+PROMPTS = {"prompt_key": "prompt", "tokenmill": {"num_workers": 0, "epochs": 2}}
+
+DATASETS: dict[str, Callable[[Store, str, Any], Any]] = {
+    "torch.Dataset": lambda store, *_: torch.Dataset(store),
+    "torch.OrderedDataset": lambda store, *_: torch.OrderedDataset(store),
+    "skyrl.SFTDataset": lambda store, *_: skyrl.SFTDataset(store),
+    "nemo_rl.MessageLogs": lambda store, *_: nemo_rl.MessageLogs(as_view(store), epochs=2),
+    "verl.SFTDataset": lambda store, _, tokenizer: verl.SFTDataset(
+        str(store.path), tokenizer, {**UNPADDED, "tokenmill": {"epochs": 2}}
+    ),
+    "skyrl.PromptDataset": lambda _, prompts, tokenizer: skyrl.PromptDataset(
+        prompts, tokenizer, 60, num_workers=1
+    ),
+    "verl.RLDataset": lambda _, prompts, tokenizer: verl.RLDataset(prompts, tokenizer, PROMPTS),
+}
+
+
+@pytest.fixture(autouse=True)
+def own_cache(cache: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOKENMILL_CACHE_DIR", cache)
+    monkeypatch.delenv("TOKENMILL_DATE", raising=False)
+
+
+@pytest.fixture(scope="module")
+def prompts(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("prompts") / "train.jsonl"
+    rows = [{"prompt": [{"role": "user", "content": f"What is {n}?"}]} for n in range(9)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+@pytest.mark.parametrize("name", DATASETS)
+def test_items_are_the_same_one_by_one_in_a_batch_and_from_the_end(
+    name: str, store: Store, prompts: str, tokenizer: Any
+) -> None:
+    dataset = DATASETS[name](store, prompts, tokenizer)
+    size = len(dataset)
+    numbers = [size - 1, 0, 3, 3, np.int64(1)]
+    batch = [repr(item) for item in dataset.__getitems__(numbers)]
+    assert batch == [repr(dataset[number]) for number in numbers]
+    assert batch == [repr(dataset[int(number) - size]) for number in numbers]
+    assert len(set(batch)) >= 3  # the last may be in another epoch
+    for wrong in (size, -size - 1):
+        with pytest.raises(IndexError, match=f"item {wrong} of a dataset of {size}"):
+            dataset[wrong]
+
+
+TOKENIZER = str(EXAMPLES / "tokenizer")
+
+DATED: dict[str, Callable[[Path, str, Any], Any]] = {
+    "miles.sft_rollout": lambda template, *_: open_sft_store(
+        SimpleNamespace(
+            prompt_data=CHAT,
+            input_key="messages",
+            hf_checkpoint=TOKENIZER,
+            chat_template_path=str(template),
+        )
+    ),
+    "nemo_rl.SFTDataset": lambda template, *_: nemo_rl.SFTDataset(
+        CHAT, TOKENIZER, num_workers=0, chat_template=template.read_text()
+    ),
+    "skyrl.from_config": lambda template, *_: skyrl.from_config(
+        {"train_datasets": [CHAT]},
+        tokenizer=TOKENIZER,
+        chat_template=template.read_text(),
+        executor="inline",
+    ),
+    "skyrl.PromptDataset": lambda _, prompts, dated: skyrl.PromptDataset(prompts, dated, 100, 0),
+    "verl.SFTDataset": lambda _, __, dated: verl.SFTDataset(
+        CHAT, dated, {**UNPADDED, "max_length": 4096, "tokenmill": {"num_workers": 0}}
+    ),
+    "verl.RLDataset": lambda _, prompts, dated: verl.RLDataset(prompts, dated, PROMPTS),
+}
+
+
+@pytest.mark.parametrize("name", DATED)
+def test_template_that_prints_the_date_takes_it_from_the_environment(
+    name: str, prompts: str, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    template = tmp_path / "dated.jinja"
+    template.write_text(TEMPLATE)
+    monkeypatch.setattr(tokenizer, "chat_template", TEMPLATE)
+    with pytest.raises(TemplateError, match="environment, TOKENMILL_DATE=2026-11-15"):
+        DATED[name](template, prompts, tokenizer)
+    monkeypatch.setenv("TOKENMILL_DATE", "2026-11-15")
+    DATED[name](template, prompts, tokenizer)
+
+
+def test_other_errors_of_a_template_are_left_as_they_are() -> None:
+    with pytest.raises(TemplateError, match=r"^line 3$"), hosts.date_named("t"):
+        raise TemplateError("line 3")
+
+
+@pytest.mark.parametrize("value", [0, -1, True, 1.0, "1", None])
+def test_what_is_no_positive_whole_number_is_refused(value: Any) -> None:
+    with pytest.raises(UsageError, match="epochs is"):
+        hosts.check_positive("epochs", value)
+
+
+def test_what_no_config_may_say_is_refused_with_what_it_may() -> None:
+    hosts.check_one_of("order", "a", ("a", "b"))
+    hosts.check_names(["a"], {"a", "b"}, "under x")
+    with pytest.raises(UsageError, match="order is 'c'; it is one of a, b"):
+        hosts.check_one_of("order", "c", ("a", "b"))
+    with pytest.raises(UsageError, match="unknown names under x: c, d"):
+        hosts.check_names(["d", "a", "c"], {"a"}, "under x")
+
+
+@pytest.mark.parametrize("mask", [[], [1], [0, 0], [1, 0, 1, 1, 0], [0, 1, 0], [1, 1]])
+def test_masks_of_a_row_never_train_its_first_token(mask: list[int]) -> None:
+    ids, stored = np.arange(len(mask), dtype=np.int32), np.asarray(mask, dtype=np.uint8)
+    batch = fill_rows([(ids, stored)], pad_id=0)
+    width = len(mask)
+    assert hosts.labels(ids, stored).tolist() == batch["labels"][0, :width].tolist()
+    assert hosts.predicted(stored).tolist() == batch["loss_mask"][0, :width].tolist()
+    trained = [n for n in range(1, width) if mask[n]]
+    assert hosts.response_mask(stored).tolist() == (mask[trained[0] :] if trained else [])
+    assert stored.tolist() == mask  # a view onto the store is never written to
