@@ -97,7 +97,7 @@ def read_block(block: Block) -> BlockRows:
         SourceChanged: The file no longer holds the bytes that the block was made of.
     """
     if block.kind in ("parquet", "arrow"):
-        from tokenmill.source.columnar_block import read_columnar_block
+        from tokenmill.source.columnar import read_columnar_block
 
         return read_columnar_block(block)
     file = _open(block)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 import stat
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from tokenmill.errors import SourceChanged, SourceError, SourceMissing, UsageError
@@ -100,9 +101,10 @@ class LocalFile:
         if expected is not None and self.signature != expected:
             raise SourceChanged(_difference(expected, self.signature), path=path)
 
-    def __del__(self) -> None:
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
+        # Bound early: at the interpreter's end this module may be emptied before its last file.
         if self.fd >= 0:
-            os.close(self.fd)
+            close(self.fd)
 
     def pread(self, length: int, offset: int) -> bytes:
         """Read; a short answer of the kernel is continued."""
