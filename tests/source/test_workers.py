@@ -61,7 +61,7 @@ def test_pickle_any_number_of_files_is_small_and_opens_without_scanning(
 
     monkeypatch.setattr("tokenmill.source.catalog.describe", refuse)
     monkeypatch.setattr("tokenmill.source.open.describe", refuse)
-    monkeypatch.setattr("tokenmill.source.open.find", refuse)
+    monkeypatch.setattr("tokenmill.source.open.discover", refuse)
     again = pickle.loads(data)
     assert len(again) == 2 * files - 1
     assert again[-1] == {"n": 2 * files - 1}

@@ -28,8 +28,8 @@ from tokenmill.origin import Origin
 from tokenmill.source import pool
 from tokenmill.source.block import Block, BlockRows, changed, open_remote_block
 from tokenmill.source.bytefile import ByteFile, LocalFile, Signature, open_remote
+from tokenmill.source.discover import Found
 from tokenmill.source.entry import FileEntry, SourceFile, Span
-from tokenmill.source.find import Found
 from tokenmill.source.jsonform import RowForm, encode
 from tokenmill.source.limits import INDEX_FORMAT, MIB
 from tokenmill.source.reader import Part, Value

@@ -1,6 +1,6 @@
 """From a URL to files: an object, a glob, or a directory of another place.
 
-The same rules as for paths (`find`): names decide formats, a directory means its data files or what
+The same rules as for paths (`discover`): names decide formats, a directory means its data files or what
 its state.json lists, a glob what it matches, sorted. A listing that tells sizes and ETags is kept
 with the files, so that a thousand objects are not asked one by one. HTTP servers cannot list in a
 way that one may rely on: there a URL is one file; people and proofs see it without its query, which
@@ -25,7 +25,7 @@ from tokenmill.files.remote import (
     version_of,
 )
 from tokenmill.source.address import Address
-from tokenmill.source.find import KNOWN, Found, directory, form_of, named, one_format
+from tokenmill.source.discover import KNOWN, Found, directory, form_of, named, one_format
 
 _MAGIC = "*?["
 

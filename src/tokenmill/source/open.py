@@ -21,8 +21,8 @@ from tokenmill.files import Staging, default_cache_dir
 from tokenmill.fingerprint import canonical, key
 from tokenmill.source.address import parse_address
 from tokenmill.source.catalog import describe
+from tokenmill.source.discover import Found, discover
 from tokenmill.source.entry import FileEntry
-from tokenmill.source.find import Found, find
 from tokenmill.source.limits import EMBEDDED_FILES, INDEX_FORMAT
 from tokenmill.source.lines import LineReader
 from tokenmill.source.reader import Part, Reader
@@ -72,7 +72,7 @@ def open_rows(
         if not isinstance(text, str | os.PathLike):
             raise UsageError(f"a source is a path, not {type(text).__name__}")
         address = parse_address(os.fspath(text))
-        chosen.append((address, find(address)))
+        chosen.append((address, discover(address)))
     distinct = list({one.place: one for _, found in chosen for one in found}.values())
     files = _describe_all(distinct, shelf, rehash)
     number_of = {found.place: number for number, found in enumerate(distinct)}

@@ -17,7 +17,7 @@ from typing import Any
 from tokenmill.errors import SourceError, SourceMissing, UsageError
 from tokenmill.source import open_rows
 from tokenmill.source.address import parse_selection
-from tokenmill.source.find import form_of
+from tokenmill.source.discover import form_of
 
 NO_COLUMN = "\x00"  # a column that no row has, for what SkyRL calls None or has no name for
 

@@ -49,7 +49,7 @@ class Found(NamedTuple):
         return self.location or self.path
 
 
-def find(address: Address) -> list[Found]:
+def discover(address: Address) -> list[Found]:
     """The files of an address.
 
     Raises:
