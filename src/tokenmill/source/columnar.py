@@ -25,14 +25,12 @@ from tokenmill.files import is_remote
 from tokenmill.files.recent import RecentValues
 from tokenmill.fingerprint import canonical, checksum, key
 from tokenmill.origin import Origin
-from tokenmill.source import pool
-from tokenmill.source.block import Block, BlockRows, changed, open_remote_block
-from tokenmill.source.bytefile import ByteFile, LocalFile, Signature, open_remote
+from tokenmill.source.block import Block, BlockRows, Part, Value, changed, open_remote_block
+from tokenmill.source.bytefile import ByteFile, LocalFile, Signature, bound_open_files, open_remote
 from tokenmill.source.discover import Found
 from tokenmill.source.entry import FileEntry, SourceFile, Span
 from tokenmill.source.jsonform import RowForm, encode
 from tokenmill.source.limits import INDEX_FORMAT, MIB
-from tokenmill.source.reader import Part, Value
 from tokenmill.source.shelf import Shelf, is_forbidden
 from tokenmill.source.tables import DecodedRows, Table, open_table, plan_ranges, walk_spans
 
@@ -101,7 +99,7 @@ class ColumnReader:
         )
         form = RowForm(table.schema, entry.path)
         opened = self._opened = (table, form, DecodedRows(table, form))
-        pool.opened(self)
+        bound_open_files(self)
         return opened
 
     def _check(self) -> None:
@@ -149,7 +147,7 @@ class ColumnReader:
             self._check()  # changed rather than damaged?
             raise
 
-    def hot(self) -> None:
+    def fast(self) -> None:
         """There is no short way: rows are found in a batch of a group, not in the file."""
 
     def raw(self, row: int) -> bytes:

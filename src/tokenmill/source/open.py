@@ -20,13 +20,13 @@ from tokenmill.errors import CacheError, SourceError, SourceMissing, UsageError
 from tokenmill.files import Staging, default_cache_dir
 from tokenmill.fingerprint import canonical, key
 from tokenmill.source.address import parse_address
+from tokenmill.source.block import Part
 from tokenmill.source.catalog import describe
 from tokenmill.source.discover import Found, discover
 from tokenmill.source.entry import FileEntry
 from tokenmill.source.limits import EMBEDDED_FILES, INDEX_FORMAT
 from tokenmill.source.lines import LineReader
-from tokenmill.source.reader import Part, Reader
-from tokenmill.source.rows import Layout, Rows
+from tokenmill.source.rows import Concatenation, Reader, Rows
 from tokenmill.source.shelf import Shelf, is_forbidden, private_shelf, require_artefact
 
 Source = str | os.PathLike[str]
@@ -120,9 +120,9 @@ def _rows(state: _State, shelf: Shelf) -> Rows:
     return Rows(_layout(state, _Travelling(state, shelf)))
 
 
-def _layout(state: _State, pickled: Any) -> Layout:
+def _layout(state: _State, pickled: Any) -> Concatenation:
     readers = [_reader(entry, Shelf(Path(root)), n) for n, (entry, root) in enumerate(state.files)]
-    return Layout(readers, state.parts, pickled)
+    return Concatenation(readers, state.parts, pickled)
 
 
 def _reader(entry: FileEntry, shelf: Shelf, number: int) -> Reader:
@@ -167,12 +167,12 @@ def _publish(shelf: Shelf, name: str, data: bytes) -> Path:
     return shelf.root
 
 
-def _embedded(data: bytes) -> Layout:
+def _embedded(data: bytes) -> Concatenation:
     state = msgspec.json.decode(data, type=_State)
     return _layout(state, _Travelling(state, Shelf(Path(state.files[0][1]))))
 
 
-def _published(root: str, name: str) -> Layout:
+def _published(root: str, name: str) -> Concatenation:
     shelf = Shelf(Path(root))
     require_artefact(shelf.place(name), [_LISTING])
     try:
@@ -187,6 +187,6 @@ def _published(root: str, name: str) -> Layout:
     return _layout(state, _Travelling(state, shelf))
 
 
-def reopen(layout: Layout, places: tuple[int, int, int]) -> Rows:
+def reopen(layout: Concatenation, places: tuple[int, int, int]) -> Rows:
     """A pickled view, opened again."""
     return Rows(layout, range(*places))
