@@ -25,8 +25,8 @@ from tokenmill.build.run import plan
 from tokenmill.source.assemble import Assembler, BlockEntry
 from tokenmill.source.bytefile import LocalFile
 from tokenmill.source.catalog import remember
+from tokenmill.source.discover import Found
 from tokenmill.source.entry import FileEntry
-from tokenmill.source.find import Found
 from tokenmill.source.index import index_key, write_index
 from tokenmill.source.shelf import Shelf
 from tokenmill.store.columns import SliceColumns

@@ -24,7 +24,7 @@ DATA = lines(ROWS)
 
 @pytest.fixture
 def url(web: RangeServer, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setattr(ranged, "_pool", ranged.Pool())
+    ranged.recent.clear()
     (web.root / "rows.jsonl").write_bytes(DATA)
     return web.url("rows.jsonl")
 
@@ -85,7 +85,7 @@ def test_changed_object_is_source_changed_at_the_next_range(
     path.write_bytes(DATA)
     rows = open_rows(elsewhere(path))
     blocks = list(rows.blocks())
-    monkeypatch.setattr(ranged, "_pool", ranged.Pool())
+    ranged.recent.clear()
     other = DATA + b"{}\n" if grown else DATA.replace(b'"id": 7', b'"id": 8')
     replaced(elsewhere, path, other)
     with pytest.raises(SourceChanged):
@@ -142,7 +142,7 @@ def test_object_with_a_fresh_time_alone_is_read_again(web: RangeServer, url: str
 def test_reading_goes_on_in_a_forked_process(web: RangeServer, url: str) -> None:
     rows = open_rows(url)
     assert rows[5] == ROWS[5]
-    ranged._fresh_pool()
+    ranged.recent.clear()
     child = os.fork()
     if child == 0:
         code = 1
@@ -212,15 +212,15 @@ def test_exception_inside_a_decoding_displaces_no_row(
     url = f"{memory}/rows.{form}"
     fs, inner = remote.filesystem(url)
     fs.pipe_file(inner, (tmp_path / "rows").read_bytes())
-    rows, real = open_rows(url), RowForm.rows
+    rows, real = open_rows(url), RowForm.checked
 
-    def interrupted(self: RowForm, batch: Any, first: int) -> Any:
+    def interrupted(self: RowForm, batch: Any) -> Any:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(RowForm, "rows", interrupted)
+    monkeypatch.setattr(RowForm, "checked", interrupted)
     with pytest.raises(KeyboardInterrupt):
         rows[3]
-    monkeypatch.setattr(RowForm, "rows", real)
+    monkeypatch.setattr(RowForm, "checked", real)
     assert [rows[number]["n"] for number in (3, 1027, 5, 3999, 2048)] == [3, 1027, 5, 3999, 2048]
 
 

@@ -89,7 +89,7 @@ def test_source_that_changes_between_plan_and_slice_publishes_no_store(
 
     def edit(*arguments: object) -> None:
         write_rows(path, conversations(300, first=1))
-        ranged._fresh_pool()  # what was fetched already is of the planned version, and could serve
+        ranged.recent.clear()  # what was fetched already is of the planned version, and could serve
         real(*arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr(run, "_require_writable", edit)

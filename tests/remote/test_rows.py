@@ -86,11 +86,11 @@ def test_single_row_costs_one_block(
     web: RangeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ranged, "BLOCK", 16 << 10)
-    monkeypatch.setattr(ranged, "_pool", ranged.Pool())
+    ranged.recent.clear()
     (web.root / "rows.jsonl").write_bytes(lines(ROWS))
     url = web.url("rows.jsonl")
     open_rows(url)
-    ranged._pool = ranged.Pool()
+    ranged.recent.clear()
     rows = open_rows(url)
     web.forget()
     assert rows[1500] == ROWS[1500]
@@ -105,7 +105,7 @@ def test_streaming_asks_for_growing_windows_each_byte_once(
 ) -> None:
     monkeypatch.setattr(ranged, "BLOCK", 4 << 10)
     monkeypatch.setattr(ranged, "WINDOW", 64 << 10)
-    monkeypatch.setattr(ranged, "_pool", ranged.Pool())
+    ranged.recent.clear()
     data = lines(ROWS)
     (web.root / "rows.jsonl").write_bytes(data)
     file = ranged.RemoteFile(web.url("rows.jsonl"))

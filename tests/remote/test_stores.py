@@ -44,7 +44,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
 
 @pytest.fixture(autouse=True)
 def nothing_pooled() -> None:
-    ranged._fresh_pool()
+    ranged.recent.clear()
 
 
 @pytest.fixture(params=["s3", "memory"])
@@ -206,7 +206,7 @@ def test_store_over_http_reads_what_rows_need_and_once(
     web.forget()
     np.testing.assert_array_equal(there[6].input_ids, store[6].input_ids)
     assert not web.requests
-    ranged._fresh_pool()
+    ranged.recent.clear()
     again = tm.open_store(served)  # another process: what was read is on the disk
     np.testing.assert_array_equal(again[5].input_ids, store[5].input_ids)
     fetched = [path.rpartition("/")[2] for path, _ in web.requests]
@@ -248,7 +248,7 @@ def test_flipped_bit_in_the_block_cache_is_fetched_again(
     _ = tm.open_store(served)[0], tm.open_store(served).lengths
     for path in own_cache.glob("blocks/*/*"):
         flip(path, at=-1)
-    ranged._fresh_pool()
+    ranged.recent.clear()
     same_rows(tm.open_store(served), store)
 
 
@@ -263,7 +263,7 @@ def test_block_cache_stays_within_its_bound(
         assert kept <= 60_000
     monkeypatch.setenv("TOKENMILL_BLOCK_CACHE_BYTES", "0")
     shutil.rmtree(own_cache)
-    ranged._fresh_pool()
+    ranged.recent.clear()
     same_rows(tm.open_store(served), store)
     assert not own_cache.exists()
 

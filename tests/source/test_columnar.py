@@ -1,12 +1,14 @@
-"""Parquet and Arrow: forms of values, damage, ranges, and the copy for single rows."""
+"""Parquet and Arrow: forms of values, damage, ranges, and single rows decoded in place."""
 
 from __future__ import annotations
 
 import datetime
 import decimal
+import json
 import os
 import random
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.source.make import COLUMNAR_MAKERS, parquet, settle
-from tokenmill.errors import CorruptionError, RowError, SourceError, SourceMissing, UsageError
+from tokenmill.errors import RowError, SourceError, SourceMissing, UsageError
+from tokenmill.files.recent import RecentValues
 from tokenmill.source import open_rows, read_block
 from tokenmill.source.tables import Group, plan_ranges
 
@@ -177,67 +180,167 @@ def test_blocks_of_a_large_group_are_decoded_once(
     pq.write_table(pa.Table.from_pylist(ROWS), path)
     blocks = list(open_rows(path).blocks())
     assert len(blocks) > 5
-    decoded: list[int] = []
-    real = tables.ParquetTable.group_batches
-
-    def counted(self: tables.ParquetTable, group: int) -> Any:
-        decoded.append(group)
-        return real(self, group)
-
-    monkeypatch.setattr(tables.ParquetTable, "group_batches", counted)
+    decoded = decodings(monkeypatch)
     assert [value for block in blocks for value in read_block(block).values] == ROWS
     assert decoded == [0]
     assert read_block(blocks[2]).values == ROWS[blocks[2].first_row :][: blocks[2].rows]
 
 
-def test_first_single_row_writes_nothing_and_decodes_only_around_it(
-    tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch
+def input_and_output() -> tuple[int, int]:
+    """Bytes that this process has read and written by system calls."""
+    counts = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
+    return int(counts["rchar"]), int(counts["wchar"])
+
+
+FOOTER = 64 << 10  # bytes that pyarrow reads of a file's end
+
+
+@pytest.mark.parametrize("position", [0, 999, 1234, 1999])
+def test_single_row_reads_its_row_group_at_most_and_writes_nothing(
+    position: int, tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from tokenmill.source import columnar
-    from tokenmill.source.jsonform import RowForm
 
-    path = parquet(ROWS, tmp_path)
+    chance = random.Random(7)
+    many = [{"n": number, "text": chance.randbytes(1000).hex()} for number in range(2000)]
+    path = tmp_path / "rows.parquet"
+    pq.write_table(pa.Table.from_pylist(many), path, row_group_size=200)
+    groups = pq.ParquetFile(path).metadata
+    largest = max(groups.row_group(n).total_byte_size for n in range(groups.num_row_groups))
     settle()
     rows = open_rows(path)
-    before = sorted(own_cache.rglob("*"))
-    decoded: list[int] = []
-    real = RowForm.rows
     monkeypatch.setattr(columnar, "content_digest", None)  # nobody hashes the file
-
-    def counted(self: RowForm, batch: Any, first: int) -> Any:
-        decoded.append(batch.num_rows)
-        return real(self, batch, first)
-
-    monkeypatch.setattr(RowForm, "rows", counted)
-    assert (rows[0], rows.raw(8), rows[7]) == (ROWS[0], b'{"n":8,"text":"text 8"}', ROWS[7])
-    assert rows.origin(8) == (str(path), 8, None, None, 23)
-    assert sum(decoded) <= 1024
+    before = sorted(own_cache.rglob("*"))
+    read, written = input_and_output()
+    value = rows[position]
+    read, written = (
+        after - first for after, first in zip(input_and_output(), (read, written), strict=True)
+    )
+    assert value == many[position]
+    assert read <= largest + 4 * FOOTER < path.stat().st_size // 5
+    assert written == 0
+    assert rows.raw(position) == json.dumps(many[position], separators=(",", ":")).encode()
+    assert rows.origin(position) == (str(path), position, None, None, len(rows.raw(position)))
     assert sorted(own_cache.rglob("*")) == before
 
 
-def test_copy_for_single_rows_is_made_once_decoding_costs_more(
-    tmp_path: Path, own_cache: Path
-) -> None:
-    many = [{"n": number, "text": f"text {number}"} for number in range(40_000)]
-    path = tmp_path / "many.parquet"
-    pq.write_table(pa.Table.from_pylist(many), path, row_group_size=20_000)
-    settle()
+def test_first_row_of_a_large_group_reads_only_its_beginning(tmp_path: Path) -> None:
+    chance = random.Random(7)
+    many = [{"text": chance.randbytes(1500).hex()} for _ in range(6000)]
+    path = tmp_path / "rows.parquet"
+    pq.write_table(pa.Table.from_pylist(many), path)
     rows = open_rows(path)
-    assert rows.batch([99, 3]) == [many[99], many[3]]
-    chance = random.Random(5)
-    drawn = [chance.randrange(len(many)) for _ in range(60)]
-    assert [rows[number] for number in drawn[:2]] == [many[number] for number in drawn[:2]]
-    assert not list(own_cache.glob("rows/*/frames.zst"))
-    assert [rows[number] for number in drawn] == [many[number] for number in drawn]
-    (frames,) = own_cache.glob("rows/*/frames.zst")
-    made = frames.stat().st_mtime_ns
-    again = open_rows(path)
-    frames.rename(frames.with_name("aside"))  # whoever finds a copy reads it at once
-    with pytest.raises(CorruptionError):
-        again[8]
-    frames.with_name("aside").rename(frames)
-    assert (again[8], again.raw(8)) == (many[8], b'{"n":8,"text":"text 8"}')
-    assert [one.stat().st_mtime_ns for one in own_cache.glob("rows/*/frames.zst")] == [made]
+    read, _ = input_and_output()
+    assert rows[0] == many[0]
+    assert input_and_output()[0] - read < path.stat().st_size // 2
+
+
+def decodings(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The groups that are decoded from now on."""
+    from tokenmill.source import tables
+
+    decoded: list[int] = []
+    for kind in (tables.ParquetTable, tables.ArrowTable):
+
+        def counted(self: Any, group: int, real: Any = kind.group_batches) -> Any:
+            decoded.append(group)
+            return real(self, group)
+
+        monkeypatch.setattr(kind, "group_batches", counted)
+    return decoded
+
+
+MANY = [{"n": number, "text": f"text {number}"} for number in range(20_000)]
+DRAWN = [random.Random(5).randrange(len(MANY)) for _ in range(300)]
+
+
+@pytest.fixture
+def groups_of_5000(tmp_path: Path) -> Path:
+    path = tmp_path / "many.parquet"
+    pq.write_table(pa.Table.from_pylist(MANY), path, row_group_size=5000)
+    return path
+
+
+def test_groups_are_decoded_once_while_they_are_kept(
+    groups_of_5000: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoded = decodings(monkeypatch)
+    rows = open_rows(groups_of_5000)
+    assert [rows[number] for number in range(0, 20_000, 500)] == MANY[::500]
+    assert decoded == [0, 1, 2, 3]
+    assert [rows[number] for number in DRAWN] == [MANY[number] for number in DRAWN]
+    assert rows.batch(DRAWN) == [MANY[number] for number in DRAWN]
+    decoded.clear()
+    assert [rows.raw(number) for number in DRAWN] == [
+        json.dumps(MANY[number], separators=(",", ":")).encode() for number in DRAWN
+    ]
+    assert decoded == []
+
+
+def test_kept_groups_are_bounded_and_rows_are_right_beyond_the_bound(
+    groups_of_5000: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tokenmill.source import tables
+
+    bound = 100_000  # bytes; a group has some 130,000
+    kept = RecentValues(bound)
+    monkeypatch.setattr(tables, "_decoded", kept)
+    rows = open_rows(groups_of_5000)
+    with ThreadPoolExecutor(4) as threads:
+        assert list(threads.map(rows.__getitem__, DRAWN)) == [MANY[number] for number in DRAWN]
+    assert 0 < kept.bytes <= bound
+    assert rows.batch(DRAWN) == [MANY[number] for number in DRAWN]
+    decoded = decodings(monkeypatch)
+    assert len(rows.batch(range(0, 20_000, 7))) == 2858
+    assert sorted(decoded) == [0, 1, 2, 3]  # one pass, whatever the bound
+
+
+def test_batch_of_large_rows_is_looked_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tokenmill.source import jsonform
+
+    monkeypatch.setattr(jsonform, "_SUSPECT", 1000)
+    looked: list[int] = []
+    real = jsonform.RowForm._validated
+
+    def counted(self: jsonform.RowForm, batch: Any) -> Any:
+        looked.append(batch.num_rows)
+        return real(self, batch)
+
+    monkeypatch.setattr(jsonform.RowForm, "_validated", counted)
+    path = tmp_path / "rows.parquet"
+    pq.write_table(pa.Table.from_pylist(ROWS), path)
+    rows = open_rows(path)
+    assert [value for _, value in rows.scan()] == ROWS
+    assert looked == [1024, 1024, 952]
+    looked.clear()
+    assert [rows[number] for number in (5, 4, 700, 1023)] == [
+        ROWS[number] for number in (5, 4, 700, 1023)
+    ]
+    assert looked == [1024]
+
+
+def test_names_of_contents_and_blocks_stay(tmp_path: Path) -> None:
+    """They are part of the keys of slices and stores."""
+    from tokenmill.source.bytefile import LocalFile
+    from tokenmill.source.columnar import content_digest, range_digest
+
+    (tmp_path / "some").write_bytes(b"PAR1" + bytes(range(256)) * 5000)
+    file = LocalFile(str(tmp_path / "some"))
+    content = content_digest(file, "parquet")
+    assert content == "5c8a15f823bf1fa09c4476d5f31f6426808350d1"
+    assert content_digest(file, "arrow") == "2293e570fbf79594ff2d9f58fd58b6458047364f"
+    assert range_digest(content, 0, 1024) == "03b26cdf48571575b6e1ad4c71b05bd6"
+    made = [Group(1000, 3 << 20), Group(1000, 6 << 20), Group(2000, 20 << 20), Group(7, 100)]
+    assert [(first, last) for first, last, _ in plan_ranges(made)] == [
+        (0, 1000),
+        (1000, 2000),
+        (2000, 2666),
+        (2666, 3333),
+        (3333, 4000),
+        (4000, 4007),
+    ]
 
 
 def few_row_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -248,7 +351,7 @@ def few_row_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def hashes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The files that are hashed whole from now on."""
-    from tokenmill.source import columnar, columnar_block
+    from tokenmill.source import columnar
 
     hashed: list[str] = []
     real = columnar.content_digest
@@ -258,7 +361,6 @@ def hashes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return real(file, kind)
 
     monkeypatch.setattr(columnar, "content_digest", counted)
-    monkeypatch.setattr(columnar_block, "content_digest", counted)
     return hashed
 
 
@@ -269,10 +371,13 @@ def test_file_with_an_unsettled_stamp_is_hashed_once_not_for_every_block(
 ) -> None:
     few_row_blocks(monkeypatch)
     path = make(ROWS, tmp_path)
-    if stamp == "ahead":
-        settle()
-        os.utime(path, (2**32, 2**32))  # as from a machine whose clock is ahead
-    blocks = list(open_rows(path).blocks())
+    with monkeypatch.context() as patch:
+        if stamp == "ahead":
+            settle()
+            os.utime(path, (2**32, 2**32))  # as from a machine whose clock is ahead
+        else:
+            patch.setattr("tokenmill.source.bytefile.RACY_NS", 10**12)  # however slow this one is
+        blocks = list(open_rows(path).blocks())
     assert len(blocks) > 5
     assert not blocks[0].settled
     settle()

@@ -61,7 +61,7 @@ def test_pickle_any_number_of_files_is_small_and_opens_without_scanning(
 
     monkeypatch.setattr("tokenmill.source.catalog.describe", refuse)
     monkeypatch.setattr("tokenmill.source.open.describe", refuse)
-    monkeypatch.setattr("tokenmill.source.open.find", refuse)
+    monkeypatch.setattr("tokenmill.source.open.discover", refuse)
     again = pickle.loads(data)
     assert len(again) == 2 * files - 1
     assert again[-1] == {"n": 2 * files - 1}
@@ -212,3 +212,12 @@ def test_batch_reads_are_coalesced(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     chosen = [400, 3, 2, 1, 399, 2, -1]
     assert rows.batch(chosen) == [ROWS[n] for n in chosen]
     assert len(calls) == 1
+
+
+def test_file_that_outlives_its_module_is_closed_without_a_word(tmp_path: Path) -> None:
+    keep = (
+        "import sys; from tokenmill.source import bytefile; sys.kept = bytefile;"
+        "bytefile.kept = bytefile.LocalFile(sys.argv[1])"
+    )
+    done = python(keep, str(jsonl(ROWS, tmp_path)))
+    assert (done.returncode, done.stderr) == (0, "")

@@ -1,9 +1,9 @@
 """A remote object as a file: any offset, any thread, few requests.
 
-A `RemoteFile` cuts its object into blocks of 256 KiB and keeps the newest of all files in one
-bounded pool of the process. A single row costs one block; whoever reads on where the last request
-ended gets windows that double up to 8 MiB, and from then on the next window is already under way
-while this one is read. Long reads (a worker's whole block) go straight through.
+A `RemoteFile` cuts its object into blocks of 256 KiB and keeps the newest blocks of all files of
+the process (`recent`). A single row costs one block; whoever reads on where the last request ended
+gets windows that double up to 8 MiB, and from then on the next window is already under way while
+this one is read. Long reads (a worker's whole block) go straight through.
 
 A `RangedStream` is the same bytes with a position, for libraries that want a file object.
 """
@@ -14,11 +14,11 @@ import io
 import itertools
 import os
 import threading
-from collections import OrderedDict
 from collections.abc import Hashable
 from typing import Any
 
 from tokenmill.errors import SourceChanged, TokenmillError
+from tokenmill.files.recent import RecentValues
 from tokenmill.files.remote import RemoteObject, Version
 
 BLOCK = 256 << 10  # bytes of one cached block: what a single row costs
@@ -27,48 +27,9 @@ DIRECT = 4 << 20  # bytes; a longer read is not cached
 POOLED = 64 << 20  # bytes of blocks kept by a process, over all files
 
 
-class Pool:
-    """The newest blocks of all files of this process."""
+recent = RecentValues(POOLED)
+"""The newest blocks of all files of this process, and of the stores that it reads by ranges."""
 
-    def __init__(self) -> None:
-        self._blocks: OrderedDict[Hashable, memoryview] = OrderedDict()
-        self._bytes = 0
-        self._lock = threading.Lock()
-
-    def get(self, key: Hashable) -> memoryview | None:
-        """A block, if it is here."""
-        with self._lock:
-            found = self._blocks.get(key)
-            if found is not None:
-                self._blocks.move_to_end(key)
-            return found
-
-    def put(self, key: Hashable, data: memoryview) -> None:
-        """Keep a block; the oldest ones go."""
-        with self._lock:
-            before = self._blocks.pop(key, None)
-            self._bytes += len(data) - (len(before) if before is not None else 0)
-            self._blocks[key] = data
-            while self._bytes > POOLED and len(self._blocks) > 1:
-                _, gone = self._blocks.popitem(last=False)
-                self._bytes -= len(gone)
-
-
-_pool = Pool()
-
-
-def pool() -> Pool:
-    """The pool of this process."""
-    return _pool
-
-
-def _fresh_pool() -> None:
-    # Another thread of the parent may have held the lock at the fork.
-    global _pool
-    _pool = Pool()
-
-
-os.register_at_fork(after_in_child=_fresh_pool)
 _serials = itertools.count()
 
 
@@ -168,7 +129,7 @@ class RemoteFile:
 
     def _block(self, number: int, wanted: int) -> memoryview:
         """One block; where it must be fetched, as many of the ``wanted`` ones with it as useful."""
-        found = _pool.get((self._key, number))
+        found: memoryview | None = recent.get((self._key, number))
         if found is not None:
             return found
         ahead, self._ahead = self._ahead, None
@@ -183,7 +144,7 @@ class RemoteFile:
         self._after, self._blocks = number + count, count
         view = memoryview(data)
         for index in range(count - 1, -1, -1):  # the first one last: it is wanted now
-            _pool.put((self._key, number + index), view[index * BLOCK : (index + 1) * BLOCK])
+            recent.put((self._key, number + index), view[index * BLOCK : (index + 1) * BLOCK])
         if count >= WINDOW // BLOCK and self._after * BLOCK < self.size:
             left = -(-self.size // BLOCK) - self._after
             self._ahead = _Ahead(self, self._after, min(count, left))

@@ -24,8 +24,7 @@ from tokenmill.source.assemble import Assembler
 from tokenmill.source.bytefile import ByteFile
 from tokenmill.source.cut import SLACK, Cutter, Integers, first_qualified
 from tokenmill.source.limits import MAX_ARRAY_GAP, MAX_ROW, MIB, SCAN_BUFFER
-from tokenmill.source.scan import BOM
-from tokenmill.source.spans import WHITE_SPACE
+from tokenmill.source.scan import BOM, WHITE_SPACE
 
 _STEPWISE = 64  # bytes of white space that all spans skip together; what has more goes alone
 Bytes = npt.NDArray[np.uint8]

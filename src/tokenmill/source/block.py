@@ -9,7 +9,7 @@ block, so that equal blocks in different files give equal results.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -27,6 +27,18 @@ from tokenmill.source.scan import BLANK, BOM
 
 if TYPE_CHECKING:
     from tokenmill.files.ranged import RemoteFile
+
+
+Value = dict[str, Any] | RowError
+"""What the parser makes of a row."""
+
+
+class Part(NamedTuple):
+    """The rows ``first:last`` of a file."""
+
+    file: int
+    first: int
+    last: int
 
 
 class Block(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,7 +96,7 @@ class BlockRows:
     """
 
     raw: list[bytes]
-    values: list[dict[str, Any] | RowError]
+    values: list[Value]
     line: Integers
     offset: Integers
     length: Integers
@@ -97,7 +109,7 @@ def read_block(block: Block) -> BlockRows:
         SourceChanged: The file no longer holds the bytes that the block was made of.
     """
     if block.kind in ("parquet", "arrow"):
-        from tokenmill.source.columnar_block import read_columnar_block
+        from tokenmill.source.columnar import read_columnar_block
 
         return read_columnar_block(block)
     file = _open(block)
@@ -240,6 +252,3 @@ def digest_of(file: ByteFile, offset: int, length: int) -> str:
         hashed.update(data)
         done += len(data)
     return hashed.hexdigest()
-
-
-__all__ = ["Block", "BlockRows", "Signature", "changed", "digest_of", "read_block"]

@@ -1,4 +1,4 @@
-"""Bytes by offset: the door behind which files, copies and remote objects stand.
+"""Bytes by offset: what local files, copies and remote objects have in common.
 
 A `ByteFile` has a size, reads at an offset without a shared position (so threads and forked
 processes need no lock), and can tell whether it is still what it was. A `Signature` is what a
@@ -13,12 +13,16 @@ from __future__ import annotations
 
 import os
 import stat
+import threading
 import time
+from collections import deque
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple, Protocol
+from weakref import ref
 
 from tokenmill.errors import SourceChanged, SourceError, SourceMissing, UsageError
 from tokenmill.files import is_remote
-from tokenmill.source.limits import RACY_COARSE_NS, RACY_NS
+from tokenmill.source.limits import OPEN_FILES, RACY_COARSE_NS, RACY_NS
 
 if TYPE_CHECKING:
     from tokenmill.files.ranged import RemoteFile
@@ -100,9 +104,10 @@ class LocalFile:
         if expected is not None and self.signature != expected:
             raise SourceChanged(_difference(expected, self.signature), path=path)
 
-    def __del__(self) -> None:
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
+        # Bound early: at the interpreter's end this module may be emptied before its last file.
         if self.fd >= 0:
-            os.close(self.fd)
+            close(self.fd)
 
     def pread(self, length: int, offset: int) -> bytes:
         """Read; a short answer of the kernel is continued."""
@@ -170,3 +175,41 @@ def open_remote(url: str, path: str, signature: Signature, token: str, settled: 
     file = RemoteFile(url, Version(signature.size, token, settled))
     file.path = path
     return file
+
+
+# --- a bound on open files -----------------------------------------------------------------------
+
+
+class Closable(Protocol):
+    """A reader that can let go of its descriptors."""
+
+    def close(self) -> None:
+        """Let go."""
+        ...
+
+
+_order: deque[ref[Closable]] = deque()
+_lock = threading.Lock()
+
+
+def bound_open_files(reader: Closable) -> None:
+    """A reader has opened its file; those that did so longest ago close theirs beyond the bound.
+
+    A source may have thousands of files; descriptors must not grow with them. A thread that is just
+    reading keeps what it holds until it is done: descriptors close when their last user lets go.
+    """
+    with _lock:
+        _order.append(ref(reader))
+        while len(_order) > OPEN_FILES:
+            oldest = _order.popleft()()
+            if oldest is not None and oldest is not reader:
+                oldest.close()
+
+
+def _forget_lock() -> None:
+    # Another thread of the parent may have held it at the fork; nobody here will release it.
+    global _lock
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forget_lock)

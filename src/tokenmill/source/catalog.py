@@ -18,8 +18,8 @@ from tokenmill.errors import CacheError, SourceError, SourceMissing
 from tokenmill.files import is_remote
 from tokenmill.fingerprint import key
 from tokenmill.source.bytefile import ByteFile, LocalFile, location_of
+from tokenmill.source.discover import Found
 from tokenmill.source.entry import FileEntry
-from tokenmill.source.find import Found
 from tokenmill.source.index import Index, index_key, write_index
 from tokenmill.source.limits import INDEX_FORMAT, MIB
 from tokenmill.source.scan import BOM, LineScan

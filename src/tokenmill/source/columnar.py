@@ -1,48 +1,41 @@
-"""Rows of one Parquet or Arrow file.
+"""Rows and blocks of one Parquet or Arrow file, decoded in place.
 
-A `ColumnReader` streams and fetches batches straight from the file. Single rows (``rows[i]``,
-``raw``, ``origin``) are decoded with the thousand around them. Once that has cost as much as
-decoding a local file `COPY_AFTER` times, they come from an indexed copy: the file's rows as JSON
-lines in a seekable copy, made once and shared by everybody with the same content. Rows that have no
-JSON form stand in the copy as a line that begins with ``!`` and says why. A copy of a remote file,
-which may be larger than the disk, is never made.
+Comes in: a `FileEntry`, or a `Block` that was planned from one. Goes out: rows. `ColumnReader` is
+what `Rows` asks: single rows and batches come through `DecodedRows`, which keeps the row groups
+that were used last; streams decode the file from end to end. `read_columnar_block` is what a worker
+calls. Nothing is written but notes: how many rows a file has, counted from its footer, and the hash
+of the whole file, which names its content, taken when blocks or digests are wanted.
 
-The content's digest is the hash of the whole file, taken when blocks or digests are wanted and
-remembered under the file's stat; counting rows needs only the footer.
+Before rows of a block are handed out, the file is held against the state that was planned: by its
+stat, by its version where it lives elsewhere, and by its content where neither proves anything.
 """
 
 from __future__ import annotations
 
+import os
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-import msgspec
+import numpy as np
 import xxhash
 
 from tokenmill.errors import CacheError, RowError, SourceError
+from tokenmill.files import is_remote
+from tokenmill.files.recent import RecentValues
 from tokenmill.fingerprint import canonical, checksum, key
 from tokenmill.origin import Origin
-from tokenmill.source import pool
-from tokenmill.source.block import Block
-from tokenmill.source.bytefile import ByteFile, LocalFile, Signature, open_remote
-from tokenmill.source.copy import CopyFile, write_copy
+from tokenmill.source.block import Block, BlockRows, Part, Value, changed, open_remote_block
+from tokenmill.source.bytefile import ByteFile, LocalFile, Signature, bound_open_files, open_remote
+from tokenmill.source.discover import Found
 from tokenmill.source.entry import FileEntry, SourceFile, Span
-from tokenmill.source.find import Found
-from tokenmill.source.index import index_key, write_index
 from tokenmill.source.jsonform import RowForm, encode
-from tokenmill.source.limits import COPY_AFTER, INDEX_FORMAT, MIB
-from tokenmill.source.lines import LineReader
-from tokenmill.source.parse import parse
-from tokenmill.source.reader import Part, Value
-from tokenmill.source.scan import LineScan
-from tokenmill.source.shelf import Shelf, is_forbidden, private_shelf
-from tokenmill.source.tables import DecodedRows, ParquetTable, Table, open_table, plan_ranges
+from tokenmill.source.limits import INDEX_FORMAT, MIB
+from tokenmill.source.shelf import Shelf, is_forbidden
+from tokenmill.source.tables import DecodedRows, Table, open_table, plan_ranges, walk_spans
 
 if TYPE_CHECKING:
     from tokenmill.files.ranged import RemoteFile
-
-_BAD = b"!"
 
 
 def describe_columnar(found: Found, file: LocalFile | RemoteFile) -> dict[str, Any]:
@@ -51,26 +44,10 @@ def describe_columnar(found: Found, file: LocalFile | RemoteFile) -> dict[str, A
     if isinstance(file, LocalFile):
         table = open_table(found.family, file.path, found.path)
     else:
-        if found.family == "arrow":
-            from tokenmill.source.distant import walk_spans
-
-            spans = walk_spans(file)
-        table = distant_table(found.family, file, found.path, spans)
+        spans = walk_spans(file) if found.family == "arrow" else ()
+        table = open_table(found.family, file, found.path, spans)
     RowForm(table.schema, found.path)  # a column without JSON form is refused at once
     return {"kind": found.family, "rows": table.rows, "bytes": file.size, "spans": spans}
-
-
-def distant_table(
-    kind: str, file: RemoteFile, path: str, spans: tuple[Span, ...], first_row: int = 0
-) -> Table:
-    """A remote file as a table; of an Arrow file the stated spans."""
-    from tokenmill.source.distant import SpannedTable
-
-    return (
-        ParquetTable(file, path)
-        if kind == "parquet"
-        else SpannedTable(file, path, spans, first_row)
-    )
 
 
 def content_digest(file: ByteFile, kind: str) -> str:
@@ -103,26 +80,26 @@ class ColumnReader:
         self.rows = entry.rows
         self.number = number
         self._shelf = shelf
-        self._opened: tuple[Table, RowForm] | None = None
-        self._single: LineReader | None = None
+        self._opened: tuple[Table, RowForm, DecodedRows] | None = None
         self._digest = entry.digest
         self._settled = entry.settled  # whether an equal signature proves the digest
-        self._decoded: DecodedRows | None = None
 
     def close(self) -> None:
         """Let go of the file; the next access opens it again."""
         self._opened = None
-        self._decoded = None
 
-    def _open(self) -> tuple[Table, RowForm]:
+    def _open(self) -> tuple[Table, RowForm, DecodedRows]:
         self._check()
         entry = self.entry
-        if entry.is_remote:
-            table = distant_table(entry.kind, _remote(entry), entry.path, entry.spans)
-        else:
-            table = open_table(entry.kind, entry.location, entry.path)
-        opened = self._opened = (table, RowForm(table.schema, self.entry.path))
-        pool.opened(self)
+        table = open_table(
+            entry.kind,
+            _remote(entry) if entry.is_remote else entry.location,
+            entry.path,
+            entry.spans,
+        )
+        form = RowForm(table.schema, entry.path)
+        opened = self._opened = (table, form, DecodedRows(table, form))
+        bound_open_files(self)
         return opened
 
     def _check(self) -> None:
@@ -133,11 +110,11 @@ class ColumnReader:
 
     def stream(self, first: int, last: int) -> Iterator[tuple[int, list[Value]]]:
         """Rows in order, a batch at a time."""
-        table, form = self._opened or self._open()
+        table, form, _ = self._opened or self._open()
         self._check()
         try:
             for row, batch in table.batches(first, last):
-                values = form.rows(batch, row)
+                values = form.rows(form.checked(batch), row)
                 self._check()
                 yield row, values
         except SourceError:
@@ -145,41 +122,37 @@ class ColumnReader:
             raise
 
     def values(self, rows: Sequence[int]) -> list[Value]:
-        """Many rows in the given order; each group that holds one is decoded once."""
-        if self._single is not None:
-            return [self._restored(row) for row in rows]
-        table, _ = self._opened or self._open()
-        found: dict[int, Value] = {}
-        wanted = sorted(set(rows))
-        while wanted:
-            group = bisect_right(table.starts, wanted[0]) - 1
-            upto = bisect_right(wanted, table.starts[group + 1] - 1)
-            chosen = set(wanted[:upto])
-            for first, values in self.stream(wanted[0], wanted[upto - 1] + 1):
-                found.update(
-                    (row, value) for row, value in enumerate(values, first) if row in chosen
-                )
-            wanted = wanted[upto:]
-        return [found[row] for row in rows]
+        """Many rows in the given order; each group that holds some is decoded at most once."""
+        values: list[Any] = [None] * len(rows)
+        for place in sorted(range(len(rows)), key=rows.__getitem__):
+            values[place] = self._decoded(rows[place])
+        self._check()
+        return values
 
     # --- one row ---------------------------------------------------------------------------
 
     def value(self, row: int) -> dict[str, Any]:
         """One row."""
-        return parse(self.raw(row))
+        value = self._decoded(row)
+        self._check()
+        if isinstance(value, RowError):
+            raise value
+        return value
 
-    def hot(self) -> None:
-        """There is no short way: rows are found in a portion or a frame, not in the file."""
+    def _decoded(self, row: int) -> Value:
+        _, _, decoded = self._opened or self._open()
+        try:
+            return decoded.value(row)
+        except SourceError:
+            self._check()  # changed rather than damaged?
+            raise
+
+    def fast(self) -> None:
+        """There is no short way: rows are found in a batch of a group, not in the file."""
 
     def raw(self, row: int) -> bytes:
         """The canonical JSON of one row."""
-        copy = self._copy()
-        if copy is None:
-            return self._decode(row)
-        raw = copy.raw(row)
-        if raw.startswith(_BAD):
-            raise self._refusal(row, raw)
-        return raw
+        return encode(self.value(row))
 
     def origin(self, row: int) -> Origin:
         """Path, row and length: there are no lines or offsets in a columnar file."""
@@ -188,88 +161,6 @@ class ColumnReader:
         except RowError:
             length = 0
         return Origin(self.entry.path, row, None, None, length)
-
-    def _decode(self, row: int) -> bytes:
-        """One row, decoded with its neighbours."""
-        decoded = self._decoded
-        if decoded is None:
-            decoded = self._decoded = DecodedRows(*(self._opened or self._open()))
-        try:
-            raw = decoded.raw(row)
-        except SourceError:
-            self._check()  # changed rather than damaged?
-            raise
-        self._check()
-        if isinstance(raw, RowError):
-            raise raw
-        return raw
-
-    def _restored(self, row: int) -> Value:
-        try:
-            return self.value(row)
-        except RowError as error:
-            return error
-
-    def _refusal(self, row: int, raw: bytes) -> RowError:
-        reason, _, message = raw[len(_BAD) :].decode("utf-8").partition(" ")
-        return RowError(msgspec.json.decode(message), reason=reason, path=self.entry.path, row=row)
-
-    def _copy(self) -> LineReader | None:
-        """The file's rows as an indexed copy, where there is one or it is cheaper to make one."""
-        if self._single is not None or self.entry.is_remote:
-            return self._single
-        decoded = self._decoded
-        if decoded is None:
-            self._single = self._find_copy()
-        elif decoded.decoded > COPY_AFTER * self.rows:
-            try:
-                self._single = self._make_copy(self._shelf)
-            except CacheError as error:
-                if not is_forbidden(error):
-                    raise
-                self._single = self._make_copy(private_shelf())
-        return self._single
-
-    def _find_copy(self) -> LineReader | None:
-        """A copy that somebody made; nothing is hashed to find it."""
-        digest = self._digest or self._remembered_digest()
-        note = self._shelf.note(_copy_name(digest)) if digest else None
-        if note is None or not (self._shelf.has(note["copy"]) and self._shelf.has(note["index"])):
-            return None
-        return self._through(note, self._shelf)
-
-    def _make_copy(self, shelf: Shelf) -> LineReader:
-        name = _copy_name(self.digest())
-        note = shelf.note(name)
-        if note is None or not (shelf.has(note["copy"]) and shelf.has(note["index"])):
-            copy = write_copy(self._lines(), shelf)
-            content = CopyFile(shelf.place(copy), self.entry.path)
-            document = write_index(shelf, "lines", LineScan(content))
-            note = {
-                "copy": copy,
-                "index": index_key("lines", document.digest),
-                "rows": document.rows,
-                "bytes": document.bytes,
-            }
-            self._check()
-            shelf.write_note(name, note)
-        return self._through(note, shelf)
-
-    def _through(self, note: dict[str, Any], shelf: Shelf) -> LineReader:
-        entry = msgspec.structs.replace(
-            self.entry, kind="lines", copy=note["copy"], index=note["index"], bytes=note["bytes"]
-        )
-        return LineReader(entry, shelf, self.number)
-
-    def _lines(self) -> Iterator[bytes]:
-        for _, values in self.stream(0, self.rows):
-            lines = [
-                _BAD + value.reason.encode() + b" " + msgspec.json.encode(value.message)
-                if isinstance(value, RowError)
-                else encode(value)
-                for value in values
-            ]
-            yield b"\n".join([*lines, b""])
 
     # --- blocks ----------------------------------------------------------------------------
 
@@ -318,7 +209,7 @@ class ColumnReader:
 
     def blocks(self, part: Part) -> Iterator[Block]:
         """Ranges of rows of bounded size."""
-        table, _ = self._opened or self._open()
+        table, _, _ = self._opened or self._open()
         content = self.digest()
         for begin, end, size in plan_ranges(table.groups):
             first, last = max(begin, part.first), min(end, part.last)
@@ -356,10 +247,6 @@ def has_settled(file: ByteFile) -> bool:
     return isinstance(file, LocalFile) and file.signature.settled(file.opened_ns)
 
 
-def _copy_name(content: str) -> str:
-    return key({"what": "rows as lines", "format": INDEX_FORMAT, "content": content})
-
-
 def check_signature(location: str, path: str, expected: Signature) -> None:
     """Raise `SourceChanged` when a file is not in the state it was opened in."""
     file = LocalFile(location, expected)
@@ -368,3 +255,77 @@ def check_signature(location: str, path: str, expected: Signature) -> None:
 
 def _remote(entry: FileEntry) -> RemoteFile:
     return open_remote(entry.location, entry.path, entry.expected, entry.version, entry.settled)
+
+
+# --- a worker's blocks ------------------------------------------------------------------------
+
+_last: list[tuple[int, tuple[Any, ...], DecodedRows]] = []
+"""Process, state of a file, its rows: of the block read last, taken while in use. A worker takes
+the blocks of a file mostly in order, so that each of its groups is decoded once."""
+
+
+def _rows_of(block: Block) -> DecodedRows:
+    try:
+        process, state, rows = _last.pop()
+    except IndexError:
+        process = 0
+    if process == os.getpid() and state == _state(block):
+        return rows
+    source = open_remote_block(block) if is_remote(block.location) else block.location
+    table = open_table(block.kind, source, block.path, block.spans, block.spans_row)
+    return DecodedRows(table, RowForm(table.schema, block.path), RecentValues(0))
+
+
+def _state(block: Block) -> tuple[Any, ...]:
+    return (block.location, *block.signature, block.version, block.spans)
+
+
+_proven: dict[str, tuple[Any, ...]] = {}
+"""File whose stamp or version alone proved nothing → the state in which this process hashed it, and
+the content that it found."""
+
+
+def _open_unchanged(block: Block) -> LocalFile | RemoteFile:
+    """The file of a block, in the state that was planned."""
+    file: LocalFile | RemoteFile
+    if is_remote(block.location):
+        file = open_remote_block(block)
+    else:
+        file = LocalFile(block.location, Signature(*block.signature))
+        file.path = block.path
+    state = (block.signature, block.version, block.content)
+    if block.settled or _proven.get(block.location) == state:
+        return file
+    if content_digest(file, block.kind) != block.content:
+        raise changed(block)
+    # Once per worker: hashing the file before every block would read it as often as it has some.
+    # A stamp that is fresh proves nothing yet, and does so a moment later; one that lies ahead of
+    # this machine's clock never will.
+    if (
+        not isinstance(file, LocalFile)
+        or has_settled(file)
+        or file.signature.lies_ahead(file.opened_ns)
+    ):
+        _proven[block.location] = state
+    return file
+
+
+def read_columnar_block(block: Block) -> BlockRows:
+    """Read a range of rows."""
+    file = _open_unchanged(block)
+    first, last = block.first_row, block.first_row + block.rows
+    if range_digest(block.content, first, last) != block.digest:
+        raise changed(block)
+    rows = _rows_of(block)
+    if last > rows.table.rows:
+        raise changed(block)
+    try:
+        values = list(rows.values(first, last))
+    finally:
+        if isinstance(file, LocalFile):
+            file.check()  # changed rather than damaged? (a remote range was compared as it came)
+    _last[:] = [(os.getpid(), _state(block), rows)]
+    raw = [b"" if isinstance(value, RowError) else encode(value) for value in values]
+    unknown = np.full(len(raw), -1, dtype=np.int64)
+    lengths = np.array([len(data) for data in raw], dtype=np.int64)
+    return BlockRows(raw, values, unknown, unknown.copy(), lengths)

@@ -1,9 +1,8 @@
 """A seekable copy: content that cannot be read at an offset, in frames that can.
 
-Compressed files, and the rows of Parquet files when somebody wants single ones, are laid down once
-as zstd frames of 128 KiB of content each, every frame with its own checksum, and a table of where
-each frame ends. The copy is a function of the content: .gz and .zst of the same lines share it,
-and so does its index.
+Compressed files are laid down once as zstd frames of 128 KiB of content each, every frame with its
+own checksum, and a table of where each frame ends. The copy is a function of the content: .gz and
+.zst of the same lines share it, and so does its index.
 
 `make_copy` writes one; a `CopyFile` reads one as a `ByteFile`, keeping a handful of frames.
 """

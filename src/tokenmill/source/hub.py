@@ -16,7 +16,7 @@ from tokenmill.errors import SourceError, SourceMissing, UsageError
 from tokenmill.files.remote import RemoteObject
 from tokenmill.optional import optional
 from tokenmill.source.address import Address
-from tokenmill.source.find import KNOWN, Found, form_of, named, one_format
+from tokenmill.source.discover import KNOWN, Found, form_of, named, one_format
 from tokenmill.source.splits import Configuration, Splits, configurations, split_files
 
 CONVERTED = "refs/convert/parquet"

@@ -14,7 +14,7 @@ from __future__ import annotations
 import base64
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import pyarrow as pa
@@ -26,6 +26,32 @@ from tokenmill.source.parse import over_limit
 Convert = Callable[[Any], Any]
 _SUSPECT = MAX_ROW // 6  # decoded bytes: JSON's escapes make at most six of one
 _encode = msgspec.json.Encoder().encode
+
+
+class _NoFormError(Exception):
+    """A value that JSON cannot hold."""
+
+
+_PROBLEMS = (_NoFormError, ValueError, pa.ArrowException)
+"""What turning a record batch into rows can raise."""
+
+
+class CheckedBatch(NamedTuple):
+    """A record batch after its bytes were looked at: once, for whoever wants rows of it.
+
+    Attributes:
+        batch: Its columns, in types that Python has values for if it is valid.
+        is_valid: Whether it is whole; else each row is looked at by itself.
+        is_large: Whether a row of it may be over the limit.
+    """
+
+    batch: Any
+    is_valid: bool
+    is_large: bool
+
+    def slice(self, first: int, count: int) -> CheckedBatch:
+        """Some of its rows."""
+        return self._replace(batch=self.batch.slice(first, count))
 
 
 class RowForm:
@@ -48,45 +74,55 @@ class RowForm:
         self._target = pa.schema([pa.field(f.name, _in_microseconds(f.type)) for f in schema])
         self._casts = self._target.types != schema.types
 
-    def rows(self, batch: Any, first_row: int) -> list[dict[str, Any] | RowError]:
+    def checked(self, batch: Any) -> CheckedBatch:
+        """A batch after its bytes were looked at."""
+        is_large = batch.nbytes > _SUSPECT
+        try:
+            return CheckedBatch(self._validated(batch), True, is_large)
+        except _PROBLEMS:
+            return CheckedBatch(batch, False, is_large)
+
+    def rows(self, checked: CheckedBatch, first_row: int) -> list[dict[str, Any] | RowError]:
         """The rows of a batch; one that has no JSON form is a RowError."""
-        if batch.nbytes > _SUSPECT:
-            return [self._row(batch.slice(n, 1), first_row + n) for n in range(batch.num_rows)]
-        try:
-            return list(map(self._convert, self._plain(batch)))
-        except (_NoFormError, ValueError, pa.ArrowException):
-            return [self._row(batch.slice(n, 1), first_row + n) for n in range(batch.num_rows)]
+        if checked.is_valid and not checked.is_large:
+            try:
+                return list(map(self._convert, checked.batch.to_pylist()))
+            except _PROBLEMS:
+                pass
+        return [self.row(checked, n, first_row + n) for n in range(checked.batch.num_rows)]
 
-    def _plain(self, batch: Any) -> list[dict[str, Any]]:
-        # Bytes from outside: an offset that points nowhere must be an error, not a crash.
-        batch.validate(full=True)
-        if self._casts:
-            batch = batch.cast(self._target, safe=True)
-        plain: list[dict[str, Any]] = batch.to_pylist()
-        return plain
+    def row(self, checked: CheckedBatch, number: int, row: int) -> dict[str, Any] | RowError:
+        """One row of a batch.
 
-    def _row(self, batch: Any, row: int) -> dict[str, Any] | RowError:
+        Args:
+            checked: The batch.
+            number: Of the row within it.
+            row: Of the row within the file.
+        """
+        one = checked.batch.slice(number, 1)
         try:
-            value: dict[str, Any] = self._convert(self._plain(batch)[0])
-        except (_NoFormError, ValueError, pa.ArrowException) as error:
+            plain = one if checked.is_valid else self._validated(one)
+            value: dict[str, Any] = self._convert(plain.to_pylist()[0])
+        except _PROBLEMS as error:
             message = f"not UTF-8: {error.reason}" if isinstance(error, UnicodeDecodeError) else ""
             refusal = RowError(
                 message or f"no JSON form: {error}", reason="bad_json", path=self._path, row=row
             )
             refusal.__cause__ = error
             return refusal
-        if batch.nbytes > _SUSPECT and (length := len(encode(value))) > MAX_ROW:
+        if checked.is_large and one.nbytes > _SUSPECT and (length := len(encode(value))) > MAX_ROW:
             return RowError(over_limit(length), reason="limit", path=self._path, row=row)
         return value
+
+    def _validated(self, batch: Any) -> Any:
+        # Bytes from outside: an offset that points nowhere must be an error, not a crash.
+        batch.validate(full=True)
+        return batch.cast(self._target, safe=True) if self._casts else batch
 
 
 def encode(value: dict[str, Any]) -> bytes:
     """The raw form of a row."""
     return _encode(value)
-
-
-class _NoFormError(Exception):
-    """A value that JSON cannot hold."""
 
 
 def _members(fields: list[tuple[str, Convert | None]]) -> Convert:

@@ -21,13 +21,13 @@ from tokenmill.files import default_cache_dir, require_inside
 from tokenmill.files.sealed import publish_files
 from tokenmill.fingerprint import canonical, key
 from tokenmill.source.address import parse_address
+from tokenmill.source.block import Part
 from tokenmill.source.catalog import describe
+from tokenmill.source.discover import Found, discover
 from tokenmill.source.entry import FileEntry
-from tokenmill.source.find import Found, find
 from tokenmill.source.limits import EMBEDDED_FILES, INDEX_FORMAT
 from tokenmill.source.lines import LineReader
-from tokenmill.source.reader import Part, Reader
-from tokenmill.source.rows import Layout, Rows
+from tokenmill.source.rows import Concatenation, Reader, Rows
 from tokenmill.source.shelf import Shelf, is_forbidden, private_shelf
 
 Source = str | os.PathLike[str]
@@ -73,7 +73,7 @@ def open_rows(
         if not isinstance(text, str | os.PathLike):
             raise UsageError(f"a source is a path, not {type(text).__name__}")
         address = parse_address(os.fspath(text))
-        chosen.append((address, find(address)))
+        chosen.append((address, discover(address)))
     distinct = list({one.place: one for _, found in chosen for one in found}.values())
     files = _describe_all(distinct, shelf, rehash)
     number_of = {found.place: number for number, found in enumerate(distinct)}
@@ -121,9 +121,9 @@ def _rows(state: _State, shelf: Shelf) -> Rows:
     return Rows(_layout(state, _Travelling(state, shelf)))
 
 
-def _layout(state: _State, pickled: Any) -> Layout:
+def _layout(state: _State, pickled: Any) -> Concatenation:
     readers = [_reader(entry, Shelf(Path(root)), n) for n, (entry, root) in enumerate(state.files)]
-    return Layout(readers, state.parts, pickled)
+    return Concatenation(readers, state.parts, pickled)
 
 
 def _reader(entry: FileEntry, shelf: Shelf, number: int) -> Reader:
@@ -166,12 +166,12 @@ def _publish(shelf: Shelf, name: str, data: bytes) -> Path:
     return shelf.root
 
 
-def _embedded(data: bytes) -> Layout:
+def _embedded(data: bytes) -> Concatenation:
     state = msgspec.json.decode(data, type=_State)
     return _layout(state, _Travelling(state, Shelf(Path(state.files[0][1]))))
 
 
-def _published(root: str, name: str) -> Layout:
+def _published(root: str, name: str) -> Concatenation:
     shelf = Shelf(Path(root))
     require_inside(shelf.place(name) / _LISTING, shelf.root)
     try:
@@ -186,6 +186,6 @@ def _published(root: str, name: str) -> Layout:
     return _layout(state, _Travelling(state, shelf))
 
 
-def reopen(layout: Layout, places: tuple[int, int, int]) -> Rows:
+def reopen(layout: Concatenation, places: tuple[int, int, int]) -> Rows:
     """A pickled view, opened again."""
     return Rows(layout, range(*places))

@@ -1,8 +1,10 @@
 """Rows: an opened source, read row by row on demand.
 
-A `Rows` is a view: a range of positions over a `Layout`, which is a list of *parts*, each a run of
-rows of one file. Nothing is read until asked for. Slicing gives another view of the same layout;
-pickling gives a small description that any process opens again without scanning.
+A `Rows` is a view: a range of positions over a `Concatenation`, which is a list of *parts*, each a
+run of rows of one file. A file is read by its `Reader`: line and array files through their index
+(`lines`), Parquet and Arrow through pyarrow (`columnar`). Nothing is read until asked for. Slicing
+gives another view of the same concatenation; pickling gives a small description that any process
+opens again without scanning.
 
 ``rows[i]`` parses one row and raises `RowError` with its origin when it is bad; ``scan()`` goes
 over all of them and accounts for the bad ones instead. Iterating streams.
@@ -15,20 +17,57 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from os import pread
 from time import monotonic
-from typing import Any, overload
+from typing import Any, Protocol, overload
 
 from tokenmill.errors import RowError, UsageError
 from tokenmill.origin import Origin
-from tokenmill.source.block import Block
-from tokenmill.source.entry import SourceFile
-from tokenmill.source.opened import PAGE_SHIFT, Hot
+from tokenmill.source.block import Block, Part, Value
+from tokenmill.source.entry import FileEntry, SourceFile
+from tokenmill.source.lines import PAGE_SHIFT, FastLines
 from tokenmill.source.parse import PARSING, SHALLOW, decode
-from tokenmill.source.reader import Part, Reader
 
 _BATCH = 4096  # rows fetched at once when a view does not run in order
 
 
-class Layout:
+class Reader(Protocol):
+    """Access to the rows of one file; safe in threads and after a fork."""
+
+    entry: FileEntry
+
+    def value(self, row: int) -> dict[str, Any]:
+        """One parsed row, or RowError."""
+        ...
+
+    def fast(self) -> FastLines | None:
+        """The short way to ordinary rows, where there is one."""
+        ...
+
+    def raw(self, row: int) -> bytes:
+        """The bytes of one row."""
+        ...
+
+    def origin(self, row: int) -> Origin:
+        """Where one row is."""
+        ...
+
+    def values(self, rows: Sequence[int]) -> list[Value]:
+        """Many rows in the given order."""
+        ...
+
+    def stream(self, first: int, last: int) -> Iterator[tuple[int, list[Value]]]:
+        """Rows in order, in portions that begin at the given row."""
+        ...
+
+    def blocks(self, part: Part) -> Iterator[Block]:
+        """The blocks of a run of rows."""
+        ...
+
+    def source_file(self) -> SourceFile:
+        """What is known about the file, its digest included."""
+        ...
+
+
+class Concatenation:
     """What all views of one opened source share.
 
     Args:
@@ -70,7 +109,7 @@ class Rows(Sequence[dict[str, Any]]):
         places: The positions of the layout that this view shows; all by default.
     """
 
-    def __init__(self, layout: Layout, places: range | None = None) -> None:
+    def __init__(self, layout: Concatenation, places: range | None = None) -> None:
         self._layout = layout
         self._places = range(layout.starts[-1]) if places is None else places
         # A run of rows of a single file, the usual case, needs no search: its rows are read
@@ -80,7 +119,7 @@ class Rows(Sequence[dict[str, Any]]):
         simple = self._only is not None and self._places.step == 1
         self._plain = len(self._places) if simple else 0
         self._base = self._places.start + self._shift
-        self._hot: Hot | None = None
+        self._fast: FastLines | None = None
 
     def __len__(self) -> int:
         return len(self._places)
@@ -90,19 +129,19 @@ class Rows(Sequence[dict[str, Any]]):
     @overload
     def __getitem__(self, index: slice) -> Rows: ...
     def __getitem__(self, index: int | slice) -> dict[str, Any] | Rows:
-        hot = self._hot
-        if hot is not None and index.__class__ is int and 0 <= index < self._plain:
-            # `Hot.value`, written out: the call would cost a tenth of the row.
+        fast = self._fast
+        if fast is not None and index.__class__ is int and 0 <= index < self._plain:
+            # `FastLines.value`, written out: the call would cost a tenth of the row.
             now = monotonic()
             row = index + self._base
-            if (now <= hot.believed_until or hot.is_unchanged(now)) and hot.checked[
+            if (now <= fast.believed_until or fast.is_unchanged(now)) and fast.checked[
                 row >> PAGE_SHIFT
             ]:
-                start = hot.starts[row]
-                length = hot.starts[row + 1] - start
+                start = fast.starts[row]
+                length = fast.starts[row + 1] - start
                 if length <= SHALLOW:
                     try:
-                        return decode(pread(hot.fd, length, start))
+                        return decode(pread(fast.fd, length, start))
                     except PARSING:
                         pass
         return self._carefully(index)
@@ -116,8 +155,8 @@ class Rows(Sequence[dict[str, Any]]):
         if not isinstance(place, int):
             return Rows(self._layout, place)
         reader, row = self._layout.at(place)
-        if self._plain and self._hot is None:
-            self._hot = reader.hot()
+        if self._plain and self._fast is None:
+            self._fast = reader.fast()
         return reader.value(row)
 
     def _at(self, index: int) -> tuple[Reader, int]:

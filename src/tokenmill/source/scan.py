@@ -23,6 +23,7 @@ from tokenmill.source.limits import MAX_ROW, SCAN_BUFFER
 
 BOM = b"\xef\xbb\xbf"
 BLANK = b" \t\r"
+WHITE_SPACE = b" \t\r\n"  # JSON's
 _NEWLINE = 10
 _ONE = np.uint64(1)
 _BYTE_NUMBER = np.uint64(0x0001020304050607)

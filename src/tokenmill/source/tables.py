@@ -2,9 +2,10 @@
 
 A `Table` knows its *groups* (Parquet's row groups, Arrow's record batches) with their rows and
 decoded bytes, and gives the record batches of any range of rows. Counting needs only footers and
-metadata. `plan_ranges` makes blocks of it: a pure function of the groups' sizes, splitting large
-groups evenly and joining small neighbours. A `Cursor` reads ranges in turn, `DecodedRows` single
-rows with their neighbours.
+metadata; only the record batches of a remote Arrow file must be walked once, and the *spans* found
+are remembered with the file, so that a worker fetches the bytes of its batches and nothing else.
+`plan_ranges` makes blocks of a table: a pure function of the groups' sizes, splitting large groups
+evenly and joining small neighbours. `DecodedRows` gives its rows, decoded in place.
 
 pyarrow's errors become `SourceError` here, with the file's name.
 """
@@ -12,6 +13,7 @@ pyarrow's errors become `SourceError` here, with the file's name.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
@@ -23,13 +25,17 @@ import pyarrow.parquet as pq
 
 from tokenmill.errors import RowError, SourceError
 from tokenmill.files import is_network
-from tokenmill.source.jsonform import RowForm, encode
-from tokenmill.source.limits import COLUMNAR_BLOCK, PORTION_BYTES
+from tokenmill.files.ranged import RangedStream
+from tokenmill.files.recent import RecentValues
+from tokenmill.source.entry import Span
+from tokenmill.source.jsonform import CheckedBatch, RowForm
+from tokenmill.source.limits import COLUMNAR_BLOCK, DECODED_BYTES
 
 if TYPE_CHECKING:
     from tokenmill.files.ranged import RemoteFile
 
 BATCH_ROWS = 1024  # rows decoded at once
+READ_BYTES = 256 << 10  # bytes of a column of a local Parquet file read at once
 STREAM_END = b"\xff\xff\xff\xff\0\0\0\0"
 ARROW_FILE = b"ARROW1"
 
@@ -136,7 +142,7 @@ class ParquetTable(Table):
     def __init__(self, location: str | RemoteFile, path: str) -> None:
         super().__init__(location, path)
         with arrow_errors(path):
-            file = pq.ParquetFile(self._source())
+            file = self._file(None)
             footer = self._footer = file.metadata
             for number in range(footer.num_row_groups):
                 group = footer.row_group(number)
@@ -144,19 +150,19 @@ class ParquetTable(Table):
             self.schema = file.schema_arrow
         self._ready()
 
-    def _source(self) -> Any:
+    def _file(self, footer: Any) -> Any:
         if isinstance(self.location, str):
-            return self.location
-        from tokenmill.files.ranged import RangedStream
-
-        return RangedStream(self.location)
+            # Page by page: a row group may be the whole file, and only its beginning be wanted.
+            return pq.ParquetFile(
+                self.location, metadata=footer, buffer_size=READ_BYTES, pre_buffer=False
+            )
+        return pq.ParquetFile(RangedStream(self.location), metadata=footer)
 
     def group_batches(self, group: int) -> Iterator[Any]:
         """Decode one row group, a thousand rows at a time."""
         with arrow_errors(self.path):
             # A reader of its own, as cheap as opening a file: threads must not share one.
-            file = pq.ParquetFile(self._source(), metadata=self._footer)
-            yield from file.iter_batches(
+            yield from self._file(self._footer).iter_batches(
                 batch_size=BATCH_ROWS, row_groups=[group], use_threads=False
             )
 
@@ -225,107 +231,170 @@ class ArrowTable(Table):
         return batch
 
 
-class Cursor:
-    """Reads ranges of one table, going on from where the last one ended.
+def walk_spans(file: RemoteFile) -> tuple[Span, ...]:
+    """Read an Arrow file or stream once, from end to end: where its schema and batches are."""
+    stream = RangedStream(file)
+    with arrow_errors(file.path):
+        is_file = file.pread(len(ARROW_FILE), 0) == ARROW_FILE
+        mark = ARROW_FILE if is_file else STREAM_END
+        if file.pread(len(mark), max(0, file.size - len(mark))) != mark:
+            raise SourceError("has no end mark: the file is truncated", path=file.path)
+        start = stream.seek(8 if is_file else 0)
+        source = pa.PythonFile(stream, mode="r")
+        schema = pa.ipc.read_schema(pa.ipc.read_message(source))
+        _refuse_dictionaries(schema, file.path)
+        spans = [Span(0, 0, start, stream.tell())]
+        while True:
+            start = stream.tell()
+            try:
+                message = pa.ipc.read_message(source)
+            except EOFError:
+                return tuple(spans)
+            batch = pa.ipc.read_record_batch(message, schema)
+            spans.append(Span(batch.num_rows, batch.nbytes, start, stream.tell()))
 
-    A row group can only be decoded from its beginning; whoever takes its ranges in order decodes
-    it once. What is left behind a range is *taken* while the next one is read: an exception, a
-    Ctrl-C too, leaves nothing behind, and the range after it begins anew.
+
+def _refuse_dictionaries(schema: Any, path: str) -> None:
+    # A batch alone would not be whole: its dictionaries stand anywhere before it.
+    for field in schema:
+        if pa.types.is_dictionary(field.type):
+            raise SourceError(
+                f"column {field.name!r} is dictionary-encoded, which is not read by ranges; copy "
+                "the file here, or save it as Parquet",
+                path=path,
+            )
+
+
+class SpannedTable(Table):
+    """Record batches of a remote Arrow file, by their spans.
 
     Args:
-        table: The file.
-
-    Attributes:
-        decoded: Rows decoded so far, those passed over included.
+        file: The bytes.
+        path: What to call it in errors.
+        spans: The schema's span, and those of the batches concerned, one after another.
+        first_row: Number of the first batch's first row.
     """
 
-    def __init__(self, table: Table) -> None:
-        self.table = table
-        self.decoded = 0
-        self._left: tuple[int, Any, Iterator[tuple[int, Any]]] | None = None
+    def __init__(
+        self, file: RemoteFile, path: str, spans: Sequence[Span], first_row: int = 0
+    ) -> None:
+        super().__init__(file, path)
+        self._file = file
+        head, *self._spans = spans
+        with arrow_errors(path):
+            data = file.pread(head.stop - head.start, head.start)
+            self.schema = pa.ipc.read_schema(pa.py_buffer(data))
+        self.groups = [Group(span.rows, span.bytes) for span in self._spans]
+        self.starts = list(accumulate((group.rows for group in self.groups), initial=first_row))
 
-    def take(self, first: int, last: int) -> list[tuple[int, Any]]:
-        """Record batches of the rows ``first:last`` with the row each begins at."""
-        left, self._left = self._left, None
-        row, held, coming = left if left is not None else self._from(first)
-        starts = self.table.starts
-        other_group = bisect_right(starts, first) != bisect_right(starts, row)
-        if first < row or (other_group and first != row):
-            row, held, coming = self._from(first)
-        taken: list[tuple[int, Any]] = []
-        while row < last:
-            if held is None:
-                row, held = next(coming, (row, None))
-                if held is None:
-                    raise SourceError(f"ends at row {row}, before row {last}", path=self.table.path)
-                self.decoded += held.num_rows
-            begin, end = max(first, row), min(last, row + held.num_rows)
-            if begin < end:
-                taken.append((begin, held.slice(begin - row, end - begin)))
-            rest = held.slice(end - row)
-            row, held = end, rest if rest.num_rows else None
-        self._left = row, held, coming
-        return taken
+    def group_batches(self, group: int) -> Iterator[Any]:
+        """One record batch, in portions."""
+        span = self._spans[group]
+        with arrow_errors(self.path):
+            data = self._file.pread(span.stop - span.start, span.start)
+            message = pa.ipc.read_message(pa.py_buffer(data))
+            batch = pa.ipc.read_record_batch(message, self.schema)
+            for start in range(0, batch.num_rows, BATCH_ROWS):
+                yield batch.slice(start, BATCH_ROWS)
 
-    def _from(self, first: int) -> tuple[int, Any, Iterator[tuple[int, Any]]]:
-        starts = self.table.starts
-        self.decoded += first - starts[bisect_right(starts, first) - 1]
-        return first, None, self.table.batches(first, self.table.rows)
+
+_serials = itertools.count()
+_decoded = RecentValues(DECODED_BYTES)  # of all readers of this process
 
 
 class DecodedRows:
-    """Single rows of a table, a portion of a thousand decoded at a time and kept as JSON.
+    """The rows of a table as record batches: groups are decoded once while they are kept.
 
-    Threads share what is kept, never a cursor: it is taken while it is in use.
+    A row group can only be decoded from its beginning. Whoever wants a row of it decodes up to
+    there, keeps the batches that came, and goes on from where it stopped when a later row is
+    wanted; batches over the bound go, the longest unused first.
+
+    Threads share what is kept, never a decoder: it is *taken* while it is in use, so that an
+    exception, a Ctrl-C too, leaves nothing behind, and whoever comes next begins anew.
 
     Args:
         table: The file.
         form: Its rows' JSON form.
-
-    Attributes:
-        decoded: Rows decoded so far.
+        kept: Where batches are kept; those of all readers of this process by default.
     """
 
-    def __init__(self, table: Table, form: RowForm) -> None:
-        self.decoded = 0
-        self._table = table
+    def __init__(self, table: Table, form: RowForm, kept: RecentValues | None = None) -> None:
+        self.table = table
         self._form = form
-        self._cursors: list[Cursor] = []  # at most one
-        self._kept: dict[int, tuple[int, list[bytes | RowError]]] = {}  # first row → bytes, rows
+        self._kept = _decoded if kept is None else kept
+        self._serial = next(_serials)
+        self._bounds: dict[int, tuple[int, ...]] = {}  # group → rows at which its batches begin
+        # At most one: process, group, next row, its batches.
+        self._decoders: list[tuple[int, int, int, Iterator[Any]]] = []
 
-    def raw(self, row: int) -> bytes | RowError:
-        """The JSON of one row, or why it has none."""
-        starts = self._table.starts
+    def value(self, row: int) -> dict[str, Any] | RowError:
+        """One row, or why it has no JSON form."""
+        first, batch = self._batch_of(row)
+        return self._form.row(batch, row - first, row)
+
+    def values(self, first: int, last: int) -> Iterator[dict[str, Any] | RowError]:
+        """The rows ``first:last``, a batch at a time."""
+        while first < last:
+            start, checked = self._batch_of(first)
+            stop = min(last, start + checked.batch.num_rows)
+            yield from self._form.rows(checked.slice(first - start, stop - first), first)
+            first = stop
+
+    def _batch_of(self, row: int) -> tuple[int, CheckedBatch]:
+        """The batch that holds a row, with the row that it begins at."""
+        starts = self.table.starts
         group = bisect_right(starts, row) - 1
-        first = row - (row - starts[group]) % BATCH_ROWS
-        kept = self._kept.get(first)
-        if kept is None:
-            kept = self._decode(first, min(first + BATCH_ROWS, starts[group + 1]))
-        return kept[1][row - first]
+        bounds = self._bounds.get(group, (starts[group],))
+        if row < bounds[-1]:
+            first = bounds[bisect_right(bounds, row) - 1]
+            kept = self._kept.get((self._serial, first))
+            if kept is not None:
+                return first, self._checked(first, kept)
+        return self._decode(group, row)
 
-    def _decode(self, first: int, last: int) -> tuple[int, list[bytes | RowError]]:
+    def _checked(self, first: int, kept: Any) -> CheckedBatch:
+        """A batch, checked when a row of it is first wanted."""
+        if isinstance(kept, CheckedBatch):
+            return kept
+        checked = self._form.checked(kept)
+        self._kept.put((self._serial, first), checked, kept.nbytes)
+        return checked
+
+    def _decode(self, group: int, row: int) -> tuple[int, CheckedBatch]:
+        process, of_group, at, coming = self._taken()
+        if process != os.getpid() or of_group != group or row < at:
+            at, coming = self.table.starts[group], self.table.group_batches(group)
+        while True:
+            batch = next(coming, None)
+            if batch is None:
+                raise SourceError(f"ends at row {at}, before row {row}", path=self.table.path)
+            self._kept.put((self._serial, at), batch, batch.nbytes)
+            first, at = at, at + batch.num_rows
+            # Replaced whole: another thread may be on its way through the same group.
+            bounds = self._bounds.get(group, (first,))
+            if first == bounds[-1]:
+                self._bounds[group] = (*bounds, at)
+            if row < at:
+                self._decoders[:] = [(os.getpid(), group, at, coming)]
+                return first, self._checked(first, batch)
+
+    def _taken(self) -> tuple[int, int, int, Iterator[Any]]:
         try:
-            cursor = self._cursors.pop()
+            return self._decoders.pop()
         except IndexError:
-            cursor = Cursor(self._table)
-        before = cursor.decoded
-        rows = [
-            value if isinstance(value, RowError) else encode(value)
-            for at, batch in cursor.take(first, last)
-            for value in self._form.rows(batch, at)
-        ]
-        self._cursors[:] = [cursor]
-        self.decoded += cursor.decoded - before
-        portion = sum(len(raw) for raw in rows if isinstance(raw, bytes)), rows
-        self._kept[first] = portion
-        # Without a lock: single operations on a dict are atomic, and losing a portion is harmless.
-        for oldest in list(self._kept)[:-1]:
-            if sum(size for size, _ in list(self._kept.values())) <= PORTION_BYTES:
-                break
-            self._kept.pop(oldest, None)
-        return portion
+            return 0, 0, 0, iter(())
 
 
-def open_table(kind: str, location: str, path: str) -> Table:
-    """Open a "parquet" or "arrow" file of this machine."""
-    return (ParquetTable if kind == "parquet" else ArrowTable)(location, path)
+def open_table(
+    kind: str,
+    location: str | RemoteFile,
+    path: str,
+    spans: Sequence[Span] = (),
+    first_row: int = 0,
+) -> Table:
+    """Open a "parquet" or "arrow" file; of a remote Arrow file the stated spans."""
+    if kind == "parquet":
+        return ParquetTable(location, path)
+    if isinstance(location, str):
+        return ArrowTable(location, path)
+    return SpannedTable(location, path, spans, first_row)

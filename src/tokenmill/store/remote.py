@@ -186,14 +186,14 @@ class RemoteGuardedFile(GuardedFile):
 
     def _block(self, number: int, wanted: int) -> memoryview:
         name = self._name(number)
-        found = ranged.pool().get((self._trusted, name))
+        found: memoryview | None = ranged.recent.get((self._trusted, name))
         if found is not None:
             return found
         kept = self._remote.blocks.get(name)
         if kept is not None:
             if self._trusted or self._is_right(number, kept):
                 view = memoryview(kept)
-                ranged.pool().put((self._trusted, name), view)
+                ranged.recent.put((self._trusted, name), view)
                 return view
             self._remote.blocks.drop(name)
         return self._fetched(number, wanted)
@@ -208,7 +208,7 @@ class RemoteGuardedFile(GuardedFile):
             self._require(number + index, block)
             name = self._name(number + index)
             self._remote.blocks.put(name, block)
-            ranged.pool().put((self._trusted, name), block)
+            ranged.recent.put((self._trusted, name), block)
         self._after[number + count] = count
         while len(self._after) > _STREAMS:
             self._after.pop(next(iter(self._after)))

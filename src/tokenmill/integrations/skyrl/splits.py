@@ -18,7 +18,7 @@ from tokenmill.errors import SourceError, SourceMissing, UsageError
 from tokenmill.optional import optional
 from tokenmill.source import open_rows
 from tokenmill.source.address import parse_selection
-from tokenmill.source.find import form_of
+from tokenmill.source.discover import form_of
 
 NO_COLUMN = "\x00"  # a column that no row has, for what SkyRL calls None or has no name for
 

@@ -4,24 +4,35 @@ The name decides the format: ``.jsonl`` ``.ndjson`` ``.json`` (each also ``.gz``
 ``.parquet``, ``.arrow``. A directory means the data files directly in it, sorted by name, hidden
 ones and files of other kinds skipped; one made by ``save_to_disk`` means the files that its
 state.json lists. A glob means the files it matches, sorted. Directory and glob must lead to one
-format; a list of sources may mix them. URLs go to `elsewhere`, datasets of the hub to `hub`.
+format; a list of sources may mix them. Datasets of the hub are `hub`'s.
+
+A URL (`remote_files`) goes by the same rules. A listing that tells sizes and ETags is kept with the
+files, so that a thousand objects are not asked one by one. HTTP servers cannot list in a way that
+one may rely on: there a URL is one file; people and proofs see it without its query, which may be
+signed. A URL of the hub is pinned first: whatever revision it names becomes the commit behind it.
 """
 
 from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
 
 import msgspec
 
 from tokenmill.errors import SourceError, SourceMissing, UsageError
-from tokenmill.files import is_remote
+from tokenmill.files.ranged import RemoteFile
+from tokenmill.files.remote import (
+    RemoteObject,
+    Version,
+    filesystem,
+    is_remote,
+    protocol_of,
+    shown,
+    version_of,
+)
 from tokenmill.source.address import Address
-
-if TYPE_CHECKING:
-    from tokenmill.files.remote import Version
 
 _FAMILIES = {
     ".jsonl": "jsonl",
@@ -49,7 +60,7 @@ class Found(NamedTuple):
         return self.location or self.path
 
 
-def find(address: Address) -> list[Found]:
+def discover(address: Address) -> list[Found]:
     """The files of an address.
 
     Raises:
@@ -62,17 +73,10 @@ def find(address: Address) -> list[Found]:
 
         return find_in_hub(address)
     if is_remote(path):
-        from tokenmill.source.elsewhere import find_elsewhere
-
-        return find_elsewhere(address)
+        return remote_files(address)
     if os.path.isdir(path):
         return directory(path, address.split)
-    if address.split is not None:
-        raise UsageError(
-            f"split {address.split!r} was asked for, but only directories made by save_to_disk "
-            "have splits",
-            path=path,
-        )
+    _refuse_split(address)
     if os.path.lexists(path):
         return [named(path)]
     if glob.has_magic(path):
@@ -151,8 +155,6 @@ def directory(
 def _read_json(path: str) -> dict[str, object]:
     try:
         if is_remote(path):
-            from tokenmill.files.ranged import RemoteFile
-
             remote = RemoteFile(path)
             data = remote.pread(remote.size, 0)
         else:
@@ -215,3 +217,83 @@ def _within(directory: str, name: str) -> str:
             path=directory,
         )
     return os.path.join(directory, inner)
+
+
+# --- URLs ---------------------------------------------------------------------------------------
+
+
+def remote_files(address: Address) -> list[Found]:
+    """The files of an address that is a URL."""
+    url = address.path
+    protocol = protocol_of(url)
+    if protocol in ("http", "https"):
+        return [_web_file(address)]
+    if protocol == "hf":
+        from tokenmill.source.hub import pinned
+
+        url = pinned(url)
+    if any(mark in url for mark in "*?["):
+        _refuse_split(address)
+        listed = _versions(url, _glob(url))
+        if not listed:
+            raise SourceMissing("no object matches", path=url)
+        found = [_with(form_of(path), version) for path, version in sorted(listed.items())]
+        some = [one for one in found if one is not None]
+        return one_format(url, some, f"none of the {len(listed)} matching objects is {KNOWN}")
+    if form_of(url) is not None and not url.endswith("/"):
+        _refuse_split(address)
+        return [named(url)]
+    return _remote_directory(url.rstrip("/"), address.split)
+
+
+def _refuse_split(address: Address) -> None:
+    if address.split is not None:
+        raise UsageError(
+            f"split {address.split!r} was asked for, but only directories made by save_to_disk "
+            "have splits",
+            path=address.path,
+        )
+
+
+def _web_file(address: Address) -> Found:
+    _refuse_split(address)
+    url = address.path
+    if any(mark in shown(url) for mark in "*["):
+        raise UsageError("HTTP servers cannot be searched: name each file", path=shown(url))
+    return named(shown(url))._replace(location=url)
+
+
+def _glob(url: str) -> Iterable[dict[str, Any]]:
+    fs, path = filesystem(url)
+
+    def work() -> list[dict[str, Any]]:
+        fs.invalidate_cache()
+        return list(fs.glob(path, detail=True).values())
+
+    return RemoteObject(url).persist(work, None)
+
+
+def _versions(url: str, infos: Iterable[dict[str, Any]]) -> dict[str, Version]:
+    """URL → version of every file among some listed things."""
+    fs, path = filesystem(url)
+    before = url[: len(url) - len(path)]  # protocol and host, which a listing's names lack
+    files = (info for info in infos if info.get("type") != "directory")
+    return {before + fs._strip_protocol(info["name"]): version_of(info, url) for info in files}
+
+
+def _with(found: Found | None, version: Version) -> Found | None:
+    return None if found is None else found._replace(version=version)
+
+
+def _remote_directory(url: str, split: str | None) -> list[Found]:
+    fs, path = filesystem(url)
+
+    def work() -> list[dict[str, Any]]:
+        fs.invalidate_cache(path)
+        return list(fs.ls(path, detail=True))
+
+    infos = RemoteObject(url).persist(work, None)
+    listed = {os.path.basename(name): version for name, version in _versions(url, infos).items()}
+    if len(listed) == 1 and url.endswith("/" + next(iter(listed))):
+        return [named(url)]  # an object of that very name: its format is unknown
+    return directory(url, split, listed)

@@ -1,0 +1,73 @@
+"""The values that a process used last, bounded by their bytes.
+
+`RecentValues` is shared by threads, and a forked child goes on with what its parent kept. It holds
+blocks of remote files (`ranged`) and decoded row groups of columnar sources.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Hashable
+from typing import Any
+
+_all: weakref.WeakSet[RecentValues] = weakref.WeakSet()
+
+
+class RecentValues:
+    """What was put or taken last.
+
+    Args:
+        bound: Bytes kept at most, the newest value aside.
+
+    Attributes:
+        bytes: Bytes kept.
+    """
+
+    def __init__(self, bound: int) -> None:
+        self._bound = bound
+        self._values: OrderedDict[Hashable, tuple[Any, int]] = OrderedDict()
+        self.bytes = 0
+        self._lock = threading.Lock()
+        _all.add(self)
+
+    def clear(self) -> None:
+        """Keep nothing."""
+        with self._lock:
+            self._values.clear()
+            self.bytes = 0
+
+    def after_fork(self) -> None:
+        """Another thread of the parent may have held the lock, half way through a change."""
+        self._lock = threading.Lock()
+        self.bytes = sum(size for _, size in self._values.values())
+
+    def get(self, key: Hashable) -> Any:
+        """A value, or None."""
+        with self._lock:
+            found = self._values.get(key)
+            if found is None:
+                return None
+            self._values.move_to_end(key)
+            return found[0]
+
+    def put(self, key: Hashable, value: Any, size: int | None = None) -> None:
+        """Keep a value of so many bytes (its length by default); those unused for longest go."""
+        size = len(value) if size is None else size
+        with self._lock:
+            _, before = self._values.pop(key, (None, 0))
+            self._values[key] = value, size
+            self.bytes += size - before
+            while self.bytes > self._bound and len(self._values) > 1:
+                _, (_, gone) = self._values.popitem(last=False)
+                self.bytes -= gone
+
+
+def _after_fork() -> None:
+    for values in list(_all):
+        values.after_fork()
+
+
+os.register_at_fork(after_in_child=_after_fork)
