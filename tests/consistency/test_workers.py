@@ -14,6 +14,7 @@ from tests.consistency.corpus import Corpus
 torch = pytest.importorskip("torch")
 
 from tokenmill.integrations.torch import DataLoader  # noqa: E402
+from tokenmill.loader import Loader  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.*pin_memory.*", "ignore:.*worker processes.*", "ignore:.*multi-threaded.*"
@@ -118,6 +119,19 @@ def test_loops_are_epochs_as_without_workers(corpus: Corpus, name: str, workers:
         if epoch < 3:
             assert counted == len(found[-1])
     assert found == expected
+
+
+def backwards(row: Any) -> dict[str, Any]:
+    return {"input_ids": row.input_ids[::-1]}
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_mapped_rows_are_transformed_in_workers(corpus: Corpus, method: str) -> None:
+    data = corpus.stores["one"].map(backwards)
+    expected = [digest(batch) for batch in Loader(data)]
+    assert expected != [digest(batch) for batch in Loader(corpus.stores["one"])]
+    loader = DataLoader(data, num_workers=2, multiprocessing_context=method)
+    assert [digest(batch) for batch in loader] == expected
 
 
 def some_of(loader: DataLoader, steps: int) -> Iterator[str]:

@@ -149,9 +149,11 @@ def test_length_is_what_the_loop_hands_out(
     loader = make()
     for _ in range(4):
         try:
-            counted, handed_out = len(loader), 0
+            counted, handed_out, epoch = len(loader), 0, loader.epoch
             for _ in loader:
                 handed_out += 1
+                # Who breaks off behind the last batch enters the next epoch.
+                assert (loader.epoch > epoch) == (handed_out == counted)
                 if handed_out == min(stop, counted - 1):  # in the middle, and after a resume
                     again = make()
                     again.load_state_dict(loader.state_dict())

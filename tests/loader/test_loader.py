@@ -14,7 +14,7 @@ from tokenmill.dataset import as_view, filtered, mix
 from tokenmill.errors import StateError, UsageError
 from tokenmill.loader import Cursor, LengthGrouped, Loader
 from tokenmill.packing import Pack
-from tokenmill.store import Store
+from tokenmill.store import Row, Store
 
 
 @pytest.fixture(scope="module")
@@ -135,6 +135,25 @@ def test_batch_larger_than_an_epoch_wraps_several_times(store: Store) -> None:
     for start in range(0, 60, 5):
         assert sorted(flat[start : start + 5]) == list(range(5))
     assert loader.state_dict()["epoch"] == 12
+
+
+def every_other(row: Row) -> dict[str, Any]:
+    return {"loss_mask": np.arange(len(row)) % 2}
+
+
+@pytest.mark.parametrize("more", [{}, {"pack": Pack(40, oversize="split")}, {"max_tokens": 60}])
+def test_mapped_rows_are_served_and_counted_on_all_ranks(
+    store: Store, more: dict[str, Any]
+) -> None:
+    given = {"batch_size": 3, "world_size": 2, "last": "keep", **more}
+    ranks = [Loader(store.map(every_other), rank=rank, **given) for rank in range(2)]
+    plain = [Loader(store, rank=rank, **given) for rank in range(2)]
+    for ours, theirs in zip(zip(*ranks, strict=True), zip(*plain, strict=True), strict=True):
+        trained = sum(int((batch["labels"] != -100).sum()) for batch in ours)
+        assert [batch["num_trained_tokens"] for batch in ours] == [trained] * 2
+        for mapped, stored in zip(ours, theirs, strict=True):
+            assert np.array_equal(mapped["input_ids"], stored["input_ids"])
+        assert ranks[0].state_dict() == plain[0].state_dict()
 
 
 # Iteration and state

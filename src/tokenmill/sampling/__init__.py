@@ -12,6 +12,7 @@ from tokenmill.sampling.interleave import Interleave, as_fraction
 from tokenmill.sampling.mixture import EXHAUSTED, MixedOrder, Schedule
 from tokenmill.sampling.order import (
     PURPOSE_PACKS,
+    PURPOSE_VIEW,
     FeistelOrder,
     GroupedOrder,
     MilesOrder,
@@ -34,6 +35,7 @@ __all__ = [
     "LARGEST",
     "ORDER_VERSION",
     "PURPOSE_PACKS",
+    "PURPOSE_VIEW",
     "FeistelOrder",
     "GroupedOrder",
     "Int64Array",
