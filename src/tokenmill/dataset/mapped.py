@@ -70,6 +70,11 @@ class MappedView(PartView):
         ]
 
     @property
+    def is_mapped(self) -> bool:
+        """It is what this view is for."""
+        return True
+
+    @property
     def in_order(self) -> bool:
         """As the parent."""
         return self._parent.in_order

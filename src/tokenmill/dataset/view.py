@@ -35,7 +35,7 @@ from tokenmill.store import Row, Store, ViewMethods
 
 
 class Served(Protocol):
-    """Where rows are in the end: a store, or one whose rows a function changes."""
+    """What rows are read from: a store, or one whose rows a function changes."""
 
     @property
     def lengths(self) -> npt.NDArray[np.int32]:
@@ -92,13 +92,18 @@ class View(ViewMethods, Sequence[Row], abc.ABC):
         return True
 
     @property
+    def is_mapped(self) -> bool:
+        """Whether a function changes rows when they are served: then the key does not say all."""
+        return False
+
+    @property
     def lengths(self) -> npt.NDArray[np.int32]:
-        """Tokens per row; mapped where rows stand as they are stored, else a copy."""
+        """Tokens per row; the stored column where rows stand as they are stored, else a copy."""
         return self.lengths_at(np.arange(len(self))).astype(np.int32)
 
     @property
     def trained(self) -> npt.NDArray[np.int32]:
-        """Trained tokens per row; mapped where rows stand as they are stored, else a copy."""
+        """Trained tokens per row; the stored column where it can be, else a copy."""
         return self.trained_at(np.arange(len(self))).astype(np.int32)
 
     @overload
@@ -249,6 +254,11 @@ class PartView(View):
         return self._parent.stores
 
     @property
+    def is_mapped(self) -> bool:
+        """As the parent."""
+        return self._parent.is_mapped
+
+    @property
     def in_order(self) -> bool:
         """Not known of any rule."""
         return False
@@ -321,6 +331,8 @@ class SliceView(PartView):
 
     def _cut(self, column: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
         numbers = self._numbers
+        if not numbers:
+            return column[:0]  # its bounds may lie outside, where they would count from the end
         stop = None if numbers.step < 0 and numbers.stop < 0 else numbers.stop
         return column[numbers.start : stop : numbers.step]
 
@@ -394,6 +406,11 @@ class ConcatView(View):
             for store, within, numbers in part.locate(indices[places] - begin):
                 found.append((store, places[within], numbers))
         return found
+
+    @property
+    def is_mapped(self) -> bool:
+        """Where any part is."""
+        return any(part.is_mapped for part in self._parts)
 
     @property
     def in_order(self) -> bool:
