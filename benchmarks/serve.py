@@ -144,7 +144,7 @@ def padding(report: Report, root: Path) -> None:
     steps = 100
 
     def ours() -> None:
-        iterator = iter(Loader(store, batch_size=64))
+        iterator = Loader(store, batch_size=64).repeat()
         for _ in range(steps):
             next(iterator)
 
@@ -180,7 +180,7 @@ def padding(report: Report, root: Path) -> None:
     report.ratio("padded batches, ours against datasets", ours=own, peer=theirs, at_least=10)
 
     def packed() -> None:
-        iterator = iter(Loader(store, batch_size=4, pack=Pack(CAPACITY)))
+        iterator = Loader(store, batch_size=4, pack=Pack(CAPACITY)).repeat()
         for _ in range(steps):
             next(iterator)
 

@@ -6,10 +6,6 @@
 An import that fails inside the block leaves it as an error of ours that says what the library was
 needed for and how it is installed. Whoever adapts to a foreign library imports it so, from the
 tokenizer's hub ids to the host frameworks; nothing else catches an `ImportError` to explain it.
-
-`adapter` is the one door through which a lower room reaches a higher one: imports point down, but
-``store.torch(…)`` is a method of the store. It loads the adapter, and the library with it, when it
-is called.
 """
 
 from __future__ import annotations
@@ -17,8 +13,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib import import_module
-from typing import Any
 
 from tokenmill.errors import TokenmillError, UsageError
 
@@ -70,8 +64,3 @@ def optional(
         if wanted is not None:
             message += f": {install_line(package)}"
         raise raises(message, path=path) from error
-
-
-def adapter(host: str) -> Any:
-    """The package of `tokenmill.integrations` that adapts to a host, loaded now."""
-    return import_module(f"tokenmill.integrations.{host}")

@@ -47,7 +47,7 @@ def serve(job: dict[str, Any]) -> dict[str, Any]:
     batches: list[str] = []
     take = job.get("take")
     if take != 0:
-        for batch in loader:
+        for batch in loader.repeat():
             batches.append(digest(batch))
             if job.get("log"):
                 # What a trainer does between steps: remember where it is.

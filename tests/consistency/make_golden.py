@@ -26,7 +26,7 @@ def streams(corpus: Corpus) -> dict[str, Any]:
         for epoch in (0, 2):
             loader = loader_of(corpus, name)
             loader.set_epoch(epoch)
-            iterator = iter(loader)
+            iterator = loader.repeat()
             batches = [
                 [[list(piece) for piece in sample] for sample in corpus.samples(next(iterator))]
                 for _ in range(5)

@@ -58,7 +58,7 @@ class Model:
 
     @cached_property
     def _mixed_stream(self) -> tuple[list[tuple[int, int]], int]:
-        """(source, how-manieth draw) of a long stretch, and the length of an epoch."""
+        """(source, draws of it before) of a long stretch, and the length of an epoch."""
         sizes = list(SIZES.values())
         rates = self._rates()
         if self.case["mix"]["exhausted"] == "drop":
@@ -175,6 +175,8 @@ class Model:
                     batch = []
                 if batch and self.last == "keep":
                     break
+        if self.last == "drop" and place and len(self.samples(epoch)) - place < size:
+            epoch, place = epoch + 1, 0  # the rest is left out
         return [batch], (epoch, place)
 
     def _budget_step(

@@ -30,7 +30,7 @@ def ranks_of(corpus: Corpus, name: str, world: int, state: Any, **more: Any) -> 
 
 def take(corpus: Corpus, loaders: list[Loader], steps: int) -> list[list[Sample]]:
     """Global batches: the ranks' parts, one behind the other; all states must agree."""
-    iterators = [iter(loader) for loader in loaders]
+    iterators = [loader.repeat() for loader in loaders]
     found = []
     for _ in range(steps):
         parts = [next(iterator, None) for iterator in iterators]
@@ -116,14 +116,14 @@ def test_two_ranks_of_six_go_on_as_four_ranks_of_three(corpus: Corpus) -> None:
 @pytest.mark.parametrize("prefetch", [0, 1, 5])
 @pytest.mark.parametrize("name", ["rows", "packed", "mixed", "budget"])
 def test_prefetch_does_not_change_a_batch(corpus: Corpus, name: str, prefetch: int) -> None:
-    expected = [digest(batch) for batch in loader_of(corpus, name, epochs=2)]
+    expected = [digest(batch) for batch in loader_of(corpus, name, epochs=2).repeat()]
     loader = loader_of(corpus, name, epochs=2, prefetch=prefetch)
-    assert [digest(batch) for batch in loader] == expected
+    assert [digest(batch) for batch in loader.repeat()] == expected
 
 
 @pytest.mark.parametrize("name", ["packed", "mixed"])
 def test_environment_does_not_change_a_batch(corpus: Corpus, name: str) -> None:
-    expected = [digest(batch) for batch in loader_of(corpus, name, epochs=2)]
+    expected = [digest(batch) for batch in loader_of(corpus, name, epochs=2).repeat()]
     job = {"root": str(corpus.root), "case": name, "geometry": {"epochs": 2}}
     for environment in (
         {"PYTHONHASHSEED": "0", "TZ": "Asia/Tokyo", "LC_ALL": "C"},

@@ -1,4 +1,7 @@
-"""Any sequence of next, save, load, set_epoch, new geometry and crash equals a walk over lists."""
+"""Any sequence of next, save, load, set_epoch, new geometry and crash equals a walk over lists.
+
+Loops are over one epoch or over all of them (`repeat`), left and entered again anywhere.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,7 @@ class Trainer(RuleBasedStateMachine):
         self.model = Model(self.corpus, self.name)
         self.at = (0, 0)
         self.first = 0
-        self.just_loaded = False
+        self.arrived = False  # in this epoch, by a load or by serving the one before
         self._start(world, prefetch, None)
 
     def _start(self, world: int, prefetch: int, state: Any) -> None:
@@ -51,20 +54,31 @@ class Trainer(RuleBasedStateMachine):
         if state is not None:
             for loader in self.loaders:
                 loader.load_state_dict(json.loads(state))
-        self.iterators = [iter(loader) for loader in self.loaders]
+        self._enter(repeat=False)
+
+    def _enter(self, *, repeat: bool) -> None:
+        self.repeat, self.ended = repeat, False
+        self.iterators = [loader.repeat() if repeat else iter(loader) for loader in self.loaders]
+        self._bound()
+
+    def _bound(self) -> None:
+        """The first epoch that is not part of the loop."""
+        self.stop = self.first + 2 if self.repeat else min(self.first + 2, self.at[0] + 1)
 
     @rule(steps=st.integers(1, 5))
     def take(self, steps: int) -> None:
         for _ in range(steps):
             budget = "max_tokens" in CASES[self.name]
             size = self.world if budget else GLOBAL
-            expected = self.model.step(self.at, size, self.first + 2)
+            expected = None if self.ended else self.model.step(self.at, size, self.stop)
             parts = [next(iterator, None) for iterator in self.iterators]
             if expected is None:
                 assert parts == [None] * self.world
+                self.ended = True
                 return
-            groups, self.at = expected
-            self.just_loaded = False
+            groups, at = expected
+            self.arrived = at[0] != self.at[0]
+            self.at = at
             found = [self.corpus.samples(part) for part in parts]  # type: ignore[arg-type]
             if budget:
                 groups += [[]] * (self.world - len(groups))
@@ -88,7 +102,8 @@ class Trainer(RuleBasedStateMachine):
         state, self.at, self.first = saved
         for loader in self.loaders:
             loader.load_state_dict(json.loads(state))
-        self.just_loaded = True
+        self.arrived = True
+        self._bound()
 
     @rule(saved=states, world=st.sampled_from(sorted(SPLITS)), prefetch=st.integers(0, 3))
     def crash_and_resume(
@@ -97,20 +112,21 @@ class Trainer(RuleBasedStateMachine):
         """New objects under another geometry, from any old state."""
         state, self.at, self.first = saved
         self._start(world, prefetch, state)
-        self.just_loaded = True
+        self.arrived = True
 
     @rule(epoch=st.integers(0, 3))
     def set_epoch(self, epoch: int) -> None:
         for loader in self.loaders:
             loader.set_epoch(epoch)
-        if not (self.just_loaded and self.at[0] == epoch):
+        if not (self.arrived and self.at[0] == epoch):
             self.at = (epoch, 0)
+            self.arrived = False
         self.first = epoch
-        self.just_loaded = False
+        self._bound()
 
-    @rule()
-    def leave_the_loop_and_enter_again(self) -> None:
-        self.iterators = [iter(loader) for loader in self.loaders]
+    @rule(repeat=st.booleans())
+    def leave_the_loop_and_enter_again(self, repeat: bool) -> None:
+        self._enter(repeat=repeat)
 
 
 @pytest.mark.parametrize("name", RANK_FREE)

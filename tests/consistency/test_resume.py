@@ -21,7 +21,7 @@ def uninterrupted(corpus: Corpus, name: str, **more: Any) -> tuple[list[str], li
     """Digest of every batch, and the state before the first and behind each."""
     loader = loader_of(corpus, name, epochs=EPOCHS, **more)
     states, batches = [loader.state_dict()], []
-    for batch in loader:
+    for batch in loader.repeat():
         batches.append(digest(batch))
         states.append(loader.state_dict())
     return batches, states
@@ -129,11 +129,11 @@ def test_crash_of_a_trainer_with_the_prefetch_full_loses_and_repeats_nothing(
 def test_state_survives_json_and_lists_nothing_that_grows(corpus: Corpus) -> None:
     for name in CASES:
         loader = loader_of(corpus, name)
-        iterator = iter(loader)
+        iterator = loader.repeat()
         for _ in range(20):
             next(iterator)
         state = loader.state_dict()
         assert json.loads(json.dumps(state)) == state
         other = loader_of(corpus, name)
         other.load_state_dict(json.loads(json.dumps(state)))
-        assert digest(next(iter(other))) == digest(next(iterator))
+        assert digest(next(other.repeat())) == digest(next(iterator))

@@ -32,7 +32,7 @@ def test_stream_three_epochs_equal_the_eager_reference(corpus: Corpus, name: str
     loader = loader_of(corpus, name, epochs=3)
     size = 1 if "max_tokens" in CASES[name] else 6
     expected = Model(corpus, name).run(size, 3)
-    served = [corpus.samples(batch) for batch in loader]
+    served = [corpus.samples(batch) for batch in loader.repeat()]
     assert len(served) == len(expected)
     for number, (ours, theirs) in enumerate(zip(served, expected, strict=True)):
         assert ours == [sample for sample in theirs if sample], f"step {number}"
@@ -46,7 +46,7 @@ def test_stream_serves_whole_rows_bit_by_bit(corpus: Corpus, name: str) -> None:
         for row, (ids, mask) in enumerate(corpus.rows)
     }
     seen = set()
-    for batch in loader_of(corpus, name, epochs=2):
+    for batch in loader_of(corpus, name, epochs=2).repeat():
         ids, mask = batch["input_ids"].ravel(), batch["loss_mask"].ravel()
         if "cu_seqlens" in batch:
             ends, real = batch["cu_seqlens"].tolist(), batch["seq_idx"].ravel() >= 0
@@ -73,7 +73,7 @@ def test_num_trained_tokens_counts_labels_of_all_ranks(
         for rank in range(world_size)
     ]
     steps = 0
-    for batches in zip(*ranks, strict=True):
+    for batches in zip(*(rank.repeat() for rank in ranks), strict=True):
         counted = sum(int((batch["labels"] != -100).sum()) for batch in batches)
         assert [batch["num_trained_tokens"] for batch in batches] == [counted] * world_size
         steps += 1
@@ -85,7 +85,7 @@ def test_served_account_equals_counting_along(corpus: Corpus, name: str) -> None
     """From the position alone, at every step, and the same after a resume."""
     loader = loader_of(corpus, name, epochs=2)
     counts = {source: {"rows": 0, "tokens": 0, "trained_tokens": 0} for source in SIZES}
-    for batch in loader:
+    for batch in loader.repeat():
         for sample in corpus.samples(batch):
             for row, first, size in sample:
                 source = "one" if row < SIZES["one"] else "two"
@@ -107,6 +107,6 @@ def test_served_account_of_a_plain_dataset_is_one_source(corpus: Corpus) -> None
     for name in ("rows", "grouped", "packed"):
         loader = loader_of(corpus, name, epochs=2)
         tokens = 0
-        for batch in loader:
+        for batch in loader.repeat():
             tokens += sum(piece[2] for sample in corpus.samples(batch) for piece in sample)
             assert loader.served()["data"]["tokens"] == tokens

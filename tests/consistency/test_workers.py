@@ -14,6 +14,7 @@ from tests.consistency.corpus import Corpus
 torch = pytest.importorskip("torch")
 
 from tokenmill.integrations.torch import DataLoader  # noqa: E402
+from tokenmill.loader import Loader  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.*pin_memory.*", "ignore:.*worker processes.*", "ignore:.*multi-threaded.*"
@@ -21,11 +22,11 @@ pytestmark = pytest.mark.filterwarnings(
 
 
 def expected_of(corpus: Corpus, name: str) -> list[str]:
-    return [digest(batch) for batch in loader_of(corpus, name, epochs=3)]
+    return [digest(batch) for batch in loader_of(corpus, name, epochs=3).repeat()]
 
 
 def some(loader: DataLoader, steps: int) -> Iterator[str]:
-    for number, batch in enumerate(loader):
+    for number, batch in enumerate(loader.repeat()):
         yield digest(batch)
         if number + 1 == steps:
             break
@@ -101,3 +102,40 @@ def test_tensors_equal_the_numpy_batches(corpus: Corpus, name: str) -> None:
     for ours, theirs in zip(numpy_batches, tensor_batches, strict=True):
         assert digest(ours) == digest(theirs)
         assert all(isinstance(value, int | torch.Tensor) for value in theirs.values())
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("name", ["rows", "packed_split", "budget"])
+def test_loops_are_epochs_as_without_workers(corpus: Corpus, name: str, workers: int) -> None:
+    """Left in the middle, entered again, announced: one epoch per loop, as the numpy loader's."""
+    plain = loader_of(corpus, name, epochs=3)
+    expected = [[digest(batch) for batch in plain] for _ in range(4)]
+    assert expected[3] == []
+    loader = DataLoader(loader_of(corpus, name, epochs=3), num_workers=workers)
+    found: list[list[str]] = []
+    for epoch in range(4):
+        counted = len(loader)
+        found.append(list(some_of(loader, 2)) + [digest(batch) for batch in loader])
+        if epoch < 3:
+            assert counted == len(found[-1])
+    assert found == expected
+
+
+def backwards(row: Any) -> dict[str, Any]:
+    return {"input_ids": row.input_ids[::-1]}
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_mapped_rows_are_transformed_in_workers(corpus: Corpus, method: str) -> None:
+    data = corpus.stores["one"].map(backwards)
+    expected = [digest(batch) for batch in Loader(data)]
+    assert expected != [digest(batch) for batch in Loader(corpus.stores["one"])]
+    loader = DataLoader(data, num_workers=2, multiprocessing_context=method)
+    assert [digest(batch) for batch in loader] == expected
+
+
+def some_of(loader: DataLoader, steps: int) -> Iterator[str]:
+    for number, batch in enumerate(loader, 1):
+        yield digest(batch)
+        if number == steps:
+            break

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import pickle
+import shutil
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,8 +16,9 @@ from hypothesis import strategies as st
 
 from tests.store.making import make_columns, make_store
 from tokenmill.dataset import KeptView, View, as_view, concat, filtered, mix, split, split_points
-from tokenmill.errors import CorruptionError, UsageError
-from tokenmill.store import Store
+from tokenmill.errors import CacheError, CorruptionError, UsageError
+from tokenmill.sampling import Permutation, derive_key
+from tokenmill.store import Row, Store
 from tokenmill.store.record import META_COLUMNS
 
 
@@ -45,7 +49,7 @@ def _json(value: object) -> str:
     return json.dumps(value)
 
 
-def first_ids(view: View, indices: list[int]) -> list[list[int]]:
+def first_ids(view: Store | View, indices: list[int]) -> list[list[int]]:
     return [row.input_ids.tolist() for row in view.batch(indices)]
 
 
@@ -53,31 +57,68 @@ def everything(store: Store) -> list[list[int]]:
     return [row.input_ids.tolist() for row in store]
 
 
+def flipped(row: Row) -> dict[str, Any]:
+    return {"loss_mask": 1 - row.loss_mask}
+
+
+def short(limit: int, trained: Any, length: Any) -> Any:
+    return (length < limit) & (trained != 3)
+
+
+KINDS = ["slice", "concat", "filter", "function", "split", "select", "shuffle", "map", "pickle"]
+
+
 def test_views_composed_at_random_equal_lists(stores: tuple[Store, Store]) -> None:
+    """A row of the model is (ids, mask, stored mask, point of the split)."""
     one, two = stores
 
-    @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+    def model_of(store: Store) -> list[tuple[list[int], list[int], list[int], int]]:
+        digests = np.concatenate([columns["digest"] for _, columns in store.columns(["digest"])])
+        masks = [row.loss_mask.tolist() for row in store]
+        points = split_points(digests, 5).tolist()
+        return list(zip(everything(store), masks, masks, points, strict=True))
+
+    @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
     @given(data=st.data())
     def compare(data: st.DataObject) -> None:
-        view, model = as_view(one), everything(one)
-        for _ in range(data.draw(st.integers(1, 4))):
-            kind = data.draw(st.sampled_from(["slice", "concat", "filter", "split", "pickle"]))
+        view: Store | View = one
+        model = model_of(one)
+        for _ in range(data.draw(st.integers(1, 5))):
+            kind = data.draw(st.sampled_from(KINDS))
             if kind == "slice":
-                ends = st.integers(-len(model) - 3, len(model) + 3)
-                start, stop = data.draw(ends), data.draw(ends)
-                view, model = view[start:stop], model[start:stop]
+                ends = st.none() | st.integers(-len(model) - 3, len(model) + 3)
+                cut = slice(
+                    data.draw(ends), data.draw(ends), data.draw(st.sampled_from([1, 1, 2, -1, -3]))
+                )
+                view, model = view[cut], model[cut]
             elif kind == "concat":
-                view, model = concat([view, two]), model + everything(two)
-            elif kind == "filter":
+                view, model = concat([view, two]), model + model_of(two)
+            elif kind in ("filter", "function"):
                 limit = data.draw(st.integers(1, 45))
-                view = filtered(view, f"length < {limit}")
-                model = [ids for ids in model if len(ids) < limit]
+                if kind == "filter":
+                    view = view.filter(f"length < {limit} and trained != 3")
+                else:
+                    chosen = partial(short, limit)
+                    view = view.filter(chosen, columns=["trained", "length"])
+                # Filters see what is stored, whatever a map made of it.
+                model = [row for row in model if len(row[0]) < limit and sum(row[2]) != 3]
             elif kind == "split":
                 side = data.draw(st.integers(0, 1))
-                digests = np.concatenate([c["digest"] for _, c in view.columns(["digest"])] or [[]])
-                inside = split_points(digests, 5) < np.uint64(0.5 * 2**64)
-                view = split(view, {"a": 0.5, "b": 0.5}, seed=5)[side]
-                model = [ids for ids, i in zip(model, inside, strict=True) if i != bool(side)]
+                view = view.split({"a": 0.5, "b": 0.5}, seed=5)[side]
+                model = [row for row in model if (row[3] < 2**63) != bool(side)]
+            elif kind == "select":
+                picks = data.draw(st.lists(st.integers(-len(model), len(model) - 1), max_size=12)
+                                  if model else st.just([]))  # fmt: skip
+                view, model = view.select(picks), [model[pick] for pick in picks]
+            elif kind == "shuffle":
+                seed = data.draw(st.integers(0, 3))
+                view = view.shuffle(seed)
+                if model:
+                    order = Permutation(len(model), derive_key(4, seed, 0, 0))
+                    model = [model[order.index(place)] for place in range(len(model))]
+            elif kind == "map":
+                view = view.map(flipped)
+                model = [(ids, [1 - m for m in mask], *rest) for ids, mask, *rest in model]
             else:
                 view = pickle.loads(pickle.dumps(view))
             assert len(view) == len(model)
@@ -85,13 +126,24 @@ def test_views_composed_at_random_equal_lists(stores: tuple[Store, Store]) -> No
             picks = data.draw(
                 st.lists(st.integers(-len(model), len(model) - 1), min_size=1, max_size=8)
             )
-            assert first_ids(view, picks) == [model[i] for i in picks]
-        assert [row.input_ids.tolist() for row in view] == model
-        assert view.lengths.tolist() == [len(ids) for ids in model]
-        numbers = np.arange(len(model))
+            assert first_ids(view, picks) == [model[i][0] for i in picks]
+        assert [(row.input_ids.tolist(), row.loss_mask.tolist()) for row in view] == [
+            (ids, mask) for ids, mask, *_ in model
+        ]
+        assert view.lengths.tolist() == [len(row[0]) for row in model]
+        assert view.trained.tolist() == [sum(row[2]) for row in model]
+        view, numbers = as_view(view), np.arange(len(model))
         assert view.lengths_at(numbers).tolist() == view.lengths.tolist()
         assert view.trained_at(numbers).tolist() == view.trained.tolist()
-        assert view.total("lengths") == sum(len(ids) for ids in model)
+        halves = np.asarray([len(row[0]) // 2 for row in model], dtype=np.int64)
+        assert view.trained_within(numbers, halves * 0, halves).tolist() == [
+            sum(row[1][: len(row[0]) // 2]) for row in model
+        ]
+        assert view.total("lengths") == sum(len(row[0]) for row in model)
+        seen: list[tuple[int, int]] = []
+        for numbers, columns in view.columns(["digest"]):
+            seen += zip(numbers.tolist(), split_points(columns["digest"], 5).tolist(), strict=True)
+        assert sorted(seen) == [(number, row[3]) for number, row in enumerate(model)]
 
     compare()
 
@@ -176,11 +228,92 @@ def test_filter_callable_unknown_column_and_wrong_types_are_refused(
     stores: tuple[Store, Store],
 ) -> None:
     with pytest.raises(UsageError, match="text"):
-        filtered(stores[0], lambda row: True)  # type: ignore[arg-type]
+        filtered(stores[0], 3)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="say the columns"):
+        filtered(stores[0], lambda length: length > 3)
+    with pytest.raises(UsageError, match="columns are for a function"):
+        filtered(stores[0], "length > 3", columns=["length"])
+    with pytest.raises(UsageError, match="no name 'size'"):
+        filtered(stores[0], lambda size: size > 3, columns=["size"])
+    with pytest.raises(UsageError, match="& and"):
+        filtered(stores[0], lambda length: length > 3 and length < 9, columns=["length"])
+    for wrong in (lambda length: True, lambda length: length, lambda length: (length > 3)[1:]):
+        with pytest.raises(UsageError, match="one truth value per row"):
+            filtered(stores[0], wrong, columns=["length"])
     with pytest.raises(UsageError, match=r"no column 'carried\.colour'"):
         filtered(stores[0], "carried.colour == 'red'")
     with pytest.raises(UsageError, match="cannot be answered"):
         filtered(stores[0], "carried.lang < 3")
+
+
+def test_filter_function_sees_carried_values_and_files(stores: tuple[Store, Store]) -> None:
+    langs = ["carried.lang", "file"]
+    view = concat(stores).filter(lambda lang, file: (lang == "en") & (file == "two.jsonl"), langs)
+    assert [row.carried["lang"] for row in view] == ["en"] * 3
+    same = concat(stores).filter("carried.lang == 'en' and file == 'two.jsonl'")
+    assert [row.input_ids.tolist() for row in view] == [row.input_ids.tolist() for row in same]
+
+
+def test_selected_rows_are_named_by_content_and_refused_without_their_index(tmp_path: Path) -> None:
+    store = make_store(tmp_path, [make_columns([3, 4, 5, 6])])
+    view = store.select([2, 0])
+    assert view.key == store.select(np.asarray([2, 0])).key != store.select([0, 2]).key
+    # Whoever says it, and however: a filter by function is its rows.
+    assert store.filter(lambda n: n > 4, ["length"]).key == store.select([2, 3]).key
+    assert len(pickle.dumps(view)) < 16 << 10
+    for wrong in (4, -5):
+        with pytest.raises(IndexError, match=f"row {wrong}"):
+            store.select([wrong])
+    data = pickle.dumps(view)
+    shutil.rmtree(tmp_path / "rows")
+    with pytest.raises(CacheError, match="select them again"):
+        pickle.loads(data)
+
+
+def test_shuffle_never_changes_and_depends_on_the_seed(stores: tuple[Store, Store]) -> None:
+    view = stores[0].shuffle(seed=7)
+    assert view.lengths.tolist() != stores[0].lengths.tolist()
+    assert sorted(view.lengths.tolist()) == sorted(stores[0].lengths.tolist())
+    assert len({stores[0].shuffle(seed).key for seed in range(3)} | {stores[0].key}) == 4
+    numbers = as_view(view).locate(np.arange(6))[0][2]
+    assert numbers.tolist() == GOLDEN_SHUFFLE
+    with pytest.raises(UsageError, match="seed"):
+        stores[0].shuffle(seed=-1)
+
+
+def with_more(row: Row) -> dict[str, Any]:
+    return {"input_ids": [*row.input_ids, 1], "loss_mask": [*row.loss_mask, 1]}
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (with_more, "stored lengths"),
+        (lambda row: {"labels": row.input_ids}, r"not \['labels'\]"),
+        (lambda row: row, "not Row"),
+        (lambda row: {"loss_mask": row.loss_mask * 2}, "zeros and ones"),
+        (lambda row: {"input_ids": row.input_ids / 2}, "token ids"),
+    ],
+)
+def test_map_that_gives_something_else_is_refused_with_the_rows_origin(
+    stores: tuple[Store, Store], function: Any, message: str
+) -> None:
+    view = stores[0].map(function)
+    with pytest.raises(UsageError, match=message) as refused:
+        view[3]
+    assert str(stores[0][3].origin) in str(refused.value)
+    with pytest.raises(UsageError, match="a function of a row"):
+        stores[0].map("length")  # type: ignore[arg-type]
+
+
+def test_map_is_part_of_no_key_and_a_lambda_stays_at_home(stores: tuple[Store, Store]) -> None:
+    view = stores[0].map(flipped)
+    assert view.key == stores[0].key
+    assert view[2].origin == stores[0][2].origin
+    assert view[2].turns == stores[0][2].turns
+    assert pickle.loads(pickle.dumps(view))[2].loss_mask.tolist() == view[2].loss_mask.tolist()
+    with pytest.raises(UsageError, match="top of a module"):
+        pickle.dumps(stores[0].map(lambda row: {}))
 
 
 def test_split_rows_stay_on_their_side_when_others_come_or_go(tmp_path: Path) -> None:
@@ -214,6 +347,7 @@ def test_split_points_never_change() -> None:
     assert split_points([0], 1).tolist() != found[:1]
 
 
+GOLDEN_SHUFFLE = [23, 11, 4, 1, 5, 15]
 GOLDEN_POINTS = [
     9236879893005533980,
     14802220423699367860,

@@ -153,7 +153,7 @@ def test_sampler_weights_hold_and_equal_a_mixture(store: Store, chat: Store) -> 
         assert sum(number < 43 for number in found[ten : ten + 10]) == 7
     both = tm.mix({"a": store, "b": chat}, {"a": 0.7, "b": 0.3})
     mixed = tm.Loader(both, 50, indices=True, pad_id=0)
-    expected = [n for batch in islice(mixed, 6) for n in batch["indices"].tolist()]
+    expected = [n for batch in islice(mixed.repeat(), 6) for n in batch["indices"].tolist()]
     assert found == expected
     assert len(sampler) == len(dataset)
 
@@ -224,7 +224,7 @@ def walk(
 
 def reference(store: Store, steps: int, batch_size: int) -> list[list[int]]:
     loader = tm.Loader(store, batch_size, seed=9, last="keep", indices=True)
-    return [batch["indices"].tolist() for batch in islice(loader, steps)]
+    return [batch["indices"].tolist() for batch in islice(loader.repeat(), steps)]
 
 
 @pytest.mark.parametrize("ahead", [False, True], ids=["serial", "ahead"])

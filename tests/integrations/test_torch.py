@@ -222,7 +222,7 @@ def first_tokens(batch: dict[str, Any]) -> list[int]:
 
 def reference(store: Store, epochs: int) -> list[list[int]]:
     loader = Loader(store, 4, last="keep", epochs=epochs)
-    return [first_tokens(batch) for batch in loader]
+    return [first_tokens(batch) for batch in loader.repeat()]
 
 
 @torchdata_noise

@@ -148,7 +148,7 @@ def test_padded_run_resumed_sees_the_loaders_batches(
     seen, _ = stopped_and_resumed(tmp_path, tokenizer, run, before, after)
     wanted = Loader(view, BATCH, seed=SEED, epochs=3)
     assert len(seen) == STEPS
-    for batch, expected in zip(seen, wanted, strict=False):
+    for batch, expected in zip(seen, wanted.repeat(), strict=False):
         for name in ("input_ids", "labels", "attention_mask"):
             np.testing.assert_array_equal(batch[name], expected[name], err_msg=name)
 
@@ -161,7 +161,7 @@ def test_packed_run_resumed_sees_the_loaders_packs(
     seen, _ = stopped_and_resumed(tmp_path, tokenizer, run, before, after)
     wanted = Loader(view, BATCH, seed=SEED, epochs=9, pack=PACK)
     assert len(seen) == STEPS
-    for batch, expected in zip(seen, wanted, strict=False):
+    for batch, expected in zip(seen, wanted.repeat(), strict=False):
         kept = expected["seq_idx"] >= 0  # the trainer's packs have no padding tail
         for name in ("input_ids", "labels", "position_ids"):
             np.testing.assert_array_equal(batch[name][0], expected[name][kept], err_msg=name)
@@ -208,7 +208,8 @@ def test_mixture_is_served_as_its_loader_serves_it(
     data = mix({"a": view[:20], "b": view[20:]}, {"a": 0.25, "b": 0.75})
     trainer = trainer_of(tmp_path, tokenizer, *hf.for_trl(data, epochs=2, seed=SEED), 0)
     batches = iter(trainer.get_train_dataloader())
-    for batch, expected in zip(batches, Loader(data, BATCH, seed=SEED, epochs=2), strict=False):
+    loader = Loader(data, BATCH, seed=SEED, epochs=2)
+    for batch, expected in zip(batches, loader.repeat(), strict=False):
         if batch["input_ids"].shape[0] == BATCH:  # the loader fills up a run's last batch
             np.testing.assert_array_equal(batch["input_ids"].numpy(), expected["input_ids"])
 

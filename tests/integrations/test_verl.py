@@ -205,7 +205,8 @@ def test_sft_undo_shuffle_serves_our_order_through_verls_sampler(
     both = [item for pair in zip(*ranks, strict=True) for item in pair]
     served = [item["input_ids"].tolist() for item in dataset.__getitems__(both)]
     loader = tm.Loader(store, 1, seed=5, indices=True)
-    expected = [store[int(b["indices"][0])].input_ids.tolist() for b in islice(loader, len(served))]
+    batches = islice(loader.repeat(), len(served))
+    expected = [store[int(b["indices"][0])].input_ids.tolist() for b in batches]
     assert served == expected
 
 

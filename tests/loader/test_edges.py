@@ -171,7 +171,7 @@ def test_mixture_by_tokens_holds_token_shares(tmp_path: Path) -> None:
     long = make_store(tmp_path / "b", [make_columns([60] * 400)], name="long")
     for by, name in (("tokens", "tokens"), ("trained_tokens", "trained_tokens"), ("rows", "rows")):
         loader = Loader(mix({"short": short, "long": long}, {"short": 0.7, "long": 0.3}, by=by), 10)
-        iterator = iter(loader)
+        iterator = loader.repeat()
         for _ in range(150):
             next(iterator)
         served = loader.served()

@@ -31,7 +31,7 @@ def samples(store: Store, epoch: int, more: dict[str, Any]) -> list[Sample]:
 def run(store: Store, ranks: int, **given: Any) -> list[list[int]]:
     """The rows of every global batch of a run."""
     loaders = [Loader(store, rank=r, world_size=ranks, indices=True, **given) for r in range(ranks)]
-    steps = zip(*loaders, strict=True)
+    steps = zip(*(loader.repeat() for loader in loaders), strict=True)
     return [[row for batch in step for row in batch["indices"].tolist()] for step in steps]
 
 
@@ -91,7 +91,7 @@ def test_token_budget_wraps_as_one_list_of_micro_batches(
 
 def test_account_of_a_wrapped_run_counts_what_it_borrowed(store: Store) -> None:
     loader = Loader(store, batch_size=5, epochs=3)
-    assert len(list(loader)) == 14  # ⌈3 × 23 / 5⌉, not 3 × ⌈23 / 5⌉
+    assert len(list(loader.repeat())) == 14  # ⌈3 × 23 / 5⌉, not 3 × ⌈23 / 5⌉
     assert loader.served()["data"]["rows"] == 70
     assert loader.served()["data"]["passes"] == 3
     for epoch in range(3):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from tokenmill.dataset import as_view, filtered, mix
 from tokenmill.errors import StateError, UsageError
 from tokenmill.loader import Cursor, LengthGrouped, Loader
 from tokenmill.packing import Pack
-from tokenmill.store import Store
+from tokenmill.store import Row, Store
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +23,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
     return make_store(tmp_path_factory.mktemp("cache"), [make_columns(lengths)], pad_id=9)
 
 
-def numbers(loader: Loader) -> list[list[int]]:
+def numbers(loader: Iterable[dict[str, Any]]) -> list[list[int]]:
     return [batch["indices"].tolist() for batch in loader]
 
 
@@ -118,7 +119,8 @@ def test_length_is_counted_where_it_depends_on_lengths(
 
 
 def test_wrap_runs_over_ends_of_epochs_without_a_seam(store: Store) -> None:
-    flat = [row for batch in numbers(Loader(store, 7, epochs=3, indices=True)) for row in batch]
+    run = Loader(store, 7, epochs=3, indices=True).repeat()
+    flat = [row for batch in numbers(run) for row in batch]
     assert len(flat) == 154  # the last batch is completed from the fourth epoch
     for epoch in range(3):
         assert sorted(flat[epoch * 50 : epoch * 50 + 50]) == list(range(50))
@@ -128,11 +130,30 @@ def test_wrap_runs_over_ends_of_epochs_without_a_seam(store: Store) -> None:
 def test_batch_larger_than_an_epoch_wraps_several_times(store: Store) -> None:
     view = as_view(store)[:5]
     loader = Loader(view, batch_size=12, indices=True)
-    iterator = iter(loader)
+    iterator = loader.repeat()
     flat = [row for _ in range(5) for row in next(iterator)["indices"].tolist()]
     for start in range(0, 60, 5):
         assert sorted(flat[start : start + 5]) == list(range(5))
     assert loader.state_dict()["epoch"] == 12
+
+
+def every_other(row: Row) -> dict[str, Any]:
+    return {"loss_mask": np.arange(len(row)) % 2}
+
+
+@pytest.mark.parametrize("more", [{}, {"pack": Pack(40, oversize="split")}, {"max_tokens": 60}])
+def test_mapped_rows_are_served_and_counted_on_all_ranks(
+    store: Store, more: dict[str, Any]
+) -> None:
+    given = {"batch_size": 3, "world_size": 2, "last": "keep", **more}
+    ranks = [Loader(store.map(every_other), rank=rank, **given) for rank in range(2)]
+    plain = [Loader(store, rank=rank, **given) for rank in range(2)]
+    for ours, theirs in zip(zip(*ranks, strict=True), zip(*plain, strict=True), strict=True):
+        trained = sum(int((batch["labels"] != -100).sum()) for batch in ours)
+        assert [batch["num_trained_tokens"] for batch in ours] == [trained] * 2
+        for mapped, stored in zip(ours, theirs, strict=True):
+            assert np.array_equal(mapped["input_ids"], stored["input_ids"])
+        assert ranks[0].state_dict() == plain[0].state_dict()
 
 
 # Iteration and state
@@ -140,7 +161,7 @@ def test_batch_larger_than_an_epoch_wraps_several_times(store: Store) -> None:
 
 def test_endless_stream_goes_on_and_states_name_the_place(store: Store) -> None:
     loader = Loader(store, batch_size=10)
-    for number, _ in enumerate(loader, 1):
+    for number, _ in enumerate(loader.repeat(), 1):
         state = loader.state_dict()
         assert (state["epoch"], state["position"]) == divmod(number * 10, 50)
         if number == 17:
@@ -148,7 +169,7 @@ def test_endless_stream_goes_on_and_states_name_the_place(store: Store) -> None:
 
 
 def test_loop_left_and_entered_again_continues(store: Store) -> None:
-    expected = numbers(Loader(store, 8, epochs=2, indices=True))
+    expected = numbers(Loader(store, 8, epochs=2, indices=True).repeat())
     loader = Loader(store, 8, epochs=2, indices=True, prefetch=2)
     found = []
     for batch in loader:
@@ -176,7 +197,7 @@ def test_two_iterators_at_once_each_see_the_whole_stream(store: Store, prefetch:
 
 def test_set_epoch_begins_the_epoch_and_epochs_count_from_there(store: Store) -> None:
     loader = Loader(store, 8, epochs=1, last="keep", indices=True)
-    whole = numbers(Loader(store, 8, epochs=3, last="keep", indices=True))
+    whole = numbers(Loader(store, 8, epochs=3, last="keep", indices=True).repeat())
     found = []
     for epoch in range(3):
         loader.set_epoch(epoch)

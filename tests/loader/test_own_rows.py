@@ -81,7 +81,9 @@ def test_rank_opens_its_own_rows_only_and_counts_the_whole_batch(
 
     monkeypatch.setattr(Store, "batch", counting)
     ranks = [
-        iter(Loader(served, rank=rank, world_size=WORLD, epochs=2, indices=True, **SHAPES[shape]))
+        Loader(
+            served, rank=rank, world_size=WORLD, epochs=2, indices=True, **SHAPES[shape]
+        ).repeat()
         for rank in range(WORLD)
     ]
     steps = 0

@@ -26,6 +26,13 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
     return make_store(tmp_path_factory.mktemp("cache"), slices)
 
 
+def test_mapped_rows_have_no_name_to_be_exported_under(store: Store) -> None:
+    for data in (store.map(dict), store.map(dict)[3:], concat([store, store.map(dict)])):
+        with pytest.raises(UsageError, match="function of a map"):
+            Unrolled(data)
+    Unrolled(store[3:])
+
+
 def served(loader: Loader) -> list[list[tuple[int, int, int]]]:
     """(row, start, length) of every piece, sample by sample, as a loader of one per batch says."""
     found = []

@@ -1,22 +1,36 @@
-"""Rows by integer over stores: slice, filter, split, concatenate, mix; stateless.
+"""Rows by integer over stores: slice, filter, select, shuffle, split, map, concatenate, mix.
 
-A `View` maps its row numbers to rows of stores without copying any; `filtered` and `split`
-publish the numbers of the rows they keep and map them; `Mixture` describes sources with weights,
-which the loader serves in an interleave computed from the position.
+A `View` maps its row numbers to rows of stores without copying any and keeps no state. `filtered`,
+`select` and `split` publish the numbers of the rows they keep and map them; `Mixture` describes
+sources with weights, which the loader serves in an interleave computed from the position. Stores
+and views have the same as methods: see `tokenmill.store.ViewMethods`.
 """
 
 from __future__ import annotations
 
-from tokenmill.dataset.choices import filtered, split, split_points
+from tokenmill.dataset.choices import filtered, select, shuffle, split, split_points
+from tokenmill.dataset.mapped import MappedView, mapped
 from tokenmill.dataset.mixture import Mixture, mix
 from tokenmill.dataset.selection import KeptView
-from tokenmill.dataset.view import ConcatView, SliceView, StoreView, View, as_view, concat
+from tokenmill.dataset.view import (
+    ConcatView,
+    PartView,
+    ShuffledView,
+    SliceView,
+    StoreView,
+    View,
+    as_view,
+    concat,
+)
 from tokenmill.dataset.where import Where
 
 __all__ = [
     "ConcatView",
     "KeptView",
+    "MappedView",
     "Mixture",
+    "PartView",
+    "ShuffledView",
     "SliceView",
     "StoreView",
     "View",
@@ -24,7 +38,10 @@ __all__ = [
     "as_view",
     "concat",
     "filtered",
+    "mapped",
     "mix",
+    "select",
+    "shuffle",
     "split",
     "split_points",
 ]

@@ -1,6 +1,7 @@
-"""The two ways to choose rows: by an expression, and by content into sides.
+"""The ways to choose rows: by expression or function, by number, by content into sides.
 
-`filtered` keeps the rows for which a `Where` holds. `split` cuts a view into named sides by the
+`filtered` keeps the rows for which a `Where` or a function over columns holds, `select` those that
+are named by number, `shuffle` all of them in another order. `split` cuts a view into sides by the
 digest of each row's own bytes: every row has a fixed point in [0, 1) that depends on its bytes
 and the seed alone, and a side is an interval. So a row stays on its side when others come or go,
 equal rows never lie on two sides (no leak from train into validation), and all turns of one
@@ -9,19 +10,22 @@ conversation (``expand="turns"``) lie together.
 
 from __future__ import annotations
 
+import abc
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from itertools import pairwise
-from typing import Any
+from typing import Any, SupportsIndex
 
 import numpy as np
 import numpy.typing as npt
 
+from tokenmill import fingerprint
 from tokenmill.dataset.selection import KeptView
-from tokenmill.dataset.view import View, as_view
-from tokenmill.dataset.where import Where
-from tokenmill.errors import UsageError
+from tokenmill.dataset.view import ShuffledView, View, as_view
+from tokenmill.dataset.where import NamedColumns, Where
+from tokenmill.errors import CacheError, UsageError
+from tokenmill.sampling import Int64Array
 from tokenmill.store import Store
 
 SPLIT_VERSION = 1
@@ -33,7 +37,27 @@ _MULTIPLY_1 = 0xF85049EB81CF5355
 _MULTIPLY_2 = 0xCB3DB1425C951879
 
 
-class _Filter:
+class _ByColumns(abc.ABC):
+    """A choice that looks at columns, row by row."""
+
+    ascending = True
+
+    @property
+    @abc.abstractmethod
+    def columns(self) -> list[str]:
+        """The columns it looks at."""
+
+    @abc.abstractmethod
+    def holds(self, columns: dict[str, Any]) -> npt.NDArray[np.bool_]:
+        """Which rows are chosen."""
+
+    def numbers(self, parent: View) -> Iterator[Int64Array]:
+        """The rows for which it holds, in the view's order."""
+        found = (numbers[self.holds(columns)] for numbers, columns in parent.columns(self.columns))
+        return found if parent.in_order else iter([np.sort(_joined(found))])
+
+
+class _Filter(_ByColumns):
     """Rows for which an expression holds."""
 
     def __init__(self, text: str) -> None:
@@ -53,11 +77,11 @@ class _Filter:
             document["sources"] = [list(store.sources) for store in parent.stores]
         return document
 
-    def __call__(self, columns: dict[str, Any]) -> npt.NDArray[np.bool_]:
+    def holds(self, columns: dict[str, Any]) -> npt.NDArray[np.bool_]:
         return self._where(columns)
 
 
-class _Side:
+class _Side(_ByColumns):
     """Rows whose point lies in an interval of [0, 2**64)."""
 
     def __init__(self, seed: int, start: int, stop: int) -> None:
@@ -72,12 +96,73 @@ class _Side:
         interval = [str(self._start), str(self._stop)]
         return {"split": SPLIT_VERSION, "seed": self._seed, "points": interval}
 
-    def __call__(self, columns: dict[str, Any]) -> npt.NDArray[np.bool_]:
+    def holds(self, columns: dict[str, Any]) -> npt.NDArray[np.bool_]:
         points = split_points(columns["digest"], self._seed)
         kept = points >= np.uint64(self._start)
         if self._stop <= _MASK:
             kept &= points < np.uint64(self._stop)
         return kept
+
+
+class _Function(_ByColumns):
+    """Rows for which somebody's function holds; it has no name, so `_Rows` take its answer."""
+
+    def __init__(self, function: Callable[..., Any], columns: Sequence[str]) -> None:
+        self._function = function
+        self._named = NamedColumns(columns)
+
+    @property
+    def columns(self) -> list[str]:
+        return self._named.stored
+
+    def holds(self, columns: dict[str, Any]) -> npt.NDArray[np.bool_]:
+        rows = len(next(iter(columns.values())))
+        try:
+            held = np.asarray(self._function(*self._named.values(columns)))
+        except ValueError as error:
+            raise UsageError(
+                f"the function of a filter gets arrays over many rows ({error}): combine "
+                "comparisons with & and |, not with and / or"
+            ) from error
+        if held.shape != (rows,) or held.dtype != np.bool_:
+            raise UsageError(
+                f"the function of a filter gave {held.dtype} of shape {held.shape} for {rows} "
+                "rows: it must give one truth value per row"
+            )
+        return held
+
+
+class _Rows:
+    """Rows by number. The numbers are in the published index; here is what names them."""
+
+    def __init__(self, digest: str, ascending: bool, given: Int64Array | None = None) -> None:
+        self._digest = digest
+        self.ascending = ascending
+        self.given = given
+
+    def __reduce__(self) -> Any:
+        return _Rows, (self._digest, self.ascending)
+
+    def document(self, parent: View) -> Any:
+        return {"rows": self._digest}
+
+    def numbers(self, parent: View) -> Iterator[Int64Array]:
+        if self.given is None:
+            raise CacheError("the index of selected rows is gone: select them again")
+        return iter([self.given])
+
+
+def _joined(parts: Iterable[Int64Array]) -> Int64Array:
+    return np.concatenate([np.zeros(0, dtype=np.int64), *parts])
+
+
+def _by_number(view: View, numbers: Int64Array) -> View:
+    numbers = np.ascontiguousarray(numbers, dtype="<i8")
+    ascending = bool((np.diff(numbers) > 0).all())
+    choice = _Rows(fingerprint.key_of_pieces([numbers.tobytes()]), ascending, numbers)
+    kept = KeptView(view, choice)
+    choice.given = None  # published: nobody needs to hold them
+    return kept
 
 
 def split_points(digests: npt.ArrayLike, seed: int) -> npt.NDArray[np.uint64]:
@@ -91,14 +176,36 @@ def split_points(digests: npt.ArrayLike, seed: int) -> npt.NDArray[np.uint64]:
     return points
 
 
-def filtered(data: Store | View, where: str) -> View:
-    """The rows for which an expression holds, without copying them.
+def filtered(
+    data: Store | View, where: str | Callable[..., Any], columns: Sequence[str] | None = None
+) -> View:
+    """The rows for which an expression or a function over columns holds, without copying them.
 
     Args:
         data: A store or a view.
-        where: For example ``"length < 4096 and carried.lang == 'en'"``.
+        where: For example ``"length < 4096 and carried.lang == 'en'"``; or a function that is given
+            ``columns``, each as an array, and gives one truth value per row.
+        columns: What a function is given.
     """
-    return KeptView(as_view(data), _Filter(where))
+    view = as_view(data)
+    if callable(where):
+        if columns is None:
+            raise UsageError("say the columns that the function of a filter is given")
+        return _by_number(view, _joined(_Function(where, columns).numbers(view)))
+    if columns is not None:
+        raise UsageError("an expression names its columns itself: columns are for a function")
+    return KeptView(view, _Filter(where))
+
+
+def select(data: Store | View, rows: Iterable[SupportsIndex]) -> View:
+    """Rows by number, in the given order, as often as they are named."""
+    view = as_view(data)
+    return _by_number(view, view.normalised(rows))
+
+
+def shuffle(data: Store | View, seed: int = 0) -> View:
+    """All rows, in an order that depends on the seed and their number alone."""
+    return ShuffledView(as_view(data), seed)
 
 
 def split(data: Store | View, parts: Mapping[str, float], *, seed: int = 0) -> tuple[View, ...]:

@@ -17,10 +17,10 @@ from typing import Any
 from tokenmill import fingerprint
 from tokenmill.dataset.view import ConcatView, View, as_view
 from tokenmill.errors import UsageError
+from tokenmill.sampling import EXHAUSTED, as_fraction
 from tokenmill.store import Store
 
 BY = ("rows", "tokens", "trained_tokens")
-EXHAUSTED = ("repeat", "stop", "drop")
 
 
 class Mixture:
@@ -79,8 +79,7 @@ class Mixture:
                 raise UsageError(f"the weight of {name!r} must be a number, not {weight!r}")
             if not 0 < weight < float("inf"):
                 raise UsageError(f"the weight of {name!r} must be positive, not {weight!r}")
-            # As people write it: 0.7 is 7/10, not the nearest binary number.
-            found.append(weight if isinstance(weight, Fraction) else Fraction(repr(weight)))
+            found.append(as_fraction(weight))
         return tuple(found)
 
     @property

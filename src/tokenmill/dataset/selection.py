@@ -1,19 +1,19 @@
-"""Kept rows: an ascending choice of a view's rows, published and mapped.
+"""Kept rows: a choice of a view's rows, published and mapped.
 
-A filter or one side of a split is a *choice*: a function from columns to "kept or not". Choosing
-is done once; the row numbers, with lengths and trained counts beside them, are published under
-``<cache>/rows/<key>/`` like everything else (whole or not at all, first writer wins) and mapped,
-so that a `KeptView` costs no memory and pickles as a path and a description. The key is the
-content: the parent's key and the choice's document.
+A filter, one side of a split or a list of row numbers is a *choice*, made in
+`tokenmill.dataset.choices`. Choosing is done once; the row numbers, with lengths and trained counts
+beside them, are published under ``<cache>/rows/<key>/`` like everything else (whole or not at all,
+first writer wins) and mapped, so that a `KeptView` costs no memory and pickles as a path and a
+description. The key is the content: the parent's key and the choice's document.
 
 Published beside the store where its cache can be written, else in the user's own cache, else in a
 temporary directory that lives as long as this process. Who unpickles a view whose directory is
-gone chooses again.
+gone chooses again, if the choice can be made again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -22,11 +22,12 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenmill import fingerprint
-from tokenmill.dataset.view import CHUNK, Found, Int64Array, View
+from tokenmill.dataset.view import CHUNK, PartView, View
 from tokenmill.errors import CacheError
 from tokenmill.files import PrivateDirectory, default_cache_dir
 from tokenmill.files.sealed import JsonForm, SealedKind, map_array
-from tokenmill.store import CacheLayout, Store, StoreLayout
+from tokenmill.sampling import Int64Array
+from tokenmill.store import CacheLayout, StoreLayout
 
 FILES = {"index.bin": "<i8", "lengths.bin": "<i4", "trained.bin": "<i4"}
 _KIND = SealedKind(
@@ -40,21 +41,21 @@ KEPT_VERSION = 1
 
 
 class Choice(Protocol):
-    """A function from columns to "kept or not" that can describe itself."""
+    """Which rows of a view, in which order."""
 
     @property
-    def columns(self) -> list[str]:
-        """The columns it looks at."""
+    def ascending(self) -> bool:
+        """Whether rows keep the view's order and come once at most."""
 
     def document(self, parent: View) -> Any:
         """What it depends on, as plain values."""
 
-    def __call__(self, columns: dict[str, Any]) -> npt.NDArray[np.bool_]:
-        """Which rows of a stretch are kept."""
+    def numbers(self, parent: View) -> Iterator[Int64Array]:
+        """The numbers of the chosen rows, many at a time."""
 
 
-class KeptView(View):
-    """Some rows of another view, in its order.
+class KeptView(PartView):
+    """Some rows of another view, by a published index.
 
     Args:
         parent: The other view.
@@ -63,7 +64,7 @@ class KeptView(View):
     """
 
     def __init__(self, parent: View, choice: Choice, directory: str | None = None) -> None:
-        self._parent = parent
+        super().__init__(parent)
         self._choice = choice
         self._document = {
             "kept": KEPT_VERSION,
@@ -92,38 +93,32 @@ class KeptView(View):
     def __len__(self) -> int:
         return int(self._index.size)
 
-    def locate(self, indices: Int64Array) -> list[Found]:
-        """Through the index, then the parent."""
-        return self._parent.locate(self._index[indices])
-
-    def columns(self, names: Sequence[str]) -> Iterator[tuple[int, dict[str, Any]]]:
-        """The parent's columns, kept rows only."""
-        for first, columns in self._parent.columns(names):
-            size = len(next(iter(columns.values())))
-            start, stop = np.searchsorted(self._index, [first, first + size]).tolist()
-            within = self._index[start:stop] - first
-            if within.size:
-                yield start, {name: _pick(column, within) for name, column in columns.items()}
+    def numbers(self, indices: Int64Array) -> Int64Array:
+        """By the index."""
+        return self._index[indices]
 
     @property
-    def stores(self) -> list[Store]:
-        """The parent's."""
-        return self._parent.stores
+    def in_order(self) -> bool:
+        """Where the choice keeps the order."""
+        return self._choice.ascending and self._parent.in_order
+
+    def _ordered(self) -> tuple[Int64Array, Int64Array | None]:
+        return (self._index, None) if self._choice.ascending else super()._ordered()
 
     @property
     def lengths(self) -> npt.NDArray[np.int32]:
-        """Mapped."""
+        """As published."""
         return self._lengths
 
     @property
     def trained(self) -> npt.NDArray[np.int32]:
-        """Mapped."""
+        """As published."""
         return self._trained
 
     def choose(self) -> Iterator[Int64Array]:
-        """The kept row numbers of the parent, a stretch at a time."""
-        for first, columns in self._parent.columns(self._choice.columns):
-            yield np.flatnonzero(self._choice(columns)).astype("<i8") + first
+        """The kept row numbers of the parent, many at a time."""
+        for numbers in self._choice.numbers(self._parent):
+            yield numbers.astype("<i8", copy=False)
 
     def gathered(self, index: Int64Array, name: str) -> Iterator[npt.NDArray[np.int32]]:
         """Lengths or trained counts of kept rows, a stretch at a time."""
@@ -131,12 +126,6 @@ class KeptView(View):
             numbers = np.asarray(index[first : first + CHUNK], dtype=np.int64)
             asked = self._parent.lengths_at if name == "lengths" else self._parent.trained_at
             yield asked(numbers).astype("<i4")
-
-
-def _pick(column: Any, within: Int64Array) -> Any:
-    if isinstance(column, np.ndarray):
-        return column[within]
-    return [column[place] for place in within.tolist()]
 
 
 def _caches(view: View) -> Iterable[Path]:

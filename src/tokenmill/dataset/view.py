@@ -1,10 +1,11 @@
 """Views: rows by integer over stores, without copying a row.
 
 A `View` is anything with a length whose rows are rows of stores. `StoreView` is a store itself,
-`SliceView` a range of another view, `ConcatView` several behind each other, and a `KeptView` (see
-`tokenmill.dataset.selection`) an ascending choice of another's rows. All of them answer through one
-question: `locate`, which maps row numbers to (store, row number in it) in bulk; lengths,
-trained counts and rows follow from that.
+`ConcatView` several views behind each other. A `PartView` is rows of another view by a rule from
+number to number: `SliceView` a range, `ShuffledView` a permutation, and a `KeptView` (see
+`tokenmill.dataset.selection`) an index. All of them answer through one question: `locate`, which
+maps row numbers to (store, row number in it) in bulk; lengths, trained counts and rows follow from
+that.
 
 Views are stateless, pickle as a description under 16 KiB, and hold no memory that grows with
 their rows. A view's `document` says what it is made of and its `key` names that content, not
@@ -16,24 +17,49 @@ from __future__ import annotations
 import abc
 import operator
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, SupportsIndex, overload
+from typing import Any, Protocol, SupportsIndex, overload
 
 import numpy as np
 import numpy.typing as npt
 
 from tokenmill import fingerprint
 from tokenmill.errors import UsageError
-from tokenmill.optional import adapter
-from tokenmill.store import Row, Store
+from tokenmill.sampling import (
+    ORDER_VERSION,
+    PURPOSE_VIEW,
+    Int64Array,
+    Permutation,
+    check_seed,
+    derive_key,
+)
+from tokenmill.store import Row, Store, ViewMethods
 
-Int64Array = npt.NDArray[np.int64]
-Found = tuple[Store, Int64Array, Int64Array]
+
+class Served(Protocol):
+    """What rows are read from: a store, or one whose rows a function changes."""
+
+    @property
+    def lengths(self) -> npt.NDArray[np.int32]:
+        """Tokens per row, as stored."""
+
+    @property
+    def trained(self) -> npt.NDArray[np.int32]:
+        """Trained tokens per row, as stored."""
+
+    def batch(self, indices: Iterable[SupportsIndex]) -> list[Row]:
+        """Rows by number."""
+
+    def trained_within(self, rows: Int64Array, starts: Int64Array, stops: Int64Array) -> Int64Array:
+        """Trained tokens of pieces of rows, as served."""
+
+
+Found = tuple[Served, Int64Array, Int64Array]
 """A store, places in the question, and row numbers in the store."""
 
 CHUNK = 1 << 18  # rows at a time where a pass over all rows is needed: 2 MiB of row numbers
 
 
-class View(Sequence[Row], abc.ABC):
+class View(ViewMethods, Sequence[Row], abc.ABC):
     """Rows by integer over stores."""
 
     @property
@@ -51,25 +77,35 @@ class View(Sequence[Row], abc.ABC):
         """Map row numbers (already checked) to stores, in bulk."""
 
     @abc.abstractmethod
-    def columns(self, names: Sequence[str]) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Meta columns, a stretch of rows at a time, with the number of the first row."""
+    def columns(self, names: Sequence[str]) -> Iterator[tuple[Int64Array, dict[str, Any]]]:
+        """Stored columns, many rows at a time, with the rows' numbers; every row comes once."""
 
     @property
     @abc.abstractmethod
     def stores(self) -> list[Store]:
         """The stores beneath, each once."""
 
-    @property
-    @abc.abstractmethod
-    def lengths(self) -> npt.NDArray[np.int32]:
-        """Tokens per row (mapped, except for a concatenation, which copies)."""
-
-    @property
-    @abc.abstractmethod
-    def trained(self) -> npt.NDArray[np.int32]:
-        """Trained tokens per row (mapped, except for a concatenation, which copies)."""
-
     # What follows from `locate`.
+
+    @property
+    def in_order(self) -> bool:
+        """Whether `columns` come in the order of the rows."""
+        return True
+
+    @property
+    def is_mapped(self) -> bool:
+        """Whether a function changes rows when they are served: then the key does not say all."""
+        return False
+
+    @property
+    def lengths(self) -> npt.NDArray[np.int32]:
+        """Tokens per row; the stored column where rows stand as they are stored, else a copy."""
+        return self.lengths_at(np.arange(len(self))).astype(np.int32)
+
+    @property
+    def trained(self) -> npt.NDArray[np.int32]:
+        """Trained tokens per row; the stored column where it can be, else a copy."""
+        return self.trained_at(np.arange(len(self))).astype(np.int32)
 
     @overload
     def __getitem__(self, index: SupportsIndex) -> Row: ...
@@ -78,7 +114,7 @@ class View(Sequence[Row], abc.ABC):
     def __getitem__(self, index: SupportsIndex | slice) -> Row | View:
         """One row, or a view of a slice."""
         if isinstance(index, slice):
-            return SliceView(self, range(len(self))[index])
+            return self._range(range(len(self))[index])
         return self.batch([index])[0]
 
     def batch(self, indices: Iterable[SupportsIndex]) -> list[Row]:
@@ -143,10 +179,6 @@ class View(Sequence[Row], abc.ABC):
             found.add(tokenizer.get("eos_id") if pad is None else pad)
         return found.pop() if len(found) == 1 else None
 
-    def torch(self, batch_size: int = 8, **arguments: Any) -> Any:
-        """As `tokenmill.Store.torch`."""
-        return adapter("torch").DataLoader(self, batch_size=batch_size, **arguments)
-
     def __repr__(self) -> str:
         return f"{type(self).__name__}({len(self):,} rows, {self.key[:12]})"
 
@@ -174,13 +206,14 @@ class StoreView(View):
         """Row numbers are the store's own."""
         return [(self._store, np.arange(indices.size), indices)]
 
-    def columns(self, names: Sequence[str]) -> Iterator[tuple[int, dict[str, Any]]]:
+    def columns(self, names: Sequence[str]) -> Iterator[tuple[Int64Array, dict[str, Any]]]:
         """The store's columns; ``source`` as the path that origins name."""
         paths = np.asarray([path or "" for path in self._store.sources] or [""], dtype=object)
         for first, columns in self._store.columns(names):
             if "source" in columns:
                 columns["source"] = paths[columns["source"]]
-            yield first, columns
+            size = len(next(iter(columns.values())))
+            yield np.arange(first, first + size, dtype=np.int64), columns
 
     @property
     def stores(self) -> list[Store]:
@@ -189,16 +222,77 @@ class StoreView(View):
 
     @property
     def lengths(self) -> npt.NDArray[np.int32]:
-        """Mapped."""
+        """The store's own."""
         return self._store.lengths
 
     @property
     def trained(self) -> npt.NDArray[np.int32]:
-        """Mapped."""
+        """The store's own."""
         return self._store.trained
 
 
-class SliceView(View):
+class PartView(View):
+    """Rows of another view, by a rule from number to number.
+
+    Args:
+        parent: The other view.
+    """
+
+    def __init__(self, parent: View) -> None:
+        self._parent = parent
+
+    @abc.abstractmethod
+    def numbers(self, indices: Int64Array) -> Int64Array:
+        """The parent's row numbers of some rows."""
+
+    def locate(self, indices: Int64Array) -> list[Found]:
+        """By the rule, then the parent."""
+        return self._parent.locate(self.numbers(indices))
+
+    @property
+    def stores(self) -> list[Store]:
+        """The parent's."""
+        return self._parent.stores
+
+    @property
+    def is_mapped(self) -> bool:
+        """As the parent."""
+        return self._parent.is_mapped
+
+    @property
+    def in_order(self) -> bool:
+        """Not known of any rule."""
+        return False
+
+    def columns(self, names: Sequence[str]) -> Iterator[tuple[Int64Array, dict[str, Any]]]:
+        """The parent's columns, as far as its rows are here; in any order, and as often."""
+        ordered, places = self._ordered()
+        for numbers, columns in self._parent.columns(names):
+            first = np.searchsorted(ordered, numbers, side="left")
+            times = np.searchsorted(ordered, numbers, side="right") - first
+            within = np.repeat(np.arange(numbers.size), times)
+            if not within.size:
+                continue
+            # The n-th time that a row is here stands n places behind the first.
+            again = np.arange(within.size) - np.repeat(np.cumsum(times) - times, times)
+            found = first[within] + again
+            own = found if places is None else places[found]
+            yield own, {name: _pick(column, within) for name, column in columns.items()}
+
+    def _ordered(self) -> tuple[Int64Array, Int64Array | None]:
+        """The parent's numbers in ascending order, and where each stands (None: there)."""
+        numbers = self.numbers(np.arange(len(self), dtype=np.int64))
+        places = np.argsort(numbers, kind="stable")
+        return numbers[places], places
+
+
+def _pick(column: Any, within: Int64Array) -> Any:
+    if isinstance(column, np.ndarray):
+        return column[within]
+    return [column[place] for place in within.tolist()]
+
+
+class SliceView(PartView):
     """A range of another view, as ``view[a:b:c]`` makes it.
 
     Args:
@@ -207,7 +301,7 @@ class SliceView(View):
     """
 
     def __init__(self, parent: View, numbers: range) -> None:
-        self._parent = parent
+        super().__init__(parent)
         self._numbers = numbers
 
     @property
@@ -219,41 +313,68 @@ class SliceView(View):
     def __len__(self) -> int:
         return len(self._numbers)
 
-    def locate(self, indices: Int64Array) -> list[Found]:
-        """Arithmetic, then the parent."""
-        return self._parent.locate(indices * self._numbers.step + self._numbers.start)
-
-    def columns(self, names: Sequence[str]) -> Iterator[tuple[int, dict[str, Any]]]:
-        """The parent's columns, as far as they lie in the range."""
-        numbers = self._numbers
-        if numbers.step != 1:
-            raise UsageError("filter or split first, then take every n-th row")
-        for first, columns in self._parent.columns(names):
-            size = len(next(iter(columns.values())))
-            start, stop = max(first, numbers.start), min(first + size, numbers.stop)
-            if start < stop:
-                cut = slice(start - first, stop - first)
-                yield start - numbers.start, {name: c[cut] for name, c in columns.items()}
+    def numbers(self, indices: Int64Array) -> Int64Array:
+        """By arithmetic."""
+        return indices * self._numbers.step + self._numbers.start
 
     @property
-    def stores(self) -> list[Store]:
-        """The parent's."""
-        return self._parent.stores
+    def in_order(self) -> bool:
+        """Where it does not run backwards."""
+        return self._numbers.step > 0 and self._parent.in_order
+
+    def columns(self, names: Sequence[str]) -> Iterator[tuple[Int64Array, dict[str, Any]]]:
+        """The parent's columns, as far as they lie in the range."""
+        for numbers, columns in self._parent.columns(names):
+            own, beside = np.divmod(numbers - self._numbers.start, self._numbers.step)
+            within = np.flatnonzero((beside == 0) & (own >= 0) & (own < len(self)))
+            if within.size:
+                yield own[within], {name: _pick(c, within) for name, c in columns.items()}
 
     def _cut(self, column: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
         numbers = self._numbers
+        if not numbers:
+            return column[:0]  # its bounds may lie outside, where they would count from the end
         stop = None if numbers.step < 0 and numbers.stop < 0 else numbers.stop
         return column[numbers.start : stop : numbers.step]
 
     @property
     def lengths(self) -> npt.NDArray[np.int32]:
-        """A numpy view of the parent's."""
+        """Cut out of the parent's."""
         return self._cut(self._parent.lengths)
 
     @property
     def trained(self) -> npt.NDArray[np.int32]:
-        """A numpy view of the parent's."""
+        """Cut out of the parent's."""
         return self._cut(self._parent.trained)
+
+
+class ShuffledView(PartView):
+    """All rows of another view, in an order of their own.
+
+    Args:
+        parent: The other view.
+        seed: Which order.
+    """
+
+    def __init__(self, parent: View, seed: int) -> None:
+        super().__init__(parent)
+        self._seed = check_seed(seed)
+        self._permutation = Permutation(len(parent), derive_key(PURPOSE_VIEW, self._seed, 0, 0))
+
+    def __reduce__(self) -> Any:
+        return ShuffledView, (self._parent, self._seed)
+
+    @property
+    def document(self) -> Any:
+        """Parent, seed, and the version of the function."""
+        return {"shuffle": ORDER_VERSION, "seed": str(self._seed), "of": self._parent.key}
+
+    def __len__(self) -> int:
+        return len(self._parent)
+
+    def numbers(self, indices: Int64Array) -> Int64Array:
+        """By the permutation, without memory."""
+        return self._permutation.indices(indices)
 
 
 class ConcatView(View):
@@ -287,26 +408,26 @@ class ConcatView(View):
                 found.append((store, places[within], numbers))
         return found
 
-    def columns(self, names: Sequence[str]) -> Iterator[tuple[int, dict[str, Any]]]:
+    @property
+    def is_mapped(self) -> bool:
+        """Where any part is."""
+        return any(part.is_mapped for part in self._parts)
+
+    @property
+    def in_order(self) -> bool:
+        """Where all parts are."""
+        return all(part.in_order for part in self._parts)
+
+    def columns(self, names: Sequence[str]) -> Iterator[tuple[Int64Array, dict[str, Any]]]:
         """The parts' columns, one part after the other."""
         for part, end in zip(self._parts, self._ends.tolist(), strict=True):
-            for first, columns in part.columns(names):
-                yield end - len(part) + first, columns
+            for numbers, columns in part.columns(names):
+                yield numbers + (end - len(part)), columns
 
     @property
     def stores(self) -> list[Store]:
         """Of all parts."""
         return list({store.key: store for part in self._parts for store in part.stores}.values())
-
-    @property
-    def lengths(self) -> npt.NDArray[np.int32]:
-        """A copy, 4 bytes per row: nothing in tokenmill asks for it."""
-        return np.concatenate([part.lengths for part in self._parts])
-
-    @property
-    def trained(self) -> npt.NDArray[np.int32]:
-        """A copy, 4 bytes per row: nothing in tokenmill asks for it."""
-        return np.concatenate([part.trained for part in self._parts])
 
 
 def as_view(data: Store | View) -> View:

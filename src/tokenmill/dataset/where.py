@@ -1,4 +1,4 @@
-"""The language of filters: expressions over a row's columns, not callables.
+"""The language of filters: expressions over a row's columns.
 
     length < 4096 and trained / length > 0.1
     file == "math.jsonl" or source in ("a/x.jsonl", "b/x.jsonl")
@@ -17,7 +17,7 @@ from __future__ import annotations
 import ast
 import operator
 import posixpath
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -60,6 +60,38 @@ _ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
 }
 
 
+class NamedColumns:
+    """Columns by the names that filters know them by.
+
+    Args:
+        names: Of `NAMES`, or ``carried.<name>``.
+    """
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self.names = list(names)
+        for name in self.names:
+            if name not in NAMES and not name.startswith(CARRIED):
+                known = ", ".join([*NAMES, "carried.<column>"])
+                raise UsageError(f"a filter knows no name {name!r}; there are {known}")
+
+    @property
+    def stored(self) -> list[str]:
+        """The stored columns they come from (never none: rows must be counted)."""
+        return sorted({NAMES.get(name, name) for name in self.names}) or ["length"]
+
+    def values(self, columns: Mapping[str, Any]) -> list[npt.NDArray[Any]]:
+        """One array per name: numbers, paths, or what carried JSON texts say."""
+        found = []
+        for name in self.names:
+            values = columns[NAMES.get(name, name)]
+            if name == "file":
+                values = _objects([posixpath.basename(path) for path in values])
+            elif name.startswith(CARRIED):
+                values = _objects([msgspec.json.decode(text) for text in values])
+            found.append(values)
+        return found
+
+
 class Where:
     """A parsed filter expression.
 
@@ -79,14 +111,14 @@ class Where:
         self._uses: set[str] = set()
         self._carried: set[str] = set()
         self._check(tree.body)
+        self._named = NamedColumns([*self._uses, *(CARRIED + name for name in self._carried)])
         self._body = tree.body
         self.text = ast.unparse(tree)
 
     @property
     def columns(self) -> list[str]:
         """Stored columns the expression needs (never none: rows must be counted)."""
-        fixed = {NAMES[name] for name in self._uses}
-        return sorted(fixed | {CARRIED + name for name in self._carried}) or ["length"]
+        return self._named.stored
 
     @property
     def uses_source(self) -> bool:
@@ -96,15 +128,7 @@ class Where:
     def __call__(self, columns: Mapping[str, Any]) -> npt.NDArray[np.bool_]:
         """Which rows of a stretch are kept."""
         rows = len(next(iter(columns.values())))
-        prepared: dict[str, Any] = {}
-        for name in self._carried:
-            texts = columns[CARRIED + name]
-            prepared[CARRIED + name] = _objects([msgspec.json.decode(text) for text in texts])
-        for name in self._uses:
-            values = columns[NAMES[name]]
-            if name == "file":
-                values = _objects([posixpath.basename(path) for path in values])
-            prepared[name] = values
+        prepared = dict(zip(self._named.names, self._named.values(columns), strict=True))
         kept = _broadcast(self._value(self._body, prepared), rows)
         if kept.dtype == object:
             kept = np.fromiter((bool(value) for value in kept), dtype=np.bool_, count=rows)

@@ -3,9 +3,10 @@
 A `Loader` composes a view (or a mixture), an order and, where wished, packing into one global
 stream, and hands out this rank's part of every global batch. It stands between two batches at any
 time: `state_dict` says where, counting what was handed out; `load_state_dict` goes there, in any
-process, under any number of ranks. ``iter(loader)`` goes on from where the loader stands, so a
-loop that was left and entered again continues; after `set_epoch` or `load_state_dict` running
-iterators follow.
+process, under any number of ranks. ``iter(loader)`` runs from there to the end of the epoch: a loop
+that was left and entered again goes on, and behind the end of an epoch stands the next one.
+``loader.repeat()`` runs on over the ends of epochs. One epoch after the other they are the same
+batches. After `set_epoch` or `load_state_dict` running iterators follow.
 
 `Stream` is the part that does not move: everything needed to turn a cursor into a batch and the
 next cursor. It is what adapters for host frameworks build on.
@@ -39,8 +40,9 @@ class Loader:
         order: feistel, miles, sequential or length_grouped (or a `LengthGrouped` with numbers).
         rank: This rank.
         world_size: How many ranks share every global batch.
-        epochs: How many epochs the run has; None goes on for ever. With ``last="wrap"`` it ends
-            with the batch that completes them: ⌈epochs × samples / global batch⌉ in all.
+        epochs: How many epochs the run has, over all loops together; behind them a loop ends at
+            once. None sets no bound. With ``last="wrap"`` the run ends with the batch that
+            completes them: ⌈epochs × samples / global batch⌉ in all.
         last: At the end of an epoch: wrap into the next, drop the rest, or keep a short batch.
         pad_id: Token of the padding; None takes the tokenizer's pad, else its eos.
         pad_side: right or left.
@@ -98,14 +100,23 @@ class Loader:
         self._cursor = Cursor()
         self._first_epoch = 0
         self._jumps = 0
-        self._just_loaded = False
+        self._keeps_place = False  # whether announcing the epoch leaves the loader where it is
 
     def __iter__(self) -> LoaderIterator:
+        """The rest of the epoch; when a loop came to its end, the next epoch."""
         return LoaderIterator(self)
 
+    def repeat(self) -> LoaderIterator:
+        """On and on from where the loader stands, or to the end of ``epochs``."""
+        return LoaderIterator(self, repeat=True)
+
     def __len__(self) -> int:
-        """Steps of the current epoch; packs and token budgets are cut through once to count."""
-        return self.stream.stepper.count(self._cursor.epoch)
+        """Batches that begin in the epoch the loader stands in, those behind it included.
+
+        With ``last="wrap"`` an epoch whose first samples went to the one before has fewer. Packs
+        and token budgets are cut through once to count.
+        """
+        return self.stream.stepper.count(self._cursor, self._first_epoch)
 
     @property
     def epoch(self) -> int:
@@ -120,12 +131,14 @@ class Loader:
     def set_epoch(self, epoch: int) -> None:
         """Go to the start of an epoch; ``epochs`` counts from there.
 
-        Directly after `load_state_dict`, announcing the epoch that the state stands in keeps its
-        place: trainers call this at the top of the epoch they resume.
+        A loader that came into this epoch by serving the one before, or by `load_state_dict`, and
+        has handed out nothing since keeps its place: trainers call this at the top of every epoch,
+        also of one that they resume, or that lent its first samples to a wrapped batch.
         """
         epoch = self.stream.checked_epoch(epoch)
-        resuming = self._just_loaded and self._cursor.epoch == epoch
-        self.jump(self._cursor if resuming else Cursor(epoch), epoch)
+        keeps = self._keeps_place and self._cursor.epoch == epoch
+        self.jump(self._cursor if keeps else Cursor(epoch), epoch)
+        self._keeps_place = keeps
 
     def state_dict(self) -> dict[str, Any]:
         """Where the run stands, counting what was handed out; the same on every rank."""
@@ -140,14 +153,14 @@ class Loader:
         cursor, first_epoch = self.stream.passport.admit(state)
         self.stream.check(cursor)
         self.jump(cursor, first_epoch)
-        self._just_loaded = True
+        self._keeps_place = True
 
     def jump(self, cursor: Cursor, first_epoch: int) -> None:
         """Stand at a cursor; running iterators follow."""
         self._cursor = cursor
         self._first_epoch = first_epoch
         self._jumps += 1
-        self._just_loaded = False
+        self._keeps_place = False
 
     @property
     def jumps(self) -> int:
@@ -161,8 +174,14 @@ class Loader:
 
     def handed_out(self, cursor: Cursor) -> None:
         """Count a batch as consumed: the loader now stands behind it."""
+        self._keeps_place = cursor.epoch != self._cursor.epoch
         self._cursor = cursor
-        self._just_loaded = False
+
+    def stop(self, *, repeat: bool) -> int | None:
+        """The first epoch that is not part of a loop from here; None where it never ends."""
+        if repeat or (self.end is not None and self._cursor.epoch >= self.end):
+            return self.end
+        return self._cursor.epoch + 1
 
     def served(self) -> dict[str, dict[str, int]]:
         """What each source of a mixture gave up to here; a plain dataset is one source, ``data``.
@@ -175,32 +194,51 @@ class Loader:
 
 
 class LoaderIterator(Iterator[Batch]):
-    """A run through a loader from where it stands; several may run at once.
+    """A loop over a loader from where it stands; several may run at once.
 
     Args:
         loader: Its state follows the batches that any of its iterators hands out.
+        repeat: Go on over the ends of epochs.
     """
 
-    def __init__(self, loader: Loader) -> None:
+    def __init__(self, loader: Loader, *, repeat: bool = False) -> None:
         self._loader = loader
+        self._repeat = repeat
+        self._ended = False
         self._start()
 
     def _start(self) -> None:
-        self._jumps = self._loader.jumps
+        self._jumps: int | None = self._loader.jumps
         self._process = os.getpid()
-        items = self._loader.stream.batches(self._loader.cursor, self._loader.end)
-        self._items: Iterator[Handed] = items
-        if self._loader.prefetch:
-            self._items = Prefetcher(items, self._loader.prefetch)
+        self._cursor = self._loader.cursor
+        self._stop = self._loader.stop(repeat=self._repeat)
+        self._items = self._open(self._cursor, self._stop)
+
+    def _open(self, cursor: Cursor, stop: int | None) -> Iterator[Handed]:
+        """Batches from a cursor to the start of an epoch, each with the cursor behind it."""
+        items = self._loader.stream.batches(cursor, stop)
+        return Prefetcher(items, self._loader.prefetch) if self._loader.prefetch else items
 
     def __next__(self) -> Batch:
+        if self._ended:
+            raise StopIteration
         if self._process != os.getpid():
             self._start()  # a prefetching thread stays behind in the parent
         elif self._jumps != self._loader.jumps:
             self.close()
             self._start()
-        batch, cursor = next(self._items)
-        self._loader.handed_out(cursor)
+        try:
+            batch, self._cursor = next(self._items)
+        except StopIteration:
+            self._ended = True
+            if self._stop is not None and self._cursor.epoch < self._stop:
+                # A state of another geometry may stand where too little is left for a batch.
+                self._loader.handed_out(Cursor(self._stop))
+            raise
+        except Exception:
+            self._jumps = None  # start anew when asked again: what raised would look finished
+            raise
+        self._loader.handed_out(self._cursor)
         return batch
 
     def close(self) -> None:

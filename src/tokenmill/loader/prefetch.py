@@ -12,7 +12,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Iterator
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 from tokenmill.files import at_end
 
@@ -28,7 +28,7 @@ class _End:
         self.error = error
 
 
-class Prefetcher(Generic[T]):
+class Prefetcher(Iterator[T]):
     """Runs an iterator ahead in a thread.
 
     Args:
@@ -49,9 +49,6 @@ class Prefetcher(Generic[T]):
         self.thread = thread
         at_end(self, self._unwanted.set)
         thread.start()
-
-    def __iter__(self) -> Prefetcher[T]:
-        return self
 
     def __next__(self) -> T:
         item: T | _End = self._ended if self._ended is not None else self._ready.get()

@@ -34,8 +34,12 @@ class Samples(Protocol):
     def take(self, cursor: Cursor, count: int) -> tuple[Packs, Cursor]:
         """Up to ``count`` samples of the cursor's epoch, and the cursor behind them.
 
-        Fewer come only where the epoch ends; the cursor is then the next epoch's start.
+        Fewer come only where the epoch ends. Behind the last sample of an epoch stands the start
+        of the next, never an epoch without samples left.
         """
+
+    def has(self, cursor: Cursor, count: int) -> bool:
+        """Whether the cursor's epoch has so many samples left."""
 
     def count(self, epoch: int) -> int:
         """How many samples an epoch has."""
@@ -69,6 +73,10 @@ class RowSamples:
         if stop == self._order.rows:
             behind = cursor.next_epoch()
         return rows_as_packs(rows, self._lengths_at(rows)), behind
+
+    def has(self, cursor: Cursor, count: int) -> bool:
+        """By subtraction."""
+        return self._order.rows - cursor.position >= count
 
     def count(self, epoch: int) -> int:
         """As many as the order has rows."""
@@ -122,23 +130,34 @@ class PackSamples:
     def take(self, cursor: Cursor, count: int) -> tuple[Packs, Cursor]:
         """Packs at the next positions, over as many windows as it takes."""
         parts: list[Packs] = []
-        while cursor.window < self.windows and count:
+        while cursor.window < self.windows:
             packs = self.packed(cursor.epoch, cursor.window)
             first = cursor.position - cursor.packs_before
+            if not count and first < len(packs):
+                break
             stop = min(first + count, len(packs))
             parts.append(packs.take(np.arange(first, stop, dtype=np.int64)))
             count -= stop - first
             position = cursor.position + stop - first
-            if stop == len(packs):
-                cursor = Cursor(cursor.epoch, position, cursor.window + 1, position)
-            else:
+            if stop < len(packs):
                 cursor = Cursor(cursor.epoch, position, cursor.window, cursor.packs_before)
+                break
+            cursor = Cursor(cursor.epoch, position, cursor.window + 1, position)
         if cursor.window >= self.windows:
             cursor = cursor.next_epoch()
         if not parts:
             nothing = np.zeros(0, dtype=np.int64)
             parts = [Packs(nothing, nothing, nothing, np.zeros(1, dtype=np.int64))]
         return Packs.join(parts), cursor
+
+    def has(self, cursor: Cursor, count: int) -> bool:
+        """Looks through as many windows as it takes."""
+        left = cursor.packs_before - cursor.position
+        for window in range(cursor.window, self.windows):
+            left += len(self.packed(cursor.epoch, window))
+            if left >= count:
+                return True
+        return False
 
     def count(self, epoch: int) -> int:
         """Packs of a whole epoch: packs every window of it once."""

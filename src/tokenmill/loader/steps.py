@@ -8,7 +8,8 @@ nothing in between, so the same cursor always gives the same step, in any proces
 which rank r gets the r-th contiguous block. `BudgetStepper` cuts it greedily into micro-batches
 of at most ``max_tokens`` (rows × longest, padded), of which a step holds one per rank. Where an
 epoch ends, ``last`` decides: wrap takes on samples of the next, drop leaves the rest out, keep
-makes a short step.
+makes a short step. A step belongs to the epoch in which it begins; the cursor behind the last step
+of an epoch stands in the next, so that whole epochs, one after the other, are the whole stream.
 """
 
 from __future__ import annotations
@@ -93,8 +94,8 @@ class Stepper(Protocol):
             end: The first epoch that is not part of the run; None when it goes on for ever.
         """
 
-    def count(self, epoch: int) -> int:
-        """Steps of an epoch that begins with a step."""
+    def count(self, cursor: Cursor, first_epoch: int) -> int:
+        """Steps that begin in the cursor's epoch, in a run that began with ``first_epoch``."""
 
 
 class BatchStepper:
@@ -131,6 +132,9 @@ class BatchStepper:
                     break
                 if self._geometry.last == "drop":
                     parts, found = [], 0
+        drops = self._geometry.last == "drop" and cursor.position
+        if drops and not self._samples.has(cursor, wanted):
+            cursor = cursor.next_epoch()
         return Step(Packs.join(parts), *self._geometry.share(found)), cursor
 
     def _refuse_empty(self, samples: int, wanted: int) -> None:
@@ -143,10 +147,13 @@ class BatchStepper:
                 "serve nothing; take a smaller batch, or last='wrap' or 'keep'"
             )
 
-    def count(self, epoch: int) -> int:
-        """Samples over global batch, rounded as ``last`` says."""
-        samples, wanted = self._samples.count(epoch), self._geometry.global_batch
-        return samples // wanted if self._geometry.last == "drop" else -(-samples // wanted)
+    def count(self, cursor: Cursor, first_epoch: int) -> int:
+        """What lies behind the cursor and what is left, in global batches, as ``last`` rounds."""
+        wanted = self._geometry.global_batch
+        left = self._samples.count(cursor.epoch) - cursor.position
+        # An epoch that lent samples to the one before begins behind them: they are the remainder.
+        behind = cursor.position // wanted
+        return behind + (left // wanted if self._geometry.last == "drop" else -(-left // wanted))
 
 
 class BudgetStepper:
@@ -164,6 +171,9 @@ class BudgetStepper:
     """
 
     _BLOCK = 1024  # positions looked up at a time
+    _EPOCHS_BACK = (
+        64  # whose cuts are followed, at most, to find where an epoch's first step begins
+    )
 
     def __init__(
         self,
@@ -179,7 +189,9 @@ class BudgetStepper:
         self._max_tokens = max_tokens
         self._multiple = multiple
         self._block = Recent(self._look_up, keep=4)
+        self._cuts = Recent(self._cut_step)
         self._counts = Recent(self._count)
+        self._start = (0, Cursor())
 
     def _look_up(self, epoch: int, number: int) -> tuple[list[int], list[int]]:
         start = number * self._BLOCK
@@ -189,31 +201,41 @@ class BudgetStepper:
 
     def step(self, cursor: Cursor, end: int | None) -> tuple[Step, Cursor] | None:
         """Cut one micro-batch per rank."""
-        ranks = self._geometry.world_size
-        while True:
-            if end is not None and cursor.epoch >= end:
-                return None
-            began = cursor
-            rows: list[int] = []
-            lengths: list[int] = []
-            bounds = [0]
-            while len(bounds) <= ranks and (
-                cursor.epoch == began.epoch or self._geometry.last == "wrap"
-            ):
-                cursor = self._cut(cursor, rows, lengths)
-                bounds.append(len(rows))
-            cuts = len(bounds) - 1
-            if cuts == ranks or self._geometry.last == "keep":
-                break
-            if began == Cursor(began.epoch):
+        ranks, rank = self._geometry.world_size, self._geometry.rank
+        while end is None or cursor.epoch < end:
+            packs, bounds, behind = self._cuts(cursor.epoch, cursor.position)
+            if self._is_served(bounds):
+                if behind.position and self._geometry.last == "drop":
+                    _, following, _ = self._cuts(behind.epoch, behind.position)
+                    if not self._is_served(following):
+                        behind = behind.next_epoch()
+                bounds = bounds + bounds[-1:] * (ranks + 1 - len(bounds))
+                return Step(packs, bounds[rank], bounds[rank + 1]), behind
+            if not cursor.position:
                 raise UsageError(
-                    f"an epoch has {cuts} micro-batches for {ranks} ranks: last='drop' would serve "
-                    "nothing; take a smaller max_tokens, or last='wrap' or 'keep'"
+                    f"an epoch has {len(bounds) - 1} micro-batches for {ranks} ranks: last='drop' "
+                    "would serve nothing; take a smaller max_tokens, or last='wrap' or 'keep'"
                 )
-        bounds += [bounds[-1]] * (ranks - cuts)
+            cursor = cursor.next_epoch()
+        return None
+
+    def _is_served(self, bounds: list[int]) -> bool:
+        """Whether there is a micro-batch for every rank, or nobody minds."""
+        return len(bounds) > self._geometry.world_size or self._geometry.last != "drop"
+
+    def _cut_step(self, epoch: int, position: int) -> tuple[Packs, list[int], Cursor]:
+        """The rows of the next step, where each micro-batch of it ends, and the cursor behind."""
+        cursor = Cursor(epoch, position)
+        rows: list[int] = []
+        lengths: list[int] = []
+        bounds = [0]
+        while len(bounds) <= self._geometry.world_size and (
+            cursor.epoch == epoch or self._geometry.last == "wrap"
+        ):
+            cursor = self._cut(cursor, rows, lengths)
+            bounds.append(len(rows))
         packs = rows_as_packs(np.asarray(rows, dtype=np.int64), np.asarray(lengths, dtype=np.int64))
-        rank = self._geometry.rank
-        return Step(packs, bounds[rank], bounds[rank + 1]), cursor
+        return packs, bounds, cursor
 
     def _cut(self, cursor: Cursor, rows: list[int], lengths: list[int]) -> Cursor:
         """Append the rows of one micro-batch; the cursor behind it."""
@@ -236,14 +258,24 @@ class BudgetStepper:
                 if self._geometry.last != "wrap":
                     return Cursor(epoch)
 
-    def count(self, epoch: int) -> int:
-        """Micro-batches of an epoch over ranks, rounded as ``last`` says: cuts the epoch once."""
-        return self._counts(epoch)
+    def count(self, cursor: Cursor, first_epoch: int) -> int:
+        """Cuts the epoch once; with wrap also the earlier ones, for they say where it begins."""
+        epoch = cursor.epoch
+        if self._geometry.last != "wrap":
+            return self._counts(epoch, epoch)
+        return self._counts(epoch, max(min(first_epoch, epoch), epoch - self._EPOCHS_BACK))
 
-    def _count(self, epoch: int) -> int:
-        cuts, cursor = 0, Cursor(epoch)
+    def _count(self, epoch: int, first_epoch: int) -> int:
+        known_first, cursor = self._start
+        if known_first != first_epoch or cursor.epoch > epoch:
+            cursor = Cursor(first_epoch)
+        while cursor.epoch < epoch:
+            _, _, cursor = self._cut_step(cursor.epoch, cursor.position)
+        self._start = (first_epoch, cursor)
+        if cursor.epoch > epoch:  # no step of such a run begins in this epoch
+            cursor = Cursor(epoch)
+        steps = 0
         while cursor.epoch == epoch:
-            cursor = self._cut(cursor, [], [])
-            cuts += 1
-        ranks = self._geometry.world_size
-        return cuts // ranks if self._geometry.last == "drop" else -(-cuts // ranks)
+            _, bounds, cursor = self._cut_step(cursor.epoch, cursor.position)
+            steps += self._is_served(bounds)
+        return steps

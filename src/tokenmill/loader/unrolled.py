@@ -59,6 +59,12 @@ class Unrolled:
         self.epochs = int(epochs)
         self._data = data if isinstance(data, Mixture) else as_view(data)
         view = self._data.view if isinstance(self._data, Mixture) else self._data
+        if view.is_mapped:
+            raise UsageError(
+                "exports and other libraries' datasets are named by their content, and the "
+                "function of a map is part of no name: serve mapped rows with a Loader, or prepare "
+                "them as they shall be"
+            )
         self.pad_id = view.pad_id
         self._arguments = (seed, order, pack, slots, world_size)
         # Samples are handed out as they are: padding plays no part.

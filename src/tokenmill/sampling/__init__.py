@@ -13,6 +13,7 @@ from tokenmill.sampling.mixture import EXHAUSTED, MixedOrder, Schedule
 from tokenmill.sampling.order import (
     ORDERS,
     PURPOSE_PACKS,
+    PURPOSE_VIEW,
     FeistelOrder,
     GroupedOrder,
     MilesOrder,
@@ -38,6 +39,7 @@ __all__ = [
     "ORDERS",
     "ORDER_VERSION",
     "PURPOSE_PACKS",
+    "PURPOSE_VIEW",
     "FeistelOrder",
     "GroupedOrder",
     "Int64Array",

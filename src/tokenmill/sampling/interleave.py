@@ -1,7 +1,7 @@
 """Interleaving sources by weight, computed from the position.
 
-An `Interleave` answers "which source is drawn at position p, and the how-manieth draw of it is
-that", without having walked there. Sources are the leaves of a binary tree. At a node with left
+An `Interleave` answers "which source is drawn at position p, and how often was it drawn before",
+without having walked there. Sources are the leaves of a binary tree. At a node with left
 share num/den, the first p draws hold exactly ⌊(p·num + den/2) / den⌋ of the left side (a Beatty
 sequence): position p is a left draw when that count rises there, and the count before it is the
 position within the left side. So a draw costs one step per level of the tree, in exact integers.

@@ -30,6 +30,7 @@ LARGEST_SEED = (1 << 64) - 1
 PURPOSE_ROWS = 1
 PURPOSE_GROUPS = 2
 PURPOSE_PACKS = 3
+PURPOSE_VIEW = 4
 
 
 class Order(Protocol):

@@ -16,5 +16,15 @@ from tokenmill.store.layout import FORMAT, CacheLayout, StoreLayout
 from tokenmill.store.record import CARRIED
 from tokenmill.store.row import Row
 from tokenmill.store.store import Store, open_store
+from tokenmill.store.views import ViewMethods
 
-__all__ = ["CARRIED", "FORMAT", "CacheLayout", "Row", "Store", "StoreLayout", "open_store"]
+__all__ = [
+    "CARRIED",
+    "FORMAT",
+    "CacheLayout",
+    "Row",
+    "Store",
+    "StoreLayout",
+    "ViewMethods",
+    "open_store",
+]

@@ -65,6 +65,10 @@ class Row:
         """The carried columns as the JSON text that is stored, number for number."""
         return self._store.slice_at(self._slice).carried_json(self._number)
 
+    def with_tokens(self, input_ids: NDArray[np.int32], loss_mask: NDArray[np.uint8]) -> Row:
+        """This row, from the same place, with other tokens."""
+        return Row(self._store, self._slice, self._number, input_ids, loss_mask)
+
     def __repr__(self) -> str:
         trained = int(self.loss_mask.sum())
         return f"Row({len(self)} tokens, {trained} trained, {self.origin})"

@@ -15,7 +15,7 @@ import os
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, SupportsIndex, overload
+from typing import TYPE_CHECKING, Any, SupportsIndex, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +24,6 @@ from tokenmill.errors import CorruptionError, UsageError
 from tokenmill.files import ProcessLock, is_network, is_remote
 from tokenmill.files.remote import local_path
 from tokenmill.files.remote_path import as_remote
-from tokenmill.optional import adapter
 from tokenmill.origin import Origin
 from tokenmill.store import layout as names
 from tokenmill.store.access import load_array, open_bytes
@@ -41,6 +40,10 @@ from tokenmill.store.row import Row
 from tokenmill.store.runs import trained_within
 from tokenmill.store.slices import SliceReader
 from tokenmill.store.table import load_table
+from tokenmill.store.views import ViewMethods
+
+if TYPE_CHECKING:
+    from tokenmill.dataset import View
 
 VERIFY = ("lazy", "open", "off")
 CHECKED_AT_OPEN_BYTES = 256 << 20
@@ -54,7 +57,7 @@ MOST_OPEN_SLICES = 4096
 """Upper bound on open slices; each holds one descriptor, so the process's limit may lower it."""
 
 
-class Store(Sequence[Row]):
+class Store(ViewMethods, Sequence[Row]):
     """Rows by integer over the slices of one preparation.
 
     Args:
@@ -136,11 +139,11 @@ class Store(Sequence[Row]):
     @overload
     def __getitem__(self, index: SupportsIndex) -> Row: ...
     @overload
-    def __getitem__(self, index: slice) -> list[Row]: ...
-    def __getitem__(self, index: SupportsIndex | slice) -> Row | list[Row]:
-        """One row, or the rows of a slice as a list (`tm.concat`/`Loader` take views instead)."""
+    def __getitem__(self, index: slice) -> View: ...
+    def __getitem__(self, index: SupportsIndex | slice) -> Row | View:
+        """One row, or a view of a slice."""
         if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(self._rows))]
+            return self._range(range(self._rows)[index])
         i = index if type(index) is int else index.__index__()
         if i < 0:
             i += self._rows
@@ -246,15 +249,6 @@ class Store(Sequence[Row]):
                     known = [*META_COLUMNS, "source", *carried]
                     raise UsageError(f"no column {name!r}; there are {', '.join(known)}")
             yield first, columns
-
-    def torch(self, batch_size: int = 8, **arguments: Any) -> Any:
-        """The rows as batches of tensors: a stateful `tokenmill.integrations.torch.DataLoader`.
-
-        Args:
-            batch_size: Samples per rank.
-            **arguments: Of that DataLoader (``num_workers``, …) and of `tokenmill.Loader`.
-        """
-        return adapter("torch").DataLoader(self, batch_size=batch_size, **arguments)
 
     # Where rows come from
 

@@ -71,16 +71,16 @@ def resumes_exactly(store: Store) -> dict[str, Any]:
 
     from tokenmill import Loader
 
-    straight = iter(Loader(store, batch_size=4, seed=42))
+    straight = Loader(store, batch_size=4, seed=42).repeat()
     expected = [next(straight) for _ in range(BATCHES)]
     stopped = Loader(store, batch_size=4, seed=42)
-    batches = iter(stopped)
+    batches = stopped.repeat()
     for _ in range(BATCHES // 2):
         next(batches)
     state = stopped.state_dict()
     resumed = Loader(store, batch_size=4, seed=42)
     resumed.load_state_dict(state)
-    for wanted, batch in zip(expected[BATCHES // 2 :], resumed, strict=False):
+    for wanted, batch in zip(expected[BATCHES // 2 :], resumed.repeat(), strict=False):
         if not all(np.array_equal(wanted[name], batch[name]) for name in wanted):
             raise StateError("a resumed batch differs from the uninterrupted one")
     return dict(state)

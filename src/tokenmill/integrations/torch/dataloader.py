@@ -21,7 +21,7 @@ from torch.utils import data as torch_data
 from tokenmill.dataset import Mixture, View
 from tokenmill.errors import TokenmillError, UsageError, WorkerError
 from tokenmill.integrations.torch.dataset import as_tensors
-from tokenmill.loader import Cursor, Loader
+from tokenmill.loader import Cursor, Loader, LoaderIterator
 from tokenmill.loader.filler import Filler
 from tokenmill.loader.steps import Step
 from tokenmill.store import Store
@@ -40,17 +40,21 @@ class _Steps(torch_data.Dataset[TensorBatch]):  # type: ignore[misc]
 
 
 class _Sampler:
-    """Steps from where the loader stands; the cursors behind them wait in a queue."""
+    """Steps from a cursor to the start of an epoch; the cursors behind them wait in a queue."""
 
     def __init__(self, loader: Loader) -> None:
         self._loader = loader
-        self.waiting: deque[Cursor] = deque()
+        self.begin(loader.cursor, None)
+
+    def begin(self, cursor: Cursor, stop: int | None) -> deque[Cursor]:
+        """Where torch's next iterator runs; gives the queue."""
+        self._cursor, self._stop = cursor, stop
+        self._waiting: deque[Cursor] = deque()
+        return self._waiting
 
     def __iter__(self) -> Iterator[Step]:
         # Bound now: torch asks for the first step later, and may ask for a second iterator first.
-        waiting = self.waiting
-        steps = self._loader.stream.steps(self._loader.cursor, self._loader.end)
-        return self._walk(steps, waiting)
+        return self._walk(self._loader.stream.steps(self._cursor, self._stop), self._waiting)
 
     @staticmethod
     def _walk(steps: Iterator[tuple[Step, Cursor]], waiting: deque[Cursor]) -> Iterator[Step]:
@@ -124,12 +128,19 @@ class DataLoader:
         )
 
     def __iter__(self) -> Iterator[TensorBatch]:
-        iterator = _Iterator(self)
+        """The rest of the epoch, as `tokenmill.Loader` serves it."""
+        return self._latest_of(_Iterator(self))
+
+    def repeat(self) -> Iterator[TensorBatch]:
+        """As `tokenmill.Loader.repeat`."""
+        return self._latest_of(_Iterator(self, repeat=True))
+
+    def _latest_of(self, iterator: _Iterator) -> _Iterator:
         self._latest = weakref.ref(iterator)
         return iterator
 
     def __len__(self) -> int:
-        """Steps of the current epoch."""
+        """As of `tokenmill.Loader`: batches of the epoch it stands in."""
         return len(self.loader)
 
     def set_epoch(self, epoch: int) -> None:
@@ -148,10 +159,10 @@ class DataLoader:
         """As `tokenmill.Loader.served`."""
         return self.loader.served()
 
-    def open(self) -> tuple[Iterator[TensorBatch], deque[Cursor]]:
-        """A torch iterator from where the loader stands, and the cursors of its batches."""
-        self._sampler.waiting = deque()
-        return iter(self._torch), self._sampler.waiting
+    def open(self, cursor: Cursor, stop: int | None) -> Iterator[tuple[TensorBatch, Cursor]]:
+        """What torch hands out from a cursor on, each with the cursor behind it."""
+        waiting = self._sampler.begin(cursor, stop)
+        return ((batch, waiting.popleft()) for batch in iter(self._torch))
 
     def is_stale(self, iterator: _Iterator) -> bool:
         """Whether persistent workers now serve another iterator."""
@@ -159,28 +170,25 @@ class DataLoader:
         return self._persistent and latest is not iterator
 
 
-class _Iterator(Iterator[TensorBatch]):
-    def __init__(self, owner: DataLoader) -> None:
-        self._owner = owner
-        self._start()
+class _Iterator(LoaderIterator):
+    """The loader's own iterator, with batches from torch."""
 
-    def _start(self) -> None:
-        self._jumps = self._owner.loader.jumps
-        self._batches, self._waiting = self._owner.open()
+    def __init__(self, owner: DataLoader, *, repeat: bool = False) -> None:
+        self._owner = owner
+        super().__init__(owner.loader, repeat=repeat)
+
+    def _open(self, cursor: Cursor, stop: int | None) -> Iterator[tuple[TensorBatch, Cursor]]:
+        return self._owner.open(cursor, stop)
 
     def __next__(self) -> TensorBatch:
         if self._owner.is_stale(self):
             raise UsageError("persistent workers serve one iterator at a time: use the latest")
-        if self._jumps != self._owner.loader.jumps:
-            self._start()
         try:
-            batch = next(self._batches)
+            return super().__next__()
         except (RuntimeError, ConnectionError, EOFError, FileNotFoundError) as error:
             if not _is_death_of_a_worker(error):
                 raise
             raise WorkerError(f"a worker process died: {error}") from error
-        self._owner.loader.handed_out(self._waiting.popleft())
-        return batch
 
 
 def _is_death_of_a_worker(error: Exception) -> bool:

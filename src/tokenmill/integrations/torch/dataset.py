@@ -98,9 +98,9 @@ class OrderedDataset(Dataset):
         data: A store, a view or a mixture.
         seed: Of the order.
         order: As for the loader.
-        pad_id: As in `Dataset`, like the rest.
-        pad_side: See there.
-        pad_to_multiple_of: See there.
+        pad_id: As in `Dataset`.
+        pad_side: As in `Dataset`.
+        pad_to_multiple_of: As in `Dataset`.
     """
 
     def __init__(

@@ -1,10 +1,10 @@
 """A sampler for torchdata's `StatefulDataLoader`.
 
 `StatefulSampler` yields row numbers in our order: one at a time (``sampler=``, with the same
-batch size there as here) or as batches (``batch_sampler=``). One pass is one epoch (or
-``epochs``); the next pass goes on with the next. Its *iterator* carries the state, which
-torchdata stores with every batch that it hands out and gives back on loading, so that prefetched
-batches are not counted.
+batch size there as here) or as batches (``batch_sampler=``). One pass of torchdata's loader is one
+epoch (``epochs`` of them, where that is given); the next pass goes on with the next. Its *iterator*
+carries the state, which torchdata stores with every batch that it hands out and gives back on
+loading, so that prefetched batches are not counted.
 
 Exact where torchdata is. Where it is not (0.11): a state must be loaded with the number of
 workers it was saved with, else torchdata raises; `DataLoader` beside this has no such limit.
@@ -68,7 +68,7 @@ class StatefulSampler(torch_data.Sampler[Any]):  # type: ignore[misc]
 
     def __len__(self) -> int:
         """Batches, or samples, of a pass of one epoch."""
-        steps = self.loader.stream.stepper.count(self._next.epoch)
+        steps = self.loader.stream.stepper.count(self._next, self._next.epoch)
         if self.batches:
             return steps
         if self.loader.stream.geometry.last == "wrap":

@@ -21,9 +21,10 @@ import numpy.typing as npt
 
 from tokenmill import fingerprint
 from tokenmill.dataset import View, concat
-from tokenmill.dataset.view import Found, Int64Array
+from tokenmill.dataset.view import Found
 from tokenmill.errors import CacheError, RowError, UsageError
 from tokenmill.files import default_cache_dir
+from tokenmill.sampling import Int64Array
 from tokenmill.source import Rows, open_rows
 from tokenmill.source.shelf import Shelf
 from tokenmill.store import Store
@@ -82,7 +83,7 @@ class SwitchedRows(View):
         """Through the numbers, then the stores."""
         return self._all.locate(self._numbers[indices])
 
-    def columns(self, names: Sequence[str]) -> Iterator[tuple[int, dict[str, Any]]]:
+    def columns(self, names: Sequence[str]) -> Iterator[tuple[Int64Array, dict[str, Any]]]:
         """Not stretches of any store."""
         raise UsageError("filter or split the rows before they are switched by a column")
 

@@ -1,0 +1,83 @@
+"""What stores and views of stores offer alike: methods that choose, reorder, change or serve rows.
+
+`ViewMethods` is the base of `Store` and of `tokenmill.dataset.View`. Its methods give views, rows
+by number with nothing copied, and `torch` gives batches of tensors. What they give lives in higher
+rooms, `tokenmill.dataset` and `tokenmill.integrations.torch`; this module is the one place that
+imports them from below, when a method is called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, SupportsIndex
+
+if TYPE_CHECKING:
+    from tokenmill.dataset import View
+    from tokenmill.integrations.torch import DataLoader
+
+
+class ViewMethods:
+    """The methods of stores and views that give views."""
+
+    def filter(self, where: str | Callable[..., Any], columns: Sequence[str] | None = None) -> View:
+        """The rows for which an expression, or a function over columns, holds.
+
+        Args:
+            where: An expression such as ``"length < 4096 and carried.lang == 'en'"``; or a function
+                that is given the ``columns``, each an array over many rows at once, and gives one
+                truth value per row. It must look at each row by itself.
+            columns: What the function is given, in this order: ``length``, ``trained``, ``source``,
+                ``file``, ``carried.<name>``.
+        """
+        view: View = _dataset().filtered(self, where, columns)
+        return view
+
+    def select(self, rows: Iterable[SupportsIndex]) -> View:
+        """Rows by number, in the given order; a number may come twice, or count from the end."""
+        view: View = _dataset().select(self, rows)
+        return view
+
+    def shuffle(self, seed: int = 0) -> View:
+        """All rows in another order, which depends on the seed and the number of rows alone."""
+        view: View = _dataset().shuffle(self, seed)
+        return view
+
+    def split(self, parts: Mapping[str, float], *, seed: int = 0) -> tuple[View, ...]:
+        """Rows cut into sides by content; see `tokenmill.split`."""
+        sides: tuple[View, ...] = _dataset().split(self, parts, seed=seed)
+        return sides
+
+    def map(self, function: Callable[[Any], Mapping[str, Any]]) -> View:
+        """The same rows, each given to a function before it is served.
+
+        Args:
+            function: Gets a `Row` and gives ``{"input_ids": …, "loss_mask": …}``, or one of them:
+                what it does not give stays. Both keep their number of tokens. The same row must
+                always give the same answer.
+        """
+        view: View = _dataset().mapped(self, function)
+        return view
+
+    def torch(self, batch_size: int = 8, **arguments: Any) -> DataLoader:
+        """The rows as batches of tensors, from a stateful DataLoader.
+
+        Args:
+            batch_size: Samples per rank.
+            **arguments: Of `tokenmill.integrations.torch.DataLoader` (``num_workers``, …) and of
+                `tokenmill.Loader`.
+        """
+        from tokenmill.integrations.torch import DataLoader
+
+        whole: Any = self  # a store or a view
+        return DataLoader(whole, batch_size=batch_size, **arguments)
+
+    def _range(self, numbers: range) -> View:
+        view: View = _dataset().SliceView(_dataset().as_view(self), numbers)
+        return view
+
+
+def _dataset() -> Any:
+    """The room of views, which knows stores: so it is looked up late, and here alone."""
+    from tokenmill import dataset
+
+    return dataset
