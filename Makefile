@@ -8,16 +8,24 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 # Torch comes as one stated version: a plain `torch` would pull gigabytes of accelerator libraries.
 PIN    := --constraint constraints.txt
 WORKERS ?= auto
+# Neighbours stay together, so that what they share is made once; who is done takes from the others.
+SPREAD := -n $(WORKERS) --dist worksteal
+# Tests start hundreds of interpreters and rewrite their asserts: compiled once, not each time.
+test quick soak: export PYTHONDONTWRITEBYTECODE :=
 
 # A recipe that fails leaves no half-made target behind.
 .DELETE_ON_ERROR:
-.PHONY: demo test check bench soak docs clean
+.PHONY: demo test quick check bench soak docs clean
 
 demo: $(VENV)/.core
 	$(BIN)/tokenmill demo
 
 test: $(VENV)/.test
-	$(BIN)/python -m pytest -n $(WORKERS) -m "not soak" $(ARGS)
+	$(BIN)/python -m pytest $(SPREAD) -m "not soak" $(ARGS)
+
+# The rooms that a change touches, or the fast tests where it touches none.
+quick: $(VENV)/.test
+	$(BIN)/python -m scripts.quick $(SPREAD) $(ARGS)
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check src tests benchmarks scripts

@@ -6,6 +6,7 @@ import hashlib
 import os
 import signal
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -54,14 +55,22 @@ def shared() -> Path:
 
 
 @pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """No test sees the user's cache, nor another test's, nor what another test loaded."""
-    loaded.forget()
+def own_cache(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
+    """No test sees the user's cache, nor another test's, nor what another test put in its place.
+
+    Engines that were loaded stay loaded between tests that patch nothing.
+    """
+    patches = "monkeypatch" in request.fixturenames
+    if patches:
+        loaded.forget()
     render.forget()
     cache = tmp_path / "tokenmill-cache"
-    monkeypatch.setenv("TOKENMILL_CACHE_DIR", str(cache))
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    return cache
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TOKENMILL_CACHE_DIR", str(cache))
+        patch.setenv("HF_HUB_OFFLINE", "1")
+        yield cache
+    if patches:
+        loaded.forget()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -108,6 +108,7 @@ def tokens(tokenizer: Tokenizer, text: str, spans: list[tuple[int, int]]) -> Any
     return encoding.ids, mask, encoding.offsets
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["qwen2.5", "qwen3", "llama3.1"])
 def test_skyrl_masks_are_equal_wherever_its_ids_are(shared: Path, name: str) -> None:
     rows = lines(shared / "golden" / "skyrl" / f"{name}.jsonl")

@@ -74,6 +74,7 @@ def differences(name: str, source: str, data: list[Row], renderers: tuple[str, .
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("group", range(GROUPS))
 def test_hostile_templates_are_never_different(group: int) -> None:

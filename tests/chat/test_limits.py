@@ -307,6 +307,7 @@ TIME_HUNGRY = {
 HUNGRY = {**MEMORY_HUNGRY, **TIME_HUNGRY}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(HUNGRY))
 def test_hungry_template_is_refused_before_it_eats(cage: Cage, name: str) -> None:
     found = cage.render(HUNGRY[name])
@@ -316,6 +317,7 @@ def test_hungry_template_is_refused_before_it_eats(cage: Cage, name: str) -> Non
     assert found.peak < MEMORY, found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     ["count", "in text", "equal", "kept lists", "kept undefined", "kept splits", "fat body", "sort", "repr"],
@@ -385,6 +387,7 @@ PLACES = st.sampled_from(
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(VALUES, VALUES, CALLS, PLACES, st.booleans())
 def test_whatever_a_template_does_with_whatever_it_makes_is_bounded(
@@ -548,6 +551,7 @@ STATEMENTS = st.recursive(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::SyntaxWarning")  # Python's, about 1[::-1]
 @settings(max_examples=400)
 @given(STATEMENTS)

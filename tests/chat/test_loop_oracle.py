@@ -22,6 +22,7 @@ from tokenmill.chat import ChatSpec
 LETTERS = {"system": "s", "user": "u", "assistant": "a", "tool": "t"}
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_renders_are_those_of_transformers(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The oracle's jinja2 prints what `apply_chat_template` prints, or refuses where it does."""

@@ -122,6 +122,7 @@ def examine(templates: dict[str, str], rows: dict[str, Row], examples: int) -> N
     test()
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_outcome_is_the_same_in_either_order(templates: dict[str, str]) -> None:
     rows = [ODD[case] for case in NEIGHBOURS]
@@ -165,6 +166,7 @@ def test_outcome_of_every_odd_case_under_every_template(templates: dict[str, str
         check(name, source, rows, number, ChatSpec(date=DATE))
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_prompt_depends_on_the_conversation_alone(
     templates: dict[str, str], real_rows: dict[str, Row]

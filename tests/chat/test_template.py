@@ -94,6 +94,7 @@ HOSTILE = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(HOSTILE))
 def test_hostile_template_is_bounded_by_counts(name: str) -> None:
     source = HOSTILE[name]
@@ -106,6 +107,7 @@ def test_hostile_template_is_bounded_by_counts(name: str) -> None:
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1 << 20  # KiB
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(HOSTILE))
 def test_hostile_template_that_waits_for_a_word_is_bounded_too(name: str) -> None:
     """A learned path must not be the way around the limits."""

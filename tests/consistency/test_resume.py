@@ -69,6 +69,7 @@ def test_thirty_chained_resumes_in_new_processes(
     assert served == batches
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["rows_keep"])
 def test_thirty_chained_resumes_in_fresh_interpreters(corpus: Corpus, name: str) -> None:
     """Nothing is inherited at all: 36 batches, each epoch ending with a partial one."""
@@ -100,6 +101,7 @@ def test_resume_counts_what_was_handed_out_not_what_was_prefetched(
     assert served == batches
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "workers", [None, {"num_workers": 2, "prefetch_factor": 3}], ids=["thread", "workers"]
 )

@@ -53,6 +53,7 @@ def test_workers_change_on_every_resume(corpus: Corpus, name: str) -> None:
     assert served == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
 def test_start_method_does_not_change_a_batch(corpus: Corpus, method: str) -> None:
     loader = DataLoader(

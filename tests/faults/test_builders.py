@@ -53,6 +53,7 @@ def lockless() -> Iterator[Zygote]:
     running.close()
 
 
+@pytest.mark.slow
 def test_builders_without_locks_agree(lockless: Zygote, clean: Clean, tmp_path: Path) -> None:
     for number in range(2):
         cache = tmp_path / f"cache-{number}"

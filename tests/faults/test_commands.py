@@ -147,6 +147,7 @@ def finish(command: subprocess.Popen[str], seconds: float = 100) -> Outcome:
     return Outcome(command.returncode, False, 0, stdout, stderr)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV], ids=lambda n: n.name)
 def test_killed_worker_costs_its_slice_a_retry_and_no_byte(
     larger: Larger, tmp_path: Path, commands: list[subprocess.Popen[str]], number: signal.Signals
@@ -175,6 +176,7 @@ def test_stopped_worker_costs_its_slice_a_retry_and_no_byte(
     assert picture(cache) == larger.picture
 
 
+@pytest.mark.slow
 def test_workers_that_always_die_are_a_typed_error_and_what_is_done_stays(
     zygote: Zygote, clean: Clean, tmp_path: Path, commands: list[subprocess.Popen[str]]
 ) -> None:

@@ -159,6 +159,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["parquet", "megatron"])
 def test_memory_does_not_grow_with_rows(tmp_path: Path, name: str) -> None:
     """8 and 64 times a store of 2.5 MB: what is held is a block, not the rows."""

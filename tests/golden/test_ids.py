@@ -38,6 +38,7 @@ def golden_rows(shared: Path, name: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TOKENIZERS)
 def test_prepare_real_rows_gives_the_ids_of_transformers(
     shared: Path, tmp_path: Path, name: str

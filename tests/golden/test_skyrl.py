@@ -71,6 +71,7 @@ def full_mask(answer: dict[str, Any]) -> np.ndarray[Any, Any]:
     return mask
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TOKENIZERS)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("limit", [None, 512])
