@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tokenmill.chat import render
-from tokenmill.tokenizer import loaded
+from tokenmill.tokenizer import engine_cache
 
 # Time is no assertion: the machine is shared, and speed is measured by `make bench`.
 settings.register_profile(
@@ -56,7 +56,7 @@ def shared() -> Path:
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """No test sees the user's cache, nor another test's, nor what another test loaded."""
-    loaded.forget()
+    engine_cache.forget()
     render.forget()
     cache = tmp_path / "tokenmill-cache"
     monkeypatch.setenv("TOKENMILL_CACHE_DIR", str(cache))

@@ -19,8 +19,8 @@ from tests.cli.harness import Shell
 from tests.page.conftest import ATTACK, Made
 from tokenmill.errors import UsageError
 from tokenmill.report.page import make_page
-from tokenmill.report.page.compact import mask_runs, varints
 from tokenmill.report.page.document import script_json, write_page
+from tokenmill.report.page.embedded_rows import mask_runs, varints
 from tokenmill.report.page.overview import overview
 from tokenmill.report.row import store_tokenizer
 from tokenmill.store import Store
@@ -122,7 +122,7 @@ def test_table_of_pieces_holds_the_bytes_of_every_token(store: Store, page_file:
 def test_page_keeps_its_bound_and_says_what_is_missing(
     made: Made, tmp_path: Path, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("compact", "selection"):
+    for module in ("embedded_rows", "selection"):
         monkeypatch.setattr(f"tokenmill.report.page.{module}.BLOCK_ROWS", 16)
     target = tmp_path / "small.html"
     told = make_page(made.store, target, cache_dir=str(made.cache), most_bytes=most)

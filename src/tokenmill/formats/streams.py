@@ -16,8 +16,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tokenmill.formats.carried import carried_names
-from tokenmill.formats.columns import labels_of, origin_of
 from tokenmill.formats.plan import ExportPlan
+from tokenmill.formats.tables import labels_of, origin_of
 from tokenmill.packing import Packs
 
 

@@ -22,8 +22,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from tokenmill.errors import TokenizerError, UsageError
-from tokenmill.tokenizer import loaded
-from tokenmill.tokenizer.battery import battery
+from tokenmill.tokenizer import engine_cache
+from tokenmill.tokenizer.parity_texts import parity_texts
 from tokenmill.tokenizer.tokenizer import Tokenizer
 
 ENGINES = ("auto", "fastokens", "hf")
@@ -87,7 +87,11 @@ class HfEngine:
 
     def _encodings(self, texts: Sequence[str], *, offsets: bool) -> list[Any]:
         backend = self._backend
-        if len(texts) > 1 and sum(map(len, texts)) > loaded.LITTLE_WORK and _may_use_threads():
+        if (
+            len(texts) > 1
+            and sum(map(len, texts)) > engine_cache.LITTLE_WORK
+            and _may_use_threads()
+        ):
             fast = getattr(backend, "encode_batch_fast", None)
             call = backend.encode_batch if offsets or fast is None else fast
             return list(call(list(texts), add_special_tokens=False))
@@ -135,7 +139,7 @@ class FastokensEngine:
             return backend
 
         try:
-            self._backend = loaded.once(tokenizer.checksum, self.name, load)
+            self._backend = engine_cache.once(tokenizer.checksum, self.name, load)
         except BaseException as error:
             refuse_interrupts(error)
             raise TokenizerError(f"fastokens does not load this tokenizer: {error}") from error
@@ -170,7 +174,7 @@ def choose_engine(tokenizer: Tokenizer, name: str = "auto") -> tuple[Engine, str
         return reference, "asked for"
     try:
         candidate = FastokensEngine(tokenizer)
-        difference = first_difference(candidate, reference, battery(tokenizer.added_contents))
+        difference = first_difference(candidate, reference, parity_texts(tokenizer.added_contents))
         if difference is not None:
             raise TokenizerError(
                 f"fastokens gives other ids than tokenizers for {difference[:60]!r}"

@@ -27,7 +27,7 @@ import msgspec
 from tokenmill import fingerprint
 from tokenmill.errors import CacheError, TokenizerError
 from tokenmill.files import Staging
-from tokenmill.tokenizer import loaded
+from tokenmill.tokenizer import engine_cache
 from tokenmill.tokenizer.identity import FORMAT, IdentityCard
 from tokenmill.tokenizer.place import find_place
 
@@ -360,7 +360,7 @@ def share_table(tokenizer: Tokenizer, cache_dir: Path) -> None:
         _seal(cache_dir, path, table.to_bytes())
         return table
 
-    table = loaded.once(tokenizer.checksum, "table", find)
+    table = engine_cache.once(tokenizer.checksum, "table", find)
     if not path.exists():  # this process had it from elsewhere
         _seal(cache_dir, path, table.to_bytes())
     tokenizer.__dict__["table"] = table

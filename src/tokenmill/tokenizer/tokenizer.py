@@ -19,7 +19,7 @@ import numpy as np
 
 from tokenmill import fingerprint
 from tokenmill.errors import TokenizerError
-from tokenmill.tokenizer import loaded
+from tokenmill.tokenizer import engine_cache
 from tokenmill.tokenizer.backend import (
     added_tokens,
     backend_digest,
@@ -29,8 +29,8 @@ from tokenmill.tokenizer.backend import (
     skim_backend,
     vocabulary,
 )
-from tokenmill.tokenizer.battery import probe_text
 from tokenmill.tokenizer.identity import IdentityCard, Template, identity_document
+from tokenmill.tokenizer.parity_texts import probe_text
 from tokenmill.tokenizer.pieces import PieceTable
 
 CHECKSUMS = "tokenmill_checksums.json"
@@ -77,7 +77,7 @@ class Tokenizer:
     @cached_property
     def reference(self) -> Any:
         """The `tokenizers.Tokenizer` whose ids are the truth; it neither truncates nor pads."""
-        return loaded.once(self.checksum, "reference", self._load_reference)
+        return engine_cache.once(self.checksum, "reference", self._load_reference)
 
     def _load_reference(self) -> Any:
         try:
@@ -95,7 +95,7 @@ class Tokenizer:
     @cached_property
     def table(self) -> PieceTable:
         """Bytes per token id."""
-        return loaded.once(self.checksum, "table", self.make_table)
+        return engine_cache.once(self.checksum, "table", self.make_table)
 
     def make_table(self) -> PieceTable:
         """Make the table of the tokenizer.json, which takes a while; `table` gives it."""

@@ -17,7 +17,7 @@ from tokenmill.cli.app import app, require_command
 from tokenmill.cli.options import AsJson, CacheDir
 from tokenmill.cli.output import Output
 from tokenmill.errors import UsageError
-from tokenmill.report.characters import harmless
+from tokenmill.report.terminal_text import harmless
 
 cache_app = typer.Typer(help="What the cache holds, and what nobody needs.")
 app.add_typer(cache_app, name="cache")

@@ -21,15 +21,15 @@ from tokenmill.cli.app import app
 from tokenmill.cli.options import AsJson, CacheDir, StorePath
 from tokenmill.cli.output import Output, one_line, print_json
 from tokenmill.errors import UsageError
-from tokenmill.report.characters import harmless, visible
+from tokenmill.report.terminal_text import harmless, visible
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from tokenmill.report.choose import Rejected
     from tokenmill.report.page.serve import Viewer
-    from tokenmill.report.raw import RawRows
     from tokenmill.report.row import RowView
+    from tokenmill.report.row_lookup import Rejected
+    from tokenmill.report.source_excerpts import RawRows
     from tokenmill.store import Store
 
 STYLES = {
@@ -85,7 +85,7 @@ def inspect(
     as_json: AsJson = False,
 ) -> None:
     """Show rows with their tokens and masks."""
-    from tokenmill.report.raw import RawRows
+    from tokenmill.report.source_excerpts import RawRows
     from tokenmill.store import open_store
 
     named = [flag for flag, given in (("--row", row), ("--origin", origin), ("--rule", rule))
@@ -113,7 +113,7 @@ def inspect(
     elif rule == "rejected":
         _show_rejected(opened, _first_rejected(opened, count or LISTED), raws)
     elif rule is not None:
-        from tokenmill.report.choose import rows_by_rule
+        from tokenmill.report.row_lookup import rows_by_rule
 
         _require_rows(opened)
         _show_rows(opened, rows_by_rule(opened, rule, count or 1, seed))
@@ -128,7 +128,7 @@ def inspect(
 def _named_rows(
     store: Store, row: int | None, origin: str | None
 ) -> tuple[list[int], list[Rejected]]:
-    from tokenmill.report.choose import row_at_address
+    from tokenmill.report.row_lookup import row_at_address
 
     if origin is not None:
         return row_at_address(store, origin)
@@ -146,7 +146,7 @@ def _require_rows(store: Store) -> None:
 def _first_rejected(store: Store, count: int) -> list[Rejected]:
     from itertools import islice
 
-    from tokenmill.report.choose import rejected_rows
+    from tokenmill.report.row_lookup import rejected_rows
 
     return list(islice(rejected_rows(store), count))
 

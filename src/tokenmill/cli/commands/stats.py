@@ -16,7 +16,7 @@ import typer
 from tokenmill.cli.app import app
 from tokenmill.cli.options import AsJson, StorePath
 from tokenmill.cli.output import Output
-from tokenmill.report.characters import harmless
+from tokenmill.report.terminal_text import harmless
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -25,7 +25,7 @@ from tokenmill.chat import Renderer, Rendering
 from tokenmill.chat.shapes import Conversation, Plain, read
 from tokenmill.chat.thinking import THINKING
 from tokenmill.errors import RowError
-from tokenmill.report.lint import near
+from tokenmill.report.lint import minhash
 from tokenmill.report.lint.content import (
     ControlText,
     argument_texts,
@@ -279,15 +279,15 @@ class Linter:
         sketched, hashed = [], []
         if "near_duplicate" in self.rules:
             for number in numbers:
-                found = near.shingles(body(encoded, places[number]))
-                if len(found) >= near.LEAST:
+                found = minhash.shingles(body(encoded, places[number]))
+                if len(found) >= minhash.LEAST:
                     sketched.append(number)
                     hashed.append(found)
         return {
             "numbers": packed(np.array(numbers, np.int32)),
             "digests": packed(np.array(digests, np.uint64)),
             "sketched": packed(np.array(sketched, np.int32)),
-            "sketches": packed(near.sketches(hashed)),
+            "sketches": packed(minhash.sketches(hashed)),
         }
 
 

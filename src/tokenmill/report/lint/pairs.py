@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 
 from tokenmill.chat.shapes import read
-from tokenmill.report.lint import near
+from tokenmill.report.lint import minhash
 from tokenmill.report.lint.linter import Linter, body
 from tokenmill.source import open_rows
 
 ENTRY = "tokenmill.report.lint.pairs:open_comparer"
-ROWS_PER_TASK = 256  # rows, each with up to `near.ANCHORS` others
+ROWS_PER_TASK = 256  # rows, each with up to `minhash.ANCHORS` others
 
 
 def open_comparer(options: dict[str, Any]) -> Callable[[dict[str, Any]], dict[str, Any]]:
@@ -38,25 +38,25 @@ def open_comparer(options: dict[str, Any]) -> Callable[[dict[str, Any]], dict[st
 
 
 def near_ones(
-    pairs: Sequence[tuple[int, list[int]]], known: dict[int, near.Hashes]
+    pairs: Sequence[tuple[int, list[int]]], known: dict[int, minhash.Hashes]
 ) -> Iterator[tuple[int, int, float]]:
     """Row, the candidate it nearly repeats, and their index."""
     for row, others in pairs:
         for other in others:
-            index = near.jaccard(known[row], known[other])
-            if index >= near.THRESHOLD:
+            index = minhash.jaccard(known[row], known[other])
+            if index >= minhash.THRESHOLD:
                 yield row, other, round(index, 4)
                 break
 
 
-def shingle_sets(linter: Linter, values: Sequence[dict[str, Any]]) -> list[near.Hashes]:
+def shingle_sets(linter: Linter, values: Sequence[dict[str, Any]]) -> list[minhash.Hashes]:
     """Each row's shingles, each once; rows that are not accepted have none."""
     rendering = linter.renderer.render(values)
     talks = [read(values[place], linter.spec) for place in rendering.source]
     encoded = linter.encode(rendering, talks)
     sets = [np.zeros(0, np.uint64)] * len(values)
     for place in encoded.kept.tolist():  # of a row's parts the last counts, as before
-        sets[rendering.source[place]] = np.unique(near.shingles(body(encoded, place)))
+        sets[rendering.source[place]] = np.unique(minhash.shingles(body(encoded, place)))
     return sets
 
 

@@ -4,8 +4,8 @@
 tokenizer's identity is learned, blocks go to workers; nothing is published but what opening rows
 and tokenizers leaves in the cache anyway. What is kept here per accepted row is 16 bytes (position
 and digest of the rendered text, for exact duplicates) and a sketch of 64 bytes (near-duplicates)
-for at most `near.MOST_ROWS` rows: rows beyond are compared for equality only, and the report says
-how many were compared.
+for at most `minhash.MOST_ROWS` rows: rows beyond are compared for equality only, and the report
+says how many were compared.
 
 Two rows of the same digest are the same text but for one chance in 2⁶⁴ per pair.
 """
@@ -27,9 +27,9 @@ from tokenmill.build.progress import open_progress
 from tokenmill.build.recipe import Recipe, RunOptions, to_travel
 from tokenmill.build.run import cache_of
 from tokenmill.errors import SourceError, UsageError
-from tokenmill.report.lint import linter, near, pairs
+from tokenmill.report.lint import linter, minhash, pairs
 from tokenmill.report.lint.findings import PLACES, Finding, LintReport, Merged, in_order
-from tokenmill.report.lint.places import Places
+from tokenmill.report.lint.row_origins import Places
 from tokenmill.report.lint.rules import RULES, SAMPLE_ROWS, chosen_rules
 from tokenmill.report.lint.sample import Choice, choose, described, ranks_of
 from tokenmill.source import Block, Rows, open_rows
@@ -148,7 +148,7 @@ class _Tally:
         self._merged = Merged()
         self._about_tokenizer: dict[str, str] = {}
         self._digests: dict[int, tuple[Positions, npt.NDArray[np.uint64]]] = {}
-        self._sketches: dict[int, tuple[Positions, near.Sketches]] = {}
+        self._sketches: dict[int, tuple[Positions, minhash.Sketches]] = {}
         self._copies: Positions = np.zeros(0, np.int64)
         self._compared = 0
 
@@ -160,9 +160,9 @@ class _Tally:
         positions = linter.unpacked(result["numbers"], np.int32).astype(np.int64) + start
         self._digests[number] = positions, linter.unpacked(result["digests"], np.uint64)
         sketched = linter.unpacked(result["sketched"], np.int32).astype(np.int64) + start
-        bands = linter.unpacked(result["sketches"], np.uint32).reshape(-1, near.BANDS)
+        bands = linter.unpacked(result["sketches"], np.uint32).reshape(-1, minhash.BANDS)
         # By rank and not by arrival, so that the same rows are compared whoever is quicker.
-        most = max(0, near.MOST_ROWS - self._ranks[number])
+        most = max(0, minhash.MOST_ROWS - self._ranks[number])
         self._sketches[number] = sketched[:most], bands[:most]
 
     def find_duplicates(self) -> None:
@@ -195,7 +195,7 @@ class _Tally:
         positions, bands = positions[once], bands[once]
         self._compared = len(positions)
         self._sketches.clear()
-        maybe = near.candidates(bands)
+        maybe = minhash.candidates(bands)
         found: list[tuple[int, int, float]] = []
         with contextlib.closing(  # type: ignore[type-var]
             executor.run(setup, _comparisons(maybe, positions))
@@ -218,7 +218,7 @@ class _Tally:
         """How near-duplicates were looked for, and among how many rows."""
         if "near_duplicate" not in self._rules:
             return None
-        return {**near.method(), "rows_compared": self._compared}
+        return {**minhash.method(), "rows_compared": self._compared}
 
     def findings(self) -> list[Finding]:
         """Everything found."""

@@ -15,8 +15,8 @@ from typing import Any
 from tokenmill.report.page.document import page, write_page
 from tokenmill.report.page.overview import overview
 from tokenmill.report.page.selection import select
-from tokenmill.report.raw import RawRows
 from tokenmill.report.row import store_tokenizer
+from tokenmill.report.source_excerpts import RawRows
 from tokenmill.store import Store
 
 PAGE_BYTES = 14_500_000

@@ -19,9 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokenmill.build.why import differences
-from tokenmill.report.choose import rows_of_source_row
 from tokenmill.report.page.rows import row_document
 from tokenmill.report.row import store_tokenizer
+from tokenmill.report.row_lookup import rows_of_source_row
 from tokenmill.store import Store
 from tokenmill.tokenizer import Tokenizer
 

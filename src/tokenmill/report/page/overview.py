@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from tokenmill.report.choose import Rejected, rejected_rows, trained_shares
-from tokenmill.report.page.packs import packing_previews
-from tokenmill.report.raw import RawRows
+from tokenmill.report.packing_preview import packing_previews
+from tokenmill.report.row_lookup import Rejected, rejected_rows, trained_shares
+from tokenmill.report.source_excerpts import RawRows
 from tokenmill.report.stats import store_stats
 from tokenmill.store import Store
 

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from tokenmill.errors import UsageError
 from tokenmill.files import ProcessLock
-from tokenmill.report.choose import trained_shares
+from tokenmill.report.row_lookup import trained_shares
 from tokenmill.store import Store
 from tokenmill.tokenizer import Tokenizer
 

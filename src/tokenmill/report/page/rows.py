@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from tokenmill.report.page.compact import carried_text, mask_runs, origin_columns
+from tokenmill.report.page.embedded_rows import carried_text, mask_runs, origin_columns
 from tokenmill.store import Row, Store
 from tokenmill.tokenizer import Tokenizer
 

@@ -15,8 +15,8 @@ from typing import NamedTuple
 import numpy as np
 
 from tokenmill.errors import UsageError
-from tokenmill.report.choose import rows_by_rule
-from tokenmill.report.page.compact import BLOCK_ROWS, Compact, compact
+from tokenmill.report.page.embedded_rows import BLOCK_ROWS, Compact, compact
+from tokenmill.report.row_lookup import rows_by_rule
 from tokenmill.sampling import FeistelOrder
 from tokenmill.store import Store
 from tokenmill.tokenizer import Tokenizer

@@ -19,14 +19,14 @@ from itertools import islice
 from typing import Any
 
 from tokenmill.errors import TokenmillError, UsageError
-from tokenmill.report.choose import rejected_rows
 from tokenmill.report.page.compare import Comparison
 from tokenmill.report.page.document import page, security_policy
 from tokenmill.report.page.overview import overview, rejected_row
 from tokenmill.report.page.query import Finder, Query, whole
 from tokenmill.report.page.rows import row_document, summaries
-from tokenmill.report.raw import RawRows
 from tokenmill.report.row import store_tokenizer
+from tokenmill.report.row_lookup import rejected_rows
+from tokenmill.report.source_excerpts import RawRows
 from tokenmill.store import Store
 
 HOST = "127.0.0.1"

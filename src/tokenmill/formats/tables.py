@@ -23,8 +23,8 @@ import pyarrow as pa
 
 from tokenmill.dataset import View
 from tokenmill.errors import UsageError
-from tokenmill.formats.bridge import bridge_record, eos_of, stored_slots
 from tokenmill.formats.carried import CarriedColumns, carried_names
+from tokenmill.formats.megatron_bridge import bridge_record, eos_of, stored_slots
 from tokenmill.formats.plan import LENGTHS, TRAINERS, ExportPlan
 from tokenmill.packing import IGNORE, Packs, Piece
 from tokenmill.store import Row

@@ -39,7 +39,7 @@ _TRICKY = (
 ADDED_TOKENS_TRIED = 768  # enough for every family known; gemma has 6,415, nearly all alike
 
 
-def battery(added: Iterable[str]) -> list[str]:
+def parity_texts(added: Iterable[str]) -> list[str]:
     """The texts for a tokenizer with these added tokens; the same for the same tokens."""
     tokens = _spread(sorted({token for token in added if token}), ADDED_TOKENS_TRIED)
     texts = ["", *_TRICKY]

@@ -18,10 +18,10 @@ from tokenmill import fingerprint
 from tokenmill.errors import UsageError
 from tokenmill.files import Staging, publish_directory, writing_errors
 from tokenmill.formats import megatron
-from tokenmill.formats.bridge import METADATA, metadata_of
-from tokenmill.formats.columns import TableMaker, maker_of
+from tokenmill.formats.megatron_bridge import METADATA, metadata_of
 from tokenmill.formats.plan import ExportPlan, SplitPlan
 from tokenmill.formats.streams import arrow_stream, json_lines, parquet_stream
+from tokenmill.formats.tables import TableMaker, maker_of
 
 Buffers = Iterable[bytes | memoryview]
 

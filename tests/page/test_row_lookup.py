@@ -11,8 +11,8 @@ import pytest
 from tests.cli.harness import Shell
 from tests.page.conftest import Made
 from tokenmill.errors import UsageError
-from tokenmill.report.choose import row_at_address, rows_by_rule, trained_shares
-from tokenmill.report.raw import RawRows
+from tokenmill.report.row_lookup import row_at_address, rows_by_rule, trained_shares
+from tokenmill.report.source_excerpts import RawRows
 from tokenmill.store import Store
 
 
