@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from tokenmill.report.page.serve import Viewer
     from tokenmill.report.row import RowView
     from tokenmill.report.row_lookup import Rejected
-    from tokenmill.report.source_excerpts import RawRows
+    from tokenmill.report.source_excerpts import SourceExcerpts
     from tokenmill.store import Store
 
 STYLES = {
@@ -85,7 +85,7 @@ def inspect(
     as_json: AsJson = False,
 ) -> None:
     """Show rows with their tokens and masks."""
-    from tokenmill.report.source_excerpts import RawRows
+    from tokenmill.report.source_excerpts import SourceExcerpts
     from tokenmill.store import open_store
 
     named = [flag for flag, given in (("--row", row), ("--origin", origin), ("--rule", rule))
@@ -99,7 +99,7 @@ def inspect(
     if serve and named:
         raise UsageError(f"--serve shows every row; {named[0]} is for the terminal or a page")
     opened = open_store(store)
-    raws = RawRows(opened, cache_dir, fetch=fetch)
+    excerpts = SourceExcerpts(opened, cache_dir, fetch=fetch)
     if serve:
         from tokenmill.report.page.serve import Viewer
 
@@ -111,7 +111,7 @@ def inspect(
             rows = _named_rows(opened, row, origin)[0]
         _write(opened, html, rows, rule, count, seed, cache_dir, fetch)
     elif rule == "rejected":
-        _show_rejected(opened, _first_rejected(opened, count or LISTED), raws)
+        _show_rejected(opened, _first_rejected(opened, count or LISTED), excerpts)
     elif rule is not None:
         from tokenmill.report.row_lookup import rows_by_rule
 
@@ -122,7 +122,7 @@ def inspect(
         if rows:
             _show_rows(opened, rows[:count])
         else:
-            _show_rejected(opened, rejected, raws)
+            _show_rejected(opened, rejected, excerpts)
 
 
 def _named_rows(
@@ -218,7 +218,7 @@ def _show_rows(store: Store, numbers: list[int]) -> None:
     output.result(document, show)
 
 
-def _show_rejected(store: Store, rejected: list[Rejected], raws: RawRows) -> None:
+def _show_rejected(store: Store, rejected: list[Rejected], excerpts: SourceExcerpts) -> None:
     output = Output.current()
     total = sum(store.rejected.values())
     listed: list[dict[str, Any]] = [
@@ -226,7 +226,7 @@ def _show_rejected(store: Store, rejected: list[Rejected], raws: RawRows) -> Non
             "origin": row.origin._asdict(),
             "reason": row.reason,
             "detail": row.detail,
-            "raw": raws.excerpt(row.origin),
+            "raw": excerpts.excerpt(row.origin),
         }
         for row in rejected
     ]

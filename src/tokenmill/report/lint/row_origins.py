@@ -20,7 +20,7 @@ COLUMNAR = ("parquet", "arrow")
 SHOWN_CHARS = 400  # of a row's JSON before it is cut to an excerpt
 
 
-class Places:
+class RowOrigins:
     """The places of opened rows.
 
     Args:

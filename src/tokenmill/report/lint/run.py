@@ -29,7 +29,7 @@ from tokenmill.build.run import cache_of
 from tokenmill.errors import SourceError, UsageError
 from tokenmill.report.lint import linter, minhash, pairs
 from tokenmill.report.lint.findings import PLACES, Finding, LintReport, Merged, in_order
-from tokenmill.report.lint.row_origins import Places
+from tokenmill.report.lint.row_origins import RowOrigins
 from tokenmill.report.lint.rules import RULES, SAMPLE_ROWS, chosen_rules
 from tokenmill.report.lint.sample import Choice, choose, described, ranks_of
 from tokenmill.source import Block, Rows, open_rows
@@ -68,7 +68,7 @@ def run_lint(
     rows = open_rows(list(recipe.sources), cache_dir=cache.root, rehash=options.rehash)
     if not len(rows):
         raise SourceError("no rows: every source is empty", path=recipe.sources[0])
-    places = Places(rows)
+    places = RowOrigins(rows)
     chosen = choose(places.counts, sample)
     ranks = ranks_of(chosen, places.counts)
     size = _size_of(rows, chosen)
@@ -141,7 +141,7 @@ class _Tally:
         ranks: Per block, how many rows before it are looked at.
     """
 
-    def __init__(self, rules: frozenset[str], places: Places, ranks: Sequence[int]) -> None:
+    def __init__(self, rules: frozenset[str], places: RowOrigins, ranks: Sequence[int]) -> None:
         self._rules = rules
         self._places = places
         self._ranks = ranks

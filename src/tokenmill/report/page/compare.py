@@ -60,7 +60,7 @@ class _Contents:
         return equal
 
 
-class Comparison:
+class StoreComparison:
     """What changed between two stores.
 
     Args:

@@ -1,107 +1,162 @@
-"""Rows in few bytes, for a page that carries them along.
+"""The rows that a page on disk carries: which ones, in few bytes, and the sentence that says so.
 
-A `Compact` is what a page on disk holds of its rows: one table of the *pieces* that occur (most
-frequent first, so that common tokens have small numbers), *blocks* of 256 rows (ids as numbers into
-that table, mask as run lengths, turns, carried columns), and one *index* with a few numbers per
-row. All numbers are varints (seven bits a byte, the high bit says more follows), each part is
-deflated on its own so that a browser opens only what it shows, and base64 makes text of it.
+Comes in: a store, its tokenizer, a bound in bytes and, where somebody asked for some, a rule or row
+numbers. Goes out: `EmbeddedRows`, whose `document` the page holds and ``client/data.js`` reads, and
+a sentence about them. Only `make_page` calls it; a served page asks for its rows one by one.
 
-Blocks are added until a stated number of bytes is used up; what did not fit is counted and said.
+Where the whole store fits, all rows are in the page, in order. Where it does not, the *selection*
+is the rows a person would look for first (the longest, the shortest, those with the smallest
+trained share) and then rows drawn at random with a seed, as many as fit: a fair sample, not the
+beginning of a file. Rows chosen by rule stay what was asked for. In every case the page says which
+rows it holds, how many it does not, and how to see those.
+
+Everything is compressed JSON (`compressed`), in parts, so that a browser opens only what it shows:
+one table of the *pieces* that occur, most frequent first; one *index* with the columns that filters
+ask for, as differences to the row before; and *blocks* of 256 rows. A block has the *rows* (turns,
+mask as run lengths, carried columns) and the *ids*: numbers into the table of pieces, each as a
+varint (seven bits a byte, the high bit says more follows). As JSON they would take a fifth more.
 """
 
 from __future__ import annotations
 
-import base64
 import json
-import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tokenmill.store import Store
+from tokenmill.errors import UsageError
+from tokenmill.report.page.document import compressed
+from tokenmill.report.page.rows import mask_runs, origin_columns, short_carried
+from tokenmill.report.row_lookup import rows_by_rule
+from tokenmill.sampling import FeistelOrder
+from tokenmill.store import Row, Store
 from tokenmill.tokenizer import Tokenizer
 
 BLOCK_ROWS = 256
-LEVEL = 6  # of deflate: 9 gains one percent for three times the time
-MOST_CARRIED = 2000  # characters of a row's carried columns
-LAST_ROLE_BIT = 50  # a browser's numbers are exact to 53 bits; later roles share the last one
+MOST_TOKENS = 24_000_000
+"""Tokens that a page may carry whatever their size: a browser has to hold them."""
+
+EXTREMES = 20  # rows of each extreme in a sample
+ESTIMATED_BLOCKS = 4
 
 Int64 = NDArray[np.int64]
 
 
-@dataclass
-class Compact:
+@dataclass(frozen=True)
+class EmbeddedRows:
     """Rows of a page.
 
     Attributes:
         rows: Their numbers in the store, in the order of the blocks.
-        roles: Names of the roles met.
-        pieces: The table of pieces.
-        index: The columns named `INDEX`, one after another.
-        blocks: The rows, ``block_rows`` each.
+        pieces: The table of pieces, compressed.
+        index: The index, compressed.
+        blocks: ``rows`` and ``ids`` of ``block_rows`` rows each, compressed.
         block_rows: `BLOCK_ROWS`, or fewer where rows are so long that no block would fit.
     """
 
     rows: Int64
-    roles: list[str]
     pieces: str
     index: str
-    blocks: list[str] = field(default_factory=list)
-    block_rows: int = BLOCK_ROWS
+    blocks: list[dict[str, str]]
+    block_rows: int
 
     def document(self) -> dict[str, Any]:
         """What stands in the page."""
         return {
-            "count": len(self.rows),
             "block_rows": self.block_rows,
-            "columns": list(INDEX),
-            "roles": self.roles,
             "pieces": self.pieces,
             "index": self.index,
             "blocks": self.blocks,
         }
 
-    @property
-    def size(self) -> int:
-        """Characters in the page, names and brackets aside."""
-        return len(self.pieces) + len(self.index) + sum(map(len, self.blocks))
+
+def select_rows(
+    store: Store,
+    tokenizer: Tokenizer,
+    most_bytes: int,
+    *,
+    rule: str | None = None,
+    rows: Sequence[int] | None = None,
+    count: int | None = None,
+    seed: int = 0,
+) -> tuple[EmbeddedRows, str]:
+    """The rows of a page, and the sentence about them."""
+    if rows is not None:
+        taken = embed(store, tokenizer, list(rows)[:count], most_bytes)
+        return taken, _sentence(taken, len(store), "the rows asked for")
+    if rule is not None:
+        if rule == "rejected":
+            raise UsageError("--rule rejected names no rows; every page lists the rejected ones")
+        chosen = rows_by_rule(store, rule, len(store) if count is None else count, seed)
+        chosen = chosen[: _fitting(store, chosen)]
+        taken = embed(store, tokenizer, chosen, most_bytes)
+        drawn = f" with seed {seed}" if rule == "random" else ""
+        return taken, _sentence(taken, len(store), f"by rule {rule}{drawn}")
+    if count is None and _everything_fits(store, tokenizer, most_bytes):
+        taken = embed(store, tokenizer, range(len(store)), most_bytes)
+        if len(taken.rows) == len(store):
+            return taken, f"All {len(store):,} rows of the store are in this page."
+    sample = sampled_rows(store, seed)
+    taken = embed(store, tokenizer, sample[:count], most_bytes)
+    how = (
+        f"the {EXTREMES} longest, the {EXTREMES} shortest and the {EXTREMES} with the smallest "
+        f"trained share first, then rows drawn at random with seed {seed}"
+    )
+    return taken, _sentence(taken, len(store), how)
 
 
-INDEX = ("row", "length", "trained", "source", "source_row", "line", "offset", "raw_length", "part",
-         "roles")  # fmt: skip
-"""Columns of the index. ``line`` and ``offset`` are one more than they are, 0 for none; ``roles``
-is a set of bits."""
+def sampled_rows(store: Store, seed: int) -> list[int]:
+    """Extremes first, then the rest in a random order, up to the tokens a page may carry."""
+    chosen: dict[int, None] = {}
+    for rule in ("longest", "shortest", "least-trained"):
+        chosen |= dict.fromkeys(rows_by_rule(store, rule, EXTREMES))
+    if len(store):
+        mean = max(1.0, store.manifest["totals"]["tokens"] / len(store))
+        wanted = min(len(store), int(2 * MOST_TOKENS / mean) + EXTREMES)
+        drawn = FeistelOrder(len(store), seed).indices(0, np.arange(wanted))
+        chosen |= dict.fromkeys(drawn.tolist())
+    rows = list(chosen)
+    return rows[: _fitting(store, rows)]
 
 
-def varints(values: NDArray[Any]) -> bytes:
-    """Whole numbers from 0 as little-endian base-128 varints."""
-    numbers = np.asarray(values, dtype=np.int64)
-    sizes = np.ones(len(numbers), np.int64)
-    for bits in range(7, 63, 7):
-        more = numbers >> bits > 0
-        if not more.any():
-            break
-        sizes += more
-    ends = np.cumsum(sizes)
-    out = np.zeros(int(ends[-1]) if len(ends) else 0, np.uint8)
-    starts = ends - sizes
-    for place in range(int(sizes.max()) if len(sizes) else 0):
-        here = sizes > place
-        part = (numbers[here] >> (7 * place)) & 127
-        out[starts[here] + place] = part | ((sizes[here] > place + 1) << 7)
-    return out.tobytes()
+def _fitting(store: Store, rows: Sequence[int]) -> int:
+    """How many of the rows stay within the tokens a page may carry; at least one."""
+    running = np.cumsum(store.lengths[np.asarray(rows, dtype=np.int64)], dtype=np.int64)
+    return max(1, int(np.searchsorted(running, MOST_TOKENS, side="right")))
 
 
-def packed(data: bytes) -> str:
-    """Deflated, as text that may stand in a page."""
-    return base64.b64encode(zlib.compress(data, LEVEL)).decode("ascii")
+def _everything_fits(store: Store, tokenizer: Tokenizer, most_bytes: int) -> bool:
+    """An estimate from a few blocks spread over the store."""
+    tokens: int = store.manifest["totals"]["tokens"]
+    if tokens > MOST_TOKENS:
+        return False
+    if len(store) <= ESTIMATED_BLOCKS * BLOCK_ROWS:
+        return True
+    step = (len(store) - BLOCK_ROWS) // (ESTIMATED_BLOCKS - 1)
+    some = [n + i for n in range(0, ESTIMATED_BLOCKS * step, step) for i in range(BLOCK_ROWS)]
+    some = [n for n in some if n < len(store)]
+    tried = embed(store, tokenizer, some, 1 << 40)
+    share = max(1, int(store.lengths[tried.rows].sum())) / max(1, tokens)
+    # The table of pieces grows slower than the rows, so it counts twice, not in proportion.
+    in_proportion = len(tried.index) + sum(map(_size, tried.blocks))
+    return in_proportion / share + 2 * len(tried.pieces) <= most_bytes
 
 
-def compact(store: Store, tokenizer: Tokenizer, rows: Sequence[int], most_bytes: int) -> Compact:
-    """Encode rows, in order, as far as they fit into ``most_bytes`` characters of a page."""
+def _sentence(taken: EmbeddedRows, total: int, how: str) -> str:
+    missing = total - len(taken.rows)
+    if not missing:
+        return f"All {total:,} rows of the store are in this page, {how}."
+    return (
+        f"{len(taken.rows):,} of {total:,} rows are in this page: {how}. {missing:,} rows are "
+        "not; tokenmill inspect STORE --serve shows every row."
+    )
+
+
+def embed(store: Store, tokenizer: Tokenizer, rows: Sequence[int], most_bytes: int) -> EmbeddedRows:
+    """Encode rows, in order, as far as they fit into ``most_bytes`` of a page."""
     wanted = np.asarray(rows, dtype=np.int64)
     counts = np.zeros(len(tokenizer.table), np.int64)
     for first in range(0, len(wanted), BLOCK_ROWS):
@@ -110,115 +165,76 @@ def compact(store: Store, tokenizer: Tokenizer, rows: Sequence[int], most_bytes:
         counts = np.pad(counts, (0, len(found) - len(counts))) + found
     used = np.flatnonzero(counts)
     used = used[np.argsort(-counts[used], kind="stable")]
-    rank = np.zeros(len(counts), np.int64)
-    rank[used] = np.arange(len(used))
-    pieces = _pieces(tokenizer, used)
+    number_of = np.zeros(len(counts), np.int32)  # a token's number in the table of pieces
+    number_of[used] = np.arange(len(used))
+    pieces = compressed(_table(tokenizer, used))
+    blocks: list[dict[str, str]] = []
+    roles: list[list[str]] = []
     for block_rows in (BLOCK_ROWS, max(1, BLOCK_ROWS // 16), 1):
-        result = Compact(wanted[:0], [], pieces, "", block_rows=block_rows)
-        _add_blocks(result, store, rank, wanted, most_bytes - len(pieces))
-        if result.blocks:
+        left = most_bytes - len(pieces)
+        for first in range(0, len(wanted), block_rows):
+            numbers = wanted[first : first + block_rows]
+            rows_here = [store[int(number)] for number in numbers]
+            block = _block(rows_here, number_of)
+            roles_here = [sorted({role for role, _, _ in row.turns}) for row in rows_here]
+            # The index of all blocks together takes a little less than those of each.
+            left -= _size(block) + len(compressed(_index(store, numbers, roles_here)))
+            if left < 0:
+                break
+            blocks.append(block)
+            roles += roles_here
+        if blocks:
             break
-    return result
+    taken = wanted[: len(roles)]
+    index = compressed(_index(store, taken, roles))
+    return EmbeddedRows(taken, pieces, index, blocks, block_rows)
 
 
-def _add_blocks(result: Compact, store: Store, rank: Int64, wanted: Int64, left: int) -> None:
-    """Add blocks while they fit into ``left`` characters, together with the index."""
-    sets: list[int] = []
-    of_a_block = 0
-    for first in range(0, len(wanted), result.block_rows):
-        block = wanted[first : first + result.block_rows]
-        text = packed(_block(store, rank, block, result.roles, sets))
-        # The index grows with the rows; its first block tells how much a row of it takes.
-        of_a_block = of_a_block or len(_index(store, block, sets))
-        left -= len(text) + of_a_block
-        if left < 0:
-            break
-        result.blocks.append(text)
-    result.rows = wanted[: len(result.blocks) * result.block_rows]
-    result.index = _index(store, result.rows, sets[: len(result.rows)])
+def _size(block: dict[str, str]) -> int:
+    return len(json.dumps(block)) + 1  # and a comma
 
 
-def _pieces(tokenizer: Tokenizer, used: Int64) -> str:
-    """Ids, whether special, and bytes of the pieces that occur."""
-    pieces = tokenizer.pieces(used)
-    lengths = np.array([len(piece) for piece in pieces], np.int64)
-    special = tokenizer.is_special(used.tolist()).astype(np.int64)
-    head = varints(np.concatenate(([len(used)], used, special, lengths)))
-    return packed(head + b"".join(pieces))
+def _table(tokenizer: Tokenizer, used: Int64) -> dict[str, Any]:
+    """Id and bytes of each piece that occurs, and which of them are special."""
+    return {
+        "ids": used.tolist(),
+        "special": used[tokenizer.is_special(used.tolist())].tolist(),
+        "pieces": [_text_or_bytes(piece) for piece in tokenizer.pieces(used)],
+    }
 
 
-def _block(store: Store, rank: Int64, rows: Int64, roles: list[str], sets: list[int]) -> bytes:
-    """Ids, mask, turns and carried columns of some rows; adds each row's set of roles."""
-    ids, masks, turns, carried = [], [], [], []
-    for number in rows:
-        row = store[int(number)]
-        ids.append(row.input_ids)
-        masks.append(row.loss_mask)
-        bits, flat = 0, []
-        for role, start, end in row.turns:
-            if role not in roles:
-                roles.append(role)
-            bits |= 1 << min(roles.index(role), LAST_ROLE_BIT)
-            flat += [roles.index(role), end - start]
-        sets.append(bits)
-        turns += [len(flat) // 2, *flat]
-        carried.append(carried_text(row.carried))
-    texts = [text.encode("utf-8", "surrogatepass") for text in carried]
-    flat_ids = rank[np.concatenate(ids)]
-    runs = mask_runs(np.concatenate(masks))
-    sizes = np.array([len(text) for text in texts])
-    head = (flat_ids, [len(runs)], runs, turns, sizes)
-    return b"".join(varints(np.asarray(part)) for part in head) + b"".join(texts)
+def _text_or_bytes(piece: bytes) -> str | list[int]:
+    try:
+        return piece.decode("utf-8")
+    except UnicodeDecodeError:  # a part of a character
+        return list(piece)
 
 
-def carried_text(carried: dict[str, Any]) -> str:
-    """Carried columns as JSON text; too long a text is replaced by a note, never cut inside."""
-    if not carried:
-        return ""
-    text = json.dumps(carried, ensure_ascii=False)
-    if len(text) <= MOST_CARRIED:
-        return text
-    return json.dumps({name: f"({len(json.dumps(value)):,} characters; tokenmill inspect --row)"
-                       for name, value in carried.items()}, ensure_ascii=False)  # fmt: skip
+def _block(rows: Sequence[Row], number_of: NDArray[np.int32]) -> dict[str, str]:
+    parts = {
+        "turns": [[[role, end - start] for role, start, end in row.turns] for row in rows],
+        "runs": [mask_runs(row.loss_mask).tolist() for row in rows],
+        "carried": [short_carried(row.carried) for row in rows],
+    }
+    ids = number_of[np.concatenate([row.input_ids for row in rows])]
+    return {"rows": compressed(parts), "ids": compressed(varints(ids))}
 
 
-def mask_runs(mask: NDArray[np.uint8]) -> NDArray[np.int64]:
-    """Lengths of runs, the first of untrained tokens (and 0 where a trained one comes first)."""
-    changes = np.flatnonzero(np.diff(mask, prepend=np.uint8(0)))
-    runs: NDArray[np.int64] = np.diff(changes, prepend=0, append=len(mask))
-    return runs
+def _index(store: Store, numbers: Int64, roles: Sequence[Sequence[str]]) -> dict[str, Any]:
+    columns = {
+        "row": numbers,
+        "length": store.lengths[numbers].astype(np.int64),
+        "trained": store.trained[numbers].astype(np.int64),
+        **origin_columns(store, numbers),
+    }
+    steps = {name: np.diff(column, prepend=0).tolist() for name, column in columns.items()}
+    return {**steps, "roles": roles}
 
 
-def _index(store: Store, rows: Int64, sets: Sequence[int]) -> str:
-    """The index columns of some rows."""
-    columns = origin_columns(store, rows)
-    columns["row"] = rows
-    columns["length"] = store.lengths[rows].astype(np.int64)
-    columns["trained"] = store.trained[rows].astype(np.int64)
-    columns["roles"] = np.asarray(sets, dtype=np.int64)
-    return packed(b"".join(varints(columns[name]) for name in INDEX))
-
-
-def origin_columns(store: Store, rows: Int64) -> dict[str, Int64]:
-    """Origins of many rows as columns; ``line`` and ``offset`` one more, 0 for none."""
-    names = ("source", "source_row", "line", "offset", "raw_length", "part")
-    columns = {name: np.zeros(len(rows), np.int64) for name in names}
-    slices = np.searchsorted(store.table["first_row"], rows, side="right") - 1
-    for at in np.unique(slices):
-        entry, reader = store.table[at], store.slice_at(int(at))
-        here = np.flatnonzero(slices == at)
-        numbers = rows[here] - int(entry["first_row"])
-        line = reader.column("line_in_slice")[numbers].astype(np.int64)
-        offset = reader.column("offset_in_slice")[numbers].astype(np.int64)
-        first_line, first_offset = int(entry["line"]), int(entry["offset"])
-        columns["source"][here] = int(entry["source"])
-        columns["source_row"][here] = int(entry["source_row"]) + reader.column("row_in_slice")[
-            numbers
-        ].astype(np.int64)
-        has_line = (line >= 0) & (first_line > 0)
-        columns["line"][here] = np.where(has_line, first_line + line + 1, 0)
-        has_offset = (offset >= 0) & (first_offset >= 0)
-        columns["offset"][here] = np.where(has_offset, first_offset + offset + 1, 0)
-        columns["raw_length"][here] = reader.column("raw_length")[numbers]
-        columns["part"][here] = reader.column("part")[numbers]
-    return columns
+def varints(numbers: NDArray[np.int32]) -> bytes:
+    """Numbers from 0 to 2²⁸ - 1 as base-128 varints, the lowest seven bits first."""
+    shifts = np.arange(0, 28, 7, dtype=np.int32)
+    rest = numbers[:, None] >> shifts
+    written = (rest > 0) | (shifts == 0)
+    encoded: bytes = ((rest & 127) | (rest > 127) * 128).astype(np.uint8)[written].tobytes()
+    return encoded

@@ -15,7 +15,7 @@ import numpy as np
 
 from tokenmill.report.packing_preview import packing_previews
 from tokenmill.report.row_lookup import Rejected, rejected_rows, trained_shares
-from tokenmill.report.source_excerpts import RawRows
+from tokenmill.report.source_excerpts import SourceExcerpts
 from tokenmill.report.stats import store_stats
 from tokenmill.store import Store
 
@@ -29,12 +29,12 @@ LENGTH_BINS = 36
 SHARE_BINS = 20
 
 
-def overview(store: Store, raws: RawRows | None) -> dict[str, Any]:
+def overview(store: Store, excerpts: SourceExcerpts | None) -> dict[str, Any]:
     """What a page says beside its rows.
 
     Args:
         store: The store.
-        raws: Gives excerpts of rejected rows; None leaves them to be asked for one by one.
+        excerpts: Gives excerpts of rejected rows; None leaves them to be asked for one by one.
     """
     stats = store_stats(store)
     roles = _roles(store, stats["roles"])
@@ -55,7 +55,7 @@ def overview(store: Store, raws: RawRows | None) -> dict[str, Any]:
         "lengths": length_histogram(store.lengths),
         "shares": share_histogram(trained_shares(store)),
         "packing": packing_previews(store),
-        "rejected": rejected_document(store, raws),
+        "rejected": rejected_document(store, excerpts),
         "document": store.manifest["document"],
         "tokenizer": store.manifest["tokenizer"],
         "proof": store.proof,
@@ -122,7 +122,7 @@ def _roles(store: Store, counted: dict[str, dict[str, int]]) -> list[dict[str, A
     ]
 
 
-def rejected_document(store: Store, raws: RawRows | None) -> dict[str, Any]:
+def rejected_document(store: Store, excerpts: SourceExcerpts | None) -> dict[str, Any]:
     """Rejected rows, up to a number, with excerpts up to a size."""
     listed: list[dict[str, Any]] = []
     spent = 0
@@ -130,9 +130,9 @@ def rejected_document(store: Store, raws: RawRows | None) -> dict[str, Any]:
         if len(listed) == MOST_REJECTED:
             break
         document = rejected_row(row)
-        if raws is not None:
+        if excerpts is not None:
             if spent < MOST_RAW_BYTES:
-                document["raw"] = raws.excerpt(row.origin)
+                document["raw"] = excerpts.excerpt(row.origin)
                 spent += len(document["raw"]["text"] or "")
             else:
                 note = "not in this page, which has excerpts up to a bound; --serve shows them all"

@@ -93,7 +93,7 @@ def _share(given: Mapping[str, str], name: str) -> float | None:
 
 
 @dataclass(frozen=True)
-class Answer:
+class FoundRows:
     """Row numbers, and how far a search for text came."""
 
     rows: Rows
@@ -112,10 +112,10 @@ class Finder:
     def __init__(self, store: Store, tokenizer: Tokenizer) -> None:
         self._store = store
         self._tokenizer = tokenizer
-        self._answers: OrderedDict[Query, Answer] = OrderedDict()
+        self._answers: OrderedDict[Query, FoundRows] = OrderedDict()
         self._lock = ProcessLock()
 
-    def find(self, query: Query, among: Rows | None = None) -> Answer:
+    def find(self, query: Query, among: Rows | None = None) -> FoundRows:
         """The rows that a query wants.
 
         Args:
@@ -134,7 +134,7 @@ class Finder:
                 self._answers.popitem(last=False)
         return answer
 
-    def _find(self, query: Query, among: Rows | None) -> Answer:
+    def _find(self, query: Query, among: Rows | None) -> FoundRows:
         kept = np.ones(len(self._store), bool)
         if among is not None:
             kept[:] = False
@@ -159,7 +159,7 @@ class Finder:
         rows: Rows = np.flatnonzero(kept)
         if query.order != "row":
             rows = rows[np.argsort(self._weights(query.order, rows), kind="stable")]
-        return Answer(rows, searched)
+        return FoundRows(rows, searched)
 
     def _weights(self, order: str, rows: Rows) -> NDArray[Any]:
         weights: NDArray[Any] = self._store.lengths[rows].astype(np.int64)

@@ -19,14 +19,14 @@ from itertools import islice
 from typing import Any
 
 from tokenmill.errors import TokenmillError, UsageError
-from tokenmill.report.page.compare import Comparison
+from tokenmill.report.page.compare import StoreComparison
 from tokenmill.report.page.document import page, security_policy
 from tokenmill.report.page.overview import overview, rejected_row
 from tokenmill.report.page.query import Finder, Query, whole
 from tokenmill.report.page.rows import row_document, summaries
 from tokenmill.report.row import store_tokenizer
 from tokenmill.report.row_lookup import rejected_rows
-from tokenmill.report.source_excerpts import RawRows
+from tokenmill.report.source_excerpts import SourceExcerpts
 from tokenmill.store import Store
 
 HOST = "127.0.0.1"
@@ -56,17 +56,22 @@ class Viewer:
     ) -> None:
         self.store = store
         self.tokenizer = store_tokenizer(store)
-        self._raws = RawRows(store, cache_dir, fetch=fetch)
+        self._excerpts = SourceExcerpts(store, cache_dir, fetch=fetch)
         self._finder = Finder(store, self.tokenizer)
-        self.comparison = Comparison(store, other, self.tokenizer) if other is not None else None
+        self.comparison = (
+            StoreComparison(store, other, self.tokenizer) if other is not None else None
+        )
 
     @cached_property
     def page(self) -> bytes:
         """The page itself."""
-        data: dict[str, Any] = {"mode": "served", "overview": overview(self.store, None)}
-        data["selection"] = f"All {len(self.store):,} rows of the store, asked for as you look."
-        data["compare"] = None if self.comparison is None else self.comparison.document()
-        return page(data, served=True)
+        return page(
+            {
+                "overview": overview(self.store, None),
+                "selection": f"All {len(self.store):,} rows of the store, asked for as you look.",
+                "compare": None if self.comparison is None else self.comparison.document(),
+            }
+        )
 
     def rows(self, given: Mapping[str, str]) -> dict[str, Any]:
         """A stretch of the rows that a query wants."""
@@ -99,7 +104,7 @@ class Viewer:
 
     def raw(self, number: int) -> dict[str, Any]:
         """The source row of a row."""
-        return self._raws.excerpt(self.store[self._known(number)].origin, RAW_BYTES)
+        return self._excerpts.excerpt(self.store[self._known(number)].origin, RAW_BYTES)
 
     def rejected(self, given: Mapping[str, str]) -> dict[str, Any]:
         """A stretch of the rejected rows, of one reason or all."""
@@ -114,7 +119,7 @@ class Viewer:
         row = next(rejected_rows(self.store, number), None)
         if row is None:
             raise UsageError(f"no rejected row {number}")
-        return self._raws.excerpt(row.origin, RAW_BYTES)
+        return self._excerpts.excerpt(row.origin, RAW_BYTES)
 
     def compared(self, number: int) -> dict[str, Any]:
         """A row beside its partner."""
