@@ -36,22 +36,21 @@ def stats(
     as_json: AsJson = False,
 ) -> None:
     """Count rows, tokens and trained tokens; what limits would drop and packs would hold."""
-    from tokenmill.report.spread import store_spread
-    from tokenmill.report.stats import store_stats
+    from tokenmill.report.stats import store_distributions, store_stats
     from tokenmill.store import open_store
 
     output = Output.current()
     opened = open_store(store)
-    document = {**store_stats(opened), **store_spread(opened, limits=max_length or ())}
+    document = {**store_stats(opened), **store_distributions(opened, max_lengths=max_length or ())}
 
     def show() -> None:
         show_stats(output.screen, document)
-        show_spread(output.screen, document)
+        show_distributions(output.screen, document)
 
     output.result(document, show)
 
 
-def show_spread(console: Console, document: dict[str, Any]) -> None:
+def show_distributions(console: Console, document: dict[str, Any]) -> None:
     """Print the histograms as bars, then limits and packs."""
     bars = {
         "tokens": [(f"{b['from']:,}–{b['to']:,}", b["rows"]) for b in document["histogram"]],
