@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,25 @@ def test_findings_say_where_how_many_what_and_what_to_do(all_rules: LintReport) 
     assert "expand" in shown["rewrites_history"].hint
     assert shown["duplicate"].detail.endswith("crafted.jsonl:22")
     assert "crafted.jsonl:24" in shown["near_duplicate"].detail
+
+
+def test_control_tokens_are_those_of_the_tokenizer_given(tmp_path: Path) -> None:
+    """The flag is no part of an identity, so one cache keeps one copy of both tokenizers."""
+    flagged, plain = tokenizer_with(tmp_path), tokenizer_with(tmp_path)
+    file = flagged / "tokenizer.json"
+    document = json.loads(file.read_text(encoding="utf-8"))
+    token = next(t for t in document["added_tokens"] if t["content"] == "<tool_call>")
+    assert not token["special"]
+    token["special"] = True
+    file.write_text(json.dumps(document), encoding="utf-8")
+    row = talk("What begins a call?", "Write <tool_call> for it.")
+    source = str(write_rows(tmp_path / "rows.jsonl", [row]))
+    for first, second in ((flagged, plain), (plain, flagged)):
+        cache = tmp_path / f"cache of {first.name}"
+        for given in (first, second):
+            report = tm.lint(source, str(given), cache_dir=cache, **QUICK)
+            assert ("control_text" in lines(report)) == (given == flagged)
+        assert len([p for p in (cache / "tokenizers").iterdir() if p.name != "memo"]) == 1
 
 
 def test_clean_rows_have_no_findings(room: Path, tokenizer: str) -> None:

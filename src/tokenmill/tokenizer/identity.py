@@ -64,6 +64,8 @@ class IdentityCard:
         key: Its 40 hex digits.
         template: Chat template source, several by name, or None.
         special_tokens: Named special tokens as text.
+        control_tokens: The added tokens that are flagged as special, as text, by id. They are no
+            part of the identity: the flag changes what is skipped in decoding, never an id.
         pad_id: Id of the pad token, if there is one.
         eos_id: Id of the end-of-sequence token, if there is one.
         bos_id: Id of the beginning-of-sequence token, if there is one.
@@ -76,6 +78,7 @@ class IdentityCard:
     key: str
     template: Template
     special_tokens: dict[str, str]
+    control_tokens: list[str]
     pad_id: int | None
     eos_id: int | None
     bos_id: int | None

@@ -34,7 +34,7 @@ from tokenmill.tokenizer.place import find_place
 if TYPE_CHECKING:
     from tokenmill.tokenizer.tokenizer import Tokenizer
 
-VERSION = 2  # raised when finding an identity changes, so that old memos are not believed
+VERSION = 3  # raised when a card's members or finding one change: old memos are not believed
 DIRECTORY = "tokenizers"
 
 # What AutoTokenizer or we read in a tokenizer's directory; weights and the like are not opened.

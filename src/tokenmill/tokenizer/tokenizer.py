@@ -102,16 +102,18 @@ class Tokenizer:
         return PieceTable(skim_backend(self.data, path=self.path))
 
     @cached_property
+    def _added(self) -> list[dict[str, Any]]:
+        return added_tokens(read_head(self.data, path=self.path))
+
+    @cached_property
     def added_contents(self) -> tuple[str, ...]:
         """The added tokens as text, by id."""
-        head = read_head(self.data, path=self.path)
-        return tuple(token["content"] for token in added_tokens(head))
+        return tuple(token["content"] for token in self._added)
 
     @cached_property
     def _ids_of_special_tokens(self) -> dict[str, int]:
         wanted = set(self.special_tokens.values())
-        added = added_tokens(read_head(self.data, path=self.path))
-        found = {token["content"]: int(token["id"]) for token in added}
+        found = {token["content"]: int(token["id"]) for token in self._added}
         if not wanted <= set(found):
             document = skim_backend(self.data, path=self.path)
             found = {token: n for token, n in vocabulary(document) if token in wanted} | found
@@ -149,6 +151,7 @@ class Tokenizer:
             key=fingerprint.key(identity),
             template=self.template,
             special_tokens=self.special_tokens,
+            control_tokens=[token["content"] for token in self._added if token["special"]],
             pad_id=self.pad_id,
             eos_id=self.eos_id,
             bos_id=self.bos_id,

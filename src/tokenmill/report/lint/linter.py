@@ -11,7 +11,7 @@ A `Linter` is the same in one object; `near` opens the rows of candidate pairs a
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +68,9 @@ class Linter:
 
     Args:
         recipe: How rows are read, rendered and trained.
-        tokenizer: The tokenizer, loaded.
+        tokenizer: The tokenizer, loaded; a copy may flag other tokens as special than the one
+            that was given.
+        control_tokens: The tokens that the one given flags as special, as text.
         rules: The rules that run.
         engine: Which engine may encode.
         renderer: Which engine may render.
@@ -78,6 +80,7 @@ class Linter:
         self,
         recipe: Recipe,
         tokenizer: Tokenizer,
+        control_tokens: Sequence[str],
         rules: frozenset[str],
         engine: str = "auto",
         renderer: str = "auto",
@@ -89,7 +92,7 @@ class Linter:
         )
         self.encoder = Encoder(tokenizer, engine)
         self.critic = TemplateCritic(self.renderer)
-        self._control = ControlText(self._control_tokens())
+        self._control = ControlText(self._tokens_nobody_writes(control_tokens))
         self._about_tokenizer = self._look_at_tokenizer()
 
     @classmethod
@@ -98,19 +101,16 @@ class Linter:
         recipe = Recipe(**options["recipe"])
         tokenizer = load_copy(Path(options["tokenizer"]), options["card"])
         engines = options["engine"], options["renderer"]
-        return cls(recipe, tokenizer, frozenset(options["rules"]), *engines)
+        control_tokens = options["card"]["control_tokens"]
+        return cls(recipe, tokenizer, control_tokens, frozenset(options["rules"]), *engines)
 
-    def _control_tokens(self) -> set[str]:
+    def _tokens_nobody_writes(self, control_tokens: Sequence[str]) -> set[str]:
         """Special tokens, and added ones that the template prints around any conversation.
 
         Tags of thinking are the assistant's own words, whatever the tokenizer calls them.
         """
-        added = self.tokenizer.added_contents
-        special = self.encoder.table.is_special
-        pieces = self.tokenizer.pieces(np.flatnonzero(special).tolist())
-        tokens = {piece.decode("utf-8", "replace") for piece in pieces}
         glue = self.critic.glue()
-        tokens |= {token for token in added if token.strip() and token in glue}
+        tokens = {*control_tokens, *(t for t in self.tokenizer.added_contents if t in glue)}
         return {token for token in tokens if token.strip() and not THINKING.search(token)}
 
     def _look_at_tokenizer(self) -> dict[str, str]:
