@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tokenmill.report.lint import minhash
-from tokenmill.report.lint.pairs import near_ones
+from tokenmill.report.lint.pairs import near_duplicates
 
 Row = list[int]
 
@@ -27,7 +27,7 @@ def found(rows: list[Row]) -> dict[int, tuple[int, float]]:
     hashed = [minhash.shingles(np.array(row, np.int32)) for row in rows]
     pairs = list(minhash.candidates(minhash.sketches(hashed)).items())
     known = {number: np.unique(hashes) for number, hashes in enumerate(hashed)}
-    return {row: (other, index) for row, other, index in near_ones(pairs, known)}
+    return {row: (other, index) for row, other, index in near_duplicates(pairs, known)}
 
 
 def changed(row: Row, places: list[int]) -> Row:
