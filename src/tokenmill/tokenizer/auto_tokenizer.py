@@ -1,4 +1,4 @@
-"""The one door to transformers: what AutoTokenizer would encode with.
+"""What AutoTokenizer would encode with: the only module of this room that imports transformers.
 
 The reference is what the user's trainer does by itself, and most trainers call
 ``AutoTokenizer.from_pretrained``. Some classes of transformers rebuild a tokenizer from its parts

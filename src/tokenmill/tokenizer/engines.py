@@ -1,10 +1,11 @@
 """Engines: who turns texts into ids, behind one small protocol.
 
-An `Engine` encodes a batch of texts, without adding special tokens, into flat int32 ids and the
-row starts. `HfEngine` is the reference (`tokenizers`) and the only one that knows offsets.
-`FastokensEngine` is many times faster and is used only after it gave the reference's ids on the
-whole battery (`choose_engine`). Which one runs never changes the result. Loading fastokens takes
-longer than encoding a few MB by the reference, so a little work is left to that (`engine_for`).
+In goes a `Tokenizer`, out comes the engine that an `Encoder` encodes with. An `Engine` encodes a
+batch of texts, without adding special tokens, into flat int32 ids and the row starts. `HfEngine` is
+the reference (`tokenizers`) and the only one that knows offsets. `FastokensEngine` is many times
+faster and is used only after it gave the reference's ids on the parity texts (`choose_engine`).
+Which one runs never changes the result. Loading fastokens takes longer than encoding a few MB by
+the reference, so a little work is left to that (`engine_for`).
 
 Threads: fastokens uses every core that the process may use. N workers want N processes pinned to
 one core each, *before* they load an engine: `pin_to_one_core`. Neither library's thread pool
@@ -183,7 +184,7 @@ def choose_engine(tokenizer: Tokenizer, name: str = "auto") -> tuple[Engine, str
         if name == "fastokens":
             raise
         return reference, error.message
-    return candidate, "equal to the reference on the battery"
+    return candidate, "equal to the reference on the parity texts"
 
 
 def first_difference(one: Engine, other: Engine, texts: Sequence[str]) -> str | None:
@@ -192,7 +193,7 @@ def first_difference(one: Engine, other: Engine, texts: Sequence[str]) -> str | 
         ids, starts = one.encode(texts)
     except BaseException as error:
         refuse_interrupts(error)
-        return f"(the battery itself: {error})"
+        return f"(the parity texts themselves: {error})"
     wanted, wanted_starts = other.encode(texts)
     if np.array_equal(ids, wanted) and np.array_equal(starts, wanted_starts):
         return None

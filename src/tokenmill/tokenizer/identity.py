@@ -1,9 +1,10 @@
 """Identity: the document that names a tokenizer by what it does, and the card that carries it.
 
-Two tokenizers have one identity when no row of any data can come out differently: the digest of
-the backend that encodes, the chat template, the special tokens that can reach the text, and the
-ids of a probe text (which see what no file shows: another version of the library that encodes
-the same document differently). Names, paths, versions, engines and leftovers of use are not in it.
+`Tokenizer` makes both; the keys of slices and stores are made of the document. Two tokenizers have
+one identity when no row of any data can come out differently: the digest of the backend that
+encodes, the chat template, the special tokens that can reach the text, and the ids of a probe text
+(which see what no file shows: another version of the library that encodes the same document
+differently). Names, paths, versions, engines and leftovers of use are not in it.
 
 An `IdentityCard` is all a planning process needs to know of a tokenizer without loading one; it
 is plain data and is remembered on disk by `tokenmill.tokenizer.memo`.

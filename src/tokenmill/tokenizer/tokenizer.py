@@ -1,10 +1,11 @@
 """A loaded tokenizer: the backend that encodes, with its template and special tokens.
 
-`Tokenizer` holds the bytes of one tokenizer.json and makes everything else from them when it is
-first asked for: the reference (`tokenizers.Tokenizer`), the piece table, the identity. The first
-two are shared by all of the process that hold the same bytes (`loaded`). So it costs little to
-make, and little to send to another process: one read from a file travels as the
-file's path and checksum, and is refused there if the file has changed meanwhile.
+`load` makes a `Tokenizer`, whoever encodes or shows tokens uses it. It holds the bytes of one
+tokenizer.json and makes everything else from them when it is first asked for: the reference
+(`tokenizers.Tokenizer`), the piece table, the identity. The first two are shared by all of the
+process that hold the same bytes (`engine_cache`). So it costs little to make, and little to send to
+another process: one read from a file travels as the file's path and checksum, and is refused there
+if the file has changed meanwhile.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The engines, and what they make of one tokenizer: parity on the battery, template, tokens.
+"""The engines, and what they make of one tokenizer: parity, template, tokens.
 
 Without a tokenizer only the engines' presence can be told. With one, it is loaded as a build would
 load it (so an ambiguity between AutoTokenizer and tokenizer.json shows here), the fast engine is
-compared with the reference on the whole battery, and the template is compiled and traced on small
+compared with the reference on all parity texts, and the template is compiled and traced on small
 conversations of every kind.
 """
 

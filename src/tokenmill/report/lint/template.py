@@ -1,9 +1,11 @@
 """What a template does to a conversation: asked of the template itself, never guessed from names.
 
-A `TemplateCritic` puts questions to the reference template, each a comparison of two renders: are
-these roles the reason of a refusal (do the same words pass in alternating turns)? do the calls, or
-null members, change anything that is printed? is a turn printed differently once another follows?
-So a finding says what really happens with this template, and a harmless oddity is no finding.
+The linter asks it about every conversation, accepted or rejected; out come *sightings* (see
+`content`). A `TemplateCritic` puts questions to the reference template, each a comparison of two
+renders: are these roles the reason of a refusal (do the same words pass in alternating turns)? do
+the calls, or null members, change anything that is printed? is a turn printed differently once
+another follows? So a finding says what really happens with this template, and a harmless oddity is
+no finding.
 """
 
 from __future__ import annotations

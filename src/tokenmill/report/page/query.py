@@ -1,11 +1,11 @@
 """Finding rows of a whole store for a served page: filters, order, text.
 
-A `Query` says what is wanted; a `Finder` answers with row numbers. Source, length and trained share
-are decided on the stored columns at once, roles on the stored turns. Text is looked for in the rows
-that are left, piece by piece of the store, and *bounded*: one request reads a stated number of
-tokens at most and says how far it came, so that a page can go on from there and no request holds
-the server. Text means the row as the model sees it, control tokens included; upper and lower case
-are alike.
+In goes a URL's query, out come row numbers of the store; `serve` calls it. A `Query` says what is
+wanted; a `Finder` answers with row numbers. Source, length and trained share are decided on the
+stored columns at once, roles on the stored turns. Text is looked for in the rows that are left,
+piece by piece of the store, and *bounded*: one request reads a stated number of tokens at most and
+says how far it came, so that a page can go on from there and no request holds the server. Text
+means the row as the model sees it, control tokens included; upper and lower case are alike.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
 """The page over a whole store, on this machine alone: the only module that knows starlette.
 
+``tokenmill inspect --serve`` calls `serve` with a `Viewer` and waits until it is interrupted.
 `Viewer` answers the page's questions from a store (rows by filter, one row, rejected rows, a
 comparison) as plain values; `application` puts it behind HTTP, `serve` runs it. It listens on
 127.0.0.1, and every path begins with a random *token*: other users and web pages of this machine
