@@ -36,7 +36,7 @@ def _measure(report: Report) -> None:
     from tokenmill.build.recipe import Recipe
     from tokenmill.errors import RowError
     from tokenmill.source import open_rows, read_block
-    from tokenmill.tokenizer import load, loaded
+    from tokenmill.tokenizer import engine_cache, load
     from tokenmill.work.tasks import without_collector
 
     datasets.disable_progress_bars()
@@ -44,7 +44,7 @@ def _measure(report: Report) -> None:
     paths = corpora()
     recipe = Recipe(sources=tuple(map(str, paths)), tokenizer=directory)
     pipeline, other = (Pipeline(recipe, load(directory, backend="file")) for _ in range(2))
-    loaded.forget()  # an engine of its own: what it remembers of words is what it met itself
+    engine_cache.forget()  # an engine of its own: what it remembers of words is what it met itself
     engine = type(pipeline.encoder.engine)(load(directory, backend="file"))
     rows = open_rows(list(recipe.sources), cache_dir=os.environ.get("TOKENMILL_CACHE_DIR"))
     kept_bytes, parse, ours, busy, alone = 0, 0.0, 0.0, 0.0, 0.0

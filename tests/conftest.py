@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tokenmill.chat import render
-from tokenmill.tokenizer import loaded
+from tokenmill.tokenizer import engine_cache
 
 # Time is no assertion: the machine is shared, and speed is measured by `make bench`.
 settings.register_profile(
@@ -62,7 +62,7 @@ def own_cache(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
     """
     patches = "monkeypatch" in request.fixturenames
     if patches:
-        loaded.forget()
+        engine_cache.forget()
     render.forget()
     cache = tmp_path / "tokenmill-cache"
     with pytest.MonkeyPatch.context() as patch:
@@ -70,7 +70,7 @@ def own_cache(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
         patch.setenv("HF_HUB_OFFLINE", "1")
         yield cache
     if patches:
-        loaded.forget()
+        engine_cache.forget()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -17,7 +17,7 @@ from tokenmill.loader.stream import ORDERS
 from tokenmill.options import declared
 from tokenmill.packing.packs import METHODS, OVERSIZE
 from tokenmill.prompts.spec import PromptSpec
-from tokenmill.report.choose import RULES
+from tokenmill.report.row_lookup import RULES
 from tokenmill.report.lint.rules import FAIL_ON
 
 DECLARED = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -191,3 +192,26 @@ def test_narrow_screen_needs_no_sideways_scrolling(visit: Visit, on_disk: str) -
         page.click(f"#tab-{name}")
         page.wait_for_timeout(50)
         assert page.evaluate("document.documentElement.scrollWidth") <= 360, name
+
+
+def test_old_browser_is_told_what_it_lacks(browser: Any, address: str) -> None:
+    context = browser.new_context()
+    context.add_init_script("delete window.DecompressionStream")
+    page = context.new_page()
+    page.goto(address)
+    page.wait_for_selector("body[data-ready=yes]")
+    assert "DecompressionStream" in page.inner_text("#view")
+    assert "Firefox from 113" in page.inner_text("#view")
+    context.close()
+
+
+def test_damaged_data_is_reported(browser: Any, page_file: Path, tmp_path: Path) -> None:
+    broken = tmp_path / "broken.html"
+    content = page_file.read_bytes()
+    middle = content.index(b'"told"') + 500
+    broken.write_bytes(content[:middle] + b"AAAA" + content[middle + 4 :])
+    page = browser.new_context().new_page()
+    page.goto(broken.as_uri())
+    page.wait_for_selector("body[data-ready=yes]")
+    assert "cannot be read" in page.inner_text("#status")
+    page.context.close()

@@ -17,7 +17,7 @@ from tests.cli.harness import Shell
 from tests.page.conftest import ATTACK, Made
 from tokenmill.errors import UsageError
 from tokenmill.report.page import query as query_module
-from tokenmill.report.page.compare import Comparison, align
+from tokenmill.report.page.compare import StoreComparison, align
 from tokenmill.report.page.query import Finder, Query
 from tokenmill.report.page.serve import Viewer, listen
 from tokenmill.report.row import store_tokenizer
@@ -179,7 +179,7 @@ def test_filter_that_means_nothing_is_refused(given: dict[str, str]) -> None:
 
 
 def test_comparison_tells_mask_from_text(made: Made, client: Client) -> None:
-    comparison = Comparison(made.store, made.other, store_tokenizer(made.store))
+    comparison = StoreComparison(made.store, made.other, store_tokenizer(made.store))
     survey = comparison.survey
     assert survey["ids"] == survey["missing"] == 0
     assert survey["only_theirs"] == 1, "the trailing user turn that is trimmed there"
@@ -200,7 +200,7 @@ def test_comparison_tells_mask_from_text(made: Made, client: Client) -> None:
 
 
 def test_equal_rows_are_partners_in_order(made: Made) -> None:
-    comparison = Comparison(made.store, made.other, store_tokenizer(made.store))
+    comparison = StoreComparison(made.store, made.other, store_tokenizer(made.store))
     partners = [comparison.partner(number) for number in range(len(made.store))]
     rows = [partner.row for partner in partners if partner is not None]
     assert len(rows) == len(set(rows)) == len(made.store), "dirty.jsonl holds one row twice"
@@ -218,7 +218,7 @@ def test_edited_row_is_compared_by_its_place(made: Made, tmp_path: Path) -> None
     lines[3] = lines[3].replace("tides", "great tides")
     edited.write_text("".join(lines), "utf-8")
     other = run_recipe(str(edited), str(TOKENIZER), cache_dir=tmp_path / "cache", **INLINE).store
-    comparison = Comparison(made.store, other, store_tokenizer(made.store))
+    comparison = StoreComparison(made.store, other, store_tokenizer(made.store))
     answer = comparison.row(3)
     assert answer["by"] == "origin"
     assert answer["changed"]["text"]

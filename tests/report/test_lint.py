@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import tokenmill as tm
 from tests.build.making import EXAMPLES, TOKENIZER, conversations, small_cuts, write_rows
 from tests.report.crafted import GOLDEN, MAX_LENGTH, clean, crafted, talk, tokenizer_with
 from tokenmill.errors import REASONS, UsageError
-from tokenmill.report.lint import RULES, LintReport, near
+from tokenmill.report.lint import RULES, LintReport, minhash
 from tokenmill.report.lint.sample import SAMPLE_BLOCKS, choose, described
 
 QUICK: dict[str, Any] = {"tokenizer_backend": "file", "executor": "inline", "progress": False}
@@ -70,6 +71,25 @@ def test_findings_say_where_how_many_what_and_what_to_do(all_rules: LintReport) 
     assert "crafted.jsonl:24" in shown["near_duplicate"].detail
 
 
+def test_control_tokens_are_those_of_the_tokenizer_given(tmp_path: Path) -> None:
+    """The flag is no part of an identity, so one cache keeps one copy of both tokenizers."""
+    flagged, plain = tokenizer_with(tmp_path), tokenizer_with(tmp_path)
+    file = flagged / "tokenizer.json"
+    document = json.loads(file.read_text(encoding="utf-8"))
+    token = next(t for t in document["added_tokens"] if t["content"] == "<tool_call>")
+    assert not token["special"]
+    token["special"] = True
+    file.write_text(json.dumps(document), encoding="utf-8")
+    row = talk("What begins a call?", "Write <tool_call> for it.")
+    source = str(write_rows(tmp_path / "rows.jsonl", [row]))
+    for first, second in ((flagged, plain), (plain, flagged)):
+        cache = tmp_path / f"cache of {first.name}"
+        for given in (first, second):
+            report = tm.lint(source, str(given), cache_dir=cache, **QUICK)
+            assert ("control_text" in lines(report)) == (given == flagged)
+        assert len([p for p in (cache / "tokenizers").iterdir() if p.name != "memo"]) == 1
+
+
 def test_clean_rows_have_no_findings(room: Path, tokenizer: str) -> None:
     report = tm.lint(str(clean(room)), tokenizer, cache_dir=room / "cache", **QUICK)
     assert report.findings == ()
@@ -123,7 +143,7 @@ def test_near_duplicates_are_looked_for_within_the_stated_memory(
     assert lines(report) == {"duplicate": [61, 62, 63], "near_duplicate": [64]}
     assert report.near_duplicates is not None
     assert report.near_duplicates["rows_compared"] == 61
-    monkeypatch.setattr(near, "MOST_ROWS", 50)
+    monkeypatch.setattr(minhash, "MOST_ROWS", 50)
     report = tm.lint(source, str(TOKENIZER), **QUICK)
     assert lines(report) == {"duplicate": [61, 62, 63]}
     assert report.near_duplicates is not None

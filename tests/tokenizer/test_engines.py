@@ -17,8 +17,8 @@ import tokenmill
 from tests.tokenizer.families import FAMILIES, family
 from tokenmill.errors import TokenizerError, UsageError
 from tokenmill.tokenizer import Encoder, choose_engine, engines, load
-from tokenmill.tokenizer.battery import battery, probe_text
 from tokenmill.tokenizer.engines import FastokensEngine, HfEngine, first_difference
+from tokenmill.tokenizer.parity_texts import parity_texts, probe_text
 
 SOURCE_ROOT = str(Path(tokenmill.__path__[0]).parent)
 SHARED_NAMES = [
@@ -92,7 +92,7 @@ def test_battery_finds_an_engine_that_differs_in_one_thing() -> None:
             return super().encode([text.replace("o<|im_end|>", "o<|im_end") for text in texts])
 
     found = first_difference(
-        Sloppy(tokenizer), HfEngine(tokenizer), battery(tokenizer.added_contents)
+        Sloppy(tokenizer), HfEngine(tokenizer), parity_texts(tokenizer.added_contents)
     )
     assert found is not None
     assert "o<|im_end|>" in found
@@ -100,8 +100,8 @@ def test_battery_finds_an_engine_that_differs_in_one_thing() -> None:
 
 def test_battery_and_probe_hold_every_kind_of_text_and_never_change() -> None:
     tokens = ["<|b|>", "<|a|>"]
-    texts = battery(tokens)
-    assert texts == battery(tokens[::-1])
+    texts = parity_texts(tokens)
+    assert texts == parity_texts(tokens[::-1])
     whole = "".join(texts)
     assert all(f"Hello{token}" in whole or f"world{token}" in whole for token in tokens)
     assert {0x3042 // 128, 0x5B57 // 128, 0x1F600 // 128} <= {ord(char) // 128 for char in whole}

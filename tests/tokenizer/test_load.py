@@ -16,8 +16,7 @@ from transformers import PreTrainedTokenizerFast
 
 from tests.tokenizer.families import family, family_json
 from tokenmill.errors import CorruptionError, TokenizerError, UsageError
-from tokenmill.tokenizer import Encoder, Tokenizer, load
-from tokenmill.tokenizer import transformers_door as door
+from tokenmill.tokenizer import Encoder, Tokenizer, auto_tokenizer, load
 
 CONFIG = {
     "tokenizer_class": "PreTrainedTokenizerFast",
@@ -163,7 +162,7 @@ def test_remote_code_is_not_run_and_the_choice_is_named(directory: Path) -> None
 def test_without_transformers_the_file_is_used_and_the_remedy_named(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(door, "is_installed", lambda: False)
+    monkeypatch.setattr(auto_tokenizer, "is_installed", lambda: False)
     assert load(directory).backend == "file"
     with pytest.raises(TokenizerError, match=r"pip install 'tokenmill\[hf\]'"):
         load(directory, backend="transformers")

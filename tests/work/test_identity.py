@@ -55,7 +55,7 @@ def test_real_tokenizer_that_autotokenizer_changes_is_refused_by_a_local_build(
 
 WITHOUT_TORCH = """
 import sys
-from tokenmill.tokenizer.transformers_door import without_torch
+from tokenmill.tokenizer.auto_tokenizer import without_torch
 with without_torch():
     from transformers import AutoTokenizer
     AutoTokenizer.from_pretrained(sys.argv[1])

@@ -15,7 +15,7 @@ from contextlib import contextmanager, redirect_stdout
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from tokenmill.report.characters import harmless
+from tokenmill.report.terminal_text import harmless
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -12,7 +12,7 @@ stages the files and makes them visible in one step, or finds that they are ther
 
 from __future__ import annotations
 
+from tokenmill.formats.export_files import Exported, export
 from tokenmill.formats.plan import FORMATS, LAYOUTS, MASKS, ExportPlan, SplitPlan
-from tokenmill.formats.write import Exported, export
 
 __all__ = ["FORMATS", "LAYOUTS", "MASKS", "ExportPlan", "Exported", "SplitPlan", "export"]

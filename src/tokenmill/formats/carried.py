@@ -1,10 +1,12 @@
 """Carried columns as columns of a table.
 
-A store keeps what it carries as JSON text, one value per row, each of its own shape. A table wants
-one type per column. `CarriedColumns` looks at all values once and decides: a column of strings, of
-whole numbers, of numbers, or of booleans (null or not) gets that type and its plain values; one
-that holds lists, objects or a mixture stays JSON text, value for value, so that nothing is forced
-into a shape and no key is invented. Lines of JSON need none of this: there the text is the value.
+In goes a view, out come Arrow fields and arrays for `tables`; lines of JSON ask for the names
+alone. A store keeps what it carries as JSON text, one value per row, each of its own shape. A table
+wants one type per column. `CarriedColumns` looks at all values once and decides: a column of
+strings, of whole numbers, of numbers, or of booleans (null or not) gets that type and its plain
+values; one that holds lists, objects or a mixture stays JSON text, value for value, so that nothing
+is forced into a shape and no key is invented. Lines of JSON need none of this: there the text is
+the value.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """Tables as streams of bytes: Parquet, Arrow, lines of JSON.
 
-Each function here is a generator of buffers for one file, fed block by block: what pyarrow's
-writers produce is caught in memory (`_Catch`) and passed on at once, because only the room `files`
-writes files. Parquet is compressed with zstd, a row group per block. Arrow is an IPC stream without
-compression, which `datasets` maps. Files depend on the rows and pyarrow's version only.
+In go tables, out come buffers; `export_files` calls it. Each function here is a generator of
+buffers for one file, fed block by block: what pyarrow's writers produce is caught in memory
+(`_Catch`) and passed on at once, because only the room `files` writes files. Parquet is compressed
+with zstd, a row group per block. Arrow is an IPC stream without compression, which `datasets` maps.
+Files depend on the rows and pyarrow's version only.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tokenmill.formats.carried import carried_names
-from tokenmill.formats.columns import labels_of, origin_of
 from tokenmill.formats.plan import ExportPlan
+from tokenmill.formats.tables import labels_of, origin_of
 from tokenmill.packing import Packs
 
 

@@ -1,8 +1,9 @@
-"""What a person wants to look at: rows with their mask, and totals over a store.
+"""What a person wants to look at: rows with their mask, totals over a store, what is wrong.
 
-`RowView` is one row made readable: each token's bytes as text, whether it is trained, whether it is
-a control token, and whether it closes a turn. `stats` counts a store. Both are plain values; the
-command line and the page decide how they look.
+In go stores (or, for lint and the doctor, what is to be prepared); out come plain values: a row
+made readable (`row`), totals and distributions (`stats`), findings (`lint`), the state of the
+machine (`doctor`), and a page to look at in a browser (`page`). The command line calls all of them
+and decides how they look.
 """
 
 from __future__ import annotations

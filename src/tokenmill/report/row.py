@@ -1,6 +1,7 @@
 r"""One row made readable.
 
-A `RowView` holds a row's tokens with the text of each, its turns and its origin. A *piece* is the
+In go a store and a row number; out comes a `RowView`, which ``tokenmill inspect`` prints. A
+`RowView` holds a row's tokens with the text of each, its turns and its origin. A *piece* is the
 text of one token's bytes; bytes that are no whole character alone are written ``\xe4\xbd``. The
 *kind* of a token says how to show it: ``trained`` or ``untrained`` text, ``special`` (a control
 token that is not trained), ``closer`` (a trained control token that ends a turn), and ``control``

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tokenmill.tokenizer.encoded import Encoded, apply_length, overlong_message
     from tokenmill.tokenizer.encoder import Encoder
+    from tokenmill.tokenizer.engine_cache import LITTLE_WORK, engine_for
     from tokenmill.tokenizer.engines import ENGINES, choose_engine, pin_to_one_core
     from tokenmill.tokenizer.identity import IdentityCard
-    from tokenmill.tokenizer.loaded import LITTLE_WORK, engine_for
     from tokenmill.tokenizer.loading import BACKENDS, load
     from tokenmill.tokenizer.location import is_installed, locate
     from tokenmill.tokenizer.memo import (
@@ -41,12 +41,12 @@ _HOMES = {
     "Encoded": "encoded",
     "Encoder": "encoder",
     "IdentityCard": "identity",
-    "LITTLE_WORK": "loaded",
+    "LITTLE_WORK": "engine_cache",
     "Tokenizer": "tokenizer",
     "answer_key": "memo",
     "apply_length": "encoded",
     "choose_engine": "engines",
-    "engine_for": "loaded",
+    "engine_for": "engine_cache",
     "locate": "location",
     "identify": "memo",
     "is_installed": "location",

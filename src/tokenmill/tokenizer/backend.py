@@ -1,10 +1,12 @@
 """The backend: the document (tokenizer.json) of what really encodes, read and put in one form.
 
-A backend is the JSON that `tokenizers` reads and writes. The same tokenizer has many spellings:
-pretty-printed or not, merges as ``"a b"`` or ``["a", "b"]``, fields that newer versions of the
-library write out although they hold the default, truncation and padding left behind by whoever
-used the object last. `canonical_backend` removes what cannot change an id, so that one tokenizer
-has one digest whichever version of the library wrote it and whatever was done with it before.
+In go the bytes of a tokenizer.json; out come its parts, its one form and the digest of that.
+Whoever loads, identifies or spells out a tokenizer calls it. A backend is the JSON that
+`tokenizers` reads and writes. The same tokenizer has many spellings: pretty-printed or not, merges
+as ``"a b"`` or ``["a", "b"]``, fields that newer versions of the library write out although they
+hold the default, truncation and padding left behind by whoever used the object last.
+`canonical_backend` removes what cannot change an id, so that one tokenizer has one digest whichever
+version of the library wrote it and whatever was done with it before.
 
 Left out: ``version``, ``truncation``, ``padding`` (we never truncate or pad while encoding),
 ``post_processor`` (it only adds special tokens, which we never ask for, and trims offsets),

@@ -1,8 +1,10 @@
 """Encoded rows: ids and masks of a batch, flat, and what became of the rows that are not there.
 
-Rows keep their number: a rejected row stays in `Encoded` as an empty one, so that index *i* still
-speaks of text *i*; `Encoded.kept` lists the others. `apply_length` is the length policy: it
-rejects rows in which nothing is trained, and drops or cuts the ones that are too long.
+The encoder, or `tokenized` for rows that bring their ids, makes an `Encoded` of a batch; a build
+cuts it by `apply_length` and writes it. Rows keep their number: a rejected row stays in `Encoded`
+as an empty one, so that index *i* still speaks of text *i*; `Encoded.kept` lists the others.
+`apply_length` is the length policy: it rejects rows in which nothing is trained, and drops or cuts
+the ones that are too long.
 """
 
 from __future__ import annotations

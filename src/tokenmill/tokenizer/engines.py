@@ -1,10 +1,11 @@
 """Engines: who turns texts into ids, behind one small protocol.
 
-An `Engine` encodes a batch of texts, without adding special tokens, into flat int32 ids and the
-row starts. `HfEngine` is the reference (`tokenizers`) and the only one that knows offsets.
-`FastokensEngine` is many times faster and is used only after it gave the reference's ids on the
-whole battery (`choose_engine`). Which one runs never changes the result. Loading fastokens takes
-longer than encoding a few MB by the reference, so a little work is left to that (`engine_for`).
+In goes a `Tokenizer`, out comes the engine that an `Encoder` encodes with. An `Engine` encodes a
+batch of texts, without adding special tokens, into flat int32 ids and the row starts. `HfEngine` is
+the reference (`tokenizers`) and the only one that knows offsets. `FastokensEngine` is many times
+faster and is used only after it gave the reference's ids on the parity texts (`choose_engine`).
+Which one runs never changes the result. Loading fastokens takes longer than encoding a few MB by
+the reference, so a little work is left to that (`engine_for`).
 
 Threads: fastokens uses every core that the process may use. N workers want N processes pinned to
 one core each, *before* they load an engine: `pin_to_one_core`. Neither library's thread pool
@@ -23,8 +24,8 @@ import numpy as np
 
 from tokenmill.errors import TokenizerError, UsageError
 from tokenmill.optional import optional
-from tokenmill.tokenizer import loaded
-from tokenmill.tokenizer.battery import battery
+from tokenmill.tokenizer import engine_cache
+from tokenmill.tokenizer.parity_texts import parity_texts
 from tokenmill.tokenizer.tokenizer import Tokenizer
 
 ENGINES = ("auto", "fastokens", "hf")
@@ -88,7 +89,11 @@ class HfEngine:
 
     def _encodings(self, texts: Sequence[str], *, offsets: bool) -> list[Any]:
         backend = self._backend
-        if len(texts) > 1 and sum(map(len, texts)) > loaded.LITTLE_WORK and _may_use_threads():
+        if (
+            len(texts) > 1
+            and sum(map(len, texts)) > engine_cache.LITTLE_WORK
+            and _may_use_threads()
+        ):
             fast = getattr(backend, "encode_batch_fast", None)
             call = backend.encode_batch if offsets or fast is None else fast
             return list(call(list(texts), add_special_tokens=False))
@@ -132,7 +137,7 @@ class FastokensEngine:
             return backend
 
         try:
-            self._backend = loaded.once(tokenizer.checksum, self.name, load)
+            self._backend = engine_cache.once(tokenizer.checksum, self.name, load)
         except BaseException as error:
             refuse_interrupts(error)
             raise TokenizerError(f"fastokens does not load this tokenizer: {error}") from error
@@ -167,7 +172,7 @@ def choose_engine(tokenizer: Tokenizer, name: str = "auto") -> tuple[Engine, str
         return reference, "asked for"
     try:
         candidate = FastokensEngine(tokenizer)
-        difference = first_difference(candidate, reference, battery(tokenizer.added_contents))
+        difference = first_difference(candidate, reference, parity_texts(tokenizer.added_contents))
         if difference is not None:
             raise TokenizerError(
                 f"fastokens gives other ids than tokenizers for {difference[:60]!r}"
@@ -176,7 +181,7 @@ def choose_engine(tokenizer: Tokenizer, name: str = "auto") -> tuple[Engine, str
         if name == "fastokens":
             raise
         return reference, error.message
-    return candidate, "equal to the reference on the battery"
+    return candidate, "equal to the reference on the parity texts"
 
 
 def first_difference(one: Engine, other: Engine, texts: Sequence[str]) -> str | None:
@@ -185,7 +190,7 @@ def first_difference(one: Engine, other: Engine, texts: Sequence[str]) -> str | 
         ids, starts = one.encode(texts)
     except BaseException as error:
         refuse_interrupts(error)
-        return f"(the battery itself: {error})"
+        return f"(the parity texts themselves: {error})"
     wanted, wanted_starts = other.encode(texts)
     if np.array_equal(ids, wanted) and np.array_equal(starts, wanted_starts):
         return None

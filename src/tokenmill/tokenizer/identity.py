@@ -1,9 +1,10 @@
 """Identity: the document that names a tokenizer by what it does, and the card that carries it.
 
-Two tokenizers have one identity when no row of any data can come out differently: the digest of
-the backend that encodes, the chat template, the special tokens that can reach the text, and the
-ids of a probe text (which see what no file shows: another version of the library that encodes
-the same document differently). Names, paths, versions, engines and leftovers of use are not in it.
+`Tokenizer` makes both; the keys of slices and stores are made of the document. Two tokenizers have
+one identity when no row of any data can come out differently: the digest of the backend that
+encodes, the chat template, the special tokens that can reach the text, and the ids of a probe text
+(which see what no file shows: another version of the library that encodes the same document
+differently). Names, paths, versions, engines and leftovers of use are not in it.
 
 An `IdentityCard` is all a planning process needs to know of a tokenizer without loading one; it
 is plain data and is remembered on disk by `tokenmill.tokenizer.memo`.
@@ -64,6 +65,8 @@ class IdentityCard:
         key: Its 40 hex digits.
         template: Chat template source, several by name, or None.
         special_tokens: Named special tokens as text.
+        control_tokens: The added tokens that are flagged as special, as text, by id. They are no
+            part of the identity: the flag changes what is skipped in decoding, never an id.
         pad_id: Id of the pad token, if there is one.
         eos_id: Id of the end-of-sequence token, if there is one.
         bos_id: Id of the beginning-of-sequence token, if there is one.
@@ -76,6 +79,7 @@ class IdentityCard:
     key: str
     template: Template
     special_tokens: dict[str, str]
+    control_tokens: list[str]
     pad_id: int | None
     eos_id: int | None
     bos_id: int | None

@@ -25,8 +25,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tokenmill.errors import TokenizerError, UsageError
-from tokenmill.tokenizer import memo
-from tokenmill.tokenizer import transformers_door as door
+from tokenmill.tokenizer import auto_tokenizer, memo
 from tokenmill.tokenizer.backend import (
     added_tokens,
     read_head,
@@ -99,7 +98,7 @@ def _load_place(place: Location, backend: str, call: _Call) -> Tokenizer:
     if backend == "transformers":
         return _load_auto(place, call.trust_remote_code)
     if not place.file.is_file():
-        if backend == "auto" and door.is_installed():
+        if backend == "auto" and auto_tokenizer.is_installed():
             return _load_auto(place, call.trust_remote_code)
         remedy = f"; to convert what is there: {INSTALL}" if backend == "auto" else ""
         raise TokenizerError(f"there is no tokenizer.json{remedy}", path=place.directory)
@@ -119,7 +118,7 @@ def _load_place(place: Location, backend: str, call: _Call) -> Tokenizer:
     )
     if not is_copy:  # what was copied had been looked at, and is unchanged
         _examine(place, ours)
-    if backend == "auto" and not place.named and door.is_installed():
+    if backend == "auto" and not place.named and auto_tokenizer.is_installed():
         _refuse_ambiguity(place, ours, call)
     return ours
 
@@ -198,12 +197,12 @@ def _check_copy(directory: Path) -> None:
 
 def _load_auto(place: Location, trust_remote_code: bool) -> Tokenizer:
     try:
-        auto = door.load_auto(place.directory, trust_remote_code=trust_remote_code)
-    except door.AutoTokenizerError as error:
+        auto = auto_tokenizer.load_auto(place.directory, trust_remote_code=trust_remote_code)
+    except auto_tokenizer.AutoTokenizerError as error:
         raise TokenizerError(
             f"AutoTokenizer cannot load it: {error}", path=place.directory
         ) from error
-    adopted = door.adopt(auto, path=place.directory)
+    adopted = auto_tokenizer.adopt(auto, path=place.directory)
     refuse_randomness(read_head(adopted.data), path=str(place.directory))
     return adopted
 
@@ -231,8 +230,8 @@ def _refuse_ambiguity(place: Location, ours: Tokenizer, call: _Call) -> None:
 def _ask_auto(place: Location, ours: Tokenizer, call: _Call) -> memo.Answer | None:
     """AutoTokenizer's answer; None where it has none and there is nothing it could change."""
     try:
-        auto = door.load_auto(place.directory, trust_remote_code=call.trust_remote_code)
-    except door.AutoTokenizerError as error:
+        auto = auto_tokenizer.load_auto(place.directory, trust_remote_code=call.trust_remote_code)
+    except auto_tokenizer.AutoTokenizerError as error:
         reason = str(error).splitlines()[0][:200]
         if not brings_code(place.directory) and not states_a_class(place.directory):
             ours.notes["auto_tokenizer"] = f"not compared: {reason}"
@@ -244,7 +243,9 @@ def _ask_auto(place: Location, ours: Tokenizer, call: _Call) -> memo.Answer | No
             " with tokenizer.json as it stands",
             path=place.directory,
         ) from error
-    return memo.Answer(door.difference(auto, ours, template_matters=not call.template_given))
+    return memo.Answer(
+        auto_tokenizer.difference(auto, ours, template_matters=not call.template_given)
+    )
 
 
 def _adopt_object(source: Any) -> Tokenizer:
@@ -258,7 +259,7 @@ def _adopt_object(source: Any) -> Tokenizer:
             notes=source.notes,
         )
     if hasattr(source, "special_tokens_map") and hasattr(source, "encode"):
-        return door.adopt(source)
+        return auto_tokenizer.adopt(source)
     if hasattr(source, "to_str") and hasattr(source, "encode_batch"):
         return Tokenizer(source.to_str().encode("utf-8"), backend="file")
     raise UsageError(

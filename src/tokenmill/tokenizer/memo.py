@@ -27,14 +27,14 @@ import msgspec
 from tokenmill import fingerprint
 from tokenmill.errors import CacheError, TokenizerError
 from tokenmill.files.sealed import BytesForm, SealedKind, publish_files
-from tokenmill.tokenizer import loaded
+from tokenmill.tokenizer import engine_cache
 from tokenmill.tokenizer.identity import FORMAT, IdentityCard
 from tokenmill.tokenizer.location import locate
 
 if TYPE_CHECKING:
     from tokenmill.tokenizer.tokenizer import Tokenizer
 
-VERSION = 2  # raised when finding an identity changes, so that old memos are not believed
+VERSION = 3  # raised when a card's members or finding one change: old memos are not believed
 DIRECTORY = "tokenizers"
 _MEMO = SealedKind("memo", "", BytesForm())
 
@@ -352,7 +352,7 @@ def share_table(tokenizer: Tokenizer, cache_dir: Path) -> None:
         _seal(cache_dir, path, table.to_bytes())
         return table
 
-    table = loaded.once(tokenizer.checksum, "table", find)
+    table = engine_cache.once(tokenizer.checksum, "table", find)
     if not path.exists():  # this process had it from elsewhere
         _seal(cache_dir, path, table.to_bytes())
     tokenizer.__dict__["table"] = table

@@ -1,8 +1,9 @@
 """Pieces: which bytes of the text a token id stands for.
 
+In goes a parsed tokenizer.json; out comes the table by which masks are proven and tokens are shown.
 A `PieceTable` holds one byte string per id. Vocabularies write bytes in three ways: *byte-level*
-ones spell every byte as one printable character (GPT-2's alphabet), *metaspace* ones write a
-space as ``▁`` and, with byte fallback, a lone byte as ``<0xE4>``; the rest are plain text, where a
+ones spell every byte as one printable character (GPT-2's alphabet), *metaspace* ones write a space
+as ``▁`` and, with byte fallback, a lone byte as ``<0xE4>``; the rest are plain text, where a
 WordPiece continues a word with ``##``. Added tokens stand for their own text.
 
 Metaspace tokenizers also invent a ``▁`` that no text holds, before the first word or before

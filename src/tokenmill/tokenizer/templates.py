@@ -1,11 +1,12 @@
 """What lies beside a tokenizer.json: chat templates and the names of special tokens.
 
-Read the way transformers reads a directory, so that both see the same: ``chat_template.jinja``
-and ``additional_chat_templates/*.jinja`` come before ``chat_template`` in tokenizer_config.json
-(a string, or a list of named ones), and at last the processor's ``chat_template.json``. Special
-tokens are the ``*_token`` members of tokenizer_config.json and the dictionary form of
-``extra_special_tokens``; special_tokens_map.json is asked only where the config does not list
-its added tokens (the older layout).
+In goes a directory; out come its templates, tokens and class. Loading a tokenizer calls it. Read
+the way transformers reads a directory, so that both see the same: ``chat_template.jinja`` and
+``additional_chat_templates/*.jinja`` come before ``chat_template`` in tokenizer_config.json (a
+string, or a list of named ones), and at last the processor's ``chat_template.json``. Special tokens
+are the ``*_token`` members of tokenizer_config.json and the dictionary form of
+``extra_special_tokens``; special_tokens_map.json is asked only where the config does not list its
+added tokens (the older layout).
 
 `named_tokens` are all tokens that these files name, wherever they do. `brings_code` and
 `states_a_class` tell what the directory says about who should encode.

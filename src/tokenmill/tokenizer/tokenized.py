@@ -1,7 +1,8 @@
 """Rows that somebody else tokenized: their ids and masks, read from columns and checked.
 
-A row of ``format="tokens"`` holds ``input_ids`` and says in one or more *mask columns* which of
-them are trained, in the words of the libraries that write such rows:
+In go parsed rows, out comes an `Encoded` as the encoder gives it; a build of ``format="tokens"``
+calls it. A row of ``format="tokens"`` holds ``input_ids`` and says in one or more *mask columns*
+which of them are trained, in the words of the libraries that write such rows:
 
     labels              -100 where untrained, else the token itself, unshifted
     loss_mask           0 or 1 per token; with ``num_actions`` (SkyRL's cache) only of the last ones

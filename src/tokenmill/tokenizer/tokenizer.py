@@ -1,10 +1,11 @@
 """A loaded tokenizer: the backend that encodes, with its template and special tokens.
 
-`Tokenizer` holds the bytes of one tokenizer.json and makes everything else from them when it is
-first asked for: the reference (`tokenizers.Tokenizer`), the piece table, the identity. The first
-two are shared by all of the process that hold the same bytes (`loaded`). So it costs little to
-make, and little to send to another process: one read from a file travels as the
-file's path and checksum, and is refused there if the file has changed meanwhile.
+`load` makes a `Tokenizer`, whoever encodes or shows tokens uses it. It holds the bytes of one
+tokenizer.json and makes everything else from them when it is first asked for: the reference
+(`tokenizers.Tokenizer`), the piece table, the identity. The first two are shared by all of the
+process that hold the same bytes (`engine_cache`). So it costs little to make, and little to send to
+another process: one read from a file travels as the file's path and checksum, and is refused there
+if the file has changed meanwhile.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import numpy as np
 from tokenmill import fingerprint
 from tokenmill.errors import TokenizerError
 from tokenmill.files.sealed import JsonForm, SealedKind
-from tokenmill.tokenizer import loaded
+from tokenmill.tokenizer import engine_cache
 from tokenmill.tokenizer.backend import (
     added_tokens,
     backend_digest,
@@ -30,8 +31,8 @@ from tokenmill.tokenizer.backend import (
     skim_backend,
     vocabulary,
 )
-from tokenmill.tokenizer.battery import probe_text
 from tokenmill.tokenizer.identity import IdentityCard, Template, identity_document
+from tokenmill.tokenizer.parity_texts import probe_text
 from tokenmill.tokenizer.pieces import PieceTable
 
 COPY = SealedKind(
@@ -83,7 +84,7 @@ class Tokenizer:
     @cached_property
     def reference(self) -> Any:
         """The `tokenizers.Tokenizer` whose ids are the truth; it neither truncates nor pads."""
-        return loaded.once(self.checksum, "reference", self._load_reference)
+        return engine_cache.once(self.checksum, "reference", self._load_reference)
 
     def _load_reference(self) -> Any:
         try:
@@ -101,23 +102,25 @@ class Tokenizer:
     @cached_property
     def table(self) -> PieceTable:
         """Bytes per token id."""
-        return loaded.once(self.checksum, "table", self.make_table)
+        return engine_cache.once(self.checksum, "table", self.make_table)
 
     def make_table(self) -> PieceTable:
         """Make the table of the tokenizer.json, which takes a while; `table` gives it."""
         return PieceTable(skim_backend(self.data, path=self.path))
 
     @cached_property
+    def _added(self) -> list[dict[str, Any]]:
+        return added_tokens(read_head(self.data, path=self.path))
+
+    @cached_property
     def added_contents(self) -> tuple[str, ...]:
         """The added tokens as text, by id."""
-        head = read_head(self.data, path=self.path)
-        return tuple(token["content"] for token in added_tokens(head))
+        return tuple(token["content"] for token in self._added)
 
     @cached_property
     def _ids_of_special_tokens(self) -> dict[str, int]:
         wanted = set(self.special_tokens.values())
-        added = added_tokens(read_head(self.data, path=self.path))
-        found = {token["content"]: int(token["id"]) for token in added}
+        found = {token["content"]: int(token["id"]) for token in self._added}
         if not wanted <= set(found):
             document = skim_backend(self.data, path=self.path)
             found = {token: n for token, n in vocabulary(document) if token in wanted} | found
@@ -155,6 +158,7 @@ class Tokenizer:
             key=fingerprint.key(identity),
             template=self.template,
             special_tokens=self.special_tokens,
+            control_tokens=[token["content"] for token in self._added if token["special"]],
             pad_id=self.pad_id,
             eos_id=self.eos_id,
             bos_id=self.bos_id,

@@ -283,7 +283,7 @@ def _lightly(
     options: dict[str, Any], payload: dict[str, Any]
 ) -> contextlib.AbstractContextManager[None]:
     """In a process of our own that ends afterwards, go without what only costs time."""
-    from tokenmill.tokenizer.transformers_door import without_torch
+    from tokenmill.tokenizer.auto_tokenizer import without_torch
 
     if options["own_process"]:
         gc.disable()  # it would look through vocabularies again and again: half of parsing them

@@ -17,7 +17,7 @@ from tokenmill.cli.app import app, require_command
 from tokenmill.cli.options import CACHE, Given, command
 from tokenmill.cli.output import Output
 from tokenmill.errors import UsageError
-from tokenmill.report.characters import harmless
+from tokenmill.report.terminal_text import harmless
 
 cache_app = typer.Typer(help="List the cache; remove what no store needs.")
 app.add_typer(cache_app, name="cache")

@@ -55,7 +55,7 @@ def show(output: Output, checks: list[Check]) -> None:
     """One line per check, and one for what to do."""
     from rich.text import Text
 
-    from tokenmill.report.characters import harmless
+    from tokenmill.report.terminal_text import harmless
 
     width = max(len(check.name) for check in checks)
     for check in checks:

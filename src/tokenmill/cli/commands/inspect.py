@@ -21,15 +21,15 @@ from tokenmill.cli.app import app
 from tokenmill.cli.options import CACHE, Given, StorePath, command
 from tokenmill.cli.output import Output, one_line, print_json
 from tokenmill.errors import UsageError
-from tokenmill.report.characters import harmless, visible
+from tokenmill.report.terminal_text import harmless, visible
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from tokenmill.report.choose import Rejected
     from tokenmill.report.page.serve import Viewer
-    from tokenmill.report.raw import RawRows
     from tokenmill.report.row import RowView
+    from tokenmill.report.row_lookup import Rejected
+    from tokenmill.report.source_excerpts import SourceExcerpts
     from tokenmill.store import Store
 
 STYLES = {
@@ -88,7 +88,7 @@ def inspect(
     ] = False,
 ) -> None:
     """Show rows with their tokens and masks."""
-    from tokenmill.report.raw import RawRows
+    from tokenmill.report.source_excerpts import SourceExcerpts
     from tokenmill.store import open_store
 
     cache_dir = given.get("cache_dir")
@@ -103,7 +103,7 @@ def inspect(
     if serve and named:
         raise UsageError(f"--serve shows every row; {named[0]} is for the terminal or a page")
     opened = open_store(store)
-    raws = RawRows(opened, cache_dir, fetch=fetch)
+    excerpts = SourceExcerpts(opened, cache_dir, fetch=fetch)
     if serve:
         from tokenmill.report.page.serve import Viewer
 
@@ -132,9 +132,9 @@ def inspect(
             document, lambda: output.say(f"{document['html']}: {size}. {document['selection']}")
         )
     elif rule == "rejected":
-        _show_rejected(output, opened, _first_rejected(opened, count or LISTED), raws)
+        _show_rejected(output, opened, _first_rejected(opened, count or LISTED), excerpts)
     elif rule is not None:
-        from tokenmill.report.choose import rows_by_rule
+        from tokenmill.report.row_lookup import rows_by_rule
 
         _require_rows(opened)
         _show_rows(output, opened, rows_by_rule(opened, rule, count or 1, seed))
@@ -143,13 +143,13 @@ def inspect(
         if rows:
             _show_rows(output, opened, rows[:count])
         else:
-            _show_rejected(output, opened, rejected, raws)
+            _show_rejected(output, opened, rejected, excerpts)
 
 
 def _named_rows(
     store: Store, row: int | None, origin: str | None
 ) -> tuple[list[int], list[Rejected]]:
-    from tokenmill.report.choose import row_at_address
+    from tokenmill.report.row_lookup import row_at_address
 
     if origin is not None:
         return row_at_address(store, origin)
@@ -167,7 +167,7 @@ def _require_rows(store: Store) -> None:
 def _first_rejected(store: Store, count: int) -> list[Rejected]:
     from itertools import islice
 
-    from tokenmill.report.choose import rejected_rows
+    from tokenmill.report.row_lookup import rejected_rows
 
     return list(islice(rejected_rows(store), count))
 
@@ -204,14 +204,16 @@ def _show_rows(output: Output, store: Store, numbers: list[int]) -> None:
     output.result(document, show)
 
 
-def _show_rejected(output: Output, store: Store, rejected: list[Rejected], raws: RawRows) -> None:
+def _show_rejected(
+    output: Output, store: Store, rejected: list[Rejected], excerpts: SourceExcerpts
+) -> None:
     total = sum(store.rejected.values())
     listed: list[dict[str, Any]] = [
         {
             "origin": row.origin._asdict(),
             "reason": row.reason,
             "detail": row.detail,
-            "raw": raws.excerpt(row.origin),
+            "raw": excerpts.excerpt(row.origin),
         }
         for row in rejected
     ]

@@ -87,7 +87,7 @@ def show_report(output: Output, report: LintReport) -> None:
     """Findings, worst first, then what was looked at."""
     from rich.text import Text
 
-    from tokenmill.report.characters import harmless
+    from tokenmill.report.terminal_text import harmless
 
     colours = {"error": "bold red", "warning": "yellow", "info": "cyan"}
     for finding in report.findings:

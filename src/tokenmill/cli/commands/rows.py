@@ -18,7 +18,7 @@ from tokenmill.cli.app import app
 from tokenmill.cli.options import CACHE, RUN_OPTIONS, Given, Sources, command
 from tokenmill.cli.output import Output
 from tokenmill.errors import RowError, UsageError
-from tokenmill.report.characters import harmless
+from tokenmill.report.terminal_text import harmless
 
 if TYPE_CHECKING:
     from tokenmill.source import Rows

@@ -16,7 +16,7 @@ import typer
 from tokenmill.cli.app import app
 from tokenmill.cli.options import StorePath, command
 from tokenmill.cli.output import Output
-from tokenmill.report.characters import harmless
+from tokenmill.report.terminal_text import harmless
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -36,21 +36,20 @@ def stats(
     ] = None,
 ) -> None:
     """Count rows, tokens and trained tokens; what limits would drop and packs would hold."""
-    from tokenmill.report.spread import store_spread
-    from tokenmill.report.stats import store_stats
+    from tokenmill.report.stats import store_distributions, store_stats
     from tokenmill.store import open_store
 
     opened = open_store(store)
-    document = {**store_stats(opened), **store_spread(opened, limits=max_length or ())}
+    document = {**store_stats(opened), **store_distributions(opened, max_lengths=max_length or ())}
 
     def show() -> None:
         show_stats(output.screen, document)
-        show_spread(output.screen, document)
+        show_distributions(output.screen, document)
 
     output.result(document, show)
 
 
-def show_spread(console: Console, document: dict[str, Any]) -> None:
+def show_distributions(console: Console, document: dict[str, Any]) -> None:
     """Print the histograms as bars, then limits and packs."""
     bars = {
         "tokens": [(f"{b['from']:,}–{b['to']:,}", b["rows"]) for b in document["histogram"]],

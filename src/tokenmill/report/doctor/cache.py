@@ -1,10 +1,11 @@
 """The cache: may it be written, on which file system does it lie, is there room for the plan?
 
-Writing is tried, not asked for: permission bits say nothing of read-only mounts, quotas or NFS. A
-file system's *kind* decides how stores are read there: mapped on local disks, by pread on network
-and FUSE file systems, where a mapped file that vanishes would kill its reader. The *plan* is an
-upper estimate from the bytes of the sources: int32 ids and int8 masks of one token per two and a
-half bytes, which is more tokens than real text gives.
+`examine` calls these with the cache's root and the sources to be prepared; each answers `Check`
+values. Writing is tried, not asked for: permission bits say nothing of read-only mounts, quotas or
+NFS. A file system's *kind* decides how stores are read there: mapped on local disks, by pread on
+network and FUSE file systems, where a mapped file that vanishes would kill its reader. The *plan*
+is an upper estimate from the bytes of the sources: int32 ids and int8 masks of one token per two
+and a half bytes, which is more tokens than real text gives.
 """
 
 from __future__ import annotations

@@ -1,9 +1,11 @@
 """One question of the doctor's and its answer.
 
-A `Check` has a name, a status, what was seen (*detail*) and what to do about it (*remedy*). There
-are four statuses: ``ok``; ``note``, something is off that not everybody needs; ``warning``, it
-works but not as well as it could; ``fail``, a preparation would not work. Only ``fail`` makes the
-exit code 1. The four functions of those names make checks, so that a check reads as what it says.
+The modules of this package make these values, `examine` lists them, ``tokenmill doctor`` prints
+them. A `Check` has a name, a status, what was seen (*detail*) and what to do about it (*remedy*).
+There are four statuses: ``ok``; ``note``, something is off that not everybody needs; ``warning``,
+it works but not as well as it could; ``fail``, a preparation would not work. Only ``fail`` makes
+the exit code 1. The four functions of those names make checks, so that a check reads as what it
+says.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
 """All checks, one after the other, as far as what is given allows.
 
-`examine` answers a list of `Check` values in a fixed order: libraries, machine, settings, cache,
-engines, tokenizer, Ray. A check that fails in a way nobody foresaw is itself a failed check with
-the exception's words; the others still run, because the one that fails is what a person came for.
+``tokenmill doctor`` calls `examine` with what is to be prepared, as far as it is known, and prints
+the answers. `examine` answers a list of `Check` values in a fixed order: libraries, machine,
+settings, cache, engines, tokenizer, Ray. A check that fails in a way nobody foresaw is itself a
+failed check with the exception's words; the others still run, because the one that fails is what a
+person came for.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The engines, and what they make of one tokenizer: parity on the battery, template, tokens.
+"""The engines, and what they make of one tokenizer: parity, template, tokens.
 
 Without a tokenizer only the engines' presence can be told. With one, it is loaded as a build would
 load it (so an ambiguity between AutoTokenizer and tokenizer.json shows here), the fast engine is
-compared with the reference on the whole battery, and the template is compiled and traced on small
+compared with the reference on all parity texts, and the template is compiled and traced on small
 conversations of every kind.
 """
 
@@ -20,7 +20,7 @@ from tokenmill.chat.turns import CONVERSATIONS, TOOL
 from tokenmill.errors import RowError, TemplateError, TokenmillError
 from tokenmill.report.doctor.checks import Check, fail, note, ok, warning
 from tokenmill.tokenizer import Tokenizer, choose_engine, load
-from tokenmill.tokenizer.battery import battery
+from tokenmill.tokenizer.parity_texts import parity_texts
 
 SLOWER = "encoding falls back to tokenizers, the same ids at a tenth of the speed or less"
 
@@ -64,7 +64,7 @@ def tokenizer(source: Any, *, backend: str, trust_remote_code: bool) -> Iterator
 
 
 def _parity(loaded: Tokenizer) -> Check:
-    texts = len(battery(loaded.added_contents))
+    texts = len(parity_texts(loaded.added_contents))
     engine, why = choose_engine(loaded, "auto")
     if engine.name == "fastokens":
         return ok("parity", f"fastokens gives the ids of tokenizers on all {texts:,} texts")

@@ -26,14 +26,14 @@ Sighting = tuple[str, str, str]
 SILENT_ROLES = ("tool", "function", "ipython")  # a tool that answers nothing is an answer
 
 
-def texts_of(talk: Conversation | Plain) -> Iterator[tuple[str, str]]:
+def texts_of(parsed: Conversation | Plain) -> Iterator[tuple[str, str]]:
     """Every text of a row, with what a person would call the place it stands in."""
-    if isinstance(talk, Plain):
-        if talk.prompt:
-            yield "the prompt", talk.prompt
-        yield "the text" if talk.shape == "text" else "the completion", talk.text
+    if isinstance(parsed, Plain):
+        if parsed.prompt:
+            yield "the prompt", parsed.prompt
+        yield "the text" if parsed.shape == "text" else "the completion", parsed.text
         return
-    for number, message in enumerate(talk.messages):
+    for number, message in enumerate(parsed.messages):
         place = f"turn {number} ({message['role']})"
         content = message.get("content")
         if isinstance(content, str):
@@ -85,20 +85,20 @@ def odd_characters(texts: Iterable[tuple[str, str]]) -> Iterator[Sighting]:
             yield rule, f"{place} has {shown} at character {at:,}", excerpt(text, at)
 
 
-def empty_turns(talk: Conversation | Plain) -> Iterator[Sighting]:
+def empty_turns(parsed: Conversation | Plain) -> Iterator[Sighting]:
     """Turns without text, reasoning, calls or anything else to print."""
-    if isinstance(talk, Plain):
-        if talk.shape == "prompt_completion" and not talk.prompt.strip():
-            yield "empty_turn", "the prompt is empty", excerpt(talk.text)
-        if not talk.text.strip():
-            yield "empty_turn", "there is no text to train on", excerpt(talk.prompt)
+    if isinstance(parsed, Plain):
+        if parsed.shape == "prompt_completion" and not parsed.prompt.strip():
+            yield "empty_turn", "the prompt is empty", excerpt(parsed.text)
+        if not parsed.text.strip():
+            yield "empty_turn", "there is no text to train on", excerpt(parsed.prompt)
         return
-    for number, message in enumerate(talk.messages):
+    for number, message in enumerate(parsed.messages):
         content = message.get("content")
         said = content.strip() if isinstance(content, str) else content
         more = any(message.get(key) for key in (*REASONING_KEYS, "tool_calls", "function_call"))
         if not said and not more and message["role"] not in SILENT_ROLES:
-            before = talk.messages[number - 1].get("content") if number else None
+            before = parsed.messages[number - 1].get("content") if number else None
             shown = excerpt(before) if isinstance(before, str) else ""
             yield "empty_turn", f"turn {number} ({message['role']}) is empty", shown
 

@@ -1,9 +1,10 @@
 r"""Suspicious encodings: text that went through a wrong decoder on its way here.
 
-`suspicions` looks at one text and names what it finds: *mojibake* (UTF-8 bytes read as Latin-1 or
-Windows-1252, ``cafÃ©``, ``donâ€™t``), U+FFFD where a decoder gave up, halves of surrogate pairs
-spelled out as ``\ud83d`` (the text was escaped twice), a byte order mark inside, and control
-characters other than tab and line ends.
+Text in, suspicious positions by rule out; `content` asks it of every text of a row. `suspicions`
+looks at one text and names what it finds: *mojibake* (UTF-8 bytes read as Latin-1 or Windows-1252,
+``cafÃ©``, ``donâ€™t``), U+FFFD where a decoder gave up, halves of surrogate pairs spelled out as
+``\ud83d`` (the text was escaped twice), a byte order mark inside, and control characters other than
+tab and line ends.
 
 Mojibake is a guess, so it is made with care. Letters such as ``Â`` and ``Ã`` followed by a sign
 that no language puts there count alone; any other sequence that happens to be valid UTF-8 counts

@@ -1,10 +1,12 @@
 """Findings: what was seen where, from the worker that saw it to the report a person reads.
 
-A `Collector` gathers *sightings* (a rule, the number of the row, what was seen) for one block and
-gives them as plain values to travel: a count, the first few rows and one example per rule, so that
-a block in which every row is bad is as small as one in which none is. `Merged` adds the blocks up
-in the order of the rows, whichever came back first. A `Finding` is one rule's outcome with origins;
-the `LintReport` holds them all and says whether anything is wrong.
+Workers fill a `Collector` per block, `run_lint` merges them into a `LintReport`, which ``tokenmill
+lint`` and `tokenmill.lint` give back. A `Collector` gathers *sightings* (a rule, the number of the
+row, what was seen) for one block and gives them as plain values to travel: a count, the first few
+rows and one example per rule, so that a block in which every row is bad is as small as one in which
+none is. `Merged` adds the blocks up in the order of the rows, whichever came back first. A
+`Finding` is one rule's outcome with origins; the `LintReport` holds them all and says whether
+anything is wrong.
 """
 
 from __future__ import annotations

@@ -1,17 +1,18 @@
 """What a worker does for lint: render and encode a block as a build would, and look at everything.
 
-`open_linter` is the entry that executors import by name; it loads the tokenizer's copy and the
-template once and returns the function that lints one block: sightings by rule (`Collector`), and
-for every row that would be accepted a digest of its rendered text and a sketch of its body, from
-which the parent finds duplicates. Rows never travel back; excerpts of examples do.
+`open_linter` is the entry that `run_lint` names and executors import; it loads the tokenizer's copy
+and the template once and returns the function that lints one block. In come the block and the
+numbers of its rows to look at; out go sightings by rule (`Collector`), and for every row that would
+be accepted a digest of its rendered text and a sketch of its body, from which the parent finds
+duplicates. Rows never travel back; excerpts of examples do.
 
-A `Linter` is the same in one object; `near` opens the rows of candidate pairs again with it.
+A `Linter` is the same in one object; `pairs` opens the rows of candidate pairs again with it.
 """
 
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from tokenmill.chat import Renderer, Rendering
 from tokenmill.chat.shapes import Conversation, Plain, read
 from tokenmill.chat.thinking import THINKING
 from tokenmill.errors import RowError
-from tokenmill.report.lint import near
+from tokenmill.report.lint import minhash
 from tokenmill.report.lint.content import (
     ControlText,
     argument_texts,
@@ -69,7 +70,9 @@ class Linter:
 
     Args:
         recipe: How rows are read, rendered and trained.
-        tokenizer: The tokenizer, loaded.
+        tokenizer: The tokenizer, loaded; a copy may flag other tokens as special than the one
+            that was given.
+        control_tokens: The tokens that the one given flags as special, as text.
         rules: The rules that run.
         engine: Which engine may encode.
         renderer: Which engine may render.
@@ -79,6 +82,7 @@ class Linter:
         self,
         recipe: Recipe,
         tokenizer: Tokenizer,
+        control_tokens: Sequence[str],
         rules: frozenset[str],
         engine: str = "auto",
         renderer: str = "auto",
@@ -90,7 +94,7 @@ class Linter:
         )
         self.encoder = Encoder(tokenizer, engine)
         self.critic = TemplateCritic(self.renderer)
-        self._control = ControlText(self._control_tokens())
+        self._control = ControlText(self._tokens_nobody_writes(control_tokens))
         self._about_tokenizer = self._look_at_tokenizer()
 
     @classmethod
@@ -99,19 +103,16 @@ class Linter:
         recipe = Recipe(**options["recipe"])
         tokenizer = load_copy(Path(options["tokenizer"]), options["card"])
         engines = options["engine"], options["renderer"]
-        return cls(recipe, tokenizer, frozenset(options["rules"]), *engines)
+        control_tokens = options["card"]["control_tokens"]
+        return cls(recipe, tokenizer, control_tokens, frozenset(options["rules"]), *engines)
 
-    def _control_tokens(self) -> set[str]:
+    def _tokens_nobody_writes(self, control_tokens: Sequence[str]) -> set[str]:
         """Special tokens, and added ones that the template prints around any conversation.
 
         Tags of thinking are the assistant's own words, whatever the tokenizer calls them.
         """
-        added = self.tokenizer.added_contents
-        special = self.encoder.table.is_special
-        pieces = self.tokenizer.pieces(np.flatnonzero(special).tolist())
-        tokens = {piece.decode("utf-8", "replace") for piece in pieces}
         glue = self.critic.glue()
-        tokens |= {token for token in added if token.strip() and token in glue}
+        tokens = {*control_tokens, *(t for t in self.tokenizer.added_contents if t in glue)}
         return {token for token in tokens if token.strip() and not THINKING.search(token)}
 
     def _look_at_tokenizer(self) -> dict[str, str]:
@@ -141,7 +142,7 @@ class Linter:
         seen = Collector(self.rules)
         numbers = list(range(len(rows.values))) if chosen is None else chosen
         good: list[int] = []
-        talks: dict[int, Conversation | Plain] = {}
+        parsed_rows: dict[int, Conversation | Plain] = {}
         for number in numbers:
             value = rows.values[number]
             if isinstance(value, RowError):
@@ -150,17 +151,17 @@ class Linter:
                 continue
             good.append(number)
             try:
-                talks[number] = talk = read(value, self.spec)
+                parsed_rows[number] = parsed = read(value, self.spec)
             except RowError:
                 continue  # the renderer says the same, and is asked below
-            self._look_at_content(seen, number, value, talk)
+            self._look_at_content(seen, number, value, parsed)
         values = [rows.values[number] for number in good]
         rendering = self.renderer.render(values)
         for place, _, error in rendering.rejected:
-            self._look_at_rejected(seen, good[place], talks.get(good[place]), error)
+            self._look_at_rejected(seen, good[place], parsed_rows.get(good[place]), error)
         sources = [good[place] for place in rendering.source]
-        encoded = self.encode(rendering, [talks[number] for number in sources])
-        self._look_at_accepted(seen, rendering, encoded, sources, talks)
+        encoded = self.encode(rendering, [parsed_rows[number] for number in sources])
+        self._look_at_accepted(seen, rendering, encoded, sources, parsed_rows)
         return {
             "rows": len(numbers),
             "findings": seen.document(),
@@ -169,34 +170,35 @@ class Linter:
         }
 
     def _look_at_content(
-        self, seen: Collector, number: int, row: Any, talk: Conversation | Plain
+        self, seen: Collector, number: int, row: Any, parsed: Conversation | Plain
     ) -> None:
-        sightings = [*odd_characters(texts_of(talk)), *empty_turns(talk)]
-        if isinstance(talk, Conversation):
+        sightings = [*odd_characters(texts_of(parsed)), *empty_turns(parsed)]
+        if isinstance(parsed, Conversation):
             # Texts and pairs of strings may be rendered already, control tokens and all.
-            sightings += self._control.sightings(texts_of(talk))
+            sightings += self._control.sightings(texts_of(parsed))
             sightings += argument_texts(row, self.spec.messages_key)
         for rule, detail, shown in sightings:
             seen.add(rule, number, detail, shown)
 
     def _look_at_rejected(
-        self, seen: Collector, number: int, talk: Conversation | Plain | None, error: RowError
+        self, seen: Collector, number: int, parsed: Conversation | Plain | None, error: RowError
     ) -> None:
         sighting = error.reason, error.message, ""
-        if isinstance(talk, Conversation):
+        if isinstance(parsed, Conversation):
             if error.reason == "template_error":
-                sighting = self.critic.refusal(talk, error)
+                sighting = self.critic.refusal(parsed, error)
             elif error.reason == "template_drops_content":
-                sighting = self.critic.dropped(talk, error)
+                sighting = self.critic.dropped(parsed, error)
             else:
-                said = next((text for _, text in texts_of(talk) if text), "")
+                said = next((text for _, text in texts_of(parsed) if text), "")
                 sighting = error.reason, error.message, excerpt(said)
         seen.add(sighting[0], number, sighting[1], sighting[2])
 
-    def encode(self, rendering: Rendering, talks: list[Conversation | Plain]) -> Encoded:
+    def encode(self, rendering: Rendering, parsed_rows: list[Conversation | Plain]) -> Encoded:
         """Encode texts; each row's one "turn end" is where its body starts."""
         bodies = [
-            [_body_start(text, talk)] for text, talk in zip(rendering.texts, talks, strict=True)
+            [_body_start(text, parsed)]
+            for text, parsed in zip(rendering.texts, parsed_rows, strict=True)
         ]
         return self.encoder.encode(rendering.texts, rendering.spans, bodies)
 
@@ -206,7 +208,7 @@ class Linter:
         rendering: Rendering,
         encoded: Encoded,
         sources: list[int],
-        talks: dict[int, Conversation | Plain],
+        parsed_rows: dict[int, Conversation | Plain],
     ) -> None:
         for place, error in encoded.rejected:
             seen.add(error.reason, sources[place], error.message, excerpt(rendering.texts[place]))
@@ -214,7 +216,7 @@ class Linter:
         trained = encoded.trained
         for place in encoded.kept.tolist():
             number, text = sources[place], rendering.texts[place]
-            talk = talks[number]
+            parsed = parsed_rows[number]
             ids, mask, _ = encoded.row(place)
             if not trained[place]:
                 detail = "no token of this row would be trained"
@@ -227,41 +229,43 @@ class Linter:
             if bos is not None and len(ids) > 1 and ids[0] == bos == ids[1]:
                 detail = "the first two tokens are begin-of-sequence"
                 seen.add("double_bos", number, detail, excerpt(text))
-            if place in unclosed or (trained[place] and self._left_open(talk, ids, mask)):
+            if place in unclosed or (trained[place] and self._left_open(parsed, ids, mask)):
                 end = rendering.spans[place]
                 at = end[-1][1] if end else len(text)
                 seen.add("missing_closer", number, "what is trained just ends", excerpt(text, at))
-            if isinstance(talk, Conversation):
-                self._look_at_render(seen, number, talk, text)
+            if isinstance(parsed, Conversation):
+                self._look_at_render(seen, number, parsed, text)
 
-    def _left_open(self, talk: Conversation | Plain, ids: Any, mask: Any) -> bool:
+    def _left_open(self, parsed: Conversation | Plain, ids: Any, mask: Any) -> bool:
         """Whether the last trained token is no control token, where nobody else looked."""
-        if isinstance(talk, Plain):
-            if talk.shape == "text" or self.recipe.append_eos:
+        if isinstance(parsed, Plain):
+            if parsed.shape == "text" or self.recipe.append_eos:
                 return False
-        elif not self.renderer.reference(talk.tools).has_generation:
+        elif not self.renderer.reference(parsed.tools).has_generation:
             return False  # the renderer knows each turn's closer
         last = int(ids[np.flatnonzero(mask)[-1]])
         return not bool(self.encoder.table.is_added[last])
 
-    def _look_at_render(self, seen: Collector, number: int, talk: Conversation, text: str) -> None:
-        sightings = [self.critic.dropped_tools(talk, text)]
-        train_on = self.spec.trained(talk.shape)
-        if train_on == "everything" or self.renderer.reference(talk.tools).has_generation:
-            sightings.append(self.critic.dropped_calls(talk, text))
-        if talk.tools is not None or not talk.simple:
-            sightings.append(self.critic.nulls(talk))
+    def _look_at_render(
+        self, seen: Collector, number: int, conversation: Conversation, text: str
+    ) -> None:
+        sightings = [self.critic.dropped_tools(conversation, text)]
+        train_on = self.spec.trained(conversation.shape)
+        if train_on == "everything" or self.renderer.reference(conversation.tools).has_generation:
+            sightings.append(self.critic.dropped_calls(conversation, text))
+        if conversation.tools is not None or not conversation.simple:
+            sightings.append(self.critic.nulls(conversation))
         if self.spec.expand == "none" and train_on == "all_assistant_messages":
-            lost = self.critic.lost_thinking(talk, text)
-            if lost is None and sum(m["role"] == "assistant" for m in talk.messages) > 1:
-                lost = self._history(talk)
+            lost = self.critic.lost_thinking(conversation, text)
+            if lost is None and sum(m["role"] == "assistant" for m in conversation.messages) > 1:
+                lost = self._history(conversation)
             sightings.append(lost)
         for sighting in sightings:
             if sighting is not None:
                 seen.add(sighting[0], number, sighting[1], sighting[2])
 
-    def _history(self, talk: Conversation) -> tuple[str, str, str] | None:
-        differs = self.critic.history(talk)
+    def _history(self, parsed: Conversation) -> tuple[str, str, str] | None:
+        differs = self.critic.history(parsed)
         if differs is None:
             return None
         last, history = differs
@@ -280,15 +284,15 @@ class Linter:
         sketched, hashed = [], []
         if "near_duplicate" in self.rules:
             for number in numbers:
-                found = near.shingles(body(encoded, places[number]))
-                if len(found) >= near.LEAST:
+                found = minhash.shingles(body(encoded, places[number]))
+                if len(found) >= minhash.LEAST:
                     sketched.append(number)
                     hashed.append(found)
         return {
             "numbers": packed(np.array(numbers, np.int32)),
             "digests": packed(np.array(digests, np.uint64)),
             "sketched": packed(np.array(sketched, np.int32)),
-            "sketches": packed(near.sketches(hashed)),
+            "sketches": packed(minhash.sketches(hashed)),
         }
 
 
@@ -298,10 +302,10 @@ def body(encoded: Encoded, place: int) -> np.ndarray[Any, Any]:
     return ids[int(ends[0]) :]
 
 
-def _body_start(text: str, talk: Conversation | Plain) -> int:
+def _body_start(text: str, parsed: Conversation | Plain) -> int:
     """Where, in a rendered text, the first turn that is no system turn says its first words."""
-    if isinstance(talk, Conversation):
-        for message in talk.messages:
+    if isinstance(parsed, Conversation):
+        for message in parsed.messages:
             content = message.get("content")
             if message["role"] in ("system", "developer") or not isinstance(content, str):
                 continue

@@ -1,8 +1,9 @@
-"""Checking candidate pairs: open the two rows again and compare their shingles exactly.
+"""Checking candidates for near-duplicates: open the rows again and compare their shingles exactly.
 
-The parent knows candidates by their positions among the opened rows and nothing of their text, so
-checking is work for the executor again: a task is some rows with the earlier rows each may repeat;
-the answer is, per row, the first of them whose Jaccard index reaches the threshold, and the index.
+The parent (`run_lint`) knows candidates by their positions among the opened rows and nothing of
+their text, so checking is work for the executor again, which imports `open_comparer` by name. In
+come some rows with the earlier rows each may repeat; out go, per row, the first of them whose
+Jaccard index reaches the threshold, and the index.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ from typing import Any
 import numpy as np
 
 from tokenmill.chat.shapes import read
-from tokenmill.report.lint import near
+from tokenmill.report.lint import minhash
 from tokenmill.report.lint.linter import Linter, body
 from tokenmill.source import open_rows
 
 ENTRY = "tokenmill.report.lint.pairs:open_comparer"
-ROWS_PER_TASK = 256  # rows, each with up to `near.ANCHORS` others
+ROWS_PER_TASK = 256  # rows, each with up to `minhash.ANCHORS` others
 
 
 def open_comparer(options: dict[str, Any]) -> Callable[[dict[str, Any]], dict[str, Any]]:
@@ -32,31 +33,31 @@ def open_comparer(options: dict[str, Any]) -> Callable[[dict[str, Any]], dict[st
         wanted = sorted({number for row, others in pairs for number in (row, *others)})
         sets = shingle_sets(linter, rows.batch(wanted))
         known = dict(zip(wanted, sets, strict=True))
-        return {"near": [list(found) for found in near_ones(pairs, known)]}
+        return {"near": [list(found) for found in near_duplicates(pairs, known)]}
 
     return compare
 
 
-def near_ones(
-    pairs: Sequence[tuple[int, list[int]]], known: dict[int, near.Hashes]
+def near_duplicates(
+    pairs: Sequence[tuple[int, list[int]]], known: dict[int, minhash.Hashes]
 ) -> Iterator[tuple[int, int, float]]:
     """Row, the candidate it nearly repeats, and their index."""
     for row, others in pairs:
         for other in others:
-            index = near.jaccard(known[row], known[other])
-            if index >= near.THRESHOLD:
+            index = minhash.jaccard(known[row], known[other])
+            if index >= minhash.THRESHOLD:
                 yield row, other, round(index, 4)
                 break
 
 
-def shingle_sets(linter: Linter, values: Sequence[dict[str, Any]]) -> list[near.Hashes]:
+def shingle_sets(linter: Linter, values: Sequence[dict[str, Any]]) -> list[minhash.Hashes]:
     """Each row's shingles, each once; rows that are not accepted have none."""
     rendering = linter.renderer.render(values)
-    talks = [read(values[place], linter.spec) for place in rendering.source]
-    encoded = linter.encode(rendering, talks)
+    parsed_rows = [read(values[place], linter.spec) for place in rendering.source]
+    encoded = linter.encode(rendering, parsed_rows)
     sets = [np.zeros(0, np.uint64)] * len(values)
     for place in encoded.kept.tolist():  # of a row's parts the last counts, as before
-        sets[rendering.source[place]] = np.unique(near.shingles(body(encoded, place)))
+        sets[rendering.source[place]] = np.unique(minhash.shingles(body(encoded, place)))
     return sets
 
 

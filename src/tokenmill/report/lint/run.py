@@ -4,8 +4,8 @@
 tokenizer's identity is learned, blocks go to workers; nothing is published but what opening rows
 and tokenizers leaves in the cache anyway. What is kept here per accepted row is 16 bytes (position
 and digest of the rendered text, for exact duplicates) and a sketch of 64 bytes (near-duplicates)
-for at most `near.MOST_ROWS` rows: rows beyond are compared for equality only, and the report says
-how many were compared.
+for at most `minhash.MOST_ROWS` rows: rows beyond are compared for equality only, and the report
+says how many were compared.
 
 Two rows of the same digest are the same text but for one chance in 2⁶⁴ per pair.
 """
@@ -22,9 +22,9 @@ import numpy.typing as npt
 
 from tokenmill.build.recipe import Recipe, RunOptions, to_travel
 from tokenmill.errors import SourceError, UsageError
-from tokenmill.report.lint import linter, near, pairs
+from tokenmill.report.lint import linter, minhash, pairs
 from tokenmill.report.lint.findings import PLACES, Finding, LintReport, Merged, in_order
-from tokenmill.report.lint.places import Places
+from tokenmill.report.lint.row_origins import RowOrigins
 from tokenmill.report.lint.rules import RULES, SAMPLE_ROWS, chosen_rules
 from tokenmill.report.lint.sample import Choice, choose, described, ranks_of
 from tokenmill.source import Rows
@@ -67,7 +67,7 @@ def run_lint(
     rows = open_sources(recipe.sources, cache, rehash=options.rehash)
     if not len(rows):
         raise SourceError("no rows: every source is empty", path=recipe.sources[0])
-    places = Places(rows)
+    places = RowOrigins(rows)
     chosen = choose(places.counts, sample)
     ranks = ranks_of(chosen, places.counts)
     size = size_of(_tasks(rows, chosen))
@@ -118,14 +118,14 @@ class _Tally:
         ranks: Per block, how many rows before it are looked at.
     """
 
-    def __init__(self, rules: frozenset[str], places: Places, ranks: Sequence[int]) -> None:
+    def __init__(self, rules: frozenset[str], places: RowOrigins, ranks: Sequence[int]) -> None:
         self._rules = rules
         self._places = places
         self._ranks = ranks
         self._merged = Merged()
         self._about_tokenizer: dict[str, str] = {}
         self._digests: dict[int, tuple[Positions, npt.NDArray[np.uint64]]] = {}
-        self._sketches: dict[int, tuple[Positions, near.Sketches]] = {}
+        self._sketches: dict[int, tuple[Positions, minhash.Sketches]] = {}
         self._copies: Positions = np.zeros(0, np.int64)
         self._compared = 0
 
@@ -137,9 +137,9 @@ class _Tally:
         positions = linter.unpacked(result["numbers"], np.int32).astype(np.int64) + start
         self._digests[number] = positions, linter.unpacked(result["digests"], np.uint64)
         sketched = linter.unpacked(result["sketched"], np.int32).astype(np.int64) + start
-        bands = linter.unpacked(result["sketches"], np.uint32).reshape(-1, near.BANDS)
+        bands = linter.unpacked(result["sketches"], np.uint32).reshape(-1, minhash.BANDS)
         # By rank and not by arrival, so that the same rows are compared whoever is quicker.
-        most = max(0, near.MOST_ROWS - self._ranks[number])
+        most = max(0, minhash.MOST_ROWS - self._ranks[number])
         self._sketches[number] = sketched[:most], bands[:most]
 
     def find_duplicates(self) -> None:
@@ -172,7 +172,7 @@ class _Tally:
         positions, bands = positions[once], bands[once]
         self._compared = len(positions)
         self._sketches.clear()
-        maybe = near.candidates(bands)
+        maybe = minhash.candidates(bands)
         found: list[tuple[int, int, float]] = []
 
         def take(done: Done) -> None:
@@ -195,7 +195,7 @@ class _Tally:
         """How near-duplicates were looked for, and among how many rows."""
         if "near_duplicate" not in self._rules:
             return None
-        return {**near.method(), "rows_compared": self._compared}
+        return {**minhash.method(), "rows_compared": self._compared}
 
     def findings(self) -> list[Finding]:
         """Everything found."""

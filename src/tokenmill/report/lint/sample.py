@@ -1,9 +1,11 @@
 """Which rows lint looks at: all of them, or a sample that is the same every time.
 
-A *sample* of n rows is spread by the same keyed permutation that orders training data, seed 0:
-among all rows where the source has few blocks, else among the rows of `SAMPLE_BLOCKS` blocks that
-are themselves chosen so, because a block is read whole. It is a function of how many rows the
-blocks have, so it does not change with workers or machines. A `Choice` names, per block, its rows.
+In go the numbers of rows per block and how many rows are wanted; out come the rows of each block.
+`run_lint` calls it. A *sample* of n rows is spread by the same keyed permutation that orders
+training data, seed 0: among all rows where the source has few blocks, else among the rows of
+`SAMPLE_BLOCKS` blocks that are themselves chosen so, because a block is read whole. It is a
+function of how many rows the blocks have, so it does not change with workers or machines. A
+`Choice` names, per block, its rows.
 """
 
 from __future__ import annotations

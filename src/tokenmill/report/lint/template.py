@@ -1,9 +1,11 @@
 """What a template does to a conversation: asked of the template itself, never guessed from names.
 
-A `TemplateCritic` puts questions to the reference template, each a comparison of two renders: are
-these roles the reason of a refusal (do the same words pass in alternating turns)? do the calls, or
-null members, change anything that is printed? is a turn printed differently once another follows?
-So a finding says what really happens with this template, and a harmless oddity is no finding.
+The linter asks it about every conversation, accepted or rejected; out come *sightings* (see
+`content`). A `TemplateCritic` puts questions to the reference template, each a comparison of two
+renders: are these roles the reason of a refusal (do the same words pass in alternating turns)? do
+the calls, or null members, change anything that is printed? is a turn printed differently once
+another follows? So a finding says what really happens with this template, and a harmless oddity is
+no finding.
 """
 
 from __future__ import annotations
@@ -59,18 +61,18 @@ class TemplateCritic:
         except TokenmillError:
             return ""
 
-    def refusal(self, talk: Conversation, error: RowError) -> Sighting:
+    def refusal(self, conversation: Conversation, error: RowError) -> Sighting:
         """What to say of a conversation that the template refuses.
 
         Its roles are the reason where short words in the same roles are refused in the same words,
         and pass in alternating turns.
         """
-        roles = [message["role"] for message in talk.messages]
+        roles = [message["role"] for message in conversation.messages]
         turns = ["assistant" if number % 2 else "user" for number in range(len(roles))]
         if self._refused(roles) == error.message and self._refused(turns) is None:
             shown = " → ".join(roles[:12])
-            return "role_order", f"{error.message}; the roles are {shown}", _words(talk)
-        return "template_error", error.message, _words(talk)
+            return "role_order", f"{error.message}; the roles are {shown}", _words(conversation)
+        return "template_error", error.message, _words(conversation)
 
     def _refused(self, roles: list[str]) -> str | None:
         """What the template says against short words in these roles; None where nothing."""
@@ -87,55 +89,60 @@ class TemplateCritic:
         except TokenmillError:
             return None
 
-    def dropped(self, talk: Conversation, error: RowError) -> Sighting:
+    def dropped(self, conversation: Conversation, error: RowError) -> Sighting:
         """What to say of a conversation of which the template prints something nowhere."""
-        lost = self.dropped_calls(talk, self._render(talk.messages, talk.tools))
-        return lost or ("template_drops_content", error.message, _words(talk))
+        lost = self.dropped_calls(
+            conversation, self._render(conversation.messages, conversation.tools)
+        )
+        return lost or ("template_drops_content", error.message, _words(conversation))
 
-    def dropped_calls(self, talk: Conversation, text: str | None) -> Sighting | None:
+    def dropped_calls(self, conversation: Conversation, text: str | None) -> Sighting | None:
         """Calls of which the rendered text shows nothing."""
         if text is None:
             return None
-        for number, message in enumerate(talk.messages):
+        for number, message in enumerate(conversation.messages):
             for name in _called(message):
                 if name not in text:
                     detail = f"turn {number} calls {name!r}, which the template prints nowhere"
                     return "template_drops_tool_calls", detail, excerpt(text, len(text))
-        if not any(_called(message) for message in talk.messages):
+        if not any(_called(message) for message in conversation.messages):
             return None
-        if self._render([_with_calls(m, 0) for m in talk.messages], talk.tools) == text:
+        if (
+            self._render([_with_calls(m, 0) for m in conversation.messages], conversation.tools)
+            == text
+        ):
             return (
                 "template_drops_tool_calls",
                 "the same is printed without the calls",
-                _words(talk),
+                _words(conversation),
             )
-        if any(len(_called(message)) > 1 for message in talk.messages):
-            first = [_with_calls(m, 1) for m in talk.messages]
-            if self._render(first, talk.tools) == text:
+        if any(len(_called(message)) > 1 for message in conversation.messages):
+            first = [_with_calls(m, 1) for m in conversation.messages]
+            if self._render(first, conversation.tools) == text:
                 detail = "of several calls in a turn the template prints the first alone"
-                return "template_drops_tool_calls", detail, _words(talk)
+                return "template_drops_tool_calls", detail, _words(conversation)
         return None
 
-    def dropped_tools(self, talk: Conversation, text: str) -> Sighting | None:
+    def dropped_tools(self, conversation: Conversation, text: str) -> Sighting | None:
         """Tools of which the rendered text names none."""
-        names = [name for name in map(_tool_name, talk.tools or ()) if name]
+        names = [name for name in map(_tool_name, conversation.tools or ()) if name]
         if not names or any(name in text for name in names):
             return None
         shown = ", ".join(names[:3])
         return "template_drops_tools", f"{len(names)} tools ({shown} …) are printed nowhere", ""
 
-    def nulls(self, talk: Conversation) -> Sighting | None:
+    def nulls(self, conversation: Conversation) -> Sighting | None:
         """Null members that change what the template prints."""
         paths: list[str] = []
-        known = {_tool_name(tool): _properties(tool) for tool in talk.tools or ()}
-        tools = None if talk.tools is None else _pruned(talk.tools, "tools", paths)
+        known = {_tool_name(tool): _properties(tool) for tool in conversation.tools or ()}
+        tools = None if conversation.tools is None else _pruned(conversation.tools, "tools", paths)
         messages = [
             _pruned_message(message, f"turn {number}", paths, known)
-            for number, message in enumerate(talk.messages)
+            for number, message in enumerate(conversation.messages)
         ]
         if not paths:
             return None
-        as_is = self._render(talk.messages, talk.tools)
+        as_is = self._render(conversation.messages, conversation.tools)
         if as_is is None or as_is == self._render(messages, tools):
             return None
         more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
@@ -145,12 +152,12 @@ class TemplateCritic:
             excerpt(as_is, max(0, as_is.find("null"))),
         )
 
-    def lost_thinking(self, talk: Conversation, text: str) -> Sighting | None:
+    def lost_thinking(self, conversation: Conversation, text: str) -> Sighting | None:
         """Earlier assistant turns whose thinking the rendered text does not hold."""
-        assistants = [n for n, m in enumerate(talk.messages) if m["role"] == "assistant"]
+        assistants = [n for n, m in enumerate(conversation.messages) if m["role"] == "assistant"]
         lost, first = [], ""
         for number in assistants[:-1]:
-            thoughts = list(self._thoughts(talk.messages[number], talk.tools))
+            thoughts = list(self._thoughts(conversation.messages[number], conversation.tools))
             missing = [thought for thought in thoughts if thought not in text]
             if missing:
                 lost.append(number)
@@ -159,7 +166,9 @@ class TemplateCritic:
             return None
         numbers = ", ".join(map(str, lost[:8])) + (" …" if len(lost) > 8 else "")
         which = "turn" if len(lost) == 1 else "turns"
-        detail = f"{which} {numbers} of {len(talk.messages)}: thinking is not printed in history"
+        detail = (
+            f"{which} {numbers} of {len(conversation.messages)}: thinking is not printed in history"
+        )
         return "rewrites_history", detail, excerpt(first)
 
     def _thoughts(self, message: dict[str, Any], tools: list[Any] | None) -> Iterator[str]:
@@ -177,13 +186,13 @@ class TemplateCritic:
             self._tags[template.source] = any_of(thinking_tags(literals(template.tree)))
         return self._tags[template.source]
 
-    def history(self, talk: Conversation) -> tuple[str, str] | None:
+    def history(self, conversation: Conversation) -> tuple[str, str] | None:
         """What is trained of the first assistant turn where it is the last, and where it is not.
 
         Asked with short words in the same roles, once per order of roles; None where it is the
         same. If a later turn is printed differently in history, so is the first.
         """
-        roles = tuple(message["role"] for message in talk.messages)
+        roles = tuple(message["role"] for message in conversation.messages)
         if roles not in self._histories and len(self._histories) < REMEMBERED:
             self._histories[roles] = self._ask_history(roles)
         return self._histories.get(roles)
@@ -216,8 +225,8 @@ def _with_calls(message: dict[str, Any], count: int) -> dict[str, Any]:
     return {**kept, "tool_calls": calls[:count]} if count and isinstance(calls, list) else kept
 
 
-def _words(talk: Conversation) -> str:
-    content = talk.messages[0].get("content") if talk.messages else ""
+def _words(conversation: Conversation) -> str:
+    content = conversation.messages[0].get("content") if conversation.messages else ""
     return excerpt(content) if isinstance(content, str) else ""
 
 

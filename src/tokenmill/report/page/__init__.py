@@ -2,8 +2,9 @@
 
 `make_page` gives the file: everything in one document, rows as far as they fit, and a sentence that
 says which. `serve` (in its own module, the only one that knows starlette) gives the same page over
-the whole store. Both show one `overview`; rows come to the browser either encoded by `compact` or
-one by one from `rows_document`. `Comparison` sets the rows of two stores side by side.
+the whole store. Both show one `overview`; rows come to the browser either along with the page
+(`embedded_rows`) or one by one (`rows`). `StoreComparison` sets the rows of two stores side by
+side. ``tokenmill inspect`` calls all of this.
 """
 
 from __future__ import annotations
@@ -13,14 +14,16 @@ from pathlib import Path
 from typing import Any
 
 from tokenmill.report.page.document import page, write_page
+from tokenmill.report.page.embedded_rows import select_rows
 from tokenmill.report.page.overview import overview
-from tokenmill.report.page.selection import select
-from tokenmill.report.raw import RawRows
 from tokenmill.report.row import store_tokenizer
+from tokenmill.report.source_excerpts import SourceExcerpts
 from tokenmill.store import Store
 
 PAGE_BYTES = 14_500_000
 """A page on disk stays below this: it has to travel by mail and open at once."""
+
+SENTENCE_BYTES = 1000  # of the sentence about the selection, and of brackets around the rows
 
 
 def make_page(
@@ -51,26 +54,23 @@ def make_page(
     Returns:
         ``html``, ``bytes``, ``rows_in_page``, ``rows`` and ``selection``, the sentence.
     """
-    raws = RawRows(store, cache_dir, fetch=fetch)
-    data: dict[str, Any] = {"mode": "file", "overview": overview(store, raws)}
-    bare = page(data, served=False)
-    chosen = select(
+    excerpts = SourceExcerpts(store, cache_dir, fetch=fetch)
+    told: dict[str, Any] = {"overview": overview(store, excerpts)}
+    taken, told["selection"] = select_rows(
         store,
         store_tokenizer(store),
-        most_bytes - len(bare),
+        most_bytes - len(page(told, rows={})) - SENTENCE_BYTES,
         rule=rule,
         rows=rows,
         count=count,
         seed=seed,
     )
-    data["rows"] = chosen.rows.document()
-    data["selection"] = chosen.sentence
-    content = page(data, served=False)
+    content = page(told, rows=taken.document())
     write_page(target, content)
     return {
         "html": str(target),
         "bytes": len(content),
-        "rows_in_page": len(chosen.rows.rows),
+        "rows_in_page": len(taken.rows),
         "rows": len(store),
-        "selection": chosen.sentence,
+        "selection": told["selection"],
     }

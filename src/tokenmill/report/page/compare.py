@@ -1,11 +1,12 @@
 """Two stores side by side: the same source row under two recipes, and what changed.
 
-Rows are *partners* when they were made of the same bytes (the stored digest of the source row, and
-the turn number under ``expand``); of equal rows the first is the first's partner, the second the
-second's. Where no bytes agree, the row of the same place (file name and row number) is the partner,
-and that is said: its source was edited. A comparison tells three things apart: the *text* that the
-model sees, the *ids*, and the *mask*. It aligns the two rows token by token, on ids where both
-stores have one tokenizer, else on the tokens' bytes.
+In go two stores; out come, for `serve`, one row beside the other and a survey of all. Rows are
+*partners* when they were made of the same bytes (the stored digest of the source row, and the turn
+number under ``expand``); of equal rows the first is the first's partner, the second the second's.
+Where no bytes agree, the row of the same place (file name and row number) is the partner, and that
+is said: its source was edited. A comparison tells three things apart: the *text* that the model
+sees, the *ids*, and the *mask*. It aligns the two rows token by token, on ids where both stores
+have one tokenizer, else on the tokens' bytes.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokenmill.build.why import differences
-from tokenmill.report.choose import rows_of_source_row
 from tokenmill.report.page.rows import row_document
 from tokenmill.report.row import store_tokenizer
+from tokenmill.report.row_lookup import rows_of_source_row
 from tokenmill.store import Store
 from tokenmill.tokenizer import Tokenizer
 
@@ -60,7 +61,7 @@ class _Contents:
         return equal
 
 
-class Comparison:
+class StoreComparison:
     """What changed between two stores.
 
     Args:

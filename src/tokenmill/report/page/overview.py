@@ -1,9 +1,10 @@
 """All that a page says beside its rows: totals, histograms, tables, rejected rows, recipe, proof.
 
-The *overview* is one JSON-able document, the same in a page on disk and in a served one. It is
-bounded whatever the size of the store: histograms have a fixed number of bins, rejected rows and
-sources are listed up to a number that the document states beside the total. Trained tokens per
-role need the mask of every token; beyond a stated number of tokens they are left out (None).
+Comes in: a store. Goes out: one JSON-able document, the *overview*, the same in a page on disk
+(`make_page`) and in a served one (`serve`). It is bounded whatever the size of the store:
+histograms have few bins, rejected rows and sources are listed up to a number that the document
+states beside the total. Trained tokens per role need the mask of every token; beyond a stated
+number of tokens they are left out (None).
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from tokenmill.report.choose import Rejected, rejected_rows, trained_shares
-from tokenmill.report.page.packs import packing_previews
-from tokenmill.report.raw import RawRows
-from tokenmill.report.stats import store_stats
+from tokenmill.report.packing_preview import SEED, packing_preview
+from tokenmill.report.row_lookup import Rejected, rejected_rows
+from tokenmill.report.source_excerpts import SourceExcerpts
+from tokenmill.report.stats import length_histogram, share_histogram, store_stats
 from tokenmill.store import Store
 
 MOST_SOURCES = 5000
@@ -25,16 +26,19 @@ MOST_RAW_BYTES = 1 << 20
 """Bytes of raw excerpts in one page; rejected rows after that have their origin alone."""
 
 MOST_MASK_TOKENS = 100_000_000  # about 0.3 s of reading
-LENGTH_BINS = 36
+BINS_PER_DOUBLING = 6  # of row lengths
 SHARE_BINS = 20
+PACK_LENGTHS = (1024, 2048, 4096, 8192, 16384, 32768)
+DRAWN_PACKS = 24
+DRAWN_PIECES = 2000  # per preview: more are thinner than a pixel
 
 
-def overview(store: Store, raws: RawRows | None) -> dict[str, Any]:
+def overview(store: Store, excerpts: SourceExcerpts | None) -> dict[str, Any]:
     """What a page says beside its rows.
 
     Args:
         store: The store.
-        raws: Gives excerpts of rejected rows; None leaves them to be asked for one by one.
+        excerpts: Gives excerpts of rejected rows; None leaves them to be asked for one by one.
     """
     stats = store_stats(store)
     roles = _roles(store, stats["roles"])
@@ -52,44 +56,35 @@ def overview(store: Store, raws: RawRows | None) -> dict[str, Any]:
         "sources": sources[:MOST_SOURCES],
         "sources_total": len(sources),
         "roles": roles,
-        "lengths": length_histogram(store.lengths),
-        "shares": share_histogram(trained_shares(store)),
+        "lengths": length_histogram(np.asarray(store.lengths), BINS_PER_DOUBLING),
+        "shares": share_histogram(store.trained, store.lengths, SHARE_BINS),
         "packing": packing_previews(store),
-        "rejected": rejected_document(store, raws),
+        "rejected": rejected_document(store, excerpts),
         "document": store.manifest["document"],
         "tokenizer": store.manifest["tokenizer"],
         "proof": store.proof,
     }
 
 
-def length_histogram(lengths: np.ndarray) -> dict[str, Any]:
-    """Rows by length: equal bins up to the 99.5th percentile, one bin for the few beyond."""
-    if not len(lengths):
-        return {"edges": [], "counts": []}
-    longest = int(lengths.max())
-    usual = int(np.percentile(lengths, 99.5, method="inverted_cdf"))
-    width = max(1, _round_up(usual / LENGTH_BINS))
-    edges = list(range(0, usual + width, width))
-    if edges[-1] <= longest:
-        edges.append(longest + 1)
-    counts, _ = np.histogram(lengths, bins=edges)
-    return {"edges": edges, "counts": counts.tolist()}
-
-
-def share_histogram(shares: np.ndarray) -> dict[str, Any]:
-    """Rows by trained share, in bins of five percent."""
-    counts, _ = np.histogram(shares, bins=SHARE_BINS, range=(0, 1))
-    return {"edges": [n / SHARE_BINS for n in range(SHARE_BINS + 1)], "counts": counts.tolist()}
-
-
-def _round_up(width: float) -> int:
-    """The next of 1, 2, 5, 10, 20, 50 …: edges that a person can read."""
-    scale = 1
-    while True:
-        for step in (1, 2, 5):
-            if step * scale >= width:
-                return step * scale
-        scale *= 10
+def packing_previews(store: Store) -> dict[str, Any]:
+    """What packing makes of the first window, one preview per length."""
+    lengths = PACK_LENGTHS if len(store) else ()
+    previews = [packing_preview(store, length, windows=1) for length in lengths]
+    return {
+        "rows": previews[0].rows if previews else 0,
+        "of": len(store),
+        "seed": SEED,
+        "previews": [
+            {
+                **preview.document(),
+                "histogram": share_histogram(
+                    preview.filled, np.full(len(preview.packs), preview.length), SHARE_BINS
+                ),
+                "drawn": preview.first_packs(DRAWN_PACKS, DRAWN_PIECES),
+            }
+            for preview in previews
+        ],
+    }
 
 
 def _rejected_per_source(store: Store) -> list[int]:
@@ -122,7 +117,7 @@ def _roles(store: Store, counted: dict[str, dict[str, int]]) -> list[dict[str, A
     ]
 
 
-def rejected_document(store: Store, raws: RawRows | None) -> dict[str, Any]:
+def rejected_document(store: Store, excerpts: SourceExcerpts | None) -> dict[str, Any]:
     """Rejected rows, up to a number, with excerpts up to a size."""
     listed: list[dict[str, Any]] = []
     spent = 0
@@ -130,9 +125,9 @@ def rejected_document(store: Store, raws: RawRows | None) -> dict[str, Any]:
         if len(listed) == MOST_REJECTED:
             break
         document = rejected_row(row)
-        if raws is not None:
+        if excerpts is not None:
             if spent < MOST_RAW_BYTES:
-                document["raw"] = raws.excerpt(row.origin)
+                document["raw"] = excerpts.excerpt(row.origin)
                 spent += len(document["raw"]["text"] or "")
             else:
                 note = "not in this page, which has excerpts up to a bound; --serve shows them all"

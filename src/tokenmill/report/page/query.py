@@ -1,11 +1,11 @@
 """Finding rows of a whole store for a served page: filters, order, text.
 
-A `Query` says what is wanted; a `Finder` answers with row numbers. Source, length and trained share
-are decided on the stored columns at once, roles on the stored turns. Text is looked for in the rows
-that are left, piece by piece of the store, and *bounded*: one request reads a stated number of
-tokens at most and says how far it came, so that a page can go on from there and no request holds
-the server. Text means the row as the model sees it, control tokens included; upper and lower case
-are alike.
+In goes a URL's query, out come row numbers of the store; `serve` calls it. A `Query` says what is
+wanted; a `Finder` answers with row numbers. Source, length and trained share are decided on the
+stored columns at once, roles on the stored turns. Text is looked for in the rows that are left,
+piece by piece of the store, and *bounded*: one request reads a stated number of tokens at most and
+says how far it came, so that a page can go on from there and no request holds the server. Text
+means the row as the model sees it, control tokens included; upper and lower case are alike.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from tokenmill.errors import UsageError
 from tokenmill.files import ProcessLock
-from tokenmill.report.choose import trained_shares
+from tokenmill.report.row_lookup import trained_shares
 from tokenmill.store import Store
 from tokenmill.tokenizer import Tokenizer
 
@@ -93,7 +93,7 @@ def _share(given: Mapping[str, str], name: str) -> float | None:
 
 
 @dataclass(frozen=True)
-class Answer:
+class FoundRows:
     """Row numbers, and how far a search for text came."""
 
     rows: Rows
@@ -112,10 +112,10 @@ class Finder:
     def __init__(self, store: Store, tokenizer: Tokenizer) -> None:
         self._store = store
         self._tokenizer = tokenizer
-        self._answers: OrderedDict[Query, Answer] = OrderedDict()
+        self._answers: OrderedDict[Query, FoundRows] = OrderedDict()
         self._lock = ProcessLock()
 
-    def find(self, query: Query, among: Rows | None = None) -> Answer:
+    def find(self, query: Query, among: Rows | None = None) -> FoundRows:
         """The rows that a query wants.
 
         Args:
@@ -134,7 +134,7 @@ class Finder:
                 self._answers.popitem(last=False)
         return answer
 
-    def _find(self, query: Query, among: Rows | None) -> Answer:
+    def _find(self, query: Query, among: Rows | None) -> FoundRows:
         kept = np.ones(len(self._store), bool)
         if among is not None:
             kept[:] = False
@@ -159,7 +159,7 @@ class Finder:
         rows: Rows = np.flatnonzero(kept)
         if query.order != "row":
             rows = rows[np.argsort(self._weights(query.order, rows), kind="stable")]
-        return Answer(rows, searched)
+        return FoundRows(rows, searched)
 
     def _weights(self, order: str, rows: Rows) -> NDArray[Any]:
         weights: NDArray[Any] = self._store.lengths[rows].astype(np.int64)

@@ -1,9 +1,10 @@
-"""Rows as a server hands them to the page: one whole, or many as a list shows them.
+"""Rows as the page takes them: one whole, or many as a list shows them.
 
 A *row document* holds the ids, the mask as run lengths, the turns, the origin, and a table with the
 bytes of each piece that occurs, in hex. A *summary* is a line of the list: number, lengths, source
-and the beginning of the first user turn as a *preview*. The page's own decoder makes the same two
-of a page on disk, so that what is drawn does not know where it came from.
+and the beginning of the first user turn as a *preview*. `serve` and `compare` hand out these two;
+the page's own decoder makes the same of the rows that a page on disk carries, so that what is drawn
+does not know where it came from. `embedded_rows` uses the columns and run lengths alone.
 """
 
 from __future__ import annotations
@@ -13,13 +14,16 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from tokenmill.report.page.compact import carried_text, mask_runs, origin_columns
 from tokenmill.store import Row, Store
 from tokenmill.tokenizer import Tokenizer
 
 PREVIEW_TOKENS = 48
 PREVIEW_CHARACTERS = 140
+MOST_CARRIED = 2000  # characters of a row's carried columns
+
+Int64 = NDArray[np.int64]
 
 
 def row_document(store: Store, number: int, tokenizer: Tokenizer) -> dict[str, Any]:
@@ -42,7 +46,7 @@ def row_document(store: Store, number: int, tokenizer: Tokenizer) -> dict[str, A
             str(number): [piece.hex(), int(control)]
             for number, piece, control in zip(used, tokenizer.pieces(used), special, strict=True)
         },
-        "carried": json.loads(carried_text(row.carried) or "{}"),
+        "carried": short_carried(row.carried),
     }
 
 
@@ -57,7 +61,7 @@ def summaries(store: Store, numbers: Sequence[int], tokenizer: Tokenizer) -> lis
             "trained": int(store.trained[number]),
             "source": int(columns["source"][place]),
             "source_row": int(columns["source_row"][place]),
-            "line": int(columns["line"][place]) - 1,
+            "line": int(columns["line"][place]),
             "preview": preview(store[int(number)], tokenizer),
         }
         for place, number in enumerate(rows)
@@ -76,3 +80,45 @@ def preview(row: Row, tokenizer: Tokenizer) -> str:
     if text.startswith(role):
         text = text[len(role) :]
     return " ".join(text.split())[:PREVIEW_CHARACTERS]
+
+
+def short_carried(carried: dict[str, Any]) -> dict[str, Any]:
+    """Carried columns; where they are too long, a note instead of each, never a part of one."""
+    if not carried or len(json.dumps(carried, ensure_ascii=False)) <= MOST_CARRIED:
+        return carried
+    return {
+        name: f"({len(json.dumps(value)):,} characters; tokenmill inspect --row)"
+        for name, value in carried.items()
+    }
+
+
+def mask_runs(mask: NDArray[np.uint8]) -> Int64:
+    """Lengths of runs, the first of untrained tokens (and 0 where a trained one comes first)."""
+    changes = np.flatnonzero(np.diff(mask, prepend=np.uint8(0)))
+    runs: Int64 = np.diff(changes, prepend=0, append=len(mask))
+    return runs
+
+
+def origin_columns(store: Store, rows: Int64) -> dict[str, Int64]:
+    """Origins of many rows as columns; ``line`` and ``offset`` are -1 where there is none."""
+    names = ("source", "source_row", "line", "offset", "raw_length", "part")
+    columns = {name: np.zeros(len(rows), np.int64) for name in names}
+    slices = np.searchsorted(store.table["first_row"], rows, side="right") - 1
+    for at in np.unique(slices):
+        entry, reader = store.table[at], store.slice_at(int(at))
+        here = np.flatnonzero(slices == at)
+        numbers = rows[here] - int(entry["first_row"])
+        row, line, offset = (
+            reader.column(f"{name}_in_slice")[numbers].astype(np.int64)
+            for name in ("row", "line", "offset")
+        )
+        first_line, first_offset = int(entry["line"]), int(entry["offset"])
+        columns["source"][here] = int(entry["source"])
+        columns["source_row"][here] = int(entry["source_row"]) + row
+        has_line = (line >= 0) & (first_line > 0)
+        columns["line"][here] = np.where(has_line, first_line + line, -1)
+        has_offset = (offset >= 0) & (first_offset >= 0)
+        columns["offset"][here] = np.where(has_offset, first_offset + offset, -1)
+        columns["raw_length"][here] = reader.column("raw_length")[numbers]
+        columns["part"][here] = reader.column("part")[numbers]
+    return columns

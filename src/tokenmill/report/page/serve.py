@@ -1,5 +1,6 @@
 """The page over a whole store, on this machine alone: the only module that knows starlette.
 
+``tokenmill inspect --serve`` calls `serve` with a `Viewer` and waits until it is interrupted.
 `Viewer` answers the page's questions from a store (rows by filter, one row, rejected rows, a
 comparison) as plain values; `application` puts it behind HTTP, `serve` runs it. It listens on
 127.0.0.1, and every path begins with a random *token*: other users and web pages of this machine
@@ -20,14 +21,14 @@ from typing import Any
 
 from tokenmill.errors import TokenmillError, UsageError
 from tokenmill.optional import optional
-from tokenmill.report.choose import rejected_rows
-from tokenmill.report.page.compare import Comparison
+from tokenmill.report.page.compare import StoreComparison
 from tokenmill.report.page.document import page, security_policy
 from tokenmill.report.page.overview import overview, rejected_row
 from tokenmill.report.page.query import Finder, Query, whole
 from tokenmill.report.page.rows import row_document, summaries
-from tokenmill.report.raw import RawRows
 from tokenmill.report.row import store_tokenizer
+from tokenmill.report.row_lookup import rejected_rows
+from tokenmill.report.source_excerpts import SourceExcerpts
 from tokenmill.store import Store
 
 HOST = "127.0.0.1"
@@ -56,17 +57,22 @@ class Viewer:
     ) -> None:
         self.store = store
         self.tokenizer = store_tokenizer(store)
-        self._raws = RawRows(store, cache_dir, fetch=fetch)
+        self._excerpts = SourceExcerpts(store, cache_dir, fetch=fetch)
         self._finder = Finder(store, self.tokenizer)
-        self.comparison = Comparison(store, other, self.tokenizer) if other is not None else None
+        self.comparison = (
+            StoreComparison(store, other, self.tokenizer) if other is not None else None
+        )
 
     @cached_property
     def page(self) -> bytes:
         """The page itself."""
-        data: dict[str, Any] = {"mode": "served", "overview": overview(self.store, None)}
-        data["selection"] = f"All {len(self.store):,} rows of the store, asked for as you look."
-        data["compare"] = None if self.comparison is None else self.comparison.document()
-        return page(data, served=True)
+        return page(
+            {
+                "overview": overview(self.store, None),
+                "selection": f"All {len(self.store):,} rows of the store, asked for as you look.",
+                "compare": None if self.comparison is None else self.comparison.document(),
+            }
+        )
 
     def rows(self, given: Mapping[str, str]) -> dict[str, Any]:
         """A stretch of the rows that a query wants."""
@@ -99,7 +105,7 @@ class Viewer:
 
     def raw(self, number: int) -> dict[str, Any]:
         """The source row of a row."""
-        return self._raws.excerpt(self.store[self._known(number)].origin, RAW_BYTES)
+        return self._excerpts.excerpt(self.store[self._known(number)].origin, RAW_BYTES)
 
     def rejected(self, given: Mapping[str, str]) -> dict[str, Any]:
         """A stretch of the rejected rows, of one reason or all."""
@@ -114,7 +120,7 @@ class Viewer:
         row = next(rejected_rows(self.store, number), None)
         if row is None:
             raise UsageError(f"no rejected row {number}")
-        return self._raws.excerpt(row.origin, RAW_BYTES)
+        return self._excerpts.excerpt(row.origin, RAW_BYTES)
 
     def compared(self, number: int) -> dict[str, Any]:
         """A row beside its partner."""

@@ -1,45 +1,44 @@
-// Histograms whose bars can be pressed, and packs drawn to scale.
+// Histograms, whose bars may be pressed, and packs drawn to scale.
 
-function bars(name, histogram, label, pick) {
-  const most = Math.max(1, ...histogram.counts);
-  const total = histogram.counts.reduce((sum, one) => sum + one, 0);
-  const box = el("div", { class: "bars", role: "group", "aria-label": name });
-  histogram.counts.forEach((rows, n) => {
-    const text = `${label(n)}: ${plural(rows, "row")} (${percent(rows, total, 1)})`;
-    const bar = el("button", {
-      type: "button", class: "column", "aria-label": text, disabled: !rows && !pick ? true : null,
-      onclick: () => pick && rows && pick(n),
-      onmouseover: () => showTip(bar, el("span", { text })), onmouseout: hideTip,
-      onfocus: () => showTip(bar, el("span", { text })), onblur: hideTip,
+function bars(name, bins, label, { pick = null, noun = "row", size = "" } = {}) {
+  const most = Math.max(1, ...bins.map((bin) => bin.rows));
+  const total = bins.reduce((sum, bin) => sum + bin.rows, 0);
+  return el("div", { class: `bars ${size}`, role: "group", "aria-label": name }, ...bins.map((bin) => {
+    const text = `${label(bin)}: ${plural(bin.rows, noun)} (${percent(bin.rows, total, 1)})`;
+    const show = () => showTip(bar, el("span", { text }));
+    const bar = el(pick ? "button" : "span", {
+      type: pick && "button", role: pick ? null : "img", class: "column", "aria-label": text,
+      onclick: () => pick && bin.rows && pick(bin), onmouseover: show, onmouseout: hideTip, onfocus: show, onblur: hideTip,
     }, el("i"));
-    if (!rows) bar.tabIndex = -1;
-    bar.firstChild.style.height = rows ? `${Math.max(1.5, (100 * rows) / most)}%` : "0";
-    box.append(bar);
-  });
-  return box;
+    if (!bin.rows) bar.tabIndex = -1;
+    bar.firstChild.style.height = bin.rows ? `${Math.max(1.5, (100 * bin.rows) / most)}%` : "0";
+    return bar;
+  }));
 }
 
 function axis(labels) {
   return el("div", { class: "axis", "aria-hidden": "true" }, ...labels.map((text) => el("span", { text })));
 }
 
-function lengthChart(histogram, pick) {
-  const { edges, counts } = histogram;
-  const last = counts.length - 1;
-  const label = (n) => `${count(edges[n])} to ${count(edges[n + 1] - 1)} tokens`;
-  const steps = [0, 0.25, 0.5, 0.75].map((part) => count(edges[Math.round(part * last)]));
+const PERCENTS = ["0%", "25%", "50%", "75%", "100%"];
+const inPercent = (bin) => [Math.round(100 * bin.from), Math.round(100 * bin.to)];
+const shareLabel = (what) => (bin) => `${inPercent(bin).join(" to ")}% ${what}`;
+
+function lengthChart(bins, pick) {
+  const last = bins.length - 1;
+  const label = (bin) => `${count(bin.from)} to ${count(bin.to)} tokens`;
+  const steps = [0, 0.25, 0.5, 0.75].map((part) => Math.round(part * last));
   return el("figure", { id: "chart-length" },
     el("figcaption", {}, el("strong", { text: "Length" }), " tokens of a row"),
-    bars("Rows by length", histogram, label, (n) => pick(edges[n], edges[n + 1] - 1)),
-    axis([...steps, count(edges[last + 1] - 1)]));
+    bars("Rows by length", bins, label, { pick: (bin) => pick(bin.from, bin.to) }),
+    axis(bins.length ? [...steps.map((n) => count(bins[n].from)), count(bins[last].to)] : []));
 }
 
-function shareChart(histogram, pick) {
-  const label = (n) => `${5 * n} to ${5 * n + 5}% trained`;
+function shareChart(bins, pick) {
   return el("figure", { id: "chart-share" },
     el("figcaption", {}, el("strong", { text: "Trained share" }), " trained tokens of a row over all its tokens"),
-    bars("Rows by trained share", histogram, label, (n) => pick(5 * n, 5 * n + 5)),
-    axis(["0%", "25%", "50%", "75%", "100%"]));
+    bars("Rows by trained share", bins, shareLabel("trained"), { pick: (bin) => pick(...inPercent(bin)) }),
+    axis(PERCENTS));
 }
 
 function packRows(preview, open) {

@@ -1,35 +1,34 @@
 // Where rows come from: `FileData` decodes what the page carries, `ServedData` asks the server.
 // Both give results to look through (`find`), whole rows (`row`), and rejected rows with their text.
 
-class Numbers {
-  constructor(bytes) {
-    this.bytes = bytes;
-    this.at = 0;
-  }
-  next() {
-    let value = 0;
-    let scale = 1;
-    for (;;) {
-      const byte = this.bytes[this.at++];
-      value += (byte & 127) * scale; // not shifts: offsets may need more than 32 bits
-      if (byte < 128) return value;
-      scale *= 128;
-    }
-  }
-  many(size, kind = Float64Array) {
-    const values = new kind(size);
-    for (let n = 0; n < size; n++) values[n] = this.next();
-    return values;
-  }
-  rest() {
-    return this.bytes.subarray(this.at);
-  }
-}
-
 async function inflated(text) {
   const packed = Uint8Array.from(atob(text), (one) => one.charCodeAt(0));
   const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("deflate"));
   return new Uint8Array(await new Response(stream).arrayBuffer());
+}
+
+const inflatedJson = async (text) => JSON.parse(lenient.decode(await inflated(text)));
+
+// Seven bits a byte, the lowest first; the high bit says that more follow.
+function varints(bytes) {
+  const values = new Int32Array(bytes.length);
+  let size = 0;
+  let value = 0;
+  let shift = 0;
+  for (const byte of bytes) {
+    value |= (byte & 127) << shift;
+    shift += 7;
+    if (byte < 128) {
+      values[size++] = value;
+      value = shift = 0;
+    }
+  }
+  return values.subarray(0, size);
+}
+
+function running(steps) {
+  let sum = 0;
+  return steps.map((step) => (sum += step));
 }
 
 function maskOf(runs, length) {
@@ -58,42 +57,30 @@ const addressOf = (origin) => {
 };
 
 class FileData {
-  constructor(data) {
-    this.overview = data.overview;
-    this.packed = data.rows;
-    this.selection = data.selection;
+  constructor(told, rows) {
+    this.overview = told.overview;
+    this.selection = told.selection;
     this.compare = null;
+    this.carried = rows;
     this.blocks = new Map();
     this.texts = new Map();
   }
 
   async open() {
-    const pieces = new Numbers(await inflated(this.packed.pieces));
-    const size = pieces.next();
-    this.ids = pieces.many(size, Int32Array);
-    const special = pieces.many(size, Uint8Array);
-    const lengths = pieces.many(size, Int32Array);
-    const bytes = pieces.rest();
-    this.pieceOf = new Map();
-    this.specialIds = new Set();
-    let at = 0;
-    for (let n = 0; n < size; n++) {
-      this.pieceOf.set(this.ids[n], bytes.subarray(at, at + lengths[n]));
-      if (special[n]) this.specialIds.add(this.ids[n]);
-      at += lengths[n];
-    }
-    this.columns = {};
-    const index = new Numbers(await inflated(this.packed.index));
-    for (const name of this.packed.columns) this.columns[name] = index.many(this.packed.count);
-    this.placeOf = new Map();
-    this.columns.row.forEach((row, place) => this.placeOf.set(row, place));
+    const table = await inflatedJson(this.carried.pieces);
+    const encoder = new TextEncoder();
+    const bytes = (piece) => (typeof piece === "string" ? encoder.encode(piece) : Uint8Array.from(piece));
+    this.ids = table.ids;
+    this.pieceOf = new Map(table.ids.map((id, n) => [id, bytes(table.pieces[n])]));
+    this.specialIds = new Set(table.special);
+    const { roles, ...steps } = await inflatedJson(this.carried.index);
+    this.columns = Object.fromEntries(Object.entries(steps).map(([name, column]) => [name, running(column)]));
+    this.roles = roles;
+    this.size = roles.length;
+    this.placeOf = new Map(this.columns.row.map((row, place) => [row, place]));
     // Rows stand in the order in which they were chosen; people expect that of the store.
-    this.inOrder = Array.from({ length: this.packed.count }, (_, n) => n);
+    this.inOrder = this.columns.row.map((_, place) => place);
     this.inOrder.sort((a, b) => this.columns.row[a] - this.columns.row[b]);
-  }
-
-  get size() {
-    return this.packed.count;
   }
 
   // The rows of a block, decoded once.
@@ -103,49 +90,32 @@ class FileData {
   }
 
   async decoded(number) {
-    const first = number * this.packed.block_rows;
-    const last = Math.min(first + this.packed.block_rows, this.packed.count);
-    const numbers = new Numbers(await inflated(this.packed.blocks[number]));
-    let tokens = 0;
-    for (let n = first; n < last; n++) tokens += this.columns.length[n];
-    const ids = new Int32Array(tokens);
-    for (let n = 0; n < tokens; n++) ids[n] = this.ids[numbers.next()];
-    const mask = maskOf(numbers.many(numbers.next()), tokens);
-    const rows = [];
-    let at = 0;
-    for (let place = first; place < last; place++) {
-      const length = this.columns.length[place];
-      const turns = [];
-      let start = 0;
-      for (let left = numbers.next(); left > 0; left--) {
-        const role = this.packed.roles[numbers.next()];
-        const end = start + numbers.next();
-        turns.push([role, start, end]);
-        start = end;
-      }
-      rows.push({ ids: ids.subarray(at, at + length), mask: mask.subarray(at, at + length), turns });
-      at += length;
-    }
-    const sizes = numbers.many(last - first);
-    const texts = numbers.rest();
-    let seen = 0;
-    rows.forEach((row, n) => {
-      row.carried = sizes[n] ? JSON.parse(lenient.decode(texts.subarray(seen, seen + sizes[n]))) : {};
-      seen += sizes[n];
-      Object.assign(row, this.known(first + n));
+    const block = this.carried.blocks[number];
+    const [{ turns, runs, carried }, numbers] = await Promise.all([inflatedJson(block.rows), inflated(block.ids)]);
+    const ids = varints(numbers).map((at) => this.ids[at]);
+    const first = number * this.carried.block_rows;
+    let start = 0;
+    return turns.map((lengths, n) => {
+      const known = this.known(first + n);
+      const ends = running(lengths.map(([, tokens]) => tokens));
+      const row = {
+        ...known,
+        ids: ids.subarray(start, start + known.length),
+        mask: maskOf(runs[n], known.length),
+        turns: lengths.map(([role, tokens], at) => [role, ends[at] - tokens, ends[at]]),
+        carried: carried[n],
+      };
+      start += known.length;
+      return row;
     });
-    return rows;
   }
 
   known(place) {
     const column = (name) => this.columns[name][place];
+    const there = (name) => (column(name) < 0 ? null : column(name));
     const source = this.overview.sources[column("source")];
     const origin = {
-      path: source ? source.path : null,
-      row: column("source_row"),
-      line: column("line") ? column("line") - 1 : null,
-      offset: column("offset") ? column("offset") - 1 : null,
-      length: column("raw_length"),
+      path: source ? source.path : null, row: column("source_row"), line: there("line"), offset: there("offset"), length: column("raw_length"),
     };
     return {
       row: column("row"),
@@ -161,8 +131,8 @@ class FileData {
   }
 
   async at(place) {
-    const rows = await this.block(Math.floor(place / this.packed.block_rows));
-    return rows[place % this.packed.block_rows];
+    const rows = await this.block(Math.floor(place / this.carried.block_rows));
+    return rows[place % this.carried.block_rows];
   }
 
   async row(number) {
@@ -179,19 +149,16 @@ class FileData {
   }
 
   async find(query, progress, cancelled) {
-    const { length, trained, source, roles } = this.columns;
-    const bit = query.role ? Math.min(this.packed.roles.indexOf(query.role), 50) : -1;
-    let places = this.inOrder.filter((n) => {
-      const share = length[n] ? trained[n] / length[n] : 0;
-      return (
-        (query.source === null || source[n] === query.source) &&
-        (!query.role || (bit >= 0 && Math.floor(roles[n] / 2 ** bit) % 2 === 1)) &&
-        (query.least === null || length[n] >= query.least) &&
-        (query.most === null || length[n] <= query.most) &&
-        (query.shareLeast === null || share >= query.shareLeast - 1e-9) &&
-        (query.shareMost === null || share <= query.shareMost + 1e-9)
-      );
-    });
+    const { length, trained, source } = this.columns;
+    const share = (n) => (length[n] ? trained[n] / length[n] : 0);
+    let places = this.inOrder.filter((n) => (
+      (query.source === null || source[n] === query.source) &&
+      (!query.role || this.roles[n].includes(query.role)) &&
+      (query.least === null || length[n] >= query.least) &&
+      (query.most === null || length[n] <= query.most) &&
+      (query.shareLeast === null || share(n) >= query.shareLeast - 1e-9) &&
+      (query.shareMost === null || share(n) <= query.shareMost + 1e-9)
+    ));
     if (query.text) {
       const needle = query.text.toLowerCase();
       const having = [];
@@ -205,7 +172,6 @@ class FileData {
       }
       places = having;
     }
-    const share = (n) => (length[n] ? trained[n] / length[n] : 0);
     const weights = {
       longest: (n) => -length[n],
       shortest: (n) => length[n],
@@ -242,11 +208,11 @@ class FileData {
 }
 
 class ServedData {
-  constructor(data) {
-    this.overview = data.overview;
-    this.selection = data.selection;
-    this.compare = data.compare;
-    this.size = data.overview.totals.rows;
+  constructor(told) {
+    this.overview = told.overview;
+    this.selection = told.selection;
+    this.compare = told.compare;
+    this.size = told.overview.totals.rows;
   }
 
   async open() {}

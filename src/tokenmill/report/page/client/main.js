@@ -1,12 +1,11 @@
 // What is shown when: tabs, filters, the chosen row, keys.
 
-const data_ = JSON.parse(byId("data").textContent);
-const data = data_.mode === "served" ? new ServedData(data_) : new FileData(data_);
 const TABS = [["rows", "Rows"], ["overview", "Overview"], ["rejected", "Rejected"], ["packing", "Packing"], ["recipe", "Recipe and proofs"], ["compare", "Compare"]];
 const drawn = new Set();
 let finding = 0;
 let showing = 0;
 let current = null;
+let data;
 let list;
 
 const showStatus = (text) => {
@@ -205,6 +204,12 @@ function shortcut(event) {
 }
 
 async function start() {
+  if (typeof DecompressionStream === "undefined") {
+    byId("view").textContent = "This browser is too old for this page: it lacks DecompressionStream. Chrome and Edge have it from version 80 on, Safari from 16.4, Firefox from 113.";
+    return;
+  }
+  const { told, rows } = JSON.parse(byId("data").textContent);
+  data = rows ? new FileData(await inflatedJson(told), rows) : new ServedData(await inflatedJson(told));
   makeTabs();
   makeHead();
   list = new List(byId("list"), showRow);
@@ -230,17 +235,14 @@ async function start() {
   byId("page-after").addEventListener("click", () => list.turn(list.page + 1));
   document.addEventListener("keydown", shortcut);
   document.addEventListener("scroll", scrolled, { passive: true, capture: true });
-  try {
-    await data.open();
-    await find();
-    const asked = /^#row=(\d+)$/.exec(location.hash);
-    if (asked) await openRow(Number(asked[1]));
-    else if (list.results && list.results.total) await list.choose(0, true);
-    else byId("view").append(el("div", { class: "empty" }, el("p", { text: "There are no rows to show." })));
-  } catch (error) {
-    showStatus(`This page cannot be read: ${error.message}`);
-  }
-  document.body.dataset.ready = "yes";
+  await data.open();
+  await find();
+  const asked = /^#row=(\d+)$/.exec(location.hash);
+  if (asked) await openRow(Number(asked[1]));
+  else if (list.results && list.results.total) await list.choose(0, true);
+  else byId("view").append(el("div", { class: "empty" }, el("p", { text: "There are no rows to show." })));
 }
 
-start();
+start()
+  .catch((error) => showStatus(`This page cannot be read: ${error.message}`))
+  .finally(() => { document.body.dataset.ready = "yes"; });

@@ -126,22 +126,15 @@ function packingPanel(data, open) {
   const { packing } = data.overview;
   if (!packing.previews.length) return [el("h2", { text: "Packing" }), el("p", { text: "There are no rows to pack." })];
   const box = el("div", { id: "pack-preview" });
-  const usual = packing.previews.find((one) => one.oversize <= packing.rows / 100) || packing.previews[packing.previews.length - 1];
+  const usual = packing.previews.find((one) => one.rows_longer <= packing.rows / 100) || packing.previews[packing.previews.length - 1];
   const draw = (value) => {
     const preview = packing.previews.find((one) => String(one.length) === value);
-    const label = (n) => `${5 * n} to ${5 * n + 5}% full`;
-    const most = Math.max(1, ...preview.counts);
-    const fills = el("div", { class: "bars small", role: "group", "aria-label": "Packs by fill" }, ...preview.counts.map((packs, n) => {
-      const text = `${label(n)}: ${plural(packs, "pack")}`;
-      const bar = el("span", { class: "column", role: "img", "aria-label": text, onmouseover: () => showTip(bar, el("span", { text })), onmouseout: hideTip }, el("i"));
-      bar.firstChild.style.height = packs ? `${Math.max(1.5, (100 * packs) / most)}%` : "0";
-      return bar;
-    }));
     box.replaceChildren(
       el("p", { class: "big" }, el("strong", { text: percent(preview.fill, 1, 2) }), " full: ",
-        `${plural(preview.packs, "pack")} of ${count(preview.length)} tokens, ${preview.rows_per_pack.toFixed(1)} rows each`,
-        preview.oversize ? `; ${plural(preview.oversize, "row")} longer than a pack, cut to it here` : ""),
-      el("figure", {}, el("figcaption", {}, el("strong", { text: "Fill" }), " packs by how full they are"), fills, axis(["0%", "25%", "50%", "75%", "100%"])),
+        `${plural(preview.packs, "pack")} of ${count(preview.length)} tokens, ${((preview.rows - preview.rows_longer) / Math.max(1, preview.packs)).toFixed(1)} rows each`,
+        preview.rows_longer ? `; ${plural(preview.rows_longer, "row")} longer than a pack, left out here` : ""),
+      el("figure", {}, el("figcaption", {}, el("strong", { text: "Fill" }), " packs by how full they are"),
+        bars("Packs by fill", preview.histogram, shareLabel("full"), { noun: "pack", size: "small" }), axis(PERCENTS)),
       el("h3", { text: preview.drawn.length < preview.packs ? `The first ${count(preview.drawn.length)} packs` : "All packs" }),
       packRows(preview, open));
   };

@@ -1,9 +1,10 @@
 r"""Characters that must not reach a terminal as they are.
 
-Text out of somebody's data, or a path, may hold *control characters*: an escape sequence could
-clear the screen, an override could turn the direction of what follows. `harmless` replaces them by
-pictures (``␛``) or escapes (``\u202e``) and keeps tab and line end; `visible` also shows spaces and
-line ends, for looking at tokens. This module imports nothing.
+Every command sends text through it on its way to the terminal. Text out of somebody's data, or a
+path, may hold *control characters*: an escape sequence could clear the screen, an override could
+turn the direction of what follows. `harmless` replaces them by pictures (``␛``) or escapes
+(``\u202e``) and keeps tab and line end; `visible` also shows spaces and line ends, for looking at
+tokens. This module imports nothing.
 """
 
 from __future__ import annotations

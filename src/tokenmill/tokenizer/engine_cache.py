@@ -1,10 +1,11 @@
 """What this process has loaded: engines and piece tables, by the tokenizer.json they are made of.
 
-Loading an engine takes longer than encoding a few thousand rows with it, so what was loaded once
-stays for the next call: `once` gives the object of a name for a tokenizer, and makes it where it is
-not there. Threads that ask for the same one at the same time wait for the first instead of
-loading it twice. The last `MOST_TOKENIZERS` that were used stay. Where there is little to encode,
-the fast engine is not loaded at all: `engine_for` says which one to ask for.
+`Tokenizer` and the engines ask it before they load anything. Loading an engine takes longer than
+encoding a few thousand rows with it, so what was loaded once stays for the next call: `once` gives
+the object of a name for a tokenizer, and makes it where it is not there. Threads that ask for the
+same one at the same time wait for the first instead of loading it twice. The last `MOST_TOKENIZERS`
+that were used stay. Where there is little to encode, the fast engine is not loaded at all:
+`engine_for` says which one to ask for.
 
 A forked child starts with nothing. Another thread of its parent may have held a lock or been inside
 an engine, and that thread does not exist in the child; so the child neither uses what was loaded

@@ -1,9 +1,11 @@
 """From a plan to visible files: all of them in one step, or none.
 
-`files_of` names the files of a plan, each with a stream of its bytes. `export` stages them as a
-hidden sibling of the target and publishes: one file by a link, a directory by a rename. Where the
-target is there already, nothing is written: the streams are compared with it, byte by byte, and it
-is either the same export (fine) or something else (refused). Nothing is ever replaced.
+In goes an `ExportPlan`, out comes what was made (`Exported`); `tokenmill.export` and ``tokenmill
+export`` call `export`. `files_of` names the files of a plan, each with a stream of its bytes.
+`export` stages them as a hidden sibling of the target and publishes: one file by a link, a
+directory by a rename. Where the target is there already, nothing is written: the streams are
+compared with it, byte by byte, and it is either the same export (fine) or something else (refused).
+Nothing is ever replaced.
 """
 
 from __future__ import annotations
@@ -18,10 +20,10 @@ from tokenmill import fingerprint
 from tokenmill.errors import UsageError
 from tokenmill.files import Staging, publish_directory, writing_errors
 from tokenmill.formats import megatron
-from tokenmill.formats.bridge import METADATA, metadata_of
-from tokenmill.formats.columns import TableMaker, maker_of
+from tokenmill.formats.megatron_bridge import METADATA, metadata_of
 from tokenmill.formats.plan import ExportPlan, SplitPlan
 from tokenmill.formats.streams import arrow_stream, json_lines, parquet_stream
+from tokenmill.formats.tables import TableMaker, maker_of
 
 Buffers = Iterable[bytes | memoryview]
 

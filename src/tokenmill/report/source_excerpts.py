@@ -1,10 +1,11 @@
 """The source row behind a row: an excerpt of its own bytes, where the source is still readable.
 
-A `RawRows` opens the sources of a store, each once and only when asked, and answers with an
-*excerpt*: a document with the first bytes of the row as text, how many more there are, and a note.
-A source that is gone, or whose row is no longer what it was, gives a note and no text: what is
-shown is never another row's. Whether the file as a whole is the one that was prepared is said too,
-because of a rejected row only place and length are known.
+In go a store and an origin; out comes text for ``tokenmill inspect`` and for the page's rejected
+rows. A `SourceExcerpts` opens the sources of a store, each once and only when asked, and answers
+with an *excerpt*: a document with the first bytes of the row as text, how many more there are, and
+a note. A source that is gone, or whose row is no longer what it was, gives a note and no text: what
+is shown is never another row's. Whether the file as a whole is the one that was prepared is said
+too, because of a rejected row only place and length are known.
 
 The paths are what the store's proof says, and a store may come from anybody: only what stands on
 this machine's file systems is opened, and nothing is fetched unless the caller allows it.
@@ -25,7 +26,7 @@ MOST_BYTES = 2048
 """Bytes of an excerpt; a person sees what is wrong in the first lines."""
 
 
-class RawRows:
+class SourceExcerpts:
     """Excerpts of a store's source rows.
 
     Args:

@@ -1,10 +1,12 @@
 """Near-duplicates by MinHash over shingles of tokens; candidates are checked exactly.
 
-The *body* of a row is its rendered tokens from the first turn that is no system turn on, because
-a long system prompt or list of tools would make all rows alike. A *shingle* is `SHINGLE` tokens in
-a row, hashed to 64 bits. Two rows are near-duplicates when the Jaccard index of their sets of
-shingles (shared over all) is at least `THRESHOLD`. Rows with fewer than `LEAST` shingles are not
-compared: one word makes a difference there.
+Workers (`linter`) make the sketches of a block's rows, `run_lint` finds candidates among all of
+them, and workers (`pairs`) compare those exactly. The *body* of a row is its rendered tokens from
+the first turn that is no system turn on, because a long system prompt or list of tools would make
+all rows alike. A *shingle* is `SHINGLE` tokens in a row, hashed to 64 bits. Two rows are
+near-duplicates when the Jaccard index of their sets of shingles (shared over all) is at least
+`THRESHOLD`. Rows with fewer than `LEAST` shingles are not compared: one word makes a difference
+there.
 
 Candidates come from a *sketch*: `BANDS` × `PER_BAND` MinHashes, each band condensed to 32 bits (64
 bytes per row). Rows that agree in a band are compared with the first and the previous row of that

@@ -1,9 +1,10 @@
 """Packs as Megatron-Bridge reads them, and what it wants to know of all of them together.
 
-Its packed dataset cuts every row to predictions: inputs are all tokens but the last, labels all but
-the first. Three things follow. The mask stands one token earlier than ours: there it says of a
-position whether the token *behind* it is trained. A row's place in a pack is a token less than the
-row. And where context parallelism wants rows of a multiple of tokens (``pad_multiple``, its
+`tables` asks it for the records of packs, `export_files` for the metadata beside them. Its packed
+dataset cuts every row to predictions: inputs are all tokens but the last, labels all but the first.
+Three things follow. The mask stands one token earlier than ours: there it says of a position
+whether the token *behind* it is trained. A row's place in a pack is a token less than the row. And
+where context parallelism wants rows of a multiple of tokens (``pad_multiple``, its
 ``pad_seq_to_mult``), it is the predictions that are counted: a row is stored with that many tokens
 and one more, padded with the end-of-sequence token, by which its reader tells the padding.
 """

@@ -1,4 +1,4 @@
-"""The battery: texts on which two tokenizers that differ at all are likely to differ.
+"""Parity texts: texts on which two tokenizers that differ at all are likely to differ.
 
 Used twice: an engine is trusted with a tokenizer only after it gave the reference's ids on all of
 it, and AutoTokenizer is compared with the tokenizer.json beside it. It holds what divides
@@ -39,7 +39,7 @@ _TRICKY = (
 ADDED_TOKENS_TRIED = 768  # enough for every family known; gemma has 6,415, nearly all alike
 
 
-def battery(added: Iterable[str]) -> list[str]:
+def parity_texts(added: Iterable[str]) -> list[str]:
     """The texts for a tokenizer with these added tokens; the same for the same tokens."""
     tokens = _spread(sorted({token for token in added if token}), ADDED_TOKENS_TRIED)
     texts = ["", *_TRICKY]
@@ -113,6 +113,6 @@ def _around_tokens(tokens: Sequence[str]) -> list[str]:
 
 
 def _random_mixtures(tokens: Sequence[str]) -> list[str]:
-    generator = random.Random(20261115)  # seeded: the battery is a function of the tokens alone
+    generator = random.Random(20261115)  # seeded: the texts are a function of the tokens alone
     choices = [*_WORDS, *_SPACES, *_SPACES, "'s", ".", ",\n", *tokens[:64]]
     return ["".join(generator.choices(choices, k=24)) for _ in range(160)]

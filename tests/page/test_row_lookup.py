@@ -11,8 +11,8 @@ import pytest
 from tests.cli.harness import Shell
 from tests.page.conftest import Made
 from tokenmill.errors import UsageError
-from tokenmill.report.choose import row_at_address, rows_by_rule, trained_shares
-from tokenmill.report.raw import RawRows
+from tokenmill.report.row_lookup import row_at_address, rows_by_rule, trained_shares
+from tokenmill.report.source_excerpts import SourceExcerpts
 from tokenmill.store import Store
 
 
@@ -105,7 +105,7 @@ def test_call_that_contradicts_itself_is_refused(
 def test_excerpt_of_a_changed_source_is_a_note_and_no_text(made: Made, tmp_path: Path) -> None:
     origin = made.store[0].origin
     moved = tmp_path / "moved.jsonl"
-    raws = RawRows(made.store, str(made.cache))
+    raws = SourceExcerpts(made.store, str(made.cache))
     assert json.loads(raws.excerpt(origin)["text"])["id"] == "example-0000"
     moved.write_text('{"id": 1}\n{"id": 2}\n')
     changed = raws.excerpt(origin._replace(path=str(moved)))

@@ -12,7 +12,15 @@ import numpy as np
 import pytest
 
 from tests.tokenizer.families import FAMILIES, family_json
-from tokenmill.tokenizer import LITTLE_WORK, Encoder, Tokenizer, engine_for, engines, loaded, memo
+from tokenmill.tokenizer import (
+    LITTLE_WORK,
+    Encoder,
+    Tokenizer,
+    engine_cache,
+    engine_for,
+    engines,
+    memo,
+)
 from tokenmill.tokenizer.engines import HfEngine
 from tokenmill.tokenizer.pieces import PieceTable
 
@@ -72,7 +80,7 @@ def test_threads_that_ask_at_the_same_time_load_once() -> None:
         return made[-1]
 
     threads = [
-        threading.Thread(target=lambda: got.append(loaded.once("x", "thing", make)))
+        threading.Thread(target=lambda: got.append(engine_cache.once("x", "thing", make)))
         for _ in range(4)
     ]
     for thread in threads:
@@ -87,9 +95,9 @@ def test_only_the_last_tokenizers_stay_and_failures_do_not() -> None:
     made = []
 
     def make(name: str) -> str:
-        return loaded.once(name, "thing", lambda: made.append(name) or name)
+        return engine_cache.once(name, "thing", lambda: made.append(name) or name)
 
-    names = [str(number) for number in range(loaded.MOST_TOKENIZERS + 1)]
+    names = [str(number) for number in range(engine_cache.MOST_TOKENIZERS + 1)]
     for name in names:
         make(name)
     make(names[-1])
@@ -99,8 +107,8 @@ def test_only_the_last_tokenizers_stay_and_failures_do_not() -> None:
     assert made == [*names, names[0]]
 
     with pytest.raises(ZeroDivisionError):
-        loaded.once("y", "thing", lambda: 1 // 0)
-    assert loaded.once("y", "thing", lambda: 2) == 2
+        engine_cache.once("y", "thing", lambda: 1 // 0)
+    assert engine_cache.once("y", "thing", lambda: 2) == 2
 
 
 def test_forked_child_starts_with_nothing_and_encodes() -> None:
@@ -113,7 +121,7 @@ def test_forked_child_starts_with_nothing_and_encodes() -> None:
         go.wait(30)
 
     # Another thread is loading, and holds the locks, while the process forks.
-    busy = threading.Thread(target=loaded.once, args=(tokenizer.checksum, "slow", make))
+    busy = threading.Thread(target=engine_cache.once, args=(tokenizer.checksum, "slow", make))
     busy.start()
     inside.wait(30)
     child = os.fork()
@@ -153,7 +161,7 @@ def test_table_is_made_once_per_cache_and_again_where_it_is_damaged(
     own_cache: Path, loads: list[str]
 ) -> None:
     def share() -> Tokenizer:
-        loaded.forget()  # as another process
+        engine_cache.forget()  # as another process
         tokenizer = fresh()
         memo.share_table(tokenizer, own_cache)
         return tokenizer
@@ -226,7 +234,7 @@ def test_little_work_starts_no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     engine._backend = Backend()
     ids, _ = engine.encode(["Hello world"] * 3)
     assert batches == []
-    monkeypatch.setattr(loaded, "LITTLE_WORK", 20)
+    monkeypatch.setattr(engine_cache, "LITTLE_WORK", 20)
     many, _ = engine.encode(["Hello world"] * 3)
     assert batches == [3]
     assert np.array_equal(ids, many)

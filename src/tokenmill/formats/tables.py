@@ -1,10 +1,11 @@
 """Blocks of rows and packs as Arrow tables.
 
-A *table maker* has a schema and turns a block (`Packs`: integers that name rows and pieces) into a
-table of it. `RowTables` holds what a row is: ids, mask or labels, origin, carried columns.
-`TrainerTables` holds the three columns that trainers of transformers take, and others only where
-they are asked for. `PackTables` lays pieces side by side as the loader does, without a padding
-tail: whoever reads packs pads them, or does not need to.
+In goes an `ExportPlan`, out comes a table maker, whose tables `streams` turns into bytes. A *table
+maker* has a schema and turns a block (`Packs`: integers that name rows and pieces) into a table of
+it. `RowTables` holds what a row is: ids, mask or labels, origin, carried columns. `TrainerTables`
+holds the three columns that trainers of transformers take, and others only where they are asked
+for. `PackTables` lays pieces side by side as the loader does, without a padding tail: whoever reads
+packs pads them, or does not need to.
 
 Labels are unshifted and -100 at the first token of every row, as everywhere; ``loss_mask`` of a row
 is the stored one. In a pack the mask is 0 at the first token of every row, as in the loader's
@@ -23,8 +24,8 @@ import pyarrow as pa
 
 from tokenmill.dataset import View
 from tokenmill.errors import UsageError
-from tokenmill.formats.bridge import bridge_record, eos_of, stored_slots
 from tokenmill.formats.carried import CarriedColumns, carried_names
+from tokenmill.formats.megatron_bridge import bridge_record, eos_of, stored_slots
 from tokenmill.formats.plan import LENGTHS, TRAINERS, ExportPlan
 from tokenmill.packing import IGNORE, Packs, Piece
 from tokenmill.store import Row

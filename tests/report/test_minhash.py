@@ -8,14 +8,14 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tokenmill.report.lint import near
-from tokenmill.report.lint.pairs import near_ones
+from tokenmill.report.lint import minhash
+from tokenmill.report.lint.pairs import near_duplicates
 
 Row = list[int]
 
 
 def naive_shingles(row: Row) -> set[tuple[int, ...]]:
-    return {tuple(row[at : at + near.SHINGLE]) for at in range(len(row) - near.SHINGLE + 1)}
+    return {tuple(row[at : at + minhash.SHINGLE]) for at in range(len(row) - minhash.SHINGLE + 1)}
 
 
 def naive_jaccard(one: Row, other: Row) -> float:
@@ -24,10 +24,10 @@ def naive_jaccard(one: Row, other: Row) -> float:
 
 
 def found(rows: list[Row]) -> dict[int, tuple[int, float]]:
-    hashed = [near.shingles(np.array(row, np.int32)) for row in rows]
-    pairs = list(near.candidates(near.sketches(hashed)).items())
+    hashed = [minhash.shingles(np.array(row, np.int32)) for row in rows]
+    pairs = list(minhash.candidates(minhash.sketches(hashed)).items())
     known = {number: np.unique(hashes) for number, hashes in enumerate(hashed)}
-    return {row: (other, index) for row, other, index in near_ones(pairs, known)}
+    return {row: (other, index) for row, other, index in near_duplicates(pairs, known)}
 
 
 def changed(row: Row, places: list[int]) -> Row:
@@ -57,7 +57,7 @@ def test_copies_with_few_edits_are_found_and_others_are_not(
     expected = {
         late
         for early, late in itertools.combinations(range(len(rows)), 2)
-        if naive_jaccard(rows[early], rows[late]) >= near.THRESHOLD
+        if naive_jaccard(rows[early], rows[late]) >= minhash.THRESHOLD
     }
     answer = found(rows)
     assert set(answer) == expected
@@ -66,22 +66,22 @@ def test_copies_with_few_edits_are_found_and_others_are_not(
         assert index == round(naive_jaccard(rows[row], rows[other]), 4)
 
 
-@given(st.lists(st.lists(st.integers(0, 3), min_size=near.SHINGLE, max_size=40), max_size=12))
+@given(st.lists(st.lists(st.integers(0, 3), min_size=minhash.SHINGLE, max_size=40), max_size=12))
 def test_whatever_is_reported_is_exact(rows: list[Row]) -> None:
     for row, (other, index) in found(rows).items():
         assert other < row
         assert index == round(naive_jaccard(rows[row], rows[other]), 4)
-        assert index >= near.THRESHOLD
+        assert index >= minhash.THRESHOLD
 
 
 @given(st.lists(st.lists(st.integers(0, 99), min_size=5, max_size=300), min_size=1, max_size=6))
 def test_sketch_of_a_row_does_not_depend_on_its_neighbours(rows: list[Row]) -> None:
-    hashed = [near.shingles(np.array(row, np.int32)) for row in rows]
-    together = near.sketches(hashed)
+    hashed = [minhash.shingles(np.array(row, np.int32)) for row in rows]
+    together = minhash.sketches(hashed)
     for number, hashes in enumerate(hashed):
-        assert np.array_equal(together[number], near.sketches([hashes])[0])
+        assert np.array_equal(together[number], minhash.sketches([hashes])[0])
 
 
 def test_short_rows_have_no_shingles() -> None:
-    assert len(near.shingles(np.arange(near.SHINGLE - 1, dtype=np.int32))) == 0
-    assert len(near.shingles(np.arange(near.SHINGLE, dtype=np.int32))) == 1
+    assert len(minhash.shingles(np.arange(minhash.SHINGLE - 1, dtype=np.int32))) == 0
+    assert len(minhash.shingles(np.arange(minhash.SHINGLE, dtype=np.int32))) == 1

@@ -16,7 +16,8 @@ from tokenmill.api import run_recipe
 from tokenmill.errors import UsageError
 from tokenmill.loader.stream import packing_plan
 from tokenmill.packing import Pack
-from tokenmill.report import spread
+from tokenmill.report import packing_preview as previews
+from tokenmill.report import stats
 from tokenmill.report.stats import PERCENTILES, store_stats
 from tokenmill.store import Store, open_store
 
@@ -30,10 +31,10 @@ def arrays(rows: list[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
     return table[:, 0], table[:, 1]
 
 
-@given(rows_of_tokens)
-def test_length_bins_hold_every_row_once(rows: list[tuple[int, int]]) -> None:
+@given(rows_of_tokens, st.sampled_from([1, 2, 6]))
+def test_length_bins_hold_every_row_once(rows: list[tuple[int, int]], per_doubling: int) -> None:
     lengths, _ = arrays(rows)
-    bins = spread.length_histogram(lengths)
+    bins = stats.length_histogram(lengths, per_doubling)
     for entry in bins:
         inside = [n for n in lengths.tolist() if entry["from"] <= n <= entry["to"]]
         assert (entry["rows"], entry["tokens"]) == (len(inside), sum(inside))
@@ -44,17 +45,35 @@ def test_length_bins_hold_every_row_once(rows: list[tuple[int, int]]) -> None:
         assert bins[-1]["rows"]
 
 
-@given(rows_of_tokens)
-def test_share_bins_hold_every_row_once(rows: list[tuple[int, int]]) -> None:
-    counts = Counter(min(9, trained * 10 // length) for length, trained in rows)
-    bins = spread.share_histogram(*arrays(rows))
-    assert [entry["rows"] for entry in bins] == [counts[n] for n in range(10)]
+@given(rows_of_tokens, st.sampled_from([10, 20]))
+def test_share_bins_hold_every_row_once(rows: list[tuple[int, int]], bins: int) -> None:
+    counts = Counter(min(bins - 1, trained * bins // length) for length, trained in rows)
+    lengths, trained = arrays(rows)
+    found = stats.share_histogram(trained, lengths, bins)
+    assert [entry["rows"] for entry in found] == [counts[n] for n in range(bins)]
+    assert [entry["from"] for entry in found] == [n / bins for n in range(bins)]
+
+
+def test_page_and_terminal_count_the_same_bins(store: Store) -> None:
+    from tokenmill.report.page.overview import overview
+
+    fine, coarse = overview(store, None), stats.store_distributions(store)
+    for fine_bins, bins in (
+        (fine["lengths"], coarse["histogram"]),
+        (fine["shares"], coarse["trained_share_histogram"]),
+    ):
+        for entry in bins:
+            inside = [b for b in fine_bins if entry["from"] <= b["from"] and b["to"] <= entry["to"]]
+            assert sum(b["rows"] for b in inside) == entry["rows"]
+    by_length = {preview["length"]: preview for preview in fine["packing"]["previews"]}
+    for preview in coarse["packing"]:
+        assert preview.items() <= by_length[preview["length"]].items()
 
 
 @given(rows_of_tokens, st.integers(1, 50_000))
 def test_limit_drops_what_is_longer(rows: list[tuple[int, int]], limit: int) -> None:
     longer = [(length, trained) for length, trained in rows if length > limit]
-    assert spread.limit_effect(*arrays(rows), limit) == {
+    assert stats.limit_effect(*arrays(rows), limit) == {
         "max_length": limit,
         "rows_dropped": len(longer),
         "tokens_dropped": sum(length for length, _ in longer),
@@ -65,16 +84,16 @@ def test_limit_drops_what_is_longer(rows: list[tuple[int, int]], limit: int) -> 
 
 def test_ladder_ends_where_nothing_is_dropped_and_holds_what_was_asked() -> None:
     lengths = np.array([100, 3000], np.int32)
-    assert spread.ladder(lengths) == [512, 1024, 2048, 4096]
-    assert spread.ladder(lengths, [700, 9999]) == [512, 700, 1024, 2048, 4096, 9999]
-    assert spread.ladder(np.zeros(0, np.int32)) == [512]
+    assert stats.limits_to_try(lengths) == [512, 1024, 2048, 4096]
+    assert stats.limits_to_try(lengths, [700, 9999]) == [512, 700, 1024, 2048, 4096, 9999]
+    assert stats.limits_to_try(np.zeros(0, np.int32)) == [512]
     with pytest.raises(UsageError, match="positive"):
-        spread.ladder(lengths, [0])
+        stats.limits_to_try(lengths, [0])
 
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
-    room = tmp_path_factory.mktemp("spread")
+    room = tmp_path_factory.mktemp("stats")
     one = write_rows(room / "one.jsonl", conversations(40, words=30))
     two = write_rows(room / "two.jsonl", conversations(25, first=100, words=300))
     prepared = run_recipe([str(one), str(two)], str(TOKENIZER), cache_dir=room / "cache", **INLINE)
@@ -83,7 +102,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
 
 def test_packs_are_those_of_the_loader(store: Store) -> None:
     for length in (300, 2048):
-        fill = spread.packing_fill(store, length)
+        fill = previews.packing_preview(store, length).document()
         packs, tokens = packing_plan(store, Pack(length, oversize="drop"))
         assert (fill["packs"], fill["rows"]) == (packs, 65)
         assert fill["fill"] == round(tokens / (packs * length), 6)
@@ -97,17 +116,16 @@ def test_windows_are_those_of_the_loader_and_only_so_many_are_packed(
         def __init__(self, length: int, oversize: str) -> None:
             super().__init__(length, window=10, oversize=oversize)
 
-    monkeypatch.setattr(spread, "Pack", SmallPack)
+    monkeypatch.setattr(previews, "Pack", SmallPack)
     for length in (400, 1500, 1800):  # at 1,500 another order gives another number of packs
         packs, tokens = packing_plan(store, Pack(length, window=10, oversize="drop"))
-        fill = spread.packing_fill(store, length)
+        fill = previews.packing_preview(store, length).document()
         assert (fill["packs"], fill["fill"]) == (packs, round(tokens / (packs * length), 6))
-    monkeypatch.setattr(spread, "MOST_WINDOWS", 3)
-    assert spread.packing_fill(store, 2048)["rows"] == 30
+    assert previews.packing_preview(store, 2048, windows=3).document()["rows"] == 30
 
 
 def test_percentiles_per_source_are_those_of_its_rows(store: Store) -> None:
-    found = spread.store_spread(store)["source_percentiles"]
+    found = stats.store_distributions(store)["source_percentiles"]
     lengths = np.asarray(store.lengths)
     for mine, rows in zip(found, (lengths[:40], lengths[40:]), strict=True):
         ordered = np.sort(rows)

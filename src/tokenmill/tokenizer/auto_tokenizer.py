@@ -1,4 +1,4 @@
-"""The one door to transformers: what AutoTokenizer would encode with.
+"""What AutoTokenizer would encode with: the only module of this room that imports transformers.
 
 The reference is what the user's trainer does by itself, and most trainers call
 ``AutoTokenizer.from_pretrained``. Some classes of transformers rebuild a tokenizer from its parts
@@ -19,10 +19,10 @@ from typing import Any
 
 from tokenmill.errors import TokenizerError
 from tokenmill.tokenizer.backend import added_tokens, canonical_backend, parse_backend
-from tokenmill.tokenizer.battery import battery, vocabulary_texts
 from tokenmill.tokenizer.identity import ALWAYS_COUNTED, Template
 from tokenmill.tokenizer.location import INSTALL
 from tokenmill.tokenizer.location import is_installed as is_installed
+from tokenmill.tokenizer.parity_texts import parity_texts, vocabulary_texts
 from tokenmill.tokenizer.tokenizer import Tokenizer
 
 
@@ -145,7 +145,7 @@ def _text_encoded_differently(auto: Any, theirs: Tokenizer | None, ours: Tokeniz
             return None
         added |= {token["content"] for token in added_tokens(other)}
         added |= set(theirs.special_tokens.values())
-    texts = battery(added)
+    texts = parity_texts(added)
     texts += vocabulary_texts(ours.pieces(range(len(ours.table))))
     reference = ours.reference.encode_batch(texts, add_special_tokens=False)
     with _quietly():

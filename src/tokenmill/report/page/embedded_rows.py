@@ -1,0 +1,240 @@
+"""The rows that a page on disk carries: which ones, in few bytes, and the sentence that says so.
+
+Comes in: a store, its tokenizer, a bound in bytes and, where somebody asked for some, a rule or row
+numbers. Goes out: `EmbeddedRows`, whose `document` the page holds and ``client/data.js`` reads, and
+a sentence about them. Only `make_page` calls it; a served page asks for its rows one by one.
+
+Where the whole store fits, all rows are in the page, in order. Where it does not, the *selection*
+is the rows a person would look for first (the longest, the shortest, those with the smallest
+trained share) and then rows drawn at random with a seed, as many as fit: a fair sample, not the
+beginning of a file. Rows chosen by rule stay what was asked for. In every case the page says which
+rows it holds, how many it does not, and how to see those.
+
+Everything is compressed JSON (`compressed`), in parts, so that a browser opens only what it shows:
+one table of the *pieces* that occur, most frequent first; one *index* with the columns that filters
+ask for, as differences to the row before; and *blocks* of 256 rows. A block has the *rows* (turns,
+mask as run lengths, carried columns) and the *ids*: numbers into the table of pieces, each as a
+varint (seven bits a byte, the high bit says more follows). As JSON they would take a fifth more.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tokenmill.errors import UsageError
+from tokenmill.report.page.document import compressed
+from tokenmill.report.page.rows import mask_runs, origin_columns, short_carried
+from tokenmill.report.row_lookup import rows_by_rule
+from tokenmill.sampling import FeistelOrder
+from tokenmill.store import Row, Store
+from tokenmill.tokenizer import Tokenizer
+
+BLOCK_ROWS = 256
+MOST_TOKENS = 24_000_000
+"""Tokens that a page may carry whatever their size: a browser has to hold them."""
+
+EXTREMES = 20  # rows of each extreme in a sample
+ESTIMATED_BLOCKS = 4
+
+Int64 = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class EmbeddedRows:
+    """Rows of a page.
+
+    Attributes:
+        rows: Their numbers in the store, in the order of the blocks.
+        pieces: The table of pieces, compressed.
+        index: The index, compressed.
+        blocks: ``rows`` and ``ids`` of ``block_rows`` rows each, compressed.
+        block_rows: `BLOCK_ROWS`, or fewer where rows are so long that no block would fit.
+    """
+
+    rows: Int64
+    pieces: str
+    index: str
+    blocks: list[dict[str, str]]
+    block_rows: int
+
+    def document(self) -> dict[str, Any]:
+        """What stands in the page."""
+        return {
+            "block_rows": self.block_rows,
+            "pieces": self.pieces,
+            "index": self.index,
+            "blocks": self.blocks,
+        }
+
+
+def select_rows(
+    store: Store,
+    tokenizer: Tokenizer,
+    most_bytes: int,
+    *,
+    rule: str | None = None,
+    rows: Sequence[int] | None = None,
+    count: int | None = None,
+    seed: int = 0,
+) -> tuple[EmbeddedRows, str]:
+    """The rows of a page, and the sentence about them."""
+    if rows is not None:
+        taken = embed(store, tokenizer, list(rows)[:count], most_bytes)
+        return taken, _sentence(taken, len(store), "the rows asked for")
+    if rule is not None:
+        if rule == "rejected":
+            raise UsageError("--rule rejected names no rows; every page lists the rejected ones")
+        chosen = rows_by_rule(store, rule, len(store) if count is None else count, seed)
+        chosen = chosen[: _fitting(store, chosen)]
+        taken = embed(store, tokenizer, chosen, most_bytes)
+        drawn = f" with seed {seed}" if rule == "random" else ""
+        return taken, _sentence(taken, len(store), f"by rule {rule}{drawn}")
+    if count is None and _everything_fits(store, tokenizer, most_bytes):
+        taken = embed(store, tokenizer, range(len(store)), most_bytes)
+        if len(taken.rows) == len(store):
+            return taken, f"All {len(store):,} rows of the store are in this page."
+    sample = sampled_rows(store, seed)
+    taken = embed(store, tokenizer, sample[:count], most_bytes)
+    how = (
+        f"the {EXTREMES} longest, the {EXTREMES} shortest and the {EXTREMES} with the smallest "
+        f"trained share first, then rows drawn at random with seed {seed}"
+    )
+    return taken, _sentence(taken, len(store), how)
+
+
+def sampled_rows(store: Store, seed: int) -> list[int]:
+    """Extremes first, then the rest in a random order, up to the tokens a page may carry."""
+    chosen: dict[int, None] = {}
+    for rule in ("longest", "shortest", "least-trained"):
+        chosen |= dict.fromkeys(rows_by_rule(store, rule, EXTREMES))
+    if len(store):
+        mean = max(1.0, store.manifest["totals"]["tokens"] / len(store))
+        wanted = min(len(store), int(2 * MOST_TOKENS / mean) + EXTREMES)
+        drawn = FeistelOrder(len(store), seed).indices(0, np.arange(wanted))
+        chosen |= dict.fromkeys(drawn.tolist())
+    rows = list(chosen)
+    return rows[: _fitting(store, rows)]
+
+
+def _fitting(store: Store, rows: Sequence[int]) -> int:
+    """How many of the rows stay within the tokens a page may carry; at least one."""
+    running = np.cumsum(store.lengths[np.asarray(rows, dtype=np.int64)], dtype=np.int64)
+    return max(1, int(np.searchsorted(running, MOST_TOKENS, side="right")))
+
+
+def _everything_fits(store: Store, tokenizer: Tokenizer, most_bytes: int) -> bool:
+    """An estimate from a few blocks spread over the store."""
+    tokens: int = store.manifest["totals"]["tokens"]
+    if tokens > MOST_TOKENS:
+        return False
+    if len(store) <= ESTIMATED_BLOCKS * BLOCK_ROWS:
+        return True
+    step = (len(store) - BLOCK_ROWS) // (ESTIMATED_BLOCKS - 1)
+    some = [n + i for n in range(0, ESTIMATED_BLOCKS * step, step) for i in range(BLOCK_ROWS)]
+    some = [n for n in some if n < len(store)]
+    tried = embed(store, tokenizer, some, 1 << 40)
+    share = max(1, int(store.lengths[tried.rows].sum())) / max(1, tokens)
+    # The table of pieces grows slower than the rows, so it counts twice, not in proportion.
+    in_proportion = len(tried.index) + sum(map(_size, tried.blocks))
+    return in_proportion / share + 2 * len(tried.pieces) <= most_bytes
+
+
+def _sentence(taken: EmbeddedRows, total: int, how: str) -> str:
+    missing = total - len(taken.rows)
+    if not missing:
+        return f"All {total:,} rows of the store are in this page, {how}."
+    return (
+        f"{len(taken.rows):,} of {total:,} rows are in this page: {how}. {missing:,} rows are "
+        "not; tokenmill inspect STORE --serve shows every row."
+    )
+
+
+def embed(store: Store, tokenizer: Tokenizer, rows: Sequence[int], most_bytes: int) -> EmbeddedRows:
+    """Encode rows, in order, as far as they fit into ``most_bytes`` of a page."""
+    wanted = np.asarray(rows, dtype=np.int64)
+    counts = np.zeros(len(tokenizer.table), np.int64)
+    for first in range(0, len(wanted), BLOCK_ROWS):
+        ids = np.concatenate([store[int(n)].input_ids for n in wanted[first : first + BLOCK_ROWS]])
+        found = np.bincount(ids, minlength=len(counts))
+        counts = np.pad(counts, (0, len(found) - len(counts))) + found
+    used = np.flatnonzero(counts)
+    used = used[np.argsort(-counts[used], kind="stable")]
+    number_of = np.zeros(len(counts), np.int32)  # a token's number in the table of pieces
+    number_of[used] = np.arange(len(used))
+    pieces = compressed(_table(tokenizer, used))
+    blocks: list[dict[str, str]] = []
+    roles: list[list[str]] = []
+    for block_rows in (BLOCK_ROWS, max(1, BLOCK_ROWS // 16), 1):
+        left = most_bytes - len(pieces)
+        for first in range(0, len(wanted), block_rows):
+            numbers = wanted[first : first + block_rows]
+            rows_here = [store[int(number)] for number in numbers]
+            block = _block(rows_here, number_of)
+            roles_here = [sorted({role for role, _, _ in row.turns}) for row in rows_here]
+            # The index of all blocks together takes a little less than those of each.
+            left -= _size(block) + len(compressed(_index(store, numbers, roles_here)))
+            if left < 0:
+                break
+            blocks.append(block)
+            roles += roles_here
+        if blocks:
+            break
+    taken = wanted[: len(roles)]
+    index = compressed(_index(store, taken, roles))
+    return EmbeddedRows(taken, pieces, index, blocks, block_rows)
+
+
+def _size(block: dict[str, str]) -> int:
+    return len(json.dumps(block)) + 1  # and a comma
+
+
+def _table(tokenizer: Tokenizer, used: Int64) -> dict[str, Any]:
+    """Id and bytes of each piece that occurs, and which of them are special."""
+    return {
+        "ids": used.tolist(),
+        "special": used[tokenizer.is_special(used.tolist())].tolist(),
+        "pieces": [_text_or_bytes(piece) for piece in tokenizer.pieces(used)],
+    }
+
+
+def _text_or_bytes(piece: bytes) -> str | list[int]:
+    try:
+        return piece.decode("utf-8")
+    except UnicodeDecodeError:  # a part of a character
+        return list(piece)
+
+
+def _block(rows: Sequence[Row], number_of: NDArray[np.int32]) -> dict[str, str]:
+    parts = {
+        "turns": [[[role, end - start] for role, start, end in row.turns] for row in rows],
+        "runs": [mask_runs(row.loss_mask).tolist() for row in rows],
+        "carried": [short_carried(row.carried) for row in rows],
+    }
+    ids = number_of[np.concatenate([row.input_ids for row in rows])]
+    return {"rows": compressed(parts), "ids": compressed(varints(ids))}
+
+
+def _index(store: Store, numbers: Int64, roles: Sequence[Sequence[str]]) -> dict[str, Any]:
+    columns = {
+        "row": numbers,
+        "length": store.lengths[numbers].astype(np.int64),
+        "trained": store.trained[numbers].astype(np.int64),
+        **origin_columns(store, numbers),
+    }
+    steps = {name: np.diff(column, prepend=0).tolist() for name, column in columns.items()}
+    return {**steps, "roles": roles}
+
+
+def varints(numbers: NDArray[np.int32]) -> bytes:
+    """Numbers from 0 to 2²⁸ - 1 as base-128 varints, the lowest seven bits first."""
+    shifts = np.arange(0, 28, 7, dtype=np.int32)
+    rest = numbers[:, None] >> shifts
+    written = (rest > 0) | (shifts == 0)
+    encoded: bytes = ((rest & 127) | (rest > 127) * 128).astype(np.uint8)[written].tobytes()
+    return encoded
