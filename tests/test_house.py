@@ -61,14 +61,39 @@ def test_files_stay_small() -> None:
     assert not long, f"over {MOST_LINES} lines: {long}"
 
 
-def test_every_room_stands_in_a_layer() -> None:
+def layers() -> dict[str, int]:
+    """Room → the number of its layer, the highest is 0."""
     settings = tomllib.loads((PROJECT / "pyproject.toml").read_text(encoding="utf-8"))
     contracts = settings["tool"]["importlinter"]["contracts"]
-    layers = next(contract["layers"] for contract in contracts if contract["type"] == "layers")
-    placed = {room.strip(" ()") for layer in layers for room in layer.split("|")}
+    stated = next(contract["layers"] for contract in contracts if contract["type"] == "layers")
+    return {
+        room.strip(" ()"): number
+        for number, layer in enumerate(stated)
+        for room in layer.split("|")
+    }
+
+
+def test_every_room_stands_in_a_layer() -> None:
     rooms = {path.stem for path in PACKAGE.glob("*.py")}
     rooms |= {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
-    assert rooms - {"__init__", "__main__"} <= placed
+    assert rooms - {"__init__", "__main__"} <= set(layers())
+
+
+def test_no_module_is_named_by_a_string_in_a_room_that_may_not_import_it() -> None:
+    """What import-linter cannot see: a name for `import_module`, or for a worker's entry."""
+    layer, upwards = layers(), []
+    for path in MODULES:
+        room = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            value = node.value if isinstance(node, ast.Constant) else None
+            named = re.fullmatch(
+                r"tokenmill\.(\w+)[\w.]*(:\w+)?", value if isinstance(value, str) else ""
+            )
+            if named is None or room not in layer or named[1] not in layer:
+                continue
+            if named[1] != room and layer[named[1]] <= layer[room]:
+                upwards.append((str(path.relative_to(PACKAGE)), value))
+    assert not upwards
 
 
 def test_reading_names_load_none_of_the_heavy_libraries() -> None:

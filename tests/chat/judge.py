@@ -32,7 +32,6 @@ from tests.chat.mask_oracle import judge, to_train
 from tests.chat.turn_oracle import Conversation, lost
 from tokenmill.chat import ChatSpec, Renderer
 from tokenmill.chat.calls import call_list, text_arguments
-from tokenmill.chat.prompts import PromptRenderer
 from tokenmill.chat.shapes import Plain, read
 from tokenmill.errors import RowError
 
@@ -58,19 +57,6 @@ def make_renderer(
     if "renderer" in names:
         keyword = {"renderer": renderer}
     return Renderer(spec, template, special_tokens, **keyword)
-
-
-def make_prompt_renderer(
-    template: str | Mapping[str, str] | None,
-    special_tokens: Mapping[str, str] | None = None,
-    renderer: str = "auto",
-) -> Any:
-    """A prompt renderer, likewise."""
-    names = inspect.signature(PromptRenderer).parameters
-    keyword: dict[str, Any] = {"fast": renderer == "auto"}
-    if "renderer" in names:
-        keyword = {"renderer": renderer}
-    return PromptRenderer(template, special_tokens, date=DATE, **keyword)
 
 
 @dataclass(slots=True)

@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 
 from tests.chat.conversations import DATE, ODD, SPECIAL, VARIABLES, Row, zoo
 from tests.chat.hostile_templates import rows as odd_rows
-from tests.chat.judge import make_prompt_renderer, make_renderer, sample, wanted
+from tests.chat.judge import make_renderer, sample, wanted
 from tests.chat.templates import ALL, HABITS
 from tokenmill.chat import ChatSpec, unrolled
+from tokenmill.chat.render import forget
 from tokenmill.errors import RowError
 
 Outcome = list[tuple[Any, ...]]
@@ -181,12 +182,13 @@ def test_prompt_depends_on_the_conversation_alone(
         ]
 
         def fresh(renderer: str = "auto") -> Any:
-            return make_prompt_renderer(templates[name], variables, renderer)  # noqa: B023
+            forget()
+            return make_renderer(ChatSpec(date=DATE), templates[name], variables, renderer)  # noqa: B023
 
         def made(renderer: Any, chosen: list[Any]) -> list[Any]:
             return [
                 (text.reason, text.message) if isinstance(text, RowError) else text
-                for text in renderer.render_many(chosen)
+                for text in renderer.prompts(chosen)
             ]
 
         alone = [made(fresh(), [talk])[0] for talk in talks]

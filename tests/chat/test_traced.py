@@ -8,7 +8,7 @@ import pytest
 
 from tests.chat.templates import ALL, CHATML, HABITS, INST, THINKING
 from tests.chat.test_unrolled import never
-from tokenmill.chat import ChatSpec, PromptRenderer, Renderer
+from tokenmill.chat import ChatSpec, Renderer
 from tokenmill.chat.program import Run
 from tokenmill.chat.render import AUDIT_ONE_IN, FIRST_AUDITED, audited, digest_of
 from tokenmill.chat.template import ReferenceTemplate
@@ -72,8 +72,6 @@ def test_traced_and_reference_give_the_same(name: str, train_on: str) -> None:
 def test_unknown_renderer_is_a_usage_error() -> None:
     with pytest.raises(UsageError, match="auto, jinja2"):
         Renderer(ChatSpec(), CHATML, renderer="fast")
-    with pytest.raises(UsageError, match="auto, jinja2"):
-        PromptRenderer(CHATML, renderer="fast")
 
 
 def test_one_path_serves_all_rows_that_answer_alike() -> None:
@@ -257,13 +255,15 @@ def test_batches_of_any_size_give_the_same_rows() -> None:
 
 def test_prompts_of_a_lying_program_are_the_references(monkeypatch: pytest.MonkeyPatch) -> None:
     conversations = [(row["messages"][:1], None) for row in rows(40)]
-    expected = [PromptRenderer(CHATML).render(m, t) for m, t in conversations]
-    renderer = PromptRenderer(CHATML)
-    assert renderer.render_many(conversations) == expected
-    assert renderer.notes["traced"] == 40
-    lying(monkeypatch, renderer._for(None), lambda text: text.replace("question", "QUESTION"))
-    assert renderer.render_many(conversations) == expected
-    assert renderer.notes["mismatches"] == 1
+    renderer = Renderer(ChatSpec(), CHATML)
+    expected = [renderer.prompt(m, t) for m, t in conversations]
+    assert renderer.prompts(conversations) == expected
+    paths = renderer._for(None).asking
+    lying(monkeypatch, paths, lambda text: text.replace("question", "QUESTION"))
+    assert "QUESTION" in paths.follow(*conversations[0]).text
+    assert renderer.prompts(conversations) == expected
+    assert renderer.renderer == "jinja2"
+    assert Renderer(ChatSpec(), CHATML)._for(None) is not renderer._for(None)
 
 
 CALLS_WHERE_NULL = (  # as DeepSeek V3's: calls are printed only where there is no content

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.chat.conversations import CORPORA, DATE, ODD, Row, corpus_rows, zoo
-from tests.chat.judge import Score, make_prompt_renderer, oracle, sample, score, wanted
+from tests.chat.judge import Score, make_renderer, oracle, sample, score, wanted
 from tests.chat.loop_oracle import Refused
 from tests.chat.templates import ALL, HABITS
 from tokenmill.chat import ChatSpec
@@ -81,7 +81,7 @@ def test_masks_of_every_habit_are_right(form: str) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_zoo_prompts_are_those_of_jinja2(shared: Path) -> None:
-    """`PromptRenderer`, batched or one by one, gives what the template prints, or its refusal."""
+    """`Renderer.prompts`, batched or one by one, gives what the template prints, or its refusal."""
     rows = sample(shared, 1)
     compared = 0
     for number, (name, source) in enumerate(zoo(shared).items()):
@@ -98,9 +98,8 @@ def test_zoo_prompts_are_those_of_jinja2(shared: Path) -> None:
             except Refused:
                 expected.append(None)
         for renderer in ("auto", "jinja2"):
-            made = make_prompt_renderer(source, template.given, renderer).render_many(
-                [*talks, *talks]
-            )
+            maker = make_renderer(ChatSpec(date=DATE), source, template.given, renderer)
+            made = maker.prompts([*talks, *talks])
             texts = [None if isinstance(text, RowError) else text for text in made]
             assert texts == [*expected, *expected], name
         compared += sum(text is not None for text in expected)

@@ -6,6 +6,10 @@ handed on (`to_hf`, `export`, `push`, `pull`). Hosts' libraries are loaded when 
 so importing this package stays light; what integrations register is known from here on.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 import tokenmill.integrations  # noqa: F401 - registers executor="ray"
 from tokenmill.api.elsewhere import export, pull, pull_store, push, to_hf
 from tokenmill.api.recipes import (
@@ -18,7 +22,9 @@ from tokenmill.api.recipes import (
     run_part,
     run_recipe,
 )
-from tokenmill.prompts import PromptDataset
+
+if TYPE_CHECKING:
+    from tokenmill.prompts import PromptDataset
 
 __all__ = [
     "PromptDataset",
@@ -36,3 +42,11 @@ __all__ = [
     "run_recipe",
     "to_hf",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name != "PromptDataset":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from tokenmill.prompts import PromptDataset
+
+    return PromptDataset

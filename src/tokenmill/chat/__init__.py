@@ -1,8 +1,8 @@
 """From rows to rendered text and proven spans.
 
 `ChatSpec` says how rows are shaped and what is trained; `Renderer` turns parsed rows into texts
-with the character spans that are to be trained, or rejects them with a reason; `PromptRenderer`
-renders conversations that a model is to go on with. The rooms above hand over plain values and get
+with the character spans that are to be trained, or rejects them with a reason, and renders
+conversations that a model is to go on with. The rooms above hand over plain values and get
 plain values back; nothing here reads a file or knows a token.
 
 Importing this package loads no template engine: a parent that only plans needs `ChatSpec` alone.
@@ -16,12 +16,11 @@ from typing import TYPE_CHECKING, Any
 from tokenmill.chat.spec import RENDERER_VERSION, ChatSpec
 
 if TYPE_CHECKING:
-    from tokenmill.chat.prompts import PromptRenderer
     from tokenmill.chat.render import Renderer, Rendering
 
-_HOMES = {"PromptRenderer": "prompts", "Renderer": "render", "Rendering": "render"}
+_HOMES = {"Renderer": "render", "Rendering": "render"}
 
-__all__ = ["RENDERER_VERSION", "ChatSpec", "PromptRenderer", "Renderer", "Rendering"]
+__all__ = ["RENDERER_VERSION", "ChatSpec", "Renderer", "Rendering"]
 
 
 def __getattr__(name: str) -> Any:

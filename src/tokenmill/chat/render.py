@@ -8,6 +8,10 @@ row of which that cannot be shown is rejected with its reason.
 With ``renderer="jinja2"`` the reference renders every row and the traced path only says which part
 of that very text is whose. Either way a row's outcome depends on the row and the spec alone.
 
+`Renderer.prompts` renders conversations that a model is to go on with: messages go in as they are,
+list contents included, and the generation prompt follows. A sample of what paths print, by content,
+the reference renders, too; one difference, and the paths are out.
+
 A `Rendering` holds the accepted texts in the order of the rows; under ``expand="turns"`` one row
 gives several, numbered by ``part``.
 """
@@ -21,13 +25,14 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import msgspec
 import xxhash
 
 from tokenmill.chat.program import NullPrinted, Run
-from tokenmill.chat.shapes import Conversation, Plain, conversation, read
+from tokenmill.chat.shapes import Conversation, Plain, read
 from tokenmill.chat.spec import ChatSpec
 from tokenmill.chat.template import ReferenceTemplate
 from tokenmill.chat.thinking import before_thinking, literals, thinking_tags
@@ -41,6 +46,8 @@ FIRST_AUDITED = 2  # rows at the start of every batch that the reference renders
 AUDIT_ONE_IN = 512  # of the other rows, by content
 ROLES_KNOWN = 4096  # orders of roles of which is remembered what is trained
 TEMPLATES_KNOWN = 8  # per thread
+WithTools = tuple[list[dict[str, Any]], list[Any] | None]
+"""A conversation and its tools."""
 UNTRAINED: dict[str, Callable[[str], int]] = {"prompt": len, "trained": before_thinking}
 """How much of a generation prompt is not trained, by `ChatSpec.thinking_opener`."""
 
@@ -103,7 +110,6 @@ class Template:
     def __init__(self, source: str, spec: ChatSpec, variables: Mapping[str, Any]) -> None:
         self.reference = ReferenceTemplate(source, variables, spec.date)
         self.traced = TracedTemplate(self.reference)
-        self._asking: TracedTemplate | None = None
         self.judge = Judge(
             Openings(self._follow, UNTRAINED[spec.thinking_opener]),
             spec.turn_end,
@@ -112,11 +118,19 @@ class Template:
         )
         self.unrolled = Unrolled(self.reference, self.judge)
 
+    @cached_property
+    def asking(self) -> TracedTemplate:
+        """Its paths with the generation prompt after the conversation."""
+        return TracedTemplate(self.reference, add_generation_prompt=True)
+
+    @property
+    def differed(self) -> bool:
+        """Whether one of its paths was caught printing something else than the reference."""
+        return bool(self.traced.differed or ("asking" in vars(self) and self.asking.differed))
+
     def _follow(self, messages: list[dict[str, Any]], tools: list[Any] | None, prompt: bool) -> Run:
         """A conversation of our own, with the generation prompt or without."""
-        if prompt and self._asking is None:
-            self._asking = TracedTemplate(self.reference, add_generation_prompt=True)
-        traced = self._asking if prompt and self._asking is not None else self.traced
+        traced = self.asking if prompt else self.traced
         try:
             return traced.follow(messages, tools)
         except NotTraced as error:
@@ -150,7 +164,7 @@ def template_of(source: str, spec: ChatSpec, variables: Mapping[str, Any]) -> Te
         return Template(source, spec, variables)
     key = (source, given, spec.date, spec.turn_end, spec.thinking_opener)
     found = _known.templates.pop(key, None)
-    if found is None or found.traced.differed:
+    if found is None or found.differed:
         found = Template(source, spec, variables)
     _known.templates[key] = found
     if len(_known.templates) > TEMPLATES_KNOWN:
@@ -221,25 +235,48 @@ class Renderer:
         """The reference template that renders a conversation with these tools."""
         return self._for(tools).reference
 
-    def prompt(self, messages: Sequence[Any], tools: list[Any] | None = None, **kwargs: Any) -> str:
-        """A conversation with the generation prompt after it, for generation.
-
-        Args:
-            messages: OpenAI messages.
-            tools: Tool descriptions.
-            kwargs: Further template variables for this prompt alone.
+    def prompt(self, messages: list[dict[str, Any]], tools: list[Any] | None = None) -> str:
+        """A conversation as it is, with the generation prompt after it, by the reference.
 
         Raises:
             RowError: The template refuses it.
+            TemplateError: It asks for a date that is not pinned.
         """
-        given = conversation("messages", list(messages))
-        if not given.messages:
-            raise RowError("the conversation is empty")
-        template = self._for(tools).reference
-        if kwargs:
-            variables = {**template.variables, **kwargs}
-            template = ReferenceTemplate(template.source, variables, self.spec.date)
-        return template.render(given.messages, tools, add_generation_prompt=True)
+        return self.reference(tools).render(messages, tools, add_generation_prompt=True)
+
+    def prompts(self, conversations: Sequence[WithTools]) -> list[str | RowError]:
+        """`prompt` for many, along traced paths; a refused one is the error in its place."""
+        if self.renderer == "auto":
+            try:
+                return [self._prompt(i, *one) for i, one in enumerate(conversations)]
+            except Differs:
+                self.renderer = "jinja2"  # this batch and every later one is the reference's
+        return [self._reference_prompt(*one) for one in conversations]
+
+    def _prompt(
+        self, number: int, messages: list[dict[str, Any]], tools: list[Any] | None
+    ) -> str | RowError:
+        traced = self._for(tools).asking
+        try:
+            text = traced.follow(messages, tools).text
+        except NotTraced as error:
+            if traced.differed:
+                raise Differs from error
+            return self._reference_prompt(messages, tools)
+        except RowError as error:
+            return error
+        if audited(number, digest_of(text)) and self._reference_prompt(messages, tools) != text:
+            traced.ban("a prompt that both rendered")
+            raise Differs
+        return text
+
+    def _reference_prompt(
+        self, messages: list[dict[str, Any]], tools: list[Any] | None
+    ) -> str | RowError:
+        try:
+            return self.prompt(messages, tools)
+        except RowError as error:
+            return error
 
     def render(self, rows: Sequence[Any], digests: Sequence[int] | None = None) -> Rendering:
         """Render a batch of parsed rows.

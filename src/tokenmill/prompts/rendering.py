@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-from tokenmill.chat import PromptRenderer
+from tokenmill.chat import ChatSpec, Renderer
 from tokenmill.chat.calls import call_list
 from tokenmill.errors import RowError, UsageError
 from tokenmill.prompts.shaping import Messages, Shaped
@@ -45,14 +45,10 @@ class PromptMaker:
         renderer: str = "auto",
     ) -> None:
         self.spec = spec
-        self._renderer = PromptRenderer(
-            template, special_tokens, spec.template_kwargs, date=spec.date, renderer=renderer
-        )
-
-    @property
-    def notes(self) -> dict[str, int]:
-        """How many prompts each engine made."""
-        return self._renderer.notes
+        # What is served as it is meets no template, not even one that does not compile.
+        used = template if spec.apply_chat_template else None
+        shape = ChatSpec(template_kwargs=spec.template_kwargs, date=spec.date)
+        self._renderer = Renderer(shape, used, special_tokens, renderer=renderer)
 
     def text(self, shaped: Shaped) -> str | Messages:
         """What is served as the prompt of a row.
@@ -64,7 +60,7 @@ class PromptMaker:
             return shaped.prompt
         messages, tools = self._conversation(shaped)
         try:
-            return self._renderer.render(messages, tools)
+            return self._renderer.prompt(messages, tools)
         except RowError as error:
             return self._with_bare_functions(messages, tools, error)
 
@@ -79,7 +75,7 @@ class PromptMaker:
                 conversations.append(self._conversation(shaped))
             except RowError as error:
                 errors[number] = error
-        rendered = iter(zip(conversations, self._renderer.render_many(conversations), strict=True))
+        rendered = iter(zip(conversations, self._renderer.prompts(conversations), strict=True))
         made: list[str | Messages | RowError] = []
         for number in range(len(rows)):
             if number in errors:
@@ -120,7 +116,7 @@ class PromptMaker:
         """The second try of the ``miles`` convention."""
         if self.spec.convention != "miles" or not tools or error.reason != "template_error":
             raise error
-        return self._renderer.render(messages, [tool["function"] for tool in tools])
+        return self._renderer.prompt(messages, [tool["function"] for tool in tools])
 
 
 def _rewritten(message: dict[str, Any]) -> dict[str, Any]:
