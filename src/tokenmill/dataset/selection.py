@@ -1,13 +1,13 @@
-"""Kept rows: an ascending choice of a view's rows, published and mapped.
+"""Selections: an ascending choice of a view's rows, indexed on disk and mapped.
 
 A filter or one side of a split is a *choice*: a function from columns to "kept or not". Choosing
-is done once; the row numbers, with lengths and trained counts beside them, are published under
-``<cache>/rows/<key>/`` like everything else (whole or not at all, first writer wins) and mapped,
-so that a `KeptView` costs no memory and pickles as a path and a description. The key is the
-content: the parent's key and the choice's document.
+is done once; the *selection index*, the numbers of the kept rows with lengths and trained counts
+beside them, is a sealed directory ``<cache>/rows/<key>/`` and mapped, so that a `KeptView` costs no
+memory and pickles as a path and a description. The key is the content: the parent's key and the
+choice's document.
 
 Published beside the store where its cache can be written, else in the user's own cache, else in a
-temporary directory that lives as long as this process. Who unpickles a view whose directory is
+temporary directory that lives as long as the view. Who unpickles a view whose directory is
 gone chooses again.
 """
 
@@ -29,13 +29,7 @@ from tokenmill.files.sealed import JsonForm, SealedKind, map_array
 from tokenmill.store import CacheLayout, Store, StoreLayout
 
 FILES = {"index.bin": "<i8", "lengths.bin": "<i4", "trained.bin": "<i4"}
-_KIND = SealedKind(
-    "selection index",
-    "kept.json",
-    JsonForm(end=b"\n"),
-    files=tuple(FILES),
-    remedy="remove the directory to have the rows chosen again",
-)
+_KIND = SealedKind("selection index", "kept.json", JsonForm(end=b"\n"), tuple(FILES))
 KEPT_VERSION = 1
 
 

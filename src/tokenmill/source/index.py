@@ -40,12 +40,9 @@ from tokenmill.source.limits import INDEX_FORMAT, STARTS_PER_PAGE
 from tokenmill.source.shelf import Shelf
 
 _KIND = SealedKind(
-    "row index",
-    "index.json",
-    JsonForm("index", "check"),
-    files=("table.bin", "starts.bin"),
+    "row index", "index.json", JsonForm("index", "check"), ("table.bin", "starts.bin"),
     remedy="open with rehash=True to have it made again",
-)
+)  # fmt: skip
 _PAGE = 8 * STARTS_PER_PAGE  # bytes
 _NUMBERS = (BLOCK_TABLE.names or ())[:-1]  # all columns but the digest
 _UNPACKED = 512  # blocks unpacked at once: alone they would take ten times as long

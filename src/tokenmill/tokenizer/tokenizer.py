@@ -35,11 +35,9 @@ from tokenmill.tokenizer.identity import IdentityCard, Template, identity_docume
 from tokenmill.tokenizer.pieces import PieceTable
 
 COPY = SealedKind(
-    "copy of a tokenizer",
-    "tokenmill_checksums.json",
-    JsonForm(),
+    "copy of a tokenizer", "tokenmill_checksums.json", JsonForm(),
     remedy="remove this directory and prepare again",
-)
+)  # fmt: skip
 """A directory of ours with a tokenizer in it; its summary holds the checksums of its files."""
 
 
