@@ -123,7 +123,7 @@ class CopyFile:
     """A copy, read by offset in the decompressed content.
 
     Args:
-        directory: The artefact.
+        directory: ``rows/<key>``.
         path: What to call the content in errors: the original file.
     """
 
