@@ -1,10 +1,10 @@
-"""Kept rows: a choice of a view's rows, published and mapped.
+"""Selections: a choice of a view's rows, indexed on disk and mapped.
 
 A filter, one side of a split or a list of row numbers is a *choice*, made in
-`tokenmill.dataset.choices`. Choosing is done once; the row numbers, with lengths and trained counts
-beside them, are published under ``<cache>/rows/<key>/`` like everything else (whole or not at all,
-first writer wins) and mapped, so that a `KeptView` costs no memory and pickles as a path and a
-description. The key is the content: the parent's key and the choice's document.
+`tokenmill.dataset.choices`. Choosing is done once; the *selection index*, the row numbers with
+lengths and trained counts beside them, is a sealed directory ``<cache>/rows/<key>/`` and mapped, so
+that a `KeptView` costs no memory and pickles as a path and a description. The key is the content:
+the parent's key and the choice's document.
 
 Published beside the store where its cache can be written, else in the user's own cache, else in a
 temporary directory that lives as long as this process. Who unpickles a view whose directory is
@@ -30,13 +30,7 @@ from tokenmill.sampling import Int64Array
 from tokenmill.store import CacheLayout, StoreLayout
 
 FILES = {"index.bin": "<i8", "lengths.bin": "<i4", "trained.bin": "<i4"}
-_KIND = SealedKind(
-    "selection index",
-    "kept.json",
-    JsonForm(end=b"\n"),
-    files=tuple(FILES),
-    remedy="remove the directory to have the rows chosen again",
-)
+_KIND = SealedKind("selection index", "kept.json", JsonForm(end=b"\n"), tuple(FILES))
 KEPT_VERSION = 1
 
 

@@ -7,9 +7,11 @@ Directories are staged whole and appear by one rename. Published bytes never cha
 need no lock and a crash leaves at worst a staging directory that harms nobody.
 
 `Staging` owns the temporary directory; `publish_file` and `publish_directory` are the two ways
-out of it; `filesystem_kind` tells where mapping a file is unsafe and must be a read. Objects that
-live elsewhere are read by ranges: `remote` and `ranged`. What is removed when a process ends, or
-locked in it, goes through `process`, so that a forked child touches nothing of its parent's.
+out of it. `sealed` is what most rooms keep in a cache: directories that are staged, checksummed,
+published whole, and admitted or refused. `filesystem_kind` tells where mapping a file is unsafe and
+must be a read. Objects that live elsewhere are read by ranges: `remote` and `ranged`. What is
+removed when a process ends, or locked in it, goes through `process`, so that a forked child touches
+nothing of its parent's.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from tokenmill.files.remote import RemoteObject, shown
 
 
 class RemotePath:
-    """A place by URL.
+    """A directory or file by URL.
 
     Args:
         url: Where it is.

@@ -131,7 +131,9 @@ class JsonForm:
 
     def encode(self, record: Any) -> bytes:
         """The bytes of the summary."""
-        data = fingerprint.canonical(record)
+        return self._sealed(record, fingerprint.canonical(record))
+
+    def _sealed(self, record: Any, data: bytes) -> bytes:
         if self.record:
             sealed = {self.record: record, self.seal: fingerprint.checksum(data)}
             data = fingerprint.canonical_of_parsed(sealed)
@@ -141,7 +143,8 @@ class JsonForm:
         """The record in such bytes; other bytes give None or an error."""
         document = msgspec.json.decode(data, type=dict[str, Any])
         record = document[self.record] if self.record else document
-        return record if self.encode(record) == data else None
+        sealed = self._sealed(record, fingerprint.canonical_of_parsed(record))
+        return record if sealed == data else None
 
 
 class BytesForm:
@@ -207,13 +210,23 @@ class SealedKind:
             CorruptionError: It is not what was written.
             CacheError: It is not there, cannot be read, or a link leads out of the cache.
         """
-        summary = self.summary_of(place)
-        for path in (summary, *(place / name for name in self.files)):
+        self._require_inside(place, root)
+        return self._admitted(place)
+
+    def _require_inside(self, place: Path, root: Path | None) -> None:
+        for path in (self.summary_of(place), *(place / name for name in self.files)):
             require_inside(path, root or place.parent.parent)
-        if not place.exists():
-            raise CacheError(f"the {self.name} is gone; open what it was made of again", path=place)
-        with reading_errors(summary, self.remedy):
-            data = summary.read_bytes()
+
+    def _admitted(self, place: Path) -> Sealed:
+        summary = self.summary_of(place)
+        try:
+            with reading_errors(summary, self.remedy):
+                data = summary.read_bytes()
+        except CorruptionError as error:
+            if place.exists():
+                raise
+            message = f"the {self.name} is gone; open what it was made of again"
+            raise CacheError(message, path=place) from error
         try:
             record, why = self.form.decode(data), "not the bytes that were written"
         except (ValueError, KeyError, TypeError, RecursionError) as error:
@@ -228,9 +241,9 @@ class SealedKind:
         Raises:
             CacheError: A link leads out of the cache.
         """
-        require_inside(self.summary_of(place), root or place.parent.parent)
+        self._require_inside(place, root)
         try:
-            return self.admit(place, root).record
+            return self._admitted(place).record
         except (CorruptionError, CacheError):
             return None
 

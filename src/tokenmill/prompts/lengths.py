@@ -41,12 +41,8 @@ NO_LENGTH = -2  # served as it is, never filtered: messages, or nobody to count 
 PART_VERSION = 1
 PAGE = 4096  # rows per running count of `Kept`: a page is 16 KiB, compared in two microseconds
 
-_KIND = SealedKind(
-    "length index",
-    "prompts.json",
-    JsonForm("record", "seal", end=b"\n"),
-    files=(LENGTHS, REJECTIONS),
-)
+_FORM = JsonForm("record", "seal", end=b"\n")
+_KIND = SealedKind("length index", "prompts.json", _FORM, (LENGTHS, REJECTIONS))
 _PART = SealedKind("part of a length index", "part.bin", BytesForm())
 
 Int32Array = npt.NDArray[np.int32]
@@ -79,7 +75,7 @@ class _Record(msgspec.Struct, frozen=True):
     rejected: dict[str, int]
     checksums: dict[str, str]
     template: str | dict[str, str] | None
-    special_tokens: dict[str, Any]
+    special_tokens: dict[str, str]
 
 
 class LengthIndex:
@@ -90,6 +86,13 @@ class LengthIndex:
         document: What the index must be of; None believes the directory's own, whose key must
             then be its name.
 
+    Attributes:
+        rows: Rows of the source.
+        lengths: One number for each of them.
+        rejected: Rows that are no prompts, by reason.
+        template: The chat template that prompts are rendered with.
+        special_tokens: Those that it may print.
+
     Raises:
         CorruptionError: It is not what was written, or of something else.
         CacheError: It is not there.
@@ -98,35 +101,20 @@ class LengthIndex:
     def __init__(self, directory: Path, document: Any = None) -> None:
         self.directory = directory
         self._sealed = sealed = _KIND.admit(directory)
-        self.record = msgspec.structs.asdict(sealed.convert(_Record))
+        record = sealed.convert(_Record)
         if document is not None:
             sealed.require_document(document)
-        elif fingerprint.key(self.record["document"]) != directory.name:
+        elif fingerprint.key(record.document) != directory.name:
             raise sealed.refusal("an index of other rows lies here")
-        checksums = self.record["checksums"]
-        self.lengths: Int32Array = sealed.array(LENGTHS, "<i4", self.rows, checksums.get(LENGTHS))
-        sealed.require(REJECTIONS, checksum=checksums.get(REJECTIONS))
-
-    @property
-    def rows(self) -> int:
-        """Rows of the source."""
-        return int(self.record["rows"])
-
-    @property
-    def rejected(self) -> dict[str, int]:
-        """Rows that are no prompts, by reason."""
-        return dict(self.record["rejected"])
-
-    @property
-    def template(self) -> str | dict[str, str] | None:
-        """The chat template that prompts are rendered with."""
-        template: str | dict[str, str] | None = self.record["template"]
-        return template
-
-    @property
-    def special_tokens(self) -> dict[str, str]:
-        """The special tokens that the template may print."""
-        return dict(self.record["special_tokens"])
+        stated = record.checksums
+        self.lengths: Int32Array = sealed.array(
+            LENGTHS, "<i4", record.rows, stated.get(LENGTHS, "")
+        )
+        sealed.require(REJECTIONS, checksum=stated.get(REJECTIONS, ""))
+        self.rows = record.rows
+        self.rejected = record.rejected
+        self.template = record.template
+        self.special_tokens = record.special_tokens
 
     def rejections(self) -> Iterator[Rejection]:
         """Every row that is no prompt, in order."""

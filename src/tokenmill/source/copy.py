@@ -31,10 +31,7 @@ from tokenmill.source.limits import FRAME, FRAMES_KEPT, INDEX_FORMAT
 from tokenmill.source.shelf import Shelf
 
 _KIND = SealedKind(
-    "seekable copy",
-    "copy.json",
-    JsonForm("copy", "check"),
-    files=("table.bin", "frames.zst"),
+    "seekable copy", "copy.json", JsonForm("copy", "check"), ("table.bin", "frames.zst")
 )
 _LEVEL = 1  # the copy is a cache: speed before size
 
@@ -125,7 +122,7 @@ class CopyFile:
     """A copy, read by offset in the decompressed content.
 
     Args:
-        directory: The artefact.
+        directory: ``rows/<key>``.
         path: What to call the content in errors: the original file.
     """
 

@@ -1,10 +1,9 @@
 """The row index of a line or array file, on disk and mapped.
 
-An artefact of three files in one directory: ``starts.bin`` (eight bytes per row, see `assemble`),
-``table.bin`` (the table of blocks, then one xxh3-64 per page of starts) and ``index.json``, the
-summary (what it is, counts, the checksum of the table). The
-index is a function of kind and content, so its key is made of the content's digest alone: the same
-data as .jsonl, .jsonl.gz and .jsonl.zst, under any name, has one index.
+A sealed directory: ``starts.bin`` (eight bytes per row, see `assemble`), ``table.bin`` (the table
+of blocks, then one xxh3-64 per page of starts) and the summary ``index.json`` (what it is, counts,
+the checksum of the table). The index is a function of kind and content, so its key is made of the
+content's digest alone: the same data as .jsonl, .jsonl.gz and .jsonl.zst, under any name, has one.
 
 Opening reads json and table; starts are mapped when the first row is wanted (a plan of blocks never
 wants one), and a page of them is checked when it is first touched. On network file systems, where
@@ -40,12 +39,9 @@ from tokenmill.source.limits import INDEX_FORMAT, STARTS_PER_PAGE
 from tokenmill.source.shelf import Shelf
 
 _KIND = SealedKind(
-    "row index",
-    "index.json",
-    JsonForm("index", "check"),
-    files=("table.bin", "starts.bin"),
+    "row index", "index.json", JsonForm("index", "check"), ("table.bin", "starts.bin"),
     remedy="open with rehash=True to have it made again",
-)
+)  # fmt: skip
 _PAGE = 8 * STARTS_PER_PAGE  # bytes
 _NUMBERS = (BLOCK_TABLE.names or ())[:-1]  # all columns but the digest
 _UNPACKED = 512  # blocks unpacked at once: alone they would take ten times as long
@@ -147,7 +143,7 @@ class Index:
     """An opened index.
 
     Args:
-        directory: The artefact.
+        directory: ``rows/<key>``.
 
     Attributes:
         document: Its index.json.

@@ -14,8 +14,7 @@ from __future__ import annotations
 
 from tokenmill.store.layout import FORMAT, CacheLayout, StoreLayout
 from tokenmill.store.record import CARRIED
-from tokenmill.store.row import Row
-from tokenmill.store.store import Store, open_store
+from tokenmill.store.store import Row, Store, open_store
 from tokenmill.store.views import ViewMethods
 
 __all__ = [

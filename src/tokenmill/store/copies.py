@@ -15,7 +15,7 @@ from tokenmill.files import Staging, copy_or_link, publish_directory, writing_er
 from tokenmill.store import layout as names
 from tokenmill.store.commit import file_document, state_json
 from tokenmill.store.layout import SliceFiles
-from tokenmill.store.manifest import encode_manifest, make_manifest
+from tokenmill.store.manifest import encode_manifest, with_files
 from tokenmill.store.store import Store
 
 
@@ -45,9 +45,8 @@ def copy_store(store: Store, target: Path) -> Path:
             if (store.path / names.PROOF).is_file():
                 copy_or_link(store.path / names.PROOF, staged / names.PROOF)
         staging.write(names.STATE, state_json(staged / names.TABLE, store.key, "slices"))
-        old = store.manifest
-        files = {**old["files"], names.STATE: file_document(staged / names.STATE)}
-        manifest = make_manifest(old["document"], old["totals"], old["tokenizer"], files)
+        files = {**store.manifest["files"], names.STATE: file_document(staged / names.STATE)}
+        manifest = with_files(store.manifest, files)
         staging.write(names.MANIFEST, encode_manifest(manifest))
         with writing_errors(target):
             if not publish_directory(staged, target):
@@ -83,14 +82,15 @@ def _link_slices(store: Store, staged: Path) -> None:
 
 
 def _link_tokenizer(store: Store, staged: Path) -> None:
-    source = store.tokenizer_path
     (staged / "tokenizer").mkdir(parents=True)
-    if not source.is_dir():
-        return
-    for path in sorted(source.rglob("*")):
-        copied = staged / "tokenizer" / path.relative_to(source)
-        if path.is_dir():
-            copied.mkdir(parents=True, exist_ok=True)
-        else:
-            copied.parent.mkdir(parents=True, exist_ok=True)
-            copy_or_link(path, copied)
+    for name, path in tokenizer_files(store):
+        copied = staged / "tokenizer" / name
+        copied.parent.mkdir(parents=True, exist_ok=True)
+        copy_or_link(path, copied)
+
+
+def tokenizer_files(store: Store) -> list[tuple[str, Path]]:
+    """The files of a store's tokenizer, by their names within its copy."""
+    root = store.tokenizer_path
+    paths = sorted(path for path in root.rglob("*") if path.is_file())
+    return [(path.relative_to(root).as_posix(), path) for path in paths]

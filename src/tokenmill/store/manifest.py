@@ -65,6 +65,11 @@ def make_manifest(
 def without_masks(manifest: Document) -> Document:
     """The manifest as an earlier version wrote it, which knew no `MASK_FILES`."""
     files = {name: stated for name, stated in manifest["files"].items() if name not in MASK_FILES}
+    return with_files(manifest, files)
+
+
+def with_files(manifest: Document, files: dict[str, Document]) -> Document:
+    """The manifest of the same store over other files, signed anew."""
     return make_manifest(manifest["document"], manifest["totals"], manifest["tokenizer"], files)
 
 

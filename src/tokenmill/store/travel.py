@@ -38,9 +38,9 @@ from tokenmill.fingerprint import canonical, checksum
 from tokenmill.store import layout as names
 from tokenmill.store.access import GuardedFile, reading_errors
 from tokenmill.store.commit import Placement, commit_store, state_json
-from tokenmill.store.copies import copy_store
+from tokenmill.store.copies import copy_store, tokenizer_files
 from tokenmill.store.layout import CacheLayout, SliceFiles, StoreLayout
-from tokenmill.store.manifest import encode_manifest, make_manifest, read_manifest
+from tokenmill.store.manifest import encode_manifest, read_manifest, with_files
 from tokenmill.store.record import UNREADABLE, FileRecord
 from tokenmill.store.remote import RemoteStore
 from tokenmill.store.slices import read_record
@@ -145,7 +145,7 @@ def _portable(store: Store) -> tuple[dict[str, Any], bytes]:
     state = b"".join(state_json(layout.file(names.TABLE), store.key, "slices"))
     stated = {"size": len(state), "checksum": checksum(state)}
     files = {**old["files"], names.STATE: stated}
-    return make_manifest(old["document"], old["totals"], old["tokenizer"], files), state
+    return with_files(old, files), state
 
 
 def _require_room(place: RemotePath, manifest: dict[str, Any]) -> None:
@@ -183,7 +183,7 @@ def _contents(store: Store, state: bytes) -> Iterator[Upload]:
             files = store.files_of(key)
             for path in (files.tokens, files.meta, files.record):
                 yield Upload(f"slices/{key[:2]}/{path.name}", path)
-    for name, path in _tokenizer_files(store):
+    for name, path in tokenizer_files(store):
         yield Upload(f"tokenizer/{name}", path)
     for name in store.manifest["files"]:
         if name != names.STATE:
@@ -194,17 +194,9 @@ def _contents(store: Store, state: bytes) -> Iterator[Upload]:
         yield Upload(names.PROOF, store.path / names.PROOF, any_content=True)
 
 
-def _tokenizer_files(store: Store) -> list[tuple[str, Path]]:
-    root = store.tokenizer_path
-    if not root.is_dir():
-        return []
-    paths = sorted(path for path in root.rglob("*") if path.is_file())
-    return [(path.relative_to(root).as_posix(), path) for path in paths]
-
-
 def _listing(store: Store) -> bytes:
     files = {}
-    for name, path in _tokenizer_files(store):
+    for name, path in tokenizer_files(store):
         data = path.read_bytes()
         files[f"tokenizer/{name}"] = {"size": len(data), "checksum": checksum(data)}
     return canonical({"key": store.key, "files": files}) + b"\n"
@@ -330,7 +322,7 @@ def _take_tokenizer(store: Store, cache: CacheLayout, done: Travelled) -> None:
     if isinstance(store, RemoteStore):
         fetch_tokenizer(store, cache)
     elif not target.is_dir():
-        files = {name: path.read_bytes() for name, path in _tokenizer_files(store)}
+        files = {name: path.read_bytes() for name, path in tokenizer_files(store)}
         publish_files(cache.root, target, files)
     if target.is_dir():
         for path in target.rglob("*"):

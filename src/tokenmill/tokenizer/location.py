@@ -1,6 +1,6 @@
-"""Places: where a tokenizer's files lie.
+"""Where a tokenizer's files lie.
 
-A place is a directory, or one tokenizer.json with what lies beside it. A hub id becomes a
+A `Location` is a directory, or one tokenizer.json with what lies beside it. A hub id becomes a
 directory through huggingface_hub, which honours HF_HUB_OFFLINE. This module imports nothing heavy:
 a process that only wants to recall a tokenizer's identity gets by with it.
 """

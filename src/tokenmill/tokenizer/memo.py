@@ -127,23 +127,23 @@ def _key_in(
     return None if name is None else _Key(Path(cache_dir), name)
 
 
-def _memo_path(key: _Key) -> Path:
-    return key.cache_dir / DIRECTORY / "memo" / f"{key.name}.json"
+def _path(cache_dir: Path, file: str) -> Path:
+    return cache_dir / DIRECTORY / "memo" / file
 
 
-def _sealed(cache_dir: Path, path: Path) -> bytes | None:
+def _sealed(cache_dir: Path, file: str) -> bytes | None:
     """What `_seal` wrote; None where it is missing, damaged or out of the cache: only a memo."""
     with contextlib.suppress(CacheError):
-        data: bytes | None = _MEMO.admit_or_none(path, cache_dir)
+        data: bytes | None = _MEMO.admit_or_none(_path(cache_dir, file), cache_dir)
         return data
     return None
 
 
-def _seal(cache_dir: Path, path: Path, data: bytes) -> None:
+def _seal(cache_dir: Path, file: str, data: bytes) -> None:
     """Publish a memo, unless it is there; a damaged one makes room."""
-    if _sealed(cache_dir, path) is None:
+    if _sealed(cache_dir, file) is None:
         with contextlib.suppress(CacheError):
-            _MEMO.write(cache_dir, path, data)
+            _MEMO.write(cache_dir, _path(cache_dir, file), data)
 
 
 def recall(
@@ -160,7 +160,7 @@ def recall(
 
 
 def _read(key: _Key) -> IdentityCard | None:
-    data = _sealed(key.cache_dir, _memo_path(key))
+    data = _sealed(key.cache_dir, f"{key.name}.json")
     try:
         return None if data is None else IdentityCard.from_dict(msgspec.json.decode(data))
     except (ValueError, TypeError, RecursionError):
@@ -206,7 +206,7 @@ def answer_key(source: Any, *, template_given: bool, trust_remote_code: bool) ->
 
 def recall_answer(cache_dir: Path, name: str) -> Answer | None:
     """AutoTokenizer's answer, if it was asked before."""
-    data = _sealed(cache_dir, _memo_path(_Key(cache_dir, name)))
+    data = _sealed(cache_dir, f"{name}.json")
     try:
         return None if data is None else Answer(msgspec.json.decode(data)["difference"])
     except (ValueError, TypeError, KeyError):
@@ -215,8 +215,7 @@ def recall_answer(cache_dir: Path, name: str) -> Answer | None:
 
 def remember_answer(cache_dir: Path, name: str, answer: Answer) -> None:
     """Remember AutoTokenizer's answer."""
-    path = _memo_path(_Key(cache_dir, name))
-    _seal(cache_dir, path, fingerprint.canonical({"difference": answer.difference}))
+    _seal(cache_dir, f"{name}.json", fingerprint.canonical({"difference": answer.difference}))
 
 
 def identify(
@@ -330,7 +329,7 @@ def remember_card(
 
 
 def _write(card: IdentityCard, key: _Key) -> None:
-    _seal(key.cache_dir, _memo_path(key), fingerprint.canonical(card.as_dict()))
+    _seal(key.cache_dir, f"{key.name}.json", fingerprint.canonical(card.as_dict()))
 
 
 def share_table(tokenizer: Tokenizer, cache_dir: Path) -> None:
@@ -340,19 +339,19 @@ def share_table(tokenizer: Tokenizer, cache_dir: Path) -> None:
     """
     from tokenmill.tokenizer.pieces import PieceTable
 
-    path = cache_dir / DIRECTORY / "memo" / f"{tokenizer.checksum}.pieces"
+    file = f"{tokenizer.checksum}.pieces"
 
     def find() -> PieceTable:
-        data = _sealed(cache_dir, path)
+        data = _sealed(cache_dir, file)
         with contextlib.suppress(ValueError, TypeError, KeyError):
             table = None if data is None else PieceTable.from_bytes(data)
             if table is not None:
                 return table
         table = tokenizer.make_table()
-        _seal(cache_dir, path, table.to_bytes())
+        _seal(cache_dir, file, table.to_bytes())
         return table
 
     table = engine_cache.once(tokenizer.checksum, "table", find)
-    if not path.exists():  # this process had it from elsewhere
-        _seal(cache_dir, path, table.to_bytes())
+    if not _path(cache_dir, file).exists():  # this process had it from elsewhere
+        _seal(cache_dir, file, table.to_bytes())
     tokenizer.__dict__["table"] = table

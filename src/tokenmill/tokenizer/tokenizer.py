@@ -36,11 +36,9 @@ from tokenmill.tokenizer.parity_texts import probe_text
 from tokenmill.tokenizer.pieces import PieceTable
 
 COPY = SealedKind(
-    "copy of a tokenizer",
-    "tokenmill_checksums.json",
-    JsonForm(),
+    "copy of a tokenizer", "tokenmill_checksums.json", JsonForm(),
     remedy="remove this directory and prepare again",
-)
+)  # fmt: skip
 """A directory of ours with a tokenizer in it; its summary holds the checksums of its files."""
 
 
