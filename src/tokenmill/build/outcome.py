@@ -89,10 +89,7 @@ class Prepared:
             raise RowError(
                 f"{detail} ({reason}; {count:,} rows in all)",
                 reason=reason,
-                path=origin.path,
-                row=origin.row,
-                line=origin.line,
-                offset=origin.offset,
+                **origin.location,
             )
         if not totals["rows"]:
             raise nothing_left("row", totals["rejected"], self.store.rejected_rows(), source)

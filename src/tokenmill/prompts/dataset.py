@@ -223,10 +223,7 @@ class PromptDataset(Sequence[Prompt]):
             raise RowError(
                 rejection.detail,
                 reason=rejection.reason,
-                path=origin.path,
-                row=origin.row,
-                line=origin.line,
-                offset=origin.offset,
+                **origin.location,
             )
 
     @property

@@ -161,7 +161,7 @@ class DataSource:
         }
         path = state_path(self.args.save, rollout_id)
         path.parent.mkdir(parents=True, exist_ok=True)
-        buffer = [[_told(sample) for sample in group] for group in self.buffer]
+        buffer = [[_values(sample) for sample in group] for group in self.buffer]
         write_state(path, state, {"metadata": self.metadata, "buffer": buffer})
 
     def load(self, rollout_id: Any = None) -> None:
@@ -186,7 +186,7 @@ class DataSource:
         for name in COUNTERS:
             setattr(self, name, state[name])
         self.metadata = dict(carried["metadata"])
-        self.buffer = [[self._rebuilt(told) for told in group] for group in carried["buffer"]]
+        self.buffer = [[self._rebuilt(values) for values in group] for group in carried["buffer"]]
         wanted = self.args.n_samples_per_prompt
         if any(len(group) != wanted for group in self.buffer):
             raise StateError(
@@ -210,19 +210,19 @@ class DataSource:
             setattr(self, name, int(state.get(name, 0)))
         self.metadata = dict(state.get("metadata", {}))
 
-    def _rebuilt(self, told: dict[str, Any]) -> Any:
+    def _rebuilt(self, values: dict[str, Any]) -> Any:
         cls = self._host.sample
         if hasattr(cls, "from_dict"):
-            return cls.from_dict(told)
+            return cls.from_dict(values)
         sample = cls()
-        sample.__dict__.update(told)
+        sample.__dict__.update(values)
         return sample
 
 
-def _told(sample: Any) -> dict[str, Any]:
+def _values(sample: Any) -> dict[str, Any]:
     """A sample as plain values."""
-    told: dict[str, Any] = sample.to_dict() if hasattr(sample, "to_dict") else dict(vars(sample))
-    return told
+    values: dict[str, Any] = sample.to_dict() if hasattr(sample, "to_dict") else dict(vars(sample))
+    return values
 
 
 def pop_first(args: Any, rollout_id: Any, buffer: list[list[Any]], count: int) -> list[list[Any]]:
