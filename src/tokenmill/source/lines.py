@@ -1,8 +1,8 @@
 """Rows of one indexed line or array file, by number.
 
 Comes in: a `FileEntry`, whose index the catalog found or made. Goes out, to `Rows`: bytes, dicts
-and origins by row number, and the blocks of a run of rows. A `LineReader` opens nothing until a row is
-wanted, and is told to close when too many files are open. What it has open is a `LineHandle`, the
+and origins by row number, and the blocks of a run of rows. A `LineReader` opens nothing until a row
+is wanted, and closes when too many files are open. What it has open is a `LineHandle`: the
 file (or its seekable copy) with its `Index`; of that, `FastLines` is what ``rows[i]`` needs for an
 ordinary row and nothing else. Any thread and any forked process may use them: reads carry their
 offset, and what is open is replaced whole, never changed.
