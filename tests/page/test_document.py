@@ -39,9 +39,9 @@ def inflated(text: str) -> Any:
 
 
 def data_of(page: bytes) -> dict[str, Any]:
-    """What the page is told, and its rows as they stand in it."""
+    """What the page says beside its rows, and the rows as they stand in it."""
     inside = json.loads(element_of(page))
-    return {**inflated(inside["told"]), "rows": inside["rows"]}
+    return {**inflated(inside["about"]), "rows": inside["rows"]}
 
 
 def numbers(data: bytes) -> Iterator[int]:
@@ -172,11 +172,11 @@ def test_no_text_of_the_data_stands_in_the_page_as_markup(made: Made, page_file:
 
 @given(st.text())
 def test_data_in_a_page_is_made_of_harmless_characters(text: str) -> None:
-    told = {"overview": {"name": "x", "text": text, text: 1}}
-    inside = element_of(page(told, rows={"pieces": compressed(text)})).decode("ascii")
+    about = {"overview": {"name": "x", "text": text, text: 1}}
+    inside = element_of(page(about, rows={"pieces": compressed(text)})).decode("ascii")
     assert re.fullmatch(r'[A-Za-z0-9+/={}":,_\[\]]*', inside)
     found = json.loads(inside)
-    assert inflated(found["told"]) == told
+    assert inflated(found["about"]) == about
     assert inflated(found["rows"]["pieces"]) == text
 
 

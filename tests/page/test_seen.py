@@ -208,7 +208,7 @@ def test_old_browser_is_told_what_it_lacks(browser: Any, address: str) -> None:
 def test_damaged_data_is_reported(browser: Any, page_file: Path, tmp_path: Path) -> None:
     broken = tmp_path / "broken.html"
     content = page_file.read_bytes()
-    middle = content.index(b'"told"') + 500
+    middle = content.index(b'"about"') + 500
     broken.write_bytes(content[:middle] + b"AAAA" + content[middle + 4 :])
     page = browser.new_context().new_page()
     page.goto(broken.as_uri())

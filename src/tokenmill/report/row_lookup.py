@@ -52,15 +52,19 @@ def rows_by_rule(store: Store, rule: str, count: int, seed: int = 0) -> list[int
         if not rows:
             return []
         return [int(n) for n in FeistelOrder(rows, seed).indices(0, np.arange(count))]
-    return [int(n) for n in np.argsort(_weights(store, rule), kind="stable")[:count]]
+    return [int(n) for n in np.argsort(row_weights(store, rule), kind="stable")[:count]]
 
 
-def _weights(store: Store, rule: str) -> NDArray[np.float64]:
-    """The smaller, the earlier."""
-    lengths = store.lengths.astype(np.float64)
-    if rule == "longest":
-        return -lengths
-    return lengths if rule == "shortest" else trained_shares(store)
+def row_weights(store: Store, order: str) -> NDArray[np.float64]:
+    """By what rows are sorted; the smaller, the earlier.
+
+    Args:
+        store: The store.
+        order: ``longest``, ``shortest``, ``least-trained`` or ``most-trained``.
+    """
+    shares = order in ("least-trained", "most-trained")
+    weights = trained_shares(store) if shares else store.lengths.astype(np.float64)
+    return -weights if order in ("longest", "most-trained") else weights
 
 
 def trained_shares(store: Store) -> NDArray[np.float64]:

@@ -44,7 +44,7 @@ class SourceExcerpts:
     def excerpt(self, origin: Origin, most: int = MOST_BYTES) -> dict[str, Any]:
         """``{text, bytes, note}``; text is None where the note says why."""
         if origin.path is None:
-            return _without("nobody knows this store's source files any more")
+            return _without("the paths of this store's source files are unknown")
         # What stands here is opened as that; any other words may name a URL or a hub's dataset.
         if not self._fetch and not os.path.lexists(origin.path):
             return _without(

@@ -11,7 +11,6 @@ stored lengths, the table of slices and the turns; no token is read, so any numb
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -40,7 +39,7 @@ def store_stats(store: Store) -> dict[str, Any]:
         "percentiles": percentiles(store.lengths),
         "trained_percentiles": percentiles(store.trained),
         "sources": _per_source(store),
-        "roles": _per_role(store),
+        "roles": per_role(store),
     }
 
 
@@ -135,34 +134,36 @@ def _percentiles_per_source(store: Store, lengths: Lengths) -> list[dict[str, in
 
 
 def _per_source(store: Store) -> list[dict[str, Any]]:
-    rows: Counter[int] = Counter()
-    tokens: Counter[int] = Counter()
-    trained: Counter[int] = Counter()
-    for entry in store.table:
-        source = int(entry["source"])
-        rows[source] += int(entry["rows"])
-        tokens[source] += int(entry["tokens"])
-        trained[source] += int(entry["trained"])
+    columns = {"rows": "rows", "tokens": "tokens", "trained_tokens": "trained",
+               "rejected": "rejected"}  # fmt: skip
+    sums = {
+        name: np.bincount(store.table["source"], store.table[column], len(store.sources))
+        for name, column in columns.items()
+    }
     return [
-        {"path": path, "rows": rows[n], "tokens": tokens[n], "trained_tokens": trained[n]}
-        for n, path in enumerate(store.sources)
+        {"path": path, **{name: int(values[number]) for name, values in sums.items()}}
+        for number, path in enumerate(store.sources)
     ]
 
 
-def _per_role(store: Store) -> dict[str, dict[str, int]]:
-    """Turns and tokens of each role."""
+def per_role(store: Store, *, with_trained: bool = False) -> dict[str, dict[str, int]]:
+    """Turns and tokens of each role; trained tokens where asked, which reads every mask."""
     counts: dict[str, dict[str, int]] = {}
     for at in range(len(store.table)):
         reader = store.slice_at(at)
         ends, bounds, roles = reader.all_turns()
         if not len(ends):
             continue
-        lengths = np.diff(ends, prepend=0)
-        first = bounds[:-1][np.diff(bounds) > 0]
-        lengths[first] = ends[first]  # a row's first turn starts at its own zero
+        starts = np.concatenate(([0], ends[:-1]))
+        starts[bounds[:-1][np.diff(bounds) > 0]] = 0  # a row's first turn starts at its own zero
+        of_turns = {"turns": np.ones_like(ends), "tokens": ends - starts}
+        if with_trained:
+            _, mask = reader.all_tokens()
+            before = np.repeat(np.frombuffer(reader.starts, np.int32)[:-1], np.diff(bounds))
+            running = np.concatenate(([0], np.cumsum(mask, dtype=np.int64)))
+            of_turns["trained_tokens"] = running[before + ends] - running[before + starts]
         for number, name in enumerate(reader.record.roles):
-            mine = roles == number
-            entry = counts.setdefault(name, {"turns": 0, "tokens": 0})
-            entry["turns"] += int(mine.sum())
-            entry["tokens"] += int(lengths[mine].sum())
+            entry = counts.setdefault(name, dict.fromkeys(of_turns, 0))
+            for what, values in of_turns.items():
+                entry[what] += int(values[roles == number].sum())
     return counts

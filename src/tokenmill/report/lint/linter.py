@@ -94,7 +94,7 @@ class Linter:
         )
         self.encoder = Encoder(tokenizer, engine)
         self.critic = TemplateCritic(self.renderer)
-        self._control = ControlText(self._tokens_nobody_writes(control_tokens))
+        self._control = ControlText(self._control_tokens(control_tokens))
         self._about_tokenizer = self._look_at_tokenizer()
 
     @classmethod
@@ -106,7 +106,7 @@ class Linter:
         control_tokens = options["card"]["control_tokens"]
         return cls(recipe, tokenizer, control_tokens, frozenset(options["rules"]), *engines)
 
-    def _tokens_nobody_writes(self, control_tokens: Sequence[str]) -> set[str]:
+    def _control_tokens(self, control_tokens: Sequence[str]) -> set[str]:
         """Special tokens, and added ones that the template prints around any conversation.
 
         Tags of thinking are the assistant's own words, whatever the tokenizer calls them.

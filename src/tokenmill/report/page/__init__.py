@@ -55,22 +55,22 @@ def make_page(
         ``html``, ``bytes``, ``rows_in_page``, ``rows`` and ``selection``, the sentence.
     """
     excerpts = SourceExcerpts(store, cache_dir, fetch=fetch)
-    told: dict[str, Any] = {"overview": overview(store, excerpts)}
-    taken, told["selection"] = select_rows(
+    about: dict[str, Any] = {"overview": overview(store, excerpts)}
+    taken, about["selection"] = select_rows(
         store,
         store_tokenizer(store),
-        most_bytes - len(page(told, rows={})) - SENTENCE_BYTES,
+        most_bytes - len(page(about, rows={})) - SENTENCE_BYTES,
         rule=rule,
         rows=rows,
         count=count,
         seed=seed,
     )
-    content = page(told, rows=taken.document())
+    content = page(about, rows=taken.document())
     write_page(target, content)
     return {
         "html": str(target),
         "bytes": len(content),
         "rows_in_page": len(taken.rows),
         "rows": len(store),
-        "selection": told["selection"],
+        "selection": about["selection"],
     }

@@ -59,20 +59,20 @@ def _hash(text: str) -> str:
     return f"sha256-{digest}"
 
 
-def page(told: dict[str, Any], *, rows: dict[str, Any] | None = None) -> bytes:
+def page(about: dict[str, Any], *, rows: dict[str, Any] | None = None) -> bytes:
     """The whole page as bytes.
 
     Args:
-        told: ``overview``, ``selection`` (the sentence) and, where there is one, ``compare``.
+        about: ``overview``, ``selection`` (the sentence) and, where there is one, ``compare``.
         rows: What `EmbeddedRows.document` says of the rows that come along; None where the page
             asks a server for them.
     """
     frame, style, program = client()
     parts = {
-        "TITLE": html.escape(f"{told['overview']['name']} · tokenmill inspect"),
+        "TITLE": html.escape(f"{about['overview']['name']} · tokenmill inspect"),
         "POLICY": html.escape(security_policy(served=rows is None)),
         "STYLE": style,
-        "DATA": json.dumps({"told": compressed(told), "rows": rows}, separators=(",", ":")),
+        "DATA": json.dumps({"about": compressed(about), "rows": rows}, separators=(",", ":")),
         "PROGRAM": program,
     }
     pieces = []

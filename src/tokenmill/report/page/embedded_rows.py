@@ -233,8 +233,12 @@ def _index(store: Store, numbers: Int64, roles: Sequence[Sequence[str]]) -> dict
 
 def varints(numbers: NDArray[np.int32]) -> bytes:
     """Numbers from 0 to 2²⁸ - 1 as base-128 varints, the lowest seven bits first."""
-    shifts = np.arange(0, 28, 7, dtype=np.int32)
-    rest = numbers[:, None] >> shifts
-    written = (rest > 0) | (shifts == 0)
-    encoded: bytes = ((rest & 127) | (rest > 127) * 128).astype(np.uint8)[written].tobytes()
+    parts = np.zeros((len(numbers), 4), np.uint8)
+    written = np.ones(parts.shape, bool)
+    for column in range(4):
+        rest = numbers >> (7 * column)
+        parts[:, column] = (rest & 127) | (rest > 127).astype(np.uint8) << 7
+        written[:, column] = rest > 0
+    written[:, 0] = True
+    encoded: bytes = parts[written].tobytes()
     return encoded

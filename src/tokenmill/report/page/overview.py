@@ -17,7 +17,7 @@ import numpy as np
 from tokenmill.report.packing_preview import SEED, packing_preview
 from tokenmill.report.row_lookup import Rejected, rejected_rows
 from tokenmill.report.source_excerpts import SourceExcerpts
-from tokenmill.report.stats import length_histogram, share_histogram, store_stats
+from tokenmill.report.stats import length_histogram, per_role, share_histogram, store_stats
 from tokenmill.store import Store
 
 MOST_SOURCES = 5000
@@ -41,11 +41,8 @@ def overview(store: Store, excerpts: SourceExcerpts | None) -> dict[str, Any]:
         excerpts: Gives excerpts of rejected rows; None leaves them to be asked for one by one.
     """
     stats = store_stats(store)
-    roles = _roles(store, stats["roles"])
-    sources = [
-        {**source, "rejected": rejected}
-        for source, rejected in zip(stats["sources"], _rejected_per_source(store), strict=True)
-    ]
+    known = store.manifest["totals"]["tokens"] <= MOST_MASK_TOKENS
+    roles = per_role(store, with_trained=True) if known else stats["roles"]
     return {
         "name": os.path.basename(os.path.abspath(store.path))[:16],
         "path": str(store.path),
@@ -53,9 +50,11 @@ def overview(store: Store, excerpts: SourceExcerpts | None) -> dict[str, Any]:
         "totals": store.manifest["totals"],
         "percentiles": stats["percentiles"],
         "trained_percentiles": stats["trained_percentiles"],
-        "sources": sources[:MOST_SOURCES],
-        "sources_total": len(sources),
-        "roles": roles,
+        "sources": stats["sources"][:MOST_SOURCES],
+        "sources_total": len(stats["sources"]),
+        "roles": [
+            {"role": role, "trained_tokens": None, **counts} for role, counts in roles.items()
+        ],
         "lengths": length_histogram(np.asarray(store.lengths), BINS_PER_DOUBLING),
         "shares": share_histogram(store.trained, store.lengths, SHARE_BINS),
         "packing": packing_previews(store),
@@ -85,36 +84,6 @@ def packing_previews(store: Store) -> dict[str, Any]:
             for preview in previews
         ],
     }
-
-
-def _rejected_per_source(store: Store) -> list[int]:
-    counts = [0] * len(store.sources)
-    for entry in store.table:
-        counts[int(entry["source"])] += int(entry["rejected"])
-    return counts
-
-
-def _roles(store: Store, counted: dict[str, dict[str, int]]) -> list[dict[str, Any]]:
-    """Turns, tokens and, where it is cheap enough, trained tokens of each role."""
-    known = store.manifest["totals"]["tokens"] <= MOST_MASK_TOKENS
-    trained = dict.fromkeys(counted, 0)
-    for at in range(len(store.table)) if known else ():
-        reader = store.slice_at(at)
-        ends, bounds, roles = reader.all_turns()
-        if not len(ends):
-            continue
-        _, mask = reader.all_tokens()
-        before = np.repeat(np.frombuffer(reader.starts, np.int32)[:-1], np.diff(bounds))
-        running = np.concatenate(([0], np.cumsum(mask, dtype=np.int64)))
-        starts = np.concatenate(([0], ends[:-1]))
-        starts[bounds[:-1][np.diff(bounds) > 0]] = 0  # a row's first turn starts at its own zero
-        sums = running[before + ends] - running[before + starts]
-        for number, name in enumerate(reader.record.roles):
-            trained[name] += int(sums[roles == number].sum())
-    return [
-        {"role": role, **counts, "trained_tokens": trained[role] if known else None}
-        for role, counts in counted.items()
-    ]
 
 
 def rejected_document(store: Store, excerpts: SourceExcerpts | None) -> dict[str, Any]:

@@ -14,14 +14,13 @@ import math
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tokenmill.errors import UsageError
 from tokenmill.files import ProcessLock
-from tokenmill.report.row_lookup import trained_shares
+from tokenmill.report.row_lookup import row_weights, trained_shares
 from tokenmill.store import Store
 from tokenmill.tokenizer import Tokenizer
 
@@ -158,14 +157,8 @@ class Finder:
             searched = self._search(query, kept)
         rows: Rows = np.flatnonzero(kept)
         if query.order != "row":
-            rows = rows[np.argsort(self._weights(query.order, rows), kind="stable")]
+            rows = rows[np.argsort(row_weights(self._store, query.order)[rows], kind="stable")]
         return FoundRows(rows, searched)
-
-    def _weights(self, order: str, rows: Rows) -> NDArray[Any]:
-        weights: NDArray[Any] = self._store.lengths[rows].astype(np.int64)
-        if order in ("least-trained", "most-trained"):
-            weights = trained_shares(self._store)[rows]
-        return -weights if order in ("longest", "most-trained") else weights
 
     def _of_source(self, source: int) -> NDArray[np.bool_]:
         mine = self._store.table["source"] == source

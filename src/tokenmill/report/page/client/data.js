@@ -57,23 +57,23 @@ const addressOf = (origin) => {
 };
 
 class FileData {
-  constructor(told, rows) {
-    this.overview = told.overview;
-    this.selection = told.selection;
+  constructor(about, rows) {
+    this.overview = about.overview;
+    this.selection = about.selection;
     this.compare = null;
-    this.carried = rows;
+    this.embedded = rows;
     this.blocks = new Map();
     this.texts = new Map();
   }
 
   async open() {
-    const table = await inflatedJson(this.carried.pieces);
+    const table = await inflatedJson(this.embedded.pieces);
     const encoder = new TextEncoder();
     const bytes = (piece) => (typeof piece === "string" ? encoder.encode(piece) : Uint8Array.from(piece));
     this.ids = table.ids;
     this.pieceOf = new Map(table.ids.map((id, n) => [id, bytes(table.pieces[n])]));
     this.specialIds = new Set(table.special);
-    const { roles, ...steps } = await inflatedJson(this.carried.index);
+    const { roles, ...steps } = await inflatedJson(this.embedded.index);
     this.columns = Object.fromEntries(Object.entries(steps).map(([name, column]) => [name, running(column)]));
     this.roles = roles;
     this.size = roles.length;
@@ -90,10 +90,10 @@ class FileData {
   }
 
   async decoded(number) {
-    const block = this.carried.blocks[number];
+    const block = this.embedded.blocks[number];
     const [{ turns, runs, carried }, numbers] = await Promise.all([inflatedJson(block.rows), inflated(block.ids)]);
     const ids = varints(numbers).map((at) => this.ids[at]);
-    const first = number * this.carried.block_rows;
+    const first = number * this.embedded.block_rows;
     let start = 0;
     return turns.map((lengths, n) => {
       const known = this.known(first + n);
@@ -131,8 +131,8 @@ class FileData {
   }
 
   async at(place) {
-    const rows = await this.block(Math.floor(place / this.carried.block_rows));
-    return rows[place % this.carried.block_rows];
+    const rows = await this.block(Math.floor(place / this.embedded.block_rows));
+    return rows[place % this.embedded.block_rows];
   }
 
   async row(number) {
@@ -208,11 +208,11 @@ class FileData {
 }
 
 class ServedData {
-  constructor(told) {
-    this.overview = told.overview;
-    this.selection = told.selection;
-    this.compare = told.compare;
-    this.size = told.overview.totals.rows;
+  constructor(about) {
+    this.overview = about.overview;
+    this.selection = about.selection;
+    this.compare = about.compare;
+    this.size = about.overview.totals.rows;
   }
 
   async open() {}

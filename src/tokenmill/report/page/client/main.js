@@ -208,8 +208,8 @@ async function start() {
     byId("view").textContent = "This browser is too old for this page: it lacks DecompressionStream. Chrome and Edge have it from version 80 on, Safari from 16.4, Firefox from 113.";
     return;
   }
-  const { told, rows } = JSON.parse(byId("data").textContent);
-  data = rows ? new FileData(await inflatedJson(told), rows) : new ServedData(await inflatedJson(told));
+  const { about, rows } = JSON.parse(byId("data").textContent);
+  data = rows ? new FileData(await inflatedJson(about), rows) : new ServedData(await inflatedJson(about));
   makeTabs();
   makeHead();
   list = new List(byId("list"), showRow);
