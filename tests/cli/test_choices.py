@@ -17,8 +17,8 @@ from tokenmill.loader.stream import ORDERS
 from tokenmill.options import declared
 from tokenmill.packing.packs import METHODS, OVERSIZE
 from tokenmill.prompts.spec import PromptSpec
-from tokenmill.report.row_lookup import RULES
 from tokenmill.report.lint.rules import FAIL_ON
+from tokenmill.report.row_lookup import RULES
 
 DECLARED = {
     name: option.choices
