@@ -1,6 +1,6 @@
 """Every kind of row that people train on, prepared beside SkyRL's way and `datasets.map`.
 
-Eight *kinds*, 160 MB of distinct rows each (see `benchmarks.recombined`), Qwen3's tokenizer and
+Eight *kinds*, 320 MB of distinct rows each (see `benchmarks.recombined`), Qwen3's tokenizer and
 template, two workers, masks, audits and fsync included. ``TOKENMILL_BENCH_KIND_MB`` makes it
 smaller. The peers work on every n-th of the same rows. They want OpenAI messages: Alpaca, ShareGPT
 and typed parts are converted for them before the clock starts, ours reads the rows as they are.
@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 import tempfile
 import time
@@ -52,10 +53,10 @@ from benchmarks.recombined import (
 )
 from benchmarks.report import Report
 
-SIZE = int(float(os.environ.get("TOKENMILL_BENCH_KIND_MB", "160")) * 1_000_000)  # bytes of a kind
-PEER_SHARE = 25  # the peers get one row in so many: what they take of a row does not depend on it
+SIZE = int(float(os.environ.get("TOKENMILL_BENCH_KIND_MB", "320")) * 1_000_000)  # bytes of a kind
+PEER_SHARE = 40  # the peers get one row in so many: what they take of a row does not depend on it
 EVERY_SHARE = 5  # and its path for every message one in so many of these
-TURNS = 2  # whole runs of ours per kind, before and after the peers; their mean counts
+TURNS = 2  # ours and the peers in turn, the peers with other rows each time; the means count
 CHECKED = 200  # rows of a kind whose ids are compared with transformers'
 
 TIMES_SKYRL = 25  # at least so many times SkyRL's slice path
@@ -150,15 +151,17 @@ def _measure(report: Report, kind: Kind, tokenizer: Any, home: Path) -> float:
     corpora = [kind.select(read_rows(path)) for path in paths]
     rows = write_rows(source, corpora, SIZE, kind.rounds)
     size = source.stat().st_size
-    spent, peers = [], (0.0, 0.0, 0.0)
+    spent, peers = [], []
     for turn in range(TURNS):
-        summary = _prepare(source, home / f"cache-{turn}")
+        cache = Path(tempfile.mkdtemp(prefix="cache-", dir=home))
+        summary = _prepare(source, cache)
         spent.append(summary["work"])
-        if turn == 0:
-            peers = _peers(source, tokenizer, home, kind.answers == "several")
+        peers.append(_peers(source, turn, tokenizer, home, kind.answers == "several"))
+        if turn < TURNS - 1:
+            shutil.rmtree(cache)
     if summary["rows_out"] != rows:
         raise RuntimeError(f"{kind.name}: not every row was taken: {summary['rejected']}")
-    skyrl, last, mapped = peers
+    skyrl, last, mapped = map(mean, zip(*peers, strict=True))
     ours = mean(spent) / size
     note = f"{rows:,} rows, {summary['tokens']:,} tokens; {summary['startup']:.1f} s of start-up"
     name = kind.name
@@ -173,17 +176,21 @@ def _measure(report: Report, kind: Kind, tokenizer: Any, home: Path) -> float:
     _stages(report, name, summary["path"])
     _check(kind, source, summary["path"], tokenizer)
     source.unlink()
+    shutil.rmtree(cache)
     return 1 / ours
 
 
-def _peers(source: Path, tokenizer: Any, home: Path, several: bool) -> tuple[float, float, float]:
+def _peers(
+    source: Path, turn: int, tokenizer: Any, home: Path, several: bool
+) -> tuple[float, float, float]:
     """Seconds per byte on a sample of the rows, as the peers want them.
 
     Returns:
         SkyRL's for the masks that ours makes, SkyRL's for the last message, datasets.map's.
     """
     with open(source, "rb") as lines:
-        sample = [line for number, line in enumerate(lines) if number % PEER_SHARE == 0]
+        step = PEER_SHARE * TURNS
+        sample = [row for number, row in enumerate(lines) if number % step == turn * PEER_SHARE]
     size = sum(map(len, sample))
     rows = [as_openai(json.loads(line)) for line in sample]
     if any(isinstance(row["messages"], str) for row in rows):  # one column, one type
