@@ -206,9 +206,9 @@ def _is_alpaca(source: str, messages_key: str, cache_dir: Any) -> bool:
 def _run(stated: dict[str, Any], options: dict[str, Any], more: dict[str, Any], what: str) -> Store:
     executor, progress = more.pop("executor", "local"), more.pop("progress", None)
     for name, value in more.items():
-        if name in Recipe.__dataclass_fields__:
+        if name in Recipe.__struct_fields__:
             stated[name] = value
-        elif name in RunOptions.__dataclass_fields__:
+        elif name in RunOptions.__struct_fields__:
             options[name] = value
         else:
             raise UsageError(f"unknown argument: {name}")
