@@ -71,7 +71,7 @@ def declared(struct: type[Options]) -> dict[str, Option]:
     """The options of a struct by name, in their order."""
     bare = get_type_hints(struct)
     told: dict[str, str] = {}
-    for base in struct.__mro__:
+    for base in reversed(struct.__mro__):
         told |= dict(_HELP.findall(inspect.cleandoc(base.__doc__ or "")))
     found = {}
     for field in msgspec.structs.fields(struct):

@@ -19,7 +19,7 @@ import inspect
 import json
 import re
 from collections.abc import Callable, Collection, Mapping
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Optional, get_args, get_origin, get_type_hints
 
 import msgspec
 import typer
@@ -193,14 +193,12 @@ def _flag(option: Option) -> inspect.Parameter:
         shown = typer.Argument(help=told, metavar="SRC")
     elif option.name == "carry":
         shown = typer.Option(help=f"{told} Repeatable.", metavar=metavar)
-    kind = _for_typer(kind, option.name)
-    return _parameter(
-        option.name, Annotated[kind | None if default is None else kind, shown], default
-    )
+    kind = _for_typer(kind if default is not None else kind | None, option.name)
+    return _parameter(option.name, Annotated[kind, shown], default)
 
 
 def _for_typer(hint: Any, name: str) -> Any:
-    """A type with enumerations in place of its literals, which typer knows only of late."""
+    """A type as old versions of typer know it too: enumerations for literals, Optional."""
     if get_origin(hint) is Literal:
         return enum.Enum(name, {choice: choice for choice in get_args(hint)})
     if get_origin(hint) is Annotated:
@@ -208,7 +206,7 @@ def _for_typer(hint: Any, name: str) -> Any:
         return Annotated[(_for_typer(kind, name), *notes)]
     if type(None) in get_args(hint):
         [kind] = (part for part in get_args(hint) if part is not type(None))
-        return _for_typer(kind, name) | None
+        return Optional[_for_typer(kind, name)]  # noqa: UP045 - not the same at run time
     return hint
 
 

@@ -114,9 +114,7 @@ def inspect(
 
         rows = None
         if row is not None or origin is not None:
-            rows = _named_rows(opened, row, origin)[0]
-        if rows is not None:
-            rows = [number % len(opened) for number in rows]
+            rows = [number % len(opened) for number in _named_rows(opened, row, origin)[0]]
         document = make_page(
             opened,
             Path(html),

@@ -38,8 +38,6 @@ HINTS = {
     "limit": "the row is larger, nested deeper or costlier to render than the limits allow",
 }
 EXAMPLES = 1  # rejected rows shown per reason; all of them are in the store
-
-
 PRIVATE = RUN_OPTIONS["disable_cache"]._replace(help="Leave nothing in the cache; needs --out.")
 
 
