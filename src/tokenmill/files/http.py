@@ -1,9 +1,10 @@
 """Ranges over HTTP, each answer held against the version that was opened.
 
-A `HttpDoor` uses the session of fsspec's HTTP file system (its proxies and headers), but asks and
-reads by itself: every answer to a range says ETag, time and total size, so a change is seen in the
-very request that met it; a server that ignores ranges is refused before its body is read, not after
-a terabyte; and looking is a request for one byte, which signed URLs allow where HEAD is forbidden.
+A `HttpTransport` uses the session of fsspec's HTTP file system (its proxies and headers), but asks
+and reads by itself: every answer to a range says ETag, time and total size, so a change is seen in
+the very request that met it; a server that ignores ranges is refused before its body is read, not
+after a terabyte; and looking is a request for one byte, which signed URLs allow where HEAD is
+forbidden.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ SILENCE_S = 60.0  # seconds without a byte until an answer counts as failed
 _CONTENT_RANGE = re.compile(r"bytes\s+(?:(\d+)-(\d+)|\*)/(\d+|\*)")
 
 
-class HttpDoor:
+class HttpTransport:
     """One object on an HTTP server.
 
     Args:

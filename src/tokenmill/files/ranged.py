@@ -164,11 +164,11 @@ class RangedStream(io.RawIOBase):
         self._position = 0
 
     def readable(self) -> bool:
-        """It is."""
+        """Always."""
         return True
 
     def seekable(self) -> bool:
-        """It is."""
+        """Always."""
         return True
 
     def tell(self) -> int:
@@ -176,7 +176,7 @@ class RangedStream(io.RawIOBase):
         return self._position
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Move."""
+        """Go to an offset, from the start by default."""
         base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._file.size}
         self._position = base[whence] + offset
         return self._position

@@ -68,7 +68,7 @@ class Version(NamedTuple):
     settled: bool
 
 
-class Door(Protocol):
+class Transport(Protocol):
     """How one protocol looks at an object and fetches from it."""
 
     def look(self) -> Version:
@@ -186,11 +186,11 @@ class RemoteObject:
     def __init__(self, url: str) -> None:
         self.url = url
         self.path = shown(url)
-        self._door: tuple[int, Door] | None = None
+        self._transport: tuple[int, Transport] | None = None
 
     def look(self) -> Version:
         """Ask the place for the object's present version."""
-        return self.persist(lambda: self._opened().look(), None)
+        return self.retrying(lambda: self._connected().look(), None)
 
     def fetch(self, start: int, stop: int, expected: Version | None = None) -> bytes:
         """The bytes ``start:stop``, all of them.
@@ -201,23 +201,23 @@ class RemoteObject:
         """
 
         def once() -> bytes:
-            data = self._opened().fetch(start, stop, expected)
+            data = self._connected().fetch(start, stop, expected)
             if len(data) != stop - start:
                 raise ConnectionError(f"{len(data)} of {stop - start} bytes came")
             return data
 
-        return self.persist(once, start)
+        return self.retrying(once, start)
 
     def read(self) -> bytes:
         """The whole of a small object, in one request."""
-        return self.persist(lambda: self._opened().read(), None)
+        return self.retrying(lambda: self._connected().read(), None)
 
-    def _opened(self) -> Door:
-        if self._door is None or self._door[0] != os.getpid():
-            self._door = os.getpid(), _door_of(self.url)
-        return self._door[1]
+    def _connected(self) -> Transport:
+        if self._transport is None or self._transport[0] != os.getpid():
+            self._transport = os.getpid(), _transport_of(self.url)
+        return self._transport[1]
 
-    def persist(self, work: Callable[[], _T], offset: int | None) -> _T:
+    def retrying(self, work: Callable[[], _T], offset: int | None) -> _T:
         """Try until it works, cannot work, or was tried often enough."""
         pause = FIRST_PAUSE_S
         for attempt in range(1, ATTEMPTS + 1):
@@ -270,16 +270,16 @@ def is_final(error: Exception) -> bool:
     return isinstance(error, _FINAL) or type(error).__name__ in _FINAL_NAMES
 
 
-def _door_of(url: str) -> Door:
+def _transport_of(url: str) -> Transport:
     fs, path = filesystem(url)
     if protocol_of(url) in ("http", "https"):
-        from tokenmill.files.http import HttpDoor
+        from tokenmill.files.http import HttpTransport
 
-        return HttpDoor(fs, url)
-    return FileSystemDoor(fs, path, url)
+        return HttpTransport(fs, url)
+    return FileSystemTransport(fs, path, url)
 
 
-class FileSystemDoor:
+class FileSystemTransport:
     """Any fsspec file system.
 
     S3 is asked for a range of one ETag, a commit of the hub never changes; everything else is

@@ -76,7 +76,7 @@ class Uploader:
     def __init__(self, url: str) -> None:
         self._url = url
         self._fs, self._root = filesystem(url)
-        self._there = RemoteObject(url).persist(self._list, None)
+        self._there = RemoteObject(url).retrying(self._list, None)
 
     def _list(self) -> dict[str, dict[str, Any]]:
         self._fs.invalidate_cache()
@@ -105,8 +105,8 @@ class Uploader:
                     path=shown(there.url),
                 )
         try:
-            there.persist(lambda: self._put(path, upload), None)
-            info = there.persist(lambda: self._look(path), None)
+            there.retrying(lambda: self._put(path, upload), None)
+            info = there.retrying(lambda: self._look(path), None)
         except SourceError as error:
             cause = error.__cause__
             if isinstance(cause, NotImplementedError):

@@ -270,7 +270,7 @@ def _glob(url: str) -> Iterable[dict[str, Any]]:
         fs.invalidate_cache()
         return list(fs.glob(path, detail=True).values())
 
-    return RemoteObject(url).persist(work, None)
+    return RemoteObject(url).retrying(work, None)
 
 
 def _versions(url: str, infos: Iterable[dict[str, Any]]) -> dict[str, Version]:
@@ -292,7 +292,7 @@ def _remote_directory(url: str, split: str | None) -> list[Found]:
         fs.invalidate_cache(path)
         return list(fs.ls(path, detail=True))
 
-    infos = RemoteObject(url).persist(work, None)
+    infos = RemoteObject(url).retrying(work, None)
     listed = {os.path.basename(name): version for name, version in _versions(url, infos).items()}
     if len(listed) == 1 and url.endswith("/" + next(iter(listed))):
         return [named(url)]  # an object of that very name: its format is unknown

@@ -80,7 +80,7 @@ def _api(name: str) -> Any:
 def _asking(asked: str, work: Callable[[], _T], name: str) -> _T:
     here = "" if asked.startswith(_SCHEME) else "no file or directory here, and "
     try:
-        return RemoteObject(f"{_SCHEME}{name}").persist(work, None)
+        return RemoteObject(f"{_SCHEME}{name}").retrying(work, None)
     except SourceMissing as error:
         raise SourceMissing(
             f"{here}no such dataset or revision on the hub (a private one needs HF_TOKEN)",

@@ -1,9 +1,14 @@
 """Opening a source: addresses to files, files to entries, entries to `Rows`.
 
-`open_rows` is the room's front door. `reopen` is its back door for pickles: it takes the entries
-that were known when the view was pickled, so that a worker neither lists directories nor scans;
-each file is compared with its entry when it is first read. Up to a couple of dozen files travel
-inside the pickle; a longer list is published on the shelf and only its key travels.
+The way of one row. `open_rows` reads each address (`address`), finds its files (`discover`, `hub`)
+and what is known of each (`catalog.describe`: a `FileEntry`, from a note or by reading the file
+once). The entries become readers (`lines`, `columnar`) of one `Concatenation`, and ``rows[i]`` asks
+the reader of the file that holds row i. In a build, ``rows.blocks()`` gives `Block` values, and a
+worker calls `read_block` on each: no index, no listing, the bytes held against their digest.
+
+A pickled view takes its entries along, so that a worker neither lists directories nor scans; each
+file is compared with its entry when it is first read. Up to a couple of dozen files travel inside
+the pickle; a longer list is published on the shelf and only its key travels.
 """
 
 from __future__ import annotations
@@ -36,7 +41,7 @@ _AT_ONCE = 4  # files indexed at the same time, about 5 MiB of buffers each
 
 
 class _State(msgspec.Struct, frozen=True):
-    """What a layout is made of."""
+    """What a concatenation is made of."""
 
     files: list[tuple[FileEntry, str]]  # with the cache directory that holds the index
     parts: list[Part]
@@ -118,10 +123,10 @@ def _select(runs: list[Part], first: int, last: int) -> list[Part]:
 
 
 def _rows(state: _State, shelf: Shelf) -> Rows:
-    return Rows(_layout(state, _Travelling(state, shelf)))
+    return Rows(_concatenated(state, _Pickled(state, shelf)))
 
 
-def _layout(state: _State, pickled: Any) -> Concatenation:
+def _concatenated(state: _State, pickled: Any) -> Concatenation:
     readers = [_reader(entry, Shelf(Path(root)), n) for n, (entry, root) in enumerate(state.files)]
     return Concatenation(readers, state.parts, pickled)
 
@@ -134,11 +139,11 @@ def _reader(entry: FileEntry, shelf: Shelf, number: int) -> Reader:
     return LineReader(entry, shelf, number)
 
 
-class _Travelling:
-    """The pickled form of a layout: small whatever the number of files.
+class _Pickled:
+    """The pickled form of a concatenation: small whatever the number of files.
 
     Args:
-        state: What the layout is made of.
+        state: What the concatenation is made of.
         shelf: Where a long list of files is published, when somebody pickles.
     """
 
@@ -168,7 +173,7 @@ def _publish(shelf: Shelf, name: str, data: bytes) -> Path:
 
 def _embedded(data: bytes) -> Concatenation:
     state = msgspec.json.decode(data, type=_State)
-    return _layout(state, _Travelling(state, Shelf(Path(state.files[0][1]))))
+    return _concatenated(state, _Pickled(state, Shelf(Path(state.files[0][1]))))
 
 
 def _published(root: str, name: str) -> Concatenation:
@@ -183,9 +188,9 @@ def _published(root: str, name: str) -> Concatenation:
     if key({"what": "files", "format": INDEX_FORMAT, "list": data.decode()}) != name:
         raise SourceError("the list of files of a pickled view is damaged", path=shelf.place(name))
     state = msgspec.json.decode(data, type=_State)
-    return _layout(state, _Travelling(state, shelf))
+    return _concatenated(state, _Pickled(state, shelf))
 
 
-def reopen(layout: Concatenation, places: tuple[int, int, int]) -> Rows:
+def reopen(whole: Concatenation, places: tuple[int, int, int]) -> Rows:
     """A pickled view, opened again."""
-    return Rows(layout, range(*places))
+    return Rows(whole, range(*places))

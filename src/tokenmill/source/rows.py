@@ -73,13 +73,13 @@ class Concatenation:
     Args:
         readers: One per file, in the order of first appearance.
         parts: Runs of rows of these files, in the order of the source.
-        travelling: Pickles as a small value that unpickles as the same layout.
+        pickled: Pickles as a small value that unpickles as the same whole.
     """
 
-    def __init__(self, readers: list[Reader], parts: list[Part], travelling: Any) -> None:
+    def __init__(self, readers: list[Reader], parts: list[Part], pickled: Any) -> None:
         self.readers = readers
         self.parts = parts
-        self.travelling = travelling
+        self.pickled = pickled
         self.starts = [0, *accumulate(part.last - part.first for part in parts)]
 
     def at(self, position: int) -> tuple[Reader, int]:
@@ -105,17 +105,17 @@ class Rows(Sequence[dict[str, Any]]):
     """A lazy sequence of rows.
 
     Args:
-        layout: Files and parts.
-        places: The positions of the layout that this view shows; all by default.
+        whole: Files and parts.
+        places: The positions of the whole that this view shows; all by default.
     """
 
-    def __init__(self, layout: Concatenation, places: range | None = None) -> None:
-        self._layout = layout
-        self._places = range(layout.starts[-1]) if places is None else places
+    def __init__(self, whole: Concatenation, places: range | None = None) -> None:
+        self._whole = whole
+        self._places = range(whole.starts[-1]) if places is None else places
         # A run of rows of a single file, the usual case, needs no search: its rows are read
         # the short way, once the file is open, and only what needs care goes the general one.
-        self._only = layout.readers[layout.parts[0].file] if len(layout.parts) == 1 else None
-        self._shift = layout.parts[0].first if self._only is not None else 0
+        self._only = whole.readers[whole.parts[0].file] if len(whole.parts) == 1 else None
+        self._shift = whole.parts[0].first if self._only is not None else 0
         simple = self._only is not None and self._places.step == 1
         self._plain = len(self._places) if simple else 0
         self._base = self._places.start + self._shift
@@ -153,15 +153,15 @@ class Rows(Sequence[dict[str, Any]]):
         except IndexError:
             raise IndexError(f"row {index} of {len(self)}") from None
         if not isinstance(place, int):
-            return Rows(self._layout, place)
-        reader, row = self._layout.at(place)
+            return Rows(self._whole, place)
+        reader, row = self._whole.at(place)
         if self._plain and self._fast is None:
             self._fast = reader.fast()
         return reader.value(row)
 
     def _at(self, index: int) -> tuple[Reader, int]:
         try:
-            return self._layout.at(self._places[index])
+            return self._whole.at(self._places[index])
         except IndexError:
             raise IndexError(f"row {index} of {len(self)}") from None
 
@@ -213,8 +213,8 @@ class Rows(Sequence[dict[str, Any]]):
                 yield from zip(chosen, self._values(chosen), strict=True)
             return
         begin = self._places.start
-        for place, part in self._layout.runs(begin, self._places.stop):
-            reader = self._layout.readers[part.file]
+        for place, part in self._whole.runs(begin, self._places.stop):
+            reader = self._whole.readers[part.file]
             for first, values in reader.stream(part.first, part.last):
                 yield from enumerate(values, place - begin + first - part.first)
 
@@ -227,7 +227,7 @@ class Rows(Sequence[dict[str, Any]]):
     @property
     def files(self) -> list[SourceFile]:
         """The files of the source. Parquet and Arrow files are hashed when first asked."""
-        return [reader.source_file() for reader in self._layout.readers]
+        return [reader.source_file() for reader in self._whole.readers]
 
     def blocks(self) -> Iterator[Block]:
         """The view as content-cut blocks: what a build plans with.
@@ -239,12 +239,12 @@ class Rows(Sequence[dict[str, Any]]):
         """
         if self._places.step != 1:
             raise UsageError("blocks need a contiguous view, not one with a step")
-        for _, part in self._layout.runs(self._places.start, self._places.stop):
-            yield from self._layout.readers[part.file].blocks(part)
+        for _, part in self._whole.runs(self._places.start, self._places.stop):
+            yield from self._whole.readers[part.file].blocks(part)
 
     def __repr__(self) -> str:
-        paths = [reader.entry.path for reader in self._layout.readers[:3]]
-        more = len(self._layout.readers) - len(paths)
+        paths = [reader.entry.path for reader in self._whole.readers[:3]]
+        more = len(self._whole.readers) - len(paths)
         names = ", ".join(paths) + (f" and {more} more" if more > 0 else "")
         return f"<Rows {len(self)} of {names}>"
 
@@ -252,4 +252,4 @@ class Rows(Sequence[dict[str, Any]]):
         from tokenmill.source.open import reopen
 
         places = self._places
-        return reopen, (self._layout.travelling, (places.start, places.stop, places.step))
+        return reopen, (self._whole.pickled, (places.start, places.stop, places.step))
