@@ -28,7 +28,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "packs": {"pack": Pack(20, window=7)},
     "packs of some rows": {"pack": Pack(6, window=3, oversize="drop")},  # some windows have none
     "balanced packs": {"pack": Pack(24, window=8, method="balanced")},
-    "budget": {"max_tokens": 40},
+    "budget": {"max_tokens": 14},
 }
 
 

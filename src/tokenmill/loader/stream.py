@@ -191,7 +191,7 @@ class Stream:
         if width > self.max_tokens:
             raise UsageError(
                 f"row {row} takes {width} tokens and max_tokens is {self.max_tokens}: "
-                f"leave it out (tm.filtered(data, 'length <= {self.max_tokens}')) or raise it"
+                f"leave it out (data.filter('length <= {self.max_tokens}')) or raise it"
             )
         return BudgetStepper(
             self.order, self.view.lengths_at, self.geometry, self.max_tokens, multiple
