@@ -18,9 +18,9 @@ ALWAYS = "tests/test_house.py"
 FAST = (
     "tests/chat", "tests/dataset", "tests/examples", "tests/files", "tests/loader", "tests/packing",
     "tests/sampling", "tests/source", "tests/store", "tests/test_errors.py",
-    "tests/test_fingerprint.py", "tests/tokenizer",
+    "tests/test_fingerprint.py",
 )  # fmt: skip
-"""Rooms whose tests start few processes."""
+"""Rooms whose tests start few processes and load no tokenizer of a real model."""
 
 
 def plan(changed: Iterable[str], present: Collection[str]) -> list[str]:

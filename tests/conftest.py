@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tokenmill.chat import render
-from tokenmill.tokenizer import engine_cache
+from tokenmill.tokenizer import engine_cache, memo
 
 # Time is no assertion: the machine is shared, and speed is measured by `make bench`.
 settings.register_profile(
@@ -54,21 +54,42 @@ def shared() -> Path:
     return directory
 
 
+def link_new_files(source: Path, target: Path) -> None:
+    """Give one directory the files of another that it lacks, without copying a byte."""
+    for path in source.rglob("*"):
+        new = target / path.relative_to(source)
+        if path.is_file() and not new.exists():
+            new.parent.mkdir(parents=True, exist_ok=True)
+            os.link(path, new)
+
+
+@pytest.fixture(scope="session")
+def identified(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What was found out about tokenizers, which takes seconds for each of the real ones."""
+    return tmp_path_factory.mktemp("identified")
+
+
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
     """No test sees the user's cache, nor another test's, nor what another test put in its place.
 
-    Engines that were loaded stay loaded between tests that patch nothing.
+    Between tests that patch nothing, engines stay loaded, and the real tokenizers stay identified.
     """
     patches = "monkeypatch" in request.fixturenames
     if patches:
         engine_cache.forget()
     render.forget()
     cache = tmp_path / "tokenmill-cache"
+    known = None
+    if "shared" in request.fixturenames and not patches:
+        known = request.getfixturevalue("identified")
+        link_new_files(known, cache / memo.DIRECTORY)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TOKENMILL_CACHE_DIR", str(cache))
         patch.setenv("HF_HUB_OFFLINE", "1")
         yield cache
+    if known:
+        link_new_files(cache / memo.DIRECTORY, known)
     if patches:
         engine_cache.forget()
 

@@ -129,6 +129,7 @@ class Trainer(RuleBasedStateMachine):
         self._enter(repeat=repeat)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RANK_FREE)
 def test_any_sequence_of_actions_equals_the_lists(corpus: Corpus, name: str) -> None:
     machine = type(f"Trainer_{name}", (Trainer,), {"corpus": corpus, "name": name})

@@ -70,16 +70,17 @@ def test_thirty_chained_resumes_in_new_processes(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["rows_keep"])
-def test_thirty_chained_resumes_in_fresh_interpreters(corpus: Corpus, name: str) -> None:
+@pytest.mark.parametrize("take", [5, pytest.param(1, marks=pytest.mark.soak)])
+def test_chained_resumes_in_fresh_interpreters(corpus: Corpus, take: int) -> None:
     """Nothing is inherited at all: 36 batches, each epoch ending with a partial one."""
-    batches, _ = uninterrupted(corpus, name)
+    batches, _ = uninterrupted(corpus, "rows_keep")
     assert len(batches) == EPOCHS * 12
     served: list[str] = []
     state = None
-    for number in range(30):
-        task = job(corpus, name, state, 1 if number % 5 else 2)
-        report = in_fresh_interpreter(task, PYTHONHASHSEED=str(number))
+    for seed in range(0, len(batches), take):
+        report = in_fresh_interpreter(
+            job(corpus, "rows_keep", state, take), PYTHONHASHSEED=str(seed)
+        )
         served += report["batches"]
         state = report["state"]
     assert served == batches

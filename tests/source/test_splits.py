@@ -138,6 +138,7 @@ DECLARED = (
 """Refusals where `datasets` goes on: it would guess, or give a split without rows."""
 
 
+@pytest.mark.slow
 @settings(max_examples=400)
 @given(files=repositories, card=cards, which=st.integers(0, 1))
 def test_splits_are_those_of_datasets(

@@ -43,6 +43,7 @@ def test_view_in_worker_reads_the_same(method: str, tmp_path: Path, own_cache: P
     del own_cache
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("files", [1, 24, 25, 1500])
 def test_pickle_any_number_of_files_is_small_and_opens_without_scanning(
     files: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

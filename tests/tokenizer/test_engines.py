@@ -56,6 +56,7 @@ def corpus_texts(shared: Path, most: int) -> list[str]:
     return texts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SHARED_NAMES)
 def test_fastokens_on_real_and_random_texts_equals_reference(name: str, shared: Path) -> None:
     tokenizer = load(shared / "tokenizers" / name / "tokenizer.json")
