@@ -23,7 +23,7 @@ from tests.store.making import make_columns, make_store
 from tokenmill.dataset import concat, filtered, mix
 from tokenmill.errors import UsageError
 from tokenmill.formats import plan as plans
-from tokenmill.loader import Loader, Unrolled
+from tokenmill.loader import Loader, WholeRun
 from tokenmill.packing import Pack
 from tokenmill.store import Row, Store
 
@@ -337,7 +337,7 @@ def test_views_mixtures_orders_and_epochs_are_taken(store: Store, tmp_path: Path
     ]
     data = mix({"a": store, "b": long}, {"a": 1, "b": 1})
     made = tm.export(data, "jsonl", tmp_path / "b.jsonl", order="feistel", seed=8, epochs=2)
-    run = Unrolled(data, epochs=2, seed=8)
+    run = WholeRun(data, epochs=2, seed=8)
     assert [r["input_ids"] for r in read_jsonl(made.path)] == [
         ids.tolist() for ((ids, _),) in run.pieces(range(len(run)))
     ]

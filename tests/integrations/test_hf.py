@@ -14,7 +14,7 @@ import tokenmill as tm
 from tests.store.making import make_columns, make_store
 from tokenmill.dataset import concat, filtered, mix
 from tokenmill.errors import CorruptionError, UsageError
-from tokenmill.loader import Loader, Unrolled
+from tokenmill.loader import Loader, WholeRun
 from tokenmill.packing import Pack
 from tokenmill.store import Store, open_store
 
@@ -190,7 +190,7 @@ def test_accelerates_shards_are_the_loaders_ranks(store: Store) -> None:
 def test_balanced_packs_without_rows_are_one_untrained_token(store: Store) -> None:
     pack = Pack(40, method="balanced", window=5)
     found, _ = hf.for_trl(store, pack=pack, world_size=4)
-    empty = [n for n, pieces in enumerate(Unrolled(store, pack=pack, world_size=4).pieces(
+    empty = [n for n, pieces in enumerate(WholeRun(store, pack=pack, world_size=4).pieces(
         range(len(found)))) if not pieces]  # fmt: skip
     assert empty
     sample = {name: value.tolist() for name, value in found[empty[0]].items()}

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.store.making import make_columns, make_store
 from tokenmill.dataset import mix
 from tokenmill.errors import StateError, UsageError
-from tokenmill.loader import LengthGrouped, Loader, OrderedView, Unrolled
+from tokenmill.loader import LengthGrouped, Loader, OrderedView, WholeRun
 from tokenmill.packing import Pack
 from tokenmill.store import Store
 
@@ -121,7 +121,7 @@ def test_epochs_that_nobody_reaches_are_refused(kind: str, stores: tuple[Store, 
         with pytest.raises(UsageError, match="epoch"):
             OrderedView(given, epoch=wrong)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="epoch"):
-        Unrolled(given, epochs=1 << 63)
+        WholeRun(given, epochs=1 << 63)
 
 
 def test_saved_states_load_as_before(stores: tuple[Store, Store]) -> None:

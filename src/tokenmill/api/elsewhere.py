@@ -73,14 +73,14 @@ def export(
 
     from tokenmill.formats import ExportPlan, SplitPlan
     from tokenmill.formats import export as write
-    from tokenmill.loader import Unrolled
+    from tokenmill.loader import WholeRun
     from tokenmill.packing import Slots
 
     order = order or ("sequential" if pack is None else "feistel")
     slots = None if pad_multiple == 1 else Slots(pad_multiple, unpredicted=1)
 
     def plan(part: Store | View | Mixture, target: Path) -> ExportPlan:
-        run = Unrolled(part, epochs=epochs, seed=seed, order=order, pack=pack, slots=slots)
+        run = WholeRun(part, epochs=epochs, seed=seed, order=order, pack=pack, slots=slots)
         return ExportPlan(run, format, target, mask, layout, tuple(also))
 
     target = Path(out)

@@ -1,6 +1,6 @@
 """What is to be exported, checked where it is said.
 
-An `ExportPlan` holds a run (`tokenmill.loader.Unrolled`: rows or packs by number), a format, and
+An `ExportPlan` holds a run (`tokenmill.loader.WholeRun`: rows or packs by number), a format, and
 where the files go. It cuts the run into *shards* (one file each, where the target is a directory)
 and shards into *blocks* (what is in memory at a time), by counting stored lengths only. A
 `SplitPlan` holds one plan per split, for a directory of several.
@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from tokenmill.errors import UsageError
-from tokenmill.loader import Unrolled
+from tokenmill.loader import WholeRun
 from tokenmill.packing import Packs
 
 FORMATS = ("parquet", "arrow", "jsonl", "hf", "axolotl", "megatron", "packed-parquet")
@@ -53,7 +53,7 @@ class ExportPlan:
         also: More columns for a trainer: origin, length, lengths, or carried ones.
     """
 
-    run: Unrolled
+    run: WholeRun
     format: str
     target: Path
     mask: str = "loss_mask"

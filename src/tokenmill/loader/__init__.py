@@ -2,7 +2,7 @@
 
 `Loader` is what people use. Beneath it, `Stream` turns a `Cursor` into a batch and the next cursor
 without keeping anything; `OrderedView` serves trainers that own the sampler, one epoch at a time,
-and `Unrolled` those that want a whole run as one list.
+and `WholeRun` those that want a whole run as one list.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from tokenmill.loader.cursor import Cursor, Passport
 from tokenmill.loader.loader import Loader, LoaderIterator
 from tokenmill.loader.ordered import OrderedView
 from tokenmill.loader.stream import LengthGrouped, Stream
-from tokenmill.loader.unrolled import Unrolled
+from tokenmill.loader.whole_run import WholeRun
 
 __all__ = [
     "Cursor",
@@ -21,5 +21,5 @@ __all__ = [
     "OrderedView",
     "Passport",
     "Stream",
-    "Unrolled",
+    "WholeRun",
 ]

@@ -34,7 +34,7 @@ from tokenmill import fingerprint
 from tokenmill.dataset import Mixture, View
 from tokenmill.integrations.hf.table import LazyTable
 from tokenmill.integrations.hosts import check_one_of, labels, predicted
-from tokenmill.loader import Unrolled
+from tokenmill.loader import WholeRun
 from tokenmill.packing import Piece
 from tokenmill.store import Store
 
@@ -62,10 +62,10 @@ def to_hf(data: Store | View | Mixture, mask: str = "labels") -> datasets.Datase
             packs by itself.
     """
     check_one_of("mask", mask, MASKS)
-    return lazy_dataset(Unrolled(data, order="sequential"), mask)
+    return lazy_dataset(WholeRun(data, order="sequential"), mask)
 
 
-def lazy_dataset(samples: Unrolled, shape: str) -> datasets.Dataset:
+def lazy_dataset(samples: WholeRun, shape: str) -> datasets.Dataset:
     """A dataset over samples of a run, in a shape of `SCHEMAS`."""
     passport = samples.passport
     document: dict[str, Any] = {
@@ -88,7 +88,7 @@ class ShapedSamples:
         shape: One of `SCHEMAS`.
     """
 
-    def __init__(self, samples: Unrolled, shape: str) -> None:
+    def __init__(self, samples: WholeRun, shape: str) -> None:
         self.samples = samples
         self.shape = shape
 

@@ -25,7 +25,7 @@ import datasets
 from tokenmill.dataset import Mixture, View
 from tokenmill.errors import UsageError
 from tokenmill.integrations.hf.dataset import lazy_dataset
-from tokenmill.loader import LengthGrouped, Unrolled
+from tokenmill.loader import LengthGrouped, WholeRun
 from tokenmill.packing import Pack
 from tokenmill.store import Store
 
@@ -72,7 +72,7 @@ def for_trl(
     _check_trl("labels of a dataset", TAKES_LABELS)
     if padding_free or pack is not None:
         _check_trl("the boundaries of rows that are laid behind each other", TAKES_BOUNDARIES)
-    samples = Unrolled(
+    samples = WholeRun(
         data, epochs=epochs, seed=seed, order=order, pack=pack, world_size=world_size
     )
     dataset = lazy_dataset(samples, "labels" if pack is None else "packs")

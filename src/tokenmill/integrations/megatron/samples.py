@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenmill.dataset import View
-from tokenmill.loader import Unrolled
+from tokenmill.loader import WholeRun
 from tokenmill.packing import Pack, Slots
 
 Sample = dict[str, npt.NDArray[Any]]
@@ -54,7 +54,7 @@ class PackedSamples:
         slots = Slots(1 if context_parallel <= 1 else 2 * context_parallel)
         epochs = 1
         while True:
-            self.run = Unrolled(view, epochs=epochs, seed=seed, order=order, pack=pack, slots=slots)
+            self.run = WholeRun(view, epochs=epochs, seed=seed, order=order, pack=pack, slots=slots)
             if count is None or len(self.run) >= count:
                 break
             # Epochs differ by a few packs, so that the first one only says about how many it takes.

@@ -1,6 +1,6 @@
 """The samples of a whole run by number, for hosts that walk through a list.
 
-A host that owns the sampler (TRL's trainer, say) wants one list for the whole run. `Unrolled` is
+A host that owns the sampler (TRL's trainer, say) wants one list for the whole run. `WholeRun` is
 that list: sample i of ``epochs`` epochs behind each other, each in our order, a row or a pack. It
 is a function of (seed, i), so the host's own "skip the first n" is an exact resume, in any process
 and with any number of workers.
@@ -28,7 +28,7 @@ from tokenmill.sampling import Int64Array, unroll
 from tokenmill.store import Store
 
 
-class Unrolled:
+class WholeRun:
     """The samples of a run by number.
 
     Args:
@@ -175,8 +175,8 @@ def _remake(
     slots: Slots | None,
     world_size: int,
     ends: Int64Array | None,
-) -> Unrolled:
-    return Unrolled(
+) -> WholeRun:
+    return WholeRun(
         data,
         epochs=epochs,
         seed=seed,

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.store.making import make_columns, make_store
 from tokenmill.dataset import concat, filtered, mix
 from tokenmill.errors import UsageError
-from tokenmill.loader import Cursor, Loader, Unrolled
+from tokenmill.loader import Cursor, Loader, WholeRun
 from tokenmill.packing import METHODS, Pack
 from tokenmill.store import Store
 
@@ -29,8 +29,8 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
 def test_mapped_rows_have_no_name_to_be_exported_under(store: Store) -> None:
     for data in (store.map(dict), store.map(dict)[3:], concat([store, store.map(dict)])):
         with pytest.raises(UsageError, match="function of a map"):
-            Unrolled(data)
-    Unrolled(store[3:])
+            WholeRun(data)
+    WholeRun(store[3:])
 
 
 def served(loader: Loader) -> list[list[tuple[int, int, int]]]:
@@ -68,7 +68,7 @@ def test_samples_by_number_are_those_of_the_loader(
     data: st.DataObject,
 ) -> None:
     rows = mix({"a": store, "b": concat([store])[10:20]}, {"a": 2, "b": 1}) if mixed else store
-    run = Unrolled(rows, epochs=epochs, seed=seed, order=order, pack=pack)
+    run = WholeRun(rows, epochs=epochs, seed=seed, order=order, pack=pack)
     wanted = served(
         Loader(rows, 1, seed=seed, order=order, pack=pack, epochs=epochs, last="keep", pad_id=0)
     )
@@ -82,7 +82,7 @@ def test_samples_by_number_are_those_of_the_loader(
 
 
 def test_pieces_are_the_stored_tokens(store: Store) -> None:
-    run = Unrolled(store, order="sequential")
+    run = WholeRun(store, order="sequential")
     for row, ((ids, mask),) in zip(store, run.pieces(range(len(run))), strict=True):
         assert ids.tolist() == row.input_ids.tolist()
         assert mask.tolist() == row.loss_mask.tolist()
@@ -90,29 +90,29 @@ def test_pieces_are_the_stored_tokens(store: Store) -> None:
 
 
 def test_numbers_outside_are_an_index_error(store: Store) -> None:
-    run = Unrolled(store, epochs=2)
+    run = WholeRun(store, epochs=2)
     for number in (-1, 2 * len(store)):
         with pytest.raises(IndexError, match=f"sample {number} of {len(run)}"):
             run.packs([number])
     assert len(run.packs([])) == 0
-    assert len(Unrolled(store, pack=Pack(64)).packs([])) == 0
+    assert len(WholeRun(store, pack=Pack(64)).packs([])) == 0
 
 
 @pytest.mark.parametrize("epochs", [0, -1, True, 1.5])
 def test_epochs_that_are_none_are_refused(store: Store, epochs: object) -> None:
     with pytest.raises(UsageError, match="epochs"):
-        Unrolled(store, epochs=epochs)  # type: ignore[arg-type]
+        WholeRun(store, epochs=epochs)  # type: ignore[arg-type]
 
 
 def test_run_in_which_every_row_is_dropped_is_refused(store: Store) -> None:
     with pytest.raises(UsageError, match="no samples"):
-        Unrolled(filtered(store, "length > 1"), pack=Pack(length=1, window=9, oversize="drop"))
+        WholeRun(filtered(store, "length > 1"), pack=Pack(length=1, window=9, oversize="drop"))
 
 
 def test_list_of_a_billion_rows_is_small_and_quick(tmp_path: Path) -> None:
     store = make_store(tmp_path, [make_columns([3] * 100_000)])
     many = concat([concat([store] * 100)] * 100)
-    run = Unrolled(many, epochs=3)
+    run = WholeRun(many, epochs=3)
     assert len(run) == 3_000_000_000
     assert len(pickle.dumps(run)) < 64 << 10  # ten thousand parts
     last = run.packs([len(run) - 1]).rows.tolist()
