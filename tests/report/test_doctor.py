@@ -31,9 +31,7 @@ def without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def look(*sources: str, tokenizer: Any = None, **given: Any) -> dict[str, Check]:
-    return by_name(
-        examine(sources, tokenizer, tokenizer_backend="file", describe_ray=dict, **given)
-    )
+    return by_name(examine(sources, tokenizer, tokenizer_backend="file", **given))
 
 
 def test_healthy_machine_passes_every_check(tmp_path: Path) -> None:

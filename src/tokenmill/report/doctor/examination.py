@@ -38,7 +38,7 @@ def examine(
         tokenizer_backend: As for `tokenmill.prepare`.
         trust_remote_code: As for `tokenmill.prepare`.
         cache_dir: The cache to look at; None: the user's own.
-        describe_ray: Says which cluster Ray would use; None leaves that check out.
+        describe_ray: Says which cluster Ray would use; None: only whether Ray is there.
     """
     root = Path(cache_dir or default_cache_dir()).absolute()
     found: list[Check] = []
@@ -67,6 +67,5 @@ def examine(
                 tokenizer, backend=tokenizer_backend, trust_remote_code=trust_remote_code
             ),
         )
-    if describe_ray is not None:
-        ask("Ray", lambda: machine.ray(describe_ray))
+    ask("Ray", lambda: machine.ray(describe_ray))
     return found

@@ -90,10 +90,13 @@ def settings() -> Iterator[Check]:
     )
 
 
-def ray(describe: Callable[[], dict[str, Any]]) -> Check:
+def ray(describe: Callable[[], dict[str, Any]] | None) -> Check:
     """Whether ``executor="ray"`` would find a cluster; describe: what Ray's integration says."""
     if importlib.util.find_spec("ray") is None:
         return note("Ray", "not installed", "for executor='ray': pip install 'tokenmill[ray]'")
+    if describe is None:
+        version = installed_versions(["ray"]).get("ray", "of unknown version")
+        return ok("Ray", version, "`tokenmill doctor` says which cluster executor='ray' would use")
     try:
         found = describe()
     except Exception as error:  # a broken installation must not end the examination
