@@ -28,6 +28,7 @@ EVERY_NAME: dict[str, Any] = {
     "date": "2026-11-15",
     "train_on": "last_assistant_message",
     "turn_end": "turn",
+    "thinking_opener": "trained",
     "expand": "turns",
     "trailing": "trim",
     "append_eos": False,
