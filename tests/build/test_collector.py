@@ -22,7 +22,7 @@ def test_rows_are_dead_before_the_collector_may_look(
     enable = gc.enable
 
     def watched() -> None:
-        alive.append(sum(isinstance(thing, BlockRows) for thing in gc.get_objects()))
+        alive.append(sum(type(thing) is BlockRows for thing in gc.get_objects()))
         enable()
 
     monkeypatch.setattr(gc, "enable", watched)
