@@ -128,7 +128,7 @@ def test_rank_fetches_no_slice_of_another_ranks_rows(tmp_path: Path, shape: str)
     keys = list(store.slice_keys())
     with serving(RangeServer(tmp_path / "web")) as web:
         for rank in range(WORLD):
-            ranged._fresh_pool()
+            ranged.recent.clear()
             shutil.rmtree(tmp_path / "blocks", ignore_errors=True)
             there = tm.open_store(web.url("store"), cache_dir=tmp_path / "blocks")
             loader = Loader(
