@@ -87,6 +87,17 @@ def both_ways(
     return taken
 
 
+def test_known_path_is_taken_however_much_went_along_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing adds up from row to row: a limit belongs to one conversation."""
+    source = "{% for m in messages %}<{{ m.role }}>{{ m.content.strip() }}</m>{% endfor %}"
+    asked, answered = turns("ua")
+    answered = {**answered, "content": 200 * "Hm. "}
+    rows: list[Row] = [{"messages": [asked, answered]}] * 40
+    monkeypatch.setattr("tokenmill.chat.program.MOST_SIZE", 20_000)
+    taken = both_ways("stripped", source, rows, ChatSpec(train_on="everything"), monkeypatch)
+    assert taken == {"unrolled": len(rows)}
+
+
 KEYS = {
     "items": "{% for m in messages %}{% for k, v in m.items() %}<{{ k }}>{{ v }}{% endfor %}</m>",
     "keys": "{% for m in messages %}{% for k in m %}<{{ k }}>{{ m[k] }}{% endfor %}</m>",

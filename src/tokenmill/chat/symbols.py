@@ -144,7 +144,7 @@ class Recorder:
         if name is None:
             name = frame.variable()
             sized = kind in (str, list, tuple, Rope)
-            frame.cursor.emit(("let", name, code, sized, grows))
+            self._emit("let", name, code, sized, grows)
             if not fresh:
                 frame.made[code] = name
             if kind is not None:
