@@ -141,3 +141,11 @@ def test_document_of_a_recipe_is_what_it_always_was(given: dict[str, Any], key: 
 def test_document_of_prompts_is_what_it_always_was(given: dict[str, Any], key: str) -> None:
     document = PromptSpec(**given).document()
     assert fingerprint.key({**document, "version": 1, "renderer": 4}) == key
+
+
+def test_recipe_takes_options_by_name_and_is_a_key_of_dicts() -> None:
+    with pytest.raises(TypeError):
+        Recipe("a.jsonl", "t", "auto")  # type: ignore[misc, arg-type]
+    one, same = (Recipe(["a.jsonl"], "t", template_kwargs={"x": [1]}) for _ in range(2))  # type: ignore[arg-type]
+    assert {one: 1}[same] == 1
+    assert one != Recipe(["b.jsonl"], "t")  # type: ignore[arg-type]

@@ -47,6 +47,10 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
             except (msgspec.ValidationError, UnicodeError) as error:
                 raise UsageError(f"{name} is {value!r}; it is {_allowed(hint)}") from error
 
+    def __hash__(self) -> int:
+        values = (getattr(self, name) for name in self.__struct_fields__)
+        return hash(tuple(frozenset(v) if isinstance(v, dict) else v for v in values))
+
 
 class Option(NamedTuple):
     """One declared option.

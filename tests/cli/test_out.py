@@ -52,3 +52,13 @@ def test_out_again_is_the_same_and_another_store_is_refused(
     assert refused.error["path"] == str(out)
     full = chat.parent
     assert shell("prepare", chat, *QUICK, "--out", full).code == 2
+
+
+def test_private_store_of_a_recipe_needs_a_place_too(
+    shell: Shell, chat: Path, tmp_path: Path
+) -> None:
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(f"sources: {chat}\ntokenizer: {QUICK[1]}\ndisable_cache: true\n")
+    answer = shell("prepare", recipe)
+    assert answer.code == 2
+    assert "--disable-cache needs --out" in answer.err

@@ -480,3 +480,40 @@ def test_filter_tells_a_carried_column_from_the_stores_own(tmp_path: Path, name:
     assert [len(row) for row in both] == [5]
     assert [len(row) for row in filtered(filtered(store, "length < 6")[1:], where)] == [4, 5]
     assert [len(row) for row in filtered(concat([store, store]), where)] == [4, 5, 4, 5]
+
+
+def test_carried_lists_of_equal_length_stay_lists(tmp_path: Path) -> None:
+    tags = [["a", "b"], ["c", "d"], ["a", "d"]]
+    columns = make_columns([4, 5, 6], carried={"tags": [_json(tag) for tag in tags]})
+    store = make_store(tmp_path, [columns])
+    assert len(store.filter("carried.tags is not None")) == 3
+
+    def has_a(carried: Any) -> Any:
+        return np.array(["a" in tag for tag in carried])
+
+    assert [len(row) for row in store.filter(has_a, columns=["carried.tags"])] == [4, 6]
+
+
+def fails_to_open(length: Any) -> Any:
+    raise FileNotFoundError(2, "No such file", "list.txt")
+
+
+def test_failing_function_of_a_filter_is_not_taken_for_a_full_disk(
+    stores: tuple[Store, Store],
+) -> None:
+    with pytest.raises(FileNotFoundError, match=r"list\.txt"):
+        len(stores[0].filter(fails_to_open, columns=["length"]))
+
+
+def test_rows_are_not_chosen_by_truth_values(stores: tuple[Store, Store]) -> None:
+    with pytest.raises(UsageError, match="not by truth values"):
+        stores[0].select([True, False, True])
+
+
+@pytest.mark.parametrize("change", [2**32, -(2**20)])
+def test_mapped_ids_that_do_not_fit_are_refused(stores: tuple[Store, Store], change: int) -> None:
+    def moved(row: Row) -> dict[str, Any]:
+        return {"input_ids": row.input_ids.astype(np.int64) + change}
+
+    with pytest.raises(UsageError, match="no token ids"):
+        stores[0].map(moved)[0]

@@ -261,3 +261,22 @@ def test_eight_writers_leave_one_and_nothing_beside_it(kind: Kind, root: Path) -
     assert kind.read(place) is not None
     assert not list((root / "staging").iterdir())
     assert not (root / "quarantine").exists()
+
+
+def test_one_that_this_user_may_not_read_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "rows" / KEY
+    write_part(tmp_path, place, (LENGTHS, [BAD_ROW]))
+    read = Path.read_bytes
+
+    def refused(path: Path) -> bytes:
+        if path.parent == place:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return read(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_bytes", refused)
+        write_part(tmp_path, place, (LENGTHS, [BAD_ROW]))
+    assert not (tmp_path / "quarantine").exists()
+    assert read_part(place, 3) is not None

@@ -297,3 +297,24 @@ def test_stateful_sampler_serves_mixtures(store: Store) -> None:
     both = mix({"a": store, "b": store}, {"a": 1, "b": 2}, exhausted="drop")
     rows = [row for rows in tt.StatefulSampler(both, batches=True, last="keep") for row in rows]
     assert sorted(rows) == list(range(134))
+
+
+def looks_for_a_file(row: Any) -> dict[str, Any]:
+    with open("/nowhere/at/all"):
+        return {}
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_failing_map_function_is_no_dead_worker(store: Store, workers: int) -> None:
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        next(iter(store.map(looks_for_a_file).torch(batch_size=2, num_workers=workers)))
+
+
+def test_sampler_goes_on_where_too_little_is_left_for_a_batch(store: Store) -> None:
+    small = Loader(store, batch_size=1, last="drop")
+    few = iter(small)
+    for _ in range(len(store) - 2):
+        next(few)
+    sampler = tt.StatefulSampler(store, batch_size=5, last="drop")
+    sampler.begin_next_pass_at(small.cursor)
+    assert [len(list(sampler)) > 0 for _ in range(3)] == [False, True, True]

@@ -98,3 +98,36 @@ def test_account_of_a_wrapped_run_counts_what_it_borrowed(store: Store) -> None:
         loader = Loader(store, batch_size=5, epochs=1)
         loader.set_epoch(epoch)
         assert len(list(loader)) == len(loader) == 5
+
+
+@pytest.mark.parametrize("last", ["wrap", "keep", "drop"])
+def test_length_in_a_loops_body_is_the_loops(store: Store, last: str) -> None:
+    """``i + 1 == len(loader)`` is how people find the last batch."""
+    loader = Loader(store, batch_size=5, last=last)
+    for _ in range(4):
+        expected = len(loader)
+        said = [len(loader) for _ in loader]
+        assert said == [expected] * len(said)
+        assert len(said) == expected
+
+
+def test_interrupt_inside_a_batch_loses_nothing(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = [batch["indices"].tolist() for batch in Loader(store, batch_size=5, indices=True)]
+    loader = Loader(store, batch_size=5, indices=True)
+    fill, calls = type(loader.stream.filler).fill, count()
+
+    def interrupted(*given: Any) -> Any:
+        if next(calls) == 2:
+            raise KeyboardInterrupt
+        return fill(*given)
+
+    monkeypatch.setattr(type(loader.stream.filler), "fill", interrupted)
+    rows, found = iter(loader), []
+    while len(found) < len(expected):
+        try:
+            found.append(next(rows)["indices"].tolist())
+        except KeyboardInterrupt:
+            continue
+    assert found == expected

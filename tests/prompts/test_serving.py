@@ -233,3 +233,20 @@ def test_rows_served_as_they_are_need_no_tokenizer(tmp_path: Path, num_workers: 
 def test_missing_tokenizer_is_refused_with_what_needs_it(given: dict[str, Any], why: str) -> None:
     with pytest.raises(UsageError, match=f"no tokenizer, but {why} .*: name a directory"):
         PromptDataset(PROMPTS, **given)
+
+
+def test_many_prompts_of_a_columnar_file_are_read_once(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also for their origins: a row group may cost half a second to decode."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from tokenmill.source.columnar import ColumnReader
+
+    path = tmp_path / "prompts.parquet"
+    pq.write_table(pa.table({"text": [f"question {n}" for n in range(40)]}), path)
+    prompts = open_prompts(path, cache_dir=cache)
+    single = [prompt.origin for prompt in prompts]
+    monkeypatch.delattr(ColumnReader, "value")
+    assert [prompt.origin for prompt in prompts.batch(range(40))] == single

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -408,3 +409,30 @@ def test_empty_shards_count_nothing_but_a_source_without_rows_is_missing(tmp_pat
         open_rows(tmp_path / "d")
     pq.write_table(table, tmp_path / "d" / "1.parquet")
     assert list(open_rows(tmp_path / "d")) == ROWS[:3]
+
+
+def test_edit_that_the_stamp_does_not_show_is_not_served_from_what_was_decoded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The caller has hashed the file and asks for its new content: it gets no other."""
+    from tokenmill.source import columnar
+
+    path = parquet(ROWS[:50], tmp_path)
+    [before] = open_rows(path).blocks()
+    assert read_block(before).values == ROWS[:50]
+    parquet(ROWS[50:100], tmp_path)
+    digest = columnar.range_digest("new", 0, 50)
+    after = msgspec.structs.replace(before, content="new", digest=digest)
+    monkeypatch.setattr(columnar, "_open_unchanged", lambda block: None)
+    assert read_block(after).values == ROWS[50:100]
+
+
+def test_suspended_decoders_are_few_however_many_files_are_read(tmp_path: Path) -> None:
+    from tokenmill.source import tables
+
+    for number in range(12):
+        pq.write_table(pa.Table.from_pylist(ROWS), tmp_path / f"{number:02}.parquet")
+    rows = open_rows(tmp_path)
+    assert [rows[number * len(ROWS)]["n"] for number in range(12)] == [0] * 12
+    assert 0 < len(tables._decoders) <= 8
+    assert rows[2000] == ROWS[2000]

@@ -313,3 +313,12 @@ def test_stream_without_frames_is_a_typed_error() -> None:
 
 def test_done_is_a_plain_value() -> None:
     assert Done(1, {}, 0.1, 0) == Done(1, {}, 0.1, 0)
+
+
+def test_executor_that_is_none_of_ours_is_refused_and_nothing_is_local() -> None:
+    from tokenmill.work import resolve_executor
+
+    assert isinstance(resolve_executor(None, None), LocalExecutor)
+    for wrong in (4, object(), "here"):
+        with pytest.raises(UsageError, match="executor is"):
+            resolve_executor(wrong, None)  # type: ignore[arg-type]

@@ -301,7 +301,7 @@ def resolve_call(
     stated: dict[str, Any] = {}
     if isinstance(sources, Recipe):
         stated = {name: getattr(sources, name) for name in recipe_names}
-    elif _is_recipe_file(sources):
+    elif is_recipe_file(sources):
         stated = load_recipe_file(sources)
     elif sources is not None:
         stated = {"sources": sources}
@@ -317,5 +317,6 @@ def resolve_call(
     return recipe, options
 
 
-def _is_recipe_file(sources: Any) -> bool:
+def is_recipe_file(sources: Any) -> bool:
+    """Whether sources are a recipe.yaml."""
     return isinstance(sources, str | os.PathLike) and os.fspath(sources).endswith(RECIPE_ENDINGS)

@@ -30,12 +30,10 @@ RECIPE_VERSION = 1
 _IN_HUB = re.compile(r"^[^/\s]+/[^/:\s]+:")  # owner/name:split
 
 
-class Recipe(ChatSpec, frozen=True):
-    """What is to be made; the arguments of `ChatSpec` belong to it.
+class _ByName(ChatSpec, frozen=True, kw_only=True):
+    """The options of a recipe that are given by name.
 
     Args:
-        sources: Files, directories, globs, each with an optional ``@[a:b]``.
-        tokenizer: Directory, ``tokenizer.json`` or hub id.
         tokenizer_backend: Who reads the tokenizer; ``auto`` refuses where AutoTokenizer and
             ``tokenizer.json`` would encode differently, or where that cannot be found out.
         trust_remote_code: Allow a tokenizer to bring code of its own.
@@ -45,14 +43,24 @@ class Recipe(ChatSpec, frozen=True):
         carry: Columns of the row to keep beside the tokens.
     """
 
-    sources: tuple[str, ...]
-    tokenizer: Any
     tokenizer_backend: Literal["auto", "transformers", "file"] = "auto"
     trust_remote_code: bool = False
     chat_template: Any = None
     max_length: Count | None = None
     overlong: Literal["drop", "truncate"] = "drop"
     carry: tuple[str, ...] = ()
+
+
+class Recipe(_ByName, frozen=True):
+    """What is to be made; the arguments of `ChatSpec` belong to it.
+
+    Args:
+        sources: Files, directories, globs, each with an optional ``@[a:b]``.
+        tokenizer: Directory, ``tokenizer.json`` or hub id.
+    """
+
+    sources: tuple[str, ...]
+    tokenizer: Any
 
     def __post_init__(self) -> None:
         force_setattr(self, "sources", _texts("sources", self.sources, "a path", "paths"))

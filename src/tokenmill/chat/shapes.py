@@ -168,6 +168,8 @@ def conversation(shape: str, turns: list[Any]) -> Conversation:
 def _sharegpt_conversation(turns: list[Any]) -> Conversation:
     messages = [_sharegpt(turn) for turn in turns]
     calls = {id(m): m["tool_calls"] for m in messages if len(m) > 2 and m.get("tool_calls")}
+    if not calls and all(len(m) == 2 and type(m["content"]) is str for m in messages):
+        return Conversation("sharegpt", messages, simple=True)
     hollow = frozenset(id(m) for m in messages if id(m) in calls and not m["content"])
     return Conversation("sharegpt", messages, calls=calls, hollow=hollow)
 

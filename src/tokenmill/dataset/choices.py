@@ -117,8 +117,9 @@ class _Function(_ByColumns):
 
     def holds(self, columns: dict[str, Any]) -> npt.NDArray[np.bool_]:
         rows = len(next(iter(columns.values())))
+        values = self._named.values(columns)
         try:
-            held = np.asarray(self._function(*self._named.values(columns)))
+            held = np.asarray(self._function(*values))
         except ValueError as error:
             raise UsageError(
                 f"the function of a filter gets arrays over many rows ({error}): combine "

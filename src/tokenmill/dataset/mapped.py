@@ -137,9 +137,11 @@ def _transformed(row: Row, function: Transform) -> Row:
                 f"{stored.size} tokens ({row.origin}): orders and packs go by stored lengths, so "
                 "prepare the rows with the tokens they shall have"
             )
-        fits = values.dtype.kind in "biu"
-        if fits and name == "loss_mask":
-            fits = bool(((values == 0) | (values == 1)).all())
+        if name == "loss_mask":
+            fits = values.dtype.kind in "biu" and bool(((values == 0) | (values == 1)).all())
+        else:
+            limit = np.iinfo(stored.dtype).max
+            fits = values.dtype.kind in "iu" and bool(((values >= 0) & (values <= limit)).all())
         if not fits:
             raise UsageError(
                 f"the function of a map gave {name} that are no "

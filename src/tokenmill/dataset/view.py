@@ -124,7 +124,10 @@ class View(ViewMethods, Sequence[Row], abc.ABC):
     def normalised(self, indices: Iterable[SupportsIndex]) -> Int64Array:
         """Row numbers as an array, checked, without negative ones."""
         size = len(self)
-        numbers = np.asarray([operator.index(index) for index in indices], dtype=np.int64)
+        given = list(indices)
+        if any(isinstance(index, bool | np.bool_) for index in given):
+            raise UsageError("rows are chosen by number, not by truth values: use filter")
+        numbers = np.asarray([operator.index(index) for index in given], dtype=np.int64)
         wrong = (numbers < -size) | (numbers >= size)
         if wrong.any():
             raise IndexError(f"row {int(numbers[wrong][0])} of a view of {size}")

@@ -234,7 +234,8 @@ def _member(value: Any, path: list[str]) -> Any:
 
 def _objects(values: list[Any]) -> npt.NDArray[Any]:
     array = np.empty(len(values), dtype=object)
-    array[:] = values
+    for place, value in enumerate(values):  # one by one: numpy would unpack lists of equal length
+        array[place] = value
     return array
 
 

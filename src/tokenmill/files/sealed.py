@@ -195,9 +195,17 @@ class SealedKind:
     def write(self, root: Path, place: Path, record: Any) -> None:
         """Publish one that is a summary alone, also in place of a broken one."""
         with self.stage(root) as draft:
-            draft.publish(
-                place, record, is_whole=lambda: self.admit_or_none(place, root) is not None
-            )
+            draft.publish(place, record, is_whole=lambda: not self._is_broken(place, root))
+
+    def _is_broken(self, place: Path, root: Path) -> bool:
+        """Whether what is there is damaged; what this user may not read is nobody's to judge."""
+        try:
+            self.admit(place, root)
+        except CorruptionError:
+            return True
+        except CacheError:
+            return False
+        return False
 
     def admit(self, place: Path, root: Path | None = None) -> Sealed:
         """Believe what lies at a place, as far as its summary goes.

@@ -101,9 +101,11 @@ class Loader:
         self._first_epoch = 0
         self._jumps = 0
         self._keeps_place = False  # whether announcing the epoch leaves the loader where it is
+        self._ending: Cursor | None = None  # before the last batch of an epoch, until its loop ends
 
     def __iter__(self) -> LoaderIterator:
         """The rest of the epoch; when a loop came to its end, the next epoch."""
+        self._ending = None
         return LoaderIterator(self)
 
     def repeat(self) -> LoaderIterator:
@@ -113,10 +115,11 @@ class Loader:
     def __len__(self) -> int:
         """Batches that begin in the epoch the loader stands in, those behind it included.
 
-        With ``last="wrap"`` an epoch whose first samples went to the one before has fewer. Packs
-        and token budgets are cut through once to count.
+        In the body of a loop that is the loop's epoch, also at its last batch. With ``last="wrap"``
+        an epoch whose first samples went to the one before has fewer. Packs and token budgets are
+        cut through once to count.
         """
-        return self.stream.stepper.count(self._cursor, self._first_epoch)
+        return self.stream.stepper.count(self._ending or self._cursor, self._first_epoch)
 
     @property
     def epoch(self) -> int:
@@ -161,6 +164,7 @@ class Loader:
         self._first_epoch = first_epoch
         self._jumps += 1
         self._keeps_place = False
+        self._ending = None
 
     @property
     def jumps(self) -> int:
@@ -175,7 +179,12 @@ class Loader:
     def handed_out(self, cursor: Cursor) -> None:
         """Count a batch as consumed: the loader now stands behind it."""
         self._keeps_place = cursor.epoch != self._cursor.epoch
+        self._ending = self._cursor if self._keeps_place else None
         self._cursor = cursor
+
+    def loop_ended(self) -> None:
+        """From now on it stands in the epoch behind the loop."""
+        self._ending = None
 
     def stop(self, *, repeat: bool) -> int | None:
         """The first epoch that is not part of a loop from here; None where it never ends."""
@@ -187,7 +196,8 @@ class Loader:
         """What each source of a mixture gave up to here; a plain dataset is one source, ``data``.
 
         Computed from the position alone, so it survives any resume. Of every source: ``rows``
-        handed out, whole ``passes`` over it, ``tokens`` and ``trained_tokens`` of those rows.
+        handed out, whole ``passes`` over it, ``tokens`` and ``trained_tokens`` of those rows. What
+        ``last="drop"`` leaves out of an epoch counts with it.
         Tokens of a pass that is not finished are added up on demand.
         """
         return self.stream.served(self._cursor)
@@ -234,8 +244,9 @@ class LoaderIterator(Iterator[Batch]):
             if self._stop is not None and self._cursor.epoch < self._stop:
                 # A state of another geometry may stand where too little is left for a batch.
                 self._loader.handed_out(Cursor(self._stop))
+            self._loader.loop_ended()
             raise
-        except Exception:
+        except BaseException:  # Ctrl-C, too
             self._jumps = None  # start anew when asked again: what raised would look finished
             raise
         self._loader.handed_out(self._cursor)

@@ -75,7 +75,8 @@ class PromptDataset(Sequence[Prompt]):
         on_bad_row: ``reject`` counts a row that is no prompt, ``raise`` makes the first an error.
         num_workers: Worker processes that measure; 0 runs inline, None takes the machine's cores.
         cache_dir: Where the indexes are kept.
-        executor: ``local``, ``inline``, ``ray`` or an executor object.
+        executor: ``local``, ``inline``, ``ray`` (with `tokenmill.integrations` imported, as
+            `tokenmill.PromptDataset` has it) or an executor object.
     """
 
     def __init__(
@@ -306,7 +307,7 @@ class PromptDataset(Sequence[Prompt]):
             label=shaped.label,
             metadata=shaped.metadata,
             tools=shaped.tools,
-            origin=self._rows.origin(row),
+            origin=self._rows.origin(row, value),
             row=row,
             messages=shaped.prompt if isinstance(shaped.prompt, list) else None,
             multimodal_inputs=self._media(shaped.prompt),

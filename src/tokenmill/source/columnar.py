@@ -124,6 +124,7 @@ class ColumnReader:
     def values(self, rows: Sequence[int]) -> list[Value]:
         """Many rows in the given order; each group that holds some is decoded at most once."""
         values: list[Any] = [None] * len(rows)
+        self._check()  # before mapped pages are touched, and after
         for place in sorted(range(len(rows)), key=rows.__getitem__):
             values[place] = self._decoded(rows[place])
         self._check()
@@ -133,6 +134,8 @@ class ColumnReader:
 
     def value(self, row: int) -> dict[str, Any]:
         """One row."""
+        if self._opened:
+            self._check()  # before mapped pages are touched, and after
         value = self._decoded(row)
         self._check()
         if isinstance(value, RowError):
@@ -154,10 +157,10 @@ class ColumnReader:
         """The canonical JSON of one row."""
         return encode(self.value(row))
 
-    def origin(self, row: int) -> Origin:
+    def origin(self, row: int, value: dict[str, Any] | None = None) -> Origin:
         """Path, row and length: there are no lines or offsets in a columnar file."""
         try:
-            length = len(self.raw(row))
+            length = len(self.raw(row) if value is None else encode(value))
         except RowError:
             length = 0
         return Origin(self.entry.path, row, None, None, length)
@@ -277,7 +280,8 @@ def _rows_of(block: Block) -> DecodedRows:
 
 
 def _state(block: Block) -> tuple[Any, ...]:
-    return (block.location, *block.signature, block.version, block.spans)
+    # With the content: an edit within one tick of the clock leaves the signature as it was.
+    return (block.location, *block.signature, block.version, block.spans, block.content)
 
 
 _proven: dict[str, tuple[Any, ...]] = {}

@@ -254,7 +254,7 @@ class LineReader:
             raise self.explain(row, RowError(over_limit(length), reason="limit"))
         return handle.pread(offset, offset + length)
 
-    def origin(self, row: int) -> Origin:
+    def origin(self, row: int, value: dict[str, Any] | None = None) -> Origin:
         """Where one row is."""
         handle = self._handle or self._open()
         handle.look_again(row)

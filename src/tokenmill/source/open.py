@@ -185,7 +185,8 @@ def _published(root: str, name: str) -> Concatenation:
         raise SourceError(
             f"the list of files of a pickled view is gone: {error.strerror}", path=error.filename
         ) from error
-    if key({"what": "files", "format": INDEX_FORMAT, "list": data.decode()}) != name:
+    listed = data.decode(errors="replace")
+    if key({"what": "files", "format": INDEX_FORMAT, "list": listed}) != name:
         raise SourceError("the list of files of a pickled view is damaged", path=shelf.place(name))
     state = msgspec.json.decode(data, type=_State)
     return _concatenated(state, _Pickled(state, shelf))

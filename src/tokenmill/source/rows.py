@@ -46,8 +46,8 @@ class Reader(Protocol):
         """The bytes of one row."""
         ...
 
-    def origin(self, row: int) -> Origin:
-        """Where one row is."""
+    def origin(self, row: int, value: dict[str, Any] | None = None) -> Origin:
+        """Where one row is; its value, where it is at hand, need not be read again for it."""
         ...
 
     def values(self, rows: Sequence[int]) -> list[Value]:
@@ -170,10 +170,15 @@ class Rows(Sequence[dict[str, Any]]):
         reader, row = self._at(index)
         return reader.raw(row)
 
-    def origin(self, index: int) -> Origin:
-        """Where the row is."""
+    def origin(self, index: int, value: dict[str, Any] | None = None) -> Origin:
+        """Where the row is.
+
+        Args:
+            index: Its number.
+            value: The row itself, where it is at hand: it need not be read again.
+        """
         reader, row = self._at(index)
-        return reader.origin(row)
+        return reader.origin(row, value)
 
     def batch(self, indices: Sequence[int]) -> list[dict[str, Any]]:
         """Rows in the given order, neighbouring ones read together.

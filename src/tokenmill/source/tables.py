@@ -16,6 +16,7 @@ import contextlib
 import itertools
 import os
 from bisect import bisect_right
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -223,10 +224,13 @@ class ArrowTable(Table):
         # A reader from before a fork may share its file position with the parent's.
         if process != os.getpid() or position > group:
             position, reader = 0, self._reader()
-        while position < group:
-            reader.read_next_batch()
-            position += 1
-        batch = reader.read_next_batch()
+        try:
+            while position < group:
+                reader.read_next_batch()
+                position += 1
+            batch = reader.read_next_batch()
+        except StopIteration:
+            raise SourceError(f"ends before its batch {group}", path=self.path) from None
         self._spare[:] = [(os.getpid(), group + 1, reader)]
         return batch
 
@@ -295,9 +299,14 @@ class SpannedTable(Table):
             message = pa.ipc.read_message(pa.py_buffer(data))
             batch = pa.ipc.read_record_batch(message, self.schema)
             for start in range(0, batch.num_rows, BATCH_ROWS):
-                yield batch.slice(start, BATCH_ROWS)
+                # A copy: one slice that is kept would keep the whole batch in memory.
+                part = batch.slice(start, BATCH_ROWS).serialize()
+                yield pa.ipc.read_record_batch(part, self.schema)
 
 
+_MOST_DECODERS = 8  # suspended half-way through a group, in this process; each holds its buffers
+_decoders: OrderedDict[int, tuple[int, int, int, Iterator[Any]]] = OrderedDict()
+"""Of readers used last, by their number: process, group, next row, its batches."""
 _serials = itertools.count()
 _decoded = RecentValues(DECODED_BYTES)  # of all readers of this process
 
@@ -324,8 +333,6 @@ class DecodedRows:
         self._kept = _decoded if kept is None else kept
         self._serial = next(_serials)
         self._bounds: dict[int, tuple[int, ...]] = {}  # group → rows at which its batches begin
-        # At most one: process, group, next row, its batches.
-        self._decoders: list[tuple[int, int, int, Iterator[Any]]] = []
 
     def value(self, row: int) -> dict[str, Any] | RowError:
         """One row, or why it has no JSON form."""
@@ -375,14 +382,14 @@ class DecodedRows:
             if first == bounds[-1]:
                 self._bounds[group] = (*bounds, at)
             if row < at:
-                self._decoders[:] = [(os.getpid(), group, at, coming)]
+                _decoders[self._serial] = (os.getpid(), group, at, coming)
+                while len(_decoders) > _MOST_DECODERS:
+                    with contextlib.suppress(KeyError):  # another thread was quicker
+                        _decoders.popitem(last=False)
                 return first, self._checked(first, batch)
 
     def _taken(self) -> tuple[int, int, int, Iterator[Any]]:
-        try:
-            return self._decoders.pop()
-        except IndexError:
-            return 0, 0, 0, iter(())
+        return _decoders.pop(self._serial, (0, 0, 0, iter(())))
 
 
 def open_table(

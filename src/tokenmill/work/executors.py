@@ -31,9 +31,12 @@ def register_executor(name: str, make: Maker) -> None:
     _makers[name] = make
 
 
-def resolve_executor(executor: str | Executor, num_workers: int | None) -> Executor:
-    """An executor by name, or the object that was given."""
+def resolve_executor(executor: str | Executor | None, num_workers: int | None) -> Executor:
+    """An executor by name, or the object that was given; None is ``local``."""
+    executor = "local" if executor is None else executor
     if not isinstance(executor, str):
+        if not callable(getattr(executor, "run", None)):
+            raise UsageError(f"executor is {executor!r}; it is a name or an executor object")
         return executor
     if num_workers is not None and (
         isinstance(num_workers, bool) or not isinstance(num_workers, int) or num_workers < 0
@@ -45,7 +48,7 @@ def resolve_executor(executor: str | Executor, num_workers: int | None) -> Execu
 
 
 @contextmanager
-def executor_for(executor: str | Executor, num_workers: int | None) -> Iterator[Executor]:
+def executor_for(executor: str | Executor | None, num_workers: int | None) -> Iterator[Executor]:
     """`resolve_executor` for a while: what was made here is closed, what was given is not."""
     resolved = resolve_executor(executor, num_workers)
     try:

@@ -56,7 +56,7 @@ def prepare(
     from tokenmill.build.outcome import Unfinished
 
     arguments = recipe_arguments(given)
-    if arguments.get("disable_cache") and out is None:
+    if out is None and is_private(arguments):
         raise UsageError(
             "--disable-cache needs --out: the private store is removed when the command ends"
         )
@@ -128,3 +128,13 @@ def report_rejected(output: Output, prepared: Prepared) -> None:
         output.say(f"  {n:>{number},}  {reason:<{name}}  {HINTS.get(reason, '')}")
         for origin, detail in examples.get(reason, ()):
             output.say(f"  {'':{number}}  {'':{name}}  {origin}: {one_line(detail)}")
+
+
+def is_private(arguments: Given) -> bool:
+    """Whether the store will be gone with the command, by a flag or by the recipe named."""
+    from tokenmill.api.recipes import is_recipe_file
+    from tokenmill.build.recipe import load_recipe_file
+
+    sources = arguments["sources"]
+    stated = load_recipe_file(sources) if is_recipe_file(sources) else {}
+    return bool({**stated, **arguments}.get("disable_cache"))

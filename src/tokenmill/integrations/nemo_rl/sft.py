@@ -164,7 +164,7 @@ class SFTDataset:
                 path=path,
             )
         else:
-            stated = {"turn_end": "turn", "date": stated_date(), **recipe}
+            stated = {"turn_end": "turn", **recipe, "date": recipe.get("date") or stated_date()}
             store = prepared(
                 Recipe(sources=(path,), tokenizer=tokenizer, **stated),
                 RunOptions(cache_dir=cache_dir, num_workers=num_workers),

@@ -106,6 +106,7 @@ class DataLoader:
     ) -> None:
         self.loader = as_loader(data, arguments)
         self._persistent = persistent_workers
+        self.has_workers = num_workers > 0
         self._sampler = _Sampler(self.loader)
         # Weak, so that a dropped iterator ends its workers at once, not when garbage is collected.
         self._latest: weakref.ref[_Iterator] | None = None
@@ -186,14 +187,15 @@ class _Iterator(LoaderIterator):
         try:
             return super().__next__()
         except (RuntimeError, ConnectionError, EOFError, FileNotFoundError) as error:
-            if not _is_death_of_a_worker(error):
+            if not (self._owner.has_workers and _is_death_of_a_worker(error)):
                 raise
             raise WorkerError(f"a worker process died: {error}") from error
 
 
 def _is_death_of_a_worker(error: Exception) -> bool:
     """Torch says so itself, or the pipe that a tensor came through is broken."""
-    if isinstance(error, TokenmillError):
+    # What a worker's own code raised comes with torch's remark that it was caught there.
+    if isinstance(error, TokenmillError) or str(error).startswith("Caught "):
         return False
     return not isinstance(error, RuntimeError) or str(error).startswith("DataLoader worker")
 

@@ -103,7 +103,9 @@ class SamplerIterator(Iterator[Any]):
         try:
             step, self._behind = next(self._steps)
         except StopIteration:
-            self._sampler.begin_next_pass_at(self._cursor)
+            # Too little may be left of an epoch for a batch (``last="drop"``): the next begins.
+            done = self._cursor.epoch >= self._end
+            self._sampler.begin_next_pass_at(self._cursor if done else Cursor(self._end))
             raise
         return [int(row) for row in step.packs.rows[step.first : step.stop]]
 
