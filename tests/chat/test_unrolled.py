@@ -83,7 +83,8 @@ def both_ways(
     for row, found, wanted in zip(rows, known, general, strict=True):
         assert found == wanted, f"{name}: {row}"
     for template in renderer._templates.values():
-        assert not template.unrolled.differed, f"{name}: {template.unrolled.differed[0]}"
+        for known in (template.unrolled, template.unrolled_without_any):
+            assert not known.differed, f"{name}: {known.differed[0]}"
     return taken
 
 
@@ -96,6 +97,24 @@ def test_known_path_is_taken_however_much_went_along_it(monkeypatch: pytest.Monk
     monkeypatch.setattr("tokenmill.chat.program.MOST_SIZE", 20_000)
     taken = both_ways("stripped", source, rows, ChatSpec(train_on="everything"), monkeypatch)
     assert taken == {"unrolled": len(rows)}
+
+
+@pytest.mark.parametrize("order", [[0, 1], [1, 0]], ids=["none first", "empty first"])
+@pytest.mark.parametrize("question", ["tools is not none", "tools", "tools is iterable"])
+def test_no_tools_and_an_empty_list_of_tools_are_two_things(
+    question: str, order: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = (
+        f"{{% if {question} %}}[tools {{{{ tools | tojson }}}}]{{% endif %}}"
+        "{% for m in messages %}<{{ m.role }}>{{ m.content }}</m>{% endfor %}"
+    )
+    pair: list[Row] = [{"messages": turns("ua")}, {"messages": turns("ua"), "tools": []}]
+    rows = 5 * [pair[place] for place in order]
+    taken = both_ways("tools", source, rows, ChatSpec(train_on="everything"), monkeypatch)
+    assert taken == {"unrolled": len(rows)}
+    made = make_renderer(ChatSpec(train_on="everything"), source, SPECIAL).render(rows)
+    wanted = make_renderer(ChatSpec(train_on="everything"), source, SPECIAL, "jinja2").render(rows)
+    assert made.texts == wanted.texts
 
 
 KEYS = {

@@ -117,6 +117,7 @@ class Template:
             self.reference.has_generation,
         )
         self.unrolled = Unrolled(self.reference, self.judge)
+        self.unrolled_without_any = Unrolled(self.reference, self.judge, tools=[])
 
     @cached_property
     def asking(self) -> TracedTemplate:
@@ -327,10 +328,11 @@ class Renderer:
 
     def _settle(self, job: Job, result: Rendering, auto: bool) -> Settled:
         """Render one conversation and settle its turns."""
-        messages, unrolled = job.conversation.messages, job.template.unrolled
+        messages, tools = job.conversation.messages, job.conversation.tools
+        unrolled = job.template.unrolled if tools is None else job.template.unrolled_without_any
         new = False
-        if auto and job.conversation.simple and not job.conversation.tools:
-            found = self._settle_unrolled(job, messages, result)
+        if auto and job.conversation.simple and not tools:
+            found = self._settle_unrolled(unrolled, job, messages, result)
             if found is not None:
                 return found
             new = unrolled.worth_learning
@@ -363,11 +365,11 @@ class Renderer:
             result.note("rows_reference")
 
     def _settle_unrolled(
-        self, job: Job, messages: list[dict[str, Any]], result: Rendering
+        self, unrolled: Unrolled, job: Job, messages: list[dict[str, Any]], result: Rendering
     ) -> Settled | None:
         """Render and settle a conversation of roles and texts, where its path is known."""
         start = time.perf_counter()
-        settled = job.template.unrolled.settle(messages, job.trained)
+        settled = unrolled.settle(messages, job.trained)
         self.engine_seconds += time.perf_counter() - start
         if settled is not None:
             self._audit(job, messages, settled.text, result)

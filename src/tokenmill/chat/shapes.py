@@ -166,7 +166,16 @@ def conversation(shape: str, turns: list[Any]) -> Conversation:
 
 
 def _sharegpt_conversation(turns: list[Any]) -> Conversation:
-    messages = [_sharegpt(turn) for turn in turns]
+    messages = []
+    for turn in turns:
+        # Nearly every turn, without another call.
+        if type(turn) is dict and len(turn) == 2:
+            speaker, value = turn.get("from"), turn.get("value")
+            role = SHAREGPT_ROLES.get(speaker) if type(speaker) is str else None
+            if role is not None and type(value) is str and speaker != "function_call":
+                messages.append({"role": role, "content": value})
+                continue
+        messages.append(_sharegpt(turn))
     calls = {id(m): m["tool_calls"] for m in messages if len(m) > 2 and m.get("tool_calls")}
     if not calls and all(len(m) == 2 and type(m["content"]) is str for m in messages):
         return Conversation("sharegpt", messages, simple=True)

@@ -68,6 +68,7 @@ class TracedTemplate:
         self.differed = ""
         """What was seen the first time the program differed from the reference."""
         self._tools: dict[bytes, tuple[list[Any], Memo]] = {}
+        self._last_tools: tuple[list[Any] | None, tuple[list[Any], Memo] | None] = (None, None)
         self._tracer: Tracer | None = None
         self._untraceable: NotTraced | None = None
         self._start()
@@ -120,6 +121,9 @@ class TracedTemplate:
 
     def _interned(self, tools: list[Any]) -> tuple[list[Any], Memo | None]:
         """The same list for equal tools, with what is known of it."""
+        last, seen = self._last_tools
+        if tools is last and seen is not None:  # one row may be rendered in two forms
+            return seen
         try:
             key = msgspec.json.encode(tools)
         except (msgspec.MsgspecError, ValueError, OverflowError, TypeError, RecursionError):
@@ -129,6 +133,7 @@ class TracedTemplate:
             if len(self._tools) >= MOST_TOOLS:
                 self._tools.clear()
             known = self._tools[key] = (tools, {})
+        self._last_tools = tools, known
         return known
 
     def _learn(

@@ -114,8 +114,10 @@ class Plan:
 class Unroller(Tracer):
     """Takes conversations through a template whose roles are known, all in one block."""
 
-    def follow(self, roles: Sequence[str], contents: Sequence[str]) -> tuple[list[Any], Run]:
-        """Take one conversation through the template.
+    def follow(
+        self, roles: Sequence[str], contents: Sequence[str], tools: list[Any] | None
+    ) -> tuple[list[Any], Run]:
+        """Take one conversation, without tools or with an empty list of them, through the template.
 
         Returns:
             What it prints, texts of the template and symbols; and the same as a run.
@@ -126,7 +128,7 @@ class Unroller(Tracer):
         frame.kinds = {text.code: str for text in texts}
         given = [{"role": role, "content": text} for role, text in zip(roles, texts, strict=True)]
         self._messages: Any = given
-        self._tools: Any = None
+        self._tools: Any = tools
         self._owners = {id(message): k for k, message in enumerate(given)}
         self._run = Run([], None, None)
         self._fragments: list[Any] = []
@@ -424,9 +426,13 @@ class Unrolled:
     Args:
         reference: The template.
         judge: Settles renders of it.
+        tools: What the template is told of tools: None, or an empty list, which is something else.
     """
 
-    def __init__(self, reference: ReferenceTemplate, judge: Judge) -> None:
+    def __init__(
+        self, reference: ReferenceTemplate, judge: Judge, tools: list[Any] | None = None
+    ) -> None:
+        self._tools = tools
         self._judge = judge
         self._reference = reference
         self._unroller: Unroller | None = None
@@ -514,7 +520,8 @@ class Unrolled:
         except RowError:
             return
         try:
-            fragments, unrolled = unroller.follow(roles, [m["content"] for m in messages])
+            contents = [message["content"] for message in messages]
+            fragments, unrolled = unroller.follow(roles, contents, self._tools)
             plan = self._plan(fragments, unrolled, messages)
             if plan is not None:
                 plan.most = min(
