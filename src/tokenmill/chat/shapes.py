@@ -11,6 +11,7 @@ that `calls` and `docs/masks.md` list. A row that is no conversation raises `Row
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -220,7 +221,7 @@ def _message(value: Any) -> Message:
     calls = turn.get("tool_calls")
     if calls is not None:
         rewritten = call_list(calls)
-        if rewritten != calls:
+        if type(calls) is not list or any(map(operator.is_not, rewritten, calls)):
             turn = {**turn, "tool_calls": rewritten}
     return turn
 
@@ -239,6 +240,8 @@ def _sharegpt(turn: Any) -> Message:
     rest = {k: v for k, v in turn.items() if k not in ("from", "role", "value", "content")}
     if speaker == "function_call":
         calls = function_call(value, "a function_call turn")
+        if not rest:
+            return {"role": role, "content": "", "tool_calls": calls}
         return _message({"role": role, "content": "", "tool_calls": calls, **rest})
     return _message({"role": role, "content": value, **rest})
 
