@@ -19,7 +19,7 @@ def go_to(page: Any, row: int) -> None:
     page.press("#jump", "Enter")
     page.wait_for_function(
         """text => document.getElementById('row-title')?.textContent === text
-        && document.querySelector('#row-body:not(.before) .tok')""",
+        && document.querySelector('#row-body:not(.before) section.turn .tok')""",
         arg=f"Row {row}",
     )
 
@@ -27,9 +27,13 @@ def go_to(page: Any, row: int) -> None:
 def tokens(page: Any, side: str = "#row-body") -> list[list[Any]]:
     """Id, whether shown as trained, and place of every token shown (ids must be switched on)."""
     found: list[list[Any]] = page.evaluate(
-        """(side) => [...document.querySelector(side).querySelectorAll("section.turn .tok")]
-          .map((one) => [Number(one.querySelector("sub").textContent),
-                         one.classList.contains("trained"), Number(one.dataset.at)])""",
+        """(side) => {
+          const shown = document.querySelector(side);
+          if (!shown) throw new Error(`no ${side} in: ${document.body.innerText}`);
+          return [...shown.querySelectorAll("section.turn .tok")]
+            .map((one) => [Number(one.querySelector("sub").textContent),
+                           one.classList.contains("trained"), Number(one.dataset.at)]);
+        }""",
         side,
     )
     return found

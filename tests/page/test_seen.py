@@ -41,7 +41,7 @@ READ = (".tok", "button", ".muted", "dt", "dd", "th", "td", ".hint", ".item span
 def test_tokens_shown_are_those_of_the_store(visit: Visit, address: str, store: Store) -> None:
     page = visit(address)
     page.check("#look-ids")
-    side = ".side" if page.query_selector(".side") else "#row-body"
+    side = ".side" if page.query_selector("#tab-compare") else "#row-body"
     for number in (0, 4, 7, len(store) - 2, len(store) - 1):
         go_to(page, number)
         row = store[number]
