@@ -20,7 +20,7 @@ from tokenmill.errors import UsageError
 from tokenmill.sampling import Int64Array
 from tokenmill.store import Row, Store
 
-Transform = Callable[[Row], Mapping[str, Any]]
+Transform = Callable[[Row], Row | Mapping[str, Any]]
 
 
 class MappedView(PartView):
@@ -122,11 +122,13 @@ class _Mapped:
 
 def _transformed(row: Row, function: Transform) -> Row:
     given = function(row)
+    if isinstance(given, Row):
+        given = {"input_ids": given.input_ids, "loss_mask": given.loss_mask}
     if not isinstance(given, Mapping) or not set(given) <= {"input_ids", "loss_mask"}:
         what = sorted(given) if isinstance(given, Mapping) else type(given).__name__
         raise UsageError(
-            f"the function of a map gives a mapping of input_ids and loss_mask, not {what} "
-            f"({row.origin})"
+            "the function of a map gives a row, or a mapping of input_ids and loss_mask, not "
+            f"{what} ({row.origin})"
         )
     arrays: list[npt.NDArray[Any]] = []
     for name, stored in (("input_ids", row.input_ids), ("loss_mask", row.loss_mask)):
