@@ -156,6 +156,8 @@ class SidecarWriter:
         flush_seconds: How often what was taken becomes a part.
 
     Attributes:
+        identity: Which values these are.
+        per: ``row`` or ``token``.
         sidecar: The published sidecar; None while rows are missing.
     """
 
@@ -163,9 +165,9 @@ class SidecarWriter:
         self, store: Store, name: str, *, made_by: str, per: str, flush_seconds: float
     ) -> None:
         self._store = store
-        self._identity = Identity(store.key, name, made_by)
-        self._per = check_per(per)
-        self._document = {**self._identity.document, "per": self._per}
+        self.identity = Identity(store.key, name, made_by)
+        self.per = check_per(per)
+        self._document = {**self.identity.document, "per": self.per}
         self._flush_seconds = flush_seconds
         self._parts: dict[Path, _Part] = {}
         self._there = np.zeros(len(store), dtype=np.bool_)  # in a published part
@@ -236,7 +238,7 @@ class SidecarWriter:
             )
         if self.sidecar is None:
             pieces = self._assembled()
-            self.sidecar = publish_values(self._store, self._identity, self._per, pieces)
+            self.sidecar = publish_values(self._store, self.identity, self.per, pieces)
         return self.sidecar
 
     def __enter__(self) -> Self:
@@ -267,7 +269,7 @@ class SidecarWriter:
 
     def _lengths(self, rows: Int64) -> Int64:
         """How many values each of some rows has."""
-        if self._per == "row":
+        if self.per == "row":
             return np.ones(rows.size, dtype=np.int64)
         return np.asarray(self._store.lengths[rows], dtype=np.int64)
 
@@ -284,7 +286,7 @@ class SidecarWriter:
             if found.size != lengths.sum():
                 raise UsageError(
                     f"{found.size} values for {rows.size} rows, which have {lengths.sum()} "
-                    f"{self._per}s"
+                    f"{self.per}s"
                 )
             return RowValues(rows, lengths, found)
         if len(values) != rows.size:
@@ -294,7 +296,7 @@ class SidecarWriter:
             pieces.append(convert(given))
             if pieces[-1].size != length:
                 raise UsageError(
-                    f"{pieces[-1].size} values for row {row}, which has {length} {self._per}s"
+                    f"{pieces[-1].size} values for row {row}, which has {length} {self.per}s"
                 )
         return RowValues(rows, lengths, np.concatenate(pieces))
 
@@ -304,15 +306,15 @@ class SidecarWriter:
         """Take notice of what was published since the last look."""
         if self.sidecar is not None:
             return
-        self.sidecar = find(self._store, self._identity)
+        self.sidecar = find(self._store, self.identity)
         if self.sidecar is not None:
-            if self.sidecar.per != self._per:
+            if self.sidecar.per != self.per:
                 raise NonDeterminismError(
-                    f"attached per {self.sidecar.per}, not per {self._per}", path=self.sidecar.path
+                    f"attached per {self.sidecar.per}, not per {self.per}", path=self.sidecar.path
                 )
             return
         for home in homes(self._store):
-            for place in _listed(home.parts(self._identity.key)):
+            for place in _listed(home.parts(self.identity.key)):
                 if place not in self._parts:
                     part = _Part.admit(place, home, self._document)
                     self._there[self._rows_of(part)] = True
@@ -359,7 +361,7 @@ class SidecarWriter:
                 f"row {row} was written before with other values ({before!r}, now {now!r}); what "
                 "is there stays: compute only the missing rows, or say in made_by what is "
                 "different",
-                path=homes(self._store)[0].parts(self._identity.key),
+                path=homes(self._store)[0].parts(self.identity.key),
             )
 
     def _publish_part(self, part: RowValues) -> None:
@@ -368,7 +370,7 @@ class SidecarWriter:
         key = fingerprint.key_of_pieces(data)
 
         def target(home: Home) -> Path:
-            return home.parts(self._identity.key) / key
+            return home.parts(self.identity.key) / key
 
         with contextlib.ExitStack() as stack:
             home, draft = stage_in_home(stack, self._store, PART, target)
@@ -427,9 +429,22 @@ class _Cursor:
         return RowValues(bare.rows, bare.lengths, values)
 
 
-def _listed(parts: Path) -> list[Path]:
+def unfinished(store: Store) -> Iterator[SidecarWriter]:
+    """A writer for every sidecar of which there are parts, but not all rows."""
+    for home in homes(store):
+        for parts in _listed(home.directory, suffix=".parts"):
+            for place in _listed(parts)[:1]:
+                document = PART.admit(place, home.root).convert(_PartRecord).document
+                name, made_by, per = (document.get(it, "") for it in ("name", "made_by", "per"))
+                if find(store, Identity(store.key, name, made_by)) is None:
+                    yield attach(store, name, made_by=made_by, per=per)
+
+
+def _listed(directory: Path, suffix: str = "") -> list[Path]:
+    """What is called by a key in a directory, which need not be there."""
     try:
-        return sorted(path for path in parts.iterdir() if is_key(path.name))
+        found = [path for path in directory.iterdir() if path.name.endswith(suffix)]
+        return sorted(path for path in found if is_key(path.name.removesuffix(suffix)))
     except (FileNotFoundError, NotADirectoryError):
         return []
 

@@ -59,6 +59,9 @@ RESERVED = frozenset(
 )  # fmt: skip
 """Names that a sidecar cannot have: batches and filters would not know which is meant."""
 
+COLUMN = "sidecar."
+"""Prefix of a column's name that says it is a sidecar's, for filters; see `column_of`."""
+
 KIND = SealedKind(
     "sidecar",
     "sidecar.json",
@@ -360,6 +363,17 @@ class Sidecar:
             f"Sidecar({self.name!r}, made_by={self.made_by!r}, per={self.per!r}, "
             f"{self.bytes:,} bytes)"
         )
+
+
+def column_of(name: str, made_by: str) -> str:
+    """What `Store.columns` knows a sidecar as: a name has no colon."""
+    return f"{COLUMN}{name}:{made_by}"
+
+
+def sidecar_of(store: Store, column: str) -> Sidecar:
+    """The sidecar that such a column is."""
+    name, _, made_by = column.removeprefix(COLUMN).partition(":")
+    return store.sidecar(name, made_by)
 
 
 def _reopen(store: Store, name: str, made_by: str) -> Sidecar:

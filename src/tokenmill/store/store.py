@@ -38,7 +38,14 @@ from tokenmill.store.manifest import (
 )
 from tokenmill.store.record import CARRIED, META_COLUMNS
 from tokenmill.store.runs import trained_within
-from tokenmill.store.sidecars import Sidecar, attached, choose, sidecar_checks
+from tokenmill.store.sidecars import (
+    COLUMN,
+    Sidecar,
+    attached,
+    choose,
+    sidecar_checks,
+    sidecar_of,
+)
 from tokenmill.store.slices import SliceReader
 from tokenmill.store.table import load_table
 from tokenmill.store.views import ViewMethods
@@ -289,13 +296,14 @@ class Store(ViewMethods, Sequence[Row]):
 
         Args:
             wanted: Names of fixed columns (``digest``, ``length``, ``trained``, …), ``source``
-                (index of the source file), or ``carried.<name>`` (lists of JSON text): a
-                carried column may be called as one of ours.
+                (index of the source file), ``carried.<name>`` (lists of JSON text): a
+                carried column may be called as one of ours; or what `column_of` calls a sidecar.
 
         Yields:
             Number of the first row, and each wanted column over the slice's rows.
         """
         wanted = list(wanted)
+        sidecars = {name: sidecar_of(self, name) for name in wanted if name.startswith(COLUMN)}
         for at, first in enumerate(self._first_rows):
             reader = self.slice_at(at)
             columns: dict[str, Any] = {}
@@ -303,6 +311,8 @@ class Store(ViewMethods, Sequence[Row]):
                 if name == "source":
                     source = int(self.table[at]["source"])
                     columns[name] = np.full(reader.record.rows, source, np.int32)
+                elif name in sidecars:
+                    columns[name] = sidecars[name].batch(range(first, first + reader.record.rows))
                 elif name in META_COLUMNS:
                     columns[name] = reader.column(name)
                 elif name in (carried := [CARRIED + one for one in reader.record.carried]):
