@@ -210,9 +210,13 @@ class RowStarts:
 
     def __init__(self, lengths: NDArray[np.int32]) -> None:
         self._lengths = lengths
-        every = np.arange(0, len(lengths), self.STEP)
-        sums = np.add.reduceat(lengths, every, dtype=np.int64) if len(lengths) else every
-        self._marks = np.concatenate(([0], np.cumsum(sums, dtype=np.int64)))
+        step = self.STEP << 8  # rows at a time: they are summed as a copy in 64 bits
+        sums = [
+            np.add.reduceat(stretch, np.arange(0, len(stretch), self.STEP), dtype=np.int64)
+            for first in range(0, len(lengths), step)
+            if len(stretch := lengths[first : first + step])
+        ]
+        self._marks = np.cumsum(np.concatenate([np.zeros(1, np.int64), *sums]))
 
     @property
     def total(self) -> int:

@@ -1,8 +1,8 @@
 """``tokenmill attach``: numbers from a file, attached to the rows or tokens of a store.
 
 The file is a NumPy array (``.npy``, mapped, never whole in memory), one value per row or all tokens
-one behind the other; or lines of JSON (``.jsonl``), one per row: a number, or with ``--per token`` a
-list with one number for each token.
+one behind the other; or lines of JSON (``.jsonl``), one per row: a number, or with ``--per token``
+a list with one number for each token.
 """
 
 from __future__ import annotations

@@ -13,8 +13,9 @@ rows it holds, how many it does not, and how to see those.
 Everything is compressed JSON (`compressed`), in parts, so that a browser opens only what it shows:
 one table of the *pieces* that occur, most frequent first; one *index* with the columns that filters
 ask for, as differences to the row before; and *blocks* of 256 rows. A block has the *rows* (turns,
-mask as run lengths, carried columns, what is attached) and the *ids*: numbers into the table of pieces, each as a
-varint (seven bits a byte, the high bit says more follows). As JSON they would take a fifth more.
+mask as run lengths, carried columns, what is attached) and the *ids*: numbers into the table of
+pieces, each as a varint (seven bits a byte, the high bit says more follows). As JSON they would
+take a fifth more.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
 """Rows as the page takes them: one whole, or many as a list shows them.
 
-A *row document* holds the ids, the mask as run lengths, the turns, the origin, what is attached, and
-a table with the bytes of each piece that occurs, in hex. A *summary* is a line of the list: number, lengths, source
-and the beginning of the first user turn as a *preview*. `serve` and `compare` hand out these two;
-the page's own decoder makes the same of the rows that a page on disk carries, so that what is drawn
-does not know where it came from. `embedded_rows` uses the columns and run lengths alone.
+A *row document* holds the ids, the mask as run lengths, the turns, the origin, what is attached,
+and a table with the bytes of each piece that occurs, in hex. A *summary* is a line of the list:
+number, lengths, source and the beginning of the first user turn as a *preview*. `serve` and
+`compare` hand out these two; the page's own decoder makes the same of the rows that a page on disk
+carries, so that what is drawn does not know where it came from. `embedded_rows` uses the columns,
+the run lengths and what is attached.
 """
 
 from __future__ import annotations
