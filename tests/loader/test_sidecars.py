@@ -131,9 +131,10 @@ def test_packed_batches_hold_every_value_where_its_token_stands(
 ) -> None:
     data = VIEWS[name](stores)
     expected = expected_of(data)
+    pack = Pack(16, oversize=oversize)
     for rank in range(2):
-        loader = Loader(data, batch_size=2, rank=rank, world_size=2, pack=Pack(16, oversize=oversize),
-                        epochs=1, indices=True, last="keep")  # fmt: skip
+        loader = Loader(data, batch_size=2, rank=rank, world_size=2, pack=pack, epochs=1,
+                        indices=True, last="keep")  # fmt: skip
         for batch in loader:
             check_packed(batch, expected)
 

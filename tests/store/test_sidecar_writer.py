@@ -80,6 +80,18 @@ def test_missing_says_what_nobody_has_written_here_or_elsewhere(store: Store) ->
     assert one.publish().path == other.publish().path
 
 
+def test_shares_of_processes_that_look_at_different_times_cover_every_row(store: Store) -> None:
+    values = row_values(store)
+    for rank in (2, 0, 1):
+        with tm.attach(store, "reward", made_by="m") as writer:
+            rows = writer.share(rank, 3)
+            assert rows.tolist() == list(range(rank, 10, 3))
+            writer.write(rows, values[rows])
+    assert np.array_equal(store.sidecar("reward").values, values)
+    with pytest.raises(UsageError, match="rank is 3; it is from 0 to 2"):
+        writer.share(3, 3)
+
+
 def test_second_run_computes_nothing(store: Store) -> None:
     store.attach("reward", row_values(store), made_by="m")
     with tm.attach(store, "reward", made_by="m") as writer:

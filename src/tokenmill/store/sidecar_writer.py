@@ -188,6 +188,19 @@ class SidecarWriter:
             there[held.rows] = True
         return np.flatnonzero(~there)
 
+    def share(self, rank: int, world_size: int) -> Int64:
+        """The missing rows that one of several processes computes.
+
+        By row number, so that the shares fit together whenever each process looks: a plain
+        ``missing[rank::world_size]`` of processes that look at different times leaves rows to
+        nobody.
+        """
+        if not 0 <= rank < world_size:
+            raise UsageError(f"rank is {rank}; it is from 0 to {world_size - 1}")
+        missing = self.missing
+        mine: Int64 = missing[missing % world_size == rank]
+        return mine
+
     def write(self, rows: SupportsIndex | slice | Iterable[SupportsIndex], values: Values) -> None:
         """Take the values of some rows.
 
@@ -460,7 +473,7 @@ def attach(
     """Attach numbers to rows while they are computed: in any order, by any number of processes.
 
         with tm.attach(store, "ref_logps", made_by=digest, per="token") as writer:
-            for row in writer.missing[rank::world_size]:
+            for row in writer.share(rank, world_size):
                 writer.write(row, log_probabilities(store[row].input_ids))
 
     A run that was killed is simply started again: what it had flushed is no longer missing. Where
