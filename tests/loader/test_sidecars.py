@@ -84,7 +84,11 @@ def check_padded(batch: Batch, expected: list[np.ndarray[Any, Any]]) -> None:
         assert batch["reward"][place] == expected[row][0]
 
 
-def check_packed(batch: Batch, expected: list[np.ndarray[Any, Any]]) -> None:
+def check_packed(
+    batch: Batch, expected: list[np.ndarray[Any, Any]], data: Store | View | Mixture
+) -> None:
+    view = data.view if isinstance(data, Mixture) else as_view(data)
+    ids = batch["input_ids"].reshape(-1)
     flat, tails = batch["ref"].reshape(-1), batch["seq_idx"].reshape(-1) < 0
     rows = iter(batch["indices"].tolist())
     bounds = list(pairwise(batch["cu_seqlens"].tolist()))
@@ -97,10 +101,12 @@ def check_packed(batch: Batch, expected: list[np.ndarray[Any, Any]]) -> None:
             assert batch["reward"][segment] == 0
             continue
         row = next(rows)
-        # A row that was split comes back as pieces, of which a batch may hold any.
+        # A row that was split comes back as pieces: the values must be those of its very tokens.
         values = expected[row]
         first = int(np.searchsorted(values, flat[start]))
         assert flat[start:stop].tolist() == values[first : first + stop - start].tolist()
+        served = view[row].input_ids[first : first + stop - start]
+        assert ids[start:stop].tolist() == served.tolist()
         assert batch["reward"][segment] == values[0]
         begun[row] = begun.get(row, 0) + stop - start
     assert next(rows, None) is None
@@ -136,7 +142,7 @@ def test_packed_batches_hold_every_value_where_its_token_stands(
         loader = Loader(data, batch_size=2, rank=rank, world_size=2, pack=pack, epochs=1,
                         indices=True, last="keep")  # fmt: skip
         for batch in loader:
-            check_packed(batch, expected)
+            check_packed(batch, expected, data)
 
 
 def test_rank_without_rows_gets_zeros(stores: list[Store]) -> None:

@@ -297,7 +297,10 @@ class Sidecar:
 
     def batch(self, indices: Iterable[SupportsIndex]) -> Float32 | list[Float32]:
         """Of many rows: one array of values, or per token one array for each row."""
-        rows = np.asarray([index.__index__() for index in indices], dtype=np.int64)
+        if isinstance(indices, np.ndarray) and indices.dtype.kind in "iu":
+            rows = indices.astype(np.int64)
+        else:
+            rows = np.asarray([index.__index__() for index in indices], dtype=np.int64)
         wrong = (rows < -len(self)) | (rows >= len(self))
         if wrong.any():
             raise IndexError(f"row {int(rows[wrong][0])} of {len(self)}")

@@ -312,7 +312,8 @@ class Store(ViewMethods, Sequence[Row]):
                     source = int(self.table[at]["source"])
                     columns[name] = np.full(reader.record.rows, source, np.int32)
                 elif name in sidecars:
-                    columns[name] = sidecars[name].batch(range(first, first + reader.record.rows))
+                    rows = np.arange(first, first + reader.record.rows)
+                    columns[name] = sidecars[name].batch(rows)
                 elif name in META_COLUMNS:
                     columns[name] = reader.column(name)
                 elif name in (carried := [CARRIED + one for one in reader.record.carried]):
