@@ -18,7 +18,7 @@ import numpy.typing as npt
 from tokenmill.dataset.view import Found, PartView, Served, View, as_view
 from tokenmill.errors import UsageError
 from tokenmill.sampling import Int64Array
-from tokenmill.store import Row, Store
+from tokenmill.store import Row, Sidecar, Store
 
 Transform = Callable[[Row], Row | Mapping[str, Any]]
 
@@ -118,6 +118,9 @@ class _Mapped:
             [int(row.loss_mask[start:stop].sum(dtype=np.int64)) for row, start, stop in served],
             dtype=np.int64,
         )
+
+    def sidecar(self, name: str, made_by: str | None = None) -> Sidecar:
+        return self._store.sidecar(name, made_by)
 
 
 def _transformed(row: Row, function: Transform) -> Row:

@@ -187,9 +187,14 @@ class SealedKind:
         return self.form.encode(record)
 
     @contextlib.contextmanager
-    def stage(self, root: Path) -> Iterator[Draft]:
-        """Begin one for a cache directory; what was not published is gone afterwards."""
-        with Staging(root) as staging:
+    def stage(self, root: Path, *, beside: Path | None = None) -> Iterator[Draft]:
+        """Begin one for a cache directory; what was not published is gone afterwards.
+
+        Args:
+            root: The cache.
+            beside: Of a place in no cache: where it will be, as `Staging` wants it.
+        """
+        with Staging(root, beside=beside) as staging:
             yield Draft(self, staging)
 
     def write(self, root: Path, place: Path, record: Any) -> None:

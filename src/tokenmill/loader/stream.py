@@ -17,6 +17,7 @@ import numpy as np
 from tokenmill.dataset import Mixture, View, as_view
 from tokenmill.errors import StateError, UsageError
 from tokenmill.loader.account import Account, served
+from tokenmill.loader.attached import Attached, Wanted
 from tokenmill.loader.cursor import Cursor, Passport
 from tokenmill.loader.filler import Filler
 from tokenmill.loader.samples import PackSamples, RowSamples, Samples
@@ -54,7 +55,8 @@ class LengthGrouped:
 class Stream:
     """Cursor → batch and next cursor; the arguments are those of `Loader`.
 
-    Only who fills packs by itself gives ``slots``: the filler here knows nothing of them.
+    Only who fills packs by itself gives ``slots``: the filler here knows nothing of them. Sidecars
+    are served as far as they are named.
     """
 
     def __init__(
@@ -75,6 +77,7 @@ class Stream:
         pack: Pack | None = None,
         slots: Slots | None = None,
         indices: bool = False,
+        sidecars: Wanted = (),
     ) -> None:
         self.mixture = data if isinstance(data, Mixture) else None
         self.view = data.view if isinstance(data, Mixture) else as_view(data)
@@ -97,6 +100,7 @@ class Stream:
             multiple=pad_to_multiple_of,
             pack_length=None if pack is None else pack.length,
             indices=indices,
+            attached=Attached.of(self.view, sidecars),
         )
         numbers = "" if grouping is None else f"/{grouping.window}/{grouping.group}"
         self.passport = Passport(
