@@ -20,9 +20,9 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenmill.errors import SourceError
-from tokenmill.source.assemble import Assembler
-from tokenmill.source.bytefile import ByteFile
+from tokenmill.source.bytefile import SourceBytes
 from tokenmill.source.cut import SLACK, Cutter, Integers, first_qualified
+from tokenmill.source.index import Assembler
 from tokenmill.source.limits import MAX_ARRAY_GAP, MAX_ROW, MIB, SCAN_BUFFER
 from tokenmill.source.scan import BOM, WHITE_SPACE
 
@@ -137,7 +137,7 @@ class ArrayScan:
         buffer_bytes: Size of the read buffer; no result depends on it.
     """
 
-    def __init__(self, file: ByteFile, buffer_bytes: int = SCAN_BUFFER) -> None:
+    def __init__(self, file: SourceBytes, buffer_bytes: int = SCAN_BUFFER) -> None:
         self.assembler = Assembler()
         self.bytes = 0
         self._file = file

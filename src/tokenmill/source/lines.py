@@ -1,6 +1,6 @@
 """Rows of one indexed line or array file, by number.
 
-Comes in: a `FileEntry`, whose index the catalog found or made. Goes out, to `Rows`: bytes, dicts
+Comes in: a `FileEntry`, whose index `open` found or made. Goes out, to `Rows`: bytes, dicts
 and origins by row number, and the blocks of a run of rows. A `LineReader` opens nothing until a row
 is wanted, and closes when too many files are open. What it has open is a `LineHandle`: the
 file (or its seekable copy) with its `Index`; of that, `FastLines` is what ``rows[i]`` needs for an
@@ -28,12 +28,11 @@ import numpy as np
 
 from tokenmill.errors import RowError, SourceChanged
 from tokenmill.origin import Origin
-from tokenmill.source.assemble import BlockEntry
 from tokenmill.source.block import Block, Part, Value, digest_of
-from tokenmill.source.bytefile import ByteFile, LocalFile, Signature, bound_open_files
+from tokenmill.source.bytefile import LocalFile, Signature, SourceBytes, bound_open_files
 from tokenmill.source.cut import Integers
 from tokenmill.source.entry import FileEntry, SourceFile
-from tokenmill.source.index import Index
+from tokenmill.source.index import BlockEntry, Index
 from tokenmill.source.limits import (
     COALESCE_GAP,
     COALESCE_MAX,
@@ -107,7 +106,7 @@ class LineHandle:
         fast: The short way to single rows; None for arrays and copies.
     """
 
-    def __init__(self, file: ByteFile, index: Index) -> None:
+    def __init__(self, file: SourceBytes, index: Index) -> None:
         self.file = file
         self.index = index
         self.is_lines = index.document.kind == "lines"
@@ -204,7 +203,7 @@ class LineReader:
             self._index = Index(self._shelf.place(self.entry.index))
         return self._index
 
-    def open_file(self) -> ByteFile:
+    def open_file(self) -> SourceBytes:
         """The file's bytes; a compressed file is read through its copy."""
         if self.entry.copy:
             from tokenmill.source.copy import CopyFile
@@ -486,7 +485,7 @@ def element_of(stretch: bytes, closes_array: bool) -> bytes:
     return text.removesuffix(b"]" if closes_array else b",").rstrip(WHITE_SPACE)
 
 
-def end_of_line(file: ByteFile, offset: int, limit: int) -> int:
+def end_of_line(file: SourceBytes, offset: int, limit: int) -> int:
     """Offset behind a line of any length, whatever stands behind it.
 
     Args:

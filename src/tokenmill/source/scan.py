@@ -16,9 +16,9 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from tokenmill.source.assemble import Assembler
-from tokenmill.source.bytefile import ByteFile
+from tokenmill.source.bytefile import SourceBytes
 from tokenmill.source.cut import SLACK, Cutter, Integers, first_qualified
+from tokenmill.source.index import Assembler
 from tokenmill.source.limits import MAX_ROW, SCAN_BUFFER
 
 BOM = b"\xef\xbb\xbf"
@@ -68,7 +68,7 @@ class LineScan:
         bytes: Bytes seen.
     """
 
-    def __init__(self, file: ByteFile, buffer_bytes: int = SCAN_BUFFER) -> None:
+    def __init__(self, file: SourceBytes, buffer_bytes: int = SCAN_BUFFER) -> None:
         self.assembler = Assembler()
         self.bytes = 0
         self._file = file
