@@ -17,7 +17,6 @@ import threading
 import weakref
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 
@@ -68,12 +67,7 @@ class ProcessLock:
     def __enter__(self) -> None:
         self._lock.acquire()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._lock.release()
 
 

@@ -27,7 +27,6 @@ import shutil
 import socket
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import xxhash
@@ -134,12 +133,7 @@ class NewFile:
                     raise OSError(errno.EIO, "the file takes no more bytes")
                 view = view[step:]
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None:
             self._abandon()
             return
@@ -247,12 +241,7 @@ class Staging:
             else:
                 directory.mkdir(parents=True, exist_ok=True)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if os.getpid() == self._process:  # a child forked in between leaves, too
             shutil.rmtree(self.path, ignore_errors=True)
 

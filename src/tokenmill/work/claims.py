@@ -22,7 +22,6 @@ import socket
 import threading
 import time
 from pathlib import Path
-from types import TracebackType
 
 import msgspec
 
@@ -65,12 +64,7 @@ class Claims:
         self._toucher.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._over.set()
         self._toucher.join()
         for key in list(self._mine):

@@ -19,7 +19,6 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Protocol, TextIO
 
 from tokenmill.errors import UsageError
@@ -283,13 +282,6 @@ class Progress:
         self._shown = clock()
         self._meter = Meter(self._shown, total_rows=total_rows, total_size=total_size)
 
-    def expect(self, *, total_rows: int | None = None, total_size: int | None = None) -> None:
-        """Say how much there is in all, once it is known."""
-        if total_rows is not None:
-            self._meter.total_rows = total_rows
-        if total_size is not None:
-            self._meter.total_size = total_size
-
     def add(self, *, rows: int = 0, size: int = 0, slices: int = 1, found: bool = False) -> None:
         """Count work that is done (`found`: it was in the cache), and show it when it is time."""
         now = self._clock()
@@ -305,12 +297,7 @@ class Progress:
     def __enter__(self) -> Progress:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._reporter.close(self.snapshot())
 
 
