@@ -34,11 +34,7 @@ def _if_ours(process: int, function: Callable[..., object], *arguments: Any) -> 
 
 
 class PrivateDirectory:
-    """A temporary directory, removed without a word when nobody holds this object any more.
-
-    Args:
-        prefix: How its name begins.
-    """
+    """A temporary directory, removed without a word when nobody holds this object any more."""
 
     def __init__(self, prefix: str = "tokenmill-") -> None:
         self.process = os.getpid()

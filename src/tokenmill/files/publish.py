@@ -84,12 +84,6 @@ class NewFile:
     """A file written piece by piece; leaving it syncs, closes and compares its size.
 
     Small pieces are gathered: a million of eight bytes are a few writes.
-
-    Args:
-        path: Where; nothing may be there.
-
-    Attributes:
-        size: Bytes given so far.
     """
 
     def __init__(self, path: Path) -> None:
@@ -106,7 +100,6 @@ class NewFile:
         return self
 
     def write(self, piece: Buffer) -> None:
-        """Add bytes at the end."""
         view = memoryview(piece).cast("B")
         self.size += len(view)
         self._hasher.update(view)
@@ -118,7 +111,6 @@ class NewFile:
 
     @property
     def checksum(self) -> str:
-        """Of the bytes given so far."""
         return self._hasher.hexdigest()
 
     def _flush(self) -> None:
@@ -246,7 +238,6 @@ class Staging:
             shutil.rmtree(self.path, ignore_errors=True)
 
     def write(self, name: str, chunks: Buffer | Iterable[Buffer]) -> Path:
-        """Write and sync one staged file."""
         path = self.path / name
         self.make(path.parent)
         write_file(path, chunks)

@@ -167,14 +167,7 @@ def version_of(info: Mapping[str, Any], url: str = "") -> Version:
 
 
 class RemoteObject:
-    """One object by URL.
-
-    Args:
-        url: Where it is.
-
-    Attributes:
-        path: What errors call it: the URL without secrets.
-    """
+    """One object by URL; errors call it ``path``, the URL without secrets."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -202,7 +195,6 @@ class RemoteObject:
         return self.retrying(once, start)
 
     def read(self) -> bytes:
-        """The whole of a small object, in one request."""
         return self.retrying(lambda: self._connected().read(), None)
 
     def _connected(self) -> Transport:
@@ -301,12 +293,10 @@ class FileSystemTransport:
         return version_of(info, self._url)
 
     def read(self) -> bytes:
-        """All of it."""
         data: bytes = self._fs.cat_file(self._path)
         return data
 
     def fetch(self, start: int, stop: int, expected: Version | None) -> bytes:
-        """One range."""
         if self._conditional:
             if self._handle is None:
                 handle = self._fs.open(self._path, "rb", cache_type="none")
@@ -353,7 +343,6 @@ class HttpTransport:
         return version
 
     def fetch(self, start: int, stop: int, expected: Version | None) -> bytes:
-        """One range."""
         now, data = self._ask(start, stop)
         if expected is not None and now[:2] != expected[:2]:
             raise SourceChanged(
@@ -365,7 +354,6 @@ class HttpTransport:
         return data
 
     def read(self) -> bytes:
-        """All of it, without a range."""
         from fsspec.asyn import sync
 
         data: bytes = sync(self._fs.loop, self._get_all)

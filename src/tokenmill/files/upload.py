@@ -41,7 +41,6 @@ class Upload:
 
     @property
     def size(self) -> int:
-        """Bytes."""
         return len(self.content) if isinstance(self.content, bytes) else self._path.stat().st_size
 
     @property
@@ -67,11 +66,7 @@ class Upload:
 
 
 class Uploader:
-    """Sends files to one place.
-
-    Args:
-        url: The directory that receives them.
-    """
+    """Sends files to the directory at a URL."""
 
     def __init__(self, url: str) -> None:
         self._url = url

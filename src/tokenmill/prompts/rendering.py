@@ -27,14 +27,7 @@ from tokenmill.prompts.tools import ServedTools
 
 
 class PromptMaker:
-    """Makes prompts' texts.
-
-    Args:
-        spec: The row-shaping arguments.
-        template: The chat template, several by name, or None.
-        special_tokens: Named special tokens as text.
-        renderer: ``auto`` or ``jinja2``; it never changes the result.
-    """
+    """Makes prompts' texts."""
 
     def __init__(
         self,

@@ -130,12 +130,7 @@ def element_spans(data: bytes, *, opens: bool) -> tuple[Integers, Integers]:
 
 
 class ArrayScan:
-    """One pass over an array file; the same shape as `LineScan`.
-
-    Args:
-        file: Where the bytes are.
-        buffer_bytes: Size of the read buffer; no result depends on it.
-    """
+    """One pass over an array file; the same shape as `LineScan`."""
 
     def __init__(self, file: SourceBytes, buffer_bytes: int = SCAN_BUFFER) -> None:
         self.assembler = Assembler()

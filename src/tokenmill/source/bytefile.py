@@ -53,7 +53,6 @@ class Signature(NamedTuple):
 
     @classmethod
     def of(cls, status: os.stat_result) -> Signature:
-        """Take it from a stat."""
         return cls(status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
 
     def settled(self, now_ns: int) -> bool:
@@ -74,9 +73,7 @@ class Signature(NamedTuple):
 class LocalFile:
     """A file of this machine's file systems, read with pread.
 
-    Args:
-        path: The file.
-        expected: The signature it must have; anything else is `SourceChanged`.
+    In another state than the expected one it is `SourceChanged`.
     """
 
     def __init__(self, path: str, expected: Signature | None = None) -> None:
@@ -121,7 +118,6 @@ class LocalFile:
         return data
 
     def read_into(self, target: memoryview, offset: int) -> int:
-        """Read into a reused buffer."""
         done = 0
         try:
             while done < len(target):

@@ -66,13 +66,7 @@ def range_digest(content: str, first: int, last: int) -> str:
 
 
 class ColumnReader:
-    """Access to the rows of one Parquet or Arrow file.
-
-    Args:
-        entry: The file.
-        shelf: Where notes and copies are kept.
-        number: Its position among the files of the source.
-    """
+    """Access to the rows of one Parquet or Arrow file."""
 
     def __init__(self, entry: FileEntry, shelf: Shelf, number: int = 0) -> None:
         self.entry = entry
@@ -108,7 +102,6 @@ class ColumnReader:
     # --- many rows -------------------------------------------------------------------------
 
     def stream(self, first: int, last: int) -> Iterator[tuple[int, list[Value]]]:
-        """Rows in order, a batch at a time."""
         table, form, _ = self._opened or self._open()
         self._check()
         try:
@@ -132,7 +125,6 @@ class ColumnReader:
     # --- one row ---------------------------------------------------------------------------
 
     def value(self, row: int) -> dict[str, Any]:
-        """One row."""
         if self._opened:
             self._check()  # before mapped pages are touched, and after
         value = self._decoded(row)
@@ -202,7 +194,6 @@ class ColumnReader:
         return digest
 
     def source_file(self) -> SourceFile:
-        """What is known about the file."""
         entry = self.entry
         return SourceFile(entry.path, entry.kind, entry.bytes, entry.rows, self.digest())
 

@@ -135,12 +135,7 @@ def _is_whole(directory: Path, content: str) -> bool:
 
 
 class CopyFile:
-    """A copy, read by offset in the decompressed content.
-
-    Args:
-        directory: ``rows/<key>``.
-        path: What to call the content in errors: the original file.
-    """
+    """A copy, read by offset in the content; errors call it by the original file's path."""
 
     def __init__(self, directory: Path, path: str) -> None:
         self.path = path
@@ -187,7 +182,6 @@ class CopyFile:
         return data
 
     def pread(self, length: int, offset: int) -> bytes:
-        """Read from one or several frames."""
         end = min(offset + length, self.size)
         if offset >= end:
             return b""
@@ -199,7 +193,6 @@ class CopyFile:
         return data[offset - first * self._frame : end - first * self._frame]
 
     def read_into(self, target: memoryview, offset: int) -> int:
-        """Read into a reused buffer."""
         done = 0
         while done < len(target):
             data = self.pread(min(len(target) - done, self._frame), offset + done)

@@ -56,7 +56,6 @@ class SeenFile(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_remote(self) -> bool:
-        """Whether the file lives elsewhere."""
         return is_remote(self.location)
 
     def open(self) -> LocalFile | RemoteFile:

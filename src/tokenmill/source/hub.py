@@ -36,7 +36,6 @@ class Repo(NamedTuple):
     files: tuple[str, ...]
 
     def url(self, file: str) -> str:
-        """A file of it."""
         return f"{_SCHEME}{self.name}@{self.commit}/{file}"
 
 
@@ -54,13 +53,7 @@ def pinned(url: str) -> str:
 
 
 def look_up(name: str, revision: str | None, asked: str) -> Repo:
-    """Ask the hub for the commit behind a revision, and the files in it.
-
-    Args:
-        name: Of the dataset.
-        revision: None is main.
-        asked: What the caller wrote.
-    """
+    """Ask the hub for the commit behind a revision (None is main), and the files in it."""
     api = _api(name)
 
     def work() -> Any:

@@ -87,7 +87,6 @@ class Blocks(Sequence[BlockEntry]):
         self.packed = bytearray()
 
     def append(self, entry: BlockEntry) -> None:
-        """Add the next block."""
         self.packed += _LINE.pack(*entry[:6], bytes.fromhex(entry.digest))
 
     def __len__(self) -> int:
@@ -275,14 +274,9 @@ def _checked(data: bytes, checks: array[int]) -> Iterator[bytes]:
 class Index:
     """An opened index.
 
-    Args:
-        directory: ``rows/<key>``.
-
     Attributes:
-        document: Its index.json.
-        table: The table of blocks.
         first_rows: First row of each block, as plain integers.
-        checked: One byte per page: whether it was found good.
+        checked: One byte per page of starts: whether it was found good.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -332,7 +326,6 @@ class Index:
             self.check_page(page)
 
     def block(self, number: int) -> BlockEntry:
-        """One line of the table of blocks."""
         return next(self.blocks_from(number))
 
     def blocks_from(self, number: int) -> Iterator[BlockEntry]:
@@ -362,11 +355,7 @@ class Index:
 
 
 class PreadStarts:
-    """Starts read on demand: what a map offers, for file systems where maps are unsafe.
-
-    Args:
-        path: starts.bin.
-    """
+    """Starts read on demand: what a map offers, for file systems where maps are unsafe."""
 
     def __init__(self, path: Path) -> None:
         self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)

@@ -50,17 +50,11 @@ class CheckedBatch(NamedTuple):
     is_large: bool
 
     def slice(self, first: int, count: int) -> CheckedBatch:
-        """Some of its rows."""
         return self._replace(batch=self.batch.slice(first, count))
 
 
 class RowForm:
-    """Turns record batches of one schema into rows.
-
-    Args:
-        schema: Of the file.
-        path: The file, for errors.
-    """
+    """Turns record batches of one schema into rows."""
 
     def __init__(self, schema: Any, path: str) -> None:
         self._path = path
@@ -75,7 +69,6 @@ class RowForm:
         self._casts = self._target.types != schema.types
 
     def checked(self, batch: Any) -> CheckedBatch:
-        """A batch after its bytes were looked at."""
         is_large = batch.nbytes > _SUSPECT
         try:
             return CheckedBatch(self._validated(batch), True, is_large)
@@ -92,13 +85,7 @@ class RowForm:
         return [self.row(checked, n, first_row + n) for n in range(checked.batch.num_rows)]
 
     def row(self, checked: CheckedBatch, number: int, row: int) -> dict[str, Any] | RowError:
-        """One row of a batch.
-
-        Args:
-            checked: The batch.
-            number: Of the row within it.
-            row: Of the row within the file.
-        """
+        """The row of this number in a batch, and of that one in the file."""
         one = checked.batch.slice(number, 1)
         try:
             plain = one if checked.is_valid else self._validated(one)

@@ -52,12 +52,7 @@ PAGE_SHIFT = STARTS_PER_PAGE.bit_length() - 1
 
 
 class FastLines:
-    """What a single row needs, for `value` here and for the same lines inside ``Rows``.
-
-    Args:
-        file: The open file.
-        index: Its rows.
-    """
+    """What a single row needs, for `value` here and for the same lines inside ``Rows``."""
 
     __slots__ = ("_ctime_ns", "_file", "believed_until", "checked", "fd", "starts")
 
@@ -96,15 +91,7 @@ class FastLines:
 
 
 class LineHandle:
-    """An open line or array file.
-
-    Args:
-        file: Its bytes, or its copy's.
-        index: Its rows.
-
-    Attributes:
-        fast: The short way to single rows; None for arrays and copies.
-    """
+    """An open line or array file, or its copy; arrays and copies have no `fast` way."""
 
     def __init__(self, file: SourceBytes, index: Index) -> None:
         self.file = file
@@ -124,7 +111,6 @@ class LineHandle:
         return index.starts[row], index.starts[row + 1]
 
     def locate(self, row: int) -> tuple[int, int]:
-        """Offset and length of a row."""
         start, stop = self.stretch(row)
         if stop - start > LARGE_ROW and self.is_lines:
             return start, end_of_line(self.file, start, stop) - start
@@ -180,13 +166,7 @@ class LineHandle:
 
 
 class LineReader:
-    """Random access to the rows of one line or array file.
-
-    Args:
-        entry: The file.
-        shelf: Where its index is.
-        number: Its position among the files of the source.
-    """
+    """Random access to the rows of one line or array file."""
 
     def __init__(self, entry: FileEntry, shelf: Shelf, number: int = 0) -> None:
         self.entry = entry
@@ -225,7 +205,6 @@ class LineReader:
     # --- one row ---------------------------------------------------------------------------
 
     def value(self, row: int) -> dict[str, Any]:
-        """Parse one row."""
         fast = (self._handle or self._open()).fast
         if fast is not None:
             value = fast.value(row)
@@ -242,7 +221,6 @@ class LineReader:
         return (self._handle or self._open()).fast
 
     def raw(self, row: int) -> bytes:
-        """The bytes of one row."""
         handle = self._handle or self._open()
         handle.look_again(row)
         start, stop = handle.stretch(row)
@@ -254,7 +232,6 @@ class LineReader:
         return handle.pread(offset, offset + length)
 
     def origin(self, row: int, value: dict[str, Any] | None = None) -> Origin:
-        """Where one row is."""
         handle = self._handle or self._open()
         handle.look_again(row)
         offset, length = handle.locate(row)
@@ -331,7 +308,6 @@ class LineReader:
             return error
 
     def values(self, rows: Sequence[int]) -> list[Value]:
-        """Many parsed rows in the given order."""
         if not len(rows):
             return []
         return self._parsed(rows, self._stretches(rows))
@@ -385,7 +361,6 @@ class LineReader:
     # --- blocks ----------------------------------------------------------------------------
 
     def source_file(self) -> SourceFile:
-        """What is known about the file."""
         entry = self.entry
         return SourceFile(entry.path, entry.kind, entry.bytes, entry.rows, entry.digest)
 

@@ -56,9 +56,7 @@ class Listing(msgspec.Struct, frozen=True):
 class Concatenation:
     """What all views of one opened source share.
 
-    Args:
-        listing: Its files, and the runs of rows of them.
-        shelf: Where a long list of files is published, when somebody pickles.
+    A long list of files is published on the shelf when somebody pickles.
     """
 
     def __init__(self, listing: Listing, shelf: Shelf) -> None:
@@ -142,12 +140,7 @@ def _published(root: str, name: str) -> Concatenation:
 
 
 class Rows(Sequence[dict[str, Any]]):
-    """A lazy sequence of rows.
-
-    Args:
-        whole: Files and parts.
-        places: The positions of the whole that this view shows; all by default.
-    """
+    """A lazy sequence of rows: those at some places of a concatenation, all by default."""
 
     def __init__(self, whole: Concatenation, places: range | None = None) -> None:
         self._whole = whole

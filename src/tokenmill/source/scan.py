@@ -57,15 +57,10 @@ def _true_positions(mask: npt.NDArray[np.bool_]) -> Integers:
 
 
 class LineScan:
-    """One pass over a line file.
-
-    Args:
-        file: Where the bytes are.
-        buffer_bytes: Size of the read buffer; no result depends on it.
+    """One pass over a line file; no result depends on the size of its buffer.
 
     Attributes:
-        assembler: Holds the blocks and counts once `entries` is exhausted.
-        bytes: Bytes seen.
+        assembler: Holds the blocks and counts once `starts` is exhausted.
     """
 
     def __init__(self, file: SourceBytes, buffer_bytes: int = SCAN_BUFFER) -> None:

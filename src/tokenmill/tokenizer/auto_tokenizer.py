@@ -117,10 +117,7 @@ def adopt(
 def difference(auto: Any, ours: Tokenizer, *, template_matters: bool) -> str | None:
     """How AutoTokenizer would encode differently from a tokenizer.json; None when it would not.
 
-    Args:
-        auto: What AutoTokenizer loaded.
-        ours: The directory read without it.
-        template_matters: Whether the directory's own template is going to be used.
+    The template matters where the directory's own is going to be used.
     """
     theirs = adopt(auto) if getattr(auto, "backend_tokenizer", None) is not None else None
     found = _text_encoded_differently(auto, theirs, ours)

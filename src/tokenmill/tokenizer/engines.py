@@ -83,7 +83,6 @@ class HfEngine:
         return [backend.encode(text, add_special_tokens=False) for text in texts]
 
     def encode(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        """See `Engine`."""
         return _flat([encoding.ids for encoding in self._encodings(texts, offsets=False)])
 
     def encode_with_offsets(
@@ -127,7 +126,6 @@ class FastokensEngine:
         _fastokens_home = os.getpid()
 
     def encode(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        """See `Engine`."""
         if _fastokens_home != os.getpid():
             raise TokenizerError("fastokens' threads did not survive the fork of this process")
         ids, starts = self._backend.encode_batch_flat(list(texts))

@@ -153,11 +153,7 @@ def _recall_card(cache_dir: Path, name: str | None) -> IdentityCard | None:
 
 
 class Answer(NamedTuple):
-    """What AutoTokenizer was seen to do with a directory.
-
-    Attributes:
-        difference: How it would encode differently from the tokenizer.json; None: not at all.
-    """
+    """How AutoTokenizer was seen to encode a directory differently; None: not at all."""
 
     difference: str | None
 

@@ -41,11 +41,7 @@ class _Owner(msgspec.Struct, frozen=True):
 
 
 class Claims:
-    """The claims of one builder; leaving gives them all up.
-
-    Args:
-        root: The cache directory.
-    """
+    """The claims of one builder in a cache; leaving gives them all up."""
 
     def __init__(self, root: Path) -> None:
         self._root = root

@@ -72,7 +72,6 @@ class LocalExecutor:
         self.heartbeat_silence_s = heartbeat_silence_s
 
     def run(self, setup: Setup, tasks: Iterable[Task]) -> Iterator[Done]:
-        """Do every task; see `Executor.run`."""
         if setup.little and not self._was_told:
             yield from InlineExecutor().run(setup, tasks)
             return

@@ -66,13 +66,7 @@ class Snapshot:
 
 
 class Meter:
-    """Adds up work and tells the speed; knows no clock.
-
-    Args:
-        now: Time of the start, in seconds of any steady clock.
-        total_rows: Rows in all, if known yet.
-        total_size: Bytes in all, if known yet.
-    """
+    """Adds up work and tells the speed; knows no clock, but is told the time in seconds."""
 
     def __init__(
         self, now: float, *, total_rows: int | None = None, total_size: int | None = None
@@ -105,7 +99,6 @@ class Meter:
             self._samples.popleft()
 
     def snapshot(self, now: float) -> Snapshot:
-        """What is known at this moment."""
         then, rows, size = self._samples[0]
         rows_per_s = bytes_per_s = None
         if self._built_rows or self._built_size:
@@ -196,7 +189,6 @@ class Lines:
         self._shown = False
 
     def show(self, snapshot: Snapshot) -> None:
-        """Print one line."""
         self._shown = True
         print(f"tokenmill: {describe(snapshot)}", file=self._stream, flush=True)
 
@@ -215,7 +207,6 @@ class Called:
         self._function = function
 
     def show(self, snapshot: Snapshot) -> None:
-        """Call it."""
         self._function(snapshot)
 
     def close(self, snapshot: Snapshot) -> None:
@@ -243,7 +234,6 @@ class Terminal:
         self._bar.start()
 
     def show(self, snapshot: Snapshot) -> None:
-        """Redraw."""
         share = snapshot.fraction
         self._bar.update(
             self._task,
@@ -260,14 +250,7 @@ class Terminal:
 
 
 class Progress:
-    """What a build tells how far it is; a context manager.
-
-    Args:
-        reporter: Who shows it.
-        total_rows: Rows in all, if known yet.
-        total_size: Bytes in all, if known yet.
-        clock: A steady clock in seconds (replaced in tests).
-    """
+    """What a build tells how far it is, with a reporter who shows it and a steady clock."""
 
     def __init__(
         self,
@@ -291,7 +274,6 @@ class Progress:
             self._reporter.show(self._meter.snapshot(now))
 
     def snapshot(self) -> Snapshot:
-        """How far the work is now."""
         return self._meter.snapshot(self._clock())
 
     def __enter__(self) -> Progress:

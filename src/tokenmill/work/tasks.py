@@ -201,7 +201,6 @@ class InlineExecutor:
     """
 
     def run(self, setup: Setup, tasks: Iterable[Task]) -> Iterator[Done]:
-        """Do every task in order; see `Executor.run`."""
         work = None
         try:
             for task in tasks:
