@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
+from heapq import merge
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
@@ -214,27 +215,18 @@ class PromptDataset(Sequence[Prompt]):
 
     def rejected_rows(self) -> Iterator[tuple[Origin, str, str]]:
         """Origin, reason and detail of every row that is not served, in the source's order."""
-        bad = self._index.rejections()
-        pending = next(bad, None)
-        for row in self._kept.overlong_rows().tolist():
-            while pending is not None and pending.row < row:
-                yield self._rows.origin(pending.row), pending.reason, pending.detail
-                pending = next(bad, None)
-            length = int(self._index.lengths[row])
-            detail = f"{length} tokens, max_length is {self.max_length}"
-            yield self._rows.origin(row), "overlong", detail
-        while pending is not None:
-            yield self._rows.origin(pending.row), pending.reason, pending.detail
-            pending = next(bad, None)
+        lengths, limit = self._index.lengths, self.max_length
+        overlong = (
+            (row, "overlong", f"{lengths[row]} tokens, max_length is {limit}")
+            for row in self._kept.overlong_rows().tolist()
+        )
+        for row, reason, detail in merge(self._index.rejections(), overlong):
+            yield self._rows.origin(row), reason, detail
 
     def _raise_first(self) -> None:
         for rejection in self._index.rejections():
             origin = self._rows.origin(rejection.row)
-            raise RowError(
-                rejection.detail,
-                reason=rejection.reason,
-                **origin.location,
-            )
+            raise RowError(rejection.detail, reason=rejection.reason, **origin.location)
 
     @property
     def lengths(self) -> Int32Array:

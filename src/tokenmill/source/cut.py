@@ -45,10 +45,10 @@ _SHARE = np.uint64((1 << 64) // CUT_MEAN)  # of all hashes, per byte of a row
 
 
 class Cutter:
-    """Finds the lines that open a block; the first one opens at ``start``."""
+    """Finds the lines that open a block."""
 
-    def __init__(self, start: int = 0) -> None:
-        self.block_start = start
+    def __init__(self) -> None:
+        self.block_start = 0
 
     def feed(
         self, starts: Integers, stops: Integers, first_qualified: Callable[[int, int], int]

@@ -25,7 +25,8 @@ from tokenmill.source.parse import over_limit
 
 Convert = Callable[[Any], Any]
 _SUSPECT = MAX_ROW // 6  # decoded bytes: JSON's escapes make at most six of one
-_encode = msgspec.json.Encoder().encode
+encode = msgspec.json.Encoder().encode
+"""The raw form of a row."""
 
 
 class _NoFormError(Exception):
@@ -105,11 +106,6 @@ class RowForm:
         # Bytes from outside: an offset that points nowhere must be an error, not a crash.
         batch.validate(full=True)
         return batch.cast(self._target, safe=True) if self._casts else batch
-
-
-def encode(value: dict[str, Any]) -> bytes:
-    """The raw form of a row."""
-    return _encode(value)
 
 
 def _members(fields: list[tuple[str, Convert | None]]) -> Convert:

@@ -351,7 +351,7 @@ class DecodedRows:
         return checked
 
     def _decode(self, group: int, row: int) -> tuple[int, CheckedBatch]:
-        process, of_group, at, coming = self._taken()
+        process, of_group, at, coming = _decoders.pop(self._serial, (0, 0, 0, iter(())))
         if process != os.getpid() or of_group != group or row < at:
             at, coming = self.table.starts[group], self.table.group_batches(group)
         while True:
@@ -370,9 +370,6 @@ class DecodedRows:
                     with contextlib.suppress(KeyError):  # another thread was quicker
                         _decoders.popitem(last=False)
                 return first, self._checked(first, batch)
-
-    def _taken(self) -> tuple[int, int, int, Iterator[Any]]:
-        return _decoders.pop(self._serial, (0, 0, 0, iter(())))
 
 
 def open_table(

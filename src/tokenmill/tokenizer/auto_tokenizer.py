@@ -82,9 +82,7 @@ def load_auto(directory: Path, *, trust_remote_code: bool) -> Any:
             raise AutoTokenizerError(f"{type(error).__name__}: {error}") from error
 
 
-def adopt(
-    tokenizer: Any, *, path: Path | None = None, notes: dict[str, str] | None = None
-) -> Tokenizer:
+def adopt(tokenizer: Any, *, path: Path | None = None) -> Tokenizer:
     """A transformers tokenizer as ours: its backend encodes, its template renders."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None or not hasattr(backend, "to_str"):
@@ -110,7 +108,6 @@ def adopt(
         template=template,
         special_tokens=special,
         backend="transformers",
-        notes=notes,
     )
 
 
