@@ -29,7 +29,6 @@ import xxhash
 import zstandard
 
 from tokenmill.errors import CorruptionError, SourceError
-from tokenmill.files.recent import RecentValues
 from tokenmill.files.sealed import JsonForm, SealedKind
 from tokenmill.fingerprint import checksum, key
 from tokenmill.source.bytefile import SourceBytes
@@ -151,7 +150,7 @@ class CopyFile:
             raise self._corrupt(str(error)) from error
         self.size = document.bytes
         self._frame = document.frame
-        self._kept = RecentValues(FRAMES_KEPT * self._frame)
+        self._kept: dict[int, bytes] = {}
         self._local = threading.local()
 
     def __del__(self) -> None:
@@ -163,7 +162,7 @@ class CopyFile:
 
     def _content(self, number: int) -> bytes:
         """One decompressed frame."""
-        kept: bytes | None = self._kept.get(number)
+        kept = self._kept.get(number)
         if kept is not None:
             return kept
         start = int(self._ends[number - 1]) if number else 0
@@ -178,7 +177,13 @@ class CopyFile:
             raise self._corrupt(f"frame {number}: {error}") from error
         if len(data) != expected:
             raise self._corrupt(f"frame {number} has {len(data)} bytes, should have {expected}")
-        self._kept.put(number, data)
+        # Without a lock: single operations on a dict are atomic, and losing a frame is harmless.
+        self._kept[number] = data
+        while len(self._kept) > FRAMES_KEPT:
+            try:
+                self._kept.pop(next(iter(self._kept)), None)
+            except (StopIteration, RuntimeError):
+                break
         return data
 
     def pread(self, length: int, offset: int) -> bytes:
