@@ -130,7 +130,6 @@ class JsonForm:
     end: bytes = b""
 
     def encode(self, record: Any) -> bytes:
-        """The bytes of the summary."""
         return self._sealed(record, fingerprint.canonical(record))
 
     def _sealed(self, record: Any, data: bytes) -> bytes:
@@ -151,7 +150,6 @@ class BytesForm:
     """A summary whose first line is the checksum of the rest; the record is that rest."""
 
     def encode(self, record: bytes) -> bytes:
-        """The bytes of the summary."""
         return fingerprint.checksum(record).encode() + b"\n" + record
 
     def decode(self, data: bytes) -> bytes | None:
@@ -179,11 +177,9 @@ class SealedKind:
     remedy: str = "remove the directory to have it made again"
 
     def summary_of(self, place: Path) -> Path:
-        """Where the summary of one is."""
         return place / self.summary if self.summary else place
 
     def encode(self, record: Any) -> bytes:
-        """The bytes of the summary of one."""
         return self.form.encode(record)
 
     @contextlib.contextmanager
@@ -322,7 +318,6 @@ class Draft:
         self.checksums[name] = file.checksum
 
     def write(self, name: str, chunks: Buffer | Iterable[Buffer]) -> Path:
-        """Write a data file."""
         file = write_file(self._path(name), chunks)
         self.checksums[name] = file.checksum
         return file.path
