@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tokenmill.errors import TokenizerError, UsageError
-from tokenmill.optional import LIBRARIES, install_line, optional
+from tokenmill.optional import LIBRARIES, install_line, installed_version, optional
 
 
 def fail_for(package: str, error: ImportError) -> None:
@@ -45,3 +45,8 @@ def test_other_errors_pass_as_they_are() -> None:
         raise KeyError("x")
     with pytest.raises(UsageError, match="this needs PyTorch: pip install"), optional("torch"):
         raise ModuleNotFoundError(name="torch")
+
+
+def test_installed_version_is_what_the_package_says_of_itself() -> None:
+    assert installed_version("pytest") == pytest.__version__
+    assert installed_version("no-such-package") is None

@@ -6,10 +6,12 @@
 An import that fails inside the block leaves it as an error of ours that says what the library was
 needed for and how it is installed. Whoever adapts to a foreign library imports it so, from the
 tokenizer's hub ids to the host frameworks; nothing else catches an `ImportError` to explain it.
+`installed_version` says which version of any package there is, without importing it.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -36,6 +38,17 @@ def install_line(package: str) -> str:
     """The command that installs a package of `LIBRARIES`."""
     wanted = LIBRARIES[package][1]
     return f"pip install '{wanted}'" if "[" in str(wanted) else f"pip install {wanted}"
+
+
+@functools.cache  # milliseconds each, and what is installed stays so while a process runs
+def installed_version(package: str) -> str | None:
+    """The version of an installed package; None where there is none."""
+    from importlib import metadata  # which loads a parser of e-mails
+
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 @contextmanager
