@@ -113,7 +113,13 @@ class Cage:
         """
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        job = {"source": source, "content": content, "times": times, "seconds": seconds, "part": part}
+        job = {
+            "source": source,
+            "content": content,
+            "times": times,
+            "seconds": seconds,
+            "part": part,
+        }
         self._process.stdin.write(json.dumps(job) + "\n")
         self._process.stdin.flush()
         return Outcome(**json.loads(self._process.stdout.readline()))

@@ -9,7 +9,5 @@ import pytest
 
 
 @pytest.fixture(autouse=True)
-def waiting_for_disks(
-    sync_to_disk: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def waiting_for_disks(sync_to_disk: Callable[[int], None], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "fsync", sync_to_disk)
