@@ -8,7 +8,7 @@ import types
 import pytest
 
 from tokenmill.errors import TokenizerError, UsageError
-from tokenmill.optional import LIBRARIES, install_line, optional
+from tokenmill.optional import LIBRARIES, install_line, installed_version, optional
 
 
 def fail_for(package: str, error: ImportError) -> None:
@@ -62,3 +62,8 @@ def test_name_that_is_put_off_is_found_once_and_an_unknown_one_is_an_attribute_e
         assert vars(package)[name] is found  # the next use is a plain look-up
     with pytest.raises(AttributeError, match=f"module '{package.__name__}' has no .*'nonsense'"):
         _ = package.nonsense
+
+
+def test_installed_version_is_what_the_package_says_of_itself() -> None:
+    assert installed_version("pytest") == pytest.__version__
+    assert installed_version("no-such-package") is None

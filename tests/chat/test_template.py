@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.chat.templates import CHATML, DATED
-from tokenmill.chat import ChatSpec, Renderer
+from tokenmill.chat import ChatSpec, Renderer, limits
 from tokenmill.chat.template import ReferenceTemplate
 from tokenmill.errors import TemplateError
 
@@ -94,9 +94,14 @@ HOSTILE = {
 }  # fmt: skip
 
 
-@pytest.mark.slow
+@pytest.fixture
+def little_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An eighth of what a render may take; test_limits.py holds the whole of it to its bounds."""
+    monkeypatch.setattr(limits, "BASE_WORK", limits.BASE_WORK // 8)
+
+
 @pytest.mark.parametrize("name", sorted(HOSTILE))
-def test_hostile_template_is_bounded_by_counts(name: str) -> None:
+def test_hostile_template_is_bounded_by_counts(name: str, little_work: None) -> None:
     source = HOSTILE[name]
     talk = [{"role": "user", "content": "word " * 400}, {"role": "assistant", "content": "x"}]
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -107,9 +112,10 @@ def test_hostile_template_is_bounded_by_counts(name: str) -> None:
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1 << 20  # KiB
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(HOSTILE))
-def test_hostile_template_that_waits_for_a_word_is_bounded_too(name: str) -> None:
+def test_hostile_template_that_waits_for_a_word_is_bounded_too(
+    name: str, little_work: None
+) -> None:
     """A learned path must not be the way around the limits."""
     source = "{% if messages[0].content == 'now' %}" + HOSTILE[name] + "{% endif %}" + CHATML
     rows = [
