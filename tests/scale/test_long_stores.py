@@ -35,10 +35,11 @@ def test_first_rows_searched_in_place_find_the_same_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mapped: bool
 ) -> None:
     copied = make(tmp_path)
-    monkeypatch.setattr(store_module, "COPIED_FIRST_ROWS", 2)
+    monkeypatch.setattr(store_module, "LISTED_FIRST_ROWS", 2)
     monkeypatch.setattr(store_module, "is_network", lambda path: not mapped)
     long = Store(copied.path)
     # In place means: another place for each 96 bytes, and nothing copied out of the map.
+    assert isinstance(long._first_rows, memoryview)
     assert long._first_rows.strides == ((96,) if mapped else (8,))
     assert len(long) == sum(map(len, LENGTHS))
     for number, row in enumerate(copied):
