@@ -107,25 +107,25 @@ class Pipeline:
     @contextmanager
     def _stage(self, engine: str, rest: str, room: Renderer | Encoder) -> Iterator[None]:
         """Add the room's own engine's time to one stage and what is around it to another."""
-        start, before = time.perf_counter(), room.engine_seconds
+        start, before, parsed = time.perf_counter(), room.engine_seconds, self.seconds["parse"]
         try:
             yield
         finally:
             spent = room.engine_seconds - before
             self.seconds[engine] += spent
-            self.seconds[rest] += time.perf_counter() - start - spent
+            elsewhere = spent + self.seconds["parse"] - parsed
+            self.seconds[rest] += time.perf_counter() - start - elsewhere
 
     @contextmanager
     def _parsing(self, rows: BlockRows) -> Iterator[None]:
-        """Take the time of parsing, which is done as rows are needed, out of what is around it."""
+        """Count the time of parsing, which is done as the rows are needed."""
         values = rows.values
         before = values.seconds if isinstance(values, ParsedRows) else 0.0
         try:
             yield
         finally:
-            spent = values.seconds - before if isinstance(values, ParsedRows) else 0.0
-            self.seconds["parse"] += spent
-            self.seconds["prove"] -= spent
+            if isinstance(values, ParsedRows):
+                self.seconds["parse"] += values.seconds - before
 
     def _columns(
         self,
