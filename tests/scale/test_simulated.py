@@ -28,7 +28,7 @@ from tokenmill.store import store as reading
 
 # Buffers that a store of these sizes would not fill.
 publish._GATHERED = commit._PIECE = 4096
-table.STRETCH = reading.COPIED_FIRST_ROWS = 64
+table.STRETCH = reading.LISTED_FIRST_ROWS = 64
 ahead.BATCH, ahead.WINDOW = 8, 4
 
 # pathlib interns the parts of every path; let the interpreter's table of them grow beforehand.
