@@ -126,6 +126,7 @@ def little_work(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "BASE_WORK", limits.BASE_WORK // 8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(HOSTILE))
 def test_hostile_template_is_bounded_by_counts(name: str, little_work: None) -> None:
     source = HOSTILE[name]
@@ -138,6 +139,7 @@ def test_hostile_template_is_bounded_by_counts(name: str, little_work: None) -> 
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1 << 20  # KiB
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(HOSTILE))
 def test_hostile_template_that_waits_for_a_word_is_bounded_too(
     name: str, little_work: None

@@ -79,6 +79,7 @@ def test_key_seed_and_epoch_do_not_add_up() -> None:
     assert np.count_nonzero(one == other) < 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("draws", [2000, pytest.param(20_000, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("n", [2, 3, 4, 5])
 def test_permutation_tiny_sizes_give_every_order_equally_often(n: int, draws: int) -> None:

@@ -141,6 +141,7 @@ DECLARED = (
 repositories_with_cards = given(files=repositories, card=cards, which=st.integers(0, 1))
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @repositories_with_cards
 def test_splits_are_those_of_datasets(
