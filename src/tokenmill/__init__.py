@@ -46,15 +46,17 @@ if TYPE_CHECKING:
     from tokenmill.dataset import Mixture, View, as_view, concat, filtered, mix, split
     from tokenmill.loader import LengthGrouped, Loader, OrderedView
     from tokenmill.origin import Origin
-    from tokenmill.packing import Pack
+    from tokenmill.packing import Align, MicroBatches, Pack
     from tokenmill.prompts import Prompt
     from tokenmill.store import Row, Store, open_store
 
 __version__ = "0.1.0"
 
 _HOMES = {
+    "Align": "tokenmill.packing",
     "LengthGrouped": "tokenmill.loader",
     "Loader": "tokenmill.loader",
+    "MicroBatches": "tokenmill.packing",
     "Mixture": "tokenmill.dataset",
     "OrderedView": "tokenmill.loader",
     "Origin": "tokenmill.origin",
@@ -83,10 +85,12 @@ _HOMES = {
 """Public name → the module it lives in."""
 
 __all__ = [
+    "Align",
     "CacheError",
     "CorruptionError",
     "LengthGrouped",
     "Loader",
+    "MicroBatches",
     "Mixture",
     "NonDeterminismError",
     "OrderedView",

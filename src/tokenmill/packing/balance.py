@@ -1,0 +1,208 @@
+"""Balance: units of work into groups of about equal cost, none over a token budget.
+
+A *unit* is what must stay together: a row, a pack, a group of rows. It has a number of tokens,
+which the budget counts, and a cost, which is to be balanced; both are whole numbers, so every
+machine finds the same plan. The answer is one micro-batch number per unit, where micro-batch
+``rank × each + k`` is the k-th of that rank: every rank has ``each`` of them, as few as fit.
+
+    budget 8, 2 ranks, tokens 5 4 3 3 1      rank 0   [5 3]        8
+                                             rank 1   [4 3 1]      8
+
+`level` is for units that are laid side by side: the costliest first, each to the micro-batch with
+the least cost so far, then swaps between the costliest rank and the cheapest. `cut` is for rows
+that are padded to the longest of their micro-batch: sorted by width and cut into stretches, the
+costliest of which is as cheap as stretches can be. In both, micro-batch k of all ranks are of
+neighbouring cost, so ranks that wait for each other at every micro-batch wait little, and the
+costliest come first, so that a run which does not fit into memory says so at its first step.
+"""
+
+from __future__ import annotations
+
+import heapq
+from itertools import pairwise
+
+import numpy as np
+
+from tokenmill.packing.fit import Int64Array
+
+_SWAPS = 128  # at most, over all ranks: each takes some 30 µs and all but closes the widest gap
+_HURDLES = 1024  # micro-batches without room looked past, at least, before more of them are made
+
+
+def level(tokens: Int64Array, cost: Int64Array, ranks: int, budget: int) -> tuple[Int64Array, int]:
+    """Micro-batch of every unit, and how many each rank has.
+
+    Args:
+        tokens: Per unit, each at most ``budget``.
+        cost: Per unit.
+        ranks: Among which micro-batches are shared.
+        budget: Tokens of a micro-batch, at most.
+    """
+    total = int(tokens.sum())
+    each = max(1, -(-total // (ranks * budget)))
+    each += each >> 5  # a large plan need not be the tightest: finding that would take many tries
+    descending = np.lexsort((-tokens, -cost))
+    while True:
+        placed = _costliest_first(
+            tokens[descending].tolist(), cost[descending].tolist(), ranks * each, budget
+        )
+        if placed is not None:
+            break
+        each += max(1, each >> 5)
+    groups = np.empty(tokens.size, dtype=np.int64)
+    groups[descending] = placed
+    numbers = _deal(groups, cost, ranks, each)
+    _swap(numbers, tokens, cost, ranks, each, budget)
+    return numbers, each
+
+
+def _costliest_first(
+    tokens: list[int], cost: list[int], groups: int, budget: int
+) -> list[int] | None:
+    """Each unit to the group of the least cost that has room; None where one finds none."""
+    # A group's key orders by cost, then by tokens, then by number.
+    shift, below = budget.bit_length(), max(1, (groups - 1).bit_length())
+    number_of = (1 << below) - 1
+    heap, held, placed = list(range(groups)), [0] * groups, []
+    hurdles = max(_HURDLES, len(tokens) >> 3)
+    for count, worth in zip(tokens, cost, strict=True):
+        passed = []
+        while heap and held[heap[0] & number_of] + count > budget:
+            passed.append(heapq.heappop(heap))
+            hurdles -= 1
+            if hurdles < 0:
+                return None
+        if not heap:
+            return None
+        key = heap[0]
+        number = key & number_of
+        held[number] += count
+        heapq.heapreplace(heap, key + (((worth << shift) + count) << below))
+        placed.append(number)
+        for key in passed:
+            heapq.heappush(heap, key)
+    return placed
+
+
+def _deal(groups: Int64Array, cost: Int64Array, ranks: int, each: int) -> Int64Array:
+    """Number groups by rank: round by round, the costliest to the rank that has the least."""
+    costs = np.zeros(ranks * each, dtype=np.int64)
+    np.add.at(costs, groups, cost)
+    descending = np.argsort(-costs, kind="stable")
+    renumbered = np.empty(ranks * each, dtype=np.int64)
+    loads = np.zeros(ranks, dtype=np.int64)
+    for round_ in range(each):
+        dealt = descending[round_ * ranks : (round_ + 1) * ranks]
+        least_first = np.argsort(loads, kind="stable")
+        renumbered[dealt] = least_first * each + round_
+        loads[least_first] += costs[dealt]
+    return renumbered[groups]
+
+
+def _swap(
+    numbers: Int64Array,
+    tokens: Int64Array,
+    cost: Int64Array,
+    ranks: int,
+    each: int,
+    budget: int,
+) -> None:
+    """Swap units between the costliest and the cheapest rank while that brings them together."""
+    if ranks == 1 or numbers.size < 2 * ranks:
+        return
+    owners = numbers // each
+    loads = np.zeros(ranks, dtype=np.int64)
+    np.add.at(loads, owners, cost)
+    held = np.zeros(ranks * each, dtype=np.int64)
+    np.add.at(held, numbers, tokens)
+    by_owner = np.argsort(owners, kind="stable")
+    bounds = np.searchsorted(owners[by_owner], np.arange(ranks + 1))
+    units = [by_owner[a:b] for a, b in pairwise(bounds)]
+    for _ in range(_SWAPS):
+        high, low = int(loads.argmax()), int(loads.argmin())
+        gap = int(loads[high] - loads[low])
+        if gap <= 1:
+            return
+        mine, yours = units[high], units[low]
+        if not yours.size or mine.size * yours.size > 1 << 20:
+            return
+        moved = cost[mine][:, None] - cost[yours][None, :]
+        more = tokens[mine][:, None] - tokens[yours][None, :]
+        fits = (held[numbers[yours]][None, :] + more <= budget) & (
+            held[numbers[mine]][:, None] - more <= budget
+        )
+        distance = np.where(fits & (moved > 0) & (moved < gap), np.abs(2 * moved - gap), gap)
+        best = int(distance.argmin())
+        row, column = divmod(best, yours.size)
+        if distance[row, column] >= gap:
+            return
+        one, other = int(mine[row]), int(yours[column])
+        held[numbers[one]] -= more[row, column]
+        held[numbers[other]] += more[row, column]
+        loads[high] -= moved[row, column]
+        loads[low] += moved[row, column]
+        numbers[one], numbers[other] = numbers[other], numbers[one]
+        mine[row], yours[column] = other, one
+
+
+def cut(
+    widths: Int64Array, cost: Int64Array, ranks: int, budget: int, *, adds_up: bool = False
+) -> tuple[Int64Array, int]:
+    """Micro-batch of every row where rows are padded, and how many each rank has.
+
+    Args:
+        widths: Tokens per row, rounded up as the batch will be, each at most ``budget``.
+        cost: Of every row in a batch of its own width, not falling with the width: then every row
+            of a micro-batch costs as much as its longest.
+        ranks: Among which micro-batches are shared.
+        budget: Rows × longest, at most.
+        adds_up: Rows cost what they cost, whatever the width of their batch.
+    """
+    descending = np.lexsort((-cost, -widths))
+    costs = cost[descending]
+    before = np.concatenate(([0], np.cumsum(costs)))
+    most_rows = (budget // np.maximum(widths[descending], 1)).tolist()
+    row_costs = np.maximum(costs, 1).tolist()
+
+    def stretches(most: int) -> list[int]:
+        """Where stretches of at most this cost begin; a single row may cost more."""
+        starts, place = [], 0
+        while place < widths.size:
+            starts.append(place)
+            if adds_up:
+                rows = int(np.searchsorted(before, before[place] + most, side="right")) - 1 - place
+            else:
+                rows = most // row_costs[place]
+            place += max(1, min(rows, most_rows[place]))
+        return starts
+
+    low, high = 0, int(before[-1]) if adds_up else widths.size * int(costs.max(initial=1))
+    each = max(1, -(-len(stretches(high)) // ranks))
+    while low < high:
+        middle = (low + high) // 2
+        if len(stretches(middle)) <= ranks * each:
+            high = middle
+        else:
+            low = middle + 1
+    starts = _split_to(stretches(low), widths.size, ranks * each)
+    sizes = np.diff([*starts, widths.size])
+    groups = np.empty(widths.size, dtype=np.int64)
+    groups[descending] = np.repeat(np.arange(sizes.size), sizes)
+    paid = cost
+    if not adds_up:
+        paid = np.empty(widths.size, dtype=np.int64)
+        paid[descending] = np.repeat(costs[starts], sizes)
+    return _deal(groups, paid, ranks, each), each
+
+
+def _split_to(starts: list[int], rows: int, wanted: int) -> list[int]:
+    """Halve the stretches with the most rows until there are so many, or none can be halved."""
+    ends = [*starts[1:], rows]
+    heap = [(start - end, start, end) for start, end in zip(starts, ends, strict=False)]
+    heapq.heapify(heap)
+    while heap and len(heap) < wanted and heap[0][0] < -1:
+        _, start, end = heapq.heappop(heap)
+        middle = (start + end + 1) // 2
+        heapq.heappush(heap, (start - middle, start, middle))
+        heapq.heappush(heap, (middle - end, middle, end))
+    return sorted(start for _, start, _ in heap)
