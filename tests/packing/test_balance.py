@@ -95,6 +95,11 @@ def test_cut_is_the_best_of_all_cuts_of_the_sorted_rows() -> None:
         assert max(area(widths, numbers, 3)) == best
 
 
+def test_nobody_idles_where_the_best_cut_has_fewer_stretches_than_ranks() -> None:
+    numbers, each = cut(array([10] * 4), array([10] * 4), 3, 100)
+    assert (each, sorted(np.bincount(numbers).tolist())) == (1, [1, 1, 2])
+
+
 @pytest.mark.parametrize("balance", ["tokens", "work", "trained"])
 @pytest.mark.parametrize(("rows", "ranks"), [(512, 8), (2048, 32)])
 def test_lognormal_rows_are_balanced_within_two_percent(

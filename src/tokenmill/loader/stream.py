@@ -14,10 +14,11 @@ from typing import Any
 
 import numpy as np
 
+from tokenmill import fingerprint
 from tokenmill.dataset import Mixture, View, as_view
 from tokenmill.errors import StateError, UsageError
 from tokenmill.loader.account import Account, served
-from tokenmill.loader.cursor import Cursor, Passport
+from tokenmill.loader.cursor import Cursor, Passport, Scheduled
 from tokenmill.loader.filler import Filler
 from tokenmill.loader.micro import MicroFiller
 from tokenmill.loader.samples import PackSamples, RowSamples, Samples
@@ -29,7 +30,6 @@ from tokenmill.sampling import (
     Int64Array,
     MixedOrder,
     Order,
-    Schedule,
     check_seed,
     make_order,
 )
@@ -117,9 +117,30 @@ class Stream:
             seed=self.seed,
             order=name + numbers,
             packing=None if pack is None else self._packing(pack),
+            scheduled=self._scheduled(),
         )
 
     # Composition
+
+    def _scheduled(self) -> Scheduled | None:
+        if self.mixture is None or not self.mixture.is_scheduled:
+            return None
+        return Scheduled(self.mixture.sources_key, self._schedule_up_to)
+
+    def _schedule_up_to(self, cursor: Cursor) -> str:
+        assert self.mixture is not None
+        document = self.mixture.schedule.up_to(cursor.epoch, self._looked_at(cursor))
+        return fingerprint.key(document)
+
+    def _looked_at(self, cursor: Cursor) -> int:
+        """Rows of the epoch that shaped what lies before a cursor: whole windows of them."""
+        position = cursor.position
+        if isinstance(self.samples, PackSamples):
+            begun = cursor.position > cursor.packs_before
+            position = (cursor.window + begun) * self.samples.window
+        if isinstance(self.order, GroupedOrder):
+            position = -(-position // self.order.window) * self.order.window
+        return min(position, self.order.rows)
 
     def _packing(self, pack: Pack) -> dict[str, Any]:
         slots = {} if self.slots is None else {"slots": asdict(self.slots)}
@@ -201,9 +222,7 @@ class Stream:
         if self.mixture is None:
             order = make_order(base, len(self.view), self.seed)
         else:
-            mixture = self.mixture
-            schedule = Schedule(mixture.sizes, mixture.rates, mixture.exhausted)
-            order = MixedOrder.of(schedule, base, self.seed)
+            order = MixedOrder.of(self.mixture.schedule, base, self.seed)
         if grouping is not None:
             order = GroupedOrder(
                 order, self.seed, self.view.lengths_at, grouping.window, grouping.group

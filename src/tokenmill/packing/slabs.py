@@ -106,7 +106,8 @@ def shard(batch: Batch, rank: int, ranks: int, shards: str = "zigzag") -> Batch:
     if bounds is None:
         bounds = np.arange(rows + 1, dtype=np.int64) * width
         found["position_ids"] = _positions(batch["attention_mask"])
-    found["shift_labels"] = _shifted(batch["labels"].reshape(-1), bounds).reshape(rows, width)
+    # The first label of every sequence is -100, and so is the one behind its last token.
+    found["shift_labels"] = np.roll(batch["labels"].reshape(-1), -1).reshape(rows, width)
     if shards == "contiguous" or ranks == 1:
         bounds = np.arange(rows + 1, dtype=np.int64) * width
         places = _stretches(bounds, ranks, (rank,))
@@ -127,15 +128,6 @@ def _stretches(bounds: npt.NDArray[Any], count: int, wanted: tuple[int, ...]) ->
     ends = np.cumsum(each)
     places: Int64Array = np.repeat(firsts - (ends - each), each)
     return places + np.arange(places.size, dtype=np.int64)
-
-
-def _shifted(labels: npt.NDArray[np.int64], bounds: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
-    """The label of the following token of the same sequence."""
-    found = np.full_like(labels, IGNORE)
-    found[:-1] = labels[1:]
-    last = bounds[1:][np.diff(bounds) > 0] - 1
-    found[last] = IGNORE
-    return found
 
 
 def _positions(attention_mask: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:

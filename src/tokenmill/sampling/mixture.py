@@ -19,6 +19,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 
@@ -26,6 +27,7 @@ from tokenmill.errors import UsageError
 from tokenmill.sampling.interleave import Interleave, as_fraction
 from tokenmill.sampling.order import Order, make_order
 from tokenmill.sampling.permutation import LARGEST, Int64Array
+from tokenmill.sampling.varying import VaryingInterleave
 
 EXHAUSTED = ("repeat", "stop", "drop")
 
@@ -45,22 +47,33 @@ class Schedule:
 
     Args:
         sizes: Rows per source.
-        rates: Draws per source, relative to each other.
+        rates: Draws per source, relative to each other; or draws in shares that change, which
+            `drop` cannot have.
         exhausted: repeat, stop or drop.
     """
 
     def __init__(
-        self, sizes: Sequence[int], rates: Sequence[Fraction | float | int], exhausted: str
+        self,
+        sizes: Sequence[int],
+        rates: Sequence[Fraction | float | int] | VaryingInterleave,
+        exhausted: str,
     ) -> None:
         if exhausted not in EXHAUSTED:
             raise UsageError(f"exhausted must be one of {', '.join(EXHAUSTED)}, not {exhausted!r}")
-        if len(sizes) != len(rates) or not sizes or min(sizes) < 1:
+        sources = rates.sources if isinstance(rates, VaryingInterleave) else len(rates)
+        if len(sizes) != sources or not sizes or min(sizes) < 1:
             raise UsageError(f"every source of a mixture needs rows: sizes are {list(sizes)}")
         self.sizes = tuple(sizes)
         self.exhausted = exhausted
-        fractions = [as_fraction(rate) for rate in rates]
-        self._draws = Interleave(fractions)
         self._phases: list[_Phase] = []
+        self._draws: Interleave | VaryingInterleave
+        if isinstance(rates, VaryingInterleave):
+            if exhausted == "drop":
+                raise UsageError("shares that change need exhausted='repeat' or 'stop'")
+            self._draws = rates
+        else:
+            fractions = [as_fraction(rate) for rate in rates]
+            self._draws = Interleave(fractions)
         if exhausted == "drop":
             self.rows = sum(sizes)
             self._phases = _drop_phases(self.sizes, fractions)
@@ -91,6 +104,13 @@ class Schedule:
             sources[here] = np.asarray(phase.alive, dtype=np.int64)[drawn]
             before[here] = drawn_before + np.asarray(phase.served, dtype=np.int64)[sources[here]]
         return sources, np.full(positions.shape, epoch, dtype=np.int64), before
+
+    def up_to(self, epoch: int, position: int) -> list[Any]:
+        """What decides about the stream before a position, where shares change along it."""
+        if not isinstance(self._draws, VaryingInterleave):
+            return []
+        # In a later epoch the length of one says where in the stream a position is.
+        return [self.rows * bool(epoch), self._draws.up_to(epoch * self.rows + position)]
 
     def served(self, epoch: int, position: int) -> list[int]:
         """Rows of every source before a position, over all epochs: a function of the cursor."""
