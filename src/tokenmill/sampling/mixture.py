@@ -5,7 +5,7 @@ epoch of its own and at which position of that; it owns the policy for an exhaus
 `MixedOrder` asks the sources' own orders and answers with indices into their concatenation.
 
     repeat   an exhausted source starts its next epoch; the mixture's epoch ends when every
-             source was served whole at least once
+             source was served whole at least once (but for those that a schedule fades out)
     stop     the mixture's epoch ends when the first source is exhausted; the next epoch goes on
              where each source stood, so nothing is passed over
     drop     an exhausted source leaves and the others share its place; every row once per epoch
@@ -71,18 +71,23 @@ class Schedule:
             if exhausted == "drop":
                 raise UsageError("shares that change need exhausted='repeat' or 'stop'")
             self._draws = rates
+            lasting = [share > 0 for share in rates.points[-1][1]]
         else:
+            lasting = [True] * sources
             fractions = [as_fraction(rate) for rate in rates]
             self._draws = Interleave(fractions)
         if exhausted == "drop":
             self.rows = sum(sizes)
             self._phases = _drop_phases(self.sizes, fractions)
         else:
-            ends = [
-                _first(lambda p, s=s: self._draws.counts(p)[s] >= self.sizes[s])  # type: ignore[misc]
-                for s in range(len(sizes))
-            ]
-            self.rows = min(ends) if exhausted == "stop" else max(ends)
+            stops = exhausted == "stop"
+
+            def is_over(position: int) -> bool:
+                counts = self._draws.counts(position)
+                whole = [count >= size for count, size in zip(counts, self.sizes, strict=True)]
+                return any(whole) if stops else all(np.asarray(whole)[lasting])
+
+            self.rows = _first(is_over)
 
     def locate(
         self, epoch: int, positions: Int64Array

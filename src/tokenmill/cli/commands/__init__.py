@@ -11,6 +11,7 @@ from tokenmill.cli.commands import (  # noqa: F401
     export,
     inspect,
     lint,
+    mix,
     pack,
     prepare,
     prompts,
