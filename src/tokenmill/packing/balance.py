@@ -19,6 +19,7 @@ costliest come first, so that a run which does not fit into memory says so at it
 from __future__ import annotations
 
 import heapq
+from bisect import bisect_right
 from itertools import pairwise
 
 import numpy as np
@@ -146,37 +147,48 @@ def _swap(
 
 
 def cut(
-    widths: Int64Array, cost: Int64Array, ranks: int, budget: int, *, adds_up: bool = False
+    widths: Int64Array,
+    lines: Int64Array,
+    cost: Int64Array,
+    ranks: int,
+    budget: int,
+    *,
+    adds_up: bool = False,
 ) -> tuple[Int64Array, int]:
-    """Micro-batch of every row where rows are padded, and how many each rank has.
+    """Micro-batch of every unit where rows are padded, and how many each rank has.
 
     Args:
-        widths: Tokens per row, rounded up as the batch will be, each at most ``budget``.
-        cost: Of every row in a batch of its own width, not falling with the width: then every row
-            of a micro-batch costs as much as its longest.
+        widths: Tokens of every unit's longest row, rounded up as the batch will be.
+        lines: Rows of every unit; lines × width is at most ``budget``.
+        cost: Of a line of every unit's width, not falling with the width: every line of a
+            micro-batch costs as much as its longest.
         ranks: Among which micro-batches are shared.
-        budget: Rows × longest, at most.
-        adds_up: Rows cost what they cost, whatever the width of their batch.
+        budget: Lines × longest, at most.
+        adds_up: The cost is that of the unit, whatever the width of its batch.
     """
     descending = np.lexsort((-cost, -widths))
     costs = cost[descending]
-    before = np.concatenate(([0], np.cumsum(costs)))
-    most_rows = (budget // np.maximum(widths[descending], 1)).tolist()
-    row_costs = np.maximum(costs, 1).tolist()
+    lines_before = np.concatenate(([0], np.cumsum(lines[descending]))).tolist()
+    cost_before = np.concatenate(([0], np.cumsum(costs))).tolist()
+    most_lines = (budget // np.maximum(widths[descending], 1)).tolist()
+    line_costs = np.maximum(costs, 1).tolist()
+    units = widths.size
 
     def stretches(most: int) -> list[int]:
-        """Where stretches of at most this cost begin; a single row may cost more."""
+        """Where stretches of at most this cost begin; a single unit may cost more."""
         starts, place = [], 0
-        while place < widths.size:
+        while place < units:
             starts.append(place)
+            held = (
+                most_lines[place] if adds_up else min(most_lines[place], most // line_costs[place])
+            )
+            stop = bisect_right(lines_before, lines_before[place] + held) - 1
             if adds_up:
-                rows = int(np.searchsorted(before, before[place] + most, side="right")) - 1 - place
-            else:
-                rows = most // row_costs[place]
-            place += max(1, min(rows, most_rows[place]))
+                stop = min(stop, bisect_right(cost_before, cost_before[place] + most) - 1)
+            place = max(stop, place + 1)
         return starts
 
-    low, high = 0, int(before[-1]) if adds_up else widths.size * int(costs.max(initial=1))
+    low, high = 0, cost_before[-1] if adds_up else lines_before[-1] * int(costs.max(initial=1))
     each = max(1, -(-len(stretches(high)) // ranks))
     while low < high:
         middle = (low + high) // 2
@@ -184,20 +196,20 @@ def cut(
             high = middle
         else:
             low = middle + 1
-    starts = _split_to(stretches(low), widths.size, ranks * each)
-    sizes = np.diff([*starts, widths.size])
-    groups = np.empty(widths.size, dtype=np.int64)
+    starts = _split_to(stretches(low), units, ranks * each)
+    sizes = np.diff([*starts, units])
+    groups = np.empty(units, dtype=np.int64)
     groups[descending] = np.repeat(np.arange(sizes.size), sizes)
     paid = cost
     if not adds_up:
-        paid = np.empty(widths.size, dtype=np.int64)
-        paid[descending] = np.repeat(costs[starts], sizes)
+        paid = np.empty(units, dtype=np.int64)
+        paid[descending] = np.repeat(costs[starts], sizes) * lines[descending]
     return _deal(groups, paid, ranks, each), each
 
 
-def _split_to(starts: list[int], rows: int, wanted: int) -> list[int]:
-    """Halve the stretches with the most rows until there are so many, or none can be halved."""
-    ends = [*starts[1:], rows]
+def _split_to(starts: list[int], units: int, wanted: int) -> list[int]:
+    """Halve the stretches with the most units until there are so many, or none can be halved."""
+    ends = [*starts[1:], units]
     heap = [(start - end, start, end) for start, end in zip(starts, ends, strict=False)]
     heapq.heapify(heap)
     while heap and len(heap) < wanted and heap[0][0] < -1:

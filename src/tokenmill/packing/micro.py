@@ -123,20 +123,18 @@ class MicroBatches:
             ranks: That have different samples.
             length: Tokens of every sample, where samples are packs.
         """
-        if length is None and self.layout == "padded":
-            widths = self.places(packs.lengths)
-            if self.balance == "trained":
-                return cut(widths, trained, ranks, self.budget, adds_up=True)
-            return cut(widths, self._cost(widths), ranks, self.budget)
         places = self.places(packs.lengths)
+        by_trained = self.balance == "trained"
+        if length is None and self.layout == "padded":
+            widths, lines = packs.longest(places), np.diff(packs.bounds)
+            cost = packs.per_pack(trained) if by_trained else self._cost(widths)
+            return cut(widths, lines, cost, ranks, self.budget, adds_up=by_trained)
         tokens = packs.per_pack(places)
-        if self.balance == "trained":
-            cost = packs.per_pack(trained)
-        else:
-            cost = packs.per_pack(self._cost(places))
         if length is not None:
             tokens = np.full(len(packs), length, dtype=np.int64)
-            cost = tokens if self.balance == "tokens" else cost
+        if self.balance == "tokens":
+            return level(tokens, tokens, ranks, self.budget)
+        cost = packs.per_pack(trained if by_trained else self._cost(places))
         return level(tokens, cost, ranks, self.budget)
 
     def _cost(self, places: Int64Array) -> Int64Array:

@@ -122,6 +122,12 @@ class Packs:
         sums: Int64Array = ends[self.bounds[1:]] - ends[self.bounds[:-1]]
         return sums
 
+    def longest(self, values: Int64Array) -> Int64Array:
+        """The largest value among the pieces of every pack; 0 of a pack without any."""
+        found = np.zeros(len(self), dtype=np.int64)
+        np.maximum.at(found, np.repeat(np.arange(len(self)), np.diff(self.bounds)), values)
+        return found
+
     def take(self, numbers: Int64Array) -> Packs:
         """Some packs, in the given order."""
         sizes = self.bounds[numbers + 1] - self.bounds[numbers]
