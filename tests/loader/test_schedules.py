@@ -18,6 +18,7 @@ from tokenmill.store import Store
 
 WEIGHTS: dict[str, Any] = {"a": [(0, 0.9), (100, 0.5)], "b": [(0, 0.1), (100, 0.5)]}
 OTHER_TAIL = {"a": [(0, 0.9), (50, 0.7), (80, 0.0)], "b": [(0, 0.1), (50, 0.3), (80, 1.0)]}
+NEAR_TAIL = {"a": [(0, 0.9), (38, 0.748), (80, 0.0)], "b": [(0, 0.1), (38, 0.252), (80, 1.0)]}
 OTHER_START = {"a": [(0, 0.8), (100, 0.5)], "b": [(0, 0.2), (100, 0.5)]}
 
 
@@ -106,6 +107,12 @@ def test_run_goes_on_with_another_tail_and_not_with_another_past(
     assert begun + after == straight[: len(begun) + len(after)]
     with pytest.raises(StateError, match="differs before the state's position"):
         loader_of(OTHER_START).load_state_dict(state)
+    # A window that was begun was arranged with all of its rows in sight.
+    if kind == "rows":
+        loader_of(NEAR_TAIL).load_state_dict(state)
+    else:
+        with pytest.raises(StateError, match="differs before the state's position"):
+            loader_of(NEAR_TAIL).load_state_dict(state)
     with pytest.raises(StateError, match="dataset"):
         loader_of({"a": 0.9, "b": 0.1}).load_state_dict(state)
     for lie in (None, np.zeros(3), 5):

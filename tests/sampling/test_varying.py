@@ -103,6 +103,13 @@ def test_changed_tail_leaves_the_stream_before_it(
     assert [a.tolist() for a in one.draws(before)] == [b.tolist() for b in two.draws(before)]
 
 
+def test_blocks_may_begin_between_draws_that_are_due_together() -> None:
+    draws = VaryingInterleave([(0, [Fraction(1)] * 3)])
+    sources, before = draws.draws(np.arange(3 * 4096))
+    assert sources.tolist() == [position % 3 for position in range(3 * 4096)]
+    assert before.tolist() == [position // 3 for position in range(3 * 4096)]
+
+
 def test_schedule_that_differs_before_a_position_is_told() -> None:
     one = VaryingInterleave([(0, [Fraction(1), Fraction(1)]), (10, [Fraction(1), Fraction(3)])])
     two = VaryingInterleave([(0, [Fraction(1), Fraction(1)]), (11, [Fraction(1), Fraction(3)])])
