@@ -101,7 +101,7 @@ def padding(report: Report, name: str, lengths: Lengths) -> None:
         slabs = (-(-held // wish.slab) * wish.slab).sum()
         report.figure(
             f"{name}: padding, sequences × {align.sequence}, slabs × {align.slab}",
-            100 * (1 - lengths.sum() / slabs), "%", at_most=MOST_PADDING,
+            float(100 * (1 - lengths.sum() / slabs)), "%", at_most=MOST_PADDING,
         )  # fmt: skip
 
 

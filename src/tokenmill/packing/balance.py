@@ -9,11 +9,12 @@ machine finds the same plan. The answer is one micro-batch number per unit, wher
                                              rank 1   [4 3 1]      8
 
 `level` is for units that are laid side by side: the costliest first, each to the micro-batch with
-the least cost so far, then swaps between the costliest rank and the cheapest. `cut` is for rows
-that are padded to the longest of their micro-batch: sorted by width and cut into stretches, the
-costliest of which is as cheap as stretches can be. In both, micro-batch k of all ranks are of
-neighbouring cost, so ranks that wait for each other at every micro-batch wait little, and the
-costliest come first, so that a run which does not fit into memory says so at its first step.
+the least cost so far; then the costliest and the cheapest are pooled and divided anew, again and
+again. `cut` is for rows that are padded to the longest of their micro-batch: sorted by width and
+cut into stretches, the costliest of which is as cheap as stretches can be. In both, micro-batch k
+of all ranks are of neighbouring cost, so ranks that wait for each other at every micro-batch wait
+little, and the costliest come first, so that a run which does not fit into memory says so at its
+first step.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ import numpy as np
 
 from tokenmill.packing.fit import Int64Array
 
-_SWAPS = 128  # at most, over all ranks: each takes some 30 µs and all but closes the widest gap
+_POOLED = 1 << 14  # units divided anew in one plan, at most: some 10 ms
+_FINENESS = 12  # bits to which the cost of the costliest stretch is settled
 _HURDLES = 1024  # micro-batches without room looked past, at least, before more of them are made
 
 
@@ -52,9 +54,8 @@ def level(tokens: Int64Array, cost: Int64Array, ranks: int, budget: int) -> tupl
         each += max(1, each >> 5)
     groups = np.empty(tokens.size, dtype=np.int64)
     groups[descending] = placed
-    numbers = _deal(groups, cost, ranks, each)
-    _swap(numbers, tokens, cost, ranks, each, budget)
-    return numbers, each
+    _even_out(groups, tokens, cost, budget)
+    return _deal(groups, cost, ranks, each), each
 
 
 def _costliest_first(
@@ -100,50 +101,48 @@ def _deal(groups: Int64Array, cost: Int64Array, ranks: int, each: int) -> Int64A
     return renumbered[groups]
 
 
-def _swap(
-    numbers: Int64Array,
-    tokens: Int64Array,
-    cost: Int64Array,
-    ranks: int,
-    each: int,
-    budget: int,
-) -> None:
-    """Swap units between the costliest and the cheapest rank while that brings them together."""
-    if ranks == 1 or numbers.size < 2 * ranks:
-        return
-    owners = numbers // each
-    loads = np.zeros(ranks, dtype=np.int64)
-    np.add.at(loads, owners, cost)
-    held = np.zeros(ranks * each, dtype=np.int64)
-    np.add.at(held, numbers, tokens)
-    by_owner = np.argsort(owners, kind="stable")
-    bounds = np.searchsorted(owners[by_owner], np.arange(ranks + 1))
-    units = [by_owner[a:b] for a, b in pairwise(bounds)]
-    for _ in range(_SWAPS):
+def _even_out(groups: Int64Array, tokens: Int64Array, cost: Int64Array, budget: int) -> None:
+    """Pool the costliest and the cheapest group and divide them anew, while that helps."""
+    loads = np.zeros(int(groups.max(initial=0)) + 1, dtype=np.int64)
+    np.add.at(loads, groups, cost)
+    by_group = np.argsort(groups, kind="stable")
+    bounds = np.searchsorted(groups[by_group], np.arange(loads.size + 1))
+    units = [by_group[first:stop] for first, stop in pairwise(bounds.tolist())]
+    left = _POOLED
+    while True:
         high, low = int(loads.argmax()), int(loads.argmin())
         gap = int(loads[high] - loads[low])
-        if gap <= 1:
+        pool = np.concatenate((units[high], units[low]))
+        left -= pool.size
+        if gap <= 1 or left < 0:
             return
-        mine, yours = units[high], units[low]
-        if not yours.size or mine.size * yours.size > 1 << 20:
+        side = np.asarray(_halves(cost[pool].tolist()), dtype=np.bool_)
+        halves = pool[~side], pool[side]
+        costs = [int(cost[half].sum()) for half in halves]
+        fits = all(int(tokens[half].sum()) <= budget for half in halves)
+        if not fits or abs(costs[0] - costs[1]) >= gap:
             return
-        moved = cost[mine][:, None] - cost[yours][None, :]
-        more = tokens[mine][:, None] - tokens[yours][None, :]
-        fits = (held[numbers[yours]][None, :] + more <= budget) & (
-            held[numbers[mine]][:, None] - more <= budget
-        )
-        distance = np.where(fits & (moved > 0) & (moved < gap), np.abs(2 * moved - gap), gap)
-        best = int(distance.argmin())
-        row, column = divmod(best, yours.size)
-        if distance[row, column] >= gap:
-            return
-        one, other = int(mine[row]), int(yours[column])
-        held[numbers[one]] -= more[row, column]
-        held[numbers[other]] += more[row, column]
-        loads[high] -= moved[row, column]
-        loads[low] += moved[row, column]
-        numbers[one], numbers[other] = numbers[other], numbers[one]
-        mine[row], yours[column] = other, one
+        for group, half, load in zip((high, low), halves, costs, strict=True):
+            groups[half], units[group], loads[group] = group, half, load
+
+
+def _halves(costs: list[int]) -> list[int]:
+    """0 or 1 for every unit, the sums of both sides close: the largest differencing method.
+
+    The two largest are set against each other and their difference takes their place.
+    """
+    heap = [(-cost, unit) for unit, cost in enumerate(costs)]
+    heapq.heapify(heap)
+    against = []
+    while len(heap) > 1:
+        first, one = heapq.heappop(heap)
+        second, other = heap[0]
+        heapq.heapreplace(heap, (first - second, one))
+        against.append((one, other))
+    side = [0] * len(costs)
+    for one, other in reversed(against):
+        side[other] = 1 - side[one]
+    return side
 
 
 def cut(
@@ -188,15 +187,25 @@ def cut(
             place = max(stop, place + 1)
         return starts
 
-    low, high = 0, cost_before[-1] if adds_up else lines_before[-1] * int(costs.max(initial=1))
-    each = max(1, -(-len(stretches(high)) // ranks))
-    while low < high:
+    def costliest(starts: list[int]) -> int:
+        before = cost_before if adds_up else lines_before
+        ends = [*starts[1:], units]
+        held = [before[end] - before[start] for start, end in zip(starts, ends, strict=False)]
+        if not adds_up:
+            held = [count * line_costs[start] for count, start in zip(held, starts, strict=True)]
+        return max(held, default=0)
+
+    starts = stretches(max(cost_before[-1], lines_before[-1] * max(line_costs, default=0)))
+    each = max(1, -(-len(starts) // ranks))
+    total = cost_before[-1] if adds_up else int((costs * lines[descending]).sum())
+    low, high = total // (ranks * each), costliest(starts)
+    while high - low > high >> _FINENESS:
         middle = (low + high) // 2
         if len(stretches(middle)) <= ranks * each:
             high = middle
         else:
             low = middle + 1
-    starts = _split_to(stretches(low), units, ranks * each)
+    starts = _split_to(stretches(high), units, ranks * each)
     sizes = np.diff([*starts, units])
     groups = np.empty(units, dtype=np.int64)
     groups[descending] = np.repeat(np.arange(sizes.size), sizes)
