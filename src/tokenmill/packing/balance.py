@@ -67,20 +67,21 @@ def _costliest_first(
     number_of = (1 << below) - 1
     heap, held, placed = list(range(groups)), [0] * groups, []
     hurdles = max(_HURDLES, len(tokens) >> 3)
+    replace = heapq.heapreplace
     for count, worth in zip(tokens, cost, strict=True):
-        passed = []
-        while heap and held[heap[0] & number_of] + count > budget:
-            passed.append(heapq.heappop(heap))
-            hurdles -= 1
-            if hurdles < 0:
-                return None
-        if not heap:
-            return None
         key = heap[0]
         number = key & number_of
+        passed = []
+        while held[number] + count > budget:
+            passed.append(heapq.heappop(heap))
+            hurdles -= 1
+            if hurdles < 0 or not heap:
+                return None
+            key = heap[0]
+            number = key & number_of
         held[number] += count
-        heapq.heapreplace(heap, key + (((worth << shift) + count) << below))
         placed.append(number)
+        replace(heap, key + (((worth << shift) + count) << below))
         for key in passed:
             heapq.heappush(heap, key)
     return placed
