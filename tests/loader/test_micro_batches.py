@@ -112,7 +112,7 @@ def test_slab_lists_its_rows_in_the_order_of_the_stream(store: Store, name: str)
                 assert flat[start : start + length].tolist() == store[int(row)].input_ids.tolist()
 
 
-@pytest.mark.parametrize("name", WISHES)
+@pytest.mark.parametrize("name", ["trained", "padded work", "shared", "split packs"])
 def test_thirty_chained_resumes_under_changing_ranks_serve_the_same_steps(
     store: Store, name: str
 ) -> None:
@@ -122,12 +122,12 @@ def test_thirty_chained_resumes_under_changing_ranks_serve_the_same_steps(
         return sorted(row for step in batches for b in step for row in b["indices"].tolist())
 
     shared = WISHES[name].get("context_parallel", 1)
-    whole = loaders_of(store, name, 1, each=12, epochs=8)[0]
+    whole = loaders_of(store, name, 1, each=12, epochs=5)[0]
     expected = [step_of([step]) for step in whole.repeat()]
     found, state = [], None
     for number in range(30):
         world = (1, 2, 3, 4, 6)[number % 5]
-        loaders = loaders_of(store, name, world, each=12 // world, epochs=8)[::shared]
+        loaders = loaders_of(store, name, world, each=12 // world, epochs=5)[::shared]
         iterators = []
         for loader in loaders:
             if state is not None:
