@@ -48,7 +48,8 @@ if TYPE_CHECKING:
     from tokenmill.origin import Origin
     from tokenmill.packing import Align, MicroBatches, Pack
     from tokenmill.prompts import Prompt
-    from tokenmill.store import Row, Store, open_store
+    from tokenmill.store import Row, Sidecar, Store, open_store
+    from tokenmill.store.sidecar_writer import attach
 
 __version__ = "0.1.0"
 
@@ -65,9 +66,11 @@ _HOMES = {
     "PromptDataset": "tokenmill.api",
     "Recipe": "tokenmill.build.recipe",
     "Row": "tokenmill.store",
+    "Sidecar": "tokenmill.store",
     "Store": "tokenmill.store",
     "View": "tokenmill.dataset",
     "as_view": "tokenmill.dataset",
+    "attach": "tokenmill.store.sidecar_writer",
     "concat": "tokenmill.dataset",
     "export": "tokenmill.api",
     "filtered": "tokenmill.dataset",
@@ -101,6 +104,7 @@ __all__ = [
     "Recipe",
     "Row",
     "RowError",
+    "Sidecar",
     "SourceChanged",
     "SourceError",
     "SourceMissing",
@@ -113,6 +117,7 @@ __all__ = [
     "View",
     "WorkerError",
     "as_view",
+    "attach",
     "concat",
     "export",
     "filtered",

@@ -16,15 +16,11 @@ import pytest
 import tokenmill
 from tests.tokenizer.families import FAMILIES, family
 from tokenmill.errors import TokenizerError, UsageError
-from tokenmill.tokenizer import Encoder, choose_engine, engines, load
-from tokenmill.tokenizer.engines import FastokensEngine, HfEngine, first_difference
+from tokenmill.tokenizer import Encoder, choose_engine, engines
+from tokenmill.tokenizer.engines import HfEngine, first_difference
 from tokenmill.tokenizer.parity_texts import parity_texts, probe_text
 
 SOURCE_ROOT = str(Path(tokenmill.__path__[0]).parent)
-SHARED_NAMES = [
-    "bert-base-uncased", "chatglm3", "command-r-plus", "deepseek-v3", "gemma3", "gpt-4o-o200k",
-    "gpt-oss", "llama3.1", "mistral-nemo", "phi-3-mini", "qwen2.5", "qwen3", "smollm2", "t5-small",
-]  # fmt: skip
 
 
 def random_texts(added: Sequence[str], seed: int) -> list[str]:
@@ -46,28 +42,6 @@ def random_texts(added: Sequence[str], seed: int) -> list[str]:
     ]
     texts += ["".join(generator.choices(pool, k=30)) for _ in range(120)]
     return texts
-
-
-def corpus_texts(shared: Path, most: int) -> list[str]:
-    texts = []
-    for path in sorted((shared / "corpora").glob("*.jsonl")):
-        with path.open() as lines:
-            texts += [line[:3000] for _, line in zip(range(most), lines, strict=False)]
-    return texts
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", SHARED_NAMES)
-def test_fastokens_on_real_and_random_texts_equals_reference(name: str, shared: Path) -> None:
-    tokenizer = load(shared / "tokenizers" / name / "tokenizer.json")
-    try:
-        fast = FastokensEngine(tokenizer)
-    except TokenizerError as error:
-        assert name in ("bert-base-uncased", "t5-small", "gpt-4o-o200k")
-        assert "does not load" in error.message
-        return
-    texts = corpus_texts(shared, 6) + random_texts(tokenizer.added_contents, seed=1)
-    assert first_difference(fast, HfEngine(tokenizer), texts) is None
 
 
 @pytest.mark.parametrize("name", sorted(FAMILIES))
@@ -246,20 +220,6 @@ def test_forked_child_encodes_alike_and_does_not_hang(parallelism: str) -> None:
         env=environment, capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
     assert (done.stdout.strip(), done.returncode) == ("0", 0), done.stderr
-
-
-def test_pinning_leaves_one_core_of_those_allowed() -> None:
-    code = (
-        "import os, sys; sys.path.insert(0, sys.argv[1])\n"
-        "from tokenmill.tokenizer import pin_to_one_core\n"
-        "allowed = sorted(os.sched_getaffinity(0))\n"
-        "core = pin_to_one_core(len(allowed) + 1)\n"
-        "print(core == allowed[1 % len(allowed)], os.sched_getaffinity(0) == {core})"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code, SOURCE_ROOT], capture_output=True, text=True, check=True
-    )
-    assert done.stdout.split() == ["True", "True"]
 
 
 def test_audit_takes_long_rows_as_often_as_short_ones() -> None:

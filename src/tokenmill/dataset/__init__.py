@@ -12,6 +12,7 @@ from tokenmill.dataset.choices import filtered, select, shuffle, split, split_po
 from tokenmill.dataset.mapped import MappedView, mapped
 from tokenmill.dataset.mixture import Mixture, mix
 from tokenmill.dataset.selection import KeptView
+from tokenmill.dataset.sidecars import ViewSidecar
 from tokenmill.dataset.view import (
     ConcatView,
     PartView,
@@ -34,6 +35,7 @@ __all__ = [
     "SliceView",
     "StoreView",
     "View",
+    "ViewSidecar",
     "Where",
     "as_view",
     "concat",

@@ -20,6 +20,7 @@ from typing import Any
 
 from tokenmill.dataset import Mixture, View
 from tokenmill.errors import UsageError
+from tokenmill.loader.attached import Wanted
 from tokenmill.loader.cursor import Cursor
 from tokenmill.loader.prefetch import Prefetcher
 from tokenmill.loader.stream import LengthGrouped, Stream
@@ -53,6 +54,8 @@ class Loader:
         indices: Also hand out ``indices``: the row number of every row in the batch.
         micro_batches: A `MicroBatches` makes every step a list of batches under a token budget,
             equally many on every rank; see ``docs/batches.md``.
+        sidecars: Which sidecars to hand out under their names: names, or a mapping from names to
+            what made each. None: all that are attached to the data now; ``()``: none.
     """
 
     def __init__(
@@ -75,6 +78,7 @@ class Loader:
         prefetch: int = 0,
         indices: bool = False,
         micro_batches: MicroBatches | None = None,
+        sidecars: Wanted = None,
     ) -> None:
         if epochs is not None and (
             isinstance(epochs, bool) or not isinstance(epochs, int) or epochs < 1
@@ -98,6 +102,7 @@ class Loader:
             pack=pack,
             indices=indices,
             micro_batches=micro_batches,
+            sidecars=sidecars,
         )
         self.epochs = epochs
         self.prefetch = prefetch

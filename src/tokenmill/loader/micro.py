@@ -60,13 +60,25 @@ class MicroFiller:
 
     def _batch(self, packs: Packs, pieces: list[Piece], first: int, stop: int) -> Batch:
         wish, filler = self.wish, self.filler
-        bounds = packs.bounds[first : stop + 1].tolist()
-        if filler.pack_length is not None:
-            slabs = [pieces[a:b] for a, b in pairwise(bounds)]
-            return fill_slabs(
-                slabs, filler.pad_id, sequence=wish.sequence, length=filler.pack_length
-            )
-        within = pieces[bounds[0] : bounds[-1]]
-        if wish.layout == "padded":
-            return fill_rows(within, filler.pad_id, side=filler.pad_side, multiple=wish.sequence)
-        return fill_slabs([within], filler.pad_id, sequence=wish.sequence, slab=wish.slab)
+        bounds = packs.bounds[first : stop + 1]
+        own = slice(int(bounds[0]), int(bounds[-1]))
+        within, rows, starts = pieces[own], packs.rows[own], packs.starts[own]
+        if filler.pack_length is None and wish.layout == "padded":
+            side = filler.pad_side
+            batch = fill_rows(within, filler.pad_id, side=side, multiple=wish.sequence)
+            width = batch["input_ids"].shape[1]
+            return batch | filler.attached.padded(rows, starts, packs.lengths[own], width, side)
+        if filler.pack_length is None:
+            bounds = bounds[[0, -1]]
+        slabs = [pieces[a:b] for a, b in pairwise(bounds.tolist())]
+        batch = fill_slabs(
+            slabs,
+            filler.pad_id,
+            sequence=wish.sequence,
+            slab=wish.slab,
+            length=filler.pack_length,
+        )
+        # A slab without pieces is one sequence all the same.
+        counts = np.diff(bounds)
+        real = np.flatnonzero(np.repeat(counts > 0, np.maximum(counts, 1)))
+        return batch | filler.attached.in_slabs(rows, starts, batch, real)

@@ -18,6 +18,7 @@ from tokenmill import fingerprint
 from tokenmill.dataset import Mixture, View, as_view
 from tokenmill.errors import StateError, UsageError
 from tokenmill.loader.account import Account, served
+from tokenmill.loader.attached import Attached, Wanted
 from tokenmill.loader.cursor import Cursor, Passport, Scheduled
 from tokenmill.loader.filler import Filler
 from tokenmill.loader.micro import MicroFiller
@@ -55,7 +56,8 @@ class LengthGrouped:
 class Stream:
     """Cursor → batch and next cursor; the arguments are those of `Loader`.
 
-    Only who fills packs by itself gives ``slots``: the filler here knows nothing of them.
+    Only who fills packs by itself gives ``slots``: the filler here knows nothing of them. Sidecars
+    are served as far as they are named.
     """
 
     def __init__(
@@ -77,6 +79,7 @@ class Stream:
         slots: Slots | None = None,
         indices: bool = False,
         micro_batches: MicroBatches | None = None,
+        sidecars: Wanted = (),
     ) -> None:
         self.mixture = data if isinstance(data, Mixture) else None
         self.view = data.view if isinstance(data, Mixture) else as_view(data)
@@ -107,6 +110,7 @@ class Stream:
             multiple=pad_to_multiple_of,
             pack_length=None if pack is None else pack.length,
             indices=indices,
+            attached=Attached.of(self.view, sidecars),
         )
         self.filler: Filler | MicroFiller = self.reader
         if micro_batches is not None:

@@ -30,8 +30,6 @@ import numpy.typing as npt
 from tokenmill.packing.fill import IGNORE, Batch, Piece
 from tokenmill.packing.fit import Int64Array
 
-_PER_TOKEN = ("input_ids", "labels", "loss_mask", "attention_mask", "position_ids", "seq_idx")
-
 
 def fill_slabs(
     slabs: Sequence[Sequence[Piece]],
@@ -113,9 +111,9 @@ def shard(batch: Batch, rank: int, ranks: int, shards: str = "zigzag") -> Batch:
         places = _stretches(bounds, ranks, (rank,))
     else:
         places = _stretches(bounds, 2 * ranks, (rank, 2 * ranks - 1 - rank))
-    for name in (*_PER_TOKEN, "shift_labels"):
-        if name in found:
-            found[name] = found[name].reshape(-1)[places].reshape(rows, width // ranks)
+    for name, value in found.items():
+        if isinstance(value, np.ndarray) and value.shape == (rows, width):  # one value per token
+            found[name] = value.reshape(-1)[places].reshape(rows, width // ranks)
     return found
 
 

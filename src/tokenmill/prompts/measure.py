@@ -7,7 +7,7 @@ counted: rows are only told from those that are no prompts. `lookup` hands out t
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,14 +36,7 @@ _DETAIL_CHARS = 300  # a rejection's detail is for a person; a template can rais
 
 
 class Measurer:
-    """Measures prompts; loaded once per worker.
-
-    Args:
-        spec: The row-shaping arguments.
-        tokenizer: A loaded tokenizer; None where nothing is rendered and no token is counted.
-        engine: Which engine may encode; never changes the result.
-        processor: Measures prompts with media, where there is one.
-    """
+    """Measures prompts; loaded once per worker, without a tokenizer where no token is counted."""
 
     def __init__(
         self, spec: PromptSpec, tokenizer: Any, engine: str = "auto", processor: Any = None
@@ -57,7 +50,7 @@ class Measurer:
             self._maker = PromptMaker(spec, tokenizer.template, tokenizer.special_tokens)
             self._encoder = Encoder(tokenizer, engine)
 
-    def measure(self, values: list[dict[str, Any] | RowError]) -> Measured:
+    def measure(self, values: Sequence[dict[str, Any] | RowError]) -> Measured:
         """Lengths of parsed rows, and what became of the others."""
         lengths = np.full(len(values), REJECTED, np.int32)
         bad: dict[int, RowError] = {}

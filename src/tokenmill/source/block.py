@@ -4,33 +4,35 @@ A `Block` is a small value that any process can read back with `read_block`, wit
 carries the byte span (or row range) and the digest that the bytes must have. `BlockRows` is what
 is in it: raw bytes and parsed value (or `RowError`) of every row, with positions relative to the
 block, so that equal blocks in different files give equal results.
+
+Lines are parsed as whoever goes over the values reaches them (`ParsedRows`): a block of eight
+megabytes is ten times that as objects, and by the time its last row were parsed the first ones
+would have left the processor's cache.
 """
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, overload
 
-import msgspec
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
 from tokenmill.errors import RowError, SourceChanged
-from tokenmill.files import is_remote
-from tokenmill.source.bytefile import ByteFile, LocalFile, Signature, open_remote
+from tokenmill.source.bytefile import LocalFile, SourceBytes
 from tokenmill.source.cut import Integers
-from tokenmill.source.entry import Span
+from tokenmill.source.entry import SeenFile
 from tokenmill.source.limits import MAX_ROW, MIB
 from tokenmill.source.parse import over_limit, parse_many
 from tokenmill.source.scan import BLANK, BOM
 
-if TYPE_CHECKING:
-    from tokenmill.files.ranged import RemoteFile
-
-
 Value = dict[str, Any] | RowError
 """What the parser makes of a row."""
+
+PORTION = 16  # rows parsed at once: few enough to stay in the cache until they are used
 
 
 class Part(NamedTuple):
@@ -41,45 +43,31 @@ class Part(NamedTuple):
     last: int
 
 
-class Block(msgspec.Struct, frozen=True, kw_only=True):
+class Block(SeenFile, frozen=True, kw_only=True):
     """A run of rows of one file.
 
     Attributes:
         file: Position of the file in ``rows.files``.
-        path: The file as the caller names it.
-        kind: "lines", "array", "parquet" or "arrow".
         first_row: Number of its first row within the file.
         rows: How many rows it has; a stretch of blank lines can be a block without any.
         first_line: Physical line at which it starts, from 1; None for columnar files.
         offset: Where it starts in the decompressed file; None for columnar files.
         length: Bytes of it; for columnar files an estimate of the decoded size.
         digest: 32 hex digits: xxh3-128 of the bytes; for columnar files of (content, row range).
-        location: The file as an absolute path.
         copy: Directory of the seekable copy that holds the decompressed bytes, or empty.
-        signature: The file's stat when it was opened.
-        settled: Whether an equal signature proves equal bytes.
         content: Digest of the whole file, for columnar files.
-        version: What tells this state of a remote object from another.
-        spans: Of a remote Arrow file: its schema's bytes, then those of the batches concerned.
-        spans_row: Number of the first of those batches' rows.
+        spans_row: Number of the first row of the first span's batch.
     """
 
     file: int
-    path: str
-    kind: str
     first_row: int
     rows: int
     first_line: int | None
     offset: int | None
     length: int
     digest: str
-    location: str
     copy: str = ""
-    signature: tuple[int, int, int, int] = (0, 0, 0, 0)
-    settled: bool = True
     content: str = ""
-    version: str = ""
-    spans: tuple[Span, ...] = ()
     spans_row: int = 0
 
 
@@ -89,17 +77,62 @@ class BlockRows:
 
     Attributes:
         raw: The bytes of each row; empty for a row over the limit.
-        values: What the parser made of each: a dict, or the RowError with its full place.
+        values: What the parser makes of each: a dict, or the RowError with its full place.
         line: Line within the block, from 0; -1 where the format has none.
         offset: Byte offset within the block; -1 where the format has none.
         length: Bytes of each row.
     """
 
     raw: list[bytes]
-    values: list[Value]
+    values: Sequence[Value]
     line: Integers
     offset: Integers
     length: Integers
+
+
+class ParsedRows(Sequence[Value]):
+    """The rows of a block, parsed anew whenever one goes over them, and let go behind.
+
+    Attributes:
+        seconds: Time spent parsing so far.
+    """
+
+    def __init__(
+        self, block: Block, raw: list[bytes], line: NDArray[np.int64], offset: NDArray[np.int64]
+    ) -> None:
+        self.seconds = 0.0
+        self._block = block
+        self._raw = raw
+        self._line = line
+        self._offset = offset
+
+    def __len__(self) -> int:
+        return len(self._raw)
+
+    def __iter__(self) -> Iterator[Value]:
+        for first in range(0, len(self._raw), PORTION):
+            yield from self[first : first + PORTION]
+
+    @overload
+    def __getitem__(self, number: int) -> Value: ...
+    @overload
+    def __getitem__(self, number: slice) -> list[Value]: ...
+    def __getitem__(self, number: int | slice) -> Value | list[Value]:
+        """One row, or some of them."""
+        if not isinstance(number, slice):
+            number = range(len(self))[number]
+            return self[number : number + 1][0]
+        start = time.perf_counter()
+        values = parse_many(self._raw[number])
+        for place, value in enumerate(values):
+            if isinstance(value, RowError):
+                values[place] = self._placed(range(len(self))[number][place], value)
+        self.seconds += time.perf_counter() - start
+        return values
+
+    def _placed(self, number: int, error: RowError) -> RowError:
+        line, offset = int(self._line[number]), int(self._offset[number])
+        return _placed(self._block, number, line, offset, error)
 
 
 def read_block(block: Block) -> BlockRows:
@@ -125,14 +158,12 @@ def read_block(block: Block) -> BlockRows:
         # Cannot happen while digest and rule are the same; a wrong block must not pass.
         raise changed(block)
     lengths = np.fromiter(map(len, raw), np.int64, len(raw))
-    rows = BlockRows(raw, parse_many(raw), lines, starts, lengths)
-    for number, error in enumerate(rows.values):
-        if isinstance(error, RowError):
-            line, start = int(lines[number]), int(starts[number])
-            rows.values[number] = _placed(block, number, line, start, error)
-            if error.reason == "limit" and lengths[number] > MAX_ROW:
-                raw[number] = b""
-    return rows
+    values: Sequence[Value] = ParsedRows(block, raw, lines, starts)
+    if len(raw) and int(lengths.max()) > MAX_ROW:
+        values = list(values)  # now: such a row is refused, and its bytes are not kept
+        for number in np.flatnonzero(lengths > MAX_ROW).tolist():
+            raw[number] = b""
+    return BlockRows(raw, values, lines, starts, lengths)
 
 
 def _placed(block: Block, number: int, line: int, start: int, error: RowError) -> RowError:
@@ -148,23 +179,17 @@ def _placed(block: Block, number: int, line: int, start: int, error: RowError) -
     return placed
 
 
-def _open(block: Block) -> ByteFile:
+def _open(block: Block) -> SourceBytes:
     if block.copy:
         from pathlib import Path
 
         from tokenmill.source.copy import CopyFile
 
         return CopyFile(Path(block.copy), block.path)
-    if is_remote(block.location):
-        return open_remote_block(block)
+    if block.is_remote:
+        return block.open_remote()
     # The digest decides, not the stat: a file that was only touched is still itself.
     return LocalFile(block.location)
-
-
-def open_remote_block(block: Block) -> RemoteFile:
-    """The remote object that a block is of, in the state that was planned."""
-    signature = Signature(*block.signature)
-    return open_remote(block.location, block.path, signature, block.version, block.settled)
 
 
 def changed(block: Block) -> SourceChanged:
@@ -214,16 +239,9 @@ def _split_elements(data: bytes, offset: int) -> _Split:
     return rows, np.searchsorted(breaks, starts), np.asarray(starts, np.int64)
 
 
-def _over_limit(block: Block, file: ByteFile, offset: int) -> BlockRows:
+def _over_limit(block: Block, file: SourceBytes, offset: int) -> BlockRows:
     """A block of one row that is too long: check it without holding it."""
-    hashed, done = xxhash.xxh3_128(), 0
-    while done < block.length:
-        data = file.pread(min(MIB, block.length - done), offset + done)
-        if not data:
-            break
-        hashed.update(data)
-        done += len(data)
-    if hashed.hexdigest() != block.digest:
+    if digest_of(file, offset, block.length) != block.digest:
         raise changed(block)
     nothing = np.empty(0, dtype=np.int64)
     if not block.rows:
@@ -242,7 +260,7 @@ def _over_limit(block: Block, file: ByteFile, offset: int) -> BlockRows:
     )
 
 
-def digest_of(file: ByteFile, offset: int, length: int) -> str:
+def digest_of(file: SourceBytes, offset: int, length: int) -> str:
     """The digest of a span, read piece by piece."""
     hashed, done = xxhash.xxh3_128(), 0
     while done < length:

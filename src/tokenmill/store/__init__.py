@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from tokenmill.store.layout import FORMAT, CacheLayout, StoreLayout
 from tokenmill.store.record import CARRIED
+from tokenmill.store.sidecars import Sidecar
 from tokenmill.store.store import Row, Store, open_store
 from tokenmill.store.views import ViewMethods
 
@@ -22,6 +23,7 @@ __all__ = [
     "FORMAT",
     "CacheLayout",
     "Row",
+    "Sidecar",
     "Store",
     "StoreLayout",
     "ViewMethods",

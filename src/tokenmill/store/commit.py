@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -35,11 +36,13 @@ from tokenmill.store.manifest import (
     read_manifest,
     without_masks,
 )
+from tokenmill.store.record import CommitRecord
 from tokenmill.store.runs import firsts_of
 from tokenmill.store.slices import RowCounts, read_counts, read_record
 from tokenmill.store.table import SLICE_ROW, count_rows, header, pack_row, read_stretches
 
 _PIECE = 1 << 20  # bytes of a file read at once
+_TOGETHER = 64  # slices whose counts are read and checked at once
 
 MOST_SHARDS = 50_000
 """Slices that ``state.json`` lists. `datasets` maps every shard of it, and a process has about
@@ -70,15 +73,13 @@ class _Tally:
     runs: int = 0
     rejected: Counter[str] = field(default_factory=Counter)
 
-    def add(self, counts: RowCounts) -> None:
-        record = counts.record
+    def add(self, record: CommitRecord) -> None:
         self.rows += record.rows
         self.tokens += record.tokens
         self.trained += record.trained
         self.source_rows += record.source_rows
         self.rows_in += record.rows_in
         self.slices += 1
-        self.runs += len(counts.runs)
         self.rejected.update(row.reason for row in record.rejected)
 
     def totals(self) -> Document:
@@ -174,15 +175,19 @@ def _write_columns(
     body = staged / "table.part"
     with NewFile(body) as table, ExitStack() as opened:
         columns = {name: opened.enter_context(NewFile(staged / name)) for name in names.ROW_ARRAYS}
-        for placement, counts in ahead(lambda one: _counted(cache, one), placements):
-            table.write(_table_row(placement, counts, tally))
+        stream = iter(placements)
+        groups = iter(lambda: list(islice(stream, _TOGETHER)), [])
+        for group, counts in ahead(lambda some: _counted(cache, some), groups, batch=1):
             columns[names.LENGTHS].write(counts.lengths)
             columns[names.TRAINED].write(counts.trained)
             columns[names.FIRST_TRAINED].write(firsts_of(counts.runs, counts.run_starts).data)
             columns[names.MASK_RUNS].write(counts.runs.astype("<i4").data)
             ends = counts.run_starts[1:] + tally.runs
             columns[names.MASK_RUN_ENDS].write(ends.astype("<i8").data)
-            tally.add(counts)
+            tally.runs += len(counts.runs)
+            for placement, (record, digest) in zip(group, counts.records, strict=True):
+                table.write(_table_row(placement, record, digest, tally.rows))
+                tally.add(record)
     write_file(staged / names.TABLE, _chain(header(tally.slices), body))
     body.unlink()
     return tally, {
@@ -190,8 +195,8 @@ def _write_columns(
     }
 
 
-def _counted(cache: CacheLayout, placement: Placement) -> tuple[Placement, RowCounts]:
-    return placement, read_counts(cache.slice(placement.key))
+def _counted(cache: CacheLayout, placements: list[Placement]) -> tuple[list[Placement], RowCounts]:
+    return placements, read_counts([cache.slice(one.key) for one in placements])
 
 
 def _chain(head: bytes, path: Path) -> Iterator[bytes]:
@@ -201,15 +206,14 @@ def _chain(head: bytes, path: Path) -> Iterator[bytes]:
             yield piece
 
 
-def _table_row(placement: Placement, counts: RowCounts, tally: _Tally) -> bytes:
-    record = counts.record
+def _table_row(placement: Placement, record: CommitRecord, digest: str, first_row: int) -> bytes:
     return pack_row(
         placement.key,
-        counts.digest,
+        digest,
         source=placement.source,
         rows=record.rows,
         rejected=len(record.rejected),
-        first_row=tally.rows,
+        first_row=first_row,
         source_row=placement.source_row,
         line=placement.line,
         offset=placement.offset,
