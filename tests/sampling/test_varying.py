@@ -103,6 +103,15 @@ def test_changed_tail_leaves_the_stream_before_it(
     assert [a.tolist() for a in one.draws(before)] == [b.tolist() for b in two.draws(before)]
 
 
+def test_numerators_beyond_64_bits_are_exact() -> None:
+    first = [Fraction(1, 999_999_937), Fraction(2, 999_999_929)]
+    draws = VaryingInterleave([(0, first), (1_000_000_007, first[::-1])])
+    for start in (0, 4090, 999_999_990):
+        sources, before = draws.draws(np.arange(start, start + 20))
+        expected = [draws.draw(position) for position in range(start, start + 20)]
+        assert list(zip(sources.tolist(), before.tolist(), strict=True)) == expected
+
+
 def test_blocks_may_begin_between_draws_that_are_due_together() -> None:
     draws = VaryingInterleave([(0, [Fraction(1)] * 3)])
     sources, before = draws.draws(np.arange(3 * 4096))
