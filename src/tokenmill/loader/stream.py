@@ -14,22 +14,23 @@ from typing import Any
 
 import numpy as np
 
+from tokenmill import fingerprint
 from tokenmill.dataset import Mixture, View, as_view
 from tokenmill.errors import StateError, UsageError
 from tokenmill.loader.account import Account, served
 from tokenmill.loader.attached import Attached, Wanted
-from tokenmill.loader.cursor import Cursor, Passport
+from tokenmill.loader.cursor import Cursor, Passport, Scheduled
 from tokenmill.loader.filler import Filler
+from tokenmill.loader.micro import MicroFiller
 from tokenmill.loader.samples import PackSamples, RowSamples, Samples
 from tokenmill.loader.steps import BatchStepper, BudgetStepper, Geometry, Step, Stepper
-from tokenmill.packing import Batch, Pack, Slots, oversize_error, padded_width
+from tokenmill.packing import MicroBatches, Pack, Slots, oversize_error, padded_width
 from tokenmill.sampling import (
     LARGEST,
     GroupedOrder,
     Int64Array,
     MixedOrder,
     Order,
-    Schedule,
     check_seed,
     make_order,
 )
@@ -77,13 +78,22 @@ class Stream:
         pack: Pack | None = None,
         slots: Slots | None = None,
         indices: bool = False,
+        micro_batches: MicroBatches | None = None,
         sidecars: Wanted = (),
     ) -> None:
         self.mixture = data if isinstance(data, Mixture) else None
         self.view = data.view if isinstance(data, Mixture) else as_view(data)
         self.seed = check_seed(seed)
         self.geometry = Geometry(batch_size, rank, world_size, last)
+        self.micro_batches = micro_batches
         self.pack = pack
+        if micro_batches is not None:
+            others = {"max_tokens": max_tokens, "pad_to_multiple_of": pad_to_multiple_of}
+            self._check_micro_batches(micro_batches, world_size, others)
+            shared = micro_batches.context_parallel
+            self.geometry = Geometry(batch_size, rank // shared, world_size // shared, last)
+            if pack is not None and micro_batches.sequence > 1:
+                slots = Slots(micro_batches.sequence)
         self.slots = slots
         self.max_tokens = max_tokens
         if not len(self.view):
@@ -93,7 +103,7 @@ class Stream:
         self.order = self._make_order(name, grouping)
         self.samples = self._make_samples(shuffled=name != "sequential")
         self.stepper = self._make_stepper(pad_to_multiple_of)
-        self.filler = Filler(
+        self.reader = Filler(
             self.view,
             self._pad_id(pad_id),
             pad_side=pad_side,
@@ -102,15 +112,39 @@ class Stream:
             indices=indices,
             attached=Attached.of(self.view, sidecars),
         )
+        self.filler: Filler | MicroFiller = self.reader
+        if micro_batches is not None:
+            self.filler = MicroFiller(self.reader, micro_batches, rank, world_size)
         numbers = "" if grouping is None else f"/{grouping.window}/{grouping.group}"
         self.passport = Passport(
             dataset=data.key if isinstance(data, Mixture) else self.view.key,
             seed=self.seed,
             order=name + numbers,
             packing=None if pack is None else self._packing(pack),
+            scheduled=self._scheduled(),
         )
 
     # Composition
+
+    def _scheduled(self) -> Scheduled | None:
+        if self.mixture is None or not self.mixture.is_scheduled:
+            return None
+        return Scheduled(self.mixture.sources_key, self._schedule_up_to)
+
+    def _schedule_up_to(self, cursor: Cursor) -> str:
+        assert self.mixture is not None
+        document = self.mixture.schedule.up_to(cursor.epoch, self._looked_at(cursor))
+        return fingerprint.key(document)
+
+    def _looked_at(self, cursor: Cursor) -> int:
+        """Rows of the epoch that shaped what lies before a cursor: whole windows of them."""
+        position = cursor.position
+        if isinstance(self.samples, PackSamples):
+            begun = cursor.position > cursor.packs_before
+            position = (cursor.window + begun) * self.samples.window
+        if isinstance(self.order, GroupedOrder):
+            position = -(-position // self.order.window) * self.order.window
+        return min(position, self.order.rows)
 
     def _packing(self, pack: Pack) -> dict[str, Any]:
         slots = {} if self.slots is None else {"slots": asdict(self.slots)}
@@ -129,7 +163,9 @@ class Stream:
                 isinstance(value, bool) or not isinstance(value, int) or value < 1
             ):
                 raise UsageError(f"{name} must be a positive whole number, not {value!r}")
-        pack = self.pack
+        pack, wish = self.pack, self.micro_batches
+        if wish is not None and wish.layout == "slab" and pad_side == "left":
+            raise UsageError("slabs have no padding at the left: pad_side='left' has no meaning")
         if pack is None:
             return
         if not isinstance(pack, Pack):
@@ -148,6 +184,33 @@ class Stream:
                 f"packs of {pack.length} tokens are no multiple of pad_to_multiple_of={multiple}"
             )
 
+    def _check_micro_batches(
+        self, wish: MicroBatches, world_size: int, others: dict[str, Any]
+    ) -> None:
+        if not isinstance(wish, MicroBatches):
+            raise UsageError(f"micro_batches must be a tm.MicroBatches, not {wish!r}")
+        for name, value in others.items():
+            if value is not None:
+                raise UsageError(
+                    f"micro_batches and {name} exclude each other: MicroBatches has max_tokens and "
+                    "align of its own"
+                )
+        if world_size % wish.context_parallel:
+            raise UsageError(
+                f"world_size={world_size} is no multiple of context_parallel="
+                f"{wish.context_parallel}: ranks that share a slab follow each other"
+            )
+        if self.pack is None:
+            return
+        if wish.layout != "slab":
+            raise UsageError("pack and MicroBatches(layout='padded') exclude each other")
+        length = self.pack.length
+        if length % wish.slab or length > wish.budget:
+            raise UsageError(
+                f"packs of {length} tokens: they must be a multiple of {wish.slab} (align and "
+                f"context_parallel) and at most {wish.budget} (max_tokens × context_parallel)"
+            )
+
     def _pad_id(self, pad_id: int | None) -> int:
         found = self.view.pad_id if pad_id is None else pad_id
         if found is None:
@@ -163,9 +226,7 @@ class Stream:
         if self.mixture is None:
             order = make_order(base, len(self.view), self.seed)
         else:
-            mixture = self.mixture
-            schedule = Schedule(mixture.sizes, mixture.rates, mixture.exhausted)
-            order = MixedOrder.of(schedule, base, self.seed)
+            order = MixedOrder.of(self.mixture.schedule, base, self.seed)
         if grouping is not None:
             order = GroupedOrder(
                 order, self.seed, self.view.lengths_at, grouping.window, grouping.group
@@ -188,6 +249,8 @@ class Stream:
         )
 
     def _make_stepper(self, multiple: int | None) -> Stepper:
+        if self.micro_batches is not None and self.pack is None:
+            self._refuse_longer(self.micro_batches)
         if self.max_tokens is None:
             return BatchStepper(self.samples, self.geometry)
         row, length = self._longest()
@@ -200,6 +263,16 @@ class Stream:
         return BudgetStepper(
             self.order, self.view.lengths_at, self.geometry, self.max_tokens, multiple
         )
+
+    def _refuse_longer(self, wish: MicroBatches) -> None:
+        """A row that takes more than a whole slab."""
+        row, length = self._longest()
+        taken = int(wish.places(np.asarray([length]))[0])
+        if taken > wish.budget:
+            raise UsageError(
+                f"row {row} takes {taken} tokens and a micro-batch has at most {wish.budget}: "
+                f"leave it out (data.filter('length <= {wish.budget}')) or raise max_tokens"
+            )
 
     def _longest(self) -> tuple[int, int]:
         """The first longest row and its length."""
@@ -248,8 +321,8 @@ class Stream:
             yield found
             cursor = found[1]
 
-    def batches(self, cursor: Cursor, end: int | None) -> Iterator[tuple[Batch, Cursor]]:
-        """Batches from a cursor on, each with the cursor behind it."""
+    def batches(self, cursor: Cursor, end: int | None) -> Iterator[tuple[Any, Cursor]]:
+        """Batches (or lists of them) from a cursor on, each with the cursor behind it."""
         for step, behind in self.steps(cursor, end):
             yield self.filler.fill(step), behind
 

@@ -136,7 +136,7 @@ class WholeRun:
         """
         slots = self.slots
         if slots is None:
-            return self._stream.filler.read(packs, 0, packs.rows.size)
+            return self._stream.reader.read(packs, 0, packs.rows.size)
         stops = packs.starts + packs.lengths + slots.unpredicted
         bounds = zip(packs.starts.tolist(), stops.tolist(), strict=True)
         return [

@@ -1,12 +1,15 @@
 """Packing, on integers: lengths → packs; packs and rows → filled arrays.
 
 `Pack` is the wish, `pack_window` answers it with `Packs` for one window of an order, `fill_packs`
-and `fill_rows` make the arrays. No file is touched and no token copied before a batch is filled.
+and `fill_rows` make the arrays. `MicroBatches` is the wish for a step in several batches, which
+`fill_slabs` fills and `shard` divides among ranks. No file is touched and no token copied before a
+batch is filled.
 """
 
 from __future__ import annotations
 
 from tokenmill.packing.fill import IGNORE, Batch, Piece, fill_packs, fill_rows, padded_width
+from tokenmill.packing.micro import Align, MicroBatches
 from tokenmill.packing.packs import (
     METHODS,
     OVERSIZE,
@@ -17,20 +20,25 @@ from tokenmill.packing.packs import (
     oversize_error,
     pack_window,
 )
+from tokenmill.packing.slabs import fill_slabs, shard
 
 __all__ = [
     "IGNORE",
     "METHODS",
     "OVERSIZE",
     "PACKING_VERSION",
+    "Align",
     "Batch",
+    "MicroBatches",
     "Pack",
     "Packs",
     "Piece",
     "Slots",
     "fill_packs",
     "fill_rows",
+    "fill_slabs",
     "oversize_error",
     "pack_window",
     "padded_width",
+    "shard",
 ]

@@ -32,6 +32,7 @@ from tokenmill.sampling.permutation import (
     derive_key,
 )
 from tokenmill.sampling.states import admit_state
+from tokenmill.sampling.varying import VaryingInterleave
 
 __all__ = [
     "EXHAUSTED",
@@ -51,6 +52,7 @@ __all__ = [
     "Recent",
     "Schedule",
     "SequentialOrder",
+    "VaryingInterleave",
     "admit_state",
     "as_fraction",
     "check_seed",
