@@ -82,17 +82,17 @@ class Mixture:
             found.append(as_fraction(weight))
         return tuple(found)
 
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        """Rows per source."""
-        return tuple(len(view) for view in self.views)
+    def sizes(self, grouped: bool = False) -> tuple[int, ...]:
+        """Rows per source, or groups."""
+        return tuple(view.group_count if grouped else len(view) for view in self.views)
 
-    @property
-    def rates(self) -> tuple[Fraction, ...]:
-        """Rows drawn per source, relative to each other."""
+    def rates(self, grouped: bool = False) -> tuple[Fraction, ...]:
+        """Rows drawn per source, relative to each other; or groups: ``by="rows"`` counts them."""
+        sizes = self.sizes(grouped)
+        totals = sizes if self.by == "rows" else self._totals
         return tuple(
             weight * Fraction(size, total)
-            for weight, size, total in zip(self.weights, self.sizes, self._totals, strict=True)
+            for weight, size, total in zip(self.weights, sizes, totals, strict=True)
         )
 
     @property

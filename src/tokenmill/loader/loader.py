@@ -51,6 +51,10 @@ class Loader:
         pack: A `Pack` lays rows side by side instead of padding them.
         prefetch: Batches that a thread fills ahead; 0 fills them when asked.
         indices: Also hand out ``indices``: the row number of every row in the batch.
+        unit: What a sample is: rows or groups; auto: groups where the data has any. They are never
+            parted.
+        layout: How pairs are served: sides (``chosen_*`` and ``rejected_*``) or interleaved (one
+            matrix, row by row). Other groups are always interleaved, and packs lie as they do.
     """
 
     def __init__(
@@ -72,6 +76,8 @@ class Loader:
         *,
         prefetch: int = 0,
         indices: bool = False,
+        unit: str = "auto",
+        layout: str = "sides",
     ) -> None:
         if epochs is not None and (
             isinstance(epochs, bool) or not isinstance(epochs, int) or epochs < 1
@@ -94,6 +100,8 @@ class Loader:
             max_tokens=max_tokens,
             pack=pack,
             indices=indices,
+            unit=unit,
+            layout=layout,
         )
         self.epochs = epochs
         self.prefetch = prefetch

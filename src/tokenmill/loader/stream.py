@@ -8,7 +8,7 @@ A `Stream` is composed once from data, order, packing and geometry, and never mo
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -19,9 +19,11 @@ from tokenmill.errors import StateError, UsageError
 from tokenmill.loader.account import Account, served
 from tokenmill.loader.cursor import Cursor, Passport
 from tokenmill.loader.filler import Filler
+from tokenmill.loader.group_batches import GroupFiller
 from tokenmill.loader.samples import PackSamples, RowSamples, Samples
 from tokenmill.loader.steps import BatchStepper, BudgetStepper, Geometry, Step, Stepper
-from tokenmill.packing import Batch, Pack, Slots, oversize_error, padded_width
+from tokenmill.loader.units import Units
+from tokenmill.packing import Batch, Pack, Slots, oversize_error, padded_widths
 from tokenmill.sampling import (
     LARGEST,
     GroupedOrder,
@@ -33,6 +35,9 @@ from tokenmill.sampling import (
     make_order,
 )
 from tokenmill.store import Store
+
+BatchFiller = Filler | GroupFiller
+"""What turns a step into a batch."""
 
 ORDERS = ("feistel", "miles", "sequential", "length_grouped")
 _CHUNK = 1 << 18  # rows looked at a time where all lengths must be seen
@@ -75,6 +80,8 @@ class Stream:
         pack: Pack | None = None,
         slots: Slots | None = None,
         indices: bool = False,
+        unit: str = "auto",
+        layout: str = "sides",
     ) -> None:
         self.mixture = data if isinstance(data, Mixture) else None
         self.view = data.view if isinstance(data, Mixture) else as_view(data)
@@ -86,11 +93,17 @@ class Stream:
         if not len(self.view):
             raise UsageError("there is nothing to serve: the data has no rows")
         self._check_shape(pad_side, pad_to_multiple_of)
+        self.units = Units.of(self.view, unit, None if slots is None else slots.of)
+        if self.units.grouped and pack is not None and pack.oversize in ("truncate", "split"):
+            raise UsageError(
+                f"a group is not cut: Pack(oversize={pack.oversize!r}) has no meaning here; choose "
+                "error or drop"
+            )
         name, grouping = _order_name(order, shuffle)
         self.order = self._make_order(name, grouping)
         self.samples = self._make_samples(shuffled=name != "sequential")
         self.stepper = self._make_stepper(pad_to_multiple_of)
-        self.filler = Filler(
+        self.reader = Filler(
             self.view,
             self._pad_id(pad_id),
             pad_side=pad_side,
@@ -98,7 +111,11 @@ class Stream:
             pack_length=None if pack is None else pack.length,
             indices=indices,
         )
+        self.filler: BatchFiller = self.reader
+        if self.units.grouped:
+            self.filler = GroupFiller.of(self.reader, layout, self.seed)
         numbers = "" if grouping is None else f"/{grouping.window}/{grouping.group}"
+        numbers += "/groups" * self.units.grouped
         self.passport = Passport(
             dataset=data.key if isinstance(data, Mixture) else self.view.key,
             seed=self.seed,
@@ -111,11 +128,6 @@ class Stream:
     def _packing(self, pack: Pack) -> dict[str, Any]:
         slots = {} if self.slots is None else {"slots": asdict(self.slots)}
         return pack.document(self.geometry.world_size) | slots
-
-    def _lengths_at(self, rows: Int64Array) -> Int64Array:
-        """How much of a pack rows take."""
-        lengths = self.view.lengths_at(rows)
-        return lengths if self.slots is None else self.slots.of(lengths)
 
     def _check_shape(self, pad_side: str, multiple: int | None) -> None:
         if pad_side not in ("right", "left"):
@@ -157,27 +169,28 @@ class Stream:
         base = name if grouping is None else "feistel"
         order: Order
         if self.mixture is None:
-            order = make_order(base, len(self.view), self.seed)
+            order = make_order(base, self.units.count, self.seed)
         else:
             mixture = self.mixture
-            schedule = Schedule(mixture.sizes, mixture.rates, mixture.exhausted)
+            grouped = self.units.grouped
+            schedule = Schedule(mixture.sizes(grouped), mixture.rates(grouped), mixture.exhausted)
             order = MixedOrder.of(schedule, base, self.seed)
         if grouping is not None:
             order = GroupedOrder(
-                order, self.seed, self.view.lengths_at, grouping.window, grouping.group
+                order, self.seed, self.units.tokens_at, grouping.window, grouping.group
             )
         return order
 
     def _make_samples(self, *, shuffled: bool) -> Samples:
         if self.pack is None:
-            return RowSamples(self.order, self.view.lengths_at)
+            return RowSamples(self.order, self.units)
         if self.pack.oversize == "error":
-            row, length = self._longest()
+            unit, length = self._longest(self.units.lengths_at)
             if length > self.pack.length:
-                raise oversize_error(row, length, self.pack)
+                raise oversize_error(unit, length, self.pack, self._unit)
         return PackSamples(
             self.order,
-            self._lengths_at,
+            self.units,
             self.pack,
             self.geometry.world_size,
             self.seed if shuffled else None,
@@ -186,23 +199,30 @@ class Stream:
     def _make_stepper(self, multiple: int | None) -> Stepper:
         if self.max_tokens is None:
             return BatchStepper(self.samples, self.geometry)
-        row, length = self._longest()
-        width = padded_width(length, multiple)
+
+        def padded(units: Int64Array) -> Int64Array:
+            rows, longest = self.units.shapes_at(units)
+            return rows * padded_widths(longest, multiple)
+
+        unit, width = self._longest(padded)
         if width > self.max_tokens:
             raise UsageError(
-                f"row {row} takes {width} tokens and max_tokens is {self.max_tokens}: "
+                f"{self._unit} {unit} takes {width} tokens and max_tokens is {self.max_tokens}: "
                 f"leave it out (data.filter('length <= {self.max_tokens}')) or raise it"
             )
-        return BudgetStepper(
-            self.order, self.view.lengths_at, self.geometry, self.max_tokens, multiple
-        )
+        return BudgetStepper(self.order, self.units, self.geometry, self.max_tokens, multiple)
 
-    def _longest(self) -> tuple[int, int]:
-        """The first longest row and its length."""
+    @property
+    def _unit(self) -> str:
+        """What a unit is called."""
+        return "group" if self.units.grouped else "row"
+
+    def _longest(self, lengths_at: Callable[[Int64Array], Int64Array]) -> tuple[int, int]:
+        """The first longest unit and its length."""
         best = (0, 0)
-        for first in range(0, len(self.view), _CHUNK):
-            numbers = np.arange(first, min(first + _CHUNK, len(self.view)), dtype=np.int64)
-            lengths = self._lengths_at(numbers)
+        for first in range(0, self.units.count, _CHUNK):
+            numbers = np.arange(first, min(first + _CHUNK, self.units.count), dtype=np.int64)
+            lengths = lengths_at(numbers)
             place = int(lengths.argmax())
             if lengths[place] > best[1]:
                 best = (first + place, int(lengths[place]))
@@ -251,7 +271,7 @@ class Stream:
 
     def served(self, cursor: Cursor) -> Account:
         """What each source gave before a cursor."""
-        return served(cursor, self.order, self.samples, self.view, self.mixture)
+        return served(cursor, self.order, self.samples, self.units, self.mixture)
 
 
 def packing_plan(

@@ -21,7 +21,7 @@ import numpy as np
 from tokenmill.dataset import Mixture, View, as_view
 from tokenmill.errors import UsageError
 from tokenmill.loader.cursor import Passport
-from tokenmill.loader.samples import PackSamples, rows_as_packs
+from tokenmill.loader.samples import PackSamples
 from tokenmill.loader.stream import LengthGrouped, Stream
 from tokenmill.packing import Pack, Packs, Piece, Slots
 from tokenmill.sampling import Int64Array, unroll
@@ -116,12 +116,14 @@ class WholeRun:
         return round(total / len(self.view) * self._per_epoch * self.epochs)
 
     def packs(self, indices: Iterable[SupportsIndex]) -> Packs:
-        """Samples by number, as integers: a row is a pack of one piece."""
+        """Samples by number, as integers: a row is a pack of one piece, a group one of several."""
         numbers = np.asarray([int(index) for index in indices], dtype=np.int64)
         wrong = (numbers < 0) | (numbers >= len(self))
         if wrong.any():
             raise IndexError(f"sample {int(numbers[wrong][0])} of {len(self)}")
-        return self._rows(numbers) if self._ends is None else self._packs(numbers, self._ends)
+        if self._ends is None:
+            return self._rows(numbers)
+        return self._stream.units.expand(self._packs(numbers, self._ends))
 
     def pieces(self, indices: Iterable[SupportsIndex]) -> list[list[Piece]]:
         """Samples by number: ids and mask of their pieces, as views onto the stored tokens."""
@@ -136,7 +138,7 @@ class WholeRun:
         """
         slots = self.slots
         if slots is None:
-            return self._stream.filler.read(packs, 0, packs.rows.size)
+            return self._stream.reader.read(packs, 0, packs.rows.size)
         stops = packs.starts + packs.lengths + slots.unpredicted
         bounds = zip(packs.starts.tolist(), stops.tolist(), strict=True)
         return [
@@ -145,8 +147,7 @@ class WholeRun:
         ]
 
     def _rows(self, numbers: Int64Array) -> Packs:
-        rows = unroll(self._stream.order, numbers)
-        return rows_as_packs(rows, self.view.lengths_at(rows))
+        return self._stream.units.as_packs(unroll(self._stream.order, numbers))
 
     def _packs(self, numbers: Int64Array, ends: Int64Array) -> Packs:
         samples = self._stream.samples

@@ -6,7 +6,15 @@ and `fill_rows` make the arrays. No file is touched and no token copied before a
 
 from __future__ import annotations
 
-from tokenmill.packing.fill import IGNORE, Batch, Piece, fill_packs, fill_rows, padded_width
+from tokenmill.packing.fill import (
+    IGNORE,
+    Batch,
+    Piece,
+    fill_packs,
+    fill_rows,
+    padded_width,
+    padded_widths,
+)
 from tokenmill.packing.packs import (
     METHODS,
     OVERSIZE,
@@ -33,4 +41,5 @@ __all__ = [
     "oversize_error",
     "pack_window",
     "padded_width",
+    "padded_widths",
 ]

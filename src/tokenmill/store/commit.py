@@ -69,6 +69,9 @@ class _Tally:
     slices: int = 0
     runs: int = 0
     rejected: Counter[str] = field(default_factory=Counter)
+    groups: Counter[str] = field(default_factory=Counter)
+    ungrouped: int = 0
+    """Rows of slices without groups: single ones, where others have some."""
 
     def add(self, counts: RowCounts) -> None:
         record = counts.record
@@ -80,6 +83,10 @@ class _Tally:
         self.slices += 1
         self.runs += len(counts.runs)
         self.rejected.update(row.reason for row in record.rejected)
+        if record.groups is None:
+            self.ungrouped += record.rows
+        else:
+            self.groups.update(record.groups)  # zeros, too: then there are groups
 
     def totals(self) -> Document:
         return {
@@ -90,7 +97,11 @@ class _Tally:
             "trained_tokens": self.trained,
             "slices": self.slices,
             "rejected": dict(sorted(self.rejected.items())),
+            **({"groups": self._group_counts()} if self.groups else {}),
         }
+
+    def _group_counts(self) -> Document:
+        return {**self.groups, "single": self.groups["single"] + self.ungrouped}
 
 
 def commit_store(
@@ -173,7 +184,10 @@ def _write_columns(
     tally = _Tally()
     body = staged / "table.part"
     with NewFile(body) as table, ExitStack() as opened:
-        columns = {name: opened.enter_context(NewFile(staged / name)) for name in names.ROW_ARRAYS}
+        columns = {
+            name: opened.enter_context(NewFile(staged / name))
+            for name in (*names.ROW_ARRAYS, *names.GROUP_FILES)
+        }
         for placement, counts in ahead(lambda one: _counted(cache, one), placements):
             table.write(_table_row(placement, counts, tally))
             columns[names.LENGTHS].write(counts.lengths)
@@ -182,9 +196,13 @@ def _write_columns(
             columns[names.MASK_RUNS].write(counts.runs.astype("<i4").data)
             ends = counts.run_starts[1:] + tally.runs
             columns[names.MASK_RUN_ENDS].write(ends.astype("<i8").data)
+            columns[names.GROUP_ENDS].write((counts.group_ends + tally.rows).astype("<i8").data)
             tally.add(counts)
     write_file(staged / names.TABLE, _chain(header(tally.slices), body))
     body.unlink()
+    if not tally.groups:
+        del columns[names.GROUP_ENDS]  # every row for itself: nobody needs to be told
+        (staged / names.GROUP_ENDS).unlink()
     return tally, {
         name: {"size": column.size, "checksum": column.checksum} for name, column in columns.items()
     }
