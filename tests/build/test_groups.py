@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import tokenmill as tm
 from tests.build.making import (
@@ -23,11 +27,14 @@ from tests.build.making import (
     small_cuts,
     write_rows,
 )
+from tokenmill.build.grouping import group_columns
+from tokenmill.chat.render import GroupFacts
 from tokenmill.errors import CorruptionError
 from tokenmill.store import Group, Store
 from tokenmill.store.groups import Groups
 from tokenmill.store.layout import FORMAT, GROUPS_FORMAT, MANIFEST
 from tokenmill.store.manifest import encode_manifest, make_manifest
+from tokenmill.tokenizer import Encoded
 
 
 def said(rng: random.Random, most: int = 12) -> str:
@@ -250,3 +257,27 @@ def test_numbers_outside_are_refused(pairs: Path) -> None:
     assert groups[-1].rows[0].origin.row == 119
     with pytest.raises(IndexError, match="group 120 of 120"):
         groups[120]
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.tuples(st.lists(st.integers(0, 2), min_size=1, max_size=6), st.integers(0, 5)),
+                min_size=1, max_size=4))  # fmt: skip
+def test_answers_part_where_tokens_or_training_say_so(rows: list[tuple[list[int], int]]) -> None:
+    """Each row: its tokens, and from which one on it is trained."""
+    starts = np.cumsum([0, *(len(ids) for ids, _ in rows)])
+    masks = [[int(n >= min(first, len(ids) - 1)) for n in range(len(ids))] for ids, first in rows]
+    flat = np.array([token for ids, _ in rows for token in ids], np.int32)
+    mask = np.array([trained for row in masks for trained in row], np.uint8)
+    turns = np.zeros(len(rows) + 1, np.int64)
+    encoded = Encoded(flat, starts, mask, np.zeros(0, np.int32), turns)
+    facts = GroupFacts((-1,) * len(rows), None, None, one_prompt=True)
+    shared = 0
+    for tokens in zip(
+        *(zip(ids, m, strict=True) for (ids, _), m in zip(rows, masks, strict=True)), strict=False
+    ):
+        if len(set(tokens)) > 1 or tokens[0][1]:
+            break
+        shared += 1
+    assert set(group_columns(encoded, {0: facts}).prompt_tokens.tolist()) == {shared}
+    other = replace(facts, one_prompt=False)
+    assert set(group_columns(encoded, {0: other}).prompt_tokens.tolist()) == {-1}

@@ -98,7 +98,7 @@ def apply(view: View, model: Model, step: tuple[str, Any], stores: dict[str, Sto
     return view.map(same), model
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.sampled_from(["pairs", "odd", "mixed"]), st.lists(STEP, max_size=4))
 def test_views_keep_groups_whole(
     stores: dict[str, Store], name: str, steps: list[tuple[str, Any]]
@@ -143,3 +143,12 @@ def test_what_would_part_a_group_is_refused(stores: dict[str, Store]) -> None:
     assert len(pairs[4:4]) == 0
     assert [g.rows[0].origin.row for g in pairs.groups[3:9:2]] == [3, 5, 7]
     assert len(pairs.groups.select([5, -1])) == 4
+
+
+@pytest.mark.parametrize("name", ["pairs", "odd"])
+def test_groups_are_shuffled_as_they_are(stores: dict[str, Store], name: str) -> None:
+    whole, shuffled = model_of(stores[name]), stores[name].shuffle(3)
+    assert sorted(shown(shuffled)) == sorted(whole) != shown(shuffled)
+    assert [row.part for row in shuffled] == [
+        n for group in shown(shuffled) for n in range(len(group))
+    ]

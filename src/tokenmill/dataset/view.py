@@ -378,7 +378,7 @@ class SliceView(PartView):
 
     def group_starts(self, groups: Int64Array) -> Int64Array:
         """The parent's, from the range's first on."""
-        if not self.has_groups:
+        if not self.has_groups or not self._groups:
             return groups
         return self._parent.group_starts(groups + self._first_group) - self._numbers.start
 
