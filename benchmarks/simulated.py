@@ -22,12 +22,11 @@ import tokenmill
 from tokenmill.api import resolve_call
 from tokenmill.build.plan import Plan
 from tokenmill.build.run import plan
-from tokenmill.source.assemble import Assembler, BlockEntry
 from tokenmill.source.bytefile import LocalFile
-from tokenmill.source.catalog import remember
 from tokenmill.source.discover import Found
 from tokenmill.source.entry import FileEntry
-from tokenmill.source.index import index_key, write_index
+from tokenmill.source.index import Assembler, BlockEntry, index_key, write_index
+from tokenmill.source.open import remember
 from tokenmill.source.shelf import Shelf
 from tokenmill.store.columns import SliceColumns
 from tokenmill.store.slice_writer import EncodedSlice, encode_slice

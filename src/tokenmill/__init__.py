@@ -48,7 +48,8 @@ if TYPE_CHECKING:
     from tokenmill.origin import Origin
     from tokenmill.packing import Pack
     from tokenmill.prompts import Prompt
-    from tokenmill.store import Row, Store, open_store
+    from tokenmill.store import Row, Sidecar, Store, open_store
+    from tokenmill.store.sidecar_writer import attach
 
 __version__ = "0.1.0"
 
@@ -63,9 +64,11 @@ _HOMES = {
     "PromptDataset": "tokenmill.api",
     "Recipe": "tokenmill.build.recipe",
     "Row": "tokenmill.store",
+    "Sidecar": "tokenmill.store",
     "Store": "tokenmill.store",
     "View": "tokenmill.dataset",
     "as_view": "tokenmill.dataset",
+    "attach": "tokenmill.store.sidecar_writer",
     "concat": "tokenmill.dataset",
     "export": "tokenmill.api",
     "filtered": "tokenmill.dataset",
@@ -97,6 +100,7 @@ __all__ = [
     "Recipe",
     "Row",
     "RowError",
+    "Sidecar",
     "SourceChanged",
     "SourceError",
     "SourceMissing",
@@ -109,6 +113,7 @@ __all__ = [
     "View",
     "WorkerError",
     "as_view",
+    "attach",
     "concat",
     "export",
     "filtered",

@@ -23,7 +23,6 @@ import xxhash
 from tokenmill.errors import UsageError
 
 KEY_HEX = 40  # hex digits of a key: 160 bits, so that 2**40 documents do not collide
-CHECKSUM_HEX = 32  # hex digits of a 128-bit checksum
 
 MOST_NESTED = 64  # levels of a value that a person writes down
 

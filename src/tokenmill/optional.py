@@ -6,13 +6,19 @@
 An import that fails inside the block leaves it as an error of ours that says what the library was
 needed for and how it is installed. Whoever adapts to a foreign library imports it so, from the
 tokenizer's hub ids to the host frameworks; nothing else catches an `ImportError` to explain it.
+
+What is there but heavy is put off: a package whose names come from modules that load much has
+`first_use` for its ``__getattr__``.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib import import_module
+from typing import Any
 
 from tokenmill.errors import TokenmillError, UsageError
 
@@ -64,3 +70,22 @@ def optional(
         if wanted is not None:
             message += f": {install_line(package)}"
         raise raises(message, path=path) from error
+
+
+def first_use(package: str, **homes: str) -> Callable[[str], Any]:
+    """The ``__getattr__`` of a package that imports a name's module when the name is first used.
+
+    Args:
+        package: Its ``__name__``.
+        homes: Names, separated by spaces, under the module of the package that has them.
+    """
+    home_of = {name: module for module, names in homes.items() for name in names.split()}
+
+    def find(name: str) -> Any:
+        if name not in home_of:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        value = getattr(import_module(f"{package}.{home_of[name]}"), name)
+        setattr(sys.modules[package], name, value)
+        return value
+
+    return find

@@ -19,6 +19,7 @@ from tokenmill.packing.packs import METHODS, OVERSIZE
 from tokenmill.prompts.spec import PromptSpec
 from tokenmill.report.lint.rules import FAIL_ON
 from tokenmill.report.row_lookup import RULES
+from tokenmill.store.sidecars import PER
 
 DECLARED = {
     name: option.choices
@@ -28,6 +29,7 @@ DECLARED = {
 }
 PACKS = {"method": METHODS, "oversize": OVERSIZE, "order": ORDERS}
 OWN = {
+    "attach": {"per": PER},
     "export": {"format": FORMATS, "mask": MASKS, "layout": LAYOUTS, **PACKS},
     "inspect": {"rule": RULES},
     "lint": {"fail_on": FAIL_ON},

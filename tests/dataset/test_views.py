@@ -290,7 +290,7 @@ def with_more(row: Row) -> dict[str, Any]:
     [
         (with_more, "stored lengths"),
         (lambda row: {"labels": row.input_ids}, r"not \['labels'\]"),
-        (lambda row: row, "not Row"),
+        (lambda row: row.input_ids, "not ndarray"),
         (lambda row: {"loss_mask": row.loss_mask * 2}, "zeros and ones"),
         (lambda row: {"input_ids": row.input_ids / 2}, "token ids"),
     ],
@@ -304,6 +304,12 @@ def test_map_that_gives_something_else_is_refused_with_the_rows_origin(
     assert str(stores[0][3].origin) in str(refused.value)
     with pytest.raises(UsageError, match="a function of a row"):
         stores[0].map("length")  # type: ignore[arg-type]
+
+
+def test_map_takes_a_row_back(stores: tuple[Store, Store]) -> None:
+    mapped = stores[0].map(lambda row: row.with_tokens(row.input_ids[::-1], row.loss_mask))
+    assert mapped[3].input_ids.tolist() == stores[0][3].input_ids.tolist()[::-1]
+    assert stores[0].map(lambda row: row)[3].origin == stores[0][3].origin
 
 
 def test_map_is_part_of_no_key_and_a_lambda_stays_at_home(stores: tuple[Store, Store]) -> None:

@@ -224,13 +224,12 @@ def test_hub_that_cannot_be_reached_is_one_line_that_says_what_to_do(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Whatever a library's network error says, and however long."""
-    from tokenmill.source import hub as module
 
     class Unreachable:
         def repo_info(self, *arguments: Any, **options: Any) -> Any:
             raise ConnectionError("cannot reach the host\nmore of it\n\nanother paragraph" * 9)
 
-    monkeypatch.setattr(module, "_api", lambda name: Unreachable())
+    monkeypatch.setattr("huggingface_hub.HfApi", Unreachable)
     for asked, here in (("nobody/nothing:train", True), ("hf://datasets/nobody/nothing/x", False)):
         with pytest.raises(SourceError) as caught:
             tokenmill.open_rows(asked)

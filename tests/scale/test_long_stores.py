@@ -15,8 +15,7 @@ from tests.store.making import make_columns, make_store
 from tokenmill import fingerprint
 from tokenmill.errors import CorruptionError, SourceMissing
 from tokenmill.source import open_rows
-from tokenmill.source.assemble import BlockEntry, Blocks
-from tokenmill.source.index import content_digest
+from tokenmill.source.index import BlockEntry, Blocks, content_digest
 from tokenmill.store import CacheLayout, Store, commit
 from tokenmill.store import ahead as ahead_module
 from tokenmill.store import store as store_module

@@ -150,16 +150,16 @@ def test_reading_after_a_harmless_touch_goes_on(
 def test_scan_of_a_growing_file_is_source_changed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tokenmill.source import catalog
+    from tokenmill.source import open as opening
 
     path = jsonl(ROWS, tmp_path)
-    real = catalog.write_index
+    real = opening.write_index
 
     def growing(*arguments: object, **options: object) -> object:
         document = real(*arguments, **options)  # type: ignore[arg-type]
         append(path)
         return document
 
-    monkeypatch.setattr(catalog, "write_index", growing)
+    monkeypatch.setattr(opening, "write_index", growing)
     with pytest.raises(SourceChanged):
         open_rows(path)

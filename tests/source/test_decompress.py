@@ -17,8 +17,7 @@ from tests.source.make import as_lines
 from tokenmill.errors import CorruptionError, SourceError
 from tokenmill.source import limits, open_rows
 from tokenmill.source.bytefile import LocalFile
-from tokenmill.source.copy import CopyFile, write_copy
-from tokenmill.source.decompress import decompressed
+from tokenmill.source.copy import CopyFile, decompressed, write_copy
 from tokenmill.source.shelf import Shelf
 
 ROWS = [{"n": number, "text": f"row {number} {number * 7919 % 1000}"} for number in range(300)]
@@ -99,14 +98,14 @@ def test_bomb_is_refused_at_the_bound(
     path = tmp_path / f"bomb.jsonl.{suffix}"
     path.write_bytes(compress(b"\n" * (8 << 20)))
     assert len(content(path, suffix)) == 8 << 20
-    monkeypatch.setattr("tokenmill.source.decompress.FREE_EXPANSION", 1 << 20)
-    monkeypatch.setattr("tokenmill.source.decompress.MAX_EXPANSION", 100)
+    monkeypatch.setattr("tokenmill.source.copy.FREE_EXPANSION", 1 << 20)
+    monkeypatch.setattr("tokenmill.source.copy.MAX_EXPANSION", 100)
     seen: list[int] = []
     with pytest.raises(SourceError, match="more than 100 times"):
         seen.extend(map(len, decompressed(LocalFile(str(path)), suffix)))
     assert sum(seen) <= 4 << 20
-    monkeypatch.setattr("tokenmill.source.decompress.MAX_EXPANSION", 10**9)
-    monkeypatch.setattr("tokenmill.source.decompress.MAX_DECOMPRESSED", 2 << 20)
+    monkeypatch.setattr("tokenmill.source.copy.MAX_EXPANSION", 10**9)
+    monkeypatch.setattr("tokenmill.source.copy.MAX_DECOMPRESSED", 2 << 20)
     with pytest.raises(SourceError, match="more than 2097152 bytes"):
         content(path, suffix)
 

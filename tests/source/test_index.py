@@ -27,16 +27,16 @@ ROWS = [{"n": number, "text": "x" * (number % 90)} for number in range(40_000)]
 @pytest.fixture
 def scans(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Paths that were scanned."""
-    from tokenmill.source import catalog
+    from tokenmill.source import open as opening
 
     seen: list[str] = []
 
-    class Counted(catalog.LineScan):
+    class Counted(opening.LineScan):
         def __init__(self, file: object) -> None:
             seen.append(file.path)  # type: ignore[attr-defined]
             super().__init__(file)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(catalog, "LineScan", Counted)
+    monkeypatch.setattr(opening, "LineScan", Counted)
     return seen
 
 

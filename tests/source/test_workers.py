@@ -60,7 +60,6 @@ def test_pickle_any_number_of_files_is_small_and_opens_without_scanning(
     def refuse(*arguments: object, **options: object) -> None:
         raise AssertionError("scanned again")
 
-    monkeypatch.setattr("tokenmill.source.catalog.describe", refuse)
     monkeypatch.setattr("tokenmill.source.open.describe", refuse)
     monkeypatch.setattr("tokenmill.source.open.discover", refuse)
     again = pickle.loads(data)

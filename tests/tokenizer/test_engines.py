@@ -248,20 +248,6 @@ def test_forked_child_encodes_alike_and_does_not_hang(parallelism: str) -> None:
     assert (done.stdout.strip(), done.returncode) == ("0", 0), done.stderr
 
 
-def test_pinning_leaves_one_core_of_those_allowed() -> None:
-    code = (
-        "import os, sys; sys.path.insert(0, sys.argv[1])\n"
-        "from tokenmill.tokenizer import pin_to_one_core\n"
-        "allowed = sorted(os.sched_getaffinity(0))\n"
-        "core = pin_to_one_core(len(allowed) + 1)\n"
-        "print(core == allowed[1 % len(allowed)], os.sched_getaffinity(0) == {core})"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code, SOURCE_ROOT], capture_output=True, text=True, check=True
-    )
-    assert done.stdout.split() == ["True", "True"]
-
-
 def test_audit_takes_long_rows_as_often_as_short_ones() -> None:
     """A lie about long rows alone must be seen: none is too long to be compared."""
     encoder = Encoder(family("byte_level"), "hf")

@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerFast
 
 import tokenmill
 from tests.tokenizer.families import family_json
-from tokenmill.tokenizer import identify, load, memo, recall, reload
+from tokenmill.tokenizer import load, memo, recall, reload
 
 SOURCE_ROOT = str(Path(tokenmill.__path__[0]).parent)
 CONFIG = {
@@ -179,7 +179,7 @@ def test_recalled_card_equals_the_found_one_and_loads_no_engine(
     directory: Path, own_cache: Path
 ) -> None:
     assert recall(directory, cache_dir=own_cache) is None
-    card = identify(directory, cache_dir=own_cache)
+    card = reload(directory, cache_dir=own_cache).card
     done = subprocess.run(
         [sys.executable, "-c", RECALL, SOURCE_ROOT, str(directory), str(own_cache)],
         capture_output=True, text=True, check=True,
@@ -187,7 +187,7 @@ def test_recalled_card_equals_the_found_one_and_loads_no_engine(
     recalled, heavy = json.loads(done.stdout)
     assert recalled == json.loads(json.dumps(card.as_dict()))
     assert heavy == []
-    assert card == identify(directory, cache_dir=own_cache)
+    assert card == reload(directory, cache_dir=own_cache).card
     assert (card.eos_id, card.bos_id, card.pad_id) == (3, 0, None)
 
 
@@ -211,7 +211,7 @@ def test_second_load_comes_from_the_cache_without_comparing(
 def test_memo_of_changed_files_arguments_or_versions_is_not_believed(
     directory: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    identify(directory, cache_dir=own_cache)
+    reload(directory, cache_dir=own_cache)
     assert recall(directory, cache_dir=own_cache) is not None
     assert recall(directory, cache_dir=own_cache, backend="file") is None
     assert recall(directory, cache_dir=own_cache, chat_template="x") is None
@@ -220,7 +220,7 @@ def test_memo_of_changed_files_arguments_or_versions_is_not_believed(
         assert recall(directory, cache_dir=own_cache) is None
     (directory / "chat_template.jinja").write_text("other")
     assert recall(directory, cache_dir=own_cache) is None
-    card = identify(directory, cache_dir=own_cache)
+    card = reload(directory, cache_dir=own_cache).card
     assert card.template == "other"
 
 
@@ -229,9 +229,9 @@ def test_template_file_is_remembered_by_content(
 ) -> None:
     template = tmp_path / "t.jinja"
     template.write_text("one")
-    one = identify(directory, cache_dir=own_cache, chat_template=template)
+    one = reload(directory, cache_dir=own_cache, chat_template=template).card
     template.write_text("two")
-    two = identify(directory, cache_dir=own_cache, chat_template=template)
+    two = reload(directory, cache_dir=own_cache, chat_template=template).card
     assert (one.template, two.template) == ("one", "two")
     assert one.key != two.key
 
@@ -239,12 +239,12 @@ def test_template_file_is_remembered_by_content(
 def test_damaged_memo_or_stored_tokenizer_is_found_out_again(
     directory: Path, own_cache: Path
 ) -> None:
-    card = identify(directory, cache_dir=own_cache)
+    card = reload(directory, cache_dir=own_cache).card
     paths = list((own_cache / "tokenizers" / "memo").iterdir())
     (path,) = (path for path in paths if b'"eos_id":3' in path.read_bytes())
     path.write_bytes(path.read_bytes().replace(b'"eos_id":3', b'"eos_id":4'))
     assert recall(directory, cache_dir=own_cache) is None
-    assert identify(directory, cache_dir=own_cache) == card
+    assert reload(directory, cache_dir=own_cache).card == card
     assert recall(directory, cache_dir=own_cache) == card  # the damaged one made room
     stored = own_cache / "tokenizers" / card.key / "tokenizer.json"
     stored.write_bytes(stored.read_bytes()[:-1])
@@ -254,9 +254,8 @@ def test_damaged_memo_or_stored_tokenizer_is_found_out_again(
 def test_cache_that_cannot_be_written_only_costs_time(directory: Path, tmp_path: Path) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("a file where the cache should be")
-    card = identify(directory, cache_dir=blocked)
+    card = reload(directory, cache_dir=blocked).card
     assert card.key == load(directory, backend="file").key
-    assert identify(directory, cache_dir=None).key == card.key
 
 
 def test_refused_tokenizer_is_refused_again(shared: Path, own_cache: Path) -> None:
@@ -264,4 +263,4 @@ def test_refused_tokenizer_is_refused_again(shared: Path, own_cache: Path) -> No
 
     for _ in range(2):
         with pytest.raises(TokenizerError, match="tokenizer_backend"):
-            identify(shared / "tokenizers" / "phi-3-mini", cache_dir=own_cache)
+            reload(shared / "tokenizers" / "phi-3-mini", cache_dir=own_cache)

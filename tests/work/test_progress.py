@@ -153,8 +153,7 @@ def test_function_is_called_with_the_final_numbers_even_after_an_error() -> None
     seen: list[Snapshot] = []
 
     def work() -> None:
-        with open_progress(seen.append, total_size=10) as shown:
-            shown.expect(total_rows=7)
+        with open_progress(seen.append, total_size=10, total_rows=7) as shown:
             shown.add(rows=3, size=5)
             raise KeyError
 

@@ -19,6 +19,7 @@ from tokenmill.dataset.choices import (
 from tokenmill.dataset.mapped import MappedView, mapped
 from tokenmill.dataset.mixture import Mixture, mix
 from tokenmill.dataset.selection import KeptView
+from tokenmill.dataset.sidecars import ViewSidecar
 from tokenmill.dataset.view import (
     ConcatView,
     PartView,
@@ -41,6 +42,7 @@ __all__ = [
     "SliceView",
     "StoreView",
     "View",
+    "ViewSidecar",
     "Where",
     "as_view",
     "concat",

@@ -23,10 +23,11 @@ import numpy.typing as npt
 from tokenmill import fingerprint
 from tokenmill.dataset.selection import KeptView
 from tokenmill.dataset.view import ShuffledView, View, as_view
-from tokenmill.dataset.where import NamedColumns, Where
+from tokenmill.dataset.where import NAMES, NamedColumns, Where, names_in
 from tokenmill.errors import CacheError, UsageError
 from tokenmill.sampling import PURPOSE_VIEW, Int64Array, Permutation, check_seed, derive_key
 from tokenmill.store import Store
+from tokenmill.store.sidecars import column_of
 
 SPLIT_VERSION = 1
 """Version of the function (digest, seed) → point; part of every split's key."""
@@ -74,11 +75,12 @@ class _ByColumns(abc.ABC):
 class _Filter(_ByColumns):
     """Rows for which an expression holds."""
 
-    def __init__(self, text: str) -> None:
-        self._where = Where(text)
+    def __init__(self, text: str, sidecars: Mapping[str, str]) -> None:
+        self._where = Where(text, sidecars)
+        self._sidecars = dict(sidecars)
 
     def __reduce__(self) -> Any:
-        return _Filter, (self._where.text,)
+        return _Filter, (self._where.text, self._sidecars)
 
     @property
     def columns(self) -> list[str]:
@@ -89,6 +91,8 @@ class _Filter(_ByColumns):
         if self._where.uses_source:
             # Only then does the answer depend on what the files are called.
             document["sources"] = [list(store.sources) for store in parent.stores]
+        if self._sidecars:
+            document["sidecars"] = sorted(self._sidecars.values())
         return document
 
     def holds(self, columns: dict[str, Any]) -> npt.NDArray[np.bool_]:
@@ -121,9 +125,11 @@ class _Side(_ByColumns):
 class _Function(_ByColumns):
     """Rows for which somebody's function holds; it has no name, so `_Rows` take its answer."""
 
-    def __init__(self, function: Callable[..., Any], columns: Sequence[str]) -> None:
+    def __init__(
+        self, function: Callable[..., Any], columns: Sequence[str], sidecars: Mapping[str, str]
+    ) -> None:
         self._function = function
-        self._named = NamedColumns(columns)
+        self._named = NamedColumns(columns, sidecars)
 
     @property
     def columns(self) -> list[str]:
@@ -206,18 +212,38 @@ def filtered(
 
     Args:
         data: A store or a view.
-        where: For example ``"length < 4096 and carried.lang == 'en'"``; or a function that is given
-            ``columns``, each as an array, and gives one truth value per row.
+        where: For example ``"length < 4096 and carried.lang == 'en'"``; what is attached per row
+            stands there by its name (``"reward > 0.5"``). Or a function that is given ``columns``,
+            each as an array, and gives one truth value per row.
         columns: What a function is given.
     """
     view = as_view(data)
     if callable(where):
         if columns is None:
             raise UsageError("say the columns that the function of a filter is given")
-        return _by_number(view, _joined(_Function(where, columns).numbers(view)))
+        function = _Function(where, columns, _sidecar_columns(view, columns))
+        return _by_number(view, _joined(function.numbers(view)))
     if columns is not None:
         raise UsageError("an expression names its columns itself: columns are for a function")
-    return KeptView(view, _Filter(where))
+    return KeptView(view, _Filter(where, _sidecar_columns(view, names_in(where))))
+
+
+def _sidecar_columns(view: View, names: Iterable[str]) -> dict[str, str]:
+    """Which of the names are sidecars of the view, and the stored column that each is."""
+    strange = [name for name in names if name not in NAMES and not name.startswith("carried")]
+    if not strange:
+        return {}
+    attached = {sidecar.name for store in view.stores for sidecar in store.sidecars}
+    found = {}
+    for name in sorted(attached.intersection(strange)):
+        sidecar = view.sidecar(name)
+        if sidecar.per != "row":
+            raise UsageError(
+                f"sidecar {name!r} has a value per token, and a filter wants one per row: attach "
+                "what it shall ask for (a mean, a minimum) per row"
+            )
+        found[name] = column_of(name, sidecar.made_by)
+    return found
 
 
 def select(data: Store | View, rows: Iterable[SupportsIndex]) -> View:

@@ -18,9 +18,9 @@ import numpy.typing as npt
 from tokenmill.dataset.view import Found, PartView, Served, View, as_view
 from tokenmill.errors import UsageError
 from tokenmill.sampling import Int64Array
-from tokenmill.store import Row, Store
+from tokenmill.store import Row, Sidecar, Store
 
-Transform = Callable[[Row], Mapping[str, Any]]
+Transform = Callable[[Row], Row | Mapping[str, Any]]
 
 
 class MappedView(PartView):
@@ -128,14 +128,19 @@ class _Mapped:
             dtype=np.int64,
         )
 
+    def sidecar(self, name: str, made_by: str | None = None) -> Sidecar:
+        return self._store.sidecar(name, made_by)
+
 
 def _transformed(row: Row, function: Transform) -> Row:
     given = function(row)
+    if isinstance(given, Row):
+        given = {"input_ids": given.input_ids, "loss_mask": given.loss_mask}
     if not isinstance(given, Mapping) or not set(given) <= {"input_ids", "loss_mask"}:
         what = sorted(given) if isinstance(given, Mapping) else type(given).__name__
         raise UsageError(
-            f"the function of a map gives a mapping of input_ids and loss_mask, not {what} "
-            f"({row.origin})"
+            "the function of a map gives a row, or a mapping of input_ids and loss_mask, not "
+            f"{what} ({row.origin})"
         )
     arrays: list[npt.NDArray[Any]] = []
     for name, stored in (("input_ids", row.input_ids), ("loss_mask", row.loss_mask)):

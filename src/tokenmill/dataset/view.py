@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenmill import fingerprint
+from tokenmill.dataset.sidecars import ViewSidecar, view_sidecar, view_sidecars
 from tokenmill.errors import UsageError
 from tokenmill.sampling import (
     ORDER_VERSION,
@@ -32,7 +33,7 @@ from tokenmill.sampling import (
     check_seed,
     derive_key,
 )
-from tokenmill.store import Groups, Row, Store, ViewMethods
+from tokenmill.store import Groups, Row, Sidecar, Store, ViewMethods
 
 
 class Served(Protocol):
@@ -51,6 +52,9 @@ class Served(Protocol):
 
     def trained_within(self, rows: Int64Array, starts: Int64Array, stops: Int64Array) -> Int64Array:
         """Trained tokens of pieces of rows, as served."""
+
+    def sidecar(self, name: str, made_by: str | None = None) -> Sidecar:
+        """What was attached to rows."""
 
 
 Found = tuple[Served, Int64Array, Int64Array]
@@ -193,6 +197,20 @@ class View(ViewMethods, Sequence[Row], abc.ABC):
         for store, places, numbers in self.locate(indices):
             found[places] = store.trained_within(numbers, starts[places], stops[places])
         return found
+
+    def sidecar(self, name: str, made_by: str | None = None) -> ViewSidecar:
+        """The numbers that were attached to the rows, under a name.
+
+        Args:
+            name: Their name; every store of the view must have them.
+            made_by: What computed them; needed where several did.
+        """
+        return view_sidecar(self, name, made_by)
+
+    @property
+    def sidecars(self) -> list[ViewSidecar]:
+        """All that is attached to every store of the view, by name."""
+        return view_sidecars(self)
 
     def _gather(self, indices: Int64Array, name: str) -> Int64Array:
         found = np.empty(indices.size, dtype=np.int64)

@@ -3,6 +3,7 @@
     length < 4096 and trained / length > 0.1
     file == "math.jsonl" or source in ("a/x.jsonl", "b/x.jsonl")
     carried.lang == "en" and carried.meta.score >= 0.5 and carried["my key"] is not None
+    reward > 0.5                        (what is attached per row, by its name)
 
 A `Where` is such a text, parsed with Python's own grammar and cut down to a whitelist of forms:
 names, members of ``carried``, constants, comparisons, ``and``/``or``/``not``, ``in``, and plain
@@ -60,30 +61,38 @@ _ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
 }
 
 
+def _unknown(name: str) -> UsageError:
+    known = ", ".join([*NAMES, "carried.<column>"])
+    return UsageError(
+        f"a filter knows no name {name!r}; there are {known}, and what is attached per row"
+    )
+
+
 class NamedColumns:
     """Columns by the names that filters know them by.
 
     Args:
-        names: Of `NAMES`, or ``carried.<name>``.
+        names: Of `NAMES`, ``carried.<name>``, or of sidecars.
+        sidecars: Names of sidecars, and the stored column that each is.
     """
 
-    def __init__(self, names: Iterable[str]) -> None:
+    def __init__(self, names: Iterable[str], sidecars: Mapping[str, str]) -> None:
         self.names = list(names)
+        self._stored = {**NAMES, **sidecars}
         for name in self.names:
-            if name not in NAMES and not name.startswith(CARRIED):
-                known = ", ".join([*NAMES, "carried.<column>"])
-                raise UsageError(f"a filter knows no name {name!r}; there are {known}")
+            if name not in self._stored and not name.startswith(CARRIED):
+                raise _unknown(name)
 
     @property
     def stored(self) -> list[str]:
         """The stored columns they come from (never none: rows must be counted)."""
-        return sorted({NAMES.get(name, name) for name in self.names}) or ["length"]
+        return sorted({self._stored.get(name, name) for name in self.names}) or ["length"]
 
     def values(self, columns: Mapping[str, Any]) -> list[npt.NDArray[Any]]:
         """One array per name: numbers, paths, or what carried JSON texts say."""
         found = []
         for name in self.names:
-            values = columns[NAMES.get(name, name)]
+            values = columns[self._stored.get(name, name)]
             if name == "file":
                 values = _objects([posixpath.basename(path) for path in values])
             elif name.startswith(CARRIED):
@@ -97,21 +106,17 @@ class Where:
 
     Args:
         text: See the module's examples.
+        sidecars: Names of sidecars that it may use, and the stored column that each is.
     """
 
-    def __init__(self, text: str) -> None:
-        if not isinstance(text, str):
-            raise UsageError(f"a filter is an expression as text, not {type(text).__name__}")
-        if len(text) > LONGEST:
-            raise UsageError(f"a filter has at most {LONGEST} characters, this one {len(text)}")
-        try:
-            tree = ast.parse(text.strip(), mode="eval")
-        except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-            raise UsageError(f"not a filter expression: {text!r}") from error
+    def __init__(self, text: str, sidecars: Mapping[str, str] | None = None) -> None:
+        tree = _parsed(text)
+        self._sidecars = sidecars or {}
         self._uses: set[str] = set()
         self._carried: set[str] = set()
         self._check(tree.body)
-        self._named = NamedColumns([*self._uses, *(CARRIED + name for name in self._carried)])
+        names = [*self._uses, *(CARRIED + name for name in self._carried)]
+        self._named = NamedColumns(names, self._sidecars)
         self._body = tree.body
         self.text = ast.unparse(tree)
 
@@ -141,11 +146,10 @@ class Where:
             if node.value is None or isinstance(node.value, bool | int | float | str):
                 return None
         elif isinstance(node, ast.Name):
-            if node.id in NAMES:
+            if node.id in NAMES or node.id in self._sidecars:
                 self._uses.add(node.id)
                 return None
-            known = ", ".join([*NAMES, "carried.<column>"])
-            raise UsageError(f"a filter knows no name {node.id!r}; there are {known}")
+            raise _unknown(node.id)
         elif isinstance(node, ast.Attribute | ast.Subscript):
             path = _carried_path(node)
             if path:
@@ -210,6 +214,22 @@ class Where:
             held_all = np.logical_and(held_all, held)
             left = right
         return held_all
+
+
+def _parsed(text: str) -> ast.Expression:
+    if not isinstance(text, str):
+        raise UsageError(f"a filter is an expression as text, not {type(text).__name__}")
+    if len(text) > LONGEST:
+        raise UsageError(f"a filter has at most {LONGEST} characters, this one {len(text)}")
+    try:
+        return ast.parse(text.strip(), mode="eval")
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise UsageError(f"not a filter expression: {text!r}") from error
+
+
+def names_in(text: str) -> set[str]:
+    """Every name that an expression uses, known or not."""
+    return {node.id for node in ast.walk(_parsed(text)) if isinstance(node, ast.Name)}
 
 
 def _carried_path(node: ast.expr) -> list[str]:

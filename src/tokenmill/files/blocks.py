@@ -34,11 +34,7 @@ def most_bytes() -> int:
 
 
 class BlockCache:
-    """The ``blocks/`` part of one cache directory.
-
-    Args:
-        root: The cache directory.
-    """
+    """The ``blocks/`` part of one cache directory."""
 
     def __init__(self, root: Path) -> None:
         self.root = root

@@ -10,33 +10,11 @@ from __future__ import annotations
 import os
 import re
 
-NETWORK_KINDS = frozenset(
-    {
-        "9p",
-        "afs",
-        "beegfs",
-        "ceph",
-        "cifs",
-        "coda",
-        "fuse",
-        "gfs2",
-        "glusterfs",
-        "gpfs",
-        "lustre",
-        "ncpfs",
-        "nfs",
-        "nfs4",
-        "ocfs2",
-        "orangefs",
-        "panfs",
-        "pvfs2",
-        "smb3",
-        "smbfs",
-        "vboxsf",
-        "virtiofs",
-        "wekafs",
-    }
-)
+NETWORK_KINDS = frozenset((
+    "9p", "afs", "beegfs", "ceph", "cifs", "coda", "fuse", "gfs2", "glusterfs", "gpfs", "lustre",
+    "ncpfs", "nfs", "nfs4", "ocfs2", "orangefs", "panfs", "pvfs2", "smb3", "smbfs", "vboxsf",
+    "virtiofs", "wekafs",
+))  # fmt: skip
 """Kinds on which another machine can change or remove a file that is mapped here.
 
 Plain ``fuse`` is what a mounted bucket that names no subtype calls itself; ``fuseblk`` is a disk.

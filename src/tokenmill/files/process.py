@@ -17,7 +17,6 @@ import threading
 import weakref
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 
@@ -35,11 +34,7 @@ def _if_ours(process: int, function: Callable[..., object], *arguments: Any) -> 
 
 
 class PrivateDirectory:
-    """A temporary directory, removed without a word when nobody holds this object any more.
-
-    Args:
-        prefix: How its name begins.
-    """
+    """A temporary directory, removed without a word when nobody holds this object any more."""
 
     def __init__(self, prefix: str = "tokenmill-") -> None:
         self.process = os.getpid()
@@ -68,12 +63,7 @@ class ProcessLock:
     def __enter__(self) -> None:
         self._lock.acquire()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._lock.release()
 
 

@@ -27,7 +27,6 @@ import shutil
 import socket
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import xxhash
@@ -85,12 +84,6 @@ class NewFile:
     """A file written piece by piece; leaving it syncs, closes and compares its size.
 
     Small pieces are gathered: a million of eight bytes are a few writes.
-
-    Args:
-        path: Where; nothing may be there.
-
-    Attributes:
-        size: Bytes given so far.
     """
 
     def __init__(self, path: Path) -> None:
@@ -107,7 +100,6 @@ class NewFile:
         return self
 
     def write(self, piece: Buffer) -> None:
-        """Add bytes at the end."""
         view = memoryview(piece).cast("B")
         self.size += len(view)
         self._hasher.update(view)
@@ -119,7 +111,6 @@ class NewFile:
 
     @property
     def checksum(self) -> str:
-        """Of the bytes given so far."""
         return self._hasher.hexdigest()
 
     def _flush(self) -> None:
@@ -134,12 +125,7 @@ class NewFile:
                     raise OSError(errno.EIO, "the file takes no more bytes")
                 view = view[step:]
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None:
             self._abandon()
             return
@@ -247,17 +233,11 @@ class Staging:
             else:
                 directory.mkdir(parents=True, exist_ok=True)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if os.getpid() == self._process:  # a child forked in between leaves, too
             shutil.rmtree(self.path, ignore_errors=True)
 
     def write(self, name: str, chunks: Buffer | Iterable[Buffer]) -> Path:
-        """Write and sync one staged file."""
         path = self.path / name
         self.make(path.parent)
         write_file(path, chunks)

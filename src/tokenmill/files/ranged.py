@@ -58,17 +58,9 @@ class _Ahead:
 
 
 class RemoteFile:
-    """Bytes by offset of one version of an object.
+    """Bytes by offset of one version of an object: the expected one, or the one that is there now.
 
-    Args:
-        url: The object.
-        expected: The version it must have; None looks once and takes what is there.
-        shared: Take blocks that another file of this version has fetched.
-
-    Attributes:
-        path: What errors call it.
-        version: The version that every byte is of.
-        size: Bytes.
+    Unless it is not ``shared``, it takes blocks that another file of this version has fetched.
     """
 
     def __init__(self, url: str, expected: Version | None = None, *, shared: bool = True) -> None:
@@ -152,11 +144,7 @@ class RemoteFile:
 
 
 class RangedStream(io.RawIOBase):
-    """A remote file with a position of its own.
-
-    Args:
-        file: The bytes.
-    """
+    """A remote file with a position of its own."""
 
     def __init__(self, file: RemoteFile) -> None:
         super().__init__()
@@ -164,25 +152,20 @@ class RangedStream(io.RawIOBase):
         self._position = 0
 
     def readable(self) -> bool:
-        """Always."""
         return True
 
     def seekable(self) -> bool:
-        """Always."""
         return True
 
     def tell(self) -> int:
-        """Where the next read begins."""
         return self._position
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Go to an offset, from the start by default."""
         base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._file.size}
         self._position = base[whence] + offset
         return self._position
 
     def read(self, size: int = -1) -> bytes:
-        """Up to ``size`` bytes, all that are left by default."""
         if size < 0:
             size = max(self._file.size - self._position, 0)
         data = self._file.pread(size, self._position)
@@ -190,7 +173,6 @@ class RangedStream(io.RawIOBase):
         return data
 
     def readinto(self, target: Any) -> int:
-        """Fill a buffer."""
         data = self.read(len(target))
         target[: len(data)] = data
         return len(data)

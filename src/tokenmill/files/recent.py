@@ -17,14 +17,7 @@ _all: weakref.WeakSet[RecentValues] = weakref.WeakSet()
 
 
 class RecentValues:
-    """What was put or taken last.
-
-    Args:
-        bound: Bytes kept at most, the newest value aside.
-
-    Attributes:
-        bytes: Bytes kept.
-    """
+    """What was put or taken last: so many bytes at most, the newest value aside."""
 
     def __init__(self, bound: int) -> None:
         self._bound = bound
@@ -34,7 +27,6 @@ class RecentValues:
         _all.add(self)
 
     def clear(self) -> None:
-        """Keep nothing."""
         with self._lock:
             self._values.clear()
             self.bytes = 0
@@ -45,7 +37,6 @@ class RecentValues:
         self.bytes = sum(size for _, size in self._values.values())
 
     def get(self, key: Hashable) -> Any:
-        """A value, or None."""
         with self._lock:
             found = self._values.get(key)
             if found is None:

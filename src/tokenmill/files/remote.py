@@ -15,7 +15,6 @@ from __future__ import annotations
 import os
 import random
 import re
-import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, NoReturn, Protocol, TypeVar
@@ -28,11 +27,14 @@ from tokenmill.errors import (
     TokenmillError,
     UsageError,
 )
+from tokenmill.files.process import ProcessLock
 
 ATTEMPTS = 6  # tries of one request: with the pauses between them about 15 s
 FIRST_PAUSE_S = 0.4  # before the second try; doubles from there
 LONGEST_PAUSE_S = 8.0
 SETTLED_S = 60.0  # an object without ETag is trusted when its time is older than this
+CONNECT_S = 30.0  # seconds until a connection counts as failed
+SILENCE_S = 60.0  # seconds without a byte until an answer counts as failed
 _LOCAL = ("file", "local")
 
 _URL = re.compile(r"^([a-zA-Z][a-zA-Z0-9+.\-]+)://", re.S)
@@ -51,6 +53,7 @@ _PIP = {
     **dict.fromkeys(("s3", "s3a", "gs", "gcs", "http", "https"), 'pip install "tokenmill[remote]"'),
     "hf": 'pip install "tokenmill[hf]"',
 }
+_CONTENT_RANGE = re.compile(r"bytes\s+(?:(\d+)-(\d+)|\*)/(\d+|\*)")
 _T = TypeVar("_T")
 
 
@@ -110,8 +113,8 @@ def shown(url: str) -> str:
     return f"{parts.scheme}://{host}{parts.path}"
 
 
-_filesystems: dict[tuple[int, str], Any] = {}
-_making = threading.Lock()
+_filesystems: dict[tuple[int, str], Any] = {}  # by process: loops do not survive a fork
+_making = ProcessLock()
 
 
 def filesystem(url: str) -> tuple[Any, str]:
@@ -142,16 +145,6 @@ def _install_line(protocol: str, error: ImportError) -> str:
     return f"{protocol}:// needs a driver: {line or error}"
 
 
-def _forget_after_fork() -> None:
-    # Another thread of the parent may have held it, and loops do not survive a fork.
-    global _making
-    _making = threading.Lock()
-    _filesystems.clear()
-
-
-os.register_at_fork(after_in_child=_forget_after_fork)
-
-
 def version_of(info: Mapping[str, Any], url: str = "") -> Version:
     """The version that a driver's description of an object amounts to."""
     size = info.get("size")
@@ -174,14 +167,7 @@ def version_of(info: Mapping[str, Any], url: str = "") -> Version:
 
 
 class RemoteObject:
-    """One object by URL.
-
-    Args:
-        url: Where it is.
-
-    Attributes:
-        path: What errors call it: the URL without secrets.
-    """
+    """One object by URL; errors call it ``path``, the URL without secrets."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -209,7 +195,6 @@ class RemoteObject:
         return self.retrying(once, start)
 
     def read(self) -> bytes:
-        """The whole of a small object, in one request."""
         return self.retrying(lambda: self._connected().read(), None)
 
     def _connected(self) -> Transport:
@@ -273,8 +258,6 @@ def is_final(error: Exception) -> bool:
 def _transport_of(url: str) -> Transport:
     fs, path = filesystem(url)
     if protocol_of(url) in ("http", "https"):
-        from tokenmill.files.http import HttpTransport
-
         return HttpTransport(fs, url)
     return FileSystemTransport(fs, path, url)
 
@@ -310,12 +293,10 @@ class FileSystemTransport:
         return version_of(info, self._url)
 
     def read(self) -> bytes:
-        """All of it."""
         data: bytes = self._fs.cat_file(self._path)
         return data
 
     def fetch(self, start: int, stop: int, expected: Version | None) -> bytes:
-        """One range."""
         if self._conditional:
             if self._handle is None:
                 handle = self._fs.open(self._path, "rb", cache_type="none")
@@ -336,3 +317,112 @@ class FileSystemTransport:
                     offset=start,
                 )
         return data
+
+
+class HttpTransport:
+    """One object on an HTTP server: ranges, each answer held against the version that was opened.
+
+    It uses the session of fsspec's HTTP file system (its proxies and headers), but asks and reads
+    by itself: every answer to a range says ETag, time and total size, so a change is seen in the
+    very request that met it; a server that ignores ranges is refused before its body is read, not
+    after a terabyte; and looking is a request for one byte, which signed URLs allow where HEAD is
+    forbidden.
+
+    Args:
+        fs: fsspec's HTTP file system.
+        url: The object.
+    """
+
+    def __init__(self, fs: Any, url: str) -> None:
+        self._fs = fs
+        self._url = url
+
+    def look(self) -> Version:
+        """Ask for the first byte: the answer says everything."""
+        version, _ = self._ask(0, 1)
+        return version
+
+    def fetch(self, start: int, stop: int, expected: Version | None) -> bytes:
+        now, data = self._ask(start, stop)
+        if expected is not None and now[:2] != expected[:2]:
+            raise SourceChanged(
+                f"the object changed since it was opened ({expected.size} bytes, "
+                f"{expected.token or 'no ETag'}; now {now.size} bytes, {now.token or 'no ETag'})",
+                path=shown(self._url),
+                offset=start,
+            )
+        return data
+
+    def read(self) -> bytes:
+        from fsspec.asyn import sync
+
+        data: bytes = sync(self._fs.loop, self._get_all)
+        return data
+
+    async def _get_all(self) -> bytes:
+        async with await self._request({}) as answer:
+            answer.raise_for_status()
+            data: bytes = await answer.read()
+            return data
+
+    async def _request(self, headers: dict[str, str]) -> Any:
+        """An answer, its body not yet read."""
+        import aiohttp
+
+        session = await self._fs.set_session()
+        options = dict(self._fs.kwargs)
+        options.setdefault(
+            "timeout",
+            aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=SILENCE_S),
+        )
+        # Ranges of a compressed transfer would be ranges of other bytes.
+        headers = {**options.pop("headers", {}), **headers, "Accept-Encoding": "identity"}
+        return await session.get(self._fs.encode_url(self._url), headers=headers, **options)
+
+    def _ask(self, start: int, stop: int) -> tuple[Version, bytes]:
+        from fsspec.asyn import sync
+
+        answer: tuple[Version, bytes] = sync(self._fs.loop, self._get, start, stop)
+        return answer
+
+    async def _get(self, start: int, stop: int) -> tuple[Version, bytes]:
+        async with await self._request({"Range": f"bytes={start}-{stop - 1}"}) as answer:
+            if answer.status == 416:
+                return _version(answer.headers, self._total(answer)), b""
+            answer.raise_for_status()
+            coding = answer.headers.get("Content-Encoding", "identity")
+            if coding != "identity":
+                raise self._refused(f"the server sends it compressed ({coding}), not as it stands")
+            if answer.status != 206:
+                if answer.headers.get("Content-Length") == "0":
+                    return _version(answer.headers, 0), b""
+                raise self._refused("the server does not support range requests; download it first")
+            total = self._total(answer)
+            return _version(answer.headers, total), await answer.read()
+
+    def _total(self, answer: Any) -> int:
+        match = _CONTENT_RANGE.match(answer.headers.get("Content-Range", ""))
+        if match is None or match[3] == "*":
+            raise self._refused("the server does not say how large it is; download it first")
+        return int(match[3])
+
+    def _refused(self, message: str) -> SourceError:
+        return SourceError(message, path=shown(self._url))
+
+
+def _version(headers: Any, size: int) -> Version:
+    etag, modified = headers.get("ETag", ""), headers.get("Last-Modified", "")
+    if etag and not etag.startswith("W/"):
+        return version_of({"size": size, "ETag": etag})
+    return Version(size, f"{etag} {modified}".strip(), _is_settled(modified, headers.get("Date")))
+
+
+def _is_settled(modified: str, now: str | None) -> bool:
+    """Whether a time in whole seconds lies far enough back, by the server's own clock."""
+    from email.utils import parsedate_to_datetime
+
+    try:
+        age = parsedate_to_datetime(now or "") - parsedate_to_datetime(modified)
+    except (TypeError, ValueError):
+        return False
+    return age.total_seconds() > SETTLED_S

@@ -15,12 +15,7 @@ from tokenmill.files.remote import RemoteObject, shown
 
 
 class RemotePath:
-    """A directory or file by URL.
-
-    Args:
-        url: Where it is.
-        blocks: What keeps the blocks that are read of it.
-    """
+    """A directory or file by URL; what is read of it is kept by ``blocks``."""
 
     def __init__(self, url: str, blocks: BlockCache) -> None:
         self.url = url.rstrip("/")
@@ -32,12 +27,10 @@ class RemotePath:
 
     @property
     def parent(self) -> RemotePath:
-        """The place above."""
         return RemotePath(self.url.rpartition("/")[0], self.blocks)
 
     @property
     def name(self) -> str:
-        """The last part."""
         return self.url.rpartition("/")[2]
 
     def __fspath__(self) -> str:
@@ -51,17 +44,14 @@ class RemotePath:
 
     @property
     def object(self) -> RemoteObject:
-        """The object itself."""
         if self._object is None:
             self._object = RemoteObject(self.url)
         return self._object
 
     def read_bytes(self) -> bytes:
-        """All of it."""
         return self.object.read()
 
     def fetch(self, start: int, stop: int) -> bytes:
-        """A range."""
         return self.object.fetch(start, stop)
 
     def read_kept(self, name: str, is_it: Callable[[bytes], bool]) -> bytes:

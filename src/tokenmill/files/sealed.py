@@ -130,7 +130,6 @@ class JsonForm:
     end: bytes = b""
 
     def encode(self, record: Any) -> bytes:
-        """The bytes of the summary."""
         return self._sealed(record, fingerprint.canonical(record))
 
     def _sealed(self, record: Any, data: bytes) -> bytes:
@@ -151,7 +150,6 @@ class BytesForm:
     """A summary whose first line is the checksum of the rest; the record is that rest."""
 
     def encode(self, record: bytes) -> bytes:
-        """The bytes of the summary."""
         return fingerprint.checksum(record).encode() + b"\n" + record
 
     def decode(self, data: bytes) -> bytes | None:
@@ -179,17 +177,20 @@ class SealedKind:
     remedy: str = "remove the directory to have it made again"
 
     def summary_of(self, place: Path) -> Path:
-        """Where the summary of one is."""
         return place / self.summary if self.summary else place
 
     def encode(self, record: Any) -> bytes:
-        """The bytes of the summary of one."""
         return self.form.encode(record)
 
     @contextlib.contextmanager
-    def stage(self, root: Path) -> Iterator[Draft]:
-        """Begin one for a cache directory; what was not published is gone afterwards."""
-        with Staging(root) as staging:
+    def stage(self, root: Path, *, beside: Path | None = None) -> Iterator[Draft]:
+        """Begin one for a cache directory; what was not published is gone afterwards.
+
+        Args:
+            root: The cache.
+            beside: Of a place in no cache: where it will be, as `Staging` wants it.
+        """
+        with Staging(root, beside=beside) as staging:
             yield Draft(self, staging)
 
     def write(self, root: Path, place: Path, record: Any) -> None:
@@ -317,7 +318,6 @@ class Draft:
         self.checksums[name] = file.checksum
 
     def write(self, name: str, chunks: Buffer | Iterable[Buffer]) -> Path:
-        """Write a data file."""
         file = write_file(self._path(name), chunks)
         self.checksums[name] = file.checksum
         return file.path

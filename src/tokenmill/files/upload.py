@@ -41,20 +41,15 @@ class Upload:
 
     @property
     def size(self) -> int:
-        """Bytes."""
-        return len(self.content) if isinstance(self.content, bytes) else self._path.stat().st_size
-
-    @property
-    def _path(self) -> Path:
-        assert isinstance(self.content, Path)
-        return self.content
+        content = self.content
+        return len(content) if isinstance(content, bytes) else content.stat().st_size
 
     def pieces(self) -> Iterator[bytes]:
         """Its bytes, a few megabytes at a time."""
         if isinstance(self.content, bytes):
             yield self.content
             return
-        with open(self._path, "rb") as file:
+        with open(self.content, "rb") as file:
             yield from iter(lambda: file.read(_STEP), b"")
 
     def digests(self) -> tuple[str, str]:
@@ -67,11 +62,7 @@ class Upload:
 
 
 class Uploader:
-    """Sends files to one place.
-
-    Args:
-        url: The directory that receives them.
-    """
+    """Sends files to the directory at a URL."""
 
     def __init__(self, url: str) -> None:
         self._url = url

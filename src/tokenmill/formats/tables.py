@@ -29,6 +29,7 @@ from tokenmill.formats.megatron_bridge import bridge_record, eos_of, stored_slot
 from tokenmill.formats.plan import LENGTHS, TRAINERS, ExportPlan
 from tokenmill.packing import IGNORE, Packs, Piece
 from tokenmill.store import Row
+from tokenmill.store.slice_writer import number_type
 
 _INT8, _INT32, _INT64 = (pa.list_(kind()) for kind in (pa.int8, pa.int32, pa.int64))
 ORIGIN = pa.struct(
@@ -202,9 +203,7 @@ class PackTables:
             for first, stop in pairwise(block.bounds.tolist())
         ]
         columns = [
-            listed(
-                [record[field.name] for record in records], field.type.value_type.to_pandas_dtype()
-            )
+            listed([record[field.name] for record in records], number_type(field.type.value_type))
             for field in self.schema
         ]
         return pa.Table.from_arrays(columns, schema=self.schema)

@@ -8,12 +8,13 @@ position and pickles small: a worker process needs a filler and steps, nothing e
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 import numpy as np
 
 from tokenmill.dataset import View
+from tokenmill.loader.attached import Attached
 from tokenmill.loader.steps import Step
 from tokenmill.packing import Batch, Packs, Piece, fill_packs, fill_rows
 
@@ -29,6 +30,7 @@ class Filler:
         multiple: Widths are rounded up to a multiple of this.
         pack_length: Tokens per pack; None pads rows instead.
         indices: Also hand out row numbers.
+        attached: The sidecars that are handed out beside the tokens.
     """
 
     view: View
@@ -37,18 +39,23 @@ class Filler:
     multiple: int | None = None
     pack_length: int | None = None
     indices: bool = False
+    attached: Attached = field(default_factory=Attached)
 
     def fill(self, step: Step) -> Batch:
         """The batch of this rank."""
         packs = step.packs
         begin, end = int(packs.bounds[step.first]), int(packs.bounds[step.stop])
         pieces = self.read(packs, begin, end)
+        served = packs.rows[begin:end], packs.starts[begin:end], packs.lengths[begin:end]
         if self.pack_length is None:
             batch = fill_rows(pieces, self.pad_id, side=self.pad_side, multiple=self.multiple)
+            width = batch["input_ids"].shape[1]
+            batch |= self.attached.padded(*served, width, self.pad_side)
         else:
-            bounds = (packs.bounds[step.first : step.stop + 1] - begin).tolist()
-            grouped = [pieces[a:b] for a, b in pairwise(bounds)]
+            bounds = packs.bounds[step.first : step.stop + 1] - begin
+            grouped = [pieces[a:b] for a, b in pairwise(bounds.tolist())]
             batch = fill_packs(grouped, self.pack_length, self.pad_id)
+            batch |= self.attached.packed(*served, bounds, self.pack_length)
         trained = int(batch["loss_mask"].sum(dtype=np.int64))
         for first, stop in ((0, begin), (end, packs.rows.size)):
             trained += self._trained(packs, first, stop)

@@ -20,6 +20,7 @@ from typing import Any
 
 from tokenmill.dataset import Mixture, View
 from tokenmill.errors import UsageError
+from tokenmill.loader.attached import Wanted
 from tokenmill.loader.cursor import Cursor
 from tokenmill.loader.prefetch import Prefetcher
 from tokenmill.loader.stream import LengthGrouped, Stream
@@ -51,6 +52,8 @@ class Loader:
         pack: A `Pack` lays rows side by side instead of padding them.
         prefetch: Batches that a thread fills ahead; 0 fills them when asked.
         indices: Also hand out ``indices``: the row number of every row in the batch.
+        sidecars: Which sidecars to hand out under their names: names, or a mapping from names to
+            what made each. None: all that are attached to the data now; ``()``: none.
         unit: What a sample is: rows or groups; auto: groups where the data has any. They are never
             parted.
         layout: How pairs are served: sides (``chosen_*`` and ``rejected_*``) or interleaved (one
@@ -76,6 +79,7 @@ class Loader:
         *,
         prefetch: int = 0,
         indices: bool = False,
+        sidecars: Wanted = None,
         unit: str = "auto",
         layout: str = "sides",
     ) -> None:
@@ -100,6 +104,7 @@ class Loader:
             max_tokens=max_tokens,
             pack=pack,
             indices=indices,
+            sidecars=sidecars,
             unit=unit,
             layout=layout,
         )

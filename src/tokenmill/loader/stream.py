@@ -17,6 +17,7 @@ import numpy as np
 from tokenmill.dataset import Mixture, View, as_view
 from tokenmill.errors import StateError, UsageError
 from tokenmill.loader.account import Account, served
+from tokenmill.loader.attached import Attached, Wanted
 from tokenmill.loader.cursor import Cursor, Passport
 from tokenmill.loader.filler import Filler
 from tokenmill.loader.group_batches import GroupFiller
@@ -59,7 +60,8 @@ class LengthGrouped:
 class Stream:
     """Cursor → batch and next cursor; the arguments are those of `Loader`.
 
-    Only who fills packs by itself gives ``slots``: the filler here knows nothing of them.
+    Only who fills packs by itself gives ``slots``: the filler here knows nothing of them. Sidecars
+    are served as far as they are named.
     """
 
     def __init__(
@@ -80,6 +82,7 @@ class Stream:
         pack: Pack | None = None,
         slots: Slots | None = None,
         indices: bool = False,
+        sidecars: Wanted = (),
         unit: str = "auto",
         layout: str = "sides",
     ) -> None:
@@ -110,6 +113,7 @@ class Stream:
             multiple=pad_to_multiple_of,
             pack_length=None if pack is None else pack.length,
             indices=indices,
+            attached=Attached.of(self.view, sidecars),
         )
         self.filler: BatchFiller = self.reader
         if self.units.grouped:

@@ -9,7 +9,9 @@ row's prompt is, used alike where lengths are measured and where prompts are ser
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from tokenmill.optional import first_use
 
 if TYPE_CHECKING:
     from tokenmill.prompts.dataset import PromptDataset
@@ -17,20 +19,12 @@ if TYPE_CHECKING:
     from tokenmill.prompts.shaping import Prompt, shape_row
     from tokenmill.prompts.spec import PromptSpec
 
-_HOMES = {
-    "Prompt": "shaping",
-    "PromptDataset": "dataset",
-    "PromptMaker": "rendering",
-    "PromptSpec": "spec",
-    "shape_row": "shaping",
-}
-
 __all__ = ["Prompt", "PromptDataset", "PromptMaker", "PromptSpec", "shape_row"]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib import import_module
-
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+__getattr__ = first_use(
+    __name__,
+    dataset="PromptDataset",
+    rendering="PromptMaker",
+    shaping="Prompt shape_row",
+    spec="PromptSpec",
+)

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
+from heapq import merge
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
@@ -27,12 +28,19 @@ from tokenmill.errors import RowError, StateError, UsageError
 from tokenmill.files import PrivateDirectory
 from tokenmill.origin import Origin, nothing_left
 from tokenmill.prompts import media
-from tokenmill.prompts.cursor import PromptPassport
 from tokenmill.prompts.lengths import Int32Array, Int64Array, Kept, LengthIndex
 from tokenmill.prompts.lookup import OpenedIndex, Wanted, find_index
 from tokenmill.prompts.shaping import Prompt, shape_row
 from tokenmill.prompts.spec import PromptSpec
-from tokenmill.sampling import FeistelOrder, MilesOrder, Order, check_seed, unroll
+from tokenmill.sampling import (
+    ORDER_VERSION,
+    FeistelOrder,
+    MilesOrder,
+    Order,
+    admit_state,
+    check_seed,
+    unroll,
+)
 from tokenmill.source import Rows
 from tokenmill.work import Executor, executor_for
 from tokenmill.work.inputs import Source, cache_of, open_sources
@@ -43,6 +51,8 @@ if TYPE_CHECKING:
 ORDERS: dict[str, Any] = {"feistel": FeistelOrder, "miles": MilesOrder}
 STRETCH = 256  # prompts read together while iterating
 ON_BAD_ROW = ("reject", "raise")
+STATE_VERSION = 1
+_STATE_KIND = "tokenmill.PromptDataset"
 
 
 class PromptDataset(Sequence[Prompt]):
@@ -205,27 +215,18 @@ class PromptDataset(Sequence[Prompt]):
 
     def rejected_rows(self) -> Iterator[tuple[Origin, str, str]]:
         """Origin, reason and detail of every row that is not served, in the source's order."""
-        bad = self._index.rejections()
-        pending = next(bad, None)
-        for row in self._kept.overlong_rows().tolist():
-            while pending is not None and pending.row < row:
-                yield self._rows.origin(pending.row), pending.reason, pending.detail
-                pending = next(bad, None)
-            length = int(self._index.lengths[row])
-            detail = f"{length} tokens, max_length is {self.max_length}"
-            yield self._rows.origin(row), "overlong", detail
-        while pending is not None:
-            yield self._rows.origin(pending.row), pending.reason, pending.detail
-            pending = next(bad, None)
+        lengths, limit = self._index.lengths, self.max_length
+        overlong = (
+            (row, "overlong", f"{lengths[row]} tokens, max_length is {limit}")
+            for row in self._kept.overlong_rows().tolist()
+        )
+        for row, reason, detail in merge(self._index.rejections(), overlong):
+            yield self._rows.origin(row), reason, detail
 
     def _raise_first(self) -> None:
         for rejection in self._index.rejections():
             origin = self._rows.origin(rejection.row)
-            raise RowError(
-                rejection.detail,
-                reason=rejection.reason,
-                **origin.location,
-            )
+            raise RowError(rejection.detail, reason=rejection.reason, **origin.location)
 
     @property
     def lengths(self) -> Int32Array:
@@ -371,12 +372,26 @@ class PromptDataset(Sequence[Prompt]):
     def _first_path(self) -> str | None:
         return self._rows.origin(0).path if len(self._rows) else None
 
-    def _passport(self) -> PromptPassport:
-        return PromptPassport(self.key, self.max_length, self.seed, self.order)
+    def _passport(self) -> dict[str, Any]:
+        """Which stream a cursor belongs to; another one refuses it with both values."""
+        return {
+            "index": self.key,
+            "max_length": self.max_length,
+            "seed": self.seed,
+            "order": self.order,
+        }
 
     def state_dict(self) -> dict[str, Any]:
         """The cursor of `take`: a small JSON-able dict."""
-        return self._passport().stamp(self._epoch, self._position, self._shuffled)
+        return {
+            "kind": _STATE_KIND,
+            "version": STATE_VERSION,
+            "order_version": ORDER_VERSION,
+            "epoch": self._epoch,
+            "position": self._position,
+            "shuffled": self._shuffled,
+            **self._passport(),
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where a saved cursor stands.
@@ -384,8 +399,21 @@ class PromptDataset(Sequence[Prompt]):
         Raises:
             StateError: It is of another index, limit, seed or order.
         """
-        admitted = self._passport().admit(dict(state), len(self))
-        self._epoch, self._position, self._shuffled = admitted
+        state = dict(state)
+        admit_state(
+            state,
+            kind=_STATE_KIND,
+            owner="prompt dataset",
+            version=STATE_VERSION,
+            fields=self._passport(),
+            numbers=("epoch", "position"),
+        )
+        position, shuffled = state["position"], state.get("shuffled")
+        if position > len(self):
+            raise StateError(f"the state's position is {position} of {len(self)} prompts")
+        if not isinstance(shuffled, bool):
+            raise StateError(f"the state's shuffled is {shuffled!r}, not true or false")
+        self._epoch, self._position, self._shuffled = state["epoch"], position, shuffled
 
     # Travelling
 

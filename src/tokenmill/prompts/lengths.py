@@ -67,7 +67,7 @@ Measured = tuple[Int32Array, list[Rejection]]
 """Lengths of a block's rows, and its rejections, numbered within the block."""
 
 
-class _Record(msgspec.Struct, frozen=True):
+class _LengthRecord(msgspec.Struct, frozen=True):
     """What the summary says."""
 
     document: dict[str, Any]
@@ -100,7 +100,7 @@ class LengthIndex:
     def __init__(self, directory: Path, document: Any = None) -> None:
         self.directory = directory
         self._sealed = sealed = _KIND.admit(directory)
-        record = sealed.convert(_Record)
+        record = sealed.convert(_LengthRecord)
         if document is not None:
             sealed.require_document(document)
         elif fingerprint.key(record.document) != directory.name:
@@ -168,7 +168,7 @@ def publish_index(
             **serving,
         }
         if not draft.publish(place, record):
-            theirs = _KIND.admit(place).convert(_Record)
+            theirs = _KIND.admit(place).convert(_LengthRecord)
             if theirs.checksums != draft.checksums:
                 raise NonDeterminismError(
                     "another builder measured other lengths for the same prompts", path=place

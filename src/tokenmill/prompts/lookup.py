@@ -49,17 +49,9 @@ INDEX_VERSION = 1
 
 @dataclass(frozen=True)
 class Wanted:
-    """What is asked for: arguments that lead to one index.
+    """What is asked for: arguments that lead to one index, named as in `tokenmill.prepare`.
 
-    Attributes:
-        rows: The opened source.
-        spec: The row-shaping arguments.
-        tokenizer: As for `tokenmill.prepare`; None where no token is counted.
-        tokenizer_backend: See there.
-        chat_template: See there.
-        trust_remote_code: See there.
-        processor: Measures prompts with media, where there is one.
-        engine: Which engine may encode; never changes the result.
+    Without a tokenizer no token is counted. A processor measures prompts with media.
     """
 
     rows: Rows
@@ -147,17 +139,7 @@ def _find_or_make(wanted: Wanted, root: Path, executor: Executor) -> OpenedIndex
 
 
 class _Making:
-    """An index that is being made: the parts of its blocks, then the whole.
-
-    Args:
-        wanted: What is asked for.
-        root: The cache directory.
-        card: The tokenizer's identity card, where there is one.
-        shape: Key of everything but the source that can change a length.
-
-    Attributes:
-        measured: Rows that were rendered and encoded.
-    """
+    """An index that is being made: the parts of its blocks, then the whole."""
 
     def __init__(self, wanted: Wanted, root: Path, card: IdentityCard | None, shape: str) -> None:
         self._wanted = wanted

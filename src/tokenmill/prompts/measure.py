@@ -36,14 +36,7 @@ _DETAIL_CHARS = 300  # a rejection's detail is for a person; a template can rais
 
 
 class Measurer:
-    """Measures prompts; loaded once per worker.
-
-    Args:
-        spec: The row-shaping arguments.
-        tokenizer: A loaded tokenizer; None where nothing is rendered and no token is counted.
-        engine: Which engine may encode; never changes the result.
-        processor: Measures prompts with media, where there is one.
-    """
+    """Measures prompts; loaded once per worker, without a tokenizer where no token is counted."""
 
     def __init__(
         self, spec: PromptSpec, tokenizer: Any, engine: str = "auto", processor: Any = None

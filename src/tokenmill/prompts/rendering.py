@@ -27,28 +27,19 @@ from tokenmill.prompts.tools import ServedTools
 
 
 class PromptMaker:
-    """Makes prompts' texts.
-
-    Args:
-        spec: The row-shaping arguments.
-        template: The chat template, several by name, or None.
-        special_tokens: Named special tokens as text.
-        renderer: ``auto`` or ``jinja2``; it never changes the result.
-    """
+    """Makes prompts' texts."""
 
     def __init__(
         self,
         spec: PromptSpec,
         template: str | Mapping[str, str] | None,
         special_tokens: Mapping[str, str] | None,
-        *,
-        renderer: str = "auto",
     ) -> None:
         self.spec = spec
         # What is served as it is meets no template, not even one that does not compile.
         used = template if spec.apply_chat_template else None
         shape = ChatSpec(template_kwargs=spec.template_kwargs, date=spec.date)
-        self._renderer = Renderer(shape, used, special_tokens, renderer=renderer)
+        self._renderer = Renderer(shape, used, special_tokens)
 
     def text(self, shaped: Shaped) -> str | Messages:
         """What is served as the prompt of a row.

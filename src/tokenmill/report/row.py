@@ -10,12 +10,13 @@ token that is not trained), ``closer`` (a trained control token that ends a turn
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from tokenmill.origin import Origin
-from tokenmill.store import Store
+from tokenmill.store import Sidecar, Store
 from tokenmill.tokenizer import Tokenizer, load
 
 KINDS = ("untrained", "trained", "special", "closer", "control")
@@ -34,6 +35,7 @@ class RowView:
         turns: ``(role, start, end)`` over tokens.
         origin: Where it comes from.
         carried: The carried columns.
+        sidecars: What is attached to it: by name one number, or one per token.
     """
 
     number: int
@@ -44,6 +46,7 @@ class RowView:
     turns: list[tuple[str, int, int]]
     origin: Origin
     carried: dict[str, Any]
+    sidecars: dict[str, float | list[float]] = field(default_factory=dict)
 
     def document(self) -> dict[str, Any]:
         """The object that ``tokenmill inspect --json`` prints."""
@@ -56,6 +59,7 @@ class RowView:
             "turns": [list(turn) for turn in self.turns],
             "origin": self.origin._asdict(),
             "carried": self.carried,
+            "sidecars": self.sidecars,
         }
 
 
@@ -78,7 +82,19 @@ def view_row(store: Store, number: int, tokenizer: Tokenizer) -> RowView:
         turns=row.turns,
         origin=row.origin,
         carried=row.carried,
+        sidecars=attached_to(store.sidecars, number),
     )
+
+
+def attached_to(sidecars: Sequence[Sidecar], number: int) -> dict[str, float | list[float]]:
+    """What is attached to a row; where several made what has one name, each says which."""
+    named = Counter(sidecar.name for sidecar in sidecars)
+    found = {}
+    for sidecar in sidecars:
+        label = sidecar.name if named[sidecar.name] == 1 else f"{sidecar.name} {sidecar.made_by}"
+        values = sidecar[number]
+        found[label] = values if isinstance(values, float) else values.tolist()
+    return found
 
 
 def token_kinds(mask: Sequence[int], special: Sequence[bool]) -> list[str]:

@@ -20,6 +20,7 @@ import numpy.typing as npt
 from tokenmill.errors import UsageError
 from tokenmill.report.packing_preview import packing_preview
 from tokenmill.store import Store
+from tokenmill.store.sidecar_writer import unfinished
 
 PERCENTILES = (1, 5, 25, 50, 75, 95, 99, 100)
 MAX_LENGTHS = tuple(1 << power for power in range(9, 21))  # 512 to 1M: what models are trained at
@@ -40,7 +41,38 @@ def store_stats(store: Store) -> dict[str, Any]:
         "trained_percentiles": percentiles(store.trained),
         "sources": _per_source(store),
         "roles": per_role(store),
+        "sidecars": sidecar_stats(store),
     }
+
+
+def sidecar_stats(store: Store) -> list[dict[str, Any]]:
+    """What is attached: range and mean as the summaries say, and rows that are still missing."""
+    complete = [
+        {
+            "name": sidecar.name,
+            "made_by": sidecar.made_by,
+            "per": sidecar.per,
+            "bytes": sidecar.bytes,
+            "low": sidecar.record.low,
+            "high": sidecar.record.high,
+            "mean": sidecar.record.mean,
+            "infinite": sidecar.record.infinite,
+            "missing": 0,
+        }
+        for sidecar in store.sidecars
+    ]
+    unknown = dict.fromkeys(("low", "high", "mean", "infinite"))
+    return complete + [
+        {
+            "name": writer.identity.name,
+            "made_by": writer.identity.made_by,
+            "per": writer.per,
+            "bytes": 0,
+            **unknown,
+            "missing": int(writer.missing.size),
+        }
+        for writer in unfinished(store)
+    ]
 
 
 def store_distributions(

@@ -8,8 +8,9 @@ zstandard, isal) is imported when a file needs it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from tokenmill.optional import first_use
 from tokenmill.origin import Origin
 
 if TYPE_CHECKING:
@@ -18,21 +19,12 @@ if TYPE_CHECKING:
     from tokenmill.source.open import open_rows
     from tokenmill.source.rows import Rows
 
-_HOMES = {
-    "Block": "block",
-    "BlockRows": "block",
-    "Rows": "rows",
-    "SourceFile": "entry",
-    "open_rows": "open",
-    "read_block": "block",
-}
-
 __all__ = ["Block", "BlockRows", "Origin", "Rows", "SourceFile", "open_rows", "read_block"]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib import import_module
-
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+__getattr__ = first_use(
+    __name__,
+    block="Block BlockRows read_block",
+    entry="SourceFile",
+    open="open_rows",
+    rows="Rows",
+)

@@ -98,8 +98,9 @@ def parse_address(text: str) -> Address:
     text = local_path(text)
     sliced = _SLICED.match(text)
     if sliced:
-        selection = parse_selection(sliced["slice"], text)
-        return Address(_some(sliced["path"], text), sliced["split"], selection)
+        if not sliced["path"]:
+            raise UsageError(f"{text!r}: a path must stand before the @")
+        return Address(sliced["path"], sliced["split"], parse_selection(sliced["slice"], text))
     split = _SPLIT.match(text)
     if split and (is_remote(split["path"]) or os.path.isdir(split["path"])):
         return Address(split["path"], split["split"])
@@ -118,12 +119,6 @@ def _in_hub(text: str) -> Address | None:
     selection = parse_selection(match["slice"], text) if match["slice"] else None
     hub = HubName(match["repo"], match["revision"])
     return Address(text, match["split"], selection, hub)
-
-
-def _some(path: str, text: str) -> str:
-    if not path:
-        raise UsageError(f"{text!r}: a path must stand before the @")
-    return path
 
 
 def parse_selection(text: str, context: str) -> Selection:

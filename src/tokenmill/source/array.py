@@ -20,9 +20,9 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenmill.errors import SourceError
-from tokenmill.source.assemble import Assembler
-from tokenmill.source.bytefile import ByteFile
+from tokenmill.source.bytefile import SourceBytes
 from tokenmill.source.cut import SLACK, Cutter, Integers, first_qualified
+from tokenmill.source.index import Assembler
 from tokenmill.source.limits import MAX_ARRAY_GAP, MAX_ROW, MIB, SCAN_BUFFER
 from tokenmill.source.scan import BOM, WHITE_SPACE
 
@@ -130,14 +130,9 @@ def element_spans(data: bytes, *, opens: bool) -> tuple[Integers, Integers]:
 
 
 class ArrayScan:
-    """One pass over an array file; the same shape as `LineScan`.
+    """One pass over an array file; the same shape as `LineScan`."""
 
-    Args:
-        file: Where the bytes are.
-        buffer_bytes: Size of the read buffer; no result depends on it.
-    """
-
-    def __init__(self, file: ByteFile, buffer_bytes: int = SCAN_BUFFER) -> None:
+    def __init__(self, file: SourceBytes, buffer_bytes: int = SCAN_BUFFER) -> None:
         self.assembler = Assembler()
         self.bytes = 0
         self._file = file

@@ -9,25 +9,19 @@ block, so that equal blocks in different files give equal results.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-import msgspec
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
 from tokenmill.errors import RowError, SourceChanged
-from tokenmill.files import is_remote
-from tokenmill.source.bytefile import ByteFile, LocalFile, Signature, open_remote
+from tokenmill.source.bytefile import LocalFile, SourceBytes
 from tokenmill.source.cut import Integers
-from tokenmill.source.entry import Span
+from tokenmill.source.entry import SeenFile
 from tokenmill.source.limits import MAX_ROW, MIB
 from tokenmill.source.parse import over_limit, parse_many
 from tokenmill.source.scan import BLANK, BOM
-
-if TYPE_CHECKING:
-    from tokenmill.files.ranged import RemoteFile
-
 
 Value = dict[str, Any] | RowError
 """What the parser makes of a row."""
@@ -41,45 +35,31 @@ class Part(NamedTuple):
     last: int
 
 
-class Block(msgspec.Struct, frozen=True, kw_only=True):
+class Block(SeenFile, frozen=True, kw_only=True):
     """A run of rows of one file.
 
     Attributes:
         file: Position of the file in ``rows.files``.
-        path: The file as the caller names it.
-        kind: "lines", "array", "parquet" or "arrow".
         first_row: Number of its first row within the file.
         rows: How many rows it has; a stretch of blank lines can be a block without any.
         first_line: Physical line at which it starts, from 1; None for columnar files.
         offset: Where it starts in the decompressed file; None for columnar files.
         length: Bytes of it; for columnar files an estimate of the decoded size.
         digest: 32 hex digits: xxh3-128 of the bytes; for columnar files of (content, row range).
-        location: The file as an absolute path.
         copy: Directory of the seekable copy that holds the decompressed bytes, or empty.
-        signature: The file's stat when it was opened.
-        settled: Whether an equal signature proves equal bytes.
         content: Digest of the whole file, for columnar files.
-        version: What tells this state of a remote object from another.
-        spans: Of a remote Arrow file: its schema's bytes, then those of the batches concerned.
-        spans_row: Number of the first of those batches' rows.
+        spans_row: Number of the first row of the first span's batch.
     """
 
     file: int
-    path: str
-    kind: str
     first_row: int
     rows: int
     first_line: int | None
     offset: int | None
     length: int
     digest: str
-    location: str
     copy: str = ""
-    signature: tuple[int, int, int, int] = (0, 0, 0, 0)
-    settled: bool = True
     content: str = ""
-    version: str = ""
-    spans: tuple[Span, ...] = ()
     spans_row: int = 0
 
 
@@ -148,23 +128,17 @@ def _placed(block: Block, number: int, line: int, start: int, error: RowError) -
     return placed
 
 
-def _open(block: Block) -> ByteFile:
+def _open(block: Block) -> SourceBytes:
     if block.copy:
         from pathlib import Path
 
         from tokenmill.source.copy import CopyFile
 
         return CopyFile(Path(block.copy), block.path)
-    if is_remote(block.location):
-        return open_remote_block(block)
+    if block.is_remote:
+        return block.open_remote()
     # The digest decides, not the stat: a file that was only touched is still itself.
     return LocalFile(block.location)
-
-
-def open_remote_block(block: Block) -> RemoteFile:
-    """The remote object that a block is of, in the state that was planned."""
-    signature = Signature(*block.signature)
-    return open_remote(block.location, block.path, signature, block.version, block.settled)
 
 
 def changed(block: Block) -> SourceChanged:
@@ -214,16 +188,9 @@ def _split_elements(data: bytes, offset: int) -> _Split:
     return rows, np.searchsorted(breaks, starts), np.asarray(starts, np.int64)
 
 
-def _over_limit(block: Block, file: ByteFile, offset: int) -> BlockRows:
+def _over_limit(block: Block, file: SourceBytes, offset: int) -> BlockRows:
     """A block of one row that is too long: check it without holding it."""
-    hashed, done = xxhash.xxh3_128(), 0
-    while done < block.length:
-        data = file.pread(min(MIB, block.length - done), offset + done)
-        if not data:
-            break
-        hashed.update(data)
-        done += len(data)
-    if hashed.hexdigest() != block.digest:
+    if digest_of(file, offset, block.length) != block.digest:
         raise changed(block)
     nothing = np.empty(0, dtype=np.int64)
     if not block.rows:
@@ -242,7 +209,7 @@ def _over_limit(block: Block, file: ByteFile, offset: int) -> BlockRows:
     )
 
 
-def digest_of(file: ByteFile, offset: int, length: int) -> str:
+def digest_of(file: SourceBytes, offset: int, length: int) -> str:
     """The digest of a span, read piece by piece."""
     hashed, done = xxhash.xxh3_128(), 0
     while done < length:

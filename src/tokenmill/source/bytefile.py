@@ -1,6 +1,6 @@
 """Bytes by offset: what local files, copies and remote objects have in common.
 
-A `ByteFile` has a size, reads at an offset without a shared position (so threads and forked
+A `SourceBytes` has a size, reads at an offset without a shared position (so threads and forked
 processes need no lock), and can tell whether it is still what it was. A `Signature` is what a
 stat says about a file; two equal ones mean "the same bytes" only when the file had come to rest
 before it was read, which `settled` decides as git does for its index.
@@ -13,22 +13,18 @@ from __future__ import annotations
 
 import os
 import stat
-import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 from weakref import ref
 
 from tokenmill.errors import SourceChanged, SourceError, SourceMissing, UsageError
-from tokenmill.files import is_remote
+from tokenmill.files import ProcessLock, is_remote
 from tokenmill.source.limits import OPEN_FILES, RACY_COARSE_NS, RACY_NS
 
-if TYPE_CHECKING:
-    from tokenmill.files.ranged import RemoteFile
 
-
-class ByteFile(Protocol):
+class SourceBytes(Protocol):
     """Anything that gives bytes by offset."""
 
     path: str
@@ -57,7 +53,6 @@ class Signature(NamedTuple):
 
     @classmethod
     def of(cls, status: os.stat_result) -> Signature:
-        """Take it from a stat."""
         return cls(status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
 
     def settled(self, now_ns: int) -> bool:
@@ -78,9 +73,7 @@ class Signature(NamedTuple):
 class LocalFile:
     """A file of this machine's file systems, read with pread.
 
-    Args:
-        path: The file.
-        expected: The signature it must have; anything else is `SourceChanged`.
+    In another state than the expected one it is `SourceChanged`.
     """
 
     def __init__(self, path: str, expected: Signature | None = None) -> None:
@@ -125,7 +118,6 @@ class LocalFile:
         return data
 
     def read_into(self, target: memoryview, offset: int) -> int:
-        """Read into a reused buffer."""
         done = 0
         try:
             while done < len(target):
@@ -167,16 +159,6 @@ def location_of(path: str) -> str:
     return path if is_remote(path) else os.path.abspath(path)
 
 
-def open_remote(url: str, path: str, signature: Signature, token: str, settled: bool) -> RemoteFile:
-    """A remote object in the state that was seen; every range is compared with it."""
-    from tokenmill.files.ranged import RemoteFile
-    from tokenmill.files.remote import Version
-
-    file = RemoteFile(url, Version(signature.size, token, settled))
-    file.path = path
-    return file
-
-
 # --- a bound on open files -----------------------------------------------------------------------
 
 
@@ -189,7 +171,7 @@ class Closable(Protocol):
 
 
 _order: deque[ref[Closable]] = deque()
-_lock = threading.Lock()
+_lock = ProcessLock()
 
 
 def bound_open_files(reader: Closable) -> None:
@@ -204,12 +186,3 @@ def bound_open_files(reader: Closable) -> None:
             oldest = _order.popleft()()
             if oldest is not None and oldest is not reader:
                 oldest.close()
-
-
-def _forget_lock() -> None:
-    # Another thread of the parent may have held it at the fork; nobody here will release it.
-    global _lock
-    _lock = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_forget_lock)

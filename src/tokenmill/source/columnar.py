@@ -21,12 +21,11 @@ import numpy as np
 import xxhash
 
 from tokenmill.errors import CacheError, RowError, SourceError
-from tokenmill.files import is_remote
 from tokenmill.files.recent import RecentValues
 from tokenmill.fingerprint import canonical, checksum, key
 from tokenmill.origin import Origin
-from tokenmill.source.block import Block, BlockRows, Part, Value, changed, open_remote_block
-from tokenmill.source.bytefile import ByteFile, LocalFile, Signature, bound_open_files, open_remote
+from tokenmill.source.block import Block, BlockRows, Part, Value, changed
+from tokenmill.source.bytefile import LocalFile, SourceBytes, bound_open_files
 from tokenmill.source.discover import Found
 from tokenmill.source.entry import FileEntry, SourceFile, Span
 from tokenmill.source.jsonform import RowForm, encode
@@ -50,7 +49,7 @@ def describe_columnar(found: Found, file: LocalFile | RemoteFile) -> dict[str, A
     return {"kind": found.family, "rows": table.rows, "bytes": file.size, "spans": spans}
 
 
-def content_digest(file: ByteFile, kind: str) -> str:
+def content_digest(file: SourceBytes, kind: str) -> str:
     """The digest of a whole file."""
     hashed, offset = xxhash.xxh3_128(), 0
     buffer = memoryview(bytearray(MIB))
@@ -67,13 +66,7 @@ def range_digest(content: str, first: int, last: int) -> str:
 
 
 class ColumnReader:
-    """Access to the rows of one Parquet or Arrow file.
-
-    Args:
-        entry: The file.
-        shelf: Where notes and copies are kept.
-        number: Its position among the files of the source.
-    """
+    """Access to the rows of one Parquet or Arrow file."""
 
     def __init__(self, entry: FileEntry, shelf: Shelf, number: int = 0) -> None:
         self.entry = entry
@@ -93,7 +86,7 @@ class ColumnReader:
         entry = self.entry
         table = open_table(
             entry.kind,
-            _remote(entry) if entry.is_remote else entry.location,
+            entry.open_remote() if entry.is_remote else entry.location,
             entry.path,
             entry.spans,
         )
@@ -104,12 +97,11 @@ class ColumnReader:
 
     def _check(self) -> None:
         if not self.entry.is_remote:  # there, each range is compared as it comes
-            check_signature(self.entry.location, self.entry.path, self.entry.expected)
+            self.entry.open()
 
     # --- many rows -------------------------------------------------------------------------
 
     def stream(self, first: int, last: int) -> Iterator[tuple[int, list[Value]]]:
-        """Rows in order, a batch at a time."""
         table, form, _ = self._opened or self._open()
         self._check()
         try:
@@ -133,7 +125,6 @@ class ColumnReader:
     # --- one row ---------------------------------------------------------------------------
 
     def value(self, row: int) -> dict[str, Any]:
-        """One row."""
         if self._opened:
             self._check()  # before mapped pages are touched, and after
         value = self._decoded(row)
@@ -149,9 +140,6 @@ class ColumnReader:
         except SourceError:
             self._check()  # changed rather than damaged?
             raise
-
-    def fast(self) -> None:
-        """There is no short way: rows are found in a batch of a group, not in the file."""
 
     def raw(self, row: int) -> bytes:
         """The canonical JSON of one row."""
@@ -206,7 +194,6 @@ class ColumnReader:
         return digest
 
     def source_file(self) -> SourceFile:
-        """What is known about the file."""
         entry = self.entry
         return SourceFile(entry.path, entry.kind, entry.bytes, entry.rows, self.digest())
 
@@ -245,19 +232,9 @@ class ColumnReader:
         return {"spans": (head, *spans[low:high]), "spans_row": table.starts[low]}
 
 
-def has_settled(file: ByteFile) -> bool:
+def has_settled(file: SourceBytes) -> bool:
     """Whether a local file had come to rest before it was opened for the read that is over."""
     return isinstance(file, LocalFile) and file.signature.settled(file.opened_ns)
-
-
-def check_signature(location: str, path: str, expected: Signature) -> None:
-    """Raise `SourceChanged` when a file is not in the state it was opened in."""
-    file = LocalFile(location, expected)
-    file.path = path
-
-
-def _remote(entry: FileEntry) -> RemoteFile:
-    return open_remote(entry.location, entry.path, entry.expected, entry.version, entry.settled)
 
 
 # --- a worker's blocks ------------------------------------------------------------------------
@@ -274,7 +251,7 @@ def _rows_of(block: Block) -> DecodedRows:
         process = 0
     if process == os.getpid() and state == _state(block):
         return rows
-    source = open_remote_block(block) if is_remote(block.location) else block.location
+    source = block.open_remote() if block.is_remote else block.location
     table = open_table(block.kind, source, block.path, block.spans, block.spans_row)
     return DecodedRows(table, RowForm(table.schema, block.path), RecentValues(0))
 
@@ -291,12 +268,8 @@ the content that it found."""
 
 def _open_unchanged(block: Block) -> LocalFile | RemoteFile:
     """The file of a block, in the state that was planned."""
-    file: LocalFile | RemoteFile
-    if is_remote(block.location):
-        file = open_remote_block(block)
-    else:
-        file = LocalFile(block.location, Signature(*block.signature))
-        file.path = block.path
+    file = block.open()
+    file.path = block.path
     state = (block.signature, block.version, block.content)
     if block.settled or _proven.get(block.location) == state:
         return file

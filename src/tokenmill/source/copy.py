@@ -4,7 +4,13 @@ Compressed files are laid down once as zstd frames of 128 KiB of content each, e
 own checksum, and a table of where each frame ends. The copy is a function of the content: .gz and
 .zst of the same lines share it, and so does its index.
 
-`make_copy` writes one; a `CopyFile` reads one as a `ByteFile`, keeping a handful of frames.
+`write_copy` writes one; a `CopyFile` reads one as a `SourceBytes`, keeping a handful of frames.
+
+`decompressed` reads a .gz (isal) or .zst (zstandard) file and yields its content in pieces of
+bounded size. Files of several members or frames, one after the other, are one content; zeros
+behind the last gzip member are padding. A stream that stops early, fails its checksum, is followed
+by something else, or grows beyond any honest ratio is a `SourceError` that names the byte of the
+compressed file where it happened.
 """
 
 from __future__ import annotations
@@ -22,18 +28,32 @@ import numpy as np
 import xxhash
 import zstandard
 
-from tokenmill.errors import CorruptionError
+from tokenmill.errors import CorruptionError, SourceError
 from tokenmill.files.sealed import JsonForm, SealedKind
 from tokenmill.fingerprint import checksum, key
-from tokenmill.source.bytefile import ByteFile
-from tokenmill.source.decompress import decompressed
-from tokenmill.source.limits import FRAME, FRAMES_KEPT, INDEX_FORMAT
+from tokenmill.source.bytefile import SourceBytes
+from tokenmill.source.limits import (
+    FRAME,
+    FRAMES_KEPT,
+    FREE_EXPANSION,
+    INDEX_FORMAT,
+    KIB,
+    MAX_DECOMPRESSED,
+    MAX_EXPANSION,
+    MIB,
+)
 from tokenmill.source.shelf import Shelf
 
 _KIND = SealedKind(
     "seekable copy", "copy.json", JsonForm("copy", "check"), ("table.bin", "frames.zst")
 )
 _LEVEL = 1  # the copy is a cache: speed before size
+
+_GZIP_INPUT = 64 * KIB  # bytes fed at once; the output is bounded by the decoder itself
+_ZSTD_INPUT = 2 * KIB  # bytes fed at once: a block of 4 bytes can become 128 KiB
+_OUTPUT = 1 * MIB  # bytes asked of the gzip decoder at once
+_GZIP_MAGIC = b"\x1f\x8b"
+_GZIP_WBITS = 31  # deflate inside a gzip wrapper, its checksum and length verified
 
 
 class CopyDocument(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,11 +65,6 @@ class CopyDocument(msgspec.Struct, frozen=True, kw_only=True):
     frames: int
     content: str  # xxh3-128 of the content
     table: str  # checksum of table.bin
-
-
-def make_copy(file: ByteFile, compression: str, shelf: Shelf, *, repair: bool = False) -> str:
-    """Decompress a file into a copy; returns the copy's key."""
-    return write_copy(decompressed(file, compression), shelf, repair=repair)
 
 
 def write_copy(content: Iterable[bytes], shelf: Shelf, *, repair: bool = False) -> str:
@@ -119,12 +134,7 @@ def _is_whole(directory: Path, content: str) -> bool:
 
 
 class CopyFile:
-    """A copy, read by offset in the decompressed content.
-
-    Args:
-        directory: ``rows/<key>``.
-        path: What to call the content in errors: the original file.
-    """
+    """A copy, read by offset in the content; errors call it by the original file's path."""
 
     def __init__(self, directory: Path, path: str) -> None:
         self.path = path
@@ -167,10 +177,6 @@ class CopyFile:
             raise self._corrupt(f"frame {number}: {error}") from error
         if len(data) != expected:
             raise self._corrupt(f"frame {number} has {len(data)} bytes, should have {expected}")
-        self._keep(number, data)
-        return data
-
-    def _keep(self, number: int, data: bytes) -> None:
         # Without a lock: single operations on a dict are atomic, and losing a frame is harmless.
         self._kept[number] = data
         while len(self._kept) > FRAMES_KEPT:
@@ -178,9 +184,9 @@ class CopyFile:
                 self._kept.pop(next(iter(self._kept)), None)
             except (StopIteration, RuntimeError):
                 break
+        return data
 
     def pread(self, length: int, offset: int) -> bytes:
-        """Read from one or several frames."""
         end = min(offset + length, self.size)
         if offset >= end:
             return b""
@@ -192,7 +198,6 @@ class CopyFile:
         return data[offset - first * self._frame : end - first * self._frame]
 
     def read_into(self, target: memoryview, offset: int) -> int:
-        """Read into a reused buffer."""
         done = 0
         while done < len(target):
             data = self.pread(min(len(target) - done, self._frame), offset + done)
@@ -204,3 +209,95 @@ class CopyFile:
 
     def check(self) -> None:
         """A published copy does not change."""
+
+
+# --- compressed files as a stream ---------------------------------------------------------------
+
+
+def decompressed(file: SourceBytes, compression: str) -> Iterator[bytes]:
+    """The content of a compressed file.
+
+    Raises:
+        SourceError: Truncated, damaged, followed by other data, or beyond the limits.
+    """
+    pieces = _gzip(file) if compression == "gz" else _zstd(file)
+    total = 0
+    for consumed, piece in pieces:
+        total += len(piece)
+        if total > FREE_EXPANSION and total > MAX_EXPANSION * consumed:
+            raise _refused(
+                file, consumed, f"grows more than {MAX_EXPANSION} times its size: refused as a bomb"
+            )
+        if total > MAX_DECOMPRESSED:
+            raise _refused(file, consumed, f"holds more than {MAX_DECOMPRESSED} bytes")
+        if piece:
+            yield piece
+
+
+def _refused(file: SourceBytes, offset: int, message: str) -> SourceError:
+    return SourceError(f"the compressed file {message}", path=file.path, offset=offset)
+
+
+def _gzip(file: SourceBytes) -> Iterator[tuple[int, bytes]]:
+    """(compressed bytes read, next piece) of a gzip file."""
+    from isal import igzip_lib, isal_zlib
+
+    errors: Any = (isal_zlib.error, igzip_lib.IsalError)
+    decoder: Any = isal_zlib.decompressobj(_GZIP_WBITS)
+    position, begun = 0, False
+    while data := file.pread(_GZIP_INPUT, position):
+        position += len(data)
+        while data:
+            begun = True
+            try:
+                piece = decoder.decompress(data, _OUTPUT)
+            except errors as error:
+                raise _refused(file, position - len(data), f"is damaged: {error}") from error
+            yield position, piece
+            data = decoder.unconsumed_tail
+            while len(piece) == _OUTPUT and not data and not decoder.eof:
+                piece = decoder.decompress(b"", _OUTPUT)
+                yield position, piece
+            if decoder.eof:
+                data, position = _next_member(file, decoder.unused_data, position)
+                decoder, begun = isal_zlib.decompressobj(_GZIP_WBITS), False
+    if begun or position == 0:
+        raise _refused(file, position, "is truncated")
+
+
+def _next_member(file: SourceBytes, rest: bytes, position: int) -> tuple[bytes, int]:
+    """What follows a member: another one, or padding up to the end of the file."""
+    if not rest or (rest[0] != 0 and len(rest) < len(_GZIP_MAGIC)):
+        more = file.pread(_GZIP_INPUT, position)
+        rest, position = rest + more, position + len(more)
+    if rest.startswith(_GZIP_MAGIC) or not rest:
+        return rest, position
+    start = position - len(rest)
+    while not rest.strip(b"\0"):
+        rest = file.pread(_GZIP_INPUT, position)
+        position += len(rest)
+        if not rest:
+            return b"", position
+    raise _refused(file, start, "is followed by other data")
+
+
+def _zstd(file: SourceBytes) -> Iterator[tuple[int, bytes]]:
+    """(compressed bytes read, next piece) of a zstd file."""
+    # The window is bounded by the library's default of 128 MiB.
+    decoder: Any = zstandard.ZstdDecompressor().decompressobj()
+    position, begun = 0, False
+    while data := file.pread(_ZSTD_INPUT, position):
+        position += len(data)
+        while data:
+            begun = True
+            try:
+                piece = decoder.decompress(data)
+            except zstandard.ZstdError as error:
+                raise _refused(file, position - len(data), f"is damaged: {error}") from error
+            yield position, piece
+            data = b""
+            if decoder.eof:
+                data = decoder.unused_data
+                decoder, begun = zstandard.ZstdDecompressor().decompressobj(), False
+    if begun or position == 0:
+        raise _refused(file, position, "is truncated")

@@ -45,14 +45,10 @@ _SHARE = np.uint64((1 << 64) // CUT_MEAN)  # of all hashes, per byte of a row
 
 
 class Cutter:
-    """Finds the lines that open a block.
+    """Finds the lines that open a block."""
 
-    Args:
-        start: Offset at which the first block opens.
-    """
-
-    def __init__(self, start: int = 0) -> None:
-        self.block_start = start
+    def __init__(self) -> None:
+        self.block_start = 0
 
     def feed(
         self, starts: Integers, stops: Integers, first_qualified: Callable[[int, int], int]
@@ -90,12 +86,7 @@ class Cutter:
 def first_qualified(buffer: Buffer, starts: Integers, lengths: Integers, lo: int, hi: int) -> int:
     """The first row of ``lo:hi`` that qualifies, else -1.
 
-    Args:
-        buffer: Holds the rows; with `SLACK` more bytes behind the last one nothing is copied.
-        starts: Offset of each row in the buffer.
-        lengths: Bytes of each row.
-        lo: First row to look at.
-        hi: Behind the last row to look at.
+    With `SLACK` more bytes in the buffer behind the last row nothing is copied.
     """
     for first in range(lo, hi, _PORTION):
         last = min(first + _PORTION, hi)

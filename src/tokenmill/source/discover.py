@@ -136,8 +136,9 @@ def directory(
     if "dataset_dict.json" in names:
         return _saved(os.path.join(path, _chosen_split(path, split)))
     if "state.json" in names:
-        if split is not None and split != (own := _own_split(path)):
-            raise UsageError(f"there is no split {split!r}, this is {own!r}", path=path)
+        own = None if split is None else _read_json(os.path.join(path, "state.json")).get("_split")
+        if split != own:
+            raise UsageError(f"there is no split {split!r}, this is {str(own)!r}", path=path)
         return _saved(path)
     if split is not None:
         raise UsageError(
@@ -181,10 +182,6 @@ def _chosen_split(path: str, split: str | None) -> str:
     if split not in splits:
         raise UsageError(f"there is no split {split!r}, only {', '.join(splits)}", path=path)
     return split
-
-
-def _own_split(path: str) -> str:
-    return str(_read_json(os.path.join(path, "state.json")).get("_split"))
 
 
 def _saved(path: str) -> list[Found]:
@@ -237,9 +234,9 @@ def remote_files(address: Address) -> list[Found]:
         listed = _versions(url, _glob(url))
         if not listed:
             raise SourceMissing("no object matches", path=url)
-        found = [_with(form_of(path), version) for path, version in sorted(listed.items())]
-        some = [one for one in found if one is not None]
-        return one_format(url, some, f"none of the {len(listed)} matching objects is {KNOWN}")
+        found = [one for one in map(form_of, sorted(listed)) if one is not None]
+        found = [one._replace(version=listed[one.path]) for one in found]
+        return one_format(url, found, f"none of the {len(listed)} matching objects is {KNOWN}")
     if form_of(url) is not None and not url.endswith("/"):
         _refuse_split(address)
         return [named(url)]
@@ -279,10 +276,6 @@ def _versions(url: str, infos: Iterable[dict[str, Any]]) -> dict[str, Version]:
     before = url[: len(url) - len(path)]  # protocol and host, which a listing's names lack
     files = (info for info in infos if info.get("type") != "directory")
     return {before + fs._strip_protocol(info["name"]): version_of(info, url) for info in files}
-
-
-def _with(found: Found | None, version: Version) -> Found | None:
-    return None if found is None else found._replace(version=version)
 
 
 def _remote_directory(url: str, split: str | None) -> list[Found]:

@@ -1,8 +1,9 @@
 """What is known about one opened file: enough for any process to read it.
 
-A `FileEntry` is plain JSON-able data: where the file is, which state of it was seen, which index
-(and seekable copy) on the shelf belongs to that content. It is what notes store, pickles carry and
-readers start from, so that a worker neither scans nor globs again.
+A `SeenFile` says where a file is and which state of it was seen. A `FileEntry` adds which index
+(and seekable copy) on the shelf belongs to that content. It is plain JSON-able data: what notes
+store, pickles carry and readers start from, so that a worker neither scans nor globs again. A
+`Block` (`tokenmill.source.block`) is a run of rows of a seen file.
 
 A `SourceFile` is the part of it that callers see: kind, size, rows and a digest of the content
 (decompressed) that no path, time or compression changes.
@@ -11,12 +12,15 @@ A `SourceFile` is the part of it that callers see: kind, size, rows and a digest
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
 from tokenmill.files import is_remote
-from tokenmill.source.bytefile import ByteFile, LocalFile, Signature, open_remote
+from tokenmill.source.bytefile import LocalFile, Signature
+
+if TYPE_CHECKING:
+    from tokenmill.files.ranged import RemoteFile
 
 
 class Span(NamedTuple):
@@ -28,8 +32,8 @@ class Span(NamedTuple):
     stop: int
 
 
-class FileEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One file, as seen by the process that opened the source.
+class SeenFile(msgspec.Struct, frozen=True, kw_only=True):
+    """A file in the state that was seen.
 
     Attributes:
         path: The file as the caller's source names it.
@@ -37,14 +41,9 @@ class FileEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         kind: "lines", "array", "parquet" or "arrow".
         signature: Its stat when it was read.
         settled: Whether an equal signature proves equal bytes.
-        rows: Rows in it.
-        bytes: Size of its content, decompressed.
-        digest: Of its content; empty for columnar files until somebody asks.
-        index: Key of the row index; empty for columnar files.
-        copy: Key of the seekable copy of a compressed file; empty for others.
         version: What told this state of a remote object from another; its size is the
             signature's, the rest of which is zero.
-        spans: Of a remote Arrow file: its schema's bytes, then each record batch's.
+        spans: Of a remote Arrow file: its schema's bytes, then those of the batches concerned.
     """
 
     path: str
@@ -52,29 +51,46 @@ class FileEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     kind: str
     signature: tuple[int, int, int, int]
     settled: bool
+    version: str = ""
+    spans: tuple[Span, ...] = ()
+
+    @property
+    def is_remote(self) -> bool:
+        return is_remote(self.location)
+
+    def open(self) -> LocalFile | RemoteFile:
+        """The file's own bytes; another state is `SourceChanged`."""
+        if self.is_remote:
+            return self.open_remote()
+        return LocalFile(self.location, Signature(*self.signature))
+
+    def open_remote(self) -> RemoteFile:
+        """The same where it lives elsewhere: every range is compared with the state."""
+        from tokenmill.files.ranged import RemoteFile
+        from tokenmill.files.remote import Version
+
+        size = self.signature[0]
+        file = RemoteFile(self.location, Version(size, self.version, self.settled))
+        file.path = self.path
+        return file
+
+
+class FileEntry(SeenFile, frozen=True, kw_only=True, omit_defaults=True):
+    """One file, as seen by the process that opened the source.
+
+    Attributes:
+        rows: Rows in it.
+        bytes: Size of its content, decompressed.
+        digest: Of its content; empty for columnar files until somebody asks.
+        index: Key of the row index; empty for columnar files.
+        copy: Key of the seekable copy of a compressed file; empty for others.
+    """
+
     rows: int
     bytes: int
     digest: str = ""
     index: str = ""
     copy: str = ""
-    version: str = ""
-    spans: tuple[Span, ...] = ()
-
-    @property
-    def expected(self) -> Signature:
-        """The signature that the file must still have."""
-        return Signature(*self.signature)
-
-    @property
-    def is_remote(self) -> bool:
-        """Whether the file lives elsewhere."""
-        return is_remote(self.location)
-
-    def open(self) -> ByteFile:
-        """The file's own bytes, in the state that was seen."""
-        if self.is_remote:
-            return open_remote(self.location, self.path, self.expected, self.version, self.settled)
-        return LocalFile(self.location, self.expected)
 
 
 @dataclass(frozen=True, slots=True)

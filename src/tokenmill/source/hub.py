@@ -36,7 +36,6 @@ class Repo(NamedTuple):
     files: tuple[str, ...]
 
     def url(self, file: str) -> str:
-        """A file of it."""
         return f"{_SCHEME}{self.name}@{self.commit}/{file}"
 
 
@@ -54,27 +53,16 @@ def pinned(url: str) -> str:
 
 
 def look_up(name: str, revision: str | None, asked: str) -> Repo:
-    """Ask the hub for the commit behind a revision, and the files in it.
-
-    Args:
-        name: Of the dataset.
-        revision: None is main.
-        asked: What the caller wrote.
-    """
-    api = _api(name)
+    """Ask the hub for the commit behind a revision (None is main), and the files in it."""
+    with optional("huggingface_hub", "a dataset of the hub", path=name):
+        from huggingface_hub import HfApi
 
     def work() -> Any:
-        return api.repo_info(name, revision=revision, repo_type="dataset")
+        return HfApi().repo_info(name, revision=revision, repo_type="dataset")
 
     info = _asking(asked, work, name)
     files = tuple(sorted(sibling.rfilename for sibling in info.siblings or ()))
     return Repo(name, str(info.sha), files)
-
-
-def _api(name: str) -> Any:
-    with optional("huggingface_hub", "a dataset of the hub", path=name):
-        from huggingface_hub import HfApi
-    return HfApi()
 
 
 def _asking(asked: str, work: Callable[[], _T], name: str) -> _T:

@@ -1,9 +1,19 @@
-"""The row index of a line or array file, on disk and mapped.
+"""The row index of a line or array file: assembled from a scan, on disk, and mapped.
 
-A sealed directory: ``starts.bin`` (eight bytes per row, see `assemble`), ``table.bin`` (the table
-of blocks, then one xxh3-64 per page of starts) and the summary ``index.json`` (what it is, counts,
-the checksum of the table). The index is a function of kind and content, so its key is made of the
-content's digest alone: the same data as .jsonl, .jsonl.gz and .jsonl.zst, under any name, has one.
+Of a row only its *start* is stored, eight bytes; one more holds the end of the file. A row's bytes
+are what stands between its start and the next one's, without the line break and blank lines (or
+comma and white space) behind it: the bytes themselves say where it ends. So two numbers of the
+index find a row, without a search, and a parser may be given the whole stretch.
+
+A `BlockEntry` is one line of the table of blocks: byte span, rows, lines and the xxh3-128 of the
+span. `Blocks` is that table as it grows, 64 bytes a line: a file may have a million of them, so
+they are packed, not objects. The `Assembler` is fed portions of a scan in order and knows nothing
+of how rows were found.
+
+An index is a sealed directory: ``starts.bin``, ``table.bin`` (the table of blocks, then one xxh3-64
+per page of starts) and the summary ``index.json`` (what it is, counts, the checksum of the table).
+It is a function of kind and content, so its key is made of the content's digest alone: the same
+data as .jsonl, .jsonl.gz and .jsonl.zst, under any name, has one.
 
 Opening reads json and table; starts are mapped when the first row is wanted (a plan of blocks never
 wants one), and a page of them is checked when it is first touched. On network file systems, where
@@ -14,11 +24,12 @@ from __future__ import annotations
 
 import mmap
 import os
+import struct
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -28,12 +39,6 @@ from tokenmill.errors import CorruptionError
 from tokenmill.files import is_network
 from tokenmill.files.sealed import JsonForm, SealedKind
 from tokenmill.fingerprint import canonical, checksum, key, key_of_pieces
-from tokenmill.source.assemble import (
-    BLOCK_TABLE,
-    Assembler,
-    BlockEntry,
-    Blocks,
-)
 from tokenmill.source.cut import Integers
 from tokenmill.source.limits import INDEX_FORMAT, STARTS_PER_PAGE
 from tokenmill.source.shelf import Shelf
@@ -43,8 +48,135 @@ _KIND = SealedKind(
     remedy="open with rehash=True to have it made again",
 )  # fmt: skip
 _PAGE = 8 * STARTS_PER_PAGE  # bytes
-_NUMBERS = (BLOCK_TABLE.names or ())[:-1]  # all columns but the digest
 _UNPACKED = 512  # blocks unpacked at once: alone they would take ten times as long
+
+BLOCK_TABLE = np.dtype(
+    [
+        ("offset", "<i8"),
+        ("length", "<i8"),
+        ("first_row", "<i8"),
+        ("rows", "<i8"),
+        ("first_line", "<i8"),
+        ("lines", "<i8"),
+        ("digest", "u1", (16,)),
+    ]
+)
+_NUMBERS = (BLOCK_TABLE.names or ())[:-1]  # all columns but the digest
+
+
+class BlockEntry(NamedTuple):
+    """One block of a file: where it is, what it counts, what it contains."""
+
+    offset: int
+    length: int
+    first_row: int
+    rows: int
+    first_line: int  # 1 + line breaks before the block
+    lines: int  # line formats: lines that start in it; arrays: line breaks in it
+    digest: str
+
+
+_LINE = struct.Struct("<6q16s")  # one line of `BLOCK_TABLE`
+_DIGESTS = 4096  # digests written out at once
+
+
+class Blocks(Sequence[BlockEntry]):
+    """The table of blocks, packed; an entry is made when it is asked for."""
+
+    def __init__(self) -> None:
+        self.packed = bytearray()
+
+    def append(self, entry: BlockEntry) -> None:
+        self.packed += _LINE.pack(*entry[:6], bytes.fromhex(entry.digest))
+
+    def __len__(self) -> int:
+        return len(self.packed) // _LINE.size
+
+    def __getitem__(self, number: int) -> BlockEntry:  # type: ignore[override]
+        if not 0 <= number < len(self):
+            raise IndexError(number)
+        *numbers, digest = _LINE.unpack_from(self.packed, number * _LINE.size)
+        return BlockEntry._make((*numbers, digest.hex()))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Blocks) and self.packed == other.packed
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def digests(self) -> Iterator[list[str]]:
+        """The blocks' digests in order, some thousands at a time."""
+        table = np.frombuffer(bytes(self.packed), dtype=BLOCK_TABLE)["digest"]
+        for first in range(0, len(table), _DIGESTS):
+            digits = table[first : first + _DIGESTS].tobytes().hex()
+            yield [digits[at : at + 32] for at in range(0, len(digits), 32)]
+
+
+class Assembler:
+    """Counts, hashes and cuts what a scan finds.
+
+    Attributes:
+        blocks: The finished blocks, in order; complete after `finish`.
+        rows: Rows seen.
+    """
+
+    def __init__(self) -> None:
+        self.blocks = Blocks()
+        self.rows = 0
+        self._offset = 0  # of the open block
+        self._first_row = 0
+        self._first_line = 1
+        self._lines = 0
+        self._hash = xxhash.xxh3_128()
+
+    def feed(
+        self,
+        data: memoryview,
+        base: int,
+        starts: Integers,
+        marks: Integers,
+        cuts: Sequence[int],
+    ) -> None:
+        """Take the next portion of the file.
+
+        Args:
+            data: The portion's bytes; every byte of the file is fed once.
+            base: Offset of the portion.
+            starts: Offset of each row that starts here, ascending.
+            marks: Offsets that count as lines: line starts, or line breaks for arrays.
+            cuts: Offsets at which a block opens.
+        """
+        self.rows += len(starts)
+        before = self.rows - len(starts)
+        position, mark = base, 0
+        for cut in cuts:
+            self._hash.update(data[position - base : cut - base])
+            marks_before = int(np.searchsorted(marks, cut))
+            self._lines += marks_before - mark
+            self._close(cut, before + int(np.searchsorted(starts, cut)))
+            position, mark = cut, marks_before
+        self._hash.update(data[position - base :])
+        self._lines += len(marks) - mark
+
+    def finish(self, end: int) -> None:
+        """The file ends here: close the last block."""
+        self._close(end, self.rows)
+
+    def _close(self, end: int, rows: int) -> None:
+        self.blocks.append(
+            BlockEntry(
+                offset=self._offset,
+                length=end - self._offset,
+                first_row=self._first_row,
+                rows=rows - self._first_row,
+                first_line=self._first_line,
+                lines=self._lines,
+                digest=self._hash.hexdigest(),
+            )
+        )
+        self._offset, self._first_row = end, rows
+        self._first_line += self._lines
+        self._lines = 0
+        self._hash = xxhash.xxh3_128()
 
 
 def content_digest(kind: str, blocks: Blocks) -> str:
@@ -142,14 +274,9 @@ def _checked(data: bytes, checks: array[int]) -> Iterator[bytes]:
 class Index:
     """An opened index.
 
-    Args:
-        directory: ``rows/<key>``.
-
     Attributes:
-        document: Its index.json.
-        table: The table of blocks.
         first_rows: First row of each block, as plain integers.
-        checked: One byte per page: whether it was found good.
+        checked: One byte per page of starts: whether it was found good.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -199,7 +326,6 @@ class Index:
             self.check_page(page)
 
     def block(self, number: int) -> BlockEntry:
-        """One line of the table of blocks."""
         return next(self.blocks_from(number))
 
     def blocks_from(self, number: int) -> Iterator[BlockEntry]:
@@ -229,11 +355,7 @@ class Index:
 
 
 class PreadStarts:
-    """Starts read on demand: what a map offers, for file systems where maps are unsafe.
-
-    Args:
-        path: starts.bin.
-    """
+    """Starts read on demand: what a map offers, for file systems where maps are unsafe."""
 
     def __init__(self, path: Path) -> None:
         self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)

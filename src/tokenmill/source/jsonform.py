@@ -25,7 +25,8 @@ from tokenmill.source.parse import over_limit
 
 Convert = Callable[[Any], Any]
 _SUSPECT = MAX_ROW // 6  # decoded bytes: JSON's escapes make at most six of one
-_encode = msgspec.json.Encoder().encode
+encode = msgspec.json.Encoder().encode
+"""The raw form of a row."""
 
 
 class _NoFormError(Exception):
@@ -50,17 +51,11 @@ class CheckedBatch(NamedTuple):
     is_large: bool
 
     def slice(self, first: int, count: int) -> CheckedBatch:
-        """Some of its rows."""
         return self._replace(batch=self.batch.slice(first, count))
 
 
 class RowForm:
-    """Turns record batches of one schema into rows.
-
-    Args:
-        schema: Of the file.
-        path: The file, for errors.
-    """
+    """Turns record batches of one schema into rows."""
 
     def __init__(self, schema: Any, path: str) -> None:
         self._path = path
@@ -75,7 +70,6 @@ class RowForm:
         self._casts = self._target.types != schema.types
 
     def checked(self, batch: Any) -> CheckedBatch:
-        """A batch after its bytes were looked at."""
         is_large = batch.nbytes > _SUSPECT
         try:
             return CheckedBatch(self._validated(batch), True, is_large)
@@ -92,13 +86,7 @@ class RowForm:
         return [self.row(checked, n, first_row + n) for n in range(checked.batch.num_rows)]
 
     def row(self, checked: CheckedBatch, number: int, row: int) -> dict[str, Any] | RowError:
-        """One row of a batch.
-
-        Args:
-            checked: The batch.
-            number: Of the row within it.
-            row: Of the row within the file.
-        """
+        """The row of this number in a batch, and of that one in the file."""
         one = checked.batch.slice(number, 1)
         try:
             plain = one if checked.is_valid else self._validated(one)
@@ -118,11 +106,6 @@ class RowForm:
         # Bytes from outside: an offset that points nowhere must be an error, not a crash.
         batch.validate(full=True)
         return batch.cast(self._target, safe=True) if self._casts else batch
-
-
-def encode(value: dict[str, Any]) -> bytes:
-    """The raw form of a row."""
-    return _encode(value)
 
 
 def _members(fields: list[tuple[str, Convert | None]]) -> Convert:

@@ -1,6 +1,6 @@
 """Rows of one indexed line or array file, by number.
 
-Comes in: a `FileEntry`, whose index the catalog found or made. Goes out, to `Rows`: bytes, dicts
+Comes in: a `FileEntry`, whose index `open` found or made. Goes out, to `Rows`: bytes, dicts
 and origins by row number, and the blocks of a run of rows. A `LineReader` opens nothing until a row
 is wanted, and closes when too many files are open. What it has open is a `LineHandle`: the
 file (or its seekable copy) with its `Index`; of that, `FastLines` is what ``rows[i]`` needs for an
@@ -28,12 +28,11 @@ import numpy as np
 
 from tokenmill.errors import RowError, SourceChanged
 from tokenmill.origin import Origin
-from tokenmill.source.assemble import BlockEntry
 from tokenmill.source.block import Block, Part, Value, digest_of
-from tokenmill.source.bytefile import ByteFile, LocalFile, Signature, bound_open_files
+from tokenmill.source.bytefile import LocalFile, Signature, SourceBytes, bound_open_files
 from tokenmill.source.cut import Integers
 from tokenmill.source.entry import FileEntry, SourceFile
-from tokenmill.source.index import Index
+from tokenmill.source.index import BlockEntry, Index
 from tokenmill.source.limits import (
     COALESCE_GAP,
     COALESCE_MAX,
@@ -53,12 +52,7 @@ PAGE_SHIFT = STARTS_PER_PAGE.bit_length() - 1
 
 
 class FastLines:
-    """What a single row needs, for `value` here and for the same lines inside ``Rows``.
-
-    Args:
-        file: The open file.
-        index: Its rows.
-    """
+    """What a single row needs, for `value` here and for the same lines inside ``Rows``."""
 
     __slots__ = ("_ctime_ns", "_file", "believed_until", "checked", "fd", "starts")
 
@@ -97,17 +91,9 @@ class FastLines:
 
 
 class LineHandle:
-    """An open line or array file.
+    """An open line or array file, or its copy; arrays and copies have no `fast` way."""
 
-    Args:
-        file: Its bytes, or its copy's.
-        index: Its rows.
-
-    Attributes:
-        fast: The short way to single rows; None for arrays and copies.
-    """
-
-    def __init__(self, file: ByteFile, index: Index) -> None:
+    def __init__(self, file: SourceBytes, index: Index) -> None:
         self.file = file
         self.index = index
         self.is_lines = index.document.kind == "lines"
@@ -125,7 +111,6 @@ class LineHandle:
         return index.starts[row], index.starts[row + 1]
 
     def locate(self, row: int) -> tuple[int, int]:
-        """Offset and length of a row."""
         start, stop = self.stretch(row)
         if stop - start > LARGE_ROW and self.is_lines:
             return start, end_of_line(self.file, start, stop) - start
@@ -181,13 +166,7 @@ class LineHandle:
 
 
 class LineReader:
-    """Random access to the rows of one line or array file.
-
-    Args:
-        entry: The file.
-        shelf: Where its index is.
-        number: Its position among the files of the source.
-    """
+    """Random access to the rows of one line or array file."""
 
     def __init__(self, entry: FileEntry, shelf: Shelf, number: int = 0) -> None:
         self.entry = entry
@@ -204,7 +183,7 @@ class LineReader:
             self._index = Index(self._shelf.place(self.entry.index))
         return self._index
 
-    def open_file(self) -> ByteFile:
+    def open_file(self) -> SourceBytes:
         """The file's bytes; a compressed file is read through its copy."""
         if self.entry.copy:
             from tokenmill.source.copy import CopyFile
@@ -226,7 +205,6 @@ class LineReader:
     # --- one row ---------------------------------------------------------------------------
 
     def value(self, row: int) -> dict[str, Any]:
-        """Parse one row."""
         fast = (self._handle or self._open()).fast
         if fast is not None:
             value = fast.value(row)
@@ -243,7 +221,6 @@ class LineReader:
         return (self._handle or self._open()).fast
 
     def raw(self, row: int) -> bytes:
-        """The bytes of one row."""
         handle = self._handle or self._open()
         handle.look_again(row)
         start, stop = handle.stretch(row)
@@ -255,7 +232,6 @@ class LineReader:
         return handle.pread(offset, offset + length)
 
     def origin(self, row: int, value: dict[str, Any] | None = None) -> Origin:
-        """Where one row is."""
         handle = self._handle or self._open()
         handle.look_again(row)
         offset, length = handle.locate(row)
@@ -332,7 +308,6 @@ class LineReader:
             return error
 
     def values(self, rows: Sequence[int]) -> list[Value]:
-        """Many parsed rows in the given order."""
         if not len(rows):
             return []
         return self._parsed(rows, self._stretches(rows))
@@ -386,7 +361,6 @@ class LineReader:
     # --- blocks ----------------------------------------------------------------------------
 
     def source_file(self) -> SourceFile:
-        """What is known about the file."""
         entry = self.entry
         return SourceFile(entry.path, entry.kind, entry.bytes, entry.rows, entry.digest)
 
@@ -486,7 +460,7 @@ def element_of(stretch: bytes, closes_array: bool) -> bytes:
     return text.removesuffix(b"]" if closes_array else b",").rstrip(WHITE_SPACE)
 
 
-def end_of_line(file: ByteFile, offset: int, limit: int) -> int:
+def end_of_line(file: SourceBytes, offset: int, limit: int) -> int:
     """Offset behind a line of any length, whatever stands behind it.
 
     Args:

@@ -1,14 +1,16 @@
 """Opening a source: addresses to files, files to entries, entries to `Rows`.
 
 The way of one row. `open_rows` reads each address (`address`), finds its files (`discover`, `hub`)
-and what is known of each (`catalog.describe`: a `FileEntry`, from a note or by reading the file
-once). The entries become readers (`lines`, `columnar`) of one `Concatenation`, and ``rows[i]`` asks
-the reader of the file that holds row i. In a build, ``rows.blocks()`` gives `Block` values, and a
-worker calls `read_block` on each: no index, no listing, the bytes held against their digest.
+and what is known of each (`describe`: a `FileEntry`, from a note or by reading the file once). The
+entries become readers (`lines`, `columnar`) of one `Concatenation`, and ``rows[i]`` asks the reader
+of the file that holds row i. In a build, ``rows.blocks()`` gives `Block` values, and a worker calls
+`read_block` on each: no index, no listing, the bytes held against their digest.
 
-A pickled view takes its entries along, so that a worker neither lists directories nor scans; each
-file is compared with its entry when it is first read. Up to a couple of dozen files travel inside
-the pickle; a longer list is published on the shelf and only its key travels.
+A *note* on the shelf says "the file at this place, in this state, has this index". It is written
+only when the file had come to rest before it was read (git's racy rule), and believed only while
+size, mtime, ctime and inode are equal (of a remote object: size and ETag, or what stands for one);
+``rehash=True`` reads in any case. A note that is missing, damaged or points to nothing costs a
+scan, never a wrong row.
 """
 
 from __future__ import annotations
@@ -17,34 +19,35 @@ import os
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
 from tokenmill.errors import CacheError, SourceError, SourceMissing, UsageError
-from tokenmill.files import default_cache_dir, require_inside
-from tokenmill.files.sealed import publish_files
-from tokenmill.fingerprint import canonical, key
+from tokenmill.files import default_cache_dir, is_remote
+from tokenmill.fingerprint import key
 from tokenmill.source.address import parse_address
 from tokenmill.source.block import Part
-from tokenmill.source.catalog import describe
+from tokenmill.source.bytefile import LocalFile, SourceBytes, location_of
 from tokenmill.source.discover import Found, discover
 from tokenmill.source.entry import FileEntry
-from tokenmill.source.limits import EMBEDDED_FILES, INDEX_FORMAT
-from tokenmill.source.lines import LineReader
-from tokenmill.source.rows import Concatenation, Reader, Rows
-from tokenmill.source.shelf import Shelf, is_forbidden, private_shelf
+from tokenmill.source.index import Index, index_key, write_index
+from tokenmill.source.limits import INDEX_FORMAT, MIB
+from tokenmill.source.rows import Concatenation, Listing, Rows
+from tokenmill.source.scan import BOM, WHITE_SPACE, LineScan
+from tokenmill.source.shelf import Shelf, existing_private_shelf, is_forbidden, private_shelf
+
+if TYPE_CHECKING:
+    from tokenmill.files.ranged import RemoteFile
 
 Source = str | os.PathLike[str]
-_LISTING = "files.json"
 _AT_ONCE = 4  # files indexed at the same time, about 5 MiB of buffers each
-
-
-class _State(msgspec.Struct, frozen=True):
-    """What a concatenation is made of."""
-
-    files: list[tuple[FileEntry, str]]  # with the cache directory that holds the index
-    parts: list[Part]
+_MAGIC = {
+    b"\x1f\x8b": "gzip",
+    b"\x28\xb5\x2f\xfd": "zstd",
+    b"PAR1": "Parquet",
+    b"ARROW1": "Arrow",
+}
 
 
 def open_rows(
@@ -94,7 +97,8 @@ def open_rows(
         parts.extend(runs)
     if total == 0:
         raise SourceMissing("the source holds no rows", path=files[0][0].path)
-    return _rows(_State(files, [part for part in parts if part.first < part.last]), shelf)
+    listing = Listing(files, [part for part in parts if part.first < part.last])
+    return Rows(Concatenation(listing, shelf))
 
 
 def _describe_all(found: list[Found], shelf: Shelf, rehash: bool) -> list[tuple[FileEntry, str]]:
@@ -122,76 +126,170 @@ def _select(runs: list[Part], first: int, last: int) -> list[Part]:
     return chosen
 
 
-def _rows(state: _State, shelf: Shelf) -> Rows:
-    return Rows(_concatenated(state, _Pickled(state, shelf)))
+# --- from a file to its entry ------------------------------------------------------------------
 
 
-def _concatenated(state: _State, pickled: Any) -> Concatenation:
-    readers = [_reader(entry, Shelf(Path(root)), n) for n, (entry, root) in enumerate(state.files)]
-    return Concatenation(readers, state.parts, pickled)
+def describe(found: Found, shelf: Shelf, *, rehash: bool = False) -> tuple[FileEntry, Shelf]:
+    """Know a file: from its note, else by reading it.
 
-
-def _reader(entry: FileEntry, shelf: Shelf, number: int) -> Reader:
-    if entry.kind in ("parquet", "arrow"):
-        from tokenmill.source.columnar import ColumnReader
-
-        return ColumnReader(entry, shelf, number)
-    return LineReader(entry, shelf, number)
-
-
-class _Pickled:
-    """The pickled form of a concatenation: small whatever the number of files.
-
-    Args:
-        state: What the concatenation is made of.
-        shelf: Where a long list of files is published, when somebody pickles.
+    Returns:
+        The entry and the shelf that holds its index: the given one, or a private one where that
+        cannot be written.
     """
-
-    def __init__(self, state: _State, shelf: Shelf) -> None:
-        self._state = state
-        self._shelf = shelf
-
-    def __reduce__(self) -> Any:
-        data = canonical(msgspec.to_builtins(self._state))
-        if len(self._state.files) <= EMBEDDED_FILES and len(data) < 12_000:
-            return _embedded, (data,)
-        name = key({"what": "files", "format": INDEX_FORMAT, "list": data.decode()})
-        try:
-            root = _publish(self._shelf, name, data)
-        except CacheError as error:
-            if not is_forbidden(error):
-                raise
-            root = _publish(private_shelf(), name, data)
-        return _published, (str(root), name)
-
-
-def _publish(shelf: Shelf, name: str, data: bytes) -> Path:
-    if not shelf.has(name):
-        publish_files(shelf.root, shelf.place(name), {_LISTING: data})
-    return shelf.root
-
-
-def _embedded(data: bytes) -> Concatenation:
-    state = msgspec.json.decode(data, type=_State)
-    return _concatenated(state, _Pickled(state, Shelf(Path(state.files[0][1]))))
-
-
-def _published(root: str, name: str) -> Concatenation:
-    shelf = Shelf(Path(root))
-    require_inside(shelf.place(name) / _LISTING, shelf.root)
+    file = _opened(found, again=rehash)
+    if file.size == 0:
+        raise SourceMissing("the file is empty", path=found.path)
+    if not rehash:
+        for place in (shelf, existing_private_shelf()):
+            entry = None if place is None else _remembered(found, file, place)
+            if entry is not None and place is not None:
+                return entry, place
     try:
-        data = (shelf.place(name) / _LISTING).read_bytes()
-    except OSError as error:
+        return _read(found, file, shelf, rehash), shelf
+    except CacheError as error:
+        if not is_forbidden(error):
+            raise
+    place = private_shelf()
+    return _read(found, file, place, rehash), place
+
+
+def _opened(found: Found, *, again: bool) -> LocalFile | RemoteFile:
+    file: LocalFile | RemoteFile
+    if is_remote(found.place):
+        from tokenmill.files.ranged import RemoteFile as Remote
+
+        file = Remote(found.place, None if again else found.version, shared=not again)
+    else:
+        file = LocalFile(os.path.abspath(found.place))
+    file.path = found.path
+    return file
+
+
+class _Seen(NamedTuple):
+    """What an entry says about the state of its file."""
+
+    signature: tuple[int, int, int, int]
+    version: str
+    settled: bool
+
+    @classmethod
+    def of(cls, file: LocalFile | RemoteFile) -> _Seen:
+        if isinstance(file, LocalFile):
+            return cls(file.signature, "", file.signature.settled(file.opened_ns))
+        seen = file.version
+        return cls((seen.size, 0, 0, 0), seen.token, seen.settled)
+
+
+def _note_key(found: Found, file: LocalFile | RemoteFile) -> str:
+    remote = is_remote(found.place)
+    state = _Seen.of(file)
+    document = {
+        "what": "file seen",
+        "format": INDEX_FORMAT,
+        "location": found.place if remote else os.path.realpath(found.path),
+        "family": found.family,
+        "compression": found.compression,
+        "signature": list(state.signature),
+    }
+    return key({**document, "version": state.version} if remote else document)
+
+
+def _remembered(found: Found, file: LocalFile | RemoteFile, shelf: Shelf) -> FileEntry | None:
+    if not isinstance(file, LocalFile) and not file.version.settled:
+        return None
+    note = shelf.note(_note_key(found, file))
+    if note is None:
+        return None
+    location = location_of(found.place)
+    try:
+        entry = msgspec.convert({**note, "path": found.path, "location": location}, FileEntry)
+    except msgspec.ValidationError:
+        return None
+    needed = [key for key in (entry.index, entry.copy) if key]
+    return entry if all(map(shelf.has, needed)) else None
+
+
+def _read(found: Found, file: LocalFile | RemoteFile, shelf: Shelf, repair: bool) -> FileEntry:
+    if found.family in ("parquet", "arrow"):
+        from tokenmill.source.columnar import describe_columnar
+
+        facts = describe_columnar(found, file)
+    else:
+        facts = _index(found, file, shelf, repair)
+    file.check()
+    state = _Seen.of(file)
+    entry = FileEntry(
+        path=found.path,
+        location=location_of(found.place),
+        signature=state.signature,
+        settled=state.settled,
+        version=state.version,
+        **facts,
+    )
+    if entry.settled:
+        remember(found, file, shelf, entry)
+    return entry
+
+
+def remember(found: Found, file: LocalFile | RemoteFile, shelf: Shelf, entry: FileEntry) -> None:
+    """Write the note of a file that had come to rest before it was read."""
+    note = msgspec.to_builtins(entry)
+    del note["path"], note["location"]  # the next caller's words for it may be others
+    shelf.write_note(_note_key(found, file), note)
+
+
+def _index(
+    found: Found, file: LocalFile | RemoteFile, shelf: Shelf, repair: bool
+) -> dict[str, Any]:
+    content: SourceBytes = file
+    copy = ""
+    if found.compression:
+        from tokenmill.source.copy import CopyFile, decompressed, write_copy
+
+        copy = write_copy(decompressed(file, found.compression), shelf, repair=repair)
+        content = CopyFile(shelf.place(copy), found.path)
+    elif misnamed := _other_format(file):
+        raise SourceError(f"its name says {found.family}, but it holds {misnamed}", path=file.path)
+    kind = _kind(found, content)
+    if kind == "array":
+        from tokenmill.source.array import ArrayScan
+
+        document = write_index(shelf, kind, ArrayScan(content), repair=repair)
+    else:
+        document = write_index(shelf, kind, LineScan(content), repair=repair)
+    name = index_key(kind, document.digest)
+    return {
+        "kind": kind,
+        "rows": Index(shelf.place(name)).document.rows,
+        "bytes": document.bytes,
+        "digest": document.digest,
+        "index": name,
+        "copy": copy,
+    }
+
+
+def _other_format(file: SourceBytes) -> str:
+    head = file.pread(8, 0)
+    return next((name for magic, name in _MAGIC.items() if head.startswith(magic)), "")
+
+
+def _kind(found: Found, content: SourceBytes) -> str:
+    """A .json file is one array, or one object per line."""
+    if found.family != "json":
+        return "lines"
+    position = 0
+    while True:
+        data = content.pread(MIB, position)
+        text = (data.removeprefix(BOM) if position == 0 else data).lstrip(WHITE_SPACE)
+        if text or not data:
+            break
+        position += len(data)
+    if text.startswith(b"["):
+        return "array"
+    if text.split(b"\n", 1)[0].strip() == b"{":
         raise SourceError(
-            f"the list of files of a pickled view is gone: {error.strerror}", path=error.filename
-        ) from error
-    listed = data.decode(errors="replace")
-    if key({"what": "files", "format": INDEX_FORMAT, "list": listed}) != name:
-        raise SourceError("the list of files of a pickled view is damaged", path=shelf.place(name))
-    state = msgspec.json.decode(data, type=_State)
-    return _concatenated(state, _Pickled(state, shelf))
-
-
-def reopen(whole: Concatenation, places: tuple[int, int, int]) -> Rows:
-    """A pickled view, opened again."""
-    return Rows(whole, range(*places))
+            "one object spread over several lines; a .json source is an array of rows, or one "
+            "object per line",
+            path=found.path,
+        )
+    return "lines"

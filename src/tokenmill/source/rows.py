@@ -1,10 +1,13 @@
 """Rows: an opened source, read row by row on demand.
 
 A `Rows` is a view: a range of positions over a `Concatenation`, which is a list of *parts*, each a
-run of rows of one file. A file is read by its `Reader`: line and array files through their index
-(`lines`), Parquet and Arrow through pyarrow (`columnar`). Nothing is read until asked for. Slicing
-gives another view of the same concatenation; pickling gives a small description that any process
-opens again without scanning.
+run of rows of one file. Line and array files are read through their index (`lines`), Parquet and
+Arrow through pyarrow (`columnar`). Nothing is read until asked for. Slicing gives another view of
+the same concatenation.
+
+A pickled view takes its entries along, so that a worker neither lists directories nor scans; each
+file is compared with its entry when it is first read. Up to a couple of dozen files travel inside
+the pickle; a longer list is published on the shelf and only its key travels.
 
 ``rows[i]`` parses one row and raises `RowError` with its origin when it is bad; ``scan()`` goes
 over all of them and accounts for the bad ones instead. Iterating streams.
@@ -16,71 +19,68 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from os import pread
+from pathlib import Path
 from time import monotonic
-from typing import Any, Protocol, overload
+from typing import TYPE_CHECKING, Any, overload
 
-from tokenmill.errors import RowError, UsageError
+import msgspec
+
+from tokenmill.errors import CacheError, RowError, SourceError, UsageError
+from tokenmill.files import require_inside
+from tokenmill.files.sealed import publish_files
+from tokenmill.fingerprint import canonical, key
 from tokenmill.origin import Origin
-from tokenmill.source.block import Block, Part, Value
+from tokenmill.source.block import Block, Part
 from tokenmill.source.entry import FileEntry, SourceFile
-from tokenmill.source.lines import PAGE_SHIFT, FastLines
+from tokenmill.source.limits import EMBEDDED_FILES, INDEX_FORMAT
+from tokenmill.source.lines import PAGE_SHIFT, FastLines, LineReader
 from tokenmill.source.parse import PARSING, SHALLOW, decode
+from tokenmill.source.shelf import Shelf, is_forbidden, private_shelf
+
+if TYPE_CHECKING:
+    from tokenmill.source.columnar import ColumnReader
+
+    Reader = LineReader | ColumnReader
 
 _BATCH = 4096  # rows fetched at once when a view does not run in order
+_LIST = "files.json"
 
 
-class Reader(Protocol):
-    """Access to the rows of one file; safe in threads and after a fork."""
+class Listing(msgspec.Struct, frozen=True):
+    """What a concatenation is made of."""
 
-    entry: FileEntry
-
-    def value(self, row: int) -> dict[str, Any]:
-        """One parsed row, or RowError."""
-        ...
-
-    def fast(self) -> FastLines | None:
-        """The short way to ordinary rows, where there is one."""
-        ...
-
-    def raw(self, row: int) -> bytes:
-        """The bytes of one row."""
-        ...
-
-    def origin(self, row: int, value: dict[str, Any] | None = None) -> Origin:
-        """Where one row is; its value, where it is at hand, need not be read again for it."""
-        ...
-
-    def values(self, rows: Sequence[int]) -> list[Value]:
-        """Many rows in the given order."""
-        ...
-
-    def stream(self, first: int, last: int) -> Iterator[tuple[int, list[Value]]]:
-        """Rows in order, in portions that begin at the given row."""
-        ...
-
-    def blocks(self, part: Part) -> Iterator[Block]:
-        """The blocks of a run of rows."""
-        ...
-
-    def source_file(self) -> SourceFile:
-        """What is known about the file, its digest included."""
-        ...
+    files: list[tuple[FileEntry, str]]  # with the cache directory that holds the index
+    parts: list[Part]  # in the order of the source
 
 
 class Concatenation:
     """What all views of one opened source share.
 
-    Args:
-        readers: One per file, in the order of first appearance.
-        parts: Runs of rows of these files, in the order of the source.
-        pickled: Pickles as a small value that unpickles as the same whole.
+    A long list of files is published on the shelf when somebody pickles.
     """
 
-    def __init__(self, readers: list[Reader], parts: list[Part], pickled: Any) -> None:
-        self.readers = readers
-        self.parts = parts
-        self.pickled = pickled
-        self.starts = [0, *accumulate(part.last - part.first for part in parts)]
+    def __init__(self, listing: Listing, shelf: Shelf) -> None:
+        self._listing = listing
+        self._shelf = shelf
+        self.readers = [
+            _reader(entry, Shelf(Path(root)), number)
+            for number, (entry, root) in enumerate(listing.files)
+        ]
+        self.parts = listing.parts
+        self.starts = [0, *accumulate(part.last - part.first for part in self.parts)]
+
+    def __reduce__(self) -> Any:
+        data = canonical(msgspec.to_builtins(self._listing))
+        if len(self._listing.files) <= EMBEDDED_FILES and len(data) < 12_000:
+            return _embedded, (data,)
+        name = _list_key(data)
+        try:
+            root = _publish(self._shelf, name, data)
+        except CacheError as error:
+            if not is_forbidden(error):
+                raise
+            root = _publish(private_shelf(), name, data)
+        return _published, (str(root), name)
 
     def at(self, position: int) -> tuple[Reader, int]:
         """The reader and row number of a position."""
@@ -101,13 +101,46 @@ class Concatenation:
             number += 1
 
 
-class Rows(Sequence[dict[str, Any]]):
-    """A lazy sequence of rows.
+def _reader(entry: FileEntry, shelf: Shelf, number: int) -> Reader:
+    if entry.kind in ("parquet", "arrow"):
+        from tokenmill.source.columnar import ColumnReader
 
-    Args:
-        whole: Files and parts.
-        places: The positions of the whole that this view shows; all by default.
-    """
+        return ColumnReader(entry, shelf, number)
+    return LineReader(entry, shelf, number)
+
+
+def _list_key(data: bytes) -> str:
+    listed = data.decode(errors="replace")
+    return key({"what": "files", "format": INDEX_FORMAT, "list": listed})
+
+
+def _publish(shelf: Shelf, name: str, data: bytes) -> Path:
+    if not shelf.has(name):
+        publish_files(shelf.root, shelf.place(name), {_LIST: data})
+    return shelf.root
+
+
+def _embedded(data: bytes) -> Concatenation:
+    listing = msgspec.json.decode(data, type=Listing)
+    return Concatenation(listing, Shelf(Path(listing.files[0][1])))
+
+
+def _published(root: str, name: str) -> Concatenation:
+    shelf = Shelf(Path(root))
+    require_inside(shelf.place(name) / _LIST, shelf.root)
+    try:
+        data = (shelf.place(name) / _LIST).read_bytes()
+    except OSError as error:
+        raise SourceError(
+            f"the list of files of a pickled view is gone: {error.strerror}", path=error.filename
+        ) from error
+    if _list_key(data) != name:
+        raise SourceError("the list of files of a pickled view is damaged", path=shelf.place(name))
+    return Concatenation(msgspec.json.decode(data, type=Listing), shelf)
+
+
+class Rows(Sequence[dict[str, Any]]):
+    """A lazy sequence of rows: those at some places of a concatenation, all by default."""
 
     def __init__(self, whole: Concatenation, places: range | None = None) -> None:
         self._whole = whole
@@ -155,7 +188,7 @@ class Rows(Sequence[dict[str, Any]]):
         if not isinstance(place, int):
             return Rows(self._whole, place)
         reader, row = self._whole.at(place)
-        if self._plain and self._fast is None:
+        if self._plain and self._fast is None and isinstance(reader, LineReader):
             self._fast = reader.fast()
         return reader.value(row)
 
@@ -254,7 +287,4 @@ class Rows(Sequence[dict[str, Any]]):
         return f"<Rows {len(self)} of {names}>"
 
     def __reduce__(self) -> Any:
-        from tokenmill.source.open import reopen
-
-        places = self._places
-        return reopen, (self._whole.pickled, (places.start, places.stop, places.step))
+        return Rows, (self._whole, self._places)

@@ -16,9 +16,9 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from tokenmill.source.assemble import Assembler
-from tokenmill.source.bytefile import ByteFile
+from tokenmill.source.bytefile import SourceBytes
 from tokenmill.source.cut import SLACK, Cutter, Integers, first_qualified
+from tokenmill.source.index import Assembler
 from tokenmill.source.limits import MAX_ROW, SCAN_BUFFER
 
 BOM = b"\xef\xbb\xbf"
@@ -57,18 +57,13 @@ def _true_positions(mask: npt.NDArray[np.bool_]) -> Integers:
 
 
 class LineScan:
-    """One pass over a line file.
-
-    Args:
-        file: Where the bytes are.
-        buffer_bytes: Size of the read buffer; no result depends on it.
+    """One pass over a line file; no result depends on the size of its buffer.
 
     Attributes:
-        assembler: Holds the blocks and counts once `entries` is exhausted.
-        bytes: Bytes seen.
+        assembler: Holds the blocks and counts once `starts` is exhausted.
     """
 
-    def __init__(self, file: ByteFile, buffer_bytes: int = SCAN_BUFFER) -> None:
+    def __init__(self, file: SourceBytes, buffer_bytes: int = SCAN_BUFFER) -> None:
         self.assembler = Assembler()
         self.bytes = 0
         self._file = file

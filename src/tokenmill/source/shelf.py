@@ -24,11 +24,7 @@ _NOTE = SealedKind("note", "note.json", JsonForm("note", "check"))
 
 
 class Shelf:
-    """The ``rows/`` part of one cache directory.
-
-    Args:
-        root: The cache directory.
-    """
+    """The ``rows/`` part of one cache directory."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -42,7 +38,6 @@ class Shelf:
         return place
 
     def has(self, key: str) -> bool:
-        """Whether it is there."""
         return self.place(key).is_dir()
 
     def note(self, key: str) -> dict[str, Any] | None:

@@ -93,16 +93,7 @@ def arrow_errors(path: str) -> Iterator[None]:
 
 
 class Table:
-    """An opened Parquet or Arrow file.
-
-    Args:
-        location: The file, or the remote object.
-        path: What to call it in errors.
-
-    Attributes:
-        groups: Its row groups or record batches.
-        schema: Its columns.
-    """
+    """An opened Parquet or Arrow file: its groups and its schema."""
 
     def __init__(self, location: str | RemoteFile, path: str) -> None:
         self.path = path
@@ -115,7 +106,6 @@ class Table:
 
     @property
     def rows(self) -> int:
-        """Rows in the file."""
         return self.starts[-1]
 
     def group_batches(self, group: int) -> Iterator[Any]:
@@ -160,7 +150,6 @@ class ParquetTable(Table):
         return pq.ParquetFile(RangedStream(self.location), metadata=footer)
 
     def group_batches(self, group: int) -> Iterator[Any]:
-        """Decode one row group, a thousand rows at a time."""
         with arrow_errors(self.path):
             # A reader of its own, as cheap as opening a file: threads must not share one.
             yield from self._file(self._footer).iter_batches(
@@ -207,7 +196,6 @@ class ArrowTable(Table):
             yield from reader
 
     def group_batches(self, group: int) -> Iterator[Any]:
-        """One record batch, in portions."""
         with arrow_errors(self.path):
             batch = self._batch(group)
             for start in range(0, batch.num_rows, BATCH_ROWS):
@@ -270,13 +258,9 @@ def _refuse_dictionaries(schema: Any, path: str) -> None:
 
 
 class SpannedTable(Table):
-    """Record batches of a remote Arrow file, by their spans.
+    """Record batches of a remote Arrow file, by their spans; the first one is the schema's.
 
-    Args:
-        file: The bytes.
-        path: What to call it in errors.
-        spans: The schema's span, and those of the batches concerned, one after another.
-        first_row: Number of the first batch's first row.
+    The first batch begins at ``first_row`` of the file.
     """
 
     def __init__(
@@ -292,7 +276,6 @@ class SpannedTable(Table):
         self.starts = list(accumulate((group.rows for group in self.groups), initial=first_row))
 
     def group_batches(self, group: int) -> Iterator[Any]:
-        """One record batch, in portions."""
         span = self._spans[group]
         with arrow_errors(self.path):
             data = self._file.pread(span.stop - span.start, span.start)
@@ -368,7 +351,7 @@ class DecodedRows:
         return checked
 
     def _decode(self, group: int, row: int) -> tuple[int, CheckedBatch]:
-        process, of_group, at, coming = self._taken()
+        process, of_group, at, coming = _decoders.pop(self._serial, (0, 0, 0, iter(())))
         if process != os.getpid() or of_group != group or row < at:
             at, coming = self.table.starts[group], self.table.group_batches(group)
         while True:
@@ -387,9 +370,6 @@ class DecodedRows:
                     with contextlib.suppress(KeyError):  # another thread was quicker
                         _decoders.popitem(last=False)
                 return first, self._checked(first, batch)
-
-    def _taken(self) -> tuple[int, int, int, Iterator[Any]]:
-        return _decoders.pop(self._serial, (0, 0, 0, iter(())))
 
 
 def open_table(

@@ -15,6 +15,7 @@ from __future__ import annotations
 from tokenmill.store.groups import Group, Groups
 from tokenmill.store.layout import FORMAT, CacheLayout, StoreLayout
 from tokenmill.store.record import CARRIED
+from tokenmill.store.sidecars import Sidecar
 from tokenmill.store.store import Row, Store, open_store
 from tokenmill.store.views import ViewMethods
 
@@ -25,6 +26,7 @@ __all__ = [
     "Group",
     "Groups",
     "Row",
+    "Sidecar",
     "Store",
     "StoreLayout",
     "ViewMethods",

@@ -19,15 +19,19 @@ import xxhash
 
 from tokenmill.errors import CorruptionError
 from tokenmill.files import sealed
-from tokenmill.files.remote_path import as_remote
+from tokenmill.files.remote_path import RemotePath, as_remote
+from tokenmill.store.layout import SIDECAR_VALUES
 from tokenmill.store.record import BLOCK_BYTES, FileRecord
 
 REMEDY = "`tokenmill prepare --force-recache` rebuilds it"
+ATTACH_AGAIN = "attach the same values again: the damaged ones then go to quarantine"
 
 
-def remedy(path: object) -> str:
+def remedy(path: Path | RemotePath) -> str:
     """What to do about a damaged file."""
-    return REMEDY if as_remote(path) is None else "push the store there again"
+    if as_remote(path) is not None:
+        return "push the store there again"
+    return ATTACH_AGAIN if path.name == SIDECAR_VALUES else REMEDY
 
 
 def reading_errors(path: Path) -> AbstractContextManager[None]:

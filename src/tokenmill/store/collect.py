@@ -6,8 +6,10 @@ what was marked at least ``grace`` seconds ago and is still not needed. So a rea
 open when it is marked can finish, and a builder that takes up a marked slice makes it needed again.
 
 Needed are all stores (unless older than the caller says, or named by the caller) and every slice
-that a store's table names. Not needed: slices of no store, staging directories whose owner is dead,
-and quarantined files. Whatever goes wrong, the price is a slice built again, never a wrong row.
+that a store's table names, and what is attached to a store that is here or elsewhere. Not needed:
+slices of no store, sidecars of stores that are gone, parts of a sidecar that is complete, staging
+directories whose owner is dead, and quarantined files. Whatever goes wrong, the price is a slice
+built again, never a wrong row.
 """
 
 from __future__ import annotations
@@ -30,8 +32,9 @@ from numpy.typing import NDArray
 from tokenmill.errors import TokenmillError, UsageError
 from tokenmill.files import Staging, make_directory, sync_directory, writing_errors
 from tokenmill.store.access import open_bytes
-from tokenmill.store.layout import TABLE, CacheLayout
+from tokenmill.store.layout import ELSEWHERE, TABLE, CacheLayout, is_key
 from tokenmill.store.manifest import read_manifest
+from tokenmill.store.store import Store
 from tokenmill.store.table import load_table
 
 GRACE_S = 24 * 3600.0
@@ -58,11 +61,24 @@ def survey(root: Path) -> dict[str, Any]:
             totals = manifest["totals"]
             entry |= {name: totals[name] for name in ("rows", "tokens", "trained_tokens", "slices")}
             entry["made"] = path.stat().st_mtime
+            entry["sidecars"] = [
+                {"name": one.name, "made_by": one.made_by, "per": one.per, "bytes": one.bytes}
+                for one in Store(path, "off").sidecars
+            ]
         except TokenmillError as error:
             entry["error"] = str(error)
         entries.append(entry)
     entries.sort(key=lambda entry: entry.get("made", 0.0))
-    parts = ("slices", "stores", "tokenizers", "rows", "blocks", "staging", "quarantine")
+    parts = (
+        "slices",
+        "stores",
+        "sidecars",
+        "tokenizers",
+        "rows",
+        "blocks",
+        "staging",
+        "quarantine",
+    )
     sizes = {name: _size(root / name) for name in parts}
     return {"entries": entries, "bytes": sum(sizes.values()), "parts": sizes}
 
@@ -93,6 +109,7 @@ def collect(
     unneeded = {f"stores/{key}" for key in condemned}
     for digits, keys in _slice_directories(layout):
         unneeded |= {f"slices/{key}" for key in keys - needed.in_directory(digits)}
+    unneeded |= set(_unneeded_sidecars(layout, condemned))
     unneeded |= {f"staging/{path.name}" for path in _dead_staging(root)}
     unneeded |= {f"staging/claims/{path.name}" for path in _old_claims(root, now - grace_s)}
     unneeded |= {f"quarantine/{path.name}" for path in _entries(layout.quarantine)}
@@ -152,6 +169,26 @@ def _slice_directories(layout: CacheLayout) -> Iterator[tuple[str, set[str]]]:
     """Every directory of slices, and the keys in it."""
     for directory in _directories(layout.slices):
         yield directory.name, {path.name.partition(".")[0] for path in directory.iterdir()}
+
+
+def _unneeded_sidecars(layout: CacheLayout, condemned: set[str]) -> Iterator[str]:
+    """Values attached to stores that are gone or condemned, and parts of what is complete."""
+    elsewhere = layout.sidecars / ELSEWHERE
+    for store in [*_directories(layout.sidecars), *_directories(elsewhere)]:
+        if store == elsewhere:
+            continue
+        in_cache = store.parent == layout.sidecars
+        name = store.relative_to(layout.root).as_posix()
+        # Whether a store elsewhere still lives cannot be seen from here.
+        if in_cache and (
+            store.name in condemned or not layout.store(store.name).directory.is_dir()
+        ):
+            yield name
+            continue
+        for parts in _directories(store):
+            key, dot, _ = parts.name.partition(".")
+            if dot and is_key(key) and (store / key).is_dir():
+                yield f"{name}/{parts.name}"
 
 
 def _dead_staging(root: Path) -> Iterator[Path]:

@@ -3,7 +3,8 @@
 `copy_store` makes a directory that is itself a store, with its slices and its tokenizer beneath it
 (hard links where the file system allows, else synced copies). Key, document and rows are the same;
 ``state.json`` points into the directory, so the manifest is signed anew. The copy is staged as a
-hidden sibling of the target and appears by one rename, like everything else.
+hidden sibling of the target and appears by one rename, like everything else; what is attached to
+the store follows, sidecar by sidecar.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ from tokenmill.errors import TokenmillError, UsageError
 from tokenmill.files import Staging, copy_or_link, publish_directory, writing_errors
 from tokenmill.store import layout as names
 from tokenmill.store.commit import file_document, state_json
-from tokenmill.store.layout import SliceFiles
+from tokenmill.store.layout import SliceFiles, StoreLayout
 from tokenmill.store.manifest import encode_manifest, with_files
+from tokenmill.store.sidecars import KIND, Sidecar
 from tokenmill.store.store import Store
 
 
@@ -31,7 +33,7 @@ def copy_store(store: Store, target: Path) -> Path:
     """
     target = target.absolute()
     if target.exists() and not (target.is_dir() and not any(target.iterdir())):
-        return _already_there(store, target)
+        return _with_sidecars(store, _already_there(store, target))
     with writing_errors(target):
         target.parent.mkdir(parents=True, exist_ok=True)
     with Staging(target.parent, beside=target) as staging:
@@ -50,8 +52,34 @@ def copy_store(store: Store, target: Path) -> Path:
         staging.write(names.MANIFEST, encode_manifest(manifest))
         with writing_errors(target):
             if not publish_directory(staged, target):
-                return _already_there(store, target)
+                _already_there(store, target)
+    return _with_sidecars(store, target)
+
+
+def _with_sidecars(store: Store, target: Path) -> Path:
+    """Bring what is attached to a store to its copy, as far as it is not there.
+
+    Each appears by one rename. A copy that was cut short here is whole, and copying again goes on.
+    """
+    for sidecar in store.sidecars:
+        carry(sidecar, StoreLayout(target))
     return target
+
+
+def carry(sidecar: Sidecar, store: StoreLayout) -> bool:
+    """Have a sidecar at another copy of its store; True when it was not there."""
+    place, cache = store.sidecars / sidecar.path.name, store.cache_root
+    if place.exists():
+        return False
+    sidecar.check_all()  # damage must not travel
+    with Staging(cache or store.directory, beside=None if cache else place) as staging:
+        staged = staging.path / "sidecar"
+        staging.make(staged)
+        staging.make(place.parent)
+        with writing_errors(place):
+            for name in (KIND.summary, *KIND.files):
+                copy_or_link(sidecar.path / name, staged / name)
+            return publish_directory(staged, place)
 
 
 def _already_there(store: Store, target: Path) -> Path:

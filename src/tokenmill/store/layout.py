@@ -34,6 +34,10 @@ GROUP_ENDS = "group_ends.bin"
 STATE = "state.json"
 DATASET_INFO = "dataset_info.json"
 PROOF = "proof.json"
+SIDECARS = "sidecars"
+SIDECAR_VALUES = "values.f32"
+ELSEWHERE = "elsewhere"
+"""Below `SIDECARS` of a cache: values attached to stores that do not lie in it."""
 
 CHECKED_FILES = (TABLE, LENGTHS, TRAINED, STATE, DATASET_INFO)
 """Files of a store directory whose digests the manifest holds."""
@@ -56,9 +60,14 @@ GROUP_FILES = {GROUP_ENDS: "<i8"}
 _KEY = re.compile(rf"[0-9a-f]{{{KEY_HEX}}}")
 
 
+def is_key(name: str) -> bool:
+    """Whether a name is a key."""
+    return _KEY.fullmatch(name) is not None
+
+
 def check_key(key: str, path: Path) -> str:
     """A key read from a file, refused unless it is one (it is about to become a path)."""
-    if not isinstance(key, str) or not _KEY.fullmatch(key):
+    if not isinstance(key, str) or not is_key(key):
         raise CorruptionError(f"{key!r} is not a key of {KEY_HEX} hex digits", path=path)
     return key
 
@@ -121,6 +130,15 @@ class CacheLayout:
     def quarantine(self) -> Path:
         """Where corrupt slices are moved, never to be read again."""
         return self.root / "quarantine"
+
+    @property
+    def sidecars(self) -> Path:
+        """Directory of the values attached to stores, one directory per store."""
+        return self.root / SIDECARS
+
+    def sidecars_elsewhere(self, store: str) -> Path:
+        """Values attached to a store that does not lie in this cache."""
+        return self.sidecars / ELSEWHERE / store
 
     def slice(self, key: str) -> SliceFiles:
         """The files of one slice."""
@@ -197,6 +215,16 @@ class StoreLayout:
     def slice(self, key: str) -> SliceFiles:
         """The files of one slice of this store."""
         return SliceFiles(self.slices / key[:2], key)
+
+    @property
+    def sidecars(self) -> Path:
+        """Where values attached to this store lie: beside it, or beneath it when it stands alone.
+
+        Never in the directory of a store in a cache, which does not change.
+        """
+        if self.is_self_contained:
+            return self.directory / SIDECARS
+        return self.directory.parent.parent / SIDECARS / self.directory.name
 
     def tokenizer(self, identity: str) -> Path:
         """The copy of this store's tokenizer."""

@@ -87,8 +87,16 @@ def encode_slice(key: str, columns: SliceColumns) -> EncodedSlice:
 
 def _plain(values: np.ndarray[Any, Any], kind: pa.DataType) -> pa.Array:
     """An Arrow array over numbers; `pa.array` would import pandas, a quarter second per worker."""
-    numbers = np.ascontiguousarray(values, kind.to_pandas_dtype())
+    numbers = np.ascontiguousarray(values, number_type(kind))
     return pa.Array.from_buffers(kind, len(numbers), [None, pa.py_buffer(numbers)])
+
+
+def number_type(kind: pa.DataType) -> np.dtype[Any]:
+    """Numpy's name for a type of numbers; `to_pandas_dtype` imports pandas in older versions."""
+    letter = (
+        "f" if pa.types.is_floating(kind) else "u" if pa.types.is_unsigned_integer(kind) else "i"
+    )
+    return np.dtype(f"{letter}{kind.bit_width // 8}")
 
 
 def _meta_batch(columns: SliceColumns) -> dict[str, pa.Array]:

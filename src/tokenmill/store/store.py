@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, SupportsIndex, overload
 
 import numpy as np
+import numpy.typing as npt
 from numpy.typing import NDArray
 
 from tokenmill.errors import CorruptionError, UsageError
@@ -40,6 +41,14 @@ from tokenmill.store.manifest import (
 )
 from tokenmill.store.record import CARRIED, GROUP_COLUMNS, META_COLUMNS
 from tokenmill.store.runs import trained_within
+from tokenmill.store.sidecars import (
+    COLUMN,
+    Sidecar,
+    attached,
+    choose,
+    sidecar_checks,
+    sidecar_of,
+)
 from tokenmill.store.slices import SliceReader
 from tokenmill.store.table import load_table
 from tokenmill.store.views import ViewMethods
@@ -178,6 +187,7 @@ class Store(ViewMethods, Sequence[Row]):
         self._lock = ProcessLock()
         self._open: dict[int, SliceReader] = {}
         self._arrays: dict[str, NDArray[Any]] = {}
+        self._sidecars: dict[tuple[str, str], Sidecar] = {}
         self._most_open = _most_open()
         self.private_directory: Any = None
         """Owner of a directory that lives as long as this store (``disable_cache``)."""
@@ -361,13 +371,14 @@ class Store(ViewMethods, Sequence[Row]):
 
         Args:
             wanted: Names of fixed columns (``digest``, ``length``, ``trained``, …), ``source``
-                (index of the source file), or ``carried.<name>`` (lists of JSON text): a
-                carried column may be called as one of ours.
+                (index of the source file), ``carried.<name>`` (lists of JSON text): a
+                carried column may be called as one of ours; or what `column_of` calls a sidecar.
 
         Yields:
             Number of the first row, and each wanted column over the slice's rows.
         """
         wanted = list(wanted)
+        sidecars = {name: sidecar_of(self, name) for name in wanted if name.startswith(COLUMN)}
         for at, first in enumerate(self._first_rows):
             reader = self.slice_at(at)
             columns: dict[str, Any] = {}
@@ -375,6 +386,9 @@ class Store(ViewMethods, Sequence[Row]):
                 if name == "source":
                     source = int(self.table[at]["source"])
                     columns[name] = np.full(reader.record.rows, source, np.int32)
+                elif name in sidecars:
+                    rows = np.arange(first, first + reader.record.rows)
+                    columns[name] = sidecars[name].batch(rows)
                 elif name in META_COLUMNS or name in GROUP_COLUMNS:
                     columns[name] = reader.column(name)
                 elif name in (carried := [CARRIED + one for one in reader.record.carried]):
@@ -383,6 +397,64 @@ class Store(ViewMethods, Sequence[Row]):
                     known = [*META_COLUMNS, *GROUP_COLUMNS, "source", *carried]
                     raise UsageError(f"no column {name!r}; there are {', '.join(known)}")
             yield first, columns
+
+    # Sidecars: what was attached to rows later
+
+    def attach(
+        self,
+        name: str,
+        values: npt.ArrayLike | Iterable[npt.ArrayLike],
+        *,
+        made_by: str,
+        per: str = "row",
+    ) -> Sidecar:
+        """Attach numbers to rows, or to tokens: written whole, beside the store.
+
+        Args:
+            name: What batches and filters will call them.
+            values: All of them as an array, mapped or not; or, so that they need never be in memory
+                together, an iterable of arrays that follow one another. Per token a list holds one
+                array for each row, and the arrays of any other iterable end where rows end.
+            made_by: What computed them: a digest of the model, or a text. The same name and maker
+                have one content for ever; another maker's values are kept beside these.
+            per: ``row`` or ``token``.
+
+        Raises:
+            UsageError: There are more or fewer values than rows or tokens; one is no number.
+            NonDeterminismError: Other values of this name and maker are attached.
+        """
+        from tokenmill.store.attach import attach_values
+
+        return attach_values(self, name, values, made_by=made_by, per=per)
+
+    def sidecar(self, name: str, made_by: str | None = None) -> Sidecar:
+        """The numbers that were attached under a name.
+
+        Args:
+            name: Their name.
+            made_by: What computed them; needed where several did.
+
+        Raises:
+            UsageError: There are none, or several and none was named.
+            CorruptionError: They are not what was written.
+        """
+        # One that was named is kept open: it can only be that one. Which ones a bare name means is
+        # looked up again, because something may have been attached meanwhile.
+        kept = None if made_by is None else self._sidecars.get((name, made_by))
+        if kept is None:
+            found = choose(self, name, made_by)
+            kept = self._sidecars.setdefault((name, found.made_by), found)
+        return kept
+
+    @property
+    def sidecars(self) -> list[Sidecar]:
+        """All that is attached, by name and what made it."""
+        return attached(self)
+
+    @property
+    def checks_blocks(self) -> bool:
+        """Whether blocks are compared with their checksums when they are first read."""
+        return self._verify != "off"
 
     # Where rows come from
 
@@ -475,6 +547,11 @@ class Store(ViewMethods, Sequence[Row]):
             try:
                 checked += self.slice_at(at).check_all()
                 self._check_lengths(at)
+            except CorruptionError as error:
+                errors.append(error)
+        for check in sidecar_checks(self):
+            try:
+                checked += check()
             except CorruptionError as error:
                 errors.append(error)
         return checked, errors

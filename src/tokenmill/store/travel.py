@@ -38,7 +38,7 @@ from tokenmill.fingerprint import canonical, checksum
 from tokenmill.store import layout as names
 from tokenmill.store.access import GuardedFile, reading_errors
 from tokenmill.store.commit import Placement, commit_store, state_json
-from tokenmill.store.copies import copy_store, tokenizer_files
+from tokenmill.store.copies import carry, copy_store, tokenizer_files
 from tokenmill.store.layout import CacheLayout, SliceFiles, StoreLayout
 from tokenmill.store.manifest import encode_manifest, read_manifest, with_files
 from tokenmill.store.record import UNREADABLE, FileRecord
@@ -247,6 +247,8 @@ def pull(source: str, cache_dir: Path | None = None, out: Path | None = None) ->
         store.proof,
     )  # fmt: skip
     found = Store(layout.directory, paths=[str(path) for path in store.sources])
+    for sidecar in store.sidecars:
+        done.add(sidecar.bytes, skipped=not carry(sidecar, layout))
     for stated in found.manifest["files"].values():
         done.add(stated["size"], skipped=False)
     done.path = str(found.path if out is None else copy_store(found, out))

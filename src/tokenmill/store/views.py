@@ -27,7 +27,7 @@ class ViewMethods:
                 that is given the ``columns``, each an array over many rows at once, and gives one
                 truth value per row. It must look at each row by itself.
             columns: What the function is given, in this order: ``length``, ``trained``, ``source``,
-                ``file``, ``carried.<name>``.
+                ``file``, ``carried.<name>``, and what is attached per row, by its name.
         """
         view: View = _dataset().filtered(self, where, columns)
         return view
@@ -47,13 +47,14 @@ class ViewMethods:
         sides: tuple[View, ...] = _dataset().split(self, parts, seed=seed)
         return sides
 
-    def map(self, function: Callable[[Any], Mapping[str, Any]]) -> View:
+    def map(self, function: Callable[[Any], Any]) -> View:
         """The same rows, each given to a function before it is served.
 
         Args:
-            function: Gets a `Row` and gives ``{"input_ids": …, "loss_mask": …}``, or one of them:
-                what it does not give stays. Both keep their number of tokens. The same row must
-                always give the same answer.
+            function: Gets a `Row` and gives one back (the same, or `Row.with_tokens`), or
+                ``{"input_ids": …, "loss_mask": …}``, or one of the two: what it does not give
+                stays. Both keep their number of tokens. The same row must always give the same
+                answer.
         """
         view: View = _dataset().mapped(self, function)
         return view

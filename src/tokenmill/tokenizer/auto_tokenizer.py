@@ -82,9 +82,7 @@ def load_auto(directory: Path, *, trust_remote_code: bool) -> Any:
             raise AutoTokenizerError(f"{type(error).__name__}: {error}") from error
 
 
-def adopt(
-    tokenizer: Any, *, path: Path | None = None, notes: dict[str, str] | None = None
-) -> Tokenizer:
+def adopt(tokenizer: Any, *, path: Path | None = None) -> Tokenizer:
     """A transformers tokenizer as ours: its backend encodes, its template renders."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None or not hasattr(backend, "to_str"):
@@ -110,17 +108,13 @@ def adopt(
         template=template,
         special_tokens=special,
         backend="transformers",
-        notes=notes,
     )
 
 
 def difference(auto: Any, ours: Tokenizer, *, template_matters: bool) -> str | None:
     """How AutoTokenizer would encode differently from a tokenizer.json; None when it would not.
 
-    Args:
-        auto: What AutoTokenizer loaded.
-        ours: The directory read without it.
-        template_matters: Whether the directory's own template is going to be used.
+    The template matters where the directory's own is going to be used.
     """
     theirs = adopt(auto) if getattr(auto, "backend_tokenizer", None) is not None else None
     found = _text_encoded_differently(auto, theirs, ours)

@@ -41,12 +41,7 @@ class _MismatchError(Exception):
 
 
 class Encoder:
-    """Encodes batches with one tokenizer.
-
-    Args:
-        tokenizer: What to encode with.
-        engine: ``auto``, ``fastokens`` or ``hf``; changes the speed only.
-    """
+    """Encodes batches with one tokenizer; which engine does it changes the speed only."""
 
     def __init__(self, tokenizer: Tokenizer, engine: str = "auto") -> None:
         self.tokenizer = tokenizer

@@ -8,7 +8,7 @@ Which one runs never changes the result. Loading fastokens takes longer than enc
 the reference, so a little work is left to that (`engine_for`).
 
 Threads: fastokens uses every core that the process may use. N workers want N processes pinned to
-one core each, *before* they load an engine: `pin_to_one_core`. Neither library's thread pool
+one core each, *before* they load an engine (`work.process`). Neither library's thread pool
 survives a fork, so a forked child uses `tokenizers` text by text, which needs no pool. So does
 everybody for a little work: it may be done in the user's own process, which may fork later.
 """
@@ -52,23 +52,6 @@ class Engine(Protocol):
         ...
 
 
-def pin_to_one_core(number: int) -> int:
-    """Pin this process to one of the cores it may use; call it before an engine is loaded.
-
-    Args:
-        number: Which worker this is; workers beyond the number of cores share them.
-
-    Returns:
-        The core, or -1 where the system cannot pin.
-    """
-    if not hasattr(os, "sched_setaffinity"):
-        return -1
-    cores = sorted(os.sched_getaffinity(0))
-    core = cores[number % len(cores)]
-    os.sched_setaffinity(0, {core})
-    return core
-
-
 def _may_use_threads() -> bool:
     """Whether a thread pool made before now, by us or by the host program, can still be alive."""
     if _in_forked_child:
@@ -100,7 +83,6 @@ class HfEngine:
         return [backend.encode(text, add_special_tokens=False) for text in texts]
 
     def encode(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        """See `Engine`."""
         return _flat([encoding.ids for encoding in self._encodings(texts, offsets=False)])
 
     def encode_with_offsets(
@@ -144,7 +126,6 @@ class FastokensEngine:
         _fastokens_home = os.getpid()
 
     def encode(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        """See `Engine`."""
         if _fastokens_home != os.getpid():
             raise TokenizerError("fastokens' threads did not survive the fork of this process")
         ids, starts = self._backend.encode_batch_flat(list(texts))

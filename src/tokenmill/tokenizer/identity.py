@@ -34,11 +34,7 @@ def identity_document(
 ) -> dict[str, Any]:
     """The identity of a tokenizer.
 
-    Args:
-        backend: Digest of the backend that encodes.
-        template: Chat template, or several by name.
-        special_tokens: All named special tokens; only those count that can reach the output.
-        probe_ids: Ids of the probe text.
+    Of all named special tokens only those count that can reach the output.
     """
     named = template if isinstance(template, dict) else {"default": template}
     sources = {name: source for name, source in named.items() if source is not None}
@@ -88,10 +84,8 @@ class IdentityCard:
     notes: dict[str, str] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
-        """The card as plain data."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, document: dict[str, Any]) -> IdentityCard:
-        """The card that `as_dict` described."""
         return cls(**document)

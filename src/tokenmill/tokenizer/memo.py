@@ -9,9 +9,10 @@ Three things are remembered there: the identity card of a call, AutoTokenizer's 
 is the same for every template of the caller's, so it has a key of its own), and, by the checksum of
 a tokenizer.json, its piece table. Each file starts with a checksum of the rest.
 
-`identify` recalls, or else finds out and remembers; ``<cache_dir>/tokenizers/<identity>/`` then
-holds the tokenizer itself, ready to decode and, for `reload`, to encode without transformers. The
-memo is part of no key. A cache that cannot be written or a damaged memo only costs the time.
+`reload` loads what is remembered, or else finds out and remembers:
+``<cache_dir>/tokenizers/<identity>/`` holds the tokenizer itself, ready to decode and to encode
+without transformers. The memo is part of no key. A cache that cannot be written or a damaged memo
+only costs the time.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import contextlib
 import os
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, Unpack
 
 import msgspec
 
@@ -66,8 +67,20 @@ def _file_digests(directory: Path) -> dict[str, str]:
     return digests
 
 
+class LoadOptions(TypedDict, total=False):
+    """The arguments of `load` that decide what it gives."""
+
+    backend: str
+    chat_template: Any
+    trust_remote_code: bool
+
+
 def memo_key(
-    source: Any, *, backend: str, chat_template: Any, trust_remote_code: bool
+    source: Any,
+    *,
+    backend: str = "auto",
+    chat_template: Any = None,
+    trust_remote_code: bool = False,
 ) -> str | None:
     """The name of the memo of such a call; None where there are no files to name it by."""
     if isinstance(chat_template, str | os.PathLike) and len(os.fspath(chat_template)) < 4096:
@@ -105,28 +118,6 @@ def _key_of_files(source: Any, question: dict[str, Any]) -> str | None:
     )
 
 
-class _Key(NamedTuple):
-    """A memo's name and the cache that would hold it."""
-
-    cache_dir: Path
-    name: str
-
-
-def _key_in(
-    cache_dir: str | os.PathLike[str] | None,
-    source: Any,
-    backend: str,
-    chat_template: Any,
-    trust_remote_code: bool,
-) -> _Key | None:
-    if cache_dir is None:
-        return None
-    name = memo_key(
-        source, backend=backend, chat_template=chat_template, trust_remote_code=trust_remote_code
-    )
-    return None if name is None else _Key(Path(cache_dir), name)
-
-
 def _path(cache_dir: Path, file: str) -> Path:
     return cache_dir / DIRECTORY / "memo" / file
 
@@ -147,20 +138,14 @@ def _seal(cache_dir: Path, file: str, data: bytes) -> None:
 
 
 def recall(
-    source: Any,
-    *,
-    cache_dir: str | os.PathLike[str],
-    backend: str = "auto",
-    chat_template: Any = None,
-    trust_remote_code: bool = False,
+    source: Any, *, cache_dir: str | os.PathLike[str], **options: Unpack[LoadOptions]
 ) -> IdentityCard | None:
     """The remembered card of a tokenizer, or None; loads no engine."""
-    key = _key_in(cache_dir, source, backend, chat_template, trust_remote_code)
-    return None if key is None else _read(key)
+    return _recall_card(Path(cache_dir), memo_key(source, **options))
 
 
-def _read(key: _Key) -> IdentityCard | None:
-    data = _sealed(key.cache_dir, f"{key.name}.json")
+def _recall_card(cache_dir: Path, name: str | None) -> IdentityCard | None:
+    data = None if name is None else _sealed(cache_dir, f"{name}.json")
     try:
         return None if data is None else IdentityCard.from_dict(msgspec.json.decode(data))
     except (ValueError, TypeError, RecursionError):
@@ -168,11 +153,7 @@ def _read(key: _Key) -> IdentityCard | None:
 
 
 class Answer(NamedTuple):
-    """What AutoTokenizer was seen to do with a directory.
-
-    Attributes:
-        difference: How it would encode differently from the tokenizer.json; None: not at all.
-    """
+    """How AutoTokenizer was seen to encode a directory differently; None: not at all."""
 
     difference: str | None
 
@@ -194,11 +175,7 @@ class Answer(NamedTuple):
 def answer_key(source: Any, *, template_given: bool, trust_remote_code: bool) -> str | None:
     """The name of AutoTokenizer's answer; None where it cannot be remembered.
 
-    Args:
-        source: As for `load`.
-        template_given: Whether the caller brings a template, so that the directory's own does
-            not matter.
-        trust_remote_code: See `load`.
+    With a template of the caller's the directory's own does not matter.
     """
     question = {"answer": template_given, "trust_remote_code": trust_remote_code}
     return _key_of_files(source, question)
@@ -218,63 +195,20 @@ def remember_answer(cache_dir: Path, name: str, answer: Answer) -> None:
     _seal(cache_dir, f"{name}.json", fingerprint.canonical({"difference": answer.difference}))
 
 
-def identify(
-    source: Any,
-    *,
-    cache_dir: str | os.PathLike[str] | None = None,
-    backend: str = "auto",
-    chat_template: Any = None,
-    trust_remote_code: bool = False,
-) -> IdentityCard:
-    """The card of a tokenizer: recalled, or found out and remembered.
-
-    Args:
-        source: As for `load`, like the rest.
-        cache_dir: Where to look and to remember; None for nowhere.
-        backend: See `load`.
-        chat_template: See `load`.
-        trust_remote_code: See `load`.
-    """
-    key = _key_in(cache_dir, source, backend, chat_template, trust_remote_code)
-    if key is not None:
-        card = _read(key)
-        if card is not None:
-            return card
-    return _load_and_remember(key, source, backend, chat_template, trust_remote_code).card
-
-
 def reload(
-    source: Any,
-    *,
-    cache_dir: str | os.PathLike[str] | None = None,
-    backend: str = "auto",
-    chat_template: Any = None,
-    trust_remote_code: bool = False,
+    source: Any, *, cache_dir: str | os.PathLike[str], **options: Unpack[LoadOptions]
 ) -> Tokenizer:
     """`load` by way of the memo: the second time without AutoTokenizer or transformers."""
-    key = _key_in(cache_dir, source, backend, chat_template, trust_remote_code)
-    if key is not None:
-        card = _read(key)
-        stored = None if card is None else _stored(key.cache_dir, card)
-        if stored is not None:
-            return stored
-    return _load_and_remember(key, source, backend, chat_template, trust_remote_code)
-
-
-def _load_and_remember(
-    key: _Key | None, source: Any, backend: str, chat_template: Any, trust_remote_code: bool
-) -> Tokenizer:
     from tokenmill.tokenizer.loading import load  # here: recalling must not pay for it
 
-    tokenizer = load(
-        source,
-        backend=backend,
-        chat_template=chat_template,
-        trust_remote_code=trust_remote_code,
-        cache_dir=None if key is None else key.cache_dir,
-    )
-    if key is not None:
-        remember(tokenizer, key.cache_dir, key.name)
+    cache, name = Path(cache_dir), memo_key(source, **options)
+    card = _recall_card(cache, name)
+    tokenizer = None if card is None else _stored(cache, card)
+    if tokenizer is None:
+        tokenizer = load(source, cache_dir=cache, **options)
+        if name is not None:
+            remember(tokenizer, cache)
+            _remember_card(cache, name, tokenizer.card)
     return tokenizer
 
 
@@ -301,16 +235,12 @@ def _stored(cache_dir: Path, card: IdentityCard) -> Tokenizer | None:
     return tokenizer
 
 
-def remember(tokenizer: Tokenizer, cache_dir: Path, key: str | None = None) -> Path:
-    """Keep a tokenizer under its identity, and its card under ``key``; give where it is kept."""
-    card = tokenizer.card
-    home = cache_dir / DIRECTORY / card.key
+def remember(tokenizer: Tokenizer, cache_dir: Path) -> None:
+    """Keep a tokenizer under its identity."""
+    home = cache_dir / DIRECTORY / tokenizer.key
     with contextlib.suppress(CacheError):
         if not home.is_dir():
             publish_files(cache_dir, home, tokenizer.files())
-    if key is not None:
-        _write(card, _Key(cache_dir, key))
-    return home
 
 
 def remember_card(
@@ -318,18 +248,16 @@ def remember_card(
     source: Any,
     *,
     cache_dir: str | os.PathLike[str],
-    backend: str,
-    chat_template: Any,
-    trust_remote_code: bool,
+    **options: Unpack[LoadOptions],
 ) -> None:
     """Remember that such a call leads to this card; the tokenizer itself is kept already."""
-    key = _key_in(cache_dir, source, backend, chat_template, trust_remote_code)
-    if key is not None:
-        _write(card, key)
+    name = memo_key(source, **options)
+    if name is not None:
+        _remember_card(Path(cache_dir), name, card)
 
 
-def _write(card: IdentityCard, key: _Key) -> None:
-    _seal(key.cache_dir, f"{key.name}.json", fingerprint.canonical(card.as_dict()))
+def _remember_card(cache_dir: Path, name: str, card: IdentityCard) -> None:
+    _seal(cache_dir, f"{name}.json", fingerprint.canonical(card.as_dict()))
 
 
 def share_table(tokenizer: Tokenizer, cache_dir: Path) -> None:

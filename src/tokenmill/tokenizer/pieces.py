@@ -49,11 +49,7 @@ def byte_alphabet() -> dict[int, int]:
 
 
 class PieceTable:
-    """Bytes per token id of one backend.
-
-    Args:
-        document: The parsed tokenizer.json.
-    """
+    """Bytes per token id of one backend, by its parsed tokenizer.json."""
 
     def __init__(self, document: dict[str, Any]) -> None:
         self.spelling, self.space = _spelling(document)
@@ -167,7 +163,6 @@ class PieceTable:
         return self._table[number].as_py()  # type: ignore[no-any-return]
 
     def pieces(self, ids: Any) -> list[bytes]:
-        """The bytes of each id."""
         return [self.piece(int(number)) for number in ids]
 
     def twins(self, ids: np.ndarray, row_starts: np.ndarray) -> np.ndarray:

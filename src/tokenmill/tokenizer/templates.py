@@ -168,19 +168,15 @@ def _read_text(path: Path) -> str:
     except (OSError, UnicodeDecodeError) as error:
         raise TokenizerError(f"cannot read the chat template: {error}", path=path) from error
     if path.suffix == ".json":  # the processor's form: an object that holds the source
-        template = _stated(_as_object(text, path), path)
+        try:
+            document = msgspec.json.decode(text)
+        except msgspec.DecodeError as error:
+            raise TokenizerError(f"not JSON: {error}", path=path) from error
+        template = _stated(document, path) if isinstance(document, dict) else None
         if not isinstance(template, str):
             raise TokenizerError("it holds no chat_template", path=path)
         return template
     return text
-
-
-def _as_object(text: str, path: Path) -> dict[str, Any]:
-    try:
-        document = msgspec.json.decode(text)
-    except msgspec.DecodeError as error:
-        raise TokenizerError(f"not JSON: {error}", path=path) from error
-    return document if isinstance(document, dict) else {}
 
 
 def _stated(config: dict[str, Any], path: Path) -> Template:

@@ -76,7 +76,6 @@ class Tokenizer:
 
     @cached_property
     def checksum(self) -> str:
-        """Of the tokenizer.json."""
         return fingerprint.checksum(self.data)
 
     @cached_property
@@ -99,7 +98,6 @@ class Tokenizer:
 
     @cached_property
     def table(self) -> PieceTable:
-        """Bytes per token id."""
         return engine_cache.once(self.checksum, "table", self.make_table)
 
     def make_table(self) -> PieceTable:
@@ -126,17 +124,14 @@ class Tokenizer:
 
     @property
     def pad_id(self) -> int | None:
-        """Id of the pad token, if there is one."""
         return self._ids_of_special_tokens.get("pad_token")
 
     @property
     def eos_id(self) -> int | None:
-        """Id of the end-of-sequence token, if there is one."""
         return self._ids_of_special_tokens.get("eos_token")
 
     @property
     def bos_id(self) -> int | None:
-        """Id of the beginning-of-sequence token, if there is one."""
         return self._ids_of_special_tokens.get("bos_token")
 
     @cached_property
@@ -172,7 +167,6 @@ class Tokenizer:
 
     @property
     def key(self) -> str:
-        """The 40 hex digits of `identity`."""
         return self.card.key
 
     def files(self) -> dict[str, bytes]:

@@ -20,9 +20,16 @@ from __future__ import annotations
 
 from tokenmill.work.cores import usable_cores
 from tokenmill.work.executors import executor_for, register_executor, resolve_executor
-from tokenmill.work.inline import InlineExecutor
 from tokenmill.work.local import HEARTBEAT_SILENCE_S, LocalExecutor
-from tokenmill.work.tasks import MAX_RETRIES, Done, Executor, Setup, Task, run_tasks
+from tokenmill.work.tasks import (
+    MAX_RETRIES,
+    Done,
+    Executor,
+    InlineExecutor,
+    Setup,
+    Task,
+    run_tasks,
+)
 
 __all__ = [
     "HEARTBEAT_SILENCE_S",

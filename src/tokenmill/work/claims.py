@@ -22,7 +22,6 @@ import socket
 import threading
 import time
 from pathlib import Path
-from types import TracebackType
 
 import msgspec
 
@@ -42,11 +41,7 @@ class _Owner(msgspec.Struct, frozen=True):
 
 
 class Claims:
-    """The claims of one builder; leaving gives them all up.
-
-    Args:
-        root: The cache directory.
-    """
+    """The claims of one builder in a cache; leaving gives them all up."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -65,12 +60,7 @@ class Claims:
         self._toucher.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._over.set()
         self._toucher.join()
         for key in list(self._mine):

@@ -13,9 +13,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from tokenmill.errors import UsageError
-from tokenmill.work.inline import InlineExecutor
 from tokenmill.work.local import LocalExecutor
-from tokenmill.work.tasks import Executor
+from tokenmill.work.tasks import Executor, InlineExecutor
 
 Maker = Callable[[int | None], Executor]
 """Makes an executor for a number of workers; None leaves the number to it."""

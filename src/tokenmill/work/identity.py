@@ -62,13 +62,13 @@ class TokenizerChoice(Protocol):
     """Whatever says which tokenizer is meant: a recipe, a request for a length index."""
 
     @property
-    def tokenizer(self) -> Any: ...  # noqa: D102
+    def tokenizer(self) -> Any: ...
     @property
-    def tokenizer_backend(self) -> str: ...  # noqa: D102
+    def tokenizer_backend(self) -> str: ...
     @property
-    def chat_template(self) -> Any: ...  # noqa: D102
+    def chat_template(self) -> Any: ...
     @property
-    def trust_remote_code(self) -> bool: ...  # noqa: D102
+    def trust_remote_code(self) -> bool: ...
 
 
 class Comparison:

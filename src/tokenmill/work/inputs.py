@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterable, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -44,23 +45,17 @@ def source_documents(blocks: Iterable[Block]) -> list[dict[str, Any]]:
 
     Also says through ``file`` which of the caller's files it was; `by_content` leaves that out.
     """
-    documents: list[dict[str, Any]] = []
-    hasher = hashlib.blake2b(digest_size=fingerprint.KEY_HEX // 2)
-    for block in blocks:
-        if not documents or documents[-1]["file"] != block.file:
-            _finish(documents, hasher)
-            hasher = hashlib.blake2b(digest_size=fingerprint.KEY_HEX // 2)
-            documents.append({"file": block.file, "kind": block.kind, "rows": 0, "bytes": 0})
-        hasher.update(f"{block.kind}:{block.digest}\n".encode())
-        documents[-1]["rows"] += block.rows
-        documents[-1]["bytes"] += block.length
-    _finish(documents, hasher)
+    documents = []
+    for file, run in groupby(blocks, key=lambda block: block.file):
+        hasher = hashlib.blake2b(digest_size=fingerprint.KEY_HEX // 2)
+        rows = size = 0
+        for block in run:
+            hasher.update(f"{block.kind}:{block.digest}\n".encode())
+            rows += block.rows
+            size += block.length
+        document = {"file": file, "kind": block.kind, "rows": rows, "bytes": size}
+        documents.append({**document, "digest": hasher.hexdigest()})
     return documents
-
-
-def _finish(documents: list[dict[str, Any]], hasher: hashlib.blake2b) -> None:
-    if documents:
-        documents[-1]["digest"] = hasher.hexdigest()
 
 
 def by_content(documents: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -27,9 +27,8 @@ from dataclasses import dataclass, field
 from tokenmill.errors import UsageError, WorkerError
 from tokenmill.work import wire
 from tokenmill.work.cores import allowed_cores, core_of_worker, usable_cores
-from tokenmill.work.inline import InlineExecutor
 from tokenmill.work.process import END_S, WorkerProcess, describe_exit
-from tokenmill.work.tasks import MAX_RETRIES, Done, Setup, Task
+from tokenmill.work.tasks import MAX_RETRIES, Done, InlineExecutor, Setup, Task
 
 HEARTBEAT_SILENCE_S = 20.0  # promise P11: stuck after this, so that 30 s suffice for the error
 BEAT_S = 1.0  # seconds between heartbeats; shorter only where the allowed silence is
@@ -73,7 +72,6 @@ class LocalExecutor:
         self.heartbeat_silence_s = heartbeat_silence_s
 
     def run(self, setup: Setup, tasks: Iterable[Task]) -> Iterator[Done]:
-        """Do every task; see `Executor.run`."""
         if setup.little and not self._was_told:
             yield from InlineExecutor().run(setup, tasks)
             return

@@ -53,13 +53,7 @@ def import_path() -> list[str]:
 
 
 class WorkerProcess:
-    """A running worker.
-
-    Args:
-        number: Which of the executor's workers it is, from 0.
-        core: Core to pin it to, or None.
-        beat_s: Seconds between its heartbeats.
-    """
+    """A running worker: its number, from 0, the core it is pinned to, if any, and its heartbeat."""
 
     def __init__(self, number: int, core: int | None, beat_s: float) -> None:
         if not sys.executable:
@@ -111,7 +105,6 @@ class WorkerProcess:
 
     @property
     def pid(self) -> int:
-        """Its process id."""
         return self._process.pid
 
     def send(self, message: wire.Down) -> None:
@@ -134,7 +127,6 @@ class WorkerProcess:
 
     @property
     def has_outgoing(self) -> bool:
-        """Whether something queued could not be sent yet."""
         return bool(self._outgoing)
 
     def receive(self) -> tuple[bool, Iterator[wire.Up]]:
@@ -193,7 +185,6 @@ class WorkerProcess:
             self.channel.shutdown(socket.SHUT_WR)
 
     def kill(self) -> None:
-        """End it now, whatever it does."""
         self._process.kill()
 
     def wait(self, grace_s: float) -> int | None:

@@ -19,7 +19,6 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Protocol, TextIO
 
 from tokenmill.errors import UsageError
@@ -67,13 +66,7 @@ class Snapshot:
 
 
 class Meter:
-    """Adds up work and tells the speed; knows no clock.
-
-    Args:
-        now: Time of the start, in seconds of any steady clock.
-        total_rows: Rows in all, if known yet.
-        total_size: Bytes in all, if known yet.
-    """
+    """Adds up work and tells the speed; knows no clock, but is told the time in seconds."""
 
     def __init__(
         self, now: float, *, total_rows: int | None = None, total_size: int | None = None
@@ -106,7 +99,6 @@ class Meter:
             self._samples.popleft()
 
     def snapshot(self, now: float) -> Snapshot:
-        """What is known at this moment."""
         then, rows, size = self._samples[0]
         rows_per_s = bytes_per_s = None
         if self._built_rows or self._built_size:
@@ -197,7 +189,6 @@ class Lines:
         self._shown = False
 
     def show(self, snapshot: Snapshot) -> None:
-        """Print one line."""
         self._shown = True
         print(f"tokenmill: {describe(snapshot)}", file=self._stream, flush=True)
 
@@ -216,7 +207,6 @@ class Called:
         self._function = function
 
     def show(self, snapshot: Snapshot) -> None:
-        """Call it."""
         self._function(snapshot)
 
     def close(self, snapshot: Snapshot) -> None:
@@ -244,7 +234,6 @@ class Terminal:
         self._bar.start()
 
     def show(self, snapshot: Snapshot) -> None:
-        """Redraw."""
         share = snapshot.fraction
         self._bar.update(
             self._task,
@@ -261,14 +250,7 @@ class Terminal:
 
 
 class Progress:
-    """What a build tells how far it is; a context manager.
-
-    Args:
-        reporter: Who shows it.
-        total_rows: Rows in all, if known yet.
-        total_size: Bytes in all, if known yet.
-        clock: A steady clock in seconds (replaced in tests).
-    """
+    """What a build tells how far it is, with a reporter who shows it and a steady clock."""
 
     def __init__(
         self,
@@ -283,13 +265,6 @@ class Progress:
         self._shown = clock()
         self._meter = Meter(self._shown, total_rows=total_rows, total_size=total_size)
 
-    def expect(self, *, total_rows: int | None = None, total_size: int | None = None) -> None:
-        """Say how much there is in all, once it is known."""
-        if total_rows is not None:
-            self._meter.total_rows = total_rows
-        if total_size is not None:
-            self._meter.total_size = total_size
-
     def add(self, *, rows: int = 0, size: int = 0, slices: int = 1, found: bool = False) -> None:
         """Count work that is done (`found`: it was in the cache), and show it when it is time."""
         now = self._clock()
@@ -299,18 +274,12 @@ class Progress:
             self._reporter.show(self._meter.snapshot(now))
 
     def snapshot(self) -> Snapshot:
-        """How far the work is now."""
         return self._meter.snapshot(self._clock())
 
     def __enter__(self) -> Progress:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._reporter.close(self.snapshot())
 
 

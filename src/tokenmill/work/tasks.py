@@ -10,6 +10,8 @@ or on another machine. The contract that every executor keeps, and that one test
 - a worker that dies or stops costs its task, and one whose rest it was at, a retry, `MAX_RETRIES`
   times, then a `WorkerError`;
 - whoever stops iterating (close, exception, Ctrl-C) leaves no worker behind.
+
+`InlineExecutor` keeps it without processes.
 """
 
 from __future__ import annotations
@@ -18,11 +20,13 @@ import contextlib
 import gc
 import importlib
 import os
+import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from tokenmill.errors import TokenmillError, WorkerError
+from tokenmill.work.wire import as_travelled
 
 MAX_RETRIES = 2  # more deaths on one task are no accident: a bad row, or too little memory
 
@@ -186,3 +190,31 @@ def private_bytes() -> int | None:
     except OSError:
         return None
     return (int(fields[1]) - int(fields[2])) * os.sysconf("SC_PAGE_SIZE")
+
+
+class InlineExecutor:
+    """Runs every task in the calling thread, when its result is asked for.
+
+    For debugging, for tiny inputs, and for hosts that forbid child processes. Payloads and results
+    make the same trip through the encoding as they would to a worker, so that nothing works here
+    that would fail there. There is nobody to retry for: what kills this process kills the build.
+    """
+
+    def run(self, setup: Setup, tasks: Iterable[Task]) -> Iterator[Done]:
+        work = None
+        try:
+            for task in tasks:
+                if work is None:  # without a task nothing is loaded, as with workers
+                    work = open_work(Setup(setup.entry, as_travelled(setup.options)))
+                started = time.perf_counter()
+                try:
+                    result = as_travelled(finish(work(as_travelled(task.payload))))
+                except TokenmillError:
+                    raise
+                except Exception as error:
+                    raise foreign_error(task, error) from error
+                seconds = time.perf_counter() - started
+                yield Done(task.number, result, seconds, 0, private_bytes=private_bytes())
+        finally:
+            if work is not None:
+                close_work(work)

@@ -125,7 +125,6 @@ class Frames:
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> None:
-        """Add bytes as they were read."""
         self._buffer += data
 
     def bodies(self) -> Iterator[bytes]:
@@ -142,12 +141,10 @@ class Frames:
             yield body
 
     def downs(self) -> Iterator[Down]:
-        """Messages for a worker."""
         for body in self.bodies():
             yield _down.decode(body)
 
     def ups(self) -> Iterator[Up]:
-        """Messages for the parent."""
         for body in self.bodies():
             try:
                 yield _up.decode(body)

@@ -54,7 +54,6 @@ class Sender:
         self._lock = threading.Lock()
 
     def send(self, message: wire.Up) -> None:
-        """Send one whole frame."""
         data = memoryview(wire.frame(message))
         with self._lock:
             while data:
@@ -141,12 +140,10 @@ class Doing:
             self._sender.send(wire.Finishing(message.number))
 
     def close(self) -> None:
-        """No more tasks come."""
         self._wait()
         close_work(self._work)
 
     def _wait(self) -> None:
-        """See the rest of the task before end."""
         if self._rest is not None:
             self._rest.join()
 

@@ -5,6 +5,7 @@ A module here holds a command's signature and the words it says; the work is don
 """
 
 from tokenmill.cli.commands import (  # noqa: F401
+    attach,
     cache,
     demo,
     doctor,

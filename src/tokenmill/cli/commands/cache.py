@@ -46,6 +46,9 @@ def show_cache(output: Output, root: Path, found: dict[str, Any]) -> None:
         made = time.strftime("%Y-%m-%d %H:%M", time.localtime(entry["made"]))
         counts = f"{entry['rows']:>12,} rows  {entry['tokens']:>15,} tokens"
         typer.echo(f"{entry['key'][:12]}  {made}  {counts}  {entry['path']}")
+        for one in entry["sidecars"]:
+            told = f"{one['name']} per {one['per']}, made by {one['made_by']}"
+            typer.echo(f"              + {harmless(told)}  {one['bytes']:,} bytes")
     parts = ", ".join(f"{name} {size:,}" for name, size in found["parts"].items() if size)
     output.say(f"{root}: {found['bytes']:,} bytes{f' ({parts})' if parts else ''}")
 

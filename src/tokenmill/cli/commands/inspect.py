@@ -79,6 +79,10 @@ def inspect(
         str | None,
         typer.Option(metavar="OTHER", help="With --serve: another store to show beside it."),
     ] = None,
+    values: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Show this sidecar's value behind every token."),
+    ] = None,
     fetch: Annotated[
         bool,
         typer.Option(
@@ -135,11 +139,11 @@ def inspect(
         from tokenmill.report.row_lookup import rows_by_rule
 
         _require_rows(opened)
-        _show_rows(output, opened, rows_by_rule(opened, rule, count or 1, seed))
+        _show_rows(output, opened, rows_by_rule(opened, rule, count or 1, seed), values)
     else:
         rows, rejected = _named_rows(opened, row, origin)
         if rows:
-            _show_rows(output, opened, rows[:count])
+            _show_rows(output, opened, rows[:count], values)
         else:
             _show_rejected(output, opened, rejected, excerpts)
 
@@ -184,11 +188,15 @@ def _serve(output: Output, store: Store, viewer: Viewer, port: int) -> None:
     serve(viewer, port, ready)
 
 
-def _show_rows(output: Output, store: Store, numbers: list[int]) -> None:
+def _show_rows(output: Output, store: Store, numbers: list[int], values: str | None = None) -> None:
     from tokenmill.report.row import store_tokenizer, view_row
 
     tokenizer = store_tokenizer(store)
     views = [view_row(store, number, tokenizer) for number in numbers]
+    per_token = sorted(name for name, it in views[0].sidecars.items() if isinstance(it, list))
+    if values is not None and values not in per_token:
+        there = ", ".join(per_token) or "nothing"
+        raise UsageError(f"values is {values!r}; attached per token is: {there}")
     document = views[0].document()
     if len(views) > 1:
         document["rows"] = [view.document() for view in views]
@@ -197,7 +205,7 @@ def _show_rows(output: Output, store: Store, numbers: list[int]) -> None:
         for place, view in enumerate(views):
             if place:
                 output.screen.print()
-            show_row(output.screen, view, legend=place + 1 == len(views))
+            show_row(output.screen, view, legend=place + 1 == len(views), values=values)
 
     output.result(document, show)
 
@@ -237,8 +245,15 @@ def _show_rejected(
     output.result(document, show)
 
 
-def show_row(console: Console, view: RowView, *, legend: bool = True) -> None:
-    """Print a row, turn by turn."""
+def _per_token(values: list[float]) -> str:
+    mean = sum(values) / len(values) if values else 0.0
+    return f"{len(values):,} values, one per token, mean {mean:.6g}"
+
+
+def show_row(
+    console: Console, view: RowView, *, legend: bool = True, values: str | None = None
+) -> None:
+    """Print a row, turn by turn; behind every token its value of a sidecar, where one is named."""
     from rich.text import Text
 
     plain = not console.is_terminal or console.no_color
@@ -250,6 +265,10 @@ def show_row(console: Console, view: RowView, *, legend: bool = True) -> None:
     console.print(head)
     for name, value in view.carried.items():
         console.print(Text(harmless(f"{name}: {value!r}"), style="dim"))
+    for name, attached in view.sidecars.items():
+        told = f"{attached:.6g}" if isinstance(attached, float) else _per_token(attached)
+        console.print(Text(harmless(f"{name}: {told}"), style="cyan"))
+    shown = view.sidecars.get(values) if values is not None else None
     for role, start, end in view.turns:
         share = sum(view.mask[start:end])
         title = Text("── ", style="dim")
@@ -261,6 +280,8 @@ def show_row(console: Console, view: RowView, *, legend: bool = True) -> None:
             if plain and view.mask[at] and (at == start or not view.mask[at - 1]):
                 text.append("⟦")
             text.append(visible(view.pieces[at]), style=STYLES[view.kinds[at]])
+            if isinstance(shown, list):
+                text.append(f"‹{shown[at]:.3g}›", style="dim")
             if plain and view.mask[at] and (at + 1 == end or not view.mask[at + 1]):
                 text.append("⟧")
         if text.plain.endswith("\n"):

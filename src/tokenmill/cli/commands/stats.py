@@ -124,11 +124,22 @@ def show_stats(console: Console, document: dict[str, Any]) -> None:
         _add(sources, source["path"] or "?", numbers, _share(numbers[2], numbers[1]))
     # Wider than any screen: a long path runs over the edge instead of being cut or folded.
     width, console.width = console.width, WIDEST
-    for table in (lengths, roles, sources):
+    for table in (lengths, roles, sources, _sidecars(document)):
         if table.row_count and len(table.columns) > 1:
             console.print()
             console.print(table)
     console.width = width
+
+
+def _sidecars(document: dict[str, Any]) -> Table:
+    from rich.text import Text
+
+    table = _table("attached", "per", "low", "mean", "high", "rows missing", "made by")
+    for one in document["sidecars"]:
+        numbers = ("–" if one[it] is None else f"{one[it]:.4g}" for it in ("low", "mean", "high"))
+        made_by = Text(harmless(one["made_by"]), no_wrap=True)
+        table.add_row(one["name"], one["per"], *numbers, f"{one['missing']:,}", made_by)
+    return table
 
 
 def _table(first: str, *numbers: str) -> Table:

@@ -30,10 +30,16 @@ def push(
 ) -> None:
     """Copy a store to S3 or another place that fsspec can write."""
     from tokenmill.api import push as push_store
+    from tokenmill.files import is_remote
+    from tokenmill.store import open_store
 
-    done = push_store(store, target)
+    opened = open_store(store)
+    done = push_store(opened, target)
     new = done.files - done.skipped
     output.say(f"{new:,} of {done.files:,} files sent, {done.rows:,} rows, {done.bytes:,} bytes")
+    staying = [sidecar.name for sidecar in opened.sidecars] if is_remote(target) else []
+    if staying:
+        output.say(f"not sent: {', '.join(staying)}; attach them again where the store is read")
     output.result(done.document())
 
 

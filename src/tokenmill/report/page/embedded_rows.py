@@ -13,8 +13,9 @@ rows it holds, how many it does not, and how to see those.
 Everything is compressed JSON (`compressed`), in parts, so that a browser opens only what it shows:
 one table of the *pieces* that occur, most frequent first; one *index* with the columns that filters
 ask for, as differences to the row before; and *blocks* of 256 rows. A block has the *rows* (turns,
-mask as run lengths, carried columns) and the *ids*: numbers into the table of pieces, each as a
-varint (seven bits a byte, the high bit says more follows). As JSON they would take a fifth more.
+mask as run lengths, carried columns, what is attached) and the *ids*: numbers into the table of
+pieces, each as a varint (seven bits a byte, the high bit says more follows). As JSON they would
+take a fifth more.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ from numpy.typing import NDArray
 
 from tokenmill.errors import UsageError
 from tokenmill.report.page.document import compressed
-from tokenmill.report.page.rows import mask_runs, origin_columns, short_carried
+from tokenmill.report.page.rows import mask_runs, origin_columns, short_carried, shown_values
+from tokenmill.report.row import attached_to
 from tokenmill.report.row_lookup import rows_by_rule
 from tokenmill.sampling import FeistelOrder
 from tokenmill.store import Row, Store
@@ -168,6 +170,7 @@ def embed(store: Store, tokenizer: Tokenizer, rows: Sequence[int], most_bytes: i
     number_of = np.zeros(len(counts), np.int32)  # a token's number in the table of pieces
     number_of[used] = np.arange(len(used))
     pieces = compressed(_table(tokenizer, used))
+    sidecars = store.sidecars
     blocks: list[dict[str, str]] = []
     roles: list[list[str]] = []
     for block_rows in (BLOCK_ROWS, max(1, BLOCK_ROWS // 16), 1):
@@ -175,7 +178,8 @@ def embed(store: Store, tokenizer: Tokenizer, rows: Sequence[int], most_bytes: i
         for first in range(0, len(wanted), block_rows):
             numbers = wanted[first : first + block_rows]
             rows_here = [store[int(number)] for number in numbers]
-            block = _block(rows_here, number_of)
+            attached = [shown_values(attached_to(sidecars, int(number))) for number in numbers]
+            block = _block(rows_here, number_of, attached)
             roles_here = [sorted({role for role, _, _ in row.turns}) for row in rows_here]
             # The index of all blocks together takes a little less than those of each.
             left -= _size(block) + len(compressed(_index(store, numbers, roles_here)))
@@ -210,11 +214,14 @@ def _text_or_bytes(piece: bytes) -> str | list[int]:
         return list(piece)
 
 
-def _block(rows: Sequence[Row], number_of: NDArray[np.int32]) -> dict[str, str]:
+def _block(
+    rows: Sequence[Row], number_of: NDArray[np.int32], attached: Sequence[dict[str, Any]]
+) -> dict[str, str]:
     parts = {
         "turns": [[[role, end - start] for role, start, end in row.turns] for row in rows],
         "runs": [mask_runs(row.loss_mask).tolist() for row in rows],
         "carried": [short_carried(row.carried) for row in rows],
+        "attached": attached,
     }
     ids = number_of[np.concatenate([row.input_ids for row in rows])]
     return {"rows": compressed(parts), "ids": compressed(varints(ids))}

@@ -1,21 +1,24 @@
 """Rows as the page takes them: one whole, or many as a list shows them.
 
-A *row document* holds the ids, the mask as run lengths, the turns, the origin, and a table with the
-bytes of each piece that occurs, in hex. A *summary* is a line of the list: number, lengths, source
-and the beginning of the first user turn as a *preview*. `serve` and `compare` hand out these two;
-the page's own decoder makes the same of the rows that a page on disk carries, so that what is drawn
-does not know where it came from. `embedded_rows` uses the columns and run lengths alone.
+A *row document* holds the ids, the mask as run lengths, the turns, the origin, what is attached,
+and a table with the bytes of each piece that occurs, in hex. A *summary* is a line of the list:
+number, lengths, source and the beginning of the first user turn as a *preview*. `serve` and
+`compare` hand out these two; the page's own decoder makes the same of the rows that a page on disk
+carries, so that what is drawn does not know where it came from. `embedded_rows` uses the columns,
+the run lengths and what is attached.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tokenmill.report.row import attached_to
 from tokenmill.store import Row, Store
 from tokenmill.tokenizer import Tokenizer
 
@@ -47,6 +50,21 @@ def row_document(store: Store, number: int, tokenizer: Tokenizer) -> dict[str, A
             for number, piece, control in zip(used, tokenizer.pieces(used), special, strict=True)
         },
         "carried": short_carried(row.carried),
+        "attached": shown_values(attached_to(store.sidecars, number)),
+    }
+
+
+def shown_values(
+    attached: dict[str, float | list[float]],
+) -> dict[str, float | str | list[float | str]]:
+    """What is attached to a row, in four digits; JSON knows no infinite numbers."""
+
+    def shown(value: float) -> float | str:
+        return float(f"{value:.4g}") if math.isfinite(value) else str(value)
+
+    return {
+        name: [shown(value) for value in values] if isinstance(values, list) else shown(values)
+        for name, values in attached.items()
     }
 
 

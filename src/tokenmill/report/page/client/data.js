@@ -91,7 +91,7 @@ class FileData {
 
   async decoded(number) {
     const block = this.embedded.blocks[number];
-    const [{ turns, runs, carried }, numbers] = await Promise.all([inflatedJson(block.rows), inflated(block.ids)]);
+    const [{ turns, runs, carried, attached }, numbers] = await Promise.all([inflatedJson(block.rows), inflated(block.ids)]);
     const ids = varints(numbers).map((at) => this.ids[at]);
     const first = number * this.embedded.block_rows;
     let start = 0;
@@ -104,6 +104,7 @@ class FileData {
         mask: maskOf(runs[n], known.length),
         turns: lengths.map(([role, tokens], at) => [role, ends[at] - tokens, ends[at]]),
         carried: carried[n],
+        attached: attached[n],
       };
       start += known.length;
       return row;

@@ -48,6 +48,9 @@ function describe(row, texts, at, role) {
     ["turn", harmless(role) + (row.special(id) ? ", control token" : "")],
     ["token", `${count(at)} of ${count(row.ids.length)}`],
   ];
+  for (const [name, values] of Object.entries(row.attached)) {
+    if (Array.isArray(values)) lines.push([harmless(name), String(values[at])]);
+  }
   return el("dl", {}, ...lines.flatMap(([name, value]) => [el("dt", { text: name }), el("dd", { text: value, class: `tip-${name}` })]));
 }
 
@@ -236,6 +239,8 @@ function toolbar(redraw) {
 }
 
 function rowHead(row, step) {
+  const perRow = Object.entries(row.attached).filter(([, value]) => !Array.isArray(value));
+  const notes = [...Object.entries(row.carried), ...perRow];
   return el("header", { class: "row-head" },
     el("div", { class: "title" },
       el("h2", { id: "row-title", text: `Row ${count(row.row)}` }),
@@ -250,8 +255,8 @@ function rowHead(row, step) {
       el("span", { text: plural(row.length, "token") }),
       el("span", { class: "trained-count", text: `${count(row.trained)} trained (${percent(row.trained, row.length)})` }),
       shareBar(row.trained, row.length)),
-    Object.keys(row.carried).length
-      ? el("dl", { class: "carried" }, ...Object.entries(row.carried).flatMap(([name, value]) => [
+    notes.length
+      ? el("dl", { class: "carried" }, ...notes.flatMap(([name, value]) => [
         el("dt", { text: harmless(name) }), el("dd", { text: harmless(typeof value === "string" ? value : JSON.stringify(value)) })]))
       : null);
 }

@@ -1,0 +1,115 @@
+"""Sidecars in batches: what is attached to rows, laid out as the rows are.
+
+Comes in: row numbers of a batch with the pieces of them that are served, and how they are arranged,
+as the filler has them. Goes out: one float32 array per sidecar, under its name.
+
+    rows  a b c  and  d e,  one value per token, one per row (x, y)
+        padded   a b c    x        packed   a b c d e . . .    x y 0
+                 d e .    y                 cu_seqlens 0 3 5 8
+
+Per token a value stands where its token stands, and padding is 0.0. Per row there is one value for
+every row of the padded batch; packed, one for every segment that ``cu_seqlens`` names, the padding
+tails with 0.0. Which sidecars are served is settled when a loader is made: what is attached later
+changes no batch of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from tokenmill.dataset import View, ViewSidecar
+from tokenmill.dataset.sidecars import Float32Array
+from tokenmill.errors import UsageError
+from tokenmill.packing import Batch
+from tokenmill.sampling import Int64Array
+
+Wanted = Iterable[str] | Mapping[str, str] | None
+"""Names of sidecars, or names with what made each; None: all that is attached to the data."""
+
+
+@dataclass(frozen=True)
+class Attached:
+    """The sidecars that a loader serves."""
+
+    sidecars: tuple[ViewSidecar, ...] = ()
+
+    @classmethod
+    def of(cls, view: View, wanted: Wanted) -> Attached:
+        """Those of a view that are wanted.
+
+        Raises:
+            UsageError: One of them is not attached, or was made by several and none was named.
+        """
+        if wanted is None:
+            return cls(tuple(view.sidecars))
+        if isinstance(wanted, str):
+            raise UsageError(f"sidecars are names, such as [{wanted!r}], not one text")
+        makers = wanted if isinstance(wanted, Mapping) else dict.fromkeys(wanted)
+        return cls(tuple(view.sidecar(name, maker) for name, maker in makers.items()))
+
+    def padded(
+        self, rows: Int64Array, starts: Int64Array, lengths: Int64Array, width: int, side: str
+    ) -> Batch:
+        """As `fill_rows` lays out pieces: token ``start`` to ``start + length`` of each row."""
+        height = max(rows.size, 1)
+        places = np.arange(rows.size, dtype=np.int64) * width
+        if side == "left":
+            places += width - lengths
+        batch: Batch = {}
+        for sidecar in self.sidecars:
+            if sidecar.per == "row":
+                values = np.zeros(height, dtype=np.float32)
+                values[: rows.size] = sidecar.of_rows(rows)
+                batch[sidecar.name] = values
+            else:
+                tokens = _laid_out(sidecar, rows, starts, lengths, places, height * width)
+                batch[sidecar.name] = tokens.reshape(height, width)
+        return batch
+
+    def packed(
+        self,
+        rows: Int64Array,
+        starts: Int64Array,
+        lengths: Int64Array,
+        bounds: Int64Array,
+        length: int,
+    ) -> Batch:
+        """As `fill_packs` lays them out; pack n holds pieces ``bounds[n]`` to ``bounds[n + 1]``."""
+        packs = bounds.size - 1
+        height = max(packs, 1)
+        number = np.repeat(np.arange(packs), np.diff(bounds))  # of each piece's pack
+        before = np.concatenate(([0], np.cumsum(lengths)))  # tokens of all packs, without tails
+        places = number * length + before[:-1] - before[bounds[number]]
+        filled = np.diff(before[bounds]) if packs else np.zeros(1, dtype=np.int64)
+        tails = np.cumsum(filled < length)  # segments of padding up to each pack's end
+        segments = np.arange(rows.size) + np.concatenate(([0], tails))[number]
+        batch: Batch = {}
+        for sidecar in self.sidecars:
+            if sidecar.per == "row":
+                values = np.zeros(rows.size + int(tails[-1]), dtype=np.float32)
+                values[segments] = sidecar.of_rows(rows)
+                batch[sidecar.name] = values
+            else:
+                tokens = _laid_out(sidecar, rows, starts, lengths, places, height * length)
+                batch[sidecar.name] = tokens.reshape(height, length)
+        return batch
+
+
+def _laid_out(
+    sidecar: ViewSidecar,
+    rows: Int64Array,
+    starts: Int64Array,
+    lengths: Int64Array,
+    places: Int64Array,
+    size: int,
+) -> Float32Array:
+    """The values of pieces' tokens, each piece at its place in a flat array of zeros."""
+    found = np.zeros(size, dtype=np.float32)
+    for values, start, length, place in zip(
+        sidecar.of_tokens(rows), starts.tolist(), lengths.tolist(), places.tolist(), strict=True
+    ):
+        found[place : place + length] = values[start : start + length]
+    return found

@@ -1,0 +1,461 @@
+"""Sidecars: numbers attached to the rows of a finished store, read back.
+
+A *sidecar* is one float32 per row, or one per token, computed after a store was made: reference
+log-probabilities, rewards, difficulties. It is named by the store's key, its own *name* and
+*made_by*, the text that says what computed it (a digest of the reference model, say); these three
+have one content for ever. It lies beside the store, never in it (see `Home`), as a sealed directory
+of one flat file of values and a summary with the checksum of every block, so a store does not
+change when something is attached to it.
+
+Comes in: an open store and a name. Goes out: a `Sidecar`, whose values are mapped and whose blocks
+are checked before the first value of each is handed out. Nothing is kept per row: where a row's
+values begin among all tokens is a sum over the stored lengths (`RowStarts`). Stores offer this as
+`Store.sidecar` and `Store.sidecars`; `tokenmill.store.attach` writes what is read here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, overload
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from tokenmill import fingerprint
+from tokenmill.errors import CacheError, UsageError
+from tokenmill.files import default_cache_dir, is_network
+from tokenmill.files.remote_path import as_remote
+from tokenmill.files.sealed import JsonForm, Sealed, SealedKind
+from tokenmill.store.access import ATTACH_AGAIN, GuardedFile
+from tokenmill.store.layout import SIDECAR_VALUES, CacheLayout, StoreLayout, is_key
+from tokenmill.store.record import BLOCK_BYTES, FileRecord
+
+if TYPE_CHECKING:
+    from tokenmill.store.store import Store
+
+Per = Literal["row", "token"]
+Float32 = NDArray[np.float32]
+Int64 = NDArray[np.int64]
+
+SIDECAR_FORMAT = 1
+PER = ("row", "token")
+BYTES = 4  # of one value
+LONGEST_NAME = 100  # characters
+LONGEST_MADE_BY = 1000  # characters
+
+RESERVED = frozenset(
+    {
+        # What batches hold under these names.
+        "input_ids", "labels", "attention_mask", "loss_mask", "position_ids", "seq_idx",
+        "cu_seqlens", "max_seqlen", "num_trained_tokens", "indices",
+        # What filters know by these names.
+        "length", "trained", "source", "file", "carried",
+    }
+)  # fmt: skip
+"""Names that a sidecar cannot have: batches and filters would not know which is meant."""
+
+COLUMN = "sidecar."
+"""Prefix of a column's name that says it is a sidecar's, for filters; see `column_of`."""
+
+KIND = SealedKind(
+    "sidecar",
+    "sidecar.json",
+    JsonForm(record="sidecar", seal="checksum", end=b"\n"),
+    (SIDECAR_VALUES,),
+    ATTACH_AGAIN,
+)
+
+
+class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the summary of a sidecar says.
+
+    Attributes:
+        document: What its key is computed from: format, store, name, made_by.
+        per: row or token.
+        rows: Rows of the store.
+        values: Values in the file.
+        checksum: Of all of them.
+        blocks: Of each block of `BLOCK_BYTES`.
+        low: The smallest finite value; None where there is none.
+        high: The largest.
+        mean: Of the finite values.
+        infinite: Values that are infinite.
+    """
+
+    document: dict[str, Any]
+    per: Per
+    rows: int
+    values: int
+    checksum: str
+    blocks: tuple[str, ...]
+    low: float | None
+    high: float | None
+    mean: float | None
+    infinite: int
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Which values these are: attached to which store, under which name, made by what.
+
+    Args:
+        store: The store's key.
+        name: The name that batches and filters know them by.
+        made_by: What computed them.
+    """
+
+    store: str
+    name: str
+    made_by: str
+
+    def __post_init__(self) -> None:
+        name, made_by = self.name, self.made_by
+        # ASCII alone: an expression of a filter brings other letters into a normal form.
+        if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", name):
+            raise UsageError(
+                f"a sidecar's name is {name!r}; it is letters, digits and underscores, a letter "
+                "first, so that filters can use it"
+            )
+        if name in RESERVED or len(name) > LONGEST_NAME:
+            why = "taken" if name in RESERVED else f"over {LONGEST_NAME} characters"
+            raise UsageError(f"the sidecar's name {name!r} is {why}; choose another")
+        if not isinstance(made_by, str) or not 0 < len(made_by) <= LONGEST_MADE_BY:
+            raise UsageError(
+                f"made_by is {made_by!r}; say in 1 to {LONGEST_MADE_BY} characters what computed "
+                "the values, such as a digest of the model"
+            )
+        fingerprint.plain(made_by, "made_by")
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """What the key is computed from."""
+        return {
+            "sidecar": SIDECAR_FORMAT,
+            "store": self.store,
+            "name": self.name,
+            "made_by": self.made_by,
+        }
+
+    @cached_property
+    def key(self) -> str:
+        """The name of its directory."""
+        return fingerprint.key(self.document)
+
+
+def check_per(per: str) -> Per:
+    """``row`` or ``token``, refused otherwise."""
+    if per not in PER:
+        raise UsageError(f"per is {per!r}; it is one of {', '.join(PER)}")
+    return "row" if per == "row" else "token"
+
+
+@dataclass(frozen=True)
+class Home:
+    """A directory that holds sidecars of one store.
+
+    Attributes:
+        directory: Where.
+        root: The cache, or the self-contained store, that no link may lead out of.
+        in_cache: Whether the root is a cache, with staging and modes of its own.
+    """
+
+    directory: Path
+    root: Path
+    in_cache: bool
+
+    def place(self, key: str) -> Path:
+        """Where one sidecar is, or will be."""
+        return self.directory / key
+
+    def parts(self, key: str) -> Path:
+        """Where the parts of one that is not complete are."""
+        return self.directory / f"{key}.parts"
+
+
+def homes(store: Store) -> list[Home]:
+    """Where sidecars of a store may lie, the best place first.
+
+    Beside a store in a cache, beneath one that stands alone; and in the user's own cache for stores
+    that are elsewhere or that this user may not write beside.
+    """
+    layout, remote = StoreLayout(store.path), as_remote(store.path)
+    if remote is None:
+        alone = layout.is_self_contained
+        root = store.path if alone else store.path.parent.parent
+        first = Home(layout.sidecars, root, in_cache=not alone)
+    else:
+        first = _elsewhere(remote.blocks.root, store)
+    return list(dict.fromkeys((first, _elsewhere(default_cache_dir(), store))))
+
+
+def _elsewhere(cache: Path, store: Store) -> Home:
+    return Home(CacheLayout(cache).sidecars_elsewhere(store.key), cache, in_cache=True)
+
+
+class RowStarts:
+    """Where each row begins among the tokens of all rows, from the lengths alone.
+
+    One sum per `STEP` rows is kept; the rest is added up when asked for.
+
+    Args:
+        lengths: Tokens per row, mapped.
+    """
+
+    STEP = 1024  # rows: 80 kB for ten million of them, and a microsecond to add up
+
+    def __init__(self, lengths: NDArray[np.int32]) -> None:
+        self._lengths = lengths
+        step = self.STEP << 8  # rows at a time: they are summed as a copy in 64 bits
+        sums = [
+            np.add.reduceat(stretch, np.arange(0, len(stretch), self.STEP), dtype=np.int64)
+            for first in range(0, len(lengths), step)
+            if len(stretch := lengths[first : first + step])
+        ]
+        self._marks = np.cumsum(np.concatenate([np.zeros(1, np.int64), *sums]))
+
+    @property
+    def total(self) -> int:
+        """All tokens."""
+        return int(self._marks[-1])
+
+    def start(self, row: int) -> int:
+        """Where a row begins; the number of rows gives the end of the last one."""
+        mark, within = divmod(row, self.STEP)
+        between = self._lengths[row - within : row].sum(dtype=np.int64)
+        return int(self._marks[mark]) + int(between)
+
+    def row_at(self, token: int) -> int:
+        """The row that a token belongs to: the first that ends behind it."""
+        first = (int(np.searchsorted(self._marks, token, side="right")) - 1) * self.STEP
+        ends = self.start(first) + np.cumsum(self._lengths[first : first + self.STEP])
+        return first + int(np.searchsorted(ends, token, side="right"))
+
+
+class Sidecar:
+    """Numbers attached to the rows of a store; see the module.
+
+    Args:
+        store: The store.
+        sealed: The admitted directory.
+
+    Attributes:
+        name: The name that batches and filters know it by.
+        made_by: What computed it.
+        per: ``row``: one value per row. ``token``: one per token.
+        record: What its summary says.
+        path: Its directory.
+    """
+
+    def __init__(self, store: Store, sealed: Sealed) -> None:
+        self._store = store
+        self.path = sealed.directory
+        self.record = record = sealed.convert(Record)
+        if record.document.get("sidecar") != SIDECAR_FORMAT:
+            raise sealed.refusal(
+                f"written as sidecar format {record.document.get('sidecar')!r}, this version reads "
+                f"{SIDECAR_FORMAT}"
+            )
+        try:
+            identity = Identity(store.key, record.document["name"], record.document["made_by"])
+        except (KeyError, UsageError) as error:
+            raise sealed.refusal(f"not the record of a sidecar ({error})") from error
+        sealed.require_document(identity.document)
+        if identity.key != self.path.name:
+            raise sealed.refusal("a sidecar of another name lies under this key")
+        self.name, self.made_by, self.per = identity.name, identity.made_by, record.per
+        totals = store.manifest["totals"]
+        expected = totals["rows"] if self.per == "row" else totals["tokens"]
+        if (record.rows, record.values) != (totals["rows"], expected):
+            raise sealed.refusal(
+                f"{record.values} values for {record.rows} rows, the store has {expected} for "
+                f"{totals['rows']}"
+            )
+
+    @property
+    def bytes(self) -> int:
+        """Size of its values on disk."""
+        return self.record.values * BYTES
+
+    def __len__(self) -> int:
+        return self.record.rows
+
+    @overload
+    def __getitem__(self, index: SupportsIndex) -> float | Float32: ...
+    @overload
+    def __getitem__(self, index: slice) -> Float32 | list[Float32]: ...
+    def __getitem__(self, index: SupportsIndex | slice) -> float | Float32 | list[Float32]:
+        """The value of a row, or the values of its tokens; of a slice, what `batch` gives."""
+        if isinstance(index, slice):
+            return self.batch(range(len(self))[index])
+        found = self.batch([index])[0]
+        return float(found) if self.per == "row" else found
+
+    def batch(self, indices: Iterable[SupportsIndex]) -> Float32 | list[Float32]:
+        """Of many rows: one array of values, or per token one array for each row."""
+        if isinstance(indices, np.ndarray) and indices.dtype.kind in "iu":
+            rows = indices.astype(np.int64)
+        else:
+            rows = np.asarray([index.__index__() for index in indices], dtype=np.int64)
+        wrong = (rows < -len(self)) | (rows >= len(self))
+        if wrong.any():
+            raise IndexError(f"row {int(rows[wrong][0])} of {len(self)}")
+        rows = np.where(rows < 0, rows + len(self), rows)
+        if self.per == "row":
+            return self._of_rows(rows)
+        lengths = self._store.lengths
+        return [self._stretch(self._starts.start(row), int(lengths[row])) for row in rows.tolist()]
+
+    @property
+    def values(self) -> Float32:
+        """All of them, mapped: by row, or by token with the rows one behind the other.
+
+        Every block that was not checked before is checked now.
+        """
+        return self._stretch(0, self.record.values)
+
+    def stretches(self, values: int = BLOCK_BYTES // BYTES) -> Iterator[Float32]:
+        """All of them, so many at a time."""
+        for first in range(0, self.record.values, values):
+            yield self._stretch(first, min(values, self.record.values - first))
+
+    def check_all(self) -> int:
+        """Check every block; returns the bytes read, raises `CorruptionError`."""
+        return self._file.check_all()
+
+    def _of_rows(self, rows: Int64) -> Float32:
+        file, mapped = self._file, self._mapped
+        if mapped is None:
+            found = [self._stretch(row, 1)[0] for row in rows.tolist()]
+            return np.asarray(found, dtype=np.float32)
+        if not file.clean:
+            for block in np.unique(rows * BYTES // BLOCK_BYTES).tolist():
+                file.check(block * BLOCK_BYTES, 1)
+        return mapped[rows]
+
+    def _stretch(self, first: int, count: int) -> Float32:
+        start, size = first * BYTES, count * BYTES
+        if self._mapped is None:
+            return np.frombuffer(self._file.view(start, size), "<f4")
+        self._file.check(start, size)
+        return self._mapped[first : first + count]
+
+    @cached_property
+    def _file(self) -> GuardedFile:
+        path = self.path / SIDECAR_VALUES
+        stated = FileRecord(self.bytes, self.record.blocks, {})
+        mapped = not is_network(path)
+        return GuardedFile(path, stated, mapped=mapped, check=self._store.checks_blocks)
+
+    @cached_property
+    def _mapped(self) -> Float32 | None:
+        """All values, each to be checked before it is used; None where files are read instead."""
+        if is_network(self.path):
+            return None
+        return np.frombuffer(self._file.unchecked_view(0, self.bytes), "<f4")
+
+    @cached_property
+    def _starts(self) -> RowStarts:
+        return RowStarts(self._store.lengths)
+
+    def __reduce__(self) -> Any:
+        return _reopen, (self._store, self.name, self.made_by)
+
+    def __repr__(self) -> str:
+        return (
+            f"Sidecar({self.name!r}, made_by={self.made_by!r}, per={self.per!r}, "
+            f"{self.bytes:,} bytes)"
+        )
+
+
+def column_of(name: str, made_by: str) -> str:
+    """What `Store.columns` knows a sidecar as: a name has no colon."""
+    return f"{COLUMN}{name}:{made_by}"
+
+
+def sidecar_of(store: Store, column: str) -> Sidecar:
+    """The sidecar that such a column is."""
+    name, _, made_by = column.removeprefix(COLUMN).partition(":")
+    return store.sidecar(name, made_by)
+
+
+def _reopen(store: Store, name: str, made_by: str) -> Sidecar:
+    return store.sidecar(name, made_by)
+
+
+def find(store: Store, identity: Identity) -> Sidecar | None:
+    """A sidecar by its identity, wherever it lies; None where nobody has attached it.
+
+    Raises:
+        CorruptionError: It is not what was written.
+    """
+    for home in homes(store):
+        place = home.place(identity.key)
+        if place.is_dir():
+            return Sidecar(store, KIND.admit(place, home.root))
+    return None
+
+
+def attached(store: Store) -> list[Sidecar]:
+    """Every sidecar of a store, by name and what made it.
+
+    Raises:
+        CorruptionError: One of them is not what was written.
+    """
+    found: dict[str, Sidecar] = {}
+    for home in homes(store):
+        for key in _keys(home.directory):
+            if key not in found:
+                found[key] = Sidecar(store, KIND.admit(home.place(key), home.root))
+    return sorted(found.values(), key=lambda sidecar: (sidecar.name, sidecar.made_by))
+
+
+def sidecar_checks(store: Store) -> Iterator[Callable[[], int]]:
+    """For each sidecar of a store a check of all its bytes, which gives their number."""
+    for home in homes(store):
+        for key in _keys(home.directory):
+            yield partial(_check, store, home, key)
+
+
+def _check(store: Store, home: Home, key: str) -> int:
+    return Sidecar(store, KIND.admit(home.place(key), home.root)).check_all()
+
+
+def _keys(directory: Path) -> list[str]:
+    try:
+        return sorted(path.name for path in directory.iterdir() if is_key(path.name))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise CacheError(f"cannot be listed: {error.strerror}", path=directory) from error
+
+
+def choose(store: Store, name: str, made_by: str | None) -> Sidecar:
+    """The sidecar of a name, refused where that is not one.
+
+    Raises:
+        UsageError: There is none, or several were made by different things and none was named.
+    """
+    if made_by is not None:
+        found = find(store, Identity(store.key, name, made_by))
+        if found is not None:
+            return found
+    every = attached(store)
+    named = [sidecar for sidecar in every if sidecar.name == name]
+    if made_by is None and len(named) == 1:
+        return named[0]
+    if not named:
+        there = ", ".join(sorted({sidecar.name for sidecar in every})) or "nothing"
+        raise UsageError(f"no sidecar {name!r}; attached is: {there}", path=store.path)
+    choices = ", ".join(repr(sidecar.made_by) for sidecar in named)
+    if made_by is None:
+        raise UsageError(
+            f"sidecar {name!r} was made by several: say made_by, one of {choices}", path=store.path
+        )
+    raise UsageError(
+        f"no sidecar {name!r} made by {made_by!r}; it was made by {choices}", path=store.path
+    )

@@ -1,0 +1,66 @@
+"""Commands that attach values to a store, for processes that die while they do."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+import tokenmill as tm
+from tokenmill.errors import TokenmillError
+from tokenmill.store import Store
+
+
+def values_of(store: Store) -> list[NDArray[np.float32]]:
+    """What every process computes: a value for each token that names its row and place."""
+    lengths = store.lengths.tolist()
+    return [np.arange(length, dtype=np.float32) + 1000 * row for row, length in enumerate(lengths)]
+
+
+def attach_whole(argument: str) -> int:
+    """Attach all values at once."""
+
+    def work(store: Store) -> None:
+        store.attach("ref", values_of(store), made_by="m", per="token")
+
+    return _told(work, argument)
+
+
+def attach_share(argument: str) -> int:
+    """Attach a share of the missing rows, two in a part; then look whether all are there."""
+    path, number, count = json.loads(argument)
+
+    def work(store: Store) -> None:
+        with tm.attach(store, "ref", made_by="m", per="token", flush_seconds=1e9) as writer:
+            for done, row in enumerate(writer.share(number, count).tolist()):
+                writer.write(row, values_of(store)[row])
+                if done % 2:
+                    writer.flush()
+
+    return _told(work, path)
+
+
+def judge_sidecars(argument: str) -> int:
+    """Print how many sidecars a fresh reader sees; each must be whole and right."""
+
+    def work(store: Store) -> dict[str, int]:
+        for sidecar in store.sidecars:
+            sidecar.check_all()
+            assert sidecar.values.tobytes() == np.concatenate(values_of(store)).tobytes()
+        writer = tm.attach(store, "ref", made_by="m", per="token")
+        return {"sidecars": len(store.sidecars), "missing": int(writer.missing.size)}
+
+    return _told(work, argument)
+
+
+def _told(work: Callable[[Store], dict[str, int] | None], path: str) -> int:
+    try:
+        found = work(tm.open_store(Path(path)))
+    except TokenmillError as error:
+        print(json.dumps({"error": error.as_dict()}))
+        return 1
+    print(json.dumps(found or {}))
+    return 0

@@ -1,0 +1,147 @@
+"""Attaching in processes that die anywhere: no sidecar or a whole one, nothing to clean (P1-P4).
+
+Each death is of one process at one system call on the files of the cache; a fresh reader then sees
+nothing or all values, right ones, and the same call again simply works.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.faults.conftest import Clean
+from tests.faults.tools import CALLS, Findings, Outcome, Zygote, fault
+from tests.faults.world import picture
+
+EVERY = ",".join(CALLS)
+WRITERS = 8
+
+
+@pytest.fixture
+def store(clean: Clean, tmp_path: Path) -> Path:
+    """A store of one's own, in a cache of one's own."""
+    shutil.copytree(clean.cache, tmp_path / "cache")
+    return tmp_path / "cache" / "stores" / str(clean.said["key"])
+
+
+def run(zygote: Zygote, function: str, argument: object, **more: str) -> Outcome:
+    given = argument if isinstance(argument, str) else json.dumps(argument)
+    (outcome,) = zygote.run(
+        {"call": f"tests.faults.attaching:{function}", "argument": given, **more}
+    )
+    return outcome
+
+
+def seen(zygote: Zygote, store: Path) -> dict[str, int]:
+    outcome = run(zygote, "judge_sidecars", str(store))
+    assert outcome.exit == 0, outcome.stdout + outcome.stderr
+    return outcome.said
+
+
+def forget(store: Path) -> None:
+    for part in ("sidecars", "staging"):
+        shutil.rmtree(store.parent.parent / part, ignore_errors=True)
+
+
+def die_and_recover(
+    zygote: Zygote, store: Path, function: str, argument: object, nth: int, action: str
+) -> bool:
+    """One death; False when the call made fewer steps and so got away."""
+    cache = store.parent.parent
+    before = picture(cache)
+    died = run(zygote, function, argument, fault=fault(EVERY, cache, nth, action))
+    if died.exit == 0 and died.seen < nth:
+        forget(store)
+        return False
+    assert died.exit == -9, (nth, died)
+    assert seen(zygote, store)["sidecars"] in (0, 1)
+    again = run(zygote, function, argument)
+    assert again.exit == 0, (nth, again.stdout + again.stderr)
+    assert seen(zygote, store) == {"sidecars": 1, "missing": 0}
+    assert picture(cache) == before, "the store itself is never touched"
+    forget(store)
+    return True
+
+
+def steps(zygote: Zygote, store: Path, function: str, argument: object) -> int:
+    armed = fault(EVERY, store.parent.parent, 1 << 40, "count")
+    outcome = run(zygote, function, argument, fault=armed)
+    assert outcome.exit == 0, outcome.stdout + outcome.stderr
+    forget(store)
+    return outcome.seen
+
+
+@pytest.mark.parametrize("function", ["attach_whole", "attach_share"])
+def test_death_at_sampled_steps_leaves_no_sidecar_or_a_whole_one(
+    zygote: Zygote, store: Path, function: str
+) -> None:
+    argument = str(store) if function == "attach_whole" else [str(store), 0, 1]
+    rng = random.Random(function)
+    total = steps(zygote, store, function, argument)
+    died = 0
+    for nth in rng.sample(range(total // 3, total + 1), 5):
+        action = rng.choice(["kill", "die"])
+        died += die_and_recover(zygote, store, function, argument, nth, action)
+    assert died >= 4
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("function", ["attach_whole", "attach_share"])
+def test_death_at_every_step_leaves_no_sidecar_or_a_whole_one(
+    zygote: Zygote, store: Path, function: str
+) -> None:
+    argument = str(store) if function == "attach_whole" else [str(store), 0, 1]
+    findings, died = Findings(), 0
+    for nth in range(1, steps(zygote, store, function, argument) + 1):
+        with findings.of(f"step {nth}"):
+            died += die_and_recover(zygote, store, function, argument, nth, "kill")
+    findings.conclude()
+    assert died >= findings.tried - 3
+
+
+def test_eight_writers_of_which_some_are_killed_lose_nothing_that_was_flushed(
+    zygote: Zygote, store: Path
+) -> None:
+    cache, rng = store.parent.parent, random.Random(8)
+    runs: list[dict[str, object]] = [
+        {"call": "tests.faults.attaching:attach_share", "argument": json.dumps([str(store), n, 8])}
+        for n in range(WRITERS)
+    ]
+    for number in (1, 4, 6):
+        nth = rng.randrange(1, 3)
+        runs[number]["fault"] = fault("rename", cache / "sidecars", nth, "kill")
+    outcomes = zygote.run(*runs)
+    assert [outcome.exit for outcome in outcomes if outcome.exit != -9] == [0] * 5
+    left = seen(zygote, store)
+    assert left["sidecars"] == 0
+    assert 0 < left["missing"] < 12, "of 24 rows, 15 were written by those that lived"
+    # All at once again, each with its share of what is missing: no row is computed twice.
+    again = zygote.run(*({**one, "fault": ""} for one in runs))
+    assert [outcome.exit for outcome in again] == [0] * WRITERS, again
+    assert seen(zygote, store)["missing"] == 0
+
+
+def test_eight_that_attach_the_same_at_once_all_succeed(zygote: Zygote, store: Path) -> None:
+    one = {"call": "tests.faults.attaching:attach_whole", "argument": str(store)}
+    outcomes = zygote.run(*[one] * WRITERS)
+    assert [outcome.exit for outcome in outcomes] == [0] * WRITERS, outcomes
+    assert seen(zygote, store) == {"sidecars": 1, "missing": 0}
+
+
+@pytest.mark.parametrize(("call", "code"), [("write", errno.ENOSPC), ("fsync", errno.EIO)])
+@pytest.mark.parametrize("function", ["attach_whole", "attach_share"])
+def test_disk_that_fails_is_a_typed_error_and_nothing_is_published(
+    zygote: Zygote, store: Path, function: str, call: str, code: int
+) -> None:
+    argument = str(store) if function == "attach_whole" else [str(store), 0, 1]
+    armed = fault(call, store.parent.parent / "staging", 1, "error", code, sticky=True)
+    failed = run(zygote, function, argument, fault=armed)
+    assert (failed.exit, failed.error) == (1, "CacheError"), failed.stderr
+    assert seen(zygote, store)["sidecars"] == 0
+    assert run(zygote, function, argument).exit == 0
+    assert seen(zygote, store) == {"sidecars": 1, "missing": 0}

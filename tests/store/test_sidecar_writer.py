@@ -1,0 +1,236 @@
+"""Values attached while they are computed: any order, any division, any writer killed, one content.
+
+The oracle is `Store.attach` with all values at once.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import tokenmill as tm
+from tests.store.making import make_columns, make_store
+from tests.store.test_sidecars import row_values, token_values
+from tokenmill.errors import CorruptionError, NonDeterminismError, UsageError
+from tokenmill.store import Store, open_store, sidecar_writer
+from tokenmill.store.sidecar_writer import unfinished
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
+    monkeypatch.setenv("TOKENMILL_CACHE_DIR", str(tmp_path / "own"))
+    return make_store(
+        tmp_path / "cache", [make_columns([30, 4, 50, 1, 90], seed=n) for n in (0, 1)]
+    )
+
+
+def parts_of(store: Store) -> list[Path]:
+    return sorted((store.path.parent.parent / "sidecars").glob("*/*.parts/*"))
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_any_order_and_division_gives_what_attaching_at_once_gives(data: st.DataObject) -> None:
+    with tempfile.TemporaryDirectory() as root, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sidecar_writer, "WINDOW_ROWS", data.draw(st.integers(1, 6)))
+        patch.setattr(sidecar_writer, "WINDOW_VALUES", data.draw(st.integers(1, 20)))
+        patch.setattr(sidecar_writer, "HELD_BYTES", data.draw(st.sampled_from([1, 200, 1 << 20])))
+        lengths = data.draw(st.lists(st.integers(1, 9), min_size=1, max_size=14))
+        store = make_store(Path(root), [make_columns(lengths)])
+        per = data.draw(st.sampled_from(["row", "token"]))
+        rows = token_values(store) if per == "token" else list(row_values(store).reshape(-1, 1))
+        expected = store.attach("at_once", np.concatenate(rows), made_by="m", per=per)
+        order = data.draw(st.permutations(range(len(rows))))
+        # Some rows come a second time: the same values again are no other ones.
+        order += data.draw(st.lists(st.sampled_from(order), max_size=3))
+        while order:
+            count = data.draw(st.integers(1, len(order)))
+            taken, order = order[:count], order[count:]
+            with tm.attach(open_store(store.path), "ref", made_by="m", per=per) as writer:
+                writer.write(taken, [rows[row] for row in taken])
+                left = set(order) - set(range(len(rows))) | set(writer.missing.tolist())
+                assert left.isdisjoint(taken)
+        assert writer.sidecar is not None
+        found = (writer.sidecar.path / "values.f32").read_bytes()
+        assert found == (expected.path / "values.f32").read_bytes()
+        assert writer.sidecar.record.blocks == expected.record.blocks
+
+
+def test_missing_says_what_nobody_has_written_here_or_elsewhere(store: Store) -> None:
+    values = row_values(store)
+    one, other = (tm.attach(open_store(store.path), "reward", made_by="m") for _ in "ab")
+    one.write([3, 1], values[[3, 1]])
+    assert one.missing.tolist() == [0, 2, 4, 5, 6, 7, 8, 9]
+    assert other.missing.size == 10, "it was not flushed"
+    one.flush()
+    assert other.missing.tolist() == one.missing.tolist()
+    with pytest.raises(UsageError, match="8 of 10 rows are missing, the first is row 0"):
+        other.publish()
+    other.write(slice(4, None), values[4:])
+    other.write(0, values[0])
+    other.write(-8, values[2])
+    assert np.array_equal(other.publish().values, values)
+    assert one.missing.size == 0
+    assert one.publish().path == other.publish().path
+
+
+def test_shares_of_processes_that_look_at_different_times_cover_every_row(store: Store) -> None:
+    values = row_values(store)
+    for rank in (2, 0, 1):
+        with tm.attach(store, "reward", made_by="m") as writer:
+            rows = writer.share(rank, 3)
+            assert rows.tolist() == list(range(rank, 10, 3))
+            writer.write(rows, values[rows])
+    assert np.array_equal(store.sidecar("reward").values, values)
+    with pytest.raises(UsageError, match="rank is 3; it is from 0 to 2"):
+        writer.share(3, 3)
+
+
+def test_second_run_computes_nothing(store: Store) -> None:
+    store.attach("reward", row_values(store), made_by="m")
+    with tm.attach(store, "reward", made_by="m") as writer:
+        assert writer.missing.size == 0
+        writer.write(3, row_values(store)[3])  # who does not ask is compared
+        writer.flush()
+        writer.write(4, 77.0)
+        with pytest.raises(NonDeterminismError, match="row 4 was written before"):
+            writer.flush()
+    assert not parts_of(store)
+
+
+def test_killed_writer_loses_what_it_had_not_flushed_and_no_more(store: Store) -> None:
+    writer = tm.attach(store, "reward", made_by="m")
+    writer.write(range(4), row_values(store)[:4])
+    writer.flush()
+    writer.write(4, 1.0)
+    del writer
+    assert tm.attach(store, "reward", made_by="m").missing.tolist() == [4, 5, 6, 7, 8, 9]
+    (left,) = unfinished(store)
+    assert (left.identity.name, left.per, left.missing.size) == ("reward", "row", 6)
+
+
+def test_error_in_the_body_keeps_what_was_computed(store: Store) -> None:
+    def compute() -> None:
+        with tm.attach(store, "reward", made_by="m") as writer:
+            writer.write(range(10), row_values(store))
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        compute()
+    assert not store.sidecars, "the body did not end"
+    assert tm.attach(store, "reward", made_by="m").publish()[9] == row_values(store)[9]
+
+
+def test_time_alone_makes_a_part(store: Store) -> None:
+    with tm.attach(store, "reward", made_by="m", flush_seconds=0.0) as writer:
+        for row, value in enumerate(row_values(store)):
+            writer.write(row, value)
+            assert len(parts_of(store)) == row + 1
+    assert len(store.sidecars) == 1
+
+
+def test_row_with_other_values_is_refused_early_and_what_is_there_stays(store: Store) -> None:
+    values = token_values(store)
+    with tm.attach(store, "ref", made_by="m", per="token") as writer:
+        writer.write([2, 4], [values[2], values[4]])
+    changed = values[4].copy()
+    changed[7] += 1
+    for wrong in ([values[1], changed], np.concatenate([values[1], changed])):
+        writer = tm.attach(store, "ref", made_by="m", per="token")
+        writer.write([1, 4], wrong)
+        with pytest.raises(NonDeterminismError, match="row 4 was written before with other"):
+            writer.flush()
+    assert tm.attach(store, "ref", made_by="m", per="token").missing.tolist() == [
+        0, 1, 3, 5, 6, 7, 8, 9,
+    ]  # fmt: skip
+    writer = tm.attach(store, "ref", made_by="m", per="token")
+    writer.write([5, 5], [values[5], values[5] + 1])
+    with pytest.raises(NonDeterminismError, match="row 5"):
+        writer.flush()
+
+
+def test_writers_that_did_not_see_each_other_are_compared_when_parts_are_put_together(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = (tm.attach(store, "reward", made_by="m") for _ in "ab")
+    one.write(range(10), row_values(store))
+    other.write(3, 77.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(other, "_look", lambda: None)  # both flush at the same moment
+        one.flush()
+        other.flush()
+    with pytest.raises(NonDeterminismError, match="row 3 was written before"):
+        tm.attach(store, "reward", made_by="m").publish()
+    assert not store.sidecars
+
+
+@pytest.mark.parametrize(
+    ("rows", "values", "said"),
+    [
+        (10, 0.0, "row 10 of a store of 10 rows"),
+        ([1, 2], [0.0], "1 values for 2 rows"),
+        ([1], [np.nan], "value of row 1 is .*nan"),
+        ([4, 2], [0.0, np.nan], "value of row 2 is .*nan"),
+        ([4], ["x"], "not <U1"),
+    ],
+)
+def test_bad_values_are_refused_with_their_row(
+    store: Store, rows: Any, values: Any, said: str
+) -> None:
+    with tm.attach(store, "reward", made_by="m") as writer:
+        with pytest.raises(UsageError, match=said):
+            writer.write(rows, values)
+        assert writer.missing.size == 10
+
+
+def test_bad_values_of_tokens_are_refused_with_both_numbers(store: Store) -> None:
+    values = token_values(store)
+    writer = tm.attach(store, "ref", made_by="m", per="token")
+    for rows, wrong, said in (
+        ([0, 1], [values[0], values[1][:3]], "3 values for row 1, which has 4 tokens"),
+        ([0, 1], [values[0]], "1 arrays of values for 2 rows"),
+        ([0, 1], np.zeros(33), "33 values for 2 rows, which have 34 tokens"),
+        (1, np.array([0, 0, np.nan, 0]), "value of row 1"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            writer.write(rows, wrong)
+    with pytest.raises(UsageError, match="attached to a store"):
+        tm.attach(store[:3], "ref", made_by="m")  # type: ignore[arg-type]
+    store.attach("ref", row_values(store), made_by="m")
+    with pytest.raises(NonDeterminismError, match="attached per row, not per token"):
+        tm.attach(store, "ref", made_by="m", per="token")
+
+
+@pytest.mark.parametrize("name", ["rows.bin", "values.f32", "part.json"])
+@pytest.mark.parametrize("how", ["flip", "cut", "gone"])
+def test_damaged_part_is_refused_and_its_rows_are_computed_again(
+    store: Store, name: str, how: str
+) -> None:
+    values = row_values(store)
+    with tm.attach(store, "reward", made_by="m") as writer:
+        writer.write(range(5), values[:5])
+    path = parts_of(store)[0] / name
+    data = path.read_bytes()
+    if how == "gone":
+        path.unlink()
+    else:
+        path.write_bytes(data[:-1] if how == "cut" else data[:4] + bytes([data[4] ^ 1]) + data[5:])
+
+    def finish() -> None:
+        with tm.attach(store, "reward", made_by="m") as writer:
+            writer.write(writer.missing, values[writer.missing])
+
+    with pytest.raises(CorruptionError, match="remove its directory") as refused:
+        finish()
+    assert refused.value.path == str(path)
+    for file in path.parent.iterdir():
+        file.unlink()
+    path.parent.rmdir()
+    finish()
+    assert np.array_equal(store.sidecar("reward").values, values)

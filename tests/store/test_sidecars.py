@@ -1,0 +1,451 @@
+"""Sidecars: float32 attached to rows or tokens, whole or not at all, and never a wrong value."""
+
+from __future__ import annotations
+
+import pickle
+import random
+import shutil
+import tempfile
+import tracemalloc
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import tokenmill as tm
+from tests.store.making import make_columns, make_store
+from tokenmill.errors import CacheError, CorruptionError, NonDeterminismError, UsageError
+from tokenmill.files import publish as publishing
+from tokenmill.files import sealed
+from tokenmill.store import Store, access, attach, open_store, sidecars
+from tokenmill.store.collect import collect, survey
+from tokenmill.store.copies import copy_store
+from tokenmill.store.sidecars import RowStarts
+from tokenmill.store.travel import pull
+
+DAY = 86_400.0
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The user's own cache, where sidecars of stores elsewhere go."""
+    monkeypatch.setenv("TOKENMILL_CACHE_DIR", str(tmp_path / "own"))
+    return tmp_path / "own"
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    slices = [make_columns([30, 4, 50, 1, 90], seed=n) for n in range(3)]
+    return make_store(tmp_path / "cache", slices)
+
+
+def row_values(store: Store, seed: int = 0) -> np.ndarray[Any, Any]:
+    return np.random.default_rng(seed).normal(size=len(store)).astype(np.float32)
+
+
+def token_values(store: Store, seed: int = 0) -> list[np.ndarray[Any, Any]]:
+    rng = np.random.default_rng(seed)
+    return [rng.normal(size=length).astype(np.float32) for length in store.lengths]
+
+
+def small_blocks(patch: pytest.MonkeyPatch, values: int) -> None:
+    """Blocks of so few values that a small sidecar has several."""
+    patch.setattr(attach, "BLOCK_VALUES", values)
+    patch.setattr(sidecars, "BLOCK_BYTES", 4 * values)
+    patch.setattr(access, "BLOCK_BYTES", 4 * values)
+
+
+# What is given comes back
+
+
+@given(st.lists(st.integers(0, 5), max_size=60), st.data())
+def test_row_starts_are_those_of_a_running_sum(lengths: list[int], data: st.DataObject) -> None:
+    counted = np.asarray(lengths, dtype=np.int32)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RowStarts, "STEP", data.draw(st.integers(1, 7)))
+        starts = RowStarts(counted)
+        bounds = np.concatenate(([0], np.cumsum(counted)))
+        assert [starts.start(row) for row in range(len(lengths) + 1)] == bounds.tolist()
+        assert starts.total == bounds[-1]
+        owners = np.repeat(np.arange(len(lengths)), counted).tolist()
+        assert [starts.row_at(token) for token in range(starts.total)] == owners
+
+
+@settings(max_examples=30)
+@given(data=st.data())
+def test_any_division_of_the_values_gives_the_same_sidecar(data: st.DataObject) -> None:
+    with tempfile.TemporaryDirectory() as root, pytest.MonkeyPatch.context() as patch:
+        lengths = data.draw(st.lists(st.integers(1, 9), min_size=1, max_size=12))
+        store = make_store(Path(root), [make_columns(lengths)])
+        small_blocks(patch, 8)
+        patch.setattr(attach, "CHUNK_VALUES", 5)
+        rows = token_values(store)
+        flat = np.concatenate(rows)
+        cuts = sorted(data.draw(st.sets(st.integers(0, len(rows)))) | {0, len(rows)})
+        pieces = [np.concatenate(rows[a:b]) for a, b in pairwise(cuts)]
+        for values in (flat, rows, iter(pieces), flat.astype(np.float64)):
+            found = store.attach("ref", values, made_by="m", per="token")
+            assert found.values.tobytes() == flat.tobytes()
+        fresh = open_store(store.path).sidecar("ref")
+        order = data.draw(st.lists(st.integers(-len(rows), len(rows) - 1)))
+        for row, value in zip(order, fresh.batch(order), strict=True):
+            assert value.tobytes() == rows[row].tobytes()  # type: ignore[union-attr]
+            assert np.array_equal(fresh[row], value)
+        assert [len(stretch) for stretch in fresh.stretches(7)][:-1] == [7] * ((len(flat) - 1) // 7)
+
+
+def test_values_per_row_are_floats_and_batches_are_arrays(store: Store) -> None:
+    values = row_values(store)
+    found = store.attach("reward", values, made_by="m")
+    assert [found[n] for n in range(len(store))] == values.tolist()
+    assert type(found[-1]) is float
+    assert found.batch([3, 0, -1]).tolist() == values[[3, 0, -1]].tolist()  # type: ignore[union-attr]
+    assert found[2:9:3].tolist() == values[2:9:3].tolist()  # type: ignore[union-attr]
+    assert found.values.dtype == np.float32
+    assert pickle.loads(pickle.dumps(found))[4] == values[4]
+    assert len(pickle.dumps(found)) < 1024
+    with pytest.raises(IndexError, match="row 15 of 15"):
+        found[15]
+
+
+@pytest.mark.parametrize(
+    "made",
+    [lambda v: v.tolist(), lambda v: tuple(v.tolist()), lambda v: (x for x in v.tolist()),
+     lambda v: iter([v[:3], v[3:3], v[3:]]), lambda v: v.astype(">f8")],
+    ids=["list", "tuple", "scalars", "chunks", "other type"],
+)  # fmt: skip
+def test_values_may_come_in_any_shape_that_is_one_behind_the_other(store: Store, made: Any) -> None:
+    values = row_values(store)
+    assert np.array_equal(store.attach("reward", made(values), made_by="m").values, values)
+
+
+def test_memory_map_and_chunks_stay_out_of_memory(store: Store, tmp_path: Path) -> None:
+    values = row_values(store)
+    np.save(tmp_path / "v.npy", values)
+    mapped = np.load(tmp_path / "v.npy", mmap_mode="r")
+    assert np.array_equal(store.attach("reward", mapped, made_by="m").values, values)
+
+
+@pytest.mark.parametrize(
+    ("values", "per", "said"),
+    [
+        (lambda s: np.zeros(14), "row", "14 values for a store of 15 rows"),
+        (lambda s: iter([np.zeros(10), np.zeros(6)]), "row", "16 or more values .* of 15 rows"),
+        (lambda s: iter([np.zeros(10)]), "row", "10 values for a store of 15 rows"),
+        (lambda s: np.zeros(524), "token", "524 values for a store of 525 tokens"),
+        (lambda s: token_values(s)[:-1], "token", "14 arrays of values for 15 rows"),
+        (lambda s: [*token_values(s)[:14], np.zeros(89)], "token", "89 values for row 14, .* 90"),
+        (lambda s: iter([np.zeros(31)]), "token", "ends at token 31, within row 1"),
+        (lambda s: [0.0] * 7 + [float("nan")] * 8, "row", "value of row 7 is .*nan"),
+        (lambda s: np.full(15, 1e39), "row", "value of row 0 is .*1e\\+39"),
+        (lambda s: np.zeros((15, 1)), "row", r"not in shape \(15, 1\)"),
+        (lambda s: np.zeros(15, complex), "row", "not complex128"),
+        (lambda s: ["a"] * 15, "row", "not <U1"),
+        (lambda s: "text", "row", "not str"),
+        (lambda s: None, "row", "not NoneType"),
+        (lambda s: np.zeros(15), "word", "per is 'word'; it is one of row, token"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_attached_is_refused_with_both_numbers_and_nothing_is_published(
+    store: Store, values: Any, per: str, said: str
+) -> None:
+    with pytest.raises(UsageError, match=said):
+        store.attach("reward", values(store), made_by="m", per=per)
+    assert store.sidecars == []
+    assert not list((store.path.parent.parent / "staging").iterdir())
+
+
+@pytest.mark.parametrize("name", ["", "1a", "a b", "a.b", "é", "labels", "length", "x" * 101, 7])
+def test_name_that_a_filter_or_batch_could_not_use_is_refused(store: Store, name: Any) -> None:
+    with pytest.raises(UsageError, match="name"):
+        store.attach(name, row_values(store), made_by="m")
+
+
+@pytest.mark.parametrize("made_by", ["", None, "x" * 1001, "\ud800"])
+def test_made_by_must_be_said(store: Store, made_by: Any) -> None:
+    with pytest.raises(UsageError, match="made_by"):
+        store.attach("reward", row_values(store), made_by=made_by)
+
+
+def test_infinities_are_values_and_do_not_spoil_the_mean(store: Store) -> None:
+    values = np.zeros(len(store))
+    values[3], values[4] = -np.inf, 15.0
+    record = store.attach("reward", values, made_by="m").record
+    assert (record.infinite, record.low, record.high) == (1, 0.0, 15.0)
+    assert record.mean == pytest.approx(15 / 14)
+
+
+# One identity has one content
+
+
+def test_same_values_again_are_a_hit_that_writes_nothing(store: Store) -> None:
+    first = store.attach("reward", row_values(store), made_by="m")
+    root = store.path.parent.parent
+    before = {p: p.stat().st_mtime_ns for p in root.rglob("*")}
+    again = open_store(store.path).attach("reward", row_values(store), made_by="m")
+    assert again.path == first.path
+    assert {p: p.stat().st_mtime_ns for p in root.rglob("*")} == before
+
+
+def test_other_values_under_one_identity_are_refused_and_the_first_stay(store: Store) -> None:
+    first = store.attach("reward", row_values(store), made_by="m")
+    kept = (first.path / "values.f32").read_bytes()
+    for values, per in ((row_values(store, 1), "row"), (token_values(store), "token")):
+        with pytest.raises(NonDeterminismError, match="what is there stays"):
+            store.attach("reward", values, made_by="m", per=per)
+    assert (first.path / "values.f32").read_bytes() == kept
+
+
+def test_who_comes_second_at_the_last_step_is_compared(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = open_store(store.path)
+    publish = publishing.publish_directory
+
+    def beaten(staged: Path, target: Path) -> bool:
+        with monkeypatch.context() as patch:
+            patch.setattr(publishing, "publish_directory", publish)
+            other.attach("reward", row_values(store), made_by="m")
+        return publish(staged, target)
+
+    monkeypatch.setattr(publishing, "publish_directory", beaten)
+    with pytest.raises(NonDeterminismError):
+        store.attach("reward", row_values(store, 1), made_by="m")
+    assert store.attach("reward", row_values(store), made_by="m").values is not None
+
+
+def test_makers_live_side_by_side_and_a_bare_name_is_then_refused(store: Store) -> None:
+    for seed, maker in enumerate(("one", "two")):
+        store.attach("reward", row_values(store, seed), made_by=maker)
+    assert [(s.name, s.made_by, s.per, s.bytes) for s in store.sidecars] == [
+        ("reward", "one", "row", 60), ("reward", "two", "row", 60),
+    ]  # fmt: skip
+    assert store.sidecar("reward", made_by="two")[0] == row_values(store, 1)[0]
+    with pytest.raises(UsageError, match="say made_by, one of 'one', 'two'"):
+        store.sidecar("reward")
+    with pytest.raises(UsageError, match="'three'; it was made by 'one', 'two'"):
+        store.sidecar("reward", "three")
+    with pytest.raises(UsageError, match="no sidecar 'x'; attached is: reward"):
+        store.sidecar("x")
+
+
+def test_store_does_not_change_when_something_is_attached(store: Store) -> None:
+    root = store.path.parent.parent
+    parts = [root / "stores", root / "slices"]
+    before = {p: p.stat().st_mtime_ns for part in parts for p in part.rglob("*")}
+    store.attach("reward", row_values(store), made_by="m")
+    assert {p: p.stat().st_mtime_ns for part in parts for p in part.rglob("*")} == before
+
+
+# Damage
+
+
+def refused_or_right(store: Store, expected: list[Any]) -> str | None:
+    try:
+        found = open_store(store.path)
+        for name, values in zip(("ref", "reward"), expected, strict=True):
+            assert all(
+                np.array_equal(found.sidecar(name)[n], value) for n, value in enumerate(values)
+            )
+            assert (
+                found.sidecar(name).values.tobytes()
+                == np.concatenate([np.atleast_1d(value) for value in values]).tobytes()
+            )
+    except CorruptionError as error:
+        assert error.path is not None
+        return str(error)
+    return None
+
+
+def test_bit_flips_cuts_and_growth_are_refused_before_a_wrong_value(store: Store) -> None:
+    expected = [token_values(store), row_values(store)]
+    store.attach("ref", expected[0], made_by="m", per="token")
+    store.attach("reward", expected[1], made_by="m")
+    rng = random.Random(3)
+    for path in [p for s in store.sidecars for p in s.path.iterdir()]:
+        data = path.read_bytes()
+        flips = [rng.randrange(8 * len(data)) for _ in range(60)]
+        changed = [data[: at // 8] + bytes([data[at // 8] ^ 1 << at % 8]) + data[at // 8 + 1 :]
+                   for at in flips]  # fmt: skip
+        for wrong in [*changed, data[:-1], data[:-4], b"", data + b"\0", data + data]:
+            path.write_bytes(wrong)
+            assert refused_or_right(store, expected) is not None, path.name
+            errors = open_store(store.path).check_everything()[1]
+            assert [error.path for error in errors] == [str(path)]
+        path.unlink()
+        assert "missing" in (refused_or_right(store, expected) or "")
+        path.write_bytes(data)
+    assert refused_or_right(store, expected) is None
+
+
+def test_block_is_checked_once_and_only_when_it_is_touched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = make_store(tmp_path, [make_columns([3] * 10)])
+    small_blocks(monkeypatch, 2)
+    found = store.attach("reward", np.arange(10.0), made_by="m")
+    path = found.path / "values.f32"
+    data = bytearray(path.read_bytes())
+    data[9 * 4] ^= 1
+    path.write_bytes(data)
+    found = open_store(store.path).sidecar("reward")
+    assert found.batch(range(8)).tolist() == list(range(8))  # type: ignore[union-attr]
+    for read in (lambda: found[9], lambda: found.batch([0, 8]), lambda: found.values):
+        with pytest.raises(CorruptionError, match=r"block 4 .* attach the same values again"):
+            read()
+
+
+def test_swapped_sidecars_are_refused(store: Store) -> None:
+    paths = [store.attach(n, row_values(store), made_by="m").path for n in ("a", "b")]
+    other = make_store(store.path.parents[2] / "c2", [make_columns([2] * 15)], name="other")
+    theirs = other.attach("a", row_values(store), made_by="m").path
+    for source in (paths[1], theirs):
+        shutil.rmtree(paths[0])
+        shutil.copytree(source, paths[0])
+        with pytest.raises(CorruptionError, match="lies under this key"):
+            open_store(store.path).sidecar("a", "m")
+
+
+def test_damaged_sidecar_goes_to_quarantine_when_it_is_attached_again(store: Store) -> None:
+    first = store.attach("reward", row_values(store), made_by="m")
+    for name in ("values.f32", "sidecar.json"):
+        (first.path / name).write_bytes(b"damaged")
+        again = open_store(store.path).attach("reward", row_values(store), made_by="m")
+        assert np.array_equal(again.values, row_values(store))
+    assert len(list((store.path.parent.parent / "quarantine").iterdir())) == 2
+
+
+def test_link_out_of_the_cache_is_not_followed(store: Store, tmp_path: Path) -> None:
+    first = store.attach("reward", row_values(store), made_by="m")
+    shutil.move(first.path, tmp_path / "outside")
+    first.path.symlink_to(tmp_path / "outside")
+    with pytest.raises((CacheError, CorruptionError), match="symbolic link"):
+        open_store(store.path).sidecar("reward")
+
+
+def test_network_file_systems_are_read_not_mapped(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.attach("ref", token_values(store), made_by="m", per="token")
+    store.attach("reward", row_values(store), made_by="m")
+    monkeypatch.setattr(sidecars, "is_network", lambda path: True)
+    found = open_store(store.path)
+    assert np.array_equal(found.sidecar("ref")[4], token_values(store)[4])
+    assert found.sidecar("reward").batch([4, 2]).tolist() == row_values(store)[[4, 2]].tolist()  # type: ignore[union-attr]
+    assert found.sidecar("reward").values.tobytes() == row_values(store).tobytes()
+
+
+# Where they lie
+
+
+def test_copy_carries_what_is_attached_now_and_later(store: Store, tmp_path: Path) -> None:
+    store.attach("reward", row_values(store), made_by="m")
+    copy = copy_store(store, tmp_path / "copy")
+    store.attach("ref", token_values(store), made_by="m", per="token")
+    copy_store(store, copy)
+    shutil.rmtree(tmp_path / "cache")
+    found = open_store(shutil.move(copy, tmp_path / "moved"), verify="open")
+    assert [sidecar.name for sidecar in found.sidecars] == ["ref", "reward"]
+    assert found.sidecar("reward")[2] == row_values(store)[2]
+    assert not [p for p in found.path.rglob("*") if p.name.startswith(".")], "staging is gone"
+
+
+def test_store_that_stands_alone_takes_sidecars_and_gives_them_to_a_cache(
+    store: Store, tmp_path: Path
+) -> None:
+    copy = open_store(copy_store(store, tmp_path / "copy"))
+    copy.attach("reward", row_values(store), made_by="m")
+    assert [path.name for path in (copy.path / "sidecars").iterdir()] == [
+        copy.sidecar("reward").path.name
+    ]
+    pulled = open_store(pull(str(copy.path), tmp_path / "other").path)
+    shutil.rmtree(copy.path)
+    assert np.array_equal(pulled.sidecar("reward").values, row_values(store))
+
+
+def test_store_that_may_not_be_written_beside_uses_the_own_cache(
+    store: Store, own_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = sealed.Staging.__enter__
+
+    def read_only(self: Any) -> Any:
+        if own_cache not in self.path.parents:
+            raise CacheError("read-only file system", path=self.path)
+        return real(self)
+
+    monkeypatch.setattr(sealed.Staging, "__enter__", read_only)
+    store.attach("reward", row_values(store), made_by="m")
+    found = open_store(store.path).sidecar("reward")
+    assert own_cache in found.path.parents
+    with tm.attach(store, "ref", made_by="m", per="token") as writer:
+        writer.write(slice(None), token_values(store))
+    assert own_cache in store.sidecar("ref").path.parents
+    collect(own_cache, grace_s=0, now=0.0)
+    collect(own_cache, grace_s=0, now=2 * DAY)
+    assert [s.name for s in open_store(store.path).sidecars] == ["ref", "reward"]
+
+
+def collected(root: Path, **more: Any) -> set[str]:
+    collect(root, now=0.0, **more)
+    return set(collect(root, now=2 * DAY, **more).removed)
+
+
+def test_collecting_keeps_those_of_living_stores_and_takes_those_of_dead_ones(
+    tmp_path: Path,
+) -> None:
+    stores = [make_store(tmp_path, [make_columns([3, 4])], name=name) for name in "ab"]
+    for store in stores:
+        store.attach("reward", np.zeros(2), made_by="m")
+    survivor, condemned = stores
+    gone = collected(tmp_path, stores=[condemned.key])
+    assert f"sidecars/{condemned.key}" in gone
+    assert open_store(survivor.path).sidecar("reward").values.tolist() == [0.0, 0.0]
+    assert not (tmp_path / "sidecars" / condemned.key).exists()
+    shutil.rmtree(survivor.path)
+    assert f"sidecars/{survivor.key}" in collected(tmp_path)
+
+
+def test_collecting_takes_parts_when_the_sidecar_is_complete_and_not_before(
+    store: Store,
+) -> None:
+    root = store.path.parent.parent
+    with tm.attach(store, "reward", made_by="m") as writer:
+        writer.write(range(14), row_values(store)[:14])
+    assert not collected(root)
+    with tm.attach(store, "reward", made_by="m") as writer:
+        assert writer.missing.tolist() == [14]
+        writer.write(14, row_values(store)[14:])
+    (gone,) = collected(root)
+    assert gone.endswith(".parts")
+    assert np.array_equal(open_store(store.path).sidecar("reward").values, row_values(store))
+
+
+def test_survey_lists_them(store: Store) -> None:
+    store.attach("reward", row_values(store), made_by="m")
+    found = survey(store.path.parent.parent)
+    assert found["entries"][0]["sidecars"] == [
+        {"name": "reward", "made_by": "m", "per": "row", "bytes": 60}
+    ]
+    assert found["parts"]["sidecars"] > 60
+
+
+def test_attaching_ten_million_values_in_chunks_stays_small(tmp_path: Path) -> None:
+    store = make_store(tmp_path, [make_columns([1] * 1000)])
+    store.manifest["totals"]["rows"] = store._rows = 10_000_000
+    store._arrays["lengths.bin"] = np.broadcast_to(np.int32(1), 10_000_000)
+
+    def chunks() -> Iterator[np.ndarray[Any, Any]]:
+        for first in range(0, 10_000_000, 250_000):
+            yield np.arange(first, first + 250_000, dtype=np.float32)
+
+    tracemalloc.start()
+    found = store.attach("reward", chunks(), made_by="m")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 16 << 20
+    assert found[9_999_999] == 9_999_999
