@@ -209,6 +209,21 @@ def test_a_mixture_counts_groups(stores: dict[str, Store]) -> None:
     assert again.served() == account
 
 
+def test_a_mixture_by_tokens_counts_the_tokens_of_groups(stores: dict[str, Store]) -> None:
+    sources = {"a": stores["preference"], "b": stores["ranked"]}
+    loader = tm.Loader(tm.mix(sources, {"a": 0.5, "b": 0.5}, by="tokens"), batch_size=23)
+    for _ in itertools.islice(loader.repeat(), 40):
+        pass
+    tokens = {name: source["tokens"] for name, source in loader.served().items()}
+    assert 0.95 < tokens["a"] / tokens["b"] < 1.05
+
+
+def test_a_budget_counts_all_rows_of_a_group(stores: dict[str, Store]) -> None:
+    for kind in ("preference", "ranked"):
+        for batch in tm.Loader(stores[kind], max_tokens=90, layout="interleaved"):
+            assert batch["input_ids"].size <= 90
+
+
 def test_rows_are_served_one_by_one_where_asked_for(stores: dict[str, Store]) -> None:
     store = stores["preference"]
     loader = tm.Loader(store, batch_size=4, unit="rows")

@@ -64,18 +64,22 @@ class GroupFiller:
         """The filler of a view's groups."""
         if layout not in LAYOUTS:
             raise UsageError(f"layout must be one of {', '.join(LAYOUTS)}, not {layout!r}")
-        counts = _counts(filler.view)
+        counts = group_counts(filler.view)
         kinds = [kind for kind in KINDS if counts[kind]]
         kind = kinds[0] if len(kinds) == 1 else ""
-        others = max(len(filler.view) - 1, 1)
         return cls(
             filler,
             kind,
             sides=layout == "sides" and kind == "preference" and filler.pack_length is None,
             margins=counts["margins"] > 0,
             scores=counts["scores"] > 0,
-            shift=1 + derive_key(PURPOSE_MISMATCH, seed, 0, 0) % others,
+            shift=cls.shift_of(filler.view, seed),
         )
+
+    @staticmethod
+    def shift_of(view: View, seed: int) -> int:
+        """How many rows further on the answer of a mismatched row stands."""
+        return 1 + derive_key(PURPOSE_MISMATCH, seed, 0, 0) % max(len(view) - 1, 1)
 
     def fill(self, step: Step) -> Batch:
         """The batch of this rank."""
@@ -154,7 +158,7 @@ class GroupFiller:
         return {f"kl_{name}": value for name, value in batch.items()}
 
 
-def _counts(view: View) -> dict[str, int]:
+def group_counts(view: View) -> dict[str, int]:
     """Groups of each kind, and those with scores and margins, over all stores beneath."""
     counts = dict.fromkeys((*KINDS, "scores", "margins"), 0)
     for store in view.stores:
