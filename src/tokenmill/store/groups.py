@@ -10,35 +10,14 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Protocol, SupportsIndex, overload
+from typing import TYPE_CHECKING, SupportsIndex, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     from tokenmill.dataset import View
-    from tokenmill.store.store import Row
-
-
-class Grouped(Protocol):
-    """What groups are taken from: a store or a view."""
-
-    @property
-    def has_groups(self) -> bool:
-        """Whether rows belong together at all."""
-
-    @property
-    def group_count(self) -> int:
-        """How many groups there are."""
-
-    def group_starts(self, groups: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The first row of groups by number; behind the last group, one past the last row."""
-
-    def batch(self, indices: Iterable[SupportsIndex]) -> list[Row]:
-        """Rows by number."""
-
-    def select(self, rows: Iterable[SupportsIndex]) -> View:
-        """A view of rows by number."""
+    from tokenmill.store.store import Row, Store
 
 
 class Group:
@@ -94,15 +73,15 @@ class Groups(Sequence[Group]):
         whole: The store or the view.
     """
 
-    def __init__(self, whole: Grouped) -> None:
+    def __init__(self, whole: Store | View) -> None:
         self._whole = whole
 
     def __len__(self) -> int:
         return self._whole.group_count if self._whole.has_groups else 0
 
     @property
-    def rows(self) -> Grouped:
-        """The store or the view that the groups are of."""
+    def rows(self) -> Store | View:
+        """The store or the view that the groups are of: what a loader takes."""
         return self._whole
 
     @overload
