@@ -202,3 +202,13 @@ def test_what_does_not_fit_is_refused(store: Store, tmp_path: Path) -> None:
     )
     with pytest.raises(UsageError, match="has none"):
         hf.for_trl(rows, trainer="dpo")
+
+
+def test_rows_of_groups_are_rows_elsewhere_as_they_stand(store: Store, tmp_path: Path) -> None:
+    """`to_hf` and `export` serve rows: in the store's order nothing is parted, in another it is."""
+    rows = tm.to_hf(store)
+    assert [row["input_ids"] for row in rows] == [row.input_ids.tolist() for row in store]
+    made = tm.export(store, "jsonl", tmp_path / "rows.jsonl")
+    assert made.rows == len(store)
+    with pytest.raises(UsageError, match="would be parted"):
+        tm.export(store, "jsonl", tmp_path / "shuffled.jsonl", order="feistel")

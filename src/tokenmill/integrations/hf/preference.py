@@ -57,7 +57,7 @@ def group_dataset(
     ref_logps: str | None,
 ) -> datasets.Dataset:
     """The dataset of a run of groups; see `tokenmill.integrations.hf.for_trl`."""
-    samples = WholeRun(data, epochs=epochs, seed=seed, order=order)
+    samples = WholeRun(data, epochs=epochs, seed=seed, order=order, unit="groups")
     counts = group_counts(samples.view)
     if trainer is None:
         trainer = "kto" if counts["kto"] else "dpo"
