@@ -263,3 +263,9 @@ def test_a_rank_without_groups_gets_padding(stores: dict[str, Store]) -> None:
         assert batch[f"{name}input_ids"].shape == (1, 1)
         assert (batch[f"{name}labels"] == -100).all()
         assert batch["prompt_tokens"].tolist() == [-1]
+
+
+def test_hosts_that_take_rows_one_by_one_refuse_groups(stores: dict[str, Store]) -> None:
+    dataset = pytest.importorskip("tokenmill.integrations.torch").dataset
+    with pytest.raises(UsageError, match="belong to groups"):
+        dataset.Dataset(stores["preference"])
