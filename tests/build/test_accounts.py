@@ -207,6 +207,8 @@ TEXT_CALLS = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content or '' }}{% for call in m.tool_calls or [] %}"
     "{{ call.function.name + call.function.arguments }}{% endfor %}<|im_end|>{% endfor %}"
 )
+ANNOUNCED = "{% if messages[-1].content == 'No.' %}!{% endif %}" + CLOSED
+SHORT = {"content": "No.", "tool_calls": None}
 CALLING = {
     "role": "assistant",
     "content": "",
@@ -219,6 +221,8 @@ SPEAKING: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "null_as_empty": ({"messages": [*TURNS, {"role": "user"}, TURNS[-1]]},
                       {"chat_template": CLOSED}),
     "arguments_as_text": ({"messages": [*TURNS[:-1], CALLING]}, {"chat_template": TEXT_CALLS}),
+    "prompts_differ": ({"prompt": "What?", "chosen": TURNS[-1:], "rejected": [CALLING | SHORT]},
+                       {"chat_template": ANNOUNCED}),
     "rows_without_closer": ({"messages": TURNS}, {"chat_template": BARE}),
 }  # fmt: skip
 """For every remark a row and arguments that make it be made."""

@@ -130,6 +130,21 @@ ROWS: list[tuple[str | None, Any]] = [
     ("escaped_surrogate", talk("Smile!", "Half a smile: \\ud83d")),
     ("byte_order_mark", talk("What is between?", "A mark\ufeff is.")),
     ("control_character", talk("Can you hear it?", "A bell: \x07")),
+    ("bad_group", {"prompt": "Which is it?", "chosen": "This.", "rejected": "This."}),
+    (
+        "swapped_sides",
+        {
+            "prompt": "Where to?",
+            "chosen": "Out.",
+            "rejected": "In.",
+            "score_chosen": 1,
+            "score_rejected": 2,
+        },
+    ),
+    (
+        "answer_repeats_prompt",
+        {"prompt": "And where from?", "chosen": "And where from? From here.", "rejected": "No."},
+    ),
     (
         "history_differs",
         {"messages": [*conversation(3)["messages"], *conversation(4)["messages"]]},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 
 from tokenmill import fingerprint
 from tokenmill.store import CacheLayout, Store, slice_writer
-from tokenmill.store.columns import SliceColumns
+from tokenmill.store.columns import GroupColumns, SliceColumns
 from tokenmill.store.commit import Placement, commit_store
 from tokenmill.store.layout import MANIFEST, MASK_FILES
 from tokenmill.store.manifest import encode_manifest, without_masks
@@ -100,3 +101,42 @@ def without_mask_files(directory: Path) -> None:
     (directory / MANIFEST).write_bytes(encode_manifest(manifest))
     for name in MASK_FILES:
         (directory / name).unlink()
+
+
+def make_group_columns(
+    sizes: Sequence[int], *, seed: int = 0, longest: int = 12, pairs: bool = False
+) -> SliceColumns:
+    """Groups of the given sizes: random rows that share a prompt; the answers are trained.
+
+    Two rows of a group are a pair where ``pairs``, one row is KTO's; all others are ranked.
+    """
+    rng = np.random.default_rng(seed)
+    rows: list[tuple[list[int], int]] = []
+    for size in sizes:
+        prompt = rng.integers(0, 50_000, int(rng.integers(1, longest // 2))).tolist()
+        for place in range(size):
+            answer = rng.integers(0, 50_000, int(rng.integers(1, longest // 2))).tolist()
+            rows.append(([*prompt, 60_000 + place, *answer], len(prompt)))
+    group = np.repeat(np.arange(len(sizes)), sizes)
+    part = np.concatenate([np.arange(size) for size in sizes])
+    plain = make_columns([len(ids) for ids, _ in rows], seed=seed)
+    prompt_tokens = np.array([prompt for _, prompt in rows], np.int32)
+    mask = np.concatenate([np.arange(len(ids)) >= prompt for ids, prompt in rows])
+    single = np.asarray(sizes)[group] == 1
+    label = np.where(single, group % 2, np.where(pairs, part == 0, -1))
+    return replace(
+        plain,
+        ids=np.concatenate([ids for ids, _ in rows]).astype(np.int32),
+        mask=mask.astype(np.uint8),
+        row=group.astype(np.int32),
+        part=part.astype(np.int32),
+        digest=plain.digest[np.cumsum(sizes) - 1][group],
+        source_rows=len(sizes),
+        rows_in=len(sizes),
+        groups=GroupColumns(
+            label=label.astype(np.int8),
+            score=np.where(group % 3 == 0, 100.0 - part, np.nan),
+            margin=np.where(group % 4 == 0, group / 2, np.nan),
+            prompt_tokens=prompt_tokens,
+        ),
+    )

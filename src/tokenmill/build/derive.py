@@ -53,10 +53,16 @@ def kept_columns(reader: SliceReader, limit: int | None) -> SliceColumns:
     record = reader.record
     lengths = reader.column("length")
     keep = np.ones(record.rows, bool) if limit is None else lengths <= limit
+    part = reader.column("part")
+    lost = np.flatnonzero(~keep)
+    if record.groups is not None:  # a group of which one is too long is left out, and said once
+        firsts = np.flatnonzero(part == 0)
+        keep = np.repeat(np.logical_and.reduceat(keep, firsts), _sizes(firsts, record.rows))
+        lost = firsts[~keep[firsts]]
     starts = np.asarray(reader.starts, np.int64)
     ends, bounds, roles = reader.all_turns()
     rejected = [_reworded(row, limit) for row in record.rejected]
-    rejected += [_dropped(reader, int(row), limit) for row in np.flatnonzero(~keep)]
+    rejected += [_dropped(reader, int(row), limit) for row in lost]
     kept_turns = np.repeat(keep, np.diff(bounds))
     names, numbers = _renumbered(record.roles, roles[kept_turns])
     ids, mask = reader.all_tokens()
@@ -66,7 +72,7 @@ def kept_columns(reader: SliceReader, limit: int | None) -> SliceColumns:
         mask=mask[kept_tokens],
         starts=_starts(np.diff(starts)[keep]),
         row=reader.column("row_in_slice")[keep],
-        part=reader.column("part")[keep],
+        part=part[keep],
         line=reader.column("line_in_slice")[keep],
         offset=reader.column("offset_in_slice")[keep],
         raw_length=reader.column("raw_length")[keep],
@@ -84,7 +90,12 @@ def kept_columns(reader: SliceReader, limit: int | None) -> SliceColumns:
             ]
             for name in record.carried
         },
+        groups=None if record.groups is None else reader.group_columns().take(keep),
     )
+
+
+def _sizes(firsts: NDArray[Any], rows: int) -> NDArray[np.int64]:
+    return np.diff(np.append(firsts, rows))
 
 
 def _starts(lengths: NDArray[Any]) -> NDArray[np.int64]:

@@ -19,6 +19,7 @@ from tokenmill.build.recipe import RunOptions
 from tokenmill.errors import RowError, SourceError
 from tokenmill.origin import Origin, nothing_left
 from tokenmill.store import Store
+from tokenmill.store.manifest import units_out
 
 
 @dataclass
@@ -60,7 +61,7 @@ class Prepared:
             "hit": self.hit,
             "source_rows": totals["source_rows"],
             "rows_in": totals["rows_in"],
-            "rows_out": totals["rows"],
+            "rows_out": units_out(totals),
             "rejected": totals["rejected"],
             "tokens": totals["tokens"],
             "trained_tokens": totals["trained_tokens"],
@@ -82,7 +83,7 @@ class Prepared:
             SourceError: No row is left, or more were rejected than ``max_rejected`` allows.
         """
         totals, limit = self.store.manifest["totals"], self.options.max_rejected
-        count, source = totals["rows_in"] - totals["rows"], self.store.sources[0]
+        count, source = totals["rows_in"] - units_out(totals), self.store.sources[0]
         reasons = ", ".join(f"{number:,} {why}" for why, number in totals["rejected"].items())
         if count and self.options.on_bad_row == "raise":
             origin, reason, detail = next(iter(self.store.rejected_rows()))
@@ -170,6 +171,8 @@ REMARKS = {
     " they were rendered as empty text",
     "arguments_as_text": "conversations have calls whose arguments the template takes as JSON text"
     " and not as objects",
+    "prompts_differ": "groups whose prompt the template writes differently for different answers;"
+    " their prompt_tokens is None",
     "rows_without_closer": "rows whose template closes no turn: nothing tells the model to stop",
 }
 """Counter of the render room → what it says to a person."""

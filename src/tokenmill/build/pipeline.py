@@ -23,9 +23,10 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from tokenmill.build.grouping import group_columns, rejections, whole_groups
 from tokenmill.build.proof import ROOMS
 from tokenmill.build.recipe import Recipe
-from tokenmill.chat import Renderer, Rendering
+from tokenmill.chat import GROUPED, Renderer, Rendering
 from tokenmill.errors import RowError
 from tokenmill.source import BlockRows
 from tokenmill.source.block import ParsedRows
@@ -98,7 +99,9 @@ class Pipeline:
                 rendering.texts, rendering.spans, rendering.ends, chosen_by
             )
             encoded = apply_length(encoded, self.recipe.max_length, self.recipe.overlong)
-            bad += [(int(source[i]), int(part[i]), error) for i, error in encoded.rejected]
+            encoded = whole_groups(encoded, rendering.groups)
+            lost = rejections(encoded, rendering.groups, part)
+            bad += [(int(source[i]), number, error) for i, number, error in lost]
             columns = self._columns(rows, rendering, encoded, source, part, digests, bad)
         notes = {"render": dict(rendering.notes), "encode": dict(encoded.notes)}
         self.distrust(room for room, noted in notes.items() if noted.get("mismatches"))
@@ -140,6 +143,9 @@ class Pipeline:
         kept = encoded.kept
         served = source[kept]
         roles, turn_roles = _role_numbers(map(rendering.roles.__getitem__, kept.tolist()))
+        has_groups = bool(rendering.groups) or self.recipe.format in GROUPED
+        # A row gives one group, kept or rejected; without groups it may give several rows.
+        rows_in = len(source) + len(bad) - len(encoded.rejected)
         return SliceColumns(
             ids=encoded.ids,
             mask=encoded.mask,
@@ -156,8 +162,9 @@ class Pipeline:
             roles=roles,
             carried=_carried(rows, served, self.recipe.carry),
             source_rows=len(rows.values),
-            rows_in=len(source) + len(bad) - len(encoded.rejected),
+            rows_in=len(rows.values) if has_groups else rows_in,
             rejected=[_rejected_row(rows, entry) for entry in sorted(bad, key=lambda b: b[:2])],
+            groups=group_columns(encoded, rendering.groups) if has_groups else None,
         )
 
 

@@ -13,14 +13,14 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from tokenmill.chat.spec import RENDERER_VERSION, ChatSpec
+from tokenmill.chat.spec import GROUPED, RENDERER_VERSION, ChatSpec
 
 if TYPE_CHECKING:
     from tokenmill.chat.render import Renderer, Rendering
 
 _HOMES = {"Renderer": "render", "Rendering": "render"}
 
-__all__ = ["RENDERER_VERSION", "ChatSpec", "Renderer", "Rendering"]
+__all__ = ["GROUPED", "RENDERER_VERSION", "ChatSpec", "Renderer", "Rendering"]
 
 
 def __getattr__(name: str) -> Any:

@@ -13,7 +13,8 @@ list contents included, and the generation prompt follows. A sample of what path
 the reference renders, too; one difference, and the paths are out.
 
 A `Rendering` holds the accepted texts in the order of the rows; under ``expand="turns"`` one row
-gives several, numbered by ``part``.
+gives several, numbered by ``part``. So does a row with a group of answers (`groups`): one text for
+each, each rendered by itself; if one of them is rejected, all are.
 """
 
 from __future__ import annotations
@@ -30,9 +31,10 @@ from typing import Any
 import msgspec
 import xxhash
 
+from tokenmill.chat.groups import Group, incomparable, read_row
 from tokenmill.chat.program import NullPrinted, Run
-from tokenmill.chat.shapes import Conversation, Plain, read
-from tokenmill.chat.spec import ChatSpec
+from tokenmill.chat.shapes import Conversation, Plain
+from tokenmill.chat.spec import TURNS_OF_GROUPS, ChatSpec
 from tokenmill.chat.template import ReferenceTemplate
 from tokenmill.chat.thinking import before_thinking, literals, thinking_tags
 from tokenmill.chat.traced import NotTraced, TracedTemplate
@@ -51,6 +53,24 @@ UNTRAINED: dict[str, Callable[[str], int]] = {"prompt": len, "trained": before_t
 """How much of a generation prompt is not trained, by `ChatSpec.thinking_opener`."""
 
 
+@dataclass(frozen=True, slots=True)
+class GroupFacts:
+    """What is known of the texts of one group beside the texts.
+
+    Attributes:
+        labels: Of each text, as in `Group`.
+        scores: Of each text, where the row has them.
+        margin: Where the row has one.
+        one_prompt: Whether the texts are the same up to where the first of them is trained: some
+            templates write a prompt differently for different answers.
+    """
+
+    labels: tuple[int, ...]
+    scores: tuple[float, ...] | None
+    margin: float | None
+    one_prompt: bool
+
+
 @dataclass(slots=True)
 class Rendering:
     """The outcome of one batch."""
@@ -66,6 +86,8 @@ class Rendering:
     notes: dict[str, int | str] = field(default_factory=dict)
     unclosed: list[int] = field(default_factory=list)
     """Numbers of the texts in which nothing closes some assistant turn."""
+    groups: dict[int, GroupFacts] = field(default_factory=dict)
+    """Of every group, by the number of its first text; the others follow it."""
 
     @property
     def turns(self) -> list[list[tuple[str, int]]]:
@@ -313,9 +335,12 @@ class Renderer:
         for index, row in enumerate(rows):
             jobs: Sequence[Job] = ()
             try:
-                found = read(row, self.spec)
+                found = read_row(row, self.spec)
                 if isinstance(found, Plain):
-                    self._plain(index, found, result)
+                    self._accept(result, index, 0, self._plain(found))
+                    continue
+                if isinstance(found, Group):
+                    self._group(index, found, result, auto)
                     continue
                 jobs = self._jobs(index, found, result)
             except RowError as error:
@@ -325,6 +350,37 @@ class Renderer:
                     self._accept_settled(job, self._settle(job, result, auto), result)
                 except RowError as error:
                     result.rejected.append((index, job.part, error))
+
+    def _group(self, index: int, group: Group, result: Rendering, auto: bool) -> None:
+        """Render every side of a group by itself; all of them are accepted, or none."""
+        if self.spec.expand == "turns":
+            raise UsageError(TURNS_OF_GROUPS)
+        settled: list[Settled] = []
+        for number, side in enumerate(group.sides):
+            try:
+                if isinstance(side, Plain):
+                    settled.append(self._plain(side))
+                    continue
+                [job] = self._jobs(index, side, result)
+                job.part = number
+                settled.append(self._trained_settled(job, self._settle(job, result, auto)))
+            except RowError as error:
+                raise RowError(
+                    f"{group.name(number)}: {error.message}", reason=error.reason
+                ) from error
+        texts = [side.text for side in settled]
+        if len(texts) > 1 and len(set(texts)) == 1:
+            raise incomparable("the answers do not differ")
+        prompts = {text[: _trained_from(settled)] for text in texts}
+        if len(prompts) > 1:
+            result.note("prompts_differ")
+        first = len(result.texts)
+        for number, one in enumerate(settled):
+            self._note_unclosed(one, result)
+            self._accept(result, index, number, one)
+        result.groups[first] = GroupFacts(
+            group.labels, group.scores, group.margin, one_prompt=len(prompts) == 1
+        )
 
     def _settle(self, job: Job, result: Rendering, auto: bool) -> Settled:
         """Render one conversation and settle its turns."""
@@ -497,7 +553,8 @@ class Renderer:
             return Settled(text, None, ("text",), [len(text)])
         raise unproven(f"which part of the text is whose cannot be told: {error}")
 
-    def _plain(self, index: int, found: Plain, result: Rendering) -> None:
+    def _plain(self, found: Plain) -> Settled:
+        """A text that no template touches."""
         everything = self.spec.trained(found.shape)
         eos = ""
         if self.spec.append_eos:
@@ -522,7 +579,7 @@ class Renderer:
             spans = [(len(found.prompt), len(text))]
         if len(text) == (len(found.prompt) if spans else 0):
             raise RowError("there is no text to train on", reason="no_trained_tokens")
-        self._accept(result, index, 0, Settled(text, spans, roles, ends))
+        return Settled(text, spans, roles, ends)
 
     def _accept(
         self,
@@ -583,13 +640,25 @@ class Renderer:
         ]
 
     def _accept_settled(self, job: Job, settled: Settled, result: Rendering) -> None:
+        self._trained_settled(job, settled)
+        self._note_unclosed(settled, result)
+        self._accept(result, job.source, job.part, settled)
+
+    def _trained_settled(self, job: Job, settled: Settled) -> Settled:
         if job.trained is not None and not settled.spans:
             raise RowError("the template prints nothing of what is to be trained",
                            reason="no_trained_tokens")  # fmt: skip
+        return settled
+
+    def _note_unclosed(self, settled: Settled, result: Rendering) -> None:
         if not settled.closed:
             result.note("rows_without_closer")
             result.unclosed.append(len(result.texts))
-        self._accept(result, job.source, job.part, settled)
+
+
+def _trained_from(sides: Sequence[Settled]) -> int:
+    """The first character that any of these texts trains."""
+    return min(start for side in sides for start, _ in side.spans or [(0, 0)])
 
 
 def _untrained(message: dict[str, Any]) -> bool:

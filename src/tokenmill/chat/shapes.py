@@ -1,9 +1,10 @@
 """From a row of any known shape to one conversation.
 
 A *shape* is how a data set writes a conversation: OpenAI messages, ShareGPT (``from``/``value``),
-Alpaca (instruction, input, output), prompt+completion, plain text. `read` recognises the shape by
-the row's keys (or takes the one the spec names) and returns a `Conversation`, or a `Plain` for
-text and for prompt+completion strings, which no template touches.
+Alpaca (instruction, input, output), prompt+completion, plain text. `shape_of` recognises the shape
+by the row's keys (or takes the one the spec names); `read` returns a `Conversation`, or a `Plain`
+for text and for prompt+completion strings, which no template touches. Rows that hold several
+answers to one prompt are recognised here and read by `groups`.
 
 Nothing is invented: unknown keys pass through to the template, and the rewritings are the ones
 that `calls` and `docs/masks.md` list. A row that is no conversation raises `RowError` (bad_shape).
@@ -16,10 +17,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tokenmill.chat.calls import call_list, function_call, join_parts, text_arguments, tool_list
-from tokenmill.chat.spec import ChatSpec
+from tokenmill.chat.spec import TRAINABLE, ChatSpec
 from tokenmill.errors import RowError
 
 Message = dict[str, Any]
+
+RANKED_KEYS = ("responses", "completions")
+"""Columns that hold a list of answers."""
 
 SHAREGPT_ROLES = {
     "human": "user",
@@ -86,19 +90,26 @@ class Plain:
     text: str
 
 
-def read(row: Any, spec: ChatSpec) -> Conversation | Plain:
-    """Recognise one row.
+def shape_of(row: Any, spec: ChatSpec) -> str:
+    """The shape of a row: the one that the spec names, else the one that its keys tell.
 
     Raises:
-        RowError: The row has none of the known shapes, or not the one the spec names.
+        RowError: It is no object, or has none of the known shapes.
     """
     if not isinstance(row, dict):
         if isinstance(row, RowError):  # what the parser says of it
             raise row
         raise RowError(f"a row must be an object, not {type(row).__name__}")
-    shape: str = spec.format
-    if shape == "auto":
-        shape = detect(row, spec)
+    return detect(row, spec) if spec.format == "auto" else spec.format
+
+
+def read(row: Any, spec: ChatSpec, shape: str | None = None) -> Conversation | Plain:
+    """Read one row that holds one conversation, of a shape that is known or is told by its keys.
+
+    Raises:
+        RowError: The row does not have that shape.
+    """
+    shape = shape or shape_of(row, spec)
     if shape == "text":
         return Plain("text", "", _string(row, spec.text_key))
     if shape == "prompt_completion":
@@ -114,15 +125,20 @@ def read(row: Any, spec: ChatSpec) -> Conversation | Plain:
             found = conversation("messages", turns)
         else:
             found = _sharegpt_conversation(turns)
+    add_tools_and_system(found, row, spec)
+    if not found.messages:
+        raise RowError("the conversation is empty")
+    return found
+
+
+def add_tools_and_system(found: Conversation, row: dict[str, Any], spec: ChatSpec) -> None:
+    """What a row says of a conversation in columns of their own."""
     tools = row.get(spec.tools_key)
     if tools is not None:
         found.tools = tool_list(tools)
     system = row.get(spec.system_key)
     if system is not None:
         _lead_with_system(found, system)
-    if not found.messages:
-        raise RowError("the conversation is empty")
-    return found
 
 
 def detect(row: dict[str, Any], spec: ChatSpec) -> str:
@@ -134,8 +150,14 @@ def detect(row: dict[str, Any], spec: ChatSpec) -> str:
             if isinstance(first, dict) and "role" not in first and "from" in first:
                 return "sharegpt"
             return "messages"
+    if "chosen" in row and "rejected" in row:
+        return "preference"
     if row.get(spec.prompt_key) is not None and row.get(spec.completion_key) is not None:
-        return "prompt_completion"
+        return "kto" if type(row.get("label")) is bool else "prompt_completion"
+    if row.get(spec.prompt_key) is not None or row.get("instruction") is not None:
+        for key in RANKED_KEYS:
+            if isinstance(row.get(key), list):
+                return "ranked"
     if row.get("instruction") is not None and row.get("output") is not None:
         return "alpaca"
     if row.get(spec.text_key) is not None:
@@ -250,14 +272,18 @@ def _sharegpt(turn: Any) -> Message:
     return _message({"role": role, "content": value, **rest})
 
 
-def _alpaca(row: dict[str, Any]) -> Conversation:
+def instruction_of(row: dict[str, Any]) -> str:
+    """Alpaca's instruction, with its input."""
     instruction = _string(row, "instruction")
     context = row.get("input")
     if context is not None and not isinstance(context, str):
         raise RowError(f"'input' must be text, not {type(context).__name__}")
-    user = f"{instruction}\n\n{context}" if context else instruction
+    return f"{instruction}\n\n{context}" if context else instruction
+
+
+def _alpaca(row: dict[str, Any]) -> Conversation:
     messages = [
-        {"role": "user", "content": user},
+        {"role": "user", "content": instruction_of(row)},
         {"role": "assistant", "content": _string(row, "output")},
     ]
     return Conversation("alpaca", messages, completion=1, simple=True)
@@ -267,18 +293,16 @@ def _pair(row: dict[str, Any], spec: ChatSpec) -> Conversation | Plain:
     prompt, completion = row.get(spec.prompt_key), row.get(spec.completion_key)
     if isinstance(prompt, str) and isinstance(completion, str):
         return Plain("prompt_completion", prompt, completion)
-    head = _half(prompt, "user", spec.prompt_key)
-    tail = _half(completion, "assistant", spec.completion_key)
+    head = half(prompt, "user", spec.prompt_key)
+    tail = half(completion, "assistant", spec.completion_key)
     found = conversation("prompt_completion", [*head, *tail])
     found.completion = len(head)
-    if row.get(spec.tools_key) is not None:
-        found.tools = tool_list(row[spec.tools_key])
-    if row.get(spec.system_key) is not None:
-        _lead_with_system(found, row[spec.system_key])
+    add_tools_and_system(found, row, spec)
     return found
 
 
-def _half(value: Any, role: str, key: str) -> list[Any]:
+def half(value: Any, role: str, key: str) -> list[Any]:
+    """A prompt or an answer as messages; text becomes one of the given role."""
     if isinstance(value, str):
         return [{"role": role, "content": value}]
     if isinstance(value, dict):
@@ -294,8 +318,25 @@ def _lead_with_system(found: Conversation, system: Any) -> None:
     if not system or any(m["role"] in ("system", "developer") for m in found.messages):
         return
     found.messages = [{"role": "system", "content": system}, *found.messages]
-    if found.completion or found.shape in ("prompt_completion", "alpaca"):
+    if found.completion or "completion" in TRAINABLE[found.shape]:
         found.completion += 1
+
+
+def messages_column(row: dict[str, Any], spec: ChatSpec) -> list[Any] | None:
+    """The messages of a row's conversation, ShareGPT's turns rewritten; None where it has none."""
+    try:
+        key = _messages_key(row, spec)
+    except RowError:
+        return None
+    turns = row[key]
+    return as_messages(turns if type(turns) is list else _list(turns, key))
+
+
+def as_messages(turns: list[Any]) -> list[Any]:
+    """Turns in the language of messages: ShareGPT's are rewritten, others stay as they are."""
+    if any(isinstance(turn, dict) and "role" not in turn and "from" in turn for turn in turns):
+        return [_sharegpt(turn) for turn in turns]
+    return turns
 
 
 def _messages_key(row: dict[str, Any], spec: ChatSpec) -> str:

@@ -19,9 +19,13 @@ from msgspec.structs import force_setattr
 from tokenmill.errors import UsageError
 from tokenmill.options import Column, Options, Variables
 
-RENDERER_VERSION = 4
+RENDERER_VERSION = 5
+
+GROUPED = ("preference", "kto", "ranked")
+"""Formats whose rows hold a group of answers to one prompt; see `tokenmill.chat.groups`."""
 
 # What each format can be trained on; the first is what `train_on=None` means.
+ANSWER = ("completion", "last_assistant_message")
 CONVERSATION = ("all_assistant_messages", "last_assistant_message", "everything")
 TRAINABLE: dict[str, tuple[str, ...]] = {
     "messages": CONVERSATION,
@@ -33,9 +37,15 @@ TRAINABLE: dict[str, tuple[str, ...]] = {
         "last_assistant_message",
         "everything",
     ),
+    **dict.fromkeys(GROUPED, ANSWER),
     "text": ("everything",),
     "tokens": ("everything",),  # None: what the row's own masks say
 }
+
+TURNS_OF_GROUPS = (
+    "expand='turns' makes one row of every turn, and a group of answers one row of every answer:"
+    " choose one"
+)
 
 # The names under which the renderer itself speaks to a template.
 RESERVED_KWARGS = ("messages", "tools", "add_generation_prompt")
@@ -46,7 +56,8 @@ class ChatSpec(Options, frozen=True, kw_only=True):
 
     Args:
         format: Format of the rows; ``auto`` looks at each row's columns. ``tokens``, for rows
-            that are tokenized already, must be asked for.
+            that are tokenized already, must be asked for. ``preference``, ``kto`` and ``ranked``
+            rows hold answers that belong together: each becomes a group of rows.
         messages_key: Column of the conversation; when not given, ``messages``, else
             ``conversations``.
         tools_key: Column of the tools.
@@ -70,7 +81,16 @@ class ChatSpec(Options, frozen=True, kw_only=True):
     """
 
     format: Literal[
-        "auto", "messages", "sharegpt", "alpaca", "prompt_completion", "text", "tokens"
+        "auto",
+        "messages",
+        "sharegpt",
+        "alpaca",
+        "prompt_completion",
+        "preference",
+        "kto",
+        "ranked",
+        "text",
+        "tokens",
     ] = "auto"
     messages_key: str | None = None
     tools_key: Column = "tools"
@@ -103,6 +123,8 @@ class ChatSpec(Options, frozen=True, kw_only=True):
                 )
         if self.expand == "turns" and self.format in ("text", "tokens"):
             raise UsageError(f"expand='turns' needs conversations, format={self.format!r} has none")
+        if self.expand == "turns" and self.format in GROUPED:
+            raise UsageError(TURNS_OF_GROUPS)
         for name in RESERVED_KWARGS:
             if name in (self.template_kwargs or ()):
                 raise UsageError(f"template_kwargs[{name!r}] is set by the renderer itself")

@@ -8,7 +8,14 @@ and views have the same as methods: see `tokenmill.store.ViewMethods`.
 
 from __future__ import annotations
 
-from tokenmill.dataset.choices import filtered, select, shuffle, split, split_points
+from tokenmill.dataset.choices import (
+    filtered,
+    rows_of_groups,
+    select,
+    shuffle,
+    split,
+    split_points,
+)
 from tokenmill.dataset.mapped import MappedView, mapped
 from tokenmill.dataset.mixture import Mixture, mix
 from tokenmill.dataset.selection import KeptView
@@ -42,6 +49,7 @@ __all__ = [
     "filtered",
     "mapped",
     "mix",
+    "rows_of_groups",
     "select",
     "shuffle",
     "split",

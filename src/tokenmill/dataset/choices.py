@@ -25,7 +25,7 @@ from tokenmill.dataset.selection import KeptView
 from tokenmill.dataset.view import ShuffledView, View, as_view
 from tokenmill.dataset.where import NAMES, NamedColumns, Where, names_in
 from tokenmill.errors import CacheError, UsageError
-from tokenmill.sampling import Int64Array
+from tokenmill.sampling import PURPOSE_VIEW, Int64Array, Permutation, check_seed, derive_key
 from tokenmill.store import Store
 from tokenmill.store.sidecars import column_of
 
@@ -53,9 +53,23 @@ class _ByColumns(abc.ABC):
         """Which rows are chosen."""
 
     def numbers(self, parent: View) -> Iterator[Int64Array]:
-        """The rows for which it holds, in the view's order."""
-        found = (numbers[self.holds(columns)] for numbers, columns in parent.columns(self.columns))
+        """The rows for which it holds, in the view's order; of groups, where it holds for all."""
+        if parent.has_groups:
+            found = self._whole_groups(parent)
+        else:
+            chunks = parent.columns(self.columns)
+            found = (numbers[self.holds(columns)] for numbers, columns in chunks)
         return found if parent.in_order else iter([np.sort(_joined(found))])
+
+    def _whole_groups(self, parent: View) -> Iterator[Int64Array]:
+        for numbers, columns in parent.columns([*self.columns, "part"]):
+            # A stretch of a store's rows has whole groups; in the view's order each is in one
+            # piece, from its part 0 on, also where it is there twice.
+            order = np.argsort(numbers, kind="stable")
+            part = columns.pop("part")[order]
+            firsts = np.flatnonzero(part == 0)
+            held = np.logical_and.reduceat(self.holds(columns)[order], firsts)
+            yield numbers[order][np.repeat(held, np.diff(np.append(firsts, part.size)))]
 
 
 class _Filter(_ByColumns):
@@ -159,6 +173,14 @@ class _Rows:
         return iter([self.given])
 
 
+def rows_of_groups(view: View, groups: Int64Array) -> tuple[Int64Array, Int64Array]:
+    """The rows of groups by number, one group after the other, and where each one's begin."""
+    starts, stops = view.group_starts(groups), view.group_starts(groups + 1)
+    bounds = np.concatenate(([0], np.cumsum(stops - starts))).astype(np.int64)
+    rows = np.arange(bounds[-1], dtype=np.int64) + np.repeat(starts - bounds[:-1], stops - starts)
+    return rows, bounds
+
+
 def _joined(parts: Iterable[Int64Array]) -> Int64Array:
     return np.concatenate([np.zeros(0, dtype=np.int64), *parts])
 
@@ -227,12 +249,37 @@ def _sidecar_columns(view: View, names: Iterable[str]) -> dict[str, str]:
 def select(data: Store | View, rows: Iterable[SupportsIndex]) -> View:
     """Rows by number, in the given order, as often as they are named."""
     view = as_view(data)
-    return _by_number(view, view.normalised(rows))
+    numbers = view.normalised(rows)
+    if view.has_groups:
+        _require_whole_groups(view, numbers)
+    return _by_number(view, numbers)
+
+
+def _require_whole_groups(view: View, numbers: Int64Array) -> None:
+    """Refuse numbers that part a group, or turn one around."""
+    groups = view.groups_of(numbers)
+    within = numbers - view.group_starts(groups)
+    sizes = view.group_starts(groups + 1) - view.group_starts(groups)
+    firsts = np.flatnonzero(within == 0)
+    whole = np.repeat(firsts, sizes[firsts])
+    if whole.size == numbers.size:
+        expected = numbers[whole] + np.arange(numbers.size) - whole
+        if np.array_equal(expected, numbers):
+            return
+    raise UsageError(
+        "rows of a group stay together, in their order: choose groups, data.groups.select([...])"
+    )
 
 
 def shuffle(data: Store | View, seed: int = 0) -> View:
-    """All rows, in an order that depends on the seed and their number alone."""
-    return ShuffledView(as_view(data), seed)
+    """All rows, in an order that depends on the seed and their number alone; groups stay whole."""
+    view = as_view(data)
+    if view.group_size is not None:
+        return ShuffledView(view, seed)
+    # Where groups have several sizes, where a row stands depends on all before it: an index.
+    order = Permutation(view.group_count, derive_key(PURPOSE_VIEW, check_seed(seed), 0, 0))
+    groups = order.indices(np.arange(view.group_count, dtype=np.int64))
+    return _by_number(view, rows_of_groups(view, groups)[0])
 
 
 def split(data: Store | View, parts: Mapping[str, float], *, seed: int = 0) -> tuple[View, ...]:

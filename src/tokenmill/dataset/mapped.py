@@ -70,6 +70,15 @@ class MappedView(PartView):
         ]
 
     @property
+    def group_count(self) -> int:
+        """The parent's."""
+        return self._parent.group_count
+
+    def group_starts(self, groups: Int64Array) -> Int64Array:
+        """The parent's."""
+        return self._parent.group_starts(groups)
+
+    @property
     def is_mapped(self) -> bool:
         """It is what this view is for."""
         return True

@@ -14,7 +14,6 @@ mean in rows: the rates of all sources wherever one of them has a point.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from itertools import pairwise
@@ -110,34 +109,41 @@ class Mixture:
         """Whether the weight of any source is a schedule."""
         return any(isinstance(weight, tuple) for weight in self.weights)
 
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        """Rows per source."""
-        return tuple(len(view) for view in self.views)
+    def sizes(self, grouped: bool = False) -> tuple[int, ...]:
+        """Rows per source, or groups."""
+        return tuple(view.group_count if grouped else len(view) for view in self.views)
 
-    @property
-    def rates(self) -> tuple[Fraction, ...]:
-        """Rows drawn per source, relative to each other; of schedules, at the start."""
-        return self._rates([_at(weight, 0) for weight in self.weights])
+    def rates(self, grouped: bool = False) -> tuple[Fraction, ...]:
+        """Rows drawn per source, relative to each other, or groups; of schedules, at the start."""
+        return self._rates([_at(weight, 0) for weight in self.weights], grouped)
 
-    def _rates(self, weights: Sequence[Fraction]) -> tuple[Fraction, ...]:
+    def _rates(self, weights: Sequence[Fraction], grouped: bool) -> tuple[Fraction, ...]:
+        sizes = self.sizes(grouped)
+        totals = sizes if self.by == "rows" else self._totals  # ``by="rows"`` counts groups, too
         return tuple(
             weight * Fraction(size, total)
-            for weight, size, total in zip(weights, self.sizes, self._totals, strict=True)
+            for weight, size, total in zip(weights, sizes, totals, strict=True)
         )
 
-    @property
-    def points(self) -> list[tuple[int, tuple[Fraction, ...]]]:
+    def points(self, grouped: bool = False) -> list[tuple[int, tuple[Fraction, ...]]]:
         """Rates of all sources wherever a schedule has a point; positions in samples."""
         places = sorted({place for w in self.weights if isinstance(w, tuple) for place, _ in w})
-        rates = [self._rates([_at(weight, place) for weight in self.weights]) for place in places]
+        rates = [
+            self._rates([_at(weight, place) for weight in self.weights], grouped)
+            for place in places
+        ]
         if self.schedule_by == "tokens":
-            places = self._in_samples(places, rates)
+            places = self._in_samples(places, rates, grouped)
         return list(zip(places, rates, strict=True))
 
-    def _in_samples(self, places: list[int], rates: list[tuple[Fraction, ...]]) -> list[int]:
+    def _in_samples(
+        self, places: list[int], rates: list[tuple[Fraction, ...]], grouped: bool
+    ) -> list[int]:
         """How many samples are expected to have as many tokens."""
-        means = [Fraction(view.total("lengths"), len(view)) for view in self.views]
+        means = [
+            Fraction(view.total("lengths"), size)
+            for view, size in zip(self.views, self.sizes(grouped), strict=True)
+        ]
         lengths = [
             sum(rate * mean for rate, mean in zip(here, means, strict=True)) / sum(here)
             for here in rates
@@ -147,11 +153,12 @@ class Mixture:
             found.append(found[-1] + max(1, round((second - first) / ((one + other) / 2))))
         return found
 
-    @functools.cached_property
-    def schedule(self) -> Schedule:
+    def schedule(self, grouped: bool = False) -> Schedule:
         """Which source is served where."""
-        draws = VaryingInterleave(self.points) if self.is_scheduled else self.rates
-        return Schedule(self.sizes, draws, self.exhausted)
+        draws = (
+            VaryingInterleave(self.points(grouped)) if self.is_scheduled else self.rates(grouped)
+        )
+        return Schedule(self.sizes(grouped), draws, self.exhausted)
 
     @property
     def document(self) -> Any:

@@ -4,7 +4,8 @@ A filter, one side of a split or a list of row numbers is a *choice*, made in
 `tokenmill.dataset.choices`. Choosing is done once; the *selection index*, the row numbers with
 lengths and trained counts beside them, is a sealed directory ``<cache>/rows/<key>/`` and mapped, so
 that a `KeptView` costs no memory and pickles as a path and a description. The key is the content:
-the parent's key and the choice's document.
+the parent's key and the choice's document. Where rows belong to groups of several sizes, the index
+also says where groups begin.
 
 Published beside the store where its cache can be written, else in the user's own cache, else in a
 temporary directory that lives as long as this process. Who unpickles a view whose directory is
@@ -14,6 +15,7 @@ gone chooses again, if the choice can be made again.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -30,7 +32,9 @@ from tokenmill.sampling import Int64Array
 from tokenmill.store import CacheLayout, StoreLayout
 
 FILES = {"index.bin": "<i8", "lengths.bin": "<i4", "trained.bin": "<i4"}
+GROUP_STARTS = "group_starts.bin"
 _KIND = SealedKind("selection index", "kept.json", JsonForm(end=b"\n"), tuple(FILES))
+_KIND_WITH_GROUPS = replace(_KIND, files=(*FILES, GROUP_STARTS))
 KEPT_VERSION = 1
 
 
@@ -69,7 +73,8 @@ class KeptView(PartView):
         self.home: PrivateDirectory | None = None
         """Holds the index where no cache could, as long as this view."""
         self._directory = _find_or_make(self, directory)
-        self._index, self._lengths, self._trained = _open(self._directory, self._document)
+        opened = _open(self)
+        self._index, self._lengths, self._trained, self._group_starts = opened
 
     def __reduce__(self) -> Any:
         return KeptView, (self._parent, self._choice, str(self._directory))
@@ -90,6 +95,40 @@ class KeptView(PartView):
     def numbers(self, indices: Int64Array) -> Int64Array:
         """By the index."""
         return self._index[indices]
+
+    @property
+    def group_count(self) -> int:
+        """By the size of groups, else by the index."""
+        if self._group_starts is not None:
+            return int(self._group_starts.size)
+        return len(self) // (self.group_size or 1)
+
+    def group_starts(self, groups: Int64Array) -> Int64Array:
+        """The same way."""
+        starts = self._group_starts
+        if starts is None:
+            return groups * (self.group_size or 1)
+        if not starts.size:
+            return np.zeros_like(groups)
+        behind = groups == starts.size
+        return np.where(behind, len(self), starts[np.where(behind, 0, groups)])
+
+    @property
+    def directory(self) -> Path:
+        """Where the index is."""
+        return self._directory
+
+    @property
+    def kind(self) -> SealedKind:
+        """What its index looks like."""
+        return _KIND if self.group_size is not None else _KIND_WITH_GROUPS
+
+    def beginnings(self, index: Int64Array) -> Iterator[Int64Array]:
+        """The places in an index at which groups begin, a stretch at a time."""
+        for first in range(0, index.size, CHUNK):
+            numbers = np.asarray(index[first : first + CHUNK], dtype=np.int64)
+            begun = self._parent.group_starts(self._parent.groups_of(numbers))
+            yield (first + np.flatnonzero(begun == numbers)).astype("<i8")
 
     @property
     def in_order(self) -> bool:
@@ -148,13 +187,15 @@ def _find_or_make(view: KeptView, directory: str | None) -> Path:
 
 
 def _publish(view: KeptView, root: Path, place: Path) -> None:
-    with _KIND.stage(root) as draft:
+    with view.kind.stage(root) as draft:
         index = map_array(draft.write("index.bin", (c.data for c in view.choose())), "<i8")
         for name in ("lengths", "trained"):
             draft.write(f"{name}.bin", (c.data for c in view.gathered(index, name)))
-        rows = int(index.size)
-        record = {"document": view.document, "rows": rows, "checksums": draft.checksums}
-        draft.publish(place, record)
+        record: dict[str, Any] = {"document": view.document, "rows": int(index.size)}
+        if GROUP_STARTS in view.kind.files:
+            starts = draft.write(GROUP_STARTS, (c.data for c in view.beginnings(index)))
+            record["groups"] = int(map_array(starts, "<i8").size)
+        draft.publish(place, {**record, "checksums": draft.checksums})
 
 
 class _Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -163,17 +204,27 @@ class _Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     document: dict[str, Any]
     rows: int
     checksums: dict[str, str]
+    groups: int | None = None
 
 
 def _open(
-    directory: Path, document: Any
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32], npt.NDArray[np.int32]]:
+    view: KeptView,
+) -> tuple[
+    npt.NDArray[np.int64],
+    npt.NDArray[np.int32],
+    npt.NDArray[np.int32],
+    npt.NDArray[np.int64] | None,
+]:
     """Map a published index, refusing one that is not what was written."""
-    sealed = _KIND.admit(directory)
+    sealed = view.kind.admit(view.directory)
     record = sealed.convert(_Record)
-    sealed.require_document(document)
+    sealed.require_document(view.document)
     index, lengths, trained = (
         sealed.array(name, dtype, record.rows, record.checksums.get(name, ""))
         for name, dtype in FILES.items()
     )
-    return index, lengths, trained
+    starts = None
+    if GROUP_STARTS in view.kind.files:
+        checksum = record.checksums.get(GROUP_STARTS, "")
+        starts = sealed.array(GROUP_STARTS, "<i8", record.groups or 0, checksum)
+    return index, lengths, trained, starts

@@ -33,7 +33,7 @@ from tokenmill.sampling import (
     check_seed,
     derive_key,
 )
-from tokenmill.store import Row, Sidecar, Store, ViewMethods
+from tokenmill.store import Groups, Row, Sidecar, Store, ViewMethods
 
 
 class Served(Protocol):
@@ -88,6 +88,42 @@ class View(ViewMethods, Sequence[Row], abc.ABC):
     @abc.abstractmethod
     def stores(self) -> list[Store]:
         """The stores beneath, each once."""
+
+    # Groups: rows that belong together follow each other in every view, and are there or not.
+
+    @property
+    def has_groups(self) -> bool:
+        """Whether rows belong together, in any of the stores beneath."""
+        return any(store.has_groups for store in self.stores)
+
+    @property
+    def group_count(self) -> int:
+        """How many groups there are; as many as rows where these stand for themselves."""
+        return len(self)
+
+    def group_starts(self, groups: Int64Array) -> Int64Array:
+        """The first row of groups by number; behind the last group, one past the last row."""
+        return groups
+
+    @property
+    def group_size(self) -> int | None:
+        """Rows of every group, where all are known to have as many; else None."""
+        sizes = {store.group_size for store in self.stores}
+        return sizes.pop() if len(sizes) == 1 else None
+
+    @property
+    def groups(self) -> Groups:
+        """The groups, by number; none where rows stand for themselves."""
+        return Groups(self)
+
+    def groups_of(self, rows: Int64Array) -> Int64Array:
+        """The groups of rows by number: found by bisection, all rows at once."""
+        low, high = np.zeros_like(rows), np.full_like(rows, self.group_count)
+        while (high - low > 1).any():
+            middle = (low + high) // 2
+            behind = self.group_starts(middle) > rows
+            low, high = np.where(behind, low, middle), np.where(behind, middle, high)
+        return low
 
     # What follows from `locate`.
 
@@ -227,6 +263,15 @@ class StoreView(View):
         """Row numbers are the store's own."""
         return [(self._store, np.arange(indices.size), indices)]
 
+    @property
+    def group_count(self) -> int:
+        """The store's."""
+        return self._store.group_count
+
+    def group_starts(self, groups: Int64Array) -> Int64Array:
+        """The store's."""
+        return self._store.group_starts(groups)
+
     def columns(self, names: Sequence[str]) -> Iterator[tuple[Int64Array, dict[str, Any]]]:
         """The store's columns; ``source`` as the path that origins name."""
         paths = np.asarray([path or "" for path in self._store.sources] or [""], dtype=object)
@@ -319,11 +364,41 @@ class SliceView(PartView):
     Args:
         parent: The other view.
         numbers: Its row numbers.
+
+    Raises:
+        UsageError: The rows belong together, and the range would part them.
     """
 
     def __init__(self, parent: View, numbers: range) -> None:
         super().__init__(parent)
         self._numbers = numbers
+        self._first_group, self._groups = numbers.start, len(numbers)
+        if parent.has_groups and len(numbers):
+            self._first_group, self._groups = self._whole_groups(numbers)
+
+    def _whole_groups(self, numbers: range) -> tuple[int, int]:
+        """The first group of the range, and how many there are."""
+        if numbers.step == 1:
+            ends = np.asarray([numbers.start, numbers.stop - 1], dtype=np.int64)
+            first, last = self._parent.groups_of(ends).tolist()
+            bounds = self._parent.group_starts(np.asarray([first, last + 1], dtype=np.int64))
+            if bounds.tolist() == [numbers.start, numbers.stop]:
+                return first, last + 1 - first
+        raise UsageError(
+            f"rows {numbers.start}:{numbers.stop}:{numbers.step} would part a group: take whole "
+            "groups, data.groups[a:b].rows"
+        )
+
+    @property
+    def group_count(self) -> int:
+        """Of the range."""
+        return self._groups
+
+    def group_starts(self, groups: Int64Array) -> Int64Array:
+        """The parent's, from the range's first on."""
+        if not self.has_groups or not self._groups:
+            return groups
+        return self._parent.group_starts(groups + self._first_group) - self._numbers.start
 
     @property
     def document(self) -> Any:
@@ -370,7 +445,7 @@ class SliceView(PartView):
 
 
 class ShuffledView(PartView):
-    """All rows of another view, in an order of their own.
+    """All rows of another view, in an order of their own; groups of one size are shuffled whole.
 
     Args:
         parent: The other view.
@@ -380,7 +455,11 @@ class ShuffledView(PartView):
     def __init__(self, parent: View, seed: int) -> None:
         super().__init__(parent)
         self._seed = check_seed(seed)
-        self._permutation = Permutation(len(parent), derive_key(PURPOSE_VIEW, self._seed, 0, 0))
+        assert parent.group_size is not None, "groups of several sizes are shuffled by an index"
+        self._size = parent.group_size
+        self._permutation = Permutation(
+            parent.group_count, derive_key(PURPOSE_VIEW, self._seed, 0, 0)
+        )
 
     def __reduce__(self) -> Any:
         return ShuffledView, (self._parent, self._seed)
@@ -395,7 +474,19 @@ class ShuffledView(PartView):
 
     def numbers(self, indices: Int64Array) -> Int64Array:
         """By the permutation, without memory."""
-        return self._permutation.indices(indices)
+        if self._size == 1:
+            return self._permutation.indices(indices)
+        groups, within = np.divmod(indices, self._size)
+        return self._permutation.indices(groups) * self._size + within
+
+    @property
+    def group_count(self) -> int:
+        """The parent's."""
+        return self._parent.group_count
+
+    def group_starts(self, groups: Int64Array) -> Int64Array:
+        """By arithmetic."""
+        return groups * self._size
 
 
 class ConcatView(View):
@@ -408,6 +499,7 @@ class ConcatView(View):
     def __init__(self, parts: Sequence[View]) -> None:
         self._parts = list(parts)
         self._ends = np.cumsum([len(part) for part in self._parts], dtype=np.int64)
+        self._group_ends = np.cumsum([part.group_count for part in self._parts], dtype=np.int64)
 
     @property
     def document(self) -> Any:
@@ -428,6 +520,23 @@ class ConcatView(View):
             for store, within, numbers in part.locate(indices[places] - begin):
                 found.append((store, places[within], numbers))
         return found
+
+    @property
+    def group_count(self) -> int:
+        """Of all parts."""
+        return int(self._group_ends[-1])
+
+    def group_starts(self, groups: Int64Array) -> Int64Array:
+        """Each part's own, behind the rows of the parts before it."""
+        owners = np.searchsorted(self._group_ends, groups, side="right")
+        owners = np.minimum(owners, len(self._parts) - 1)  # behind the last group
+        starts = np.empty_like(groups)
+        for owner in np.unique(owners).tolist():
+            here = owners == owner
+            part = self._parts[owner]
+            own = groups[here] - (self._group_ends[owner] - part.group_count)
+            starts[here] = part.group_starts(own) + (self._ends[owner] - len(part))
+        return starts
 
     @property
     def is_mapped(self) -> bool:

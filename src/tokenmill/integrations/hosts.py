@@ -7,6 +7,7 @@ Hosts differ in names and shapes, and agree in what they leave to a dataset:
     Items                a dataset is asked for items by number, one or a batch
     labels, predicted    the first token of a row is never trained: nothing before it predicts it
     response_mask        a row is described by its mask from the first trained token on
+    rows_alone           rows that belong to groups are refused where a host takes rows one by one
     check_…              what a config says and nobody could follow is refused by name
 
 Orders by name, and positions that count on through epochs, are those of `tokenmill.sampling`.
@@ -32,6 +33,7 @@ from tokenmill.store import Store, StoreLayout
 
 if TYPE_CHECKING:
     from tokenmill.build.recipe import Recipe, RunOptions
+    from tokenmill.dataset import View
 
 DATE = "TOKENMILL_DATE"
 MaskArray = npt.NDArray[np.uint8]
@@ -130,6 +132,20 @@ def check_positive(name: str, value: Any) -> None:
     """Refuse what is no positive whole number."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise UsageError(f"{name} is {value!r}; it is a positive whole number")
+
+
+def rows_alone(view: View) -> View:
+    """A view whose rows stand for themselves; a host that takes them one by one parts groups.
+
+    Raises:
+        UsageError: They belong to groups.
+    """
+    if view.has_groups:
+        raise UsageError(
+            "the rows of this data belong to groups (docs/preference.md), and this host takes rows "
+            "one by one: serve it with a Loader, or with hf.for_trl"
+        )
+    return view
 
 
 def check_one_of(name: str, value: Any, known: Collection[str]) -> None:

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from tokenmill.dataset import Mixture, View
+from tokenmill.dataset import Mixture
 from tokenmill.loader.cursor import Cursor
 from tokenmill.loader.samples import PackSamples, Samples
+from tokenmill.loader.units import Units
 from tokenmill.sampling import GroupedOrder, Int64Array, MixedOrder, Order
 
 _CHUNK = 1 << 18  # rows whose lengths are added up at a time
@@ -22,9 +23,9 @@ Account = dict[str, dict[str, int]]
 
 
 def served(
-    cursor: Cursor, order: Order, samples: Samples, view: View, mixture: Mixture | None
+    cursor: Cursor, order: Order, samples: Samples, units: Units, mixture: Mixture | None
 ) -> Account:
-    """Rows, whole passes, tokens and trained tokens of every source behind a cursor."""
+    """Rows (or groups), whole passes, tokens and trained tokens of every source behind a cursor."""
     begun: list[Int64Array] = []  # rows handed out of windows that are not finished
     position = cursor.position
     if isinstance(samples, PackSamples):
@@ -43,18 +44,20 @@ def served(
 
     if mixture is None or not isinstance(order, MixedOrder):
         before = cursor.epoch * order.rows + position
-        return {"data": _source(before, order, view, extra)}
+        return {"data": _source(before, order, units, extra)}
     account: Account = {}
     counts = order.schedule.served(cursor.epoch, position)
     begin = 0
     for number, (name, part) in enumerate(zip(mixture.names, mixture.views, strict=True)):
-        own = extra[(extra >= begin) & (extra < begin + len(part))] - begin
-        account[name] = _source(counts[number], order.orders[number], part, own)
-        begin += len(part)
+        here = units.part(part)
+        own = extra[(extra >= begin) & (extra < begin + here.count)] - begin
+        account[name] = _source(counts[number], order.orders[number], here, own)
+        begin += here.count
     return account
 
 
-def _source(before: int, order: Order, view: View, extra: Int64Array) -> dict[str, int]:
+def _source(before: int, order: Order, units: Units, extra: Int64Array) -> dict[str, int]:
+    view = units.view
     passes, rest = divmod(before, order.rows)
     tokens = trained = 0
     if passes:
@@ -62,10 +65,10 @@ def _source(before: int, order: Order, view: View, extra: Int64Array) -> dict[st
     for first in range(0, rest, _CHUNK):
         positions = np.arange(first, min(first + _CHUNK, rest), dtype=np.int64)
         rows = order.indices(passes, positions)
-        tokens += int(view.lengths_at(rows).sum())
-        trained += int(view.trained_at(rows).sum())
-    tokens += int(view.lengths_at(extra).sum())
-    trained += int(view.trained_at(extra).sum())
+        tokens += int(units.tokens_at(rows).sum())
+        trained += int(units.trained_at(rows).sum())
+    tokens += int(units.tokens_at(extra).sum())
+    trained += int(units.trained_at(extra).sum())
     rows_served = before + extra.size
     return {
         "rows": rows_served,

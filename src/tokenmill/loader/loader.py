@@ -56,6 +56,10 @@ class Loader:
             equally many on every rank; see ``docs/batches.md``.
         sidecars: Which sidecars to hand out under their names: names, or a mapping from names to
             what made each. None: all that are attached to the data now; ``()``: none.
+        unit: What a sample is: rows or groups; auto: groups where the data has any. They are never
+            parted.
+        layout: How pairs are served: sides (``chosen_*`` and ``rejected_*``) or interleaved (one
+            matrix, row by row). Other groups are always interleaved, and packs lie as they do.
     """
 
     def __init__(
@@ -79,6 +83,8 @@ class Loader:
         indices: bool = False,
         micro_batches: MicroBatches | None = None,
         sidecars: Wanted = None,
+        unit: str = "auto",
+        layout: str = "sides",
     ) -> None:
         if epochs is not None and (
             isinstance(epochs, bool) or not isinstance(epochs, int) or epochs < 1
@@ -103,6 +109,8 @@ class Loader:
             indices=indices,
             micro_batches=micro_batches,
             sidecars=sidecars,
+            unit=unit,
+            layout=layout,
         )
         self.epochs = epochs
         self.prefetch = prefetch

@@ -15,6 +15,7 @@ from itertools import pairwise
 import numpy as np
 
 from tokenmill.loader.filler import Filler
+from tokenmill.loader.group_batches import GroupFiller
 from tokenmill.loader.steps import Step
 from tokenmill.packing import Batch, MicroBatches, Packs, Piece, fill_rows, fill_slabs, shard
 
@@ -28,12 +29,14 @@ class MicroFiller:
         wish: Budget, balance, alignment and layout.
         rank: This rank among all.
         world_size: All ranks, those that share a slab included.
+        groups: Adds what belongs to groups, where samples are groups.
     """
 
     filler: Filler
     wish: MicroBatches
     rank: int
     world_size: int
+    groups: GroupFiller | None = None
 
     def fill(self, step: Step) -> list[Batch]:
         """The micro-batches of this rank: as many as every rank has."""
@@ -49,12 +52,15 @@ class MicroFiller:
         pieces = self.filler.read(mine, 0, mine.rows.size)
         batches = []
         for first, stop in pairwise(bounds):
-            batch = self._batch(mine, pieces, first, stop)
+            filled = batch = self._batch(mine, pieces, first, stop)
+            numbers = mine.rows[mine.bounds[first] : mine.bounds[stop]]
+            if self.groups is not None:
+                batch = self.groups.arrange(filled, numbers, self.wish.sequence)
             if shared > 1:
-                batch = shard(batch, self.rank % shared, shared, self.wish.shards)
+                batch = batch | shard(filled, self.rank % shared, shared, self.wish.shards)
             batch["num_trained_tokens"] = int(trained.sum())
             if self.filler.indices:
-                batch["indices"] = mine.rows[mine.bounds[first] : mine.bounds[stop]].copy()
+                batch["indices"] = numbers.copy()
             batches.append(batch)
         return batches
 

@@ -15,6 +15,7 @@ from typing import Any, SupportsIndex, overload
 import numpy as np
 
 from tokenmill.dataset import Mixture, View
+from tokenmill.errors import UsageError
 from tokenmill.loader.stream import LengthGrouped, Stream
 from tokenmill.sampling import Int64Array
 from tokenmill.store import Row, Store
@@ -40,7 +41,11 @@ class OrderedView(Sequence[Row]):
     ) -> None:
         self._arguments = (data, seed, order)
         # Rows are handed out as they are: padding plays no part.
-        self._stream = Stream(data, seed=seed, order=order, pad_id=0)
+        self._stream = Stream(data, seed=seed, order=order, pad_id=0, unit="rows")
+        if self._stream.view.has_groups:
+            raise UsageError(
+                "rows one by one would part the groups of this data: serve it with a Loader"
+            )
         self.set_epoch(epoch)
 
     def __reduce__(self) -> Any:

@@ -3,18 +3,19 @@
 A `Samples` answers two questions about an epoch: which samples follow a cursor, and how many there
 are. `RowSamples` takes rows straight from an order. `PackSamples` packs the order window by window
 and shuffles each window's packs; it remembers the last two windows, which are pure functions of
-(epoch, number). Both answer with `Packs` (a row is a pack of one piece), as integers only.
+(epoch, number). Both answer with `Packs` (a row is a pack of one piece, a group one of as many as
+it has rows), as integers only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
 
 from tokenmill.errors import StateError
 from tokenmill.loader.cursor import Cursor
+from tokenmill.loader.units import Units
 from tokenmill.packing import Pack, Packs, pack_window
 from tokenmill.sampling import (
     PURPOSE_PACKS,
@@ -24,8 +25,6 @@ from tokenmill.sampling import (
     Recent,
     derive_key,
 )
-
-LengthsAt = Callable[[Int64Array], Int64Array]
 
 
 class Samples(Protocol):
@@ -48,31 +47,26 @@ class Samples(Protocol):
         """Refuse a cursor that lies outside of its epoch."""
 
 
-def rows_as_packs(rows: Int64Array, lengths: Int64Array) -> Packs:
-    """Every row a pack of its own."""
-    return Packs(rows, np.zeros_like(rows), lengths, np.arange(rows.size + 1, dtype=np.int64))
-
-
 class RowSamples:
-    """Rows, one per position of the order.
+    """Rows, or groups of them, one per position of the order.
 
     Args:
-        order: Position → row.
-        lengths_at: Token counts of rows.
+        order: Position → row, or group.
+        units: Rows or groups.
     """
 
-    def __init__(self, order: Order, lengths_at: LengthsAt) -> None:
+    def __init__(self, order: Order, units: Units) -> None:
         self._order = order
-        self._lengths_at = lengths_at
+        self._units = units
 
     def take(self, cursor: Cursor, count: int) -> tuple[Packs, Cursor]:
         """Rows at the next positions."""
         stop = min(cursor.position + count, self._order.rows)
-        rows = self._order.indices(cursor.epoch, np.arange(cursor.position, stop, dtype=np.int64))
+        units = self._order.indices(cursor.epoch, np.arange(cursor.position, stop, dtype=np.int64))
         behind = Cursor(cursor.epoch, stop)
         if stop == self._order.rows:
             behind = cursor.next_epoch()
-        return rows_as_packs(rows, self._lengths_at(rows)), behind
+        return self._units.as_packs(units), behind
 
     def has(self, cursor: Cursor, count: int) -> bool:
         """By subtraction."""
@@ -94,18 +88,18 @@ class PackSamples:
     """Packs, formed inside windows of the order and shuffled inside their window.
 
     Args:
-        order: Position → row.
-        lengths_at: Token counts of rows.
+        order: Position → row, or group.
+        units: Rows or groups.
         pack: How to pack.
         ranks: Data-parallel ranks, which only `balanced` asks for.
         seed: For the shuffle of packs; None leaves them in the order of their first rows.
     """
 
     def __init__(
-        self, order: Order, lengths_at: LengthsAt, pack: Pack, ranks: int, seed: int | None
+        self, order: Order, units: Units, pack: Pack, ranks: int, seed: int | None
     ) -> None:
         self._order = order
-        self._lengths_at = lengths_at
+        self._units = units
         self._pack = pack
         self._ranks = ranks
         self._seed = seed
@@ -118,9 +112,10 @@ class PackSamples:
         start = window * self._pack.window
         stop = min(start + self._pack.window, self._order.rows)
         rows = self._order.indices(epoch, np.arange(start, stop, dtype=np.int64))
-        return rows, self._lengths_at(rows)
+        return rows, self._units.lengths_at(rows)
 
     def _packed(self, epoch: int, window: int) -> Packs:
+        """The packs of a window, as pieces of units."""
         packs = pack_window(*self._rows(epoch, window), self._pack, self._ranks)
         if self._seed is None or not len(packs):
             return packs
@@ -148,7 +143,7 @@ class PackSamples:
         if not parts:
             nothing = np.zeros(0, dtype=np.int64)
             parts = [Packs(nothing, nothing, nothing, np.zeros(1, dtype=np.int64))]
-        return Packs.join(parts), cursor
+        return self._units.expand(Packs.join(parts)), cursor
 
     def has(self, cursor: Cursor, count: int) -> bool:
         """Looks through as many windows as it takes."""

@@ -21,7 +21,8 @@ import numpy as np
 
 from tokenmill.errors import UsageError
 from tokenmill.loader.cursor import Cursor
-from tokenmill.loader.samples import LengthsAt, Samples, rows_as_packs
+from tokenmill.loader.samples import Samples
+from tokenmill.loader.units import Units
 from tokenmill.packing import Packs, padded_width
 from tokenmill.sampling import Order, Recent
 
@@ -163,8 +164,8 @@ class BudgetStepper:
     at any step goes on with the same micro-batches under any number of ranks.
 
     Args:
-        order: Position → row.
-        lengths_at: Token counts of rows.
+        order: Position → row, or group.
+        units: Rows or groups.
         geometry: How micro-batches are shared; its batch size plays no part.
         max_tokens: Rows × longest, padded, per rank.
         multiple: What the longest is rounded up to.
@@ -178,13 +179,13 @@ class BudgetStepper:
     def __init__(
         self,
         order: Order,
-        lengths_at: LengthsAt,
+        units: Units,
         geometry: Geometry,
         max_tokens: int,
         multiple: int | None,
     ) -> None:
         self._order = order
-        self._lengths_at = lengths_at
+        self._units = units
         self._geometry = geometry
         self._max_tokens = max_tokens
         self._multiple = multiple
@@ -193,11 +194,12 @@ class BudgetStepper:
         self._counts = Recent(self._count)
         self._start = (0, Cursor())
 
-    def _look_up(self, epoch: int, number: int) -> tuple[list[int], list[int]]:
+    def _look_up(self, epoch: int, number: int) -> tuple[list[int], list[int], list[int]]:
         start = number * self._BLOCK
         stop = min(start + self._BLOCK, self._order.rows)
-        rows = self._order.indices(epoch, np.arange(start, stop, dtype=np.int64))
-        return rows.tolist(), self._lengths_at(rows).tolist()
+        units = self._order.indices(epoch, np.arange(start, stop, dtype=np.int64))
+        rows, longest = self._units.shapes_at(units)
+        return units.tolist(), rows.tolist(), longest.tolist()
 
     def step(self, cursor: Cursor, end: int | None) -> tuple[Step, Cursor] | None:
         """Cut one micro-batch per rank."""
@@ -226,31 +228,29 @@ class BudgetStepper:
     def _cut_step(self, epoch: int, position: int) -> tuple[Packs, list[int], Cursor]:
         """The rows of the next step, where each micro-batch of it ends, and the cursor behind."""
         cursor = Cursor(epoch, position)
-        rows: list[int] = []
-        lengths: list[int] = []
+        units: list[int] = []
         bounds = [0]
         while len(bounds) <= self._geometry.world_size and (
             cursor.epoch == epoch or self._geometry.last == "wrap"
         ):
-            cursor = self._cut(cursor, rows, lengths)
-            bounds.append(len(rows))
-        packs = rows_as_packs(np.asarray(rows, dtype=np.int64), np.asarray(lengths, dtype=np.int64))
+            cursor = self._cut(cursor, units)
+            bounds.append(len(units))
+        packs = self._units.as_packs(np.asarray(units, dtype=np.int64))
         return packs, bounds, cursor
 
-    def _cut(self, cursor: Cursor, rows: list[int], lengths: list[int]) -> Cursor:
-        """Append the rows of one micro-batch; the cursor behind it."""
+    def _cut(self, cursor: Cursor, units: list[int]) -> Cursor:
+        """Append the rows, or groups, of one micro-batch; the cursor behind it."""
         epoch, position = cursor.epoch, cursor.position
         held = longest = 0
         while True:
             number, place = divmod(position, self._BLOCK)
-            block_rows, block_lengths = self._block(epoch, number)
-            length = block_lengths[place]
+            block_units, block_rows, block_lengths = self._block(epoch, number)
+            rows, length = block_rows[place], block_lengths[place]
             width = padded_width(max(longest, length), self._multiple)
-            if held and (held + 1) * width > self._max_tokens:
+            if held and (held + rows) * width > self._max_tokens:
                 return Cursor(epoch, position)
-            rows.append(block_rows[place])
-            lengths.append(length)
-            held += 1
+            units.append(block_units[place])
+            held += rows
             longest = max(longest, length)
             position += 1
             if position == self._order.rows:

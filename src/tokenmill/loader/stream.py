@@ -8,8 +8,8 @@ A `Stream` is composed once from data, order, packing and geometry, and never mo
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -21,10 +21,12 @@ from tokenmill.loader.account import Account, served
 from tokenmill.loader.attached import Attached, Wanted
 from tokenmill.loader.cursor import Cursor, Passport, Scheduled
 from tokenmill.loader.filler import Filler
+from tokenmill.loader.group_batches import GroupFiller
 from tokenmill.loader.micro import MicroFiller
 from tokenmill.loader.samples import PackSamples, RowSamples, Samples
 from tokenmill.loader.steps import BatchStepper, BudgetStepper, Geometry, Step, Stepper
-from tokenmill.packing import MicroBatches, Pack, Slots, oversize_error, padded_width
+from tokenmill.loader.units import Units
+from tokenmill.packing import MicroBatches, Pack, Slots, oversize_error, padded_widths
 from tokenmill.sampling import (
     LARGEST,
     GroupedOrder,
@@ -35,6 +37,9 @@ from tokenmill.sampling import (
     make_order,
 )
 from tokenmill.store import Store
+
+BatchFiller = Filler | GroupFiller | MicroFiller
+"""What turns a step into a batch, or a list of them."""
 
 ORDERS = ("feistel", "miles", "sequential", "length_grouped")
 _CHUNK = 1 << 18  # rows looked at a time where all lengths must be seen
@@ -80,6 +85,8 @@ class Stream:
         indices: bool = False,
         micro_batches: MicroBatches | None = None,
         sidecars: Wanted = (),
+        unit: str = "auto",
+        layout: str = "sides",
     ) -> None:
         self.mixture = data if isinstance(data, Mixture) else None
         self.view = data.view if isinstance(data, Mixture) else as_view(data)
@@ -99,6 +106,12 @@ class Stream:
         if not len(self.view):
             raise UsageError("there is nothing to serve: the data has no rows")
         self._check_shape(pad_side, pad_to_multiple_of)
+        self.units = Units.of(self.view, unit, None if slots is None else slots.of)
+        if self.units.grouped and pack is not None and pack.oversize in ("truncate", "split"):
+            raise UsageError(
+                f"a group is not cut: Pack(oversize={pack.oversize!r}) has no meaning here; choose "
+                "error or drop"
+            )
         name, grouping = _order_name(order, shuffle)
         self.order = self._make_order(name, grouping)
         self.samples = self._make_samples(shuffled=name != "sequential")
@@ -112,10 +125,14 @@ class Stream:
             indices=indices,
             attached=Attached.of(self.view, sidecars),
         )
-        self.filler: Filler | MicroFiller = self.reader
+        self.filler: BatchFiller = self.reader
+        groups = self._group_filler(layout) if self.units.grouped else None
         if micro_batches is not None:
-            self.filler = MicroFiller(self.reader, micro_batches, rank, world_size)
+            self.filler = MicroFiller(self.reader, micro_batches, rank, world_size, groups)
+        elif groups is not None:
+            self.filler = groups
         numbers = "" if grouping is None else f"/{grouping.window}/{grouping.group}"
+        numbers += "/groups" * self.units.grouped
         self.passport = Passport(
             dataset=data.key if isinstance(data, Mixture) else self.view.key,
             seed=self.seed,
@@ -126,14 +143,26 @@ class Stream:
 
     # Composition
 
+    def _group_filler(self, layout: str) -> GroupFiller:
+        """Fills groups; by their sides only where every row has a line of its own, whole."""
+        groups, wish = GroupFiller.of(self.reader, layout, self.seed), self.micro_batches
+        if wish is None:
+            return groups
+        if groups.kind == "kto" and wish.context_parallel > 1:
+            raise UsageError(
+                "the mismatched answers of KTO rows are not shared among ranks: "
+                "context_parallel must be 1"
+            )
+        whole = wish.layout == "padded" and wish.context_parallel == 1
+        return replace(groups, sides=groups.sides and whole)
+
     def _scheduled(self) -> Scheduled | None:
         if self.mixture is None or not self.mixture.is_scheduled:
             return None
         return Scheduled(self.mixture.sources_key, self._schedule_up_to)
 
     def _schedule_up_to(self, cursor: Cursor) -> str:
-        assert self.mixture is not None
-        document = self.mixture.schedule.up_to(cursor.epoch, self._looked_at(cursor))
+        document = self.schedule.up_to(cursor.epoch, self._looked_at(cursor))
         return fingerprint.key(document)
 
     def _looked_at(self, cursor: Cursor) -> int:
@@ -149,11 +178,6 @@ class Stream:
     def _packing(self, pack: Pack) -> dict[str, Any]:
         slots = {} if self.slots is None else {"slots": asdict(self.slots)}
         return pack.document(self.geometry.world_size) | slots
-
-    def _lengths_at(self, rows: Int64Array) -> Int64Array:
-        """How much of a pack rows take."""
-        lengths = self.view.lengths_at(rows)
-        return lengths if self.slots is None else self.slots.of(lengths)
 
     def _check_shape(self, pad_side: str, multiple: int | None) -> None:
         if pad_side not in ("right", "left"):
@@ -224,25 +248,26 @@ class Stream:
         base = name if grouping is None else "feistel"
         order: Order
         if self.mixture is None:
-            order = make_order(base, len(self.view), self.seed)
+            order = make_order(base, self.units.count, self.seed)
         else:
-            order = MixedOrder.of(self.mixture.schedule, base, self.seed)
+            self.schedule = self.mixture.schedule(self.units.grouped)
+            order = MixedOrder.of(self.schedule, base, self.seed)
         if grouping is not None:
             order = GroupedOrder(
-                order, self.seed, self.view.lengths_at, grouping.window, grouping.group
+                order, self.seed, self.units.tokens_at, grouping.window, grouping.group
             )
         return order
 
     def _make_samples(self, *, shuffled: bool) -> Samples:
         if self.pack is None:
-            return RowSamples(self.order, self.view.lengths_at)
+            return RowSamples(self.order, self.units)
         if self.pack.oversize == "error":
-            row, length = self._longest()
+            unit, length = self._longest(self.units.lengths_at)
             if length > self.pack.length:
-                raise oversize_error(row, length, self.pack)
+                raise oversize_error(unit, length, self.pack, self._unit)
         return PackSamples(
             self.order,
-            self._lengths_at,
+            self.units,
             self.pack,
             self.geometry.world_size,
             self.seed if shuffled else None,
@@ -253,33 +278,48 @@ class Stream:
             self._refuse_longer(self.micro_batches)
         if self.max_tokens is None:
             return BatchStepper(self.samples, self.geometry)
-        row, length = self._longest()
-        width = padded_width(length, multiple)
+
+        def padded(units: Int64Array) -> Int64Array:
+            rows, longest = self.units.shapes_at(units)
+            return rows * padded_widths(longest, multiple)
+
+        unit, width = self._longest(padded)
         if width > self.max_tokens:
             raise UsageError(
-                f"row {row} takes {width} tokens and max_tokens is {self.max_tokens}: "
+                f"{self._unit} {unit} takes {width} tokens and max_tokens is {self.max_tokens}: "
                 f"leave it out (data.filter('length <= {self.max_tokens}')) or raise it"
             )
-        return BudgetStepper(
-            self.order, self.view.lengths_at, self.geometry, self.max_tokens, multiple
-        )
+        return BudgetStepper(self.order, self.units, self.geometry, self.max_tokens, multiple)
 
     def _refuse_longer(self, wish: MicroBatches) -> None:
-        """A row that takes more than a whole slab."""
-        row, length = self._longest()
-        taken = int(wish.places(np.asarray([length]))[0])
-        if taken > wish.budget:
+        """A row, or a group, that takes more than a whole micro-batch."""
+
+        def taken(units: Int64Array) -> Int64Array:
+            packs = self.units.as_packs(units)
+            if wish.layout == "padded":
+                rows, longest = self.units.shapes_at(units)
+                return rows * wish.places(longest)
+            return packs.per_pack(wish.places(packs.lengths))
+
+        unit, most = self._longest(taken)
+        if most > wish.budget:
             raise UsageError(
-                f"row {row} takes {taken} tokens and a micro-batch has at most {wish.budget}: "
-                f"leave it out (data.filter('length <= {wish.budget}')) or raise max_tokens"
+                f"{self._unit} {unit} takes {most} tokens and a micro-batch has at most "
+                f"{wish.budget}: leave it out (data.filter('length <= {wish.budget}')) or raise "
+                "max_tokens"
             )
 
-    def _longest(self) -> tuple[int, int]:
-        """The first longest row and its length."""
+    @property
+    def _unit(self) -> str:
+        """What a unit is called."""
+        return "group" if self.units.grouped else "row"
+
+    def _longest(self, lengths_at: Callable[[Int64Array], Int64Array]) -> tuple[int, int]:
+        """The first longest unit and its length."""
         best = (0, 0)
-        for first in range(0, len(self.view), _CHUNK):
-            numbers = np.arange(first, min(first + _CHUNK, len(self.view)), dtype=np.int64)
-            lengths = self._lengths_at(numbers)
+        for first in range(0, self.units.count, _CHUNK):
+            numbers = np.arange(first, min(first + _CHUNK, self.units.count), dtype=np.int64)
+            lengths = lengths_at(numbers)
             place = int(lengths.argmax())
             if lengths[place] > best[1]:
                 best = (first + place, int(lengths[place]))
@@ -328,7 +368,7 @@ class Stream:
 
     def served(self, cursor: Cursor) -> Account:
         """What each source gave before a cursor."""
-        return served(cursor, self.order, self.samples, self.view, self.mixture)
+        return served(cursor, self.order, self.samples, self.units, self.mixture)
 
 
 def packing_plan(

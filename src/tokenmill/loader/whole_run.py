@@ -21,7 +21,7 @@ import numpy as np
 from tokenmill.dataset import Mixture, View, as_view
 from tokenmill.errors import UsageError
 from tokenmill.loader.cursor import Passport
-from tokenmill.loader.samples import PackSamples, rows_as_packs
+from tokenmill.loader.samples import PackSamples
 from tokenmill.loader.stream import LengthGrouped, Stream
 from tokenmill.packing import Pack, Packs, Piece, Slots
 from tokenmill.sampling import Int64Array, unroll
@@ -39,6 +39,7 @@ class WholeRun:
         pack: Samples are packs instead of rows.
         slots: How much of a pack a row takes; then whoever reads a pack pads its rows.
         world_size: Ranks; only packing with ``balanced`` asks for them.
+        unit: Samples are rows, or groups; rows of groups are served as they stand and not else.
         ends: Where each window's packs end, when already counted.
     """
 
@@ -52,6 +53,7 @@ class WholeRun:
         pack: Pack | None = None,
         slots: Slots | None = None,
         world_size: int = 1,
+        unit: str = "rows",
         ends: Int64Array | None = None,
     ) -> None:
         if isinstance(epochs, bool) or not isinstance(epochs, int | np.integer) or epochs < 1:
@@ -65,8 +67,13 @@ class WholeRun:
                 "function of a map is part of no name: serve mapped rows with a Loader, or prepare "
                 "them as they shall be"
             )
+        if view.has_groups and unit == "rows" and (order != "sequential" or pack is not None):
+            raise UsageError(
+                "the rows of this data belong to groups, which would be parted: take them in the "
+                "order sequential and without packs, or serve groups with a Loader"
+            )
         self.pad_id = view.pad_id
-        self._arguments = (seed, order, pack, slots, world_size)
+        self._arguments = (seed, order, pack, slots, world_size, unit)
         # Samples are handed out as they are: padding plays no part.
         self._stream = Stream(
             self._data,
@@ -76,6 +83,7 @@ class WholeRun:
             slots=slots,
             world_size=world_size,
             pad_id=0,
+            unit=unit,
         )
         self._stream.checked_epoch(self.epochs - 1)
         self._per_epoch = self._stream.order.rows
@@ -116,12 +124,14 @@ class WholeRun:
         return round(total / len(self.view) * self._per_epoch * self.epochs)
 
     def packs(self, indices: Iterable[SupportsIndex]) -> Packs:
-        """Samples by number, as integers: a row is a pack of one piece."""
+        """Samples by number, as integers: a row is a pack of one piece, a group one of several."""
         numbers = np.asarray([int(index) for index in indices], dtype=np.int64)
         wrong = (numbers < 0) | (numbers >= len(self))
         if wrong.any():
             raise IndexError(f"sample {int(numbers[wrong][0])} of {len(self)}")
-        return self._rows(numbers) if self._ends is None else self._packs(numbers, self._ends)
+        if self._ends is None:
+            return self._rows(numbers)
+        return self._stream.units.expand(self._packs(numbers, self._ends))
 
     def pieces(self, indices: Iterable[SupportsIndex]) -> list[list[Piece]]:
         """Samples by number: ids and mask of their pieces, as views onto the stored tokens."""
@@ -145,8 +155,7 @@ class WholeRun:
         ]
 
     def _rows(self, numbers: Int64Array) -> Packs:
-        rows = unroll(self._stream.order, numbers)
-        return rows_as_packs(rows, self.view.lengths_at(rows))
+        return self._stream.units.as_packs(unroll(self._stream.order, numbers))
 
     def _packs(self, numbers: Int64Array, ends: Int64Array) -> Packs:
         samples = self._stream.samples
@@ -174,6 +183,7 @@ def _remake(
     pack: Pack | None,
     slots: Slots | None,
     world_size: int,
+    unit: str,
     ends: Int64Array | None,
 ) -> WholeRun:
     return WholeRun(
@@ -184,5 +194,6 @@ def _remake(
         pack=pack,
         slots=slots,
         world_size=world_size,
+        unit=unit,
         ends=ends,
     )

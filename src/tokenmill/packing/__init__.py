@@ -8,7 +8,15 @@ batch is filled.
 
 from __future__ import annotations
 
-from tokenmill.packing.fill import IGNORE, Batch, Piece, fill_packs, fill_rows, padded_width
+from tokenmill.packing.fill import (
+    IGNORE,
+    Batch,
+    Piece,
+    fill_packs,
+    fill_rows,
+    padded_width,
+    padded_widths,
+)
 from tokenmill.packing.micro import Align, MicroBatches
 from tokenmill.packing.packs import (
     METHODS,
@@ -40,5 +48,6 @@ __all__ = [
     "oversize_error",
     "pack_window",
     "padded_width",
+    "padded_widths",
     "shard",
 ]

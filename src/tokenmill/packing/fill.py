@@ -33,6 +33,12 @@ def padded_width(longest: int, multiple: int | None) -> int:
     return longest if multiple is None else -(-longest // multiple) * multiple
 
 
+def padded_widths(longest: npt.NDArray[np.int64], multiple: int | None) -> npt.NDArray[np.int64]:
+    """The same for many."""
+    longest = np.maximum(longest, 1)
+    return longest if multiple is None else -(-longest // multiple) * multiple
+
+
 def fill_rows(
     pieces: Sequence[Piece], pad_id: int, *, side: str = "right", multiple: int | None = None
 ) -> Batch:

@@ -204,11 +204,12 @@ def _pieces(
     return rows[owner], starts, np.minimum(lengths[owner] - starts, pack.length)
 
 
-def oversize_error(row: int, length: int, pack: Pack) -> UsageError:
-    """What to say of a row that does not fit."""
+def oversize_error(row: int, length: int, pack: Pack, unit: str = "row") -> UsageError:
+    """What to say of a row, or a group, that does not fit."""
+    ways = "'drop' | 'truncate' | 'split'" if unit == "row" else "'drop'"
     return UsageError(
-        f"row {row} has {length} tokens and a pack only {pack.length}; "
-        "choose Pack(oversize='drop' | 'truncate' | 'split') or a larger length"
+        f"{unit} {row} has {length} tokens and a pack only {pack.length}; "
+        f"choose Pack(oversize={ways}) or a larger length"
     )
 
 

@@ -24,8 +24,10 @@ def mixture_plan(mixture: Mixture, steps: int, batch_size: int) -> dict[str, Any
         steps: How many steps are planned.
         batch_size: Samples of a step, over all ranks.
     """
+    grouped = mixture.view.has_groups  # a sample is then a group, as for `tokenmill.Loader`
+    schedule = mixture.schedule(grouped)
     ends = sorted({steps * part // STRETCHES for part in range(STRETCHES + 1)})
-    counts = [_served(mixture, end * batch_size) for end in ends]
+    counts = [schedule.served(*divmod(end * batch_size, schedule.rows)) for end in ends]
     stretches = [
         {
             "first_step": first,
@@ -40,18 +42,13 @@ def mixture_plan(mixture: Mixture, steps: int, batch_size: int) -> dict[str, Any
         "rows": rows,
         "passes": {
             name: round(rows[name] / size, 6)
-            for name, size in zip(mixture.names, mixture.sizes, strict=True)
+            for name, size in zip(mixture.names, mixture.sizes(grouped), strict=True)
         },
         "steps": steps,
         "batch_size": batch_size,
         "samples": steps * batch_size,
         "stretches": stretches,
     }
-
-
-def _served(mixture: Mixture, samples: int) -> list[int]:
-    epoch, position = divmod(samples, mixture.schedule.rows)
-    return mixture.schedule.served(epoch, position)
 
 
 def _shares(mixture: Mixture, counts: list[int]) -> dict[str, float]:

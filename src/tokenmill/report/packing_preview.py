@@ -17,7 +17,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tokenmill.dataset import as_view
 from tokenmill.loader.samples import PackSamples
+from tokenmill.loader.units import Units
 from tokenmill.packing import Pack, Packs
 from tokenmill.sampling import FeistelOrder
 from tokenmill.store import Store
@@ -74,13 +76,13 @@ class PackingPreview:
 def packing_preview(store: Store, length: int, windows: int = MOST_WINDOWS) -> PackingPreview:
     """Pack the first windows of a store's default order."""
     pack = Pack(length, oversize="drop")
-    lengths = np.asarray(store.lengths)
-    rows = min(len(store), windows * pack.window)
+    units = Units.of(as_view(store), "auto")
+    rows = min(units.count, windows * pack.window)
     if not rows:
         nothing = np.zeros(0, np.int64)
         return PackingPreview(length, 0, 0, Packs(nothing, nothing, nothing, np.zeros(1, np.int64)))
-    order = FeistelOrder(len(store), SEED)
-    samples = PackSamples(order, lambda numbers: lengths[numbers].astype(np.int64), pack, 1, None)
+    order = FeistelOrder(units.count, SEED)
+    samples = PackSamples(order, units, pack, 1, None)
     packs = Packs.join([samples.packed(0, n) for n in range(min(samples.windows, windows))])
-    longer = lengths[order.indices(0, np.arange(rows))] > length
-    return PackingPreview(length, rows, int(longer.sum()), packs)
+    longer = units.lengths_at(order.indices(0, np.arange(rows))) > length
+    return PackingPreview(length, rows, int(longer.sum()), units.expand(packs))

@@ -37,6 +37,7 @@ def store_stats(store: Store) -> dict[str, Any]:
         "tokens": totals["tokens"],
         "trained_tokens": totals["trained_tokens"],
         "rejected": totals["rejected"],
+        "groups": totals.get("groups", {}),
         "percentiles": percentiles(store.lengths),
         "trained_percentiles": percentiles(store.trained),
         "sources": _per_source(store),

@@ -12,6 +12,7 @@ from tokenmill.sampling.interleave import Interleave, as_fraction
 from tokenmill.sampling.mixture import EXHAUSTED, MixedOrder, Schedule
 from tokenmill.sampling.order import (
     ORDERS,
+    PURPOSE_MISMATCH,
     PURPOSE_PACKS,
     PURPOSE_VIEW,
     FeistelOrder,
@@ -39,6 +40,7 @@ __all__ = [
     "LARGEST",
     "ORDERS",
     "ORDER_VERSION",
+    "PURPOSE_MISMATCH",
     "PURPOSE_PACKS",
     "PURPOSE_VIEW",
     "FeistelOrder",

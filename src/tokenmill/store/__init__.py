@@ -12,6 +12,7 @@ builders.
 
 from __future__ import annotations
 
+from tokenmill.store.groups import Group, Groups
 from tokenmill.store.layout import FORMAT, CacheLayout, StoreLayout
 from tokenmill.store.record import CARRIED
 from tokenmill.store.sidecars import Sidecar
@@ -22,6 +23,8 @@ __all__ = [
     "CARRIED",
     "FORMAT",
     "CacheLayout",
+    "Group",
+    "Groups",
     "Row",
     "Sidecar",
     "Store",

@@ -17,11 +17,49 @@ import xxhash
 from numpy.typing import NDArray
 
 from tokenmill.fingerprint import canonical
-from tokenmill.store.record import RejectedRow
+from tokenmill.store.record import GROUP_COLUMNS, RejectedRow
 from tokenmill.store.runs import runs_of
 
 Int32 = NDArray[np.int32]
 Int64 = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class GroupColumns:
+    """What a slice with groups knows of each row beside the rest; a group's rows follow each other.
+
+    Attributes:
+        label: 1 where the answer is wanted, 0 where it is not, -1 where that is not known.
+        score: Of the answer, or NaN.
+        margin: Of the group, the same on all its rows, or NaN.
+        prompt_tokens: Tokens that all rows of the group begin with and none trains, or -1 where
+            the template writes the prompt differently for them.
+    """
+
+    label: NDArray[np.int8]
+    score: NDArray[np.float64]
+    margin: NDArray[np.float64]
+    prompt_tokens: Int32
+
+    def take(self, rows: NDArray[Any]) -> GroupColumns:
+        """The columns of some rows."""
+        return GroupColumns(**{name: getattr(self, name)[rows] for name in GROUP_COLUMNS})
+
+    def counts(self, part: Int32) -> dict[str, int]:
+        """How many groups there are, as `GROUP_COUNTS` says; each begins with part 0."""
+        first = part == 0
+        alone = np.ones(len(part), bool)  # a group of one is followed by the next, or by nothing
+        alone[:-1] = first[1:]
+        alone = alone[first]
+        labelled = (self.label >= 0)[first]
+        return {
+            "preference": int((labelled & ~alone).sum()),
+            "kto": int((labelled & alone).sum()),
+            "ranked": int((~labelled & ~alone).sum()),
+            "single": int((~labelled & alone).sum()),
+            "scores": int((~np.isnan(self.score))[first].sum()),
+            "margins": int((~np.isnan(self.margin))[first].sum()),
+        }
 
 
 @dataclass(frozen=True)
@@ -33,7 +71,7 @@ class SliceColumns:
         mask: 1 where a token is trained, as long as ``ids``.
         starts: Where each row starts in ``ids``; one more entry than rows.
         row: Number of each served row within the slice's source rows.
-        part: Turn number under ``expand="turns"``, else 0.
+        part: Turn number under ``expand="turns"``, number within its group, else 0.
         line: Physical line within the slice, from 0; -1 when the format has none.
         offset: Byte offset within the slice; -1 when the format has none.
         raw_length: Bytes of the source row.
@@ -44,8 +82,9 @@ class SliceColumns:
         roles: Names of the roles met, in order of first appearance.
         carried: Column name → JSON text of each row.
         source_rows: Rows of the source in this slice.
-        rows_in: Rows after expansion: served plus rejected.
+        rows_in: Rows after expansion, or groups where there are any: served plus rejected.
         rejected: The rows that are not served.
+        groups: What is known of answers; None where the slice has no groups.
     """
 
     ids: Int32
@@ -65,13 +104,15 @@ class SliceColumns:
     rows_in: int
     rejected: Sequence[RejectedRow] = ()
     carried: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    groups: GroupColumns | None = None
 
     def __post_init__(self) -> None:
         rows = len(self.row)
         if len(self.starts) != rows + 1 or len(self.turn_starts) != rows + 1:
             raise AssertionError("one start per row and one at the end")
-        if self.rows_in != rows + len(self.rejected):
-            raise AssertionError(f"{self.rows_in} rows in, {rows} + {len(self.rejected)} out")
+        units = rows if self.groups is None else int((self.part == 0).sum())
+        if self.rows_in != units + len(self.rejected):
+            raise AssertionError(f"{self.rows_in} rows in, {units} + {len(self.rejected)} out")
 
     @cached_property
     def lengths(self) -> Int32:
@@ -98,10 +139,13 @@ class SliceColumns:
         What follows from others (lengths, trained counts, runs of the mask) is not part of it.
         """
         hasher = xxhash.xxh3_128()
-        for array in (
+        arrays: list[NDArray[Any]] = [
             self.ids, self.mask, self.starts, self.row, self.part, self.line, self.offset,
             self.raw_length, self.digest, self.turn_ends, self.turn_roles, self.turn_starts,
-        ):  # fmt: skip
+        ]  # fmt: skip
+        if self.groups is not None:
+            arrays += [getattr(self.groups, name) for name in GROUP_COLUMNS]
+        for array in arrays:
             little = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
             hasher.update(f"{array.dtype.str[1:]}:{len(array)};".encode())
             hasher.update(little.data)

@@ -72,6 +72,9 @@ class _Tally:
     slices: int = 0
     runs: int = 0
     rejected: Counter[str] = field(default_factory=Counter)
+    groups: Counter[str] = field(default_factory=Counter)
+    ungrouped: int = 0
+    """Rows of slices without groups: single ones, where others have some."""
 
     def add(self, record: CommitRecord) -> None:
         self.rows += record.rows
@@ -81,6 +84,10 @@ class _Tally:
         self.rows_in += record.rows_in
         self.slices += 1
         self.rejected.update(row.reason for row in record.rejected)
+        if record.groups is None:
+            self.ungrouped += record.rows
+        else:
+            self.groups.update(record.groups)  # zeros, too: then there are groups
 
     def totals(self) -> Document:
         return {
@@ -91,7 +98,11 @@ class _Tally:
             "trained_tokens": self.trained,
             "slices": self.slices,
             "rejected": dict(sorted(self.rejected.items())),
+            **({"groups": self._group_counts()} if self.groups else {}),
         }
+
+    def _group_counts(self) -> Document:
+        return {**self.groups, "single": self.groups["single"] + self.ungrouped}
 
 
 def commit_store(
@@ -174,22 +185,29 @@ def _write_columns(
     tally = _Tally()
     body = staged / "table.part"
     with NewFile(body) as table, ExitStack() as opened:
-        columns = {name: opened.enter_context(NewFile(staged / name)) for name in names.ROW_ARRAYS}
+        columns = {
+            name: opened.enter_context(NewFile(staged / name))
+            for name in (*names.ROW_ARRAYS, *names.GROUP_FILES)
+        }
         stream = iter(placements)
-        groups = iter(lambda: list(islice(stream, _TOGETHER)), [])
-        for group, counts in ahead(lambda some: _counted(cache, some), groups, batch=1):
+        together = iter(lambda: list(islice(stream, _TOGETHER)), [])
+        for some, counts in ahead(lambda some: _counted(cache, some), together, batch=1):
             columns[names.LENGTHS].write(counts.lengths)
             columns[names.TRAINED].write(counts.trained)
             columns[names.FIRST_TRAINED].write(firsts_of(counts.runs, counts.run_starts).data)
             columns[names.MASK_RUNS].write(counts.runs.astype("<i4").data)
             ends = counts.run_starts[1:] + tally.runs
             columns[names.MASK_RUN_ENDS].write(ends.astype("<i8").data)
+            columns[names.GROUP_ENDS].write((counts.group_ends + tally.rows).astype("<i8").data)
             tally.runs += len(counts.runs)
-            for placement, (record, digest) in zip(group, counts.records, strict=True):
+            for placement, (record, digest) in zip(some, counts.records, strict=True):
                 table.write(_table_row(placement, record, digest, tally.rows))
                 tally.add(record)
     write_file(staged / names.TABLE, _chain(header(tally.slices), body))
     body.unlink()
+    if not tally.groups:
+        del columns[names.GROUP_ENDS]  # every row for itself: nobody needs to be told
+        (staged / names.GROUP_ENDS).unlink()
     return tally, {
         name: {"size": column.size, "checksum": column.checksum} for name, column in columns.items()
     }

@@ -20,6 +20,8 @@ from tokenmill.files.remote_path import RemotePath, as_remote
 from tokenmill.fingerprint import KEY_HEX
 
 FORMAT = 1
+GROUPS_FORMAT = "1+groups"
+"""The format of slices and stores that have groups; a reader of format 1 refuses them by name."""
 
 MANIFEST = "manifest.json"
 TABLE = "slices.bin"
@@ -28,6 +30,7 @@ TRAINED = "trained.bin"
 FIRST_TRAINED = "first_trained.bin"
 MASK_RUNS = "mask_runs.bin"
 MASK_RUN_ENDS = "mask_run_ends.bin"
+GROUP_ENDS = "group_ends.bin"
 STATE = "state.json"
 DATASET_INFO = "dataset_info.json"
 PROOF = "proof.json"
@@ -50,6 +53,9 @@ ROW_ARRAYS = {
     MASK_RUN_ENDS: "<i8",
 }
 """Files that are one array over all rows, and its type."""
+
+GROUP_FILES = {GROUP_ENDS: "<i8"}
+"""Files that are one array over all groups; only stores with groups have them."""
 
 _KEY = re.compile(rf"[0-9a-f]{{{KEY_HEX}}}")
 

@@ -31,12 +31,14 @@ from tokenmill.store.access import REMEDY, reading_errors
 from tokenmill.store.layout import (
     CHECKED_FILES,
     FORMAT,
+    GROUP_FILES,
+    GROUPS_FORMAT,
     MASK_FILES,
     TABLE,
     StoreLayout,
     check_key,
 )
-from tokenmill.store.record import UNREADABLE
+from tokenmill.store.record import GROUP_COUNTS, UNREADABLE, count_groups
 from tokenmill.store.table import SLICE_ROW, read_stretches
 
 Document = dict[str, Any]
@@ -50,9 +52,12 @@ def make_manifest(
     tokenizer: Document,
     files: dict[str, Document],
 ) -> Document:
-    """Compose a manifest and sign it with its own digest."""
+    """Compose a manifest and sign it with its own digest.
+
+    Totals that count groups make it one of `GROUPS_FORMAT`.
+    """
     manifest = {
-        "format": FORMAT,
+        "format": GROUPS_FORMAT if "groups" in totals else FORMAT,
         "key": fingerprint.key(document),
         "document": document,
         "totals": totals,
@@ -94,7 +99,7 @@ def read_manifest(layout: StoreLayout) -> Document:
     except UNREADABLE as error:
         raise CorruptionError(f"not a manifest: {error}", path=path) from error
     stated = manifest.get("format")
-    if stated != FORMAT:
+    if stated not in (FORMAT, GROUPS_FORMAT):
         raise CorruptionError(
             f"written as format {stated!r}, this version reads format {FORMAT}; prepare it again",
             path=path,
@@ -148,15 +153,34 @@ def _check_members(manifest: Document, path: Path) -> None:
     ):
         raise CorruptionError("says nothing of its tokenizer, or no token ids", path=path)
     check_key(tokenizer.get("identity", ""), path)
-    if not isinstance(files, dict) or set(files) - set(MASK_FILES) != set(CHECKED_FILES):
-        raise CorruptionError(f"must name the files {', '.join(CHECKED_FILES)}", path=path)
-    if len(files) not in (len(CHECKED_FILES), len(CHECKED_FILES) + len(MASK_FILES)):
+    wanted = set(CHECKED_FILES)
+    if manifest["format"] == GROUPS_FORMAT:
+        _check_groups(totals, path)
+        wanted |= set(GROUP_FILES)
+    elif "groups" in totals:
+        raise CorruptionError(f"has groups, but is of format {FORMAT}", path=path)
+    if not isinstance(files, dict) or set(files) - set(MASK_FILES) != wanted:
+        raise CorruptionError(f"must name the files {', '.join(sorted(wanted))}", path=path)
+    if len(files) not in (len(wanted), len(wanted) + len(MASK_FILES)):
         raise CorruptionError(f"must name all of {', '.join(MASK_FILES)}, or none", path=path)
     for name, stated in files.items():
         if not isinstance(stated, dict) or not (
             _is_count(stated.get("size")) and isinstance(stated.get("checksum"), str)
         ):
             raise CorruptionError(f"states no size or checksum of {name}", path=path)
+
+
+def _check_groups(totals: Document, path: Path) -> None:
+    counts = totals.get("groups")
+    if not isinstance(counts, dict) or set(counts) != set(GROUP_COUNTS):
+        raise CorruptionError(f"must count {', '.join(GROUP_COUNTS)} of groups", path=path)
+    if not all(map(_is_count, counts.values())):
+        raise CorruptionError("counts of groups must be whole numbers", path=path)
+
+
+def units_out(totals: Document) -> int:
+    """What the account counts as kept: groups where there are any, else rows."""
+    return count_groups(totals["groups"]) if "groups" in totals else int(totals["rows"])
 
 
 def _is_count(value: object) -> bool:
@@ -211,9 +235,9 @@ def check_table(manifest: Document, path: Path, *, content: bool) -> None:
             raise CorruptionError(
                 f"{number} {name} in the table, expected {totals[name]}", path=path
             )
-    if totals["rows_in"] != totals["rows"] + recount.rejected:
+    if totals["rows_in"] != units_out(totals) + recount.rejected:
         raise CorruptionError(
-            f"{totals['rows_in']} rows in, but {totals['rows']} kept and {recount.rejected} "
+            f"{totals['rows_in']} rows in, but {units_out(totals)} kept and {recount.rejected} "
             "rejected",
             path=path,
         )

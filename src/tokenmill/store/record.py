@@ -18,7 +18,7 @@ import msgspec
 
 from tokenmill.errors import CorruptionError, TokenmillError
 from tokenmill.fingerprint import canonical_of_parsed
-from tokenmill.store.layout import FORMAT, SliceFiles
+from tokenmill.store.layout import FORMAT, GROUPS_FORMAT, SliceFiles
 
 BLOCK_BYTES = 1 << 20
 """Bytes guarded by one checksum: small enough that a random row checks little on first touch."""
@@ -35,6 +35,26 @@ META_COLUMNS = {
     "trained": "int32",
 }
 """Fixed-width columns of the meta file and their types; -1 stands for "has none"."""
+
+
+GROUP_COLUMNS = {
+    "label": "int8",
+    "score": "float64",
+    "margin": "float64",
+    "prompt_tokens": "int32",
+}
+"""Further columns of a slice that has groups; -1 and NaN stand for "has none"."""
+
+GROUP_KINDS = ("preference", "kto", "ranked", "single")
+"""Kinds of groups; ``single`` is an ordinary row in a slice, or a store, that has groups."""
+
+GROUP_COUNTS = (*GROUP_KINDS, "scores", "margins")
+"""What is counted of groups: those of each kind, and those that have scores or a margin."""
+
+
+def count_groups(counts: dict[str, int]) -> int:
+    """How many groups there are of all kinds."""
+    return sum(counts[kind] for kind in GROUP_KINDS)
 
 
 def role_type(roles: int) -> str:
@@ -85,10 +105,13 @@ class FileRecord(msgspec.Struct, frozen=True):
     buffers: dict[str, tuple[int, int]]
 
 
-class CommitRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The document published last; see the module."""
+class CommitRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The document published last; see the module.
 
-    format: int
+    Where the slice has groups, ``groups`` says how many of each of `GROUP_COUNTS`.
+    """
+
+    format: int | str
     slice: str
     content: str
     source_rows: int
@@ -101,6 +124,12 @@ class CommitRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     rejected: tuple[RejectedRow, ...]
     token_file: FileRecord
     meta_file: FileRecord
+    groups: dict[str, int] | None = None
+
+    @property
+    def units(self) -> int:
+        """What the account counts: groups where there are any, else rows."""
+        return self.rows if self.groups is None else count_groups(self.groups)
 
     def encode(self) -> bytes:
         """The bytes on disk."""
@@ -118,15 +147,17 @@ def decode_record(data: bytes, files: SliceFiles) -> CommitRecord:
         record = _decoder.decode(data)
     except UNREADABLE as error:
         raise _refusal(data, files, error) from error
-    if record.format != FORMAT:
+    if record.format != (FORMAT if record.groups is None else GROUPS_FORMAT):
         raise _other_format(record.format, files)
     if record.slice != files.key:
         raise CorruptionError(
             f"record of slice {record.slice}, expected {files.key}", path=files.record
         )
-    if record.rows_in != record.rows + len(record.rejected):
+    if record.groups is not None and set(record.groups) != set(GROUP_COUNTS):
+        raise CorruptionError(f"must count {', '.join(GROUP_COUNTS)} of groups", path=files.record)
+    if record.rows_in != record.units + len(record.rejected):
         raise CorruptionError(
-            f"{record.rows_in} rows in, but {record.rows} kept + {len(record.rejected)} rejected",
+            f"{record.rows_in} rows in, but {record.units} kept + {len(record.rejected)} rejected",
             path=files.record,
         )
     if set(record.token_file.buffers) != _TOKEN_BUFFERS or not _names_meta_buffers(record):
@@ -137,6 +168,8 @@ def decode_record(data: bytes, files: SliceFiles) -> CommitRecord:
 def _names_meta_buffers(record: CommitRecord) -> bool:
     lists = (*_LISTS, *(CARRIED + name for name in record.carried))
     wanted = {*META_COLUMNS, *(name + part for name in lists for part in (".offsets", ".values"))}
+    if record.groups is not None:
+        wanted |= set(GROUP_COLUMNS)
     more = set(record.meta_file.buffers) - wanted
     return len(record.meta_file.buffers) == len(wanted) + len(more) and more in (
         set(),
@@ -149,7 +182,7 @@ def _refusal(data: bytes, files: SliceFiles, error: Exception) -> TokenmillError
         stated = _probe.decode(data).get("format")
     except UNREADABLE:
         return CorruptionError(f"not a commit record: {error}", path=files.record)
-    if stated != FORMAT:
+    if stated not in (FORMAT, GROUPS_FORMAT):
         return _other_format(stated, files)
     return CorruptionError(f"not a commit record: {error}", path=files.record)
 

@@ -15,6 +15,7 @@ that was caught lying. There is no other replacement.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,10 +29,11 @@ from tokenmill.files.sealed import quarantine
 from tokenmill.fingerprint import block_checksums
 from tokenmill.store.access import reading_errors
 from tokenmill.store.columns import SliceColumns
-from tokenmill.store.layout import FORMAT, CacheLayout
+from tokenmill.store.layout import FORMAT, GROUPS_FORMAT, CacheLayout
 from tokenmill.store.record import (
     BLOCK_BYTES,
     CARRIED,
+    GROUP_COLUMNS,
     MASK_RUNS,
     META_COLUMNS,
     CommitRecord,
@@ -53,17 +55,19 @@ class EncodedSlice:
 
 
 def encode_slice(key: str, columns: SliceColumns) -> EncodedSlice:
-    """Lay a slice out as format 1."""
+    """Lay a slice out as format 1, with groups where it has them."""
     content = columns.content()
+    groups = columns.groups
+    version = FORMAT if groups is None else GROUPS_FORMAT
     starts = _plain(columns.starts, pa.int32())
     token_batch = {
         "input_ids": pa.ListArray.from_arrays(starts, _plain(columns.ids, pa.int32())),
         "loss_mask": pa.ListArray.from_arrays(starts, _plain(columns.mask.view("i1"), pa.int8())),
     }
-    tokens, token_record = _encode(token_batch, key, content)
-    meta, meta_record = _encode(_meta_batch(columns), key, content)
+    tokens, token_record = _encode(token_batch, key, content, version)
+    meta, meta_record = _encode(_meta_batch(columns), key, content, version)
     record = CommitRecord(
-        format=FORMAT,
+        format=version,
         slice=key,
         content=content,
         source_rows=columns.source_rows,
@@ -76,6 +80,7 @@ def encode_slice(key: str, columns: SliceColumns) -> EncodedSlice:
         rejected=tuple(columns.rejected),
         token_file=token_record,
         meta_file=meta_record,
+        groups=None if groups is None else groups.counts(columns.part),
     )
     return EncodedSlice(record, tokens, meta)
 
@@ -108,6 +113,9 @@ def _meta_batch(columns: SliceColumns) -> dict[str, pa.Array]:
     batch = {
         name: _plain(fixed[name], pa.type_for_alias(kind)) for name, kind in META_COLUMNS.items()
     }
+    if columns.groups is not None:
+        for name, kind in GROUP_COLUMNS.items():
+            batch[name] = _plain(getattr(columns.groups, name), pa.type_for_alias(kind))
     runs, run_starts = columns.mask_runs
     batch[MASK_RUNS] = pa.ListArray.from_arrays(
         _plain(run_starts, pa.int32()), _plain(runs, pa.int32())
@@ -122,8 +130,10 @@ def _meta_batch(columns: SliceColumns) -> dict[str, pa.Array]:
     return batch
 
 
-def _encode(batch: dict[str, pa.Array], key: str, content: str) -> tuple[pa.Buffer, FileRecord]:
-    own = f'{{"format":{FORMAT},"slice":"{key}","content":"{content}"}}'.encode()
+def _encode(
+    batch: dict[str, pa.Array], key: str, content: str, version: int | str
+) -> tuple[pa.Buffer, FileRecord]:
+    own = f'{{"format":{json.dumps(version)},"slice":"{key}","content":"{content}"}}'.encode()
     schema = pa.schema(
         [pa.field(name, array.type, nullable=True) for name, array in batch.items()],
         metadata={_OWN_METADATA: own},

@@ -25,9 +25,11 @@ from numpy.typing import NDArray
 from tokenmill.errors import CorruptionError
 from tokenmill.files.remote_path import as_remote
 from tokenmill.store.access import GuardedFile, open_bytes, open_guarded, reading_errors
+from tokenmill.store.columns import GroupColumns
 from tokenmill.store.layout import SliceFiles
 from tokenmill.store.record import (
     CARRIED,
+    GROUP_COLUMNS,
     MASK_RUNS,
     META_COLUMNS,
     UNREADABLE,
@@ -81,6 +83,7 @@ class RowCounts(NamedTuple):
         trained: Trained tokens of every row, as stored.
         runs: The tokens at which each row's mask changes.
         run_starts: Where each row's begin; one more entry than rows.
+        group_ends: One past the last row of every group; where there are none, of every row.
     """
 
     records: list[tuple[CommitRecord, str]]
@@ -88,6 +91,7 @@ class RowCounts(NamedTuple):
     trained: bytes
     runs: NDArray[np.int32]
     run_starts: NDArray[np.int64]
+    group_ends: NDArray[np.int64]
 
 
 def read_counts(slices: Sequence[SliceFiles]) -> RowCounts:
@@ -129,19 +133,37 @@ def _read_counts(files: SliceFiles) -> RowCounts:
             raise CorruptionError(_WRONG_RUNS, path=files.meta)
     else:
         runs, run_starts = _runs_of_tokens(files, record, lengths)
-    return RowCounts([(record, digest)], lengths, trained, runs, run_starts)
+    group_ends = np.arange(1, rows + 1, dtype=np.int64)
+    if record.groups is not None:
+        group_ends = _group_ends(meta, record)
+    return RowCounts([(record, digest)], lengths, trained, runs, run_starts, group_ends)
+
+
+def _group_ends(meta: GuardedFile, record: CommitRecord) -> NDArray[np.int64]:
+    """Where groups end; each begins with part 0, and the others count on from there."""
+    part = np.frombuffer(meta.read_blocks(*_sized(meta, "part", 4 * record.rows)), "<i4")
+    firsts = np.flatnonzero(part == 0)
+    ends = np.append(firsts[1:], [record.rows] * bool(record.rows)).astype(np.int64)
+    sizes = np.diff(ends, prepend=0)
+    counted = np.arange(record.rows) - np.repeat(ends - sizes, sizes)
+    if len(ends) != record.units or not np.array_equal(part, counted):
+        raise CorruptionError("its rows are not those of whole groups", path=meta.path)
+    return ends
 
 
 def _joined(each: list[RowCounts]) -> RowCounts:
     """The counts of several slices as one."""
     firsts = accumulate((len(one.runs) for one in each), initial=0)
     starts = [one.run_starts[:-1] + first for one, first in zip(each, firsts, strict=False)]
+    rows = accumulate((len(one.run_starts) - 1 for one in each), initial=0)
+    ends = [one.group_ends + first for one, first in zip(each, rows, strict=False)]
     return RowCounts(
         [record for one in each for record in one.records],
         b"".join([one.lengths for one in each]),
         b"".join([one.trained for one in each]),
         np.concatenate([one.runs for one in each]),
         np.concatenate([*starts, [sum(len(one.runs) for one in each)]]),
+        np.concatenate(ends),
     )
 
 
@@ -261,9 +283,15 @@ class SliceReader:
 
     def column(self, name: str) -> np.ndarray[Any, Any]:
         """One fixed-width column of the meta file."""
-        dtype = np.dtype(META_COLUMNS[name])
+        dtype = np.dtype(META_COLUMNS.get(name) or GROUP_COLUMNS[name])
+        if name in GROUP_COLUMNS and self.record.groups is None:
+            return np.full(self.record.rows, np.nan if dtype.kind == "f" else -1, dtype)
         place = _sized(self.meta, name, dtype.itemsize * self.record.rows)
         return np.frombuffer(self.meta.view(*place), dtype)
+
+    def group_columns(self) -> GroupColumns:
+        """What a slice with groups knows of its answers."""
+        return GroupColumns(**{name: self.column(name) for name in GROUP_COLUMNS})
 
     def turns(self, number: int) -> list[tuple[str, int, int]]:
         """The turns of one row: role and first and last-plus-one token."""

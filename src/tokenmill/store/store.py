@@ -11,6 +11,7 @@ Nothing here imports pyarrow, a tokenizer or a template engine.
 
 from __future__ import annotations
 
+import math
 import os
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
@@ -29,6 +30,7 @@ from tokenmill.files.remote_path import as_remote
 from tokenmill.origin import Origin
 from tokenmill.store import layout as names
 from tokenmill.store.access import load_array, open_bytes
+from tokenmill.store.groups import Groups
 from tokenmill.store.layout import SliceFiles, StoreLayout
 from tokenmill.store.manifest import (
     Document,
@@ -36,8 +38,9 @@ from tokenmill.store.manifest import (
     check_table,
     read_manifest,
     read_proof,
+    units_out,
 )
-from tokenmill.store.record import CARRIED, META_COLUMNS
+from tokenmill.store.record import CARRIED, GROUP_COLUMNS, META_COLUMNS
 from tokenmill.store.runs import trained_within
 from tokenmill.store.sidecars import (
     COLUMN,
@@ -95,8 +98,35 @@ class Row(msgspec.Struct, eq=False):
 
     @property
     def part(self) -> int:
-        """Which turn of its source row this is under ``expand="turns"``, else 0."""
+        """Number within its group, or of its turn under ``expand="turns"``, else 0."""
         return int(self._store.slice_at(self._slice).column("part")[self._number])
+
+    @property
+    def label(self) -> bool | None:
+        """Whether this answer of a group is wanted; None where that is not known."""
+        label = int(self._of_group("label"))
+        return None if label < 0 else bool(label)
+
+    @property
+    def score(self) -> float | None:
+        """The score of this answer of a group, where the source has one."""
+        score = float(self._of_group("score"))
+        return None if math.isnan(score) else score
+
+    @property
+    def margin(self) -> float | None:
+        """The margin of the group of this row, where the source has one."""
+        margin = float(self._of_group("margin"))
+        return None if math.isnan(margin) else margin
+
+    @property
+    def prompt_tokens(self) -> int | None:
+        """See `tokenmill.store.Group`; None also where rows stand for themselves."""
+        count = int(self._of_group("prompt_tokens"))
+        return None if count < 0 else count
+
+    def _of_group(self, name: str) -> Any:
+        return self._store.slice_at(self._slice).column(name)[self._number]
 
     @property
     def carried(self) -> dict[str, Any]:
@@ -275,7 +305,7 @@ class Store(ViewMethods, Sequence[Row]):
         return trained_within(self, rows, starts, stops)
 
     def own_array(self, name: str) -> NDArray[Any]:
-        """One of `ROW_ARRAYS`, mapped; a large one is checked now."""
+        """One of `ROW_ARRAYS` or `GROUP_FILES`, mapped; a large one is checked now."""
         array = self._arrays.get(name)
         if array is None:
             stated, path = self.manifest["files"][name], self._own_file(name)
@@ -284,9 +314,54 @@ class Store(ViewMethods, Sequence[Row]):
             count = self._rows
             if name == names.MASK_RUNS and count:  # as many as the last row's end says
                 count = int(self.own_array(names.MASK_RUN_ENDS)[-1])
-            array = load_array(path, names.ROW_ARRAYS[name], count, mapped=self._maps_own)
+            elif name in names.GROUP_FILES:
+                count = self.group_count
+            kind = {**names.ROW_ARRAYS, **names.GROUP_FILES}[name]
+            array = load_array(path, kind, count, mapped=self._maps_own)
             self._arrays[name] = array
         return array
+
+    # Groups
+
+    @property
+    def has_groups(self) -> bool:
+        """Whether rows belong together: then views and loaders keep them together."""
+        return "groups" in self.manifest["totals"]
+
+    @property
+    def groups(self) -> Groups:
+        """The groups, by number; none where rows stand for themselves."""
+        return Groups(self)
+
+    @property
+    def group_count(self) -> int:
+        """Groups; as many as rows where these stand for themselves."""
+        return units_out(self.manifest["totals"])
+
+    def group_starts(self, groups: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The first row of groups by number; behind the last group, one past the last row."""
+        if not self.has_groups:
+            return groups
+        ends = self.own_array(names.GROUP_ENDS)
+        starts = np.where(groups > 0, ends[np.maximum(groups, 1) - 1], 0)
+        if starts.size and int(starts.max()) > self._rows:
+            raise CorruptionError(
+                f"a group ends at row {int(starts.max())} of {self._rows}",
+                path=self._layout.file(names.GROUP_ENDS),
+            )
+        return starts.astype(np.int64)
+
+    @property
+    def group_size(self) -> int | None:
+        """Rows of every group, where all have as many by their kind; None where they differ."""
+        if not self.has_groups:
+            return 1
+        counts = self.manifest["totals"]["groups"]
+        if counts["ranked"]:
+            return None
+        sizes = {2} if counts["preference"] else set()
+        sizes |= {1} if counts["kto"] or counts["single"] else set()
+        return sizes.pop() if len(sizes) == 1 else None
 
     def columns(self, wanted: Iterable[str]) -> Iterator[tuple[int, dict[str, Any]]]:
         """Meta columns slice by slice, for filters and splits.
@@ -311,12 +386,12 @@ class Store(ViewMethods, Sequence[Row]):
                 elif name in sidecars:
                     rows = np.arange(first, first + reader.record.rows)
                     columns[name] = sidecars[name].batch(rows)
-                elif name in META_COLUMNS:
+                elif name in META_COLUMNS or name in GROUP_COLUMNS:
                     columns[name] = reader.column(name)
                 elif name in (carried := [CARRIED + one for one in reader.record.carried]):
                     columns[name] = reader.carried_texts(name.removeprefix(CARRIED))
                 else:
-                    known = [*META_COLUMNS, "source", *carried]
+                    known = [*META_COLUMNS, *GROUP_COLUMNS, "source", *carried]
                     raise UsageError(f"no column {name!r}; there are {', '.join(known)}")
             yield first, columns
 
@@ -484,6 +559,16 @@ class Store(ViewMethods, Sequence[Row]):
             if not np.array_equal(reader.column(name), array[first : first + reader.record.rows]):
                 raise CorruptionError(
                     f"column {name!r} differs from the store's own", path=reader.files.meta
+                )
+
+        if self.has_groups:
+            begin = np.flatnonzero(reader.column("part") == 0) + first
+            ends = self.own_array(names.GROUP_ENDS)
+            number = int(np.searchsorted(ends, first, side="right"))
+            stated = self.group_starts(np.arange(number, number + len(begin), dtype=np.int64))
+            if not np.array_equal(begin, stated):
+                raise CorruptionError(
+                    "groups begin elsewhere than the store says", path=reader.files.meta
                 )
 
     def __reduce__(self) -> Any:

@@ -3,7 +3,7 @@
 In the terminal one row, or those of a rule; ``--html`` writes one page with the whole store, as far
 as it fits; ``--serve`` opens the same page over every row. Rows are named by number (``--row``), by
 where they come from (``--origin file:line``) or by rule (``--rule longest``); without any of these
-it is row 0, and all rows for a page.
+it is row 0, and all rows for a page. ``--group`` shows the answers of a group side by side.
 
 Colours: green is trained text, plain is not trained; control tokens are cyan, the trained one that
 closes a turn is green on reverse. Spaces show as ``·``, line ends as ``⏎``, tabs as ``⇥``. Without
@@ -25,12 +25,13 @@ from tokenmill.report.terminal_text import harmless, visible
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.text import Text
 
     from tokenmill.report.page.serve import Viewer
     from tokenmill.report.row import RowView
     from tokenmill.report.row_lookup import Rejected
     from tokenmill.report.source_excerpts import SourceExcerpts
-    from tokenmill.store import Store
+    from tokenmill.store import Group, Store
 
 STYLES = {
     "untrained": "",
@@ -58,6 +59,10 @@ def inspect(
     origin: Annotated[
         str | None,
         typer.Option(metavar="FILE:LINE", help="The row made from this line; or FILE#ROW, from 0."),
+    ] = None,
+    group: Annotated[
+        int | None,
+        typer.Option(help="Number of a group: its answers side by side, from where they part."),
     ] = None,
     rule: Annotated[
         Literal["longest", "shortest", "least-trained", "rejected", "random"] | None,
@@ -96,8 +101,8 @@ def inspect(
     from tokenmill.store import open_store
 
     cache_dir = given.get("cache_dir")
-    named = [flag for flag, given in (("--row", row), ("--origin", origin), ("--rule", rule))
-             if given is not None]  # fmt: skip
+    named = [flag for flag, given in (("--row", row), ("--group", group), ("--origin", origin),
+                                      ("--rule", rule)) if given is not None]  # fmt: skip
     if len(named) > 1:
         raise UsageError(f"{' and '.join(named)} both name rows; choose one")
     if html is not None and serve:
@@ -113,6 +118,10 @@ def inspect(
 
         other = None if compare is None else open_store(compare)
         _serve(output, opened, Viewer(opened, other, cache_dir, fetch=fetch), port)
+    elif group is not None:
+        if html is not None:
+            raise UsageError("--group is for the terminal; a page shows rows")
+        _show_group(output, opened, group)
     elif html is not None:
         from tokenmill.report.page import make_page
 
@@ -210,6 +219,79 @@ def _show_rows(output: Output, store: Store, numbers: list[int], values: str | N
     output.result(document, show)
 
 
+def _show_group(output: Output, store: Store, number: int) -> None:
+    """The prompt of a group, then its answers side by side from where they part."""
+    import numpy as np
+
+    from tokenmill.report.row import store_tokenizer, view_row
+
+    count = len(store.groups)
+    if not -count <= number < count:
+        raise UsageError(f"--group {number}: the store has {count:,} groups")
+    number %= count
+    found, tokenizer = store.groups[number], store_tokenizer(store)
+    first = int(store.group_starts(np.asarray([number]))[0])
+    views = [view_row(store, first + place, tokenizer) for place in range(len(found))]
+    document = {
+        "group": number,
+        "labels": found.labels,
+        "scores": found.scores,
+        "margin": found.margin,
+        "prompt_tokens": found.prompt_tokens,
+        "rows": [view.document() for view in views],
+    }
+
+    def show() -> None:
+        from rich.table import Table
+        from rich.text import Text
+
+        screen, parting = output.screen, found.prompt_tokens or 0
+        plain = not screen.is_terminal or screen.no_color
+        head = Text(harmless(f"group {number}  {views[0].origin}"), style="bold")
+        if found.prompt_tokens is None:
+            head.append("  the template writes the prompt differently", style="not bold yellow")
+        else:
+            head.append(f"  {parting} tokens of the prompt", style="not bold")
+        if found.margin is not None:
+            head.append(f", margin {found.margin:g}", style="not bold")
+        screen.print(head)
+        if parting:
+            screen.print(_tokens(views[0], 0, parting, plain=plain))
+        table = Table(*(_answer_title(found, place, views) for place in range(len(views))))
+        table.add_row(*(_tokens(view, parting, len(view.ids), plain=plain) for view in views))
+        screen.print(table)
+        screen.print(Text(LEGEND_PLAIN if plain else LEGEND, style="dim"))
+
+    output.result(document, show)
+
+
+def _answer_title(group: Group, place: int, views: list[RowView]) -> str:
+    names = {True: "wanted", False: "unwanted"}
+    if group.labels is not None and len(group) == 2:
+        names = {True: "chosen", False: "rejected"}
+    name = f"rank {place + 1}" if group.labels is None else names[group.labels[place]]
+    told = f"{name}, row {views[place].number}, {len(views[place].ids)} tokens"
+    return told if group.scores is None else f"{told}, score {group.scores[place]:g}"
+
+
+def _tokens(view: RowView, start: int, end: int, *, plain: bool, values: Any = None) -> Text:
+    """Tokens of a row, each in its style; behind each its value of a sidecar, where given."""
+    from rich.text import Text
+
+    text = Text()
+    for at in range(start, end):
+        if plain and view.mask[at] and (at == start or not view.mask[at - 1]):
+            text.append("⟦")
+        text.append(visible(view.pieces[at]), style=STYLES[view.kinds[at]])
+        if isinstance(values, list):
+            text.append(f"‹{values[at]:.3g}›", style="dim")
+        if plain and view.mask[at] and (at + 1 == end or not view.mask[at + 1]):
+            text.append("⟧")
+    if text.plain.endswith("\n"):
+        text.right_crop()  # the line end is shown; the screen has one of its own
+    return text
+
+
 def _show_rejected(
     output: Output, store: Store, rejected: list[Rejected], excerpts: SourceExcerpts
 ) -> None:
@@ -275,17 +357,6 @@ def show_row(
         title.append(harmless(role), style=f"bold {ROLE_STYLES.get(role, 'white')}")
         title.append(f" [{start}:{end}] {share} trained ")
         console.print(title)
-        text = Text()
-        for at in range(start, end):
-            if plain and view.mask[at] and (at == start or not view.mask[at - 1]):
-                text.append("⟦")
-            text.append(visible(view.pieces[at]), style=STYLES[view.kinds[at]])
-            if isinstance(shown, list):
-                text.append(f"‹{shown[at]:.3g}›", style="dim")
-            if plain and view.mask[at] and (at + 1 == end or not view.mask[at + 1]):
-                text.append("⟧")
-        if text.plain.endswith("\n"):
-            text.right_crop()  # the line end is shown; the screen has one of its own
-        console.print(text)
+        console.print(_tokens(view, start, end, plain=plain, values=shown))
     if legend:
         console.print(Text(LEGEND_PLAIN if plain else LEGEND, style="dim"))

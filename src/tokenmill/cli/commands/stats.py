@@ -112,6 +112,9 @@ def show_stats(console: Console, document: dict[str, Any]) -> None:
         f"{document['rows']:,} rows, {tokens:,} tokens, {trained:,} trained "
         f"({_share(trained, tokens)}), {rejected:,} rejected"
     )
+    groups = {name: count for name, count in document.get("groups", {}).items() if count}
+    if groups:
+        console.print("groups: " + ", ".join(f"{count:,} {name}" for name, count in groups.items()))
     lengths = _table("per row", *document["percentiles"])
     _add(lengths, "tokens", document["percentiles"].values())
     _add(lengths, "trained", document["trained_percentiles"].values())

@@ -1,9 +1,11 @@
 """tokenmill in the shapes of Hugging Face: `datasets` and TRL.
 
-    to_hf      the rows of a store, view or mixture as a `datasets.Dataset`
-    for_trl    a whole run for TRL's `SFTTrainer`: a dataset in our order, and what its config needs
-    for_grpo   the same of prompts, for `GRPOTrainer` and those of its kind
-    in_order   a trainer class that does not shuffle, for transformers without such a setting
+    to_hf        the rows of a store, view or mixture as a `datasets.Dataset`
+    for_trl      a whole run for TRL's `SFTTrainer`: a dataset in our order, and what its config
+                 needs; of groups, for `DPOTrainer`, `KTOTrainer` or `RewardTrainer`
+    for_grpo     the same of prompts, for `GRPOTrainer` and those of its kind
+    as_prepared  a class of the trainers for groups that tokenizes nothing
+    in_order     a trainer class that does not shuffle, for transformers without such a setting
 
 All datasets are lazy: their table is computed from the store when rows are asked for, so they
 hold no memory that grows with the rows, check what they read, and pickle as a description.
@@ -15,7 +17,8 @@ from tokenmill.optional import optional
 
 with optional("datasets"):
     from tokenmill.integrations.hf.dataset import to_hf
+    from tokenmill.integrations.hf.preference import as_prepared
     from tokenmill.integrations.hf.prompts import for_grpo
     from tokenmill.integrations.hf.trl import for_trl, in_order
 
-    __all__ = ["for_grpo", "for_trl", "in_order", "to_hf"]
+    __all__ = ["as_prepared", "for_grpo", "for_trl", "in_order", "to_hf"]

@@ -22,9 +22,10 @@ from typing import Any
 
 import datasets
 
-from tokenmill.dataset import Mixture, View
+from tokenmill.dataset import Mixture, View, as_view
 from tokenmill.errors import UsageError
 from tokenmill.integrations.hf.dataset import lazy_dataset
+from tokenmill.integrations.hf.preference import group_dataset
 from tokenmill.loader import LengthGrouped, WholeRun
 from tokenmill.packing import Pack
 from tokenmill.store import Store
@@ -51,8 +52,10 @@ def for_trl(
     pack: Pack | None = None,
     padding_free: bool = False,
     world_size: int = 1,
+    trainer: str | None = None,
+    ref_logps: str | None = None,
 ) -> tuple[datasets.Dataset, dict[str, Any]]:
-    """A dataset in our order for `SFTTrainer`, and the arguments its `SFTConfig` needs.
+    """A dataset in our order for one of TRL's trainers, and the arguments its config needs.
 
     Args:
         data: A store, a view or a mixture.
@@ -62,13 +65,28 @@ def for_trl(
         pack: Samples are packs; all of them are planned now, since the dataset has a length.
         padding_free: Rows of a batch are laid behind each other instead of being padded.
         world_size: Ranks; only packing with ``balanced`` asks for them.
+        trainer: Of data with groups: ``dpo``, ``kto`` or ``reward``; None: kto where groups have
+            labels of their own, else dpo. See `as_prepared`.
+        ref_logps: For dpo, the name of a sidecar with the reference model's log-probability of
+            every row's answer: then that model is not called.
 
     Returns:
-        The dataset, and keyword arguments for ``SFTConfig``. They must win over your own.
+        The dataset, and keyword arguments for ``SFTConfig``, ``DPOConfig``, ``KTOConfig`` or
+        ``RewardConfig``. They must win over your own.
 
     Raises:
         UsageError: The installed TRL is too old for labels, or for rows behind each other.
     """
+    view = data.view if isinstance(data, Mixture) else as_view(data)
+    if view.has_groups:
+        if pack is not None or padding_free:
+            raise UsageError("TRL does not pack groups: serve packs of them with a Loader")
+        groups = group_dataset(
+            data, trainer, epochs=epochs, seed=seed, order=order, ref_logps=ref_logps
+        )
+        return groups, _in_our_order() | _of_groups(ref_logps)
+    if trainer is not None or ref_logps is not None:
+        raise UsageError("trainer= and ref_logps= are for data with groups; this has none")
     _check_trl("labels of a dataset", TAKES_LABELS)
     if padding_free or pack is not None:
         _check_trl("the boundaries of rows that are laid behind each other", TAKES_BOUNDARIES)
@@ -76,12 +94,8 @@ def for_trl(
         data, epochs=epochs, seed=seed, order=order, pack=pack, world_size=world_size
     )
     dataset = lazy_dataset(samples, "labels" if pack is None else "packs")
-    arguments: dict[str, Any] = {
-        "num_train_epochs": 1,  # the epochs are in the dataset
-        "max_length": None,  # rows have their length already
+    arguments = _in_our_order() | {
         "dataset_kwargs": {"skip_prepare_dataset": True},
-        "remove_unused_columns": False,
-        "ignore_data_skip": False,  # the skip is what makes a resume exact
         # With packs also `packing`: TRL asks it where packs would be wrong (context parallelism).
         "packing": pack is not None,
         "padding_free": padding_free or pack is not None,
@@ -89,16 +103,31 @@ def for_trl(
     }
     if _trl_is(HAS_SHUFFLE):
         arguments["shuffle_dataset"] = False
+    # As arrays: the collator makes tensors of them without a Python integer per token.
+    return dataset.with_format("numpy"), arguments
+
+
+def _in_our_order() -> dict[str, Any]:
+    """What makes any of the trainers walk through a dataset once, as it stands."""
+    arguments: dict[str, Any] = {
+        "num_train_epochs": 1,  # the epochs are in the dataset
+        "max_length": None,  # rows have their length already
+        "remove_unused_columns": False,
+        "ignore_data_skip": False,  # the skip is what makes a resume exact
+    }
     if _can_be_sequential():
         arguments[_SEQUENTIAL] = "sequential"
     else:
         warnings.warn(
             "this transformers shuffles every training set by itself: build the trainer from "
             "tokenmill.integrations.hf.in_order(SFTTrainer), or the order is not ours",
-            stacklevel=2,
+            stacklevel=3,
         )
-    # As arrays: the collator makes tensors of them without a Python integer per token.
-    return dataset.with_format("numpy"), arguments
+    return arguments
+
+
+def _of_groups(ref_logps: str | None) -> dict[str, Any]:
+    return {} if ref_logps is None else {"precompute_ref_log_probs": True}
 
 
 def _check_trl(what: str, lowest: str) -> None:

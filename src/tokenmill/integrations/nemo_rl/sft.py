@@ -33,6 +33,7 @@ from tokenmill.integrations.hosts import (
     check_positive,
     is_store,
     prepared,
+    rows_alone,
     stated_date,
 )
 from tokenmill.sampling import Int64Array, make_order, unroll
@@ -73,7 +74,7 @@ class MessageLogs(Items[Item], torch_data.Dataset[Item]):  # type: ignore[misc]
 
     def __init__(self, view: View, seed: int | None = 42, epochs: int = 1) -> None:
         check_positive("epochs", epochs)
-        self.view, self.epochs = view, epochs
+        self.view, self.epochs = rows_alone(view), epochs
         self._order = make_order("sequential" if seed is None else "feistel", len(view), seed or 0)
 
     def __len__(self) -> int:

@@ -22,9 +22,8 @@ from tokenmill.dataset import Mixture, View
 from tokenmill.errors import TokenmillError, UsageError, WorkerError
 from tokenmill.integrations.torch.dataset import as_tensors
 from tokenmill.loader import Cursor, Loader, LoaderIterator
-from tokenmill.loader.filler import Filler
-from tokenmill.loader.micro import MicroFiller
 from tokenmill.loader.steps import Step
+from tokenmill.loader.stream import BatchFiller
 from tokenmill.store import Store
 
 TensorBatch = dict[str, Any]
@@ -33,7 +32,7 @@ TensorBatch = dict[str, Any]
 class _Steps(torch_data.Dataset[Any]):  # type: ignore[misc]
     """What workers hold: a filler, to which a step is an index."""
 
-    def __init__(self, filler: Filler | MicroFiller) -> None:
+    def __init__(self, filler: BatchFiller) -> None:
         self._filler = filler
 
     def __getitem__(self, step: Step) -> TensorBatch | list[TensorBatch]:

@@ -23,7 +23,14 @@ from torch.utils import data as torch_data
 from tokenmill.build.recipe import Recipe, RunOptions
 from tokenmill.dataset import View, as_view, concat
 from tokenmill.errors import SourceError
-from tokenmill.integrations.hosts import Items, check_one_of, is_store, predicted, prepared
+from tokenmill.integrations.hosts import (
+    Items,
+    check_one_of,
+    is_store,
+    predicted,
+    prepared,
+    rows_alone,
+)
 from tokenmill.integrations.verl.columns import SwitchedRows, switches
 from tokenmill.integrations.verl.settings import (
     DATE_FLAG,
@@ -85,7 +92,7 @@ class SFTDataset(Items[Item], torch_data.Dataset[Item]):  # type: ignore[misc]
         files = file_list(parquet_files)
         self.settings = Settings.of(stated, files)
         preparing = _Preparing(tokenizer, processor, stated, self.settings, self._limit())
-        self.view = preparing.view_of(files)
+        self.view = rows_alone(preparing.view_of(files))
         self._check_lengths()
         kind = type(getattr(processor, "image_processor", None)).__name__
         self._axes = QWEN_VL_AXES if "Qwen2VLImageProcessor" in kind else None

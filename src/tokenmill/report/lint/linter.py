@@ -21,7 +21,8 @@ import xxhash
 
 from tokenmill.build.recipe import Recipe
 from tokenmill.chat import Renderer, Rendering
-from tokenmill.chat.shapes import Conversation, Plain, read
+from tokenmill.chat.groups import Group, read_row
+from tokenmill.chat.shapes import Conversation, Plain
 from tokenmill.chat.thinking import THINKING
 from tokenmill.errors import RowError
 from tokenmill.report.lint import minhash
@@ -33,6 +34,7 @@ from tokenmill.report.lint.content import (
     texts_of,
 )
 from tokenmill.report.lint.findings import Collector, excerpt
+from tokenmill.report.lint.groups import Side, comparisons, side_of, sides_of
 from tokenmill.report.lint.template import TemplateCritic
 from tokenmill.source import BlockRows, read_block
 from tokenmill.tokenizer import Encoded, Encoder, Tokenizer
@@ -143,7 +145,7 @@ class Linter:
         numbers = list(range(len(rows.values))) if chosen is None else chosen
         values = dict(zip(numbers, map(rows.values.__getitem__, numbers), strict=True))
         good: list[int] = []
-        parsed_rows: dict[int, Conversation | Plain] = {}
+        parsed_rows: dict[int, list[Side]] = {}
         for number in numbers:
             value = values[number]
             if isinstance(value, RowError):
@@ -152,16 +154,21 @@ class Linter:
                 continue
             good.append(number)
             try:
-                parsed_rows[number] = parsed = read(value, self.spec)
+                parsed = read_row(value, self.spec)
             except RowError:
                 continue  # the renderer says the same, and is asked below
+            parsed_rows[number] = sides_of(parsed)
             self._look_at_content(seen, number, value, parsed)
         rendering = self.renderer.render([values[number] for number in good])
         for place, _, error in rendering.rejected:
-            self._look_at_rejected(seen, good[place], parsed_rows.get(good[place]), error)
+            sides = parsed_rows.get(good[place])
+            one = sides[0] if sides is not None and len(sides) == 1 else None
+            self._look_at_rejected(seen, good[place], one, error)
         sources = [good[place] for place in rendering.source]
-        encoded = self.encode(rendering, [parsed_rows[number] for number in sources])
-        self._look_at_accepted(seen, rendering, encoded, sources, parsed_rows)
+        parts = zip(sources, rendering.part, strict=True)
+        parsed_texts = [side_of(parsed_rows[number], part) for number, part in parts]
+        encoded = self.encode(rendering, parsed_texts)
+        self._look_at_accepted(seen, rendering, encoded, sources, parsed_texts)
         return {
             "rows": len(numbers),
             "findings": seen.document(),
@@ -170,14 +177,18 @@ class Linter:
         }
 
     def _look_at_content(
-        self, seen: Collector, number: int, row: Any, parsed: Conversation | Plain
+        self, seen: Collector, number: int, row: Any, parsed: Side | Group
     ) -> None:
-        sightings = [*odd_characters(texts_of(parsed)), *empty_turns(parsed)]
+        sightings = [*comparisons(parsed)]
+        for side in sides_of(parsed):
+            sightings += [*odd_characters(texts_of(side)), *empty_turns(side)]
+            if isinstance(side, Conversation):
+                # Texts and pairs of strings may be rendered already, control tokens and all.
+                sightings += self._control.sightings(texts_of(side))
         if isinstance(parsed, Conversation):
-            # Texts and pairs of strings may be rendered already, control tokens and all.
-            sightings += self._control.sightings(texts_of(parsed))
             sightings += argument_texts(row, self.spec.messages_key)
-        for rule, detail, shown in sightings:
+        # What stands in a prompt stands in every side: it is said once.
+        for rule, detail, shown in dict.fromkeys(sightings):
             seen.add(rule, number, detail, shown)
 
     def _look_at_rejected(
@@ -208,7 +219,7 @@ class Linter:
         rendering: Rendering,
         encoded: Encoded,
         sources: list[int],
-        parsed_rows: dict[int, Conversation | Plain],
+        parsed_texts: list[Side],
     ) -> None:
         for place, error in encoded.rejected:
             seen.add(error.reason, sources[place], error.message, excerpt(rendering.texts[place]))
@@ -216,7 +227,7 @@ class Linter:
         trained = encoded.trained
         for place in encoded.kept.tolist():
             number, text = sources[place], rendering.texts[place]
-            parsed = parsed_rows[number]
+            parsed = parsed_texts[place]
             ids, mask, _ = encoded.row(place)
             if not trained[place]:
                 detail = "no token of this row would be trained"
@@ -274,13 +285,17 @@ class Linter:
     def _digests(
         self, rendering: Rendering, encoded: Encoded, sources: list[int]
     ) -> dict[str, Any]:
-        """Row numbers, digests and sketches of the accepted rows; of parts, the last counts."""
+        """Row numbers, digests and sketches of the accepted rows; of parts, the last counts.
+
+        A group is the same as another where all its texts are.
+        """
         places = {sources[place]: place for place in encoded.kept.tolist()}
         numbers = sorted(places)
-        digests = [
-            xxhash.xxh3_64_intdigest(rendering.texts[places[number]].encode("utf-8"))
-            for number in numbers
-        ]
+        texts = {number: rendering.texts[place] for number, place in places.items()}
+        for first, facts in rendering.groups.items():
+            members = rendering.texts[first : first + len(facts.labels)]
+            texts[sources[first]] = "\0".join(members)
+        digests = [xxhash.xxh3_64_intdigest(texts[number].encode("utf-8")) for number in numbers]
         sketched, hashed = [], []
         if "near_duplicate" in self.rules:
             for number in numbers:

@@ -14,8 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from tokenmill.chat.shapes import read
+from tokenmill.chat.groups import read_row
 from tokenmill.report.lint import minhash
+from tokenmill.report.lint.groups import side_of, sides_of
 from tokenmill.report.lint.linter import Linter, body
 from tokenmill.source import open_rows
 
@@ -53,7 +54,10 @@ def near_duplicates(
 def shingle_sets(linter: Linter, values: Sequence[dict[str, Any]]) -> list[minhash.Hashes]:
     """Each row's shingles, each once; rows that are not accepted have none."""
     rendering = linter.renderer.render(values)
-    parsed_rows = [read(values[place], linter.spec) for place in rendering.source]
+    parsed_rows = [
+        side_of(sides_of(read_row(values[place], linter.spec)), part)
+        for place, part in zip(rendering.source, rendering.part, strict=True)
+    ]
     encoded = linter.encode(rendering, parsed_rows)
     sets = [np.zeros(0, np.uint64)] * len(values)
     for place in encoded.kept.tolist():  # of a row's parts the last counts, as before

@@ -47,6 +47,7 @@ const REJECTED_AT_ONCE = 100;
 const REASONS = {
   bad_json: "the bytes are not one JSON object",
   bad_shape: "JSON, but not a conversation, text or pair",
+  bad_group: "answers that cannot be compared: one is empty, or they do not differ",
   template_error: "the chat template itself refused the row",
   template_drops_content: "the template prints an assistant's text or tool call nowhere",
   mask_unproven: "no method could show which characters are the assistant's",

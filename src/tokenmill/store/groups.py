@@ -1,0 +1,119 @@
+"""Groups: rows that belong together, by integer.
+
+A store whose rows were made of several answers to one prompt (``format="preference"``, ``kto``,
+``ranked``) has *groups*: `Groups` is the sequence of them, over a store or over a view of one, and
+a `Group` is the rows of one with what the source said of them. The rows of a group follow each
+other; nothing is copied, and labels, scores and margins are looked up when they are read.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, SupportsIndex, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from tokenmill.dataset import View
+    from tokenmill.store.store import Row, Store
+
+
+class Group:
+    """Rows that belong together.
+
+    Attributes:
+        rows: The rows: chosen first, or by rank.
+    """
+
+    __slots__ = ("rows",)
+
+    def __init__(self, rows: Sequence[Row]) -> None:
+        self.rows = tuple(rows)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def labels(self) -> tuple[bool, ...] | None:
+        """Whether each row is wanted: (True, False) of a pair, KTO's label; None of ranked ones."""
+        found = [row.label for row in self.rows]
+        return None if None in found else tuple(bool(label) for label in found)
+
+    @property
+    def scores(self) -> tuple[float, ...] | None:
+        """The score of each row, where the source has them."""
+        found = [row.score for row in self.rows]
+        return None if None in found else tuple(score for score in found if score is not None)
+
+    @property
+    def margin(self) -> float | None:
+        """By how much the first row is better, where the source says so."""
+        return self.rows[0].margin
+
+    @property
+    def prompt_tokens(self) -> int | None:
+        """Tokens that all rows begin with and none trains.
+
+        None where the template writes the prompt differently for different answers: then each row
+        has to be taken whole.
+        """
+        return self.rows[0].prompt_tokens
+
+    def __repr__(self) -> str:
+        sizes = " + ".join(str(len(row)) for row in self.rows)
+        return f"Group({sizes} tokens, {self.prompt_tokens} of the prompt, {self.rows[0].origin})"
+
+
+class Groups(Sequence[Group]):
+    """The groups of a store or a view; none where its rows stand for themselves.
+
+    Args:
+        whole: The store or the view.
+    """
+
+    def __init__(self, whole: Store | View) -> None:
+        self._whole = whole
+
+    def __len__(self) -> int:
+        return self._whole.group_count if self._whole.has_groups else 0
+
+    @property
+    def rows(self) -> Store | View:
+        """The store or the view that the groups are of: what a loader takes."""
+        return self._whole
+
+    @overload
+    def __getitem__(self, index: SupportsIndex) -> Group: ...
+    @overload
+    def __getitem__(self, index: slice) -> Groups: ...
+    def __getitem__(self, index: SupportsIndex | slice) -> Group | Groups:
+        """One group, or the groups of a view of some."""
+        if isinstance(index, slice):
+            return Groups(self.select(range(len(self))[index]))
+        first, stop = self._bounds([index])
+        return Group(self._whole.batch(range(int(first[0]), int(stop[0]))))
+
+    def select(self, groups: Iterable[SupportsIndex]) -> View:
+        """A view of the rows of groups by number, in the given order."""
+        firsts, stops = self._bounds(groups)
+        return self._whole.select(
+            row
+            for first, stop in zip(firsts.tolist(), stops.tolist(), strict=True)
+            for row in range(first, stop)
+        )
+
+    def _bounds(
+        self, groups: Iterable[SupportsIndex]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        size = len(self)
+        numbers = np.asarray([operator.index(group) for group in groups], dtype=np.int64)
+        wrong = (numbers < -size) | (numbers >= size)
+        if wrong.any():
+            raise IndexError(f"group {int(numbers[wrong][0])} of {size}")
+        numbers = np.where(numbers < 0, numbers + size, numbers)
+        return self._whole.group_starts(numbers), self._whole.group_starts(numbers + 1)
+
+    def __repr__(self) -> str:
+        return f"Groups({len(self):,})"
