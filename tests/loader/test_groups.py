@@ -269,3 +269,53 @@ def test_hosts_that_take_rows_one_by_one_refuse_groups(stores: dict[str, Store])
     dataset = pytest.importorskip("tokenmill.integrations.torch").dataset
     with pytest.raises(UsageError, match="belong to groups"):
         dataset.Dataset(stores["preference"])
+
+
+@pytest.mark.parametrize("kind", ["preference", "kto", "ranked"])
+@pytest.mark.parametrize("wish", [{}, {"layout": "padded"}, {"context_parallel": 2}], ids=str)
+def test_micro_batches_hold_whole_groups(
+    stores: dict[str, Store], kind: str, wish: dict[str, Any]
+) -> None:
+    store, shared = stores[kind], wish.get("context_parallel", 1)
+    group_of = np.repeat(np.arange(GROUPS), [len(group) for group in store.groups])
+    longest = max(len(row) for row in store)
+    micro = tm.MicroBatches(max_tokens=8 * longest, **wish)
+
+    def loader(rank: int) -> tm.Loader:
+        return tm.Loader(store, batch_size=5, rank=rank, world_size=2 * shared, last="keep",
+                         micro_batches=micro, indices=True)  # fmt: skip
+
+    if kind == "kto" and shared > 1:
+        with pytest.raises(UsageError, match="mismatched answers"):
+            loader(0)
+        return
+    found = []
+    for steps in zip(*(loader(rank) for rank in range(0, 2 * shared, shared)), strict=True):
+        assert len({len(step) for step in steps}) == 1
+        for batch in itertools.chain.from_iterable(steps):
+            numbers = batch["indices"].tolist()
+            if not numbers:
+                continue  # padding, so that ranks have equally many
+            rows = [store[number] for number in numbers]
+            groups = list(dict.fromkeys(group_of[number] for number in numbers))
+            assert numbers == [n for g in groups for n in np.flatnonzero(group_of == g)]
+            found += groups
+            assert batch["prompt_tokens"].tolist() == [
+                store.groups[g].prompt_tokens for g in groups
+            ]
+            if "chosen_input_ids" in batch:
+                assert kind == "preference"
+                assert wish == {"layout": "padded"}
+                for place, group in enumerate(groups):
+                    for side, name in enumerate(("chosen_", "rejected_")):
+                        check_row(batch, name, place, store.groups[group].rows[side])
+            else:
+                assert batch["label"].tolist() == [
+                    -1 if row.label is None else row.label for row in rows
+                ]
+                assert batch["group_idx"].tolist() == [
+                    groups.index(group_of[number]) for number in numbers
+                ]
+            if kind == "kto":
+                assert len(batch["kl_input_ids"]) == len(rows)
+    assert sorted(found) == list(range(GROUPS))
