@@ -62,13 +62,19 @@ def _costliest_first(
     tokens: list[int], cost: list[int], groups: int, budget: int
 ) -> list[int] | None:
     """Each unit to the group of the least cost that has room; None where one finds none."""
-    # A group's key orders by cost, then by tokens, then by number.
-    shift, below = budget.bit_length(), max(1, (groups - 1).bit_length())
+    # A group's key orders by cost, then by number; in between by tokens where some units cost none.
+    below = max(1, (groups - 1).bit_length())
     number_of = (1 << below) - 1
+    if all(cost):
+        steps = [worth << below for worth in cost]
+    else:
+        shift = budget.bit_length()
+        pairs = zip(tokens, cost, strict=True)
+        steps = [((worth << shift) + count) << below for count, worth in pairs]
     heap, held, placed = list(range(groups)), [0] * groups, []
     hurdles = max(_HURDLES, len(tokens) >> 3)
     replace = heapq.heapreplace
-    for count, worth in zip(tokens, cost, strict=True):
+    for count, step in zip(tokens, steps, strict=True):
         key = heap[0]
         number = key & number_of
         passed = []
@@ -81,7 +87,7 @@ def _costliest_first(
             number = key & number_of
         held[number] += count
         placed.append(number)
-        replace(heap, key + (((worth << shift) + count) << below))
+        replace(heap, key + step)
         for key in passed:
             heapq.heappush(heap, key)
     return placed
