@@ -21,7 +21,8 @@ from benchmarks.plots import draw, write_page
 from benchmarks.report import Report
 
 HELPERS = {
-    "report", "peers", "data", "text", "recombined", "measure", "plots", "simulated", "__main__",
+    "report", "peers", "data", "text", "recombined", "measure", "plots", "simulated", "balancing",
+    "__main__",
 }  # fmt: skip
 HERE = Path(__file__).parent
 RESULTS = HERE / "results.json"

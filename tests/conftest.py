@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -54,19 +55,39 @@ def shared() -> Path:
     return directory
 
 
+@pytest.fixture(autouse=True, scope="session")
+def sync_to_disk() -> Iterator[Callable[[int], None]]:
+    """The real `fsync`, in whose place nothing is done: disks take most of a small build.
+
+    Nothing that a test leaves needs to survive a power cut. `tests/files`, the room that promises
+    it, has the real one back.
+    """
+    real = os.fsync
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        yield real
+
+
 def link_new_files(source: Path, target: Path) -> None:
     """Give one directory the files of another that it lacks, without copying a byte."""
     for path in source.rglob("*"):
         new = target / path.relative_to(source)
         if path.is_file() and not new.exists():
             new.parent.mkdir(parents=True, exist_ok=True)
-            os.link(path, new)
+            with contextlib.suppress(FileExistsError):  # another process was faster
+                os.link(path, new)
 
 
 @pytest.fixture(scope="session")
 def identified(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What was found out about tokenizers, which takes seconds for each of the real ones."""
-    return tmp_path_factory.mktemp("identified")
+    """What was found out about tokenizers, which takes seconds for each of the real ones.
+
+    By any process of this run: those of xdist have their directories side by side.
+    """
+    own = tmp_path_factory.getbasetemp()
+    place = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "identified"
+    place.mkdir(exist_ok=True)
+    return place
 
 
 @pytest.fixture(autouse=True)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
+import types
+
 import pytest
 
 from tokenmill.errors import TokenizerError, UsageError
-from tokenmill.optional import LIBRARIES, install_line, optional
+from tokenmill.optional import LIBRARIES, install_line, installed_version, optional
 
 
 def fail_for(package: str, error: ImportError) -> None:
@@ -45,3 +48,22 @@ def test_other_errors_pass_as_they_are() -> None:
         raise KeyError("x")
     with pytest.raises(UsageError, match="this needs PyTorch: pip install"), optional("torch"):
         raise ModuleNotFoundError(name="torch")
+
+
+PUT_OFF = ("tokenmill.prompts", "tokenmill.source", "tokenmill.tokenizer")
+
+
+@pytest.mark.parametrize("package", [importlib.import_module(name) for name in PUT_OFF])
+def test_name_that_is_put_off_is_found_once_and_an_unknown_one_is_an_attribute_error(
+    package: types.ModuleType,
+) -> None:
+    for name in package.__all__:
+        found = getattr(package, name)
+        assert vars(package)[name] is found  # the next use is a plain look-up
+    with pytest.raises(AttributeError, match=f"module '{package.__name__}' has no .*'nonsense'"):
+        _ = package.nonsense
+
+
+def test_installed_version_is_what_the_package_says_of_itself() -> None:
+    assert installed_version("pytest") == pytest.__version__
+    assert installed_version("no-such-package") is None

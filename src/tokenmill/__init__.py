@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from tokenmill.dataset import Mixture, View, as_view, concat, filtered, mix, split
     from tokenmill.loader import LengthGrouped, Loader, OrderedView
     from tokenmill.origin import Origin
-    from tokenmill.packing import Pack
+    from tokenmill.packing import Align, MicroBatches, Pack
     from tokenmill.prompts import Prompt
     from tokenmill.store import Row, Sidecar, Store, open_store
     from tokenmill.store.sidecar_writer import attach
@@ -54,8 +54,10 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "Align": "tokenmill.packing",
     "LengthGrouped": "tokenmill.loader",
     "Loader": "tokenmill.loader",
+    "MicroBatches": "tokenmill.packing",
     "Mixture": "tokenmill.dataset",
     "OrderedView": "tokenmill.loader",
     "Origin": "tokenmill.origin",
@@ -86,10 +88,12 @@ _HOMES = {
 """Public name → the module it lives in."""
 
 __all__ = [
+    "Align",
     "CacheError",
     "CorruptionError",
     "LengthGrouped",
     "Loader",
+    "MicroBatches",
     "Mixture",
     "NonDeterminismError",
     "OrderedView",

@@ -9,10 +9,12 @@ tokenizer's hub ids to the host frameworks; nothing else catches an `ImportError
 
 What is there but heavy is put off: a package whose names come from modules that load much has
 `first_use` for its ``__getattr__``.
+`installed_version` says which version of any package there is, without importing it.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -42,6 +44,17 @@ def install_line(package: str) -> str:
     """The command that installs a package of `LIBRARIES`."""
     wanted = LIBRARIES[package][1]
     return f"pip install '{wanted}'" if "[" in str(wanted) else f"pip install {wanted}"
+
+
+@functools.cache  # milliseconds each, and what is installed stays so while a process runs
+def installed_version(package: str) -> str | None:
+    """The version of an installed package; None where there is none."""
+    from importlib import metadata  # which loads a parser of e-mails
+
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 @contextmanager

@@ -41,19 +41,21 @@ def _small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blocks.random, "SystemRandom", FromTheFirst)
 
 
-@pytest.fixture
-def source(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Some twenty slices; what an audit looks for stands in the last one."""
     rows = conversations(700)
     rows[-1]["messages"][0]["content"] += " audit me amber"
-    return write_rows(tmp_path / "chat.jsonl", rows)
+    return write_rows(tmp_path_factory.mktemp("lying") / "chat.jsonl", rows)
 
 
-@pytest.fixture
-def honest(source: Path, tmp_path: Path) -> dict[str, bytes]:
+@pytest.fixture(scope="module")
+def honest(source: Path) -> dict[str, bytes]:
     """Every file of slices and stores that an honest build makes."""
-    cache = tmp_path / "honest"
-    prepared = run_recipe(source, str(TOKENIZER), cache_dir=cache, **INLINE)
+    cache = source.parent / "honest"
+    with pytest.MonkeyPatch.context() as patch:
+        small_cuts(patch)
+        prepared = run_recipe(source, str(TOKENIZER), cache_dir=cache, **INLINE)
     assert prepared.summary()["slices"] > 15
     return published(cache)
 

@@ -8,6 +8,7 @@ of its own; the copy that the first one left must still be there, and nothing in
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -108,9 +109,10 @@ def test_a_verb_after_any_other_gives_what_it_gives_alone(
 ) -> None:
     before, source = _sources(tmp_path)
     for earlier in WAYS:
+        _run(first, earlier, before, tmp_path / earlier)
         for later in WAYS:
             cache = tmp_path / f"{earlier}-{later}"
-            _run(first, earlier, before, cache)
+            shutil.copytree(tmp_path / earlier, cache, symlinks=True)
             kept = _kept(cache)
             answer = _normal(_run(second, later, source, cache), tmp_path)
             assert answer == alone(second, later), f"{later} after {earlier}"
@@ -150,8 +152,10 @@ def test_whole_copy_of_another_tokenizer_is_refused(tmp_path: Path) -> None:
                 load_copy(home, ours.card.as_dict())
 
 
-REAL = ("gemma3", "gpt-oss", "llama3.1")
-OTHERS = ("command-r-plus", "deepseek-v3", "mistral-nemo", "qwen2.5", "qwen3")
+REAL = ("llama3.1",)
+OTHERS = (
+    "command-r-plus", "deepseek-v3", "gemma3", "gpt-oss", "mistral-nemo", "qwen2.5", "qwen3",
+)  # fmt: skip
 
 
 @pytest.mark.slow

@@ -29,9 +29,11 @@ TOKENS: dict[str, Any] = {**INLINE, "tokenizer": str(TOKENIZER), "format": "toke
 Writer = Callable[[Row], dict[str, Any]]
 
 
-@pytest.fixture
-def chats(own_cache: Path) -> Store:
-    return tm.prepare(EXAMPLES / "conversations.jsonl", tokenizer=str(TOKENIZER), **INLINE)
+@pytest.fixture(scope="module")
+def chats(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    cache = tmp_path_factory.mktemp("chats")
+    source = EXAMPLES / "conversations.jsonl"
+    return tm.prepare(source, tokenizer=str(TOKENIZER), cache_dir=cache, **INLINE)
 
 
 def labelled(row: Row) -> list[int]:

@@ -128,7 +128,7 @@ def examine(templates: dict[str, str], rows: dict[str, Row], examples: int) -> N
 def test_outcome_is_the_same_in_either_order(templates: dict[str, str]) -> None:
     rows = [ODD[case] for case in NEIGHBOURS]
     wrong = []
-    for name, source in templates.items():
+    for name, source in list(templates.items())[::3]:  # `make soak` asks them all
         variables = {**SPECIAL, **VARIABLES.get(name, {})}
         there, back = (
             outcomes(
@@ -173,7 +173,7 @@ def test_prompt_depends_on_the_conversation_alone(
     templates: dict[str, str], real_rows: dict[str, Row]
 ) -> None:
     chance = random.Random(13)
-    for name in chance.sample(sorted(templates), 8):
+    for name in chance.sample(sorted(templates), 4):
         variables = {**SPECIAL, **VARIABLES.get(name, {})}
         talks = [
             (job.messages, job.tools)

@@ -307,3 +307,12 @@ def test_typed_parts_and_strings_render_alike() -> None:
     assert result.rejected == []
     assert result.texts[0] == result.texts[1]
     assert result.spans[0] == result.spans[1]
+
+
+def test_row_that_the_parser_refused_keeps_its_place_and_its_words() -> None:
+    refused = RowError("not valid JSON", reason="bad_json", row=7)
+    given = [{"messages": HELLO}, refused, {"messages": HELLO}]
+    for renderer in ("auto", "jinja2"):
+        result = Renderer(ChatSpec(), CHATML, renderer=renderer).render(given, [1, 2, 3])
+        assert result.source == [0, 2]
+        assert result.rejected == [(1, 0, refused)]

@@ -3,15 +3,18 @@
 
 from __future__ import annotations
 
+import json
 import resource
 import time
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.chat.templates import CHATML, DATED
-from tokenmill.chat import ChatSpec, Renderer
-from tokenmill.chat.template import ReferenceTemplate
+from tokenmill.chat import ChatSpec, Renderer, limits
+from tokenmill.chat.template import ReferenceTemplate, tojson
 from tokenmill.errors import TemplateError
 
 TALK = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
@@ -39,6 +42,29 @@ def render(source: str, messages: Any = TALK, **variables: Any) -> str:
 )  # fmt: skip
 def test_reference_prints_what_transformers_prints(source: str, text: str) -> None:
     assert render(source, bos_token="<s>", extra=7) == text
+
+
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text()
+VALUES = st.recursive(
+    SCALARS,
+    lambda inner: st.lists(inner) | st.dictionaries(st.text() | st.integers() | st.none(), inner),
+)
+
+
+@given(VALUES)
+def test_json_is_what_json_dumps_says(value: Any) -> None:
+    assert tojson(value) == json.dumps(value, ensure_ascii=False)
+    assert tojson(value, True, 1) == json.dumps(value, indent=1)
+
+
+def test_json_of_what_has_none_is_refused_as_json_dumps_does() -> None:
+    circle: list[Any] = []
+    circle.append(circle)
+    for value, error in ((circle, ValueError), ({"a": {1}}, TypeError), ({(1,): 2}, TypeError)):
+        for encode in (tojson, json.dumps):
+            with pytest.raises(error):
+                encode(value)
+    assert tojson([circle == [], 1.5]) == "[false, 1.5]"
 
 
 def test_reasoning_is_aliased_as_transformers_does() -> None:
@@ -94,9 +120,15 @@ HOSTILE = {
 }  # fmt: skip
 
 
+@pytest.fixture
+def little_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An eighth of what a render may take; test_limits.py holds the whole of it to its bounds."""
+    monkeypatch.setattr(limits, "BASE_WORK", limits.BASE_WORK // 8)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(HOSTILE))
-def test_hostile_template_is_bounded_by_counts(name: str) -> None:
+def test_hostile_template_is_bounded_by_counts(name: str, little_work: None) -> None:
     source = HOSTILE[name]
     talk = [{"role": "user", "content": "word " * 400}, {"role": "assistant", "content": "x"}]
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -109,7 +141,9 @@ def test_hostile_template_is_bounded_by_counts(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(HOSTILE))
-def test_hostile_template_that_waits_for_a_word_is_bounded_too(name: str) -> None:
+def test_hostile_template_that_waits_for_a_word_is_bounded_too(
+    name: str, little_work: None
+) -> None:
     """A learned path must not be the way around the limits."""
     source = "{% if messages[0].content == 'now' %}" + HOSTILE[name] + "{% endif %}" + CHATML
     rows = [

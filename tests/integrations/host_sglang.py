@@ -1,7 +1,8 @@
 """A stand-in for sglang: what its `Tool` class was seen to do, by version, and nothing else of it.
 
-The three answer like the class itself, asked at its commits of June 2025, of September 2025 (a
-function must have a name) and since April 2026 (``defer_loading``), to the tools of these tests.
+The four answer like the class itself, asked at its commits of June 2025, of September 2025 (a
+function must have a name), of April 2026 (``defer_loading``) and in release 0.5.23 (keys stay in
+the row's order, ``strict`` only where it is given), to the tools of these tests.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ class Tool:
     """Of June 2025."""
 
     needs_name = False
+    strict_values: tuple[Any, ...] = (True, False, "true", "false")
 
     def __init__(self, dumped: dict[str, Any]) -> None:
         self.dumped = dumped
@@ -34,7 +36,7 @@ class Tool:
             raise ValueError("1 validation error for Tool")
         if not isinstance(function.get("description"), str | None):
             raise ValueError("1 validation error for Tool: description")
-        if function.get("strict", False) not in (True, False, "true", "false"):
+        if function.get("strict", False) not in cls.strict_values:
             raise ValueError("1 validation error for Tool: strict")
         return cls({"type": tool.get("type", "function"), "function": cls.function(function)})
 
@@ -55,7 +57,7 @@ class NamedTool(Tool):
 
 
 class DeferredTool(NamedTool):
-    """Since April 2026."""
+    """Of April 2026."""
 
     @classmethod
     def model_validate(cls, tool: Any) -> Tool:
@@ -66,6 +68,22 @@ class DeferredTool(NamedTool):
         if own is not None:
             made.dumped["function"]["defer_loading"] = own
         made.dumped["defer_loading"] = stated
+        return made
+
+
+class OrderedTool(DeferredTool):
+    """Of release 0.5.23."""
+
+    strict_values = (*Tool.strict_values, None)
+
+    @classmethod
+    def model_validate(cls, tool: Any) -> Tool:
+        made = super().model_validate(tool)
+        given, written = tool["function"], made.dumped["function"]
+        if given.get("strict") is None:
+            del written["strict"]
+        order = [*(name for name in given if name in written), *written]
+        made.dumped["function"] = {name: written[name] for name in order}
         return made
 
 

@@ -29,6 +29,7 @@ VERSIONS: dict[str, Any] = {
     "2025-06": host_sglang.Tool,
     "2025-09": host_sglang.NamedTool,
     "2026-04": host_sglang.DeferredTool,
+    "0.5.23": host_sglang.OrderedTool,
 }
 SPEC = {"tool_key": "tools", "apply_chat_template": True, "convention": "miles"}
 TEMPLATE = "{{ tools | tojson }}"
@@ -46,7 +47,7 @@ def test_tools_are_what_the_installed_class_makes_of_them(
 ) -> None:
     host_sglang.install(monkeypatch, VERSIONS[version])
     wanted = json.dumps(eager_tools(VERSIONS[version] or host_sglang.Tool, TOOLS))
-    assert ("defer_loading" in wanted) == (version == "2026-04")
+    assert ("defer_loading" in wanted) == (version in ("2026-04", "0.5.23"))
     rows = write_rows(tmp_path / "rows.jsonl", [{"text": "hi", "tools": TOOLS}])
     (prompt,) = open_prompts(rows, chat_template=TEMPLATE, **SPEC)
     assert prompt.prompt == wanted
@@ -70,6 +71,28 @@ def test_what_the_class_does_is_in_the_key_and_its_name_is_not(
     for other in ({"tool_key": None}, {"apply_chat_template": False}, {"convention": "slime"}):
         one, two = (opened(tool_class, **other).key for tool_class in (None, alike))
         assert one == two
+
+
+class NameFirst(host_sglang.OrderedTool):
+    """Writes keys in an order of its own, which is the one that most tools have anyway."""
+
+    @classmethod
+    def model_validate(cls, tool: Any) -> host_sglang.Tool:
+        made = super().model_validate(tool)
+        written = made.dumped["function"]
+        order = ["name", "description", "parameters", *written]
+        made.dumped["function"] = {name: written[name] for name in order}
+        return made
+
+
+def test_class_that_keeps_the_order_of_keys_is_told_from_one_that_has_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    forms = set()
+    for tool_class in (host_sglang.OrderedTool, NameFirst):
+        host_sglang.install(monkeypatch, tool_class)
+        forms.add(ServedTools().form)
+    assert len(forms) == 2
 
 
 def test_tool_that_the_class_refuses_is_a_rejected_row(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from tests.store.making import make_columns, make_earlier_store, make_store
 from tokenmill.dataset import Mixture, View, concat, filtered, mix
 from tokenmill.files import ranged
 from tokenmill.loader import Loader
-from tokenmill.packing import Pack
+from tokenmill.packing import MicroBatches, Pack
 from tokenmill.store import Store
 from tokenmill.store.columns import SliceColumns
 from tokenmill.store.runs import count_within, firsts_of, runs_of
@@ -64,6 +65,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "packed and truncated": {"batch_size": 2, "pack": Pack(16, oversize="truncate")},
     "packed and balanced": {"batch_size": 1, "pack": Pack(64, method="balanced")},
 }
+MICRO = {"batch_size": 2, "micro_batches": MicroBatches(64, balance="trained")}
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -142,3 +144,59 @@ def test_rank_fetches_no_slice_of_another_ranks_rows(tmp_path: Path, shape: str)
             fetched = {key for key in keys for path, size in web.requests if key in path and size}
             assert fetched == wanted
             assert len(wanted) < len(keys)
+
+
+@pytest.mark.parametrize("stores", ["now"], indirect=True)
+@pytest.mark.parametrize("data", DATA)
+def test_rank_opens_its_own_rows_only_in_micro_batches(
+    stores: tuple[Store, Store, str], data: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[int] = []
+    open_row = Store.batch
+
+    def counting(self: Store, indices: Any) -> Any:
+        opened.extend(indices)
+        return open_row(self, indices)
+
+    monkeypatch.setattr(Store, "batch", counting)
+    served = DATA[data](*stores[:2])
+    for rank in range(WORLD):
+        for step in Loader(served, rank=rank, world_size=WORLD, indices=True, **MICRO):
+            assert len(opened) == sum(batch["indices"].size for batch in step)
+            opened.clear()
+
+
+@pytest.mark.parametrize("shape", [SHAPES["padded"], MICRO], ids=["padded", "micro-batches"])
+def test_rank_fetches_the_slices_of_its_next_steps_ahead_and_no_others(
+    tmp_path: Path, shape: dict[str, Any]
+) -> None:
+    """One step is taken; a prefetch of two fetches those of the next steps of this rank, too."""
+    rows = [make_columns([20, 30], seed=number) for number in range(40)]
+    store = make_store(tmp_path / "cache", rows)
+    (tmp_path / "web").mkdir()
+    tm.push(store, tmp_path / "web" / "store")
+    keys = list(store.slice_keys())
+    given = {"rank": 1, "world_size": WORLD, "indices": True, **shape}
+
+    def slices_of(steps: list[Any]) -> set[str]:
+        batches = [b for step in steps for b in (step if isinstance(step, list) else [step])]
+        places = np.concatenate([batch["indices"] for batch in batches]) // 2
+        return {keys[at] for at in places.tolist()}
+
+    following = Loader(store, **given).repeat()
+    steps = [next(following) for _ in range(8)]
+    with serving(RangeServer(tmp_path / "web")) as web:
+        ranged.recent.clear()
+        there = tm.open_store(web.url("store"), cache_dir=tmp_path / "blocks")
+        ahead = Loader(there, prefetch=2, **given).repeat()
+        next(ahead)
+
+        def fetched() -> set[str]:
+            return {key for key in keys for path, size in web.requests if key in path and size}
+
+        # Two lie ready; a third may be in the thread's hands, waiting for room.
+        deadline = time.monotonic() + 30
+        while not slices_of(steps[:3]) <= fetched() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert slices_of(steps[:3]) <= fetched() <= slices_of(steps[:4])
+        ahead.close()

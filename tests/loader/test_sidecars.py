@@ -17,6 +17,7 @@ import pytest
 from tests.store.making import make_columns, make_store
 from tokenmill import Loader, Mixture, Pack, Store, UsageError, View, concat, mix, open_store
 from tokenmill.dataset import as_view
+from tokenmill.packing import Align, MicroBatches
 from tokenmill.store.sidecars import RESERVED
 
 Batch = dict[str, Any]
@@ -175,6 +176,74 @@ def test_every_name_of_a_batch_is_reserved(stores: list[Store]) -> None:
     for more in ({}, {"pack": Pack(64)}):
         batch = next(iter(Loader(stores[0], indices=True, sidecars=(), **more)))
         assert set(batch) <= RESERVED
+    wish = MicroBatches(64, context_parallel=2)
+    step = next(
+        iter(Loader(stores[0], indices=True, sidecars=(), world_size=2, micro_batches=wish))
+    )
+    assert set(step[0]) <= RESERVED
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_padded_micro_batches_hold_every_value_where_its_token_stands(
+    stores: list[Store], side: str
+) -> None:
+    wish = MicroBatches(64, layout="padded", align=Align(sequence=4))
+    expected, seen = expected_of(stores[0]), 0
+    for step in Loader(stores[0], pad_side=side, micro_batches=wish, indices=True, last="keep"):
+        for batch in step:
+            check_padded(batch, expected)
+            seen += batch["indices"].size
+    assert seen == len(stores[0])
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"micro_batches": MicroBatches(64)},
+        {"micro_batches": MicroBatches(64, align=Align(sequence=4, slab=16))},
+        {"micro_batches": MicroBatches(64, align=Align(sequence=4)), "pack": Pack(32, window=9)},
+        {"micro_batches": MicroBatches(64), "pack": Pack(32, window=5, method="balanced")},
+    ],
+    ids=["slab", "aligned", "aligned packs", "packs of padding"],
+)
+def test_slabs_hold_every_value_where_its_token_stands(
+    stores: list[Store], given: dict[str, Any]
+) -> None:
+    """Also in slabs of padding: the last step has one row for thirteen ranks."""
+    expected, seen = expected_of(stores[0]), []
+    for rank in range(13):
+        loader = Loader(stores[0], batch_size=3, rank=rank, world_size=13, last="keep",
+                        indices=True, **given)  # fmt: skip
+        for batch in (batch for step in loader for batch in step):
+            flat, rows = batch["ref"].reshape(-1), iter(batch["indices"].tolist())
+            there = np.zeros(flat.size, dtype=bool)
+            lengths = np.diff(batch["cu_seqlens"]).tolist()
+            assert batch["reward"].shape == (len(lengths),)
+            for number, (start, length) in enumerate(
+                zip(batch["cu_seqlens_padded"].tolist(), lengths, strict=False)
+            ):
+                row = next(rows) if length else None
+                values = [] if row is None else expected[row].tolist()
+                assert flat[start : start + length].tolist() == values
+                assert batch["reward"][number] == (values[0] if values else 0)
+                there[start : start + length] = True
+                seen += [] if row is None else [row]
+            assert not flat[~there].any()
+    assert sorted(seen) == list(range(len(stores[0])))
+
+
+def test_shards_hold_the_values_of_their_tokens(stores: list[Store]) -> None:
+    wish = MicroBatches(48, context_parallel=2)
+    ranks = [
+        Loader(stores[0], rank=rank, world_size=2, micro_batches=wish, indices=True)
+        for rank in (0, 1)
+    ]
+    expected = expected_of(stores[0])
+    for steps in zip(*ranks, strict=True):
+        for shards in zip(*steps, strict=True):
+            held = [v for shard in shards for v in shard["ref"][shard["seq_idx"] >= 0].tolist()]
+            rows = shards[0]["indices"].tolist()
+            assert sorted(held) == sorted(v for row in rows for v in expected[row].tolist())
 
 
 def test_which_sidecars_are_served_is_said_or_all(stores: list[Store], tmp_path: Path) -> None:

@@ -80,9 +80,9 @@ def test_key_seed_and_epoch_do_not_add_up() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("draws", [2000, pytest.param(20_000, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("n", [2, 3, 4, 5])
-def test_permutation_tiny_sizes_give_every_order_equally_often(n: int) -> None:
-    draws = 6000
+def test_permutation_tiny_sizes_give_every_order_equally_often(n: int, draws: int) -> None:
     counts = Counter(
         tuple(Permutation(n, derive_key(k)).index(p) for p in range(n)) for k in range(draws)
     )

@@ -34,10 +34,11 @@ def test_first_rows_searched_in_place_find_the_same_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mapped: bool
 ) -> None:
     copied = make(tmp_path)
-    monkeypatch.setattr(store_module, "COPIED_FIRST_ROWS", 2)
+    monkeypatch.setattr(store_module, "LISTED_FIRST_ROWS", 2)
     monkeypatch.setattr(store_module, "is_network", lambda path: not mapped)
     long = Store(copied.path)
     # In place means: another place for each 96 bytes, and nothing copied out of the map.
+    assert isinstance(long._first_rows, memoryview)
     assert long._first_rows.strides == ((96,) if mapped else (8,))
     assert len(long) == sum(map(len, LENGTHS))
     for number, row in enumerate(copied):
@@ -65,23 +66,44 @@ def test_state_of_too_many_slices_says_what_to_do(
 def test_counts_that_disagree_with_their_record_are_corrupt(tmp_path: Path) -> None:
     store = make(tmp_path)
     files = CacheLayout(tmp_path).slice(next(store.slice_keys()))
-    assert np.frombuffer(read_counts(files).lengths, "<i4").tolist() == LENGTHS[0]
-    record = read_counts(files).record
+    assert np.frombuffer(read_counts([files]).lengths, "<i4").tolist() == LENGTHS[0]
+    [(record, _)] = read_counts([files]).records
     other = msgspec.structs.replace(record, tokens=record.tokens + 1)
     files.record.write_bytes(other.encode())
     with pytest.raises(CorruptionError, match="count 8 tokens, the record says 9"):
-        read_counts(files)
+        read_counts([files])
+    whole = [CacheLayout(tmp_path).slice(key) for key in store.slice_keys()]
+    with pytest.raises(CorruptionError, match="count 8 tokens, the record says 9") as caught:
+        read_counts(whole[::-1])
+    assert caught.value.path == str(files.meta)
+
+
+def test_counts_of_several_slices_are_theirs_one_after_another(tmp_path: Path) -> None:
+    store = make(tmp_path)
+    whole = [CacheLayout(tmp_path).slice(key) for key in store.slice_keys()]
+    together, each = read_counts(whole), [read_counts([files]) for files in whole]
+    assert together.records == [one.records[0] for one in each]
+    assert together.lengths == b"".join(one.lengths for one in each)
+    assert together.trained == b"".join(one.trained for one in each)
+    rows = [
+        run.tolist()
+        for one in each
+        for run in np.split(one.runs, one.run_starts[1:-1])
+        if len(one.run_starts) > 1
+    ]
+    found = np.split(together.runs, together.run_starts[1:-1])
+    assert [run.tolist() for run in found] == rows
 
 
 def test_flipped_count_is_found_before_it_is_committed(tmp_path: Path) -> None:
     store = make(tmp_path)
     files = CacheLayout(tmp_path).slice(next(store.slice_keys()))
     data = bytearray(files.meta.read_bytes())
-    at, _ = read_counts(files).record.meta_file.buffers["length"]
+    at, _ = read_counts([files]).records[0][0].meta_file.buffers["length"]
     data[at] ^= 1
     files.meta.write_bytes(data)
     with pytest.raises(CorruptionError, match="block 0 has checksum"):
-        read_counts(files)
+        read_counts([files])
 
 
 # Looking ahead.

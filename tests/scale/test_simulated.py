@@ -28,7 +28,7 @@ from tokenmill.store import store as reading
 
 # Buffers that a store of these sizes would not fill.
 publish._GATHERED = commit._PIECE = 4096
-table.STRETCH = reading.COPIED_FIRST_ROWS = 64
+table.STRETCH = reading.LISTED_FIRST_ROWS = 64
 ahead.BATCH, ahead.WINDOW = 8, 4
 
 # pathlib interns the parts of every path; let the interpreter's table of them grow beforehand.
@@ -136,5 +136,6 @@ def test_plan_and_hit_and_open_open_no_slice(measured: dict[int, dict[str, Any]]
 
 @pytest.mark.parametrize("what", ["plan", "prepare", "hit", "open", "row"])
 def test_objects_do_not_grow_with_slices(measured: dict[int, dict[str, Any]], what: str) -> None:
-    # One byte per slice says whether it was seen; an object would take fifty or more.
-    assert growth(measured, what, "peak") <= 10
+    # One byte per slice says whether it was seen; an object would take fifty or more. What is read
+    # ahead when memory is at its peak depends on which thread was faster: 40 KB were seen.
+    assert growth(measured, what, "peak") <= 25

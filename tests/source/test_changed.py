@@ -129,7 +129,7 @@ def test_block_appended_file_still_gives_the_planned_bytes(tmp_path: Path) -> No
     path = jsonl(ROWS, tmp_path)
     (block,) = open_rows(path).blocks()
     append(path)
-    assert read_block(block).values == ROWS
+    assert list(read_block(block).values) == ROWS
 
 
 @pytest.mark.parametrize("touch", [lambda path: os.utime(path), lambda path: path.chmod(0o600),

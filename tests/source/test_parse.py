@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from tokenmill.errors import RowError
 from tokenmill.source import limits, open_rows, read_block
+from tokenmill.source.block import PORTION
 from tokenmill.source.block import _split_lines as split_lines
 from tokenmill.source.parse import PARSING, SHALLOW, decode, nesting, over_limit, parse, parse_many
 from tokenmill.source.parse import _refusal as refusal
@@ -124,6 +125,26 @@ def test_line_over_the_limit_is_a_bad_row_and_never_held(
     assert [int(length) for one in read for length in one.length] == [
         rows.origin(number).length for number in range(6)
     ]
+
+
+def test_rows_of_a_block_are_parsed_with_their_places_however_they_are_asked_for(
+    tmp_path: Path,
+) -> None:
+    lines = [json.dumps({"n": number}) for number in range(3 * PORTION)]
+    for number in (2, PORTION, 2 * PORTION + 3):
+        lines[number] = f'{{"n": {number}'
+    (tmp_path / "rows.jsonl").write_text("\n\n".join(lines))
+    rows = open_rows(str(tmp_path / "rows.jsonl"), cache_dir=tmp_path / "cache")
+    outcomes = [outcome for _, outcome in rows.scan()]
+    [block] = rows.blocks()
+    values = read_block(block).values
+    wanted = list(map(str, outcomes))
+    assert [list(map(str, values)), list(map(str, values))] == [wanted, wanted]
+    assert [str(values[number]) for number in range(len(values))] == wanted
+    assert str(values[-1]) == wanted[-1]
+    assert list(map(str, values[PORTION - 1 : -4 : 3])) == wanted[PORTION - 1 : -4 : 3]
+    with pytest.raises(IndexError):
+        values[len(lines)]
 
 
 # The short ways against the plain one

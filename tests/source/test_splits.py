@@ -138,14 +138,29 @@ DECLARED = (
 """Refusals where `datasets` goes on: it would guess, or give a split without rows."""
 
 
+repositories_with_cards = given(files=repositories, card=cards, which=st.integers(0, 1))
+
+
 @pytest.mark.slow
-@settings(max_examples=400)
-@given(files=repositories, card=cards, which=st.integers(0, 1))
+@settings(max_examples=60)
+@repositories_with_cards
 def test_splits_are_those_of_datasets(
     tmp_path_factory: pytest.TempPathFactory, files: list[str], card: Card, which: int
 ) -> None:
+    compare_with_datasets(tmp_path_factory.getbasetemp() / "repository", files, card, which)
+
+
+@pytest.mark.soak
+@settings(max_examples=4000)
+@repositories_with_cards
+def test_splits_are_those_of_datasets_at_length(
+    tmp_path_factory: pytest.TempPathFactory, files: list[str], card: Card, which: int
+) -> None:
+    compare_with_datasets(tmp_path_factory.getbasetemp() / "repository", files, card, which)
+
+
+def compare_with_datasets(root: Path, files: list[str], card: Card, which: int) -> None:
     name = card[which % len(card)]["config_name"] if card else None
-    root = tmp_path_factory.getbasetemp() / "repository"
     try:
         expected = theirs(root, files, card, name)
     except (ValueError, FileNotFoundError, TypeError) as error:

@@ -333,11 +333,19 @@ def test_network_file_systems_are_read_not_mapped(
 ) -> None:
     store.attach("ref", token_values(store), made_by="m", per="token")
     store.attach("reward", row_values(store), made_by="m")
-    monkeypatch.setattr(sidecars, "is_network", lambda path: True)
     found = open_store(store.path)
+    assert found.lengths.size
+
+    def refused(*_: object) -> None:
+        raise AssertionError("mapped, or read as a whole")
+
+    monkeypatch.setattr(sidecars, "is_network", lambda path: True)
+    monkeypatch.setattr(access.MappedFile, "__init__", refused)
+    monkeypatch.setattr(access.GuardedFile, "unchecked_view", refused)
     assert np.array_equal(found.sidecar("ref")[4], token_values(store)[4])
-    assert found.sidecar("reward").batch([4, 2]).tolist() == row_values(store)[[4, 2]].tolist()  # type: ignore[union-attr]
-    assert found.sidecar("reward").values.tobytes() == row_values(store).tobytes()
+    rewards = found.sidecar("reward")
+    assert rewards.batch([4, 2]).tolist() == row_values(store)[[4, 2]].tolist()  # type: ignore[union-attr]
+    assert rewards.values.tobytes() == row_values(store).tobytes()
 
 
 # Where they lie

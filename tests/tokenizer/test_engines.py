@@ -16,15 +16,11 @@ import pytest
 import tokenmill
 from tests.tokenizer.families import FAMILIES, family
 from tokenmill.errors import TokenizerError, UsageError
-from tokenmill.tokenizer import Encoder, choose_engine, engines, load
-from tokenmill.tokenizer.engines import FastokensEngine, HfEngine, first_difference
+from tokenmill.tokenizer import Encoder, choose_engine, engines
+from tokenmill.tokenizer.engines import HfEngine, first_difference
 from tokenmill.tokenizer.parity_texts import parity_texts, probe_text
 
 SOURCE_ROOT = str(Path(tokenmill.__path__[0]).parent)
-SHARED_NAMES = [
-    "bert-base-uncased", "chatglm3", "command-r-plus", "deepseek-v3", "gemma3", "gpt-4o-o200k",
-    "gpt-oss", "llama3.1", "mistral-nemo", "phi-3-mini", "qwen2.5", "qwen3", "smollm2", "t5-small",
-]  # fmt: skip
 
 
 def random_texts(added: Sequence[str], seed: int) -> list[str]:
@@ -46,28 +42,6 @@ def random_texts(added: Sequence[str], seed: int) -> list[str]:
     ]
     texts += ["".join(generator.choices(pool, k=30)) for _ in range(120)]
     return texts
-
-
-def corpus_texts(shared: Path, most: int) -> list[str]:
-    texts = []
-    for path in sorted((shared / "corpora").glob("*.jsonl")):
-        with path.open() as lines:
-            texts += [line[:3000] for _, line in zip(range(most), lines, strict=False)]
-    return texts
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", SHARED_NAMES)
-def test_fastokens_on_real_and_random_texts_equals_reference(name: str, shared: Path) -> None:
-    tokenizer = load(shared / "tokenizers" / name / "tokenizer.json")
-    try:
-        fast = FastokensEngine(tokenizer)
-    except TokenizerError as error:
-        assert name in ("bert-base-uncased", "t5-small", "gpt-4o-o200k")
-        assert "does not load" in error.message
-        return
-    texts = corpus_texts(shared, 6) + random_texts(tokenizer.added_contents, seed=1)
-    assert first_difference(fast, HfEngine(tokenizer), texts) is None
 
 
 @pytest.mark.parametrize("name", sorted(FAMILIES))

@@ -216,7 +216,7 @@ def test_memo_of_changed_files_arguments_or_versions_is_not_believed(
     assert recall(directory, cache_dir=own_cache, backend="file") is None
     assert recall(directory, cache_dir=own_cache, chat_template="x") is None
     with monkeypatch.context() as patch:
-        patch.setattr(memo, "_version", lambda package: "99")
+        patch.setattr(memo, "installed_version", lambda package: "99")
         assert recall(directory, cache_dir=own_cache) is None
     (directory / "chat_template.jinja").write_text("other")
     assert recall(directory, cache_dir=own_cache) is None

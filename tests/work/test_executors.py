@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import itertools
 import os
 import time
@@ -198,10 +199,11 @@ def test_many_runs_leave_no_descriptor(executor: Executor) -> None:
             list(executor.run(SETUP, [Task(0, {"do": "raise_row_error"})]))
 
     run_some()
-    before = sorted(os.listdir("/proc/self/fd"))
+    gc.collect()  # what earlier tests left open is closed now, not between the two counts
+    before = len(os.listdir("/proc/self/fd"))
     for _ in range(4):
         run_some()
-    assert sorted(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before
 
 
 def test_workers_see_the_parents_package_and_are_pinned_to_one_core_each() -> None:

@@ -29,6 +29,7 @@ from tokenmill.build.recipe import Recipe
 from tokenmill.chat import GROUPED, Renderer, Rendering
 from tokenmill.errors import RowError
 from tokenmill.source import BlockRows
+from tokenmill.source.block import ParsedRows
 from tokenmill.store.columns import SliceColumns
 from tokenmill.store.record import RejectedRow, role_type
 from tokenmill.tokenizer import Encoded, Encoder, Tokenizer, apply_length
@@ -86,16 +87,11 @@ class Pipeline:
 
     def run(self, rows: BlockRows) -> tuple[SliceColumns, dict[str, Any]]:
         """Render, encode and mask one block; also what the rooms noted on the way."""
-        bad: list[Bad] = [
-            (i, 0, value) for i, value in enumerate(rows.values) if isinstance(value, RowError)
-        ]
-        good = np.delete(np.arange(len(rows.values), dtype=np.int32), [i for i, _, _ in bad])
-        values = [rows.values[i] for i in good.tolist()] if bad else rows.values
         digests = digests_of(rows)
-        with self._stage("render", "prove", self.renderer):
-            rendering = self.renderer.render(values, digests[good].tolist())
-        bad += [(int(good[i]), part, error) for i, part, error in rendering.rejected]
-        source = good[np.asarray(rendering.source, np.int64)]
+        with self._stage("render", "prove", self.renderer), self._parsing(rows):
+            rendering = self.renderer.render(rows.values, digests.tolist())
+        bad: list[Bad] = list(rendering.rejected)
+        source = np.asarray(rendering.source, np.int32)
         part = np.asarray(rendering.part, np.int32)
         with self._stage("encode", "mask", self.encoder):
             chosen_by = digests[source] ^ (part.astype(np.uint64) * _SPREAD)
@@ -114,13 +110,25 @@ class Pipeline:
     @contextmanager
     def _stage(self, engine: str, rest: str, room: Renderer | Encoder) -> Iterator[None]:
         """Add the room's own engine's time to one stage and what is around it to another."""
-        start, before = time.perf_counter(), room.engine_seconds
+        start, before, parsed = time.perf_counter(), room.engine_seconds, self.seconds["parse"]
         try:
             yield
         finally:
             spent = room.engine_seconds - before
             self.seconds[engine] += spent
-            self.seconds[rest] += time.perf_counter() - start - spent
+            elsewhere = spent + self.seconds["parse"] - parsed
+            self.seconds[rest] += time.perf_counter() - start - elsewhere
+
+    @contextmanager
+    def _parsing(self, rows: BlockRows) -> Iterator[None]:
+        """Count the time of parsing, which is done as the rows are needed."""
+        values = rows.values
+        before = values.seconds if isinstance(values, ParsedRows) else 0.0
+        try:
+            yield
+        finally:
+            if isinstance(values, ParsedRows):
+                self.seconds["parse"] += values.seconds - before
 
     def _columns(
         self,
@@ -152,9 +160,7 @@ class Pipeline:
             turn_roles=turn_roles,
             turn_starts=_starts(encoded.turn_starts, kept),
             roles=roles,
-            carried={
-                name: [_carried(rows.values[i], name) for i in served] for name in self.recipe.carry
-            },
+            carried=_carried(rows, served, self.recipe.carry),
             source_rows=len(rows.values),
             rows_in=len(rows.values) if has_groups else rows_in,
             rejected=[_rejected_row(rows, entry) for entry in sorted(bad, key=lambda b: b[:2])],
@@ -189,7 +195,8 @@ class TokenizedPipeline(Pipeline):
     def run(self, rows: BlockRows) -> tuple[SliceColumns, dict[str, Any]]:
         """Check the ids and masks of one block."""
         start = time.perf_counter()
-        values = rows.values
+        values = list(rows.values)
+        parsed = time.perf_counter()
         bad: list[Bad] = [(i, 0, row) for i, row in enumerate(values) if isinstance(row, RowError)]
         good = [i for i, row in enumerate(values) if not isinstance(row, RowError)]
         encoded = read_tokenized(
@@ -203,7 +210,8 @@ class TokenizedPipeline(Pipeline):
         turnless = Rendering(roles=[()] * len(good))
         part, digests = np.zeros_like(source), digests_of(rows)
         columns = self._columns(rows, turnless, encoded, source, part, digests, bad)
-        self.seconds["check"] += time.perf_counter() - start
+        self.seconds["parse"] += parsed - start
+        self.seconds["check"] += time.perf_counter() - parsed
         return columns, {}
 
 
@@ -233,10 +241,17 @@ def _role_numbers(
     return tuple(numbers), found
 
 
-def _carried(row: dict[str, Any] | RowError, name: str) -> str:
-    """A carried column as JSON text; absent is null."""
-    assert isinstance(row, dict)
-    return _json.encode(row.get(name)).decode()
+def _carried(
+    rows: BlockRows, served: NDArray[np.int32], names: Sequence[str]
+) -> dict[str, list[str]]:
+    """Carried columns of the served rows as JSON text; absent is null."""
+    carried: dict[str, list[str]] = {name: [] for name in names}
+    for number in served.tolist() if carried else ():
+        row = rows.values[number]
+        assert isinstance(row, dict)
+        for name, texts in carried.items():
+            texts.append(_json.encode(row.get(name)).decode())
+    return carried
 
 
 def _rejected_row(rows: BlockRows, entry: Bad) -> RejectedRow:

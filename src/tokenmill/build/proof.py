@@ -18,8 +18,9 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from importlib import metadata
 from typing import Any
+
+from tokenmill.optional import installed_version
 
 LIBRARIES = ("tokenmill", "tokenizers", "fastokens", "jinja2", "transformers",
              "pyarrow", "msgspec", "numpy")  # fmt: skip
@@ -193,10 +194,5 @@ def audit_total(stated: Any) -> int | None:
 
 def installed_versions(libraries: Iterable[str]) -> dict[str, str]:
     """Versions of those libraries that are installed."""
-    versions = {}
-    for name in libraries:
-        try:
-            versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return versions
+    found = {name: installed_version(name) for name in libraries}
+    return {name: version for name, version in found.items() if version is not None}

@@ -82,9 +82,10 @@ def make_slice(pipeline: Pipeline, key: str, block: Block) -> tuple[EncodedSlice
     encoded = encode_slice(key, columns)
     done = time.perf_counter()
     stages = {name: total - before.get(name, 0.0) for name, total in pipeline.seconds.items()}
+    stages["parse"] = stages.get("parse", 0.0) + parsed - start
     return encoded, {
         "built": True,
         "bytes": block.length,
-        "seconds": {"parse": parsed - start, **stages, "write": done - writing},
+        "seconds": {**stages, "write": done - writing},
         "notes": notes,
     }

@@ -19,12 +19,11 @@ each, each rendered by itself; if one of them is rejected, all are.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -301,11 +300,12 @@ class Renderer:
         except RowError as error:
             return error
 
-    def render(self, rows: Sequence[Any], digests: Sequence[int] | None = None) -> Rendering:
+    def render(self, rows: Iterable[Any], digests: Sequence[int] | None = None) -> Rendering:
         """Render a batch of parsed rows.
 
         Args:
-            rows: The rows.
+            rows: The rows, one of which may be the RowError that the parser made of it; gone over
+                a second time where the reference must render them all.
             digests: Of each row's bytes, where they are known: they choose what is audited, so
                 that no text has to be hashed for it.
 
@@ -331,7 +331,7 @@ class Renderer:
         result.notes["renderer"] = "traced" if "rows_traced" in result.notes else "jinja2"
         return result
 
-    def _render(self, rows: Sequence[Any], result: Rendering, auto: bool) -> None:
+    def _render(self, rows: Iterable[Any], result: Rendering, auto: bool) -> None:
         for index, row in enumerate(rows):
             jobs: Sequence[Job] = ()
             try:
@@ -440,10 +440,12 @@ class Renderer:
         Where the template fails on null, or prints it as a word, it gets empty text instead.
         """
         given = job.conversation.form(nulls=True, texts=False)
-        with contextlib.suppress(NotTraced, RowError, NullPrinted):
+        try:
             run = self._follow(job, given, result, auto, nulls=False)
             if not run.nones:
                 return run, given
+        except (NotTraced, RowError, NullPrinted):
+            pass  # `suppress` would take longer than all else here
         messages = job.conversation.messages
         return self._follow(job, messages, result, auto), messages
 

@@ -97,6 +97,8 @@ def shape_of(row: Any, spec: ChatSpec) -> str:
         RowError: It is no object, or has none of the known shapes.
     """
     if not isinstance(row, dict):
+        if isinstance(row, RowError):  # what the parser says of it
+            raise row
         raise RowError(f"a row must be an object, not {type(row).__name__}")
     return detect(row, spec) if spec.format == "auto" else spec.format
 
@@ -190,6 +192,7 @@ def conversation(shape: str, turns: list[Any]) -> Conversation:
 
 def _sharegpt_conversation(turns: list[Any]) -> Conversation:
     messages = []
+    others = []
     for turn in turns:
         # Nearly every turn, without another call.
         if type(turn) is dict and len(turn) == 2:
@@ -198,11 +201,12 @@ def _sharegpt_conversation(turns: list[Any]) -> Conversation:
             if role is not None and type(value) is str and speaker != "function_call":
                 messages.append({"role": role, "content": value})
                 continue
-        messages.append(_sharegpt(turn))
-    calls = {id(m): m["tool_calls"] for m in messages if len(m) > 2 and m.get("tool_calls")}
-    if not calls and all(len(m) == 2 and type(m["content"]) is str for m in messages):
+        others.append(message := _sharegpt(turn))
+        messages.append(message)
+    calls = {id(m): m["tool_calls"] for m in others if m.get("tool_calls")}
+    if not calls and all(len(m) == 2 and type(m["content"]) is str for m in others):
         return Conversation("sharegpt", messages, simple=True)
-    hollow = frozenset(id(m) for m in messages if id(m) in calls and not m["content"])
+    hollow = frozenset([id(m) for m in others if id(m) in calls and not m["content"]])
     return Conversation("sharegpt", messages, calls=calls, hollow=hollow)
 
 

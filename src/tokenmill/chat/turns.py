@@ -327,12 +327,11 @@ class Judge:
         """
         position = list(accumulate(map(len, run.out), initial=0))
         roles = [message["role"] for message in messages]
-        if not run.taken and [owner for _, owner in run.marks] == [*range(len(messages)), -1]:
+        places, owners = zip(*run.marks, strict=True) if run.marks else ((), ())
+        if not run.taken and owners == (*range(len(messages)), -1):
             # As most templates do it: one loop, every message once.
-            places = [place for place, _ in run.marks]
             pieces = dict(enumerate(pairwise(places)))
-            ends = [position[place] for place in places[1:]]
-            ends[-1] = position[-1]
+            ends = [*map(position.__getitem__, places[1:-1]), position[-1]]
         else:
             pieces = pieces_of(run, position)
             if run.taken:
@@ -358,7 +357,7 @@ class Judge:
     ) -> None:
         spans: list[Span] = []
         text, out, own_places = run.text, run.out, run.own
-        assistants = [k for k, message in enumerate(messages) if message["role"] == "assistant"]
+        assistants = [k for k, role in enumerate(settled.roles) if role == "assistant"]
         last = assistants[-1] if assistants else -1
         low = 0
         for k in assistants:
@@ -379,7 +378,7 @@ class Judge:
                 check_printed(message, k, said, text, k == last, self.thinking, turn)
             if run.taken:
                 _check_taken(run, first, stop, message, k)
-            opening = self.openings.after(messages[k - 1]["role"] if k else None)
+            opening = self.openings.after(settled.roles[k - 1] if k else None)
             if opening.prompts and text.startswith(opening.prompts[0], begin):
                 start = begin + opening.skips[0]
             else:
@@ -741,7 +740,11 @@ def _words(value: Any) -> Iterator[Any]:
     if isinstance(value, dict):
         for key, item in value.items():
             yield key
-            yield from _words(item)
+            if type(item) is str:  # nearly always
+                if item := item.strip():
+                    yield item
+            else:
+                yield from _words(item)
     elif isinstance(value, list):
         for item in value:
             yield from _words(item)
@@ -760,7 +763,8 @@ def _quoted(word: str) -> Iterator[str]:
 
 def _forms(word: Any) -> Iterator[str]:
     """How a template may write a value that is no text."""
-    yield json.dumps(word)
     yield str(word)
-    if isinstance(word, float) and word.is_integer():
+    if isinstance(word, bool):
+        yield json.dumps(word)
+    elif isinstance(word, float) and word.is_integer():
         yield str(int(word))

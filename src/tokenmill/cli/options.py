@@ -112,7 +112,9 @@ def command(
             given = {}
             for option in options:
                 value = values.pop(option.name)
-                if _stands(context, option.name):
+                # No flag can say None; older versions of click say of an argument that is left out
+                # that it stands there.
+                if value is not None and _stands(context, option.name):
                     given[option.name] = _parsed(option, value)
             function(context.obj, **({"given": given} if options else {}), **values)
 

@@ -176,10 +176,7 @@ def _apply_mode(path: Path, root: Path, *, directory: bool) -> None:
 
 
 def _apply_modes(staged: Path, root: Path) -> None:
-    """Give a staged file, or everything in a staged directory, the modes of the root."""
-    if not staged.is_dir():
-        _apply_mode(staged, root, directory=False)
-        return
+    """Give everything in a staged directory the modes of the root."""
     for directory, _, files in os.walk(staged):
         _apply_mode(Path(directory), root, directory=True)
         for name in files:
@@ -239,7 +236,8 @@ class Staging:
 
     def write(self, name: str, chunks: Buffer | Iterable[Buffer]) -> Path:
         path = self.path / name
-        self.make(path.parent)
+        if path.parent != self.path:  # that one is there, and nobody else's
+            self.make(path.parent)
         write_file(path, chunks)
         return path
 
@@ -254,10 +252,12 @@ class Staging:
         """
         self.make(target.parent)
         with writing_errors(target):
-            if self._own_modes:
-                _apply_modes(staged, self.root)
             if staged.is_dir():
+                if self._own_modes:
+                    _apply_modes(staged, self.root)
                 return publish_directory(staged, target)
+            if self._own_modes:
+                _apply_mode(staged, self.root, directory=False)
             return publish_file(staged, target, durable=durable)
 
 

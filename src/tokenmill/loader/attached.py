@@ -97,6 +97,31 @@ class Attached:
                 batch[sidecar.name] = tokens.reshape(height, length)
         return batch
 
+    def in_slabs(
+        self, rows: Int64Array, starts: Int64Array, batch: Batch, real: Int64Array
+    ) -> Batch:
+        """As `fill_slabs` lays them out; per row there is one value for every sequence.
+
+        Args:
+            rows: Of the pieces.
+            starts: First token of each within its row.
+            batch: As `fill_slabs` made it.
+            real: Which of its sequences the pieces are: slabs of padding alone have one, too.
+        """
+        places = batch["cu_seqlens_padded"][real].astype(np.int64)
+        lengths = np.diff(batch["cu_seqlens"])[real].astype(np.int64)
+        ids = batch["input_ids"]
+        found: Batch = {}
+        for sidecar in self.sidecars:
+            if sidecar.per == "row":
+                values = np.zeros(batch["cu_seqlens"].size - 1, dtype=np.float32)
+                values[real] = sidecar.of_rows(rows)
+                found[sidecar.name] = values
+            else:
+                tokens = _laid_out(sidecar, rows, starts, lengths, places, ids.size)
+                found[sidecar.name] = tokens.reshape(ids.shape)
+        return found
+
 
 def _laid_out(
     sidecar: ViewSidecar,

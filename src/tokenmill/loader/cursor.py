@@ -5,10 +5,14 @@ batches; when packing, also the window's number and the packs before it, so that
 window only. A `Passport` says which stream it belongs to: dataset, seed, order, packing. Both
 together are the *state*: a flat JSON-able dict under 1 KB, the same on every rank, that loads under
 any number of ranks, workers and any batch size, and that another stream refuses by name.
+
+Of a mixture with a schedule only what lies behind the cursor counts: `Scheduled` says what the
+stream up to there is made of, so a run may go on with another tail of its schedule.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,6 +45,19 @@ class Cursor:
 
 
 @dataclass(frozen=True)
+class Scheduled:
+    """What the stream of a mixture with a schedule is made of, up to a cursor.
+
+    Args:
+        sources: Key of the mixture without its schedules.
+        up_to: Key of the schedules as far as they shaped what lies before a cursor.
+    """
+
+    sources: str
+    up_to: Callable[[Cursor], str]
+
+
+@dataclass(frozen=True)
 class Passport:
     """Which stream a cursor belongs to.
 
@@ -49,12 +66,21 @@ class Passport:
         seed: Of the run.
         order: Name of the order, with its parameters.
         packing: What packs depend on; None when rows are not packed.
+        scheduled: Of a mixture with a schedule: what its states say instead of ``dataset``.
     """
 
     dataset: str
     seed: int
     order: str
     packing: dict[str, Any] | None
+    scheduled: Scheduled | None = None
+
+    @property
+    def _fields(self) -> dict[str, Any]:
+        """What a state and its stream must have in common."""
+        dataset = self.dataset if self.scheduled is None else self.scheduled.sources
+        names = {"seed": self.seed, "order": self.order, "packing": self.packing}
+        return {"dataset": dataset, **names}
 
     def stamp(self, cursor: Cursor, first_epoch: int) -> dict[str, Any]:
         """The state to save."""
@@ -65,14 +91,13 @@ class Passport:
             "epoch": cursor.epoch,
             "position": cursor.position,
             "first_epoch": first_epoch,
-            "dataset": self.dataset,
-            "seed": self.seed,
-            "order": self.order,
-            "packing": self.packing,
+            **self._fields,
         }
         if self.packing is not None:
             state["window"] = cursor.window
             state["packs_before"] = cursor.packs_before
+        if self.scheduled is not None:
+            state["schedule"] = self.scheduled.up_to(cursor)
         return state
 
     def admit(self, state: Any) -> tuple[Cursor, int]:
@@ -85,13 +110,12 @@ class Passport:
         names = ["epoch", "position", "first_epoch"]
         if self.packing is not None:
             names += ["window", "packs_before"]
-        fields = ("dataset", "seed", "order", "packing")
         numbers = admit_state(
             state,
             kind=_KIND,
             owner="loader",
             version=STATE_VERSION,
-            fields={name: getattr(self, name) for name in fields},
+            fields=self._fields,
             numbers=names,
         )
         first_epoch = numbers.pop("first_epoch")
@@ -100,5 +124,13 @@ class Passport:
             raise StateError(
                 f"the state has {cursor.packs_before} packs before its window, but only "
                 f"{cursor.position} before its position"
+            )
+        stated = state.get("schedule")
+        if self.scheduled is not None and (
+            not isinstance(stated, str) or stated != self.scheduled.up_to(cursor)
+        ):
+            raise StateError(
+                "the mixture's schedule differs before the state's position: only what lies behind "
+                "it may be changed"
             )
         return cursor, first_epoch

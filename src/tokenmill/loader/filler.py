@@ -17,6 +17,7 @@ from tokenmill.dataset import View
 from tokenmill.loader.attached import Attached
 from tokenmill.loader.steps import Step
 from tokenmill.packing import Batch, Packs, Piece, fill_packs, fill_rows
+from tokenmill.sampling import Int64Array
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ class Filler:
             batch |= self.attached.packed(*served, bounds, self.pack_length)
         trained = int(batch["loss_mask"].sum(dtype=np.int64))
         for first, stop in ((0, begin), (end, packs.rows.size)):
-            trained += self._trained(packs, first, stop)
+            trained += int(self.trained(packs, first, stop).sum())
         batch["num_trained_tokens"] = trained
         if self.indices:
             batch["indices"] = packs.rows[begin:end].copy()
@@ -77,10 +78,11 @@ class Filler:
             pieces.append((ids, mask))
         return pieces
 
-    def _trained(self, packs: Packs, first: int, stop: int) -> int:
-        """Labels ≠ -100 among pieces that other ranks fill: the first token of none is one."""
+    def trained(self, packs: Packs, first: int, stop: int) -> Int64Array:
+        """Labels ≠ -100 of some pieces, by the stores' columns: the first token of none is one."""
         if first == stop:
-            return 0
-        starts = packs.starts[first:stop]
-        stops = starts + packs.lengths[first:stop]
-        return int(self.view.trained_within(packs.rows[first:stop], starts + 1, stops).sum())
+            return np.zeros(0, dtype=np.int64)
+        rows, starts = packs.rows[first:stop], packs.starts[first:stop]
+        # A piece that is padded to a multiple takes more than its row has.
+        stops = np.minimum(starts + packs.lengths[first:stop], self.view.lengths_at(rows))
+        return self.view.trained_within(rows, starts + 1, stops)

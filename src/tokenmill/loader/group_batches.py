@@ -25,6 +25,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tokenmill.dataset import View
 from tokenmill.errors import UsageError
@@ -83,12 +84,22 @@ class GroupFiller:
 
     def fill(self, step: Step) -> Batch:
         """The batch of this rank."""
-        view, packs = self.filler.view, step.packs
+        packs = step.packs
         begin, end = int(packs.bounds[step.first]), int(packs.bounds[step.stop])
-        numbers = packs.rows[begin:end]
+        batch = self.filler.fill(step)
+        return self.arrange(batch, packs.rows[begin:end], self.filler.multiple)
+
+    def arrange(self, batch: Batch, numbers: Int64Array, multiple: int | None) -> Batch:
+        """A batch of whole groups with what belongs to them.
+
+        Args:
+            batch: Rows padded, in packs or in a slab.
+            numbers: Of its rows, those of a group one after the other.
+            multiple: What the width of padded rows is a multiple of.
+        """
+        view = self.filler.view
         rows = view.rows(numbers)
         firsts = view.group_starts(view.groups_of(numbers)) == numbers
-        batch = self.filler.fill(step)
         groups = rows if firsts.all() else [rows[n] for n in np.flatnonzero(firsts).tolist()]
         batch["prompt_tokens"] = np.asarray(
             [-1 if row.prompt_tokens is None else row.prompt_tokens for row in groups] or [-1]
@@ -96,19 +107,15 @@ class GroupFiller:
         if self.margins:
             batch["margin"] = np.asarray([row.margin or 0.0 for row in groups] or [0], np.float32)
         if self.kind == "kto":
-            batch |= self._mismatched(numbers, rows)
-        places = np.arange(numbers.size)
-        if self.filler.pack_length is not None:
-            places = _segments(batch, packs.bounds[step.first : step.stop + 1] - begin)
+            batch |= self._mismatched(numbers, rows, multiple)
         if self.sides:
-            return self._by_sides(batch, rows)
-        return batch | self._of_rows(batch, rows, firsts, places)
+            return self._by_sides(batch, rows, multiple)
+        return batch | self._of_rows(batch, rows, firsts)
 
-    def _of_rows(
-        self, batch: Batch, rows: list[Row], firsts: np.ndarray, places: Int64Array
-    ) -> Batch:
+    def _of_rows(self, batch: Batch, rows: list[Row], firsts: NDArray[np.bool_]) -> Batch:
         """What is known of every row; packed, of every segment, tails included."""
-        packed = self.filler.pack_length is not None
+        packed = "cu_seqlens" in batch
+        places = _segments(batch)[: len(rows)] if packed else np.arange(len(rows))
         height = len(batch["cu_seqlens"]) - 1 if packed else batch["input_ids"].shape[0]
         group_idx = np.full(height, -1, np.int64)
         label = np.full(height, -1, np.int8)
@@ -122,7 +129,7 @@ class GroupFiller:
             made["pair_index"] = places.reshape(-1, 2)
         return made
 
-    def _by_sides(self, batch: Batch, rows: list[Row]) -> Batch:
+    def _by_sides(self, batch: Batch, rows: list[Row], multiple: int | None) -> Batch:
         """Arrays over rows as two: chosen rows are the even ones, rejected the odd ones."""
         filler, height = self.filler, batch["input_ids"].shape[0]
         if self.scores:
@@ -133,7 +140,7 @@ class GroupFiller:
         for side, first in zip(SIDES, (0, 1), strict=True):
             chosen = slice(first, None, 2) if rows else slice(None)  # of no rows, the padding
             longest = max((len(row) for row in rows[first::2]), default=1)
-            width = padded_width(longest, filler.multiple)
+            width = padded_width(longest, multiple)
             columns = slice(-width, None) if filler.pad_side == "left" else slice(width)
             for name, value in batch.items():
                 if name in whole:
@@ -144,7 +151,7 @@ class GroupFiller:
                 made[f"{side}_{name}"] = np.ascontiguousarray(part)
         return made
 
-    def _mismatched(self, numbers: Int64Array, rows: list[Row]) -> Batch:
+    def _mismatched(self, numbers: Int64Array, rows: list[Row], multiple: int | None) -> Batch:
         """Every row's prompt with another row's answer."""
         filler = self.filler
         others = filler.view.rows((numbers + self.shift) % len(filler.view))
@@ -154,7 +161,7 @@ class GroupFiller:
             mask = np.concatenate((np.zeros(asked, np.uint8), other.loss_mask[answered:]))
             ids = np.concatenate((row.input_ids[:asked], other.input_ids[answered:]))
             pieces.append((ids, mask))
-        batch = fill_rows(pieces, filler.pad_id, side=filler.pad_side, multiple=filler.multiple)
+        batch = fill_rows(pieces, filler.pad_id, side=filler.pad_side, multiple=multiple)
         return {f"kl_{name}": value for name, value in batch.items()}
 
 
@@ -168,8 +175,8 @@ def group_counts(view: View) -> dict[str, int]:
     return counts
 
 
-def _segments(batch: Batch, bounds: Int64Array) -> Int64Array:
-    """The segment of every piece: behind each pack's pieces there may be a tail of padding."""
-    sizes = np.diff(batch["cu_seqlens"])
-    tails = batch["seq_idx"].reshape(-1)[batch["cu_seqlens"][:-1][sizes > 0]] < 0
-    return np.flatnonzero(~tails)[: int(bounds[-1])]
+def _segments(batch: Batch) -> Int64Array:
+    """The segments that hold rows: behind each pack's rows there may be a tail of padding."""
+    bounds = batch["cu_seqlens_padded" if "cu_seqlens_padded" in batch else "cu_seqlens"]
+    firsts = bounds[:-1][np.diff(bounds) > 0]
+    return np.flatnonzero(batch["seq_idx"].reshape(-1)[firsts] >= 0)

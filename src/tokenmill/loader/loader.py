@@ -24,10 +24,10 @@ from tokenmill.loader.attached import Wanted
 from tokenmill.loader.cursor import Cursor
 from tokenmill.loader.prefetch import Prefetcher
 from tokenmill.loader.stream import LengthGrouped, Stream
-from tokenmill.packing import Batch, Pack
+from tokenmill.packing import MicroBatches, Pack
 from tokenmill.store import Store
 
-Handed = tuple[Batch, Cursor]
+Handed = tuple[Any, Cursor]
 
 
 class Loader:
@@ -52,6 +52,8 @@ class Loader:
         pack: A `Pack` lays rows side by side instead of padding them.
         prefetch: Batches that a thread fills ahead; 0 fills them when asked.
         indices: Also hand out ``indices``: the row number of every row in the batch.
+        micro_batches: A `MicroBatches` makes every step a list of batches under a token budget,
+            equally many on every rank; see ``docs/batches.md``.
         sidecars: Which sidecars to hand out under their names: names, or a mapping from names to
             what made each. None: all that are attached to the data now; ``()``: none.
         unit: What a sample is: rows or groups; auto: groups where the data has any. They are never
@@ -79,6 +81,7 @@ class Loader:
         *,
         prefetch: int = 0,
         indices: bool = False,
+        micro_batches: MicroBatches | None = None,
         sidecars: Wanted = None,
         unit: str = "auto",
         layout: str = "sides",
@@ -104,6 +107,7 @@ class Loader:
             max_tokens=max_tokens,
             pack=pack,
             indices=indices,
+            micro_batches=micro_batches,
             sidecars=sidecars,
             unit=unit,
             layout=layout,
@@ -216,8 +220,10 @@ class Loader:
         return self.stream.served(self._cursor)
 
 
-class LoaderIterator(Iterator[Batch]):
+class LoaderIterator(Iterator[Any]):
     """A loop over a loader from where it stands; several may run at once.
+
+    It gives dicts of arrays; with ``micro_batches``, lists of them.
 
     Args:
         loader: Its state follows the batches that any of its iterators hands out.
@@ -242,7 +248,7 @@ class LoaderIterator(Iterator[Batch]):
         items = self._loader.stream.batches(cursor, stop)
         return Prefetcher(items, self._loader.prefetch) if self._loader.prefetch else items
 
-    def __next__(self) -> Batch:
+    def __next__(self) -> Any:
         if self._ended:
             raise StopIteration
         if self._process != os.getpid():

@@ -9,36 +9,37 @@ A `Stream` is composed once from data, order, packing and geometry, and never mo
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from tokenmill import fingerprint
 from tokenmill.dataset import Mixture, View, as_view
 from tokenmill.errors import StateError, UsageError
 from tokenmill.loader.account import Account, served
 from tokenmill.loader.attached import Attached, Wanted
-from tokenmill.loader.cursor import Cursor, Passport
+from tokenmill.loader.cursor import Cursor, Passport, Scheduled
 from tokenmill.loader.filler import Filler
 from tokenmill.loader.group_batches import GroupFiller
+from tokenmill.loader.micro import MicroFiller
 from tokenmill.loader.samples import PackSamples, RowSamples, Samples
 from tokenmill.loader.steps import BatchStepper, BudgetStepper, Geometry, Step, Stepper
 from tokenmill.loader.units import Units
-from tokenmill.packing import Batch, Pack, Slots, oversize_error, padded_widths
+from tokenmill.packing import MicroBatches, Pack, Slots, oversize_error, padded_widths
 from tokenmill.sampling import (
     LARGEST,
     GroupedOrder,
     Int64Array,
     MixedOrder,
     Order,
-    Schedule,
     check_seed,
     make_order,
 )
 from tokenmill.store import Store
 
-BatchFiller = Filler | GroupFiller
-"""What turns a step into a batch."""
+BatchFiller = Filler | GroupFiller | MicroFiller
+"""What turns a step into a batch, or a list of them."""
 
 ORDERS = ("feistel", "miles", "sequential", "length_grouped")
 _CHUNK = 1 << 18  # rows looked at a time where all lengths must be seen
@@ -82,6 +83,7 @@ class Stream:
         pack: Pack | None = None,
         slots: Slots | None = None,
         indices: bool = False,
+        micro_batches: MicroBatches | None = None,
         sidecars: Wanted = (),
         unit: str = "auto",
         layout: str = "sides",
@@ -90,7 +92,15 @@ class Stream:
         self.view = data.view if isinstance(data, Mixture) else as_view(data)
         self.seed = check_seed(seed)
         self.geometry = Geometry(batch_size, rank, world_size, last)
+        self.micro_batches = micro_batches
         self.pack = pack
+        if micro_batches is not None:
+            others = {"max_tokens": max_tokens, "pad_to_multiple_of": pad_to_multiple_of}
+            self._check_micro_batches(micro_batches, world_size, others)
+            shared = micro_batches.context_parallel
+            self.geometry = Geometry(batch_size, rank // shared, world_size // shared, last)
+            if pack is not None and micro_batches.sequence > 1:
+                slots = Slots(micro_batches.sequence)
         self.slots = slots
         self.max_tokens = max_tokens
         if not len(self.view):
@@ -116,8 +126,11 @@ class Stream:
             attached=Attached.of(self.view, sidecars),
         )
         self.filler: BatchFiller = self.reader
-        if self.units.grouped:
-            self.filler = GroupFiller.of(self.reader, layout, self.seed)
+        groups = self._group_filler(layout) if self.units.grouped else None
+        if micro_batches is not None:
+            self.filler = MicroFiller(self.reader, micro_batches, rank, world_size, groups)
+        elif groups is not None:
+            self.filler = groups
         numbers = "" if grouping is None else f"/{grouping.window}/{grouping.group}"
         numbers += "/groups" * self.units.grouped
         self.passport = Passport(
@@ -125,9 +138,42 @@ class Stream:
             seed=self.seed,
             order=name + numbers,
             packing=None if pack is None else self._packing(pack),
+            scheduled=self._scheduled(),
         )
 
     # Composition
+
+    def _group_filler(self, layout: str) -> GroupFiller:
+        """Fills groups; by their sides only where every row has a line of its own, whole."""
+        groups, wish = GroupFiller.of(self.reader, layout, self.seed), self.micro_batches
+        if wish is None:
+            return groups
+        if groups.kind == "kto" and wish.context_parallel > 1:
+            raise UsageError(
+                "the mismatched answers of KTO rows are not shared among ranks: "
+                "context_parallel must be 1"
+            )
+        whole = wish.layout == "padded" and wish.context_parallel == 1
+        return replace(groups, sides=groups.sides and whole)
+
+    def _scheduled(self) -> Scheduled | None:
+        if self.mixture is None or not self.mixture.is_scheduled:
+            return None
+        return Scheduled(self.mixture.sources_key, self._schedule_up_to)
+
+    def _schedule_up_to(self, cursor: Cursor) -> str:
+        document = self.schedule.up_to(cursor.epoch, self._looked_at(cursor))
+        return fingerprint.key(document)
+
+    def _looked_at(self, cursor: Cursor) -> int:
+        """Rows of the epoch that shaped what lies before a cursor: whole windows of them."""
+        position = cursor.position
+        if isinstance(self.samples, PackSamples):
+            begun = cursor.position > cursor.packs_before
+            position = (cursor.window + begun) * self.samples.window
+        if isinstance(self.order, GroupedOrder):
+            position = -(-position // self.order.window) * self.order.window
+        return min(position, self.order.rows)
 
     def _packing(self, pack: Pack) -> dict[str, Any]:
         slots = {} if self.slots is None else {"slots": asdict(self.slots)}
@@ -141,7 +187,9 @@ class Stream:
                 isinstance(value, bool) or not isinstance(value, int) or value < 1
             ):
                 raise UsageError(f"{name} must be a positive whole number, not {value!r}")
-        pack = self.pack
+        pack, wish = self.pack, self.micro_batches
+        if wish is not None and wish.layout == "slab" and pad_side == "left":
+            raise UsageError("slabs have no padding at the left: pad_side='left' has no meaning")
         if pack is None:
             return
         if not isinstance(pack, Pack):
@@ -160,6 +208,33 @@ class Stream:
                 f"packs of {pack.length} tokens are no multiple of pad_to_multiple_of={multiple}"
             )
 
+    def _check_micro_batches(
+        self, wish: MicroBatches, world_size: int, others: dict[str, Any]
+    ) -> None:
+        if not isinstance(wish, MicroBatches):
+            raise UsageError(f"micro_batches must be a tm.MicroBatches, not {wish!r}")
+        for name, value in others.items():
+            if value is not None:
+                raise UsageError(
+                    f"micro_batches and {name} exclude each other: MicroBatches has max_tokens and "
+                    "align of its own"
+                )
+        if world_size % wish.context_parallel:
+            raise UsageError(
+                f"world_size={world_size} is no multiple of context_parallel="
+                f"{wish.context_parallel}: ranks that share a slab follow each other"
+            )
+        if self.pack is None:
+            return
+        if wish.layout != "slab":
+            raise UsageError("pack and MicroBatches(layout='padded') exclude each other")
+        length = self.pack.length
+        if length % wish.slab or length > wish.budget:
+            raise UsageError(
+                f"packs of {length} tokens: they must be a multiple of {wish.slab} (align and "
+                f"context_parallel) and at most {wish.budget} (max_tokens × context_parallel)"
+            )
+
     def _pad_id(self, pad_id: int | None) -> int:
         found = self.view.pad_id if pad_id is None else pad_id
         if found is None:
@@ -175,10 +250,8 @@ class Stream:
         if self.mixture is None:
             order = make_order(base, self.units.count, self.seed)
         else:
-            mixture = self.mixture
-            grouped = self.units.grouped
-            schedule = Schedule(mixture.sizes(grouped), mixture.rates(grouped), mixture.exhausted)
-            order = MixedOrder.of(schedule, base, self.seed)
+            self.schedule = self.mixture.schedule(self.units.grouped)
+            order = MixedOrder.of(self.schedule, base, self.seed)
         if grouping is not None:
             order = GroupedOrder(
                 order, self.seed, self.units.tokens_at, grouping.window, grouping.group
@@ -201,6 +274,8 @@ class Stream:
         )
 
     def _make_stepper(self, multiple: int | None) -> Stepper:
+        if self.micro_batches is not None and self.pack is None:
+            self._refuse_longer(self.micro_batches)
         if self.max_tokens is None:
             return BatchStepper(self.samples, self.geometry)
 
@@ -215,6 +290,24 @@ class Stream:
                 f"leave it out (data.filter('length <= {self.max_tokens}')) or raise it"
             )
         return BudgetStepper(self.order, self.units, self.geometry, self.max_tokens, multiple)
+
+    def _refuse_longer(self, wish: MicroBatches) -> None:
+        """A row, or a group, that takes more than a whole micro-batch."""
+
+        def taken(units: Int64Array) -> Int64Array:
+            packs = self.units.as_packs(units)
+            if wish.layout == "padded":
+                rows, longest = self.units.shapes_at(units)
+                return rows * wish.places(longest)
+            return packs.per_pack(wish.places(packs.lengths))
+
+        unit, most = self._longest(taken)
+        if most > wish.budget:
+            raise UsageError(
+                f"{self._unit} {unit} takes {most} tokens and a micro-batch has at most "
+                f"{wish.budget}: leave it out (data.filter('length <= {wish.budget}')) or raise "
+                "max_tokens"
+            )
 
     @property
     def _unit(self) -> str:
@@ -268,8 +361,8 @@ class Stream:
             yield found
             cursor = found[1]
 
-    def batches(self, cursor: Cursor, end: int | None) -> Iterator[tuple[Batch, Cursor]]:
-        """Batches from a cursor on, each with the cursor behind it."""
+    def batches(self, cursor: Cursor, end: int | None) -> Iterator[tuple[Any, Cursor]]:
+        """Batches (or lists of them) from a cursor on, each with the cursor behind it."""
         for step, behind in self.steps(cursor, end):
             yield self.filler.fill(step), behind
 

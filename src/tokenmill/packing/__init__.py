@@ -1,7 +1,9 @@
 """Packing, on integers: lengths → packs; packs and rows → filled arrays.
 
 `Pack` is the wish, `pack_window` answers it with `Packs` for one window of an order, `fill_packs`
-and `fill_rows` make the arrays. No file is touched and no token copied before a batch is filled.
+and `fill_rows` make the arrays. `MicroBatches` is the wish for a step in several batches, which
+`fill_slabs` fills and `shard` divides among ranks. No file is touched and no token copied before a
+batch is filled.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from tokenmill.packing.fill import (
     padded_width,
     padded_widths,
 )
+from tokenmill.packing.micro import Align, MicroBatches
 from tokenmill.packing.packs import (
     METHODS,
     OVERSIZE,
@@ -25,21 +28,26 @@ from tokenmill.packing.packs import (
     oversize_error,
     pack_window,
 )
+from tokenmill.packing.slabs import fill_slabs, shard
 
 __all__ = [
     "IGNORE",
     "METHODS",
     "OVERSIZE",
     "PACKING_VERSION",
+    "Align",
     "Batch",
+    "MicroBatches",
     "Pack",
     "Packs",
     "Piece",
     "Slots",
     "fill_packs",
     "fill_rows",
+    "fill_slabs",
     "oversize_error",
     "pack_window",
     "padded_width",
     "padded_widths",
+    "shard",
 ]

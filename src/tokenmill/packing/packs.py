@@ -116,6 +116,18 @@ class Packs:
         """Tokens in all packs together."""
         return int(self.lengths.sum())
 
+    def per_pack(self, values: Int64Array) -> Int64Array:
+        """Sums over the pieces of every pack."""
+        ends = np.concatenate(([0], np.cumsum(values)))
+        sums: Int64Array = ends[self.bounds[1:]] - ends[self.bounds[:-1]]
+        return sums
+
+    def longest(self, values: Int64Array) -> Int64Array:
+        """The largest value among the pieces of every pack; 0 of a pack without any."""
+        found = np.zeros(len(self), dtype=np.int64)
+        np.maximum.at(found, np.repeat(np.arange(len(self)), np.diff(self.bounds)), values)
+        return found
+
     def take(self, numbers: Int64Array) -> Packs:
         """Some packs, in the given order."""
         sizes = self.bounds[numbers + 1] - self.bounds[numbers]

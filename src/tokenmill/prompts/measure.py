@@ -7,7 +7,7 @@ counted: rows are only told from those that are no prompts. `lookup` hands out t
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +50,7 @@ class Measurer:
             self._maker = PromptMaker(spec, tokenizer.template, tokenizer.special_tokens)
             self._encoder = Encoder(tokenizer, engine)
 
-    def measure(self, values: list[dict[str, Any] | RowError]) -> Measured:
+    def measure(self, values: Sequence[dict[str, Any] | RowError]) -> Measured:
         """Lengths of parsed rows, and what became of the others."""
         lengths = np.full(len(values), REJECTED, np.int32)
         bad: dict[int, RowError] = {}

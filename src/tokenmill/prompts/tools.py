@@ -39,6 +39,7 @@ PROBES: tuple[dict[str, Any], ...] = (
     {"function": {**_FUNCTION, "defer_loading": True, "unknown": 1}, "unknown": 1},
     {"function": _FUNCTION, "defer_loading": True},
     {"type": "custom", "function": _FUNCTION},
+    {"function": dict(reversed(_FUNCTION.items()))},  # does the row's order stay?
 )
 """Tools whose answers tell one class from another: order, defaults, additions, refusals."""
 

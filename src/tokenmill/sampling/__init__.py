@@ -33,6 +33,7 @@ from tokenmill.sampling.permutation import (
     derive_key,
 )
 from tokenmill.sampling.states import admit_state
+from tokenmill.sampling.varying import VaryingInterleave
 
 __all__ = [
     "EXHAUSTED",
@@ -53,6 +54,7 @@ __all__ = [
     "Recent",
     "Schedule",
     "SequentialOrder",
+    "VaryingInterleave",
     "admit_state",
     "as_fraction",
     "check_seed",

@@ -5,7 +5,7 @@ epoch of its own and at which position of that; it owns the policy for an exhaus
 `MixedOrder` asks the sources' own orders and answers with indices into their concatenation.
 
     repeat   an exhausted source starts its next epoch; the mixture's epoch ends when every
-             source was served whole at least once
+             source was served whole at least once (but for those that a schedule fades out)
     stop     the mixture's epoch ends when the first source is exhausted; the next epoch goes on
              where each source stood, so nothing is passed over
     drop     an exhausted source leaves and the others share its place; every row once per epoch
@@ -19,6 +19,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 
@@ -26,6 +27,7 @@ from tokenmill.errors import UsageError
 from tokenmill.sampling.interleave import Interleave, as_fraction
 from tokenmill.sampling.order import Order, make_order
 from tokenmill.sampling.permutation import LARGEST, Int64Array
+from tokenmill.sampling.varying import VaryingInterleave
 
 EXHAUSTED = ("repeat", "stop", "drop")
 
@@ -45,31 +47,47 @@ class Schedule:
 
     Args:
         sizes: Rows per source.
-        rates: Draws per source, relative to each other.
+        rates: Draws per source, relative to each other; or draws in shares that change, which
+            `drop` cannot have.
         exhausted: repeat, stop or drop.
     """
 
     def __init__(
-        self, sizes: Sequence[int], rates: Sequence[Fraction | float | int], exhausted: str
+        self,
+        sizes: Sequence[int],
+        rates: Sequence[Fraction | float | int] | VaryingInterleave,
+        exhausted: str,
     ) -> None:
         if exhausted not in EXHAUSTED:
             raise UsageError(f"exhausted must be one of {', '.join(EXHAUSTED)}, not {exhausted!r}")
-        if len(sizes) != len(rates) or not sizes or min(sizes) < 1:
+        sources = rates.sources if isinstance(rates, VaryingInterleave) else len(rates)
+        if len(sizes) != sources or not sizes or min(sizes) < 1:
             raise UsageError(f"every source of a mixture needs rows: sizes are {list(sizes)}")
         self.sizes = tuple(sizes)
         self.exhausted = exhausted
-        fractions = [as_fraction(rate) for rate in rates]
-        self._draws = Interleave(fractions)
         self._phases: list[_Phase] = []
+        self._draws: Interleave | VaryingInterleave
+        if isinstance(rates, VaryingInterleave):
+            if exhausted == "drop":
+                raise UsageError("shares that change need exhausted='repeat' or 'stop'")
+            self._draws = rates
+            lasting = [share > 0 for share in rates.points[-1][1]]
+        else:
+            lasting = [True] * sources
+            fractions = [as_fraction(rate) for rate in rates]
+            self._draws = Interleave(fractions)
         if exhausted == "drop":
             self.rows = sum(sizes)
             self._phases = _drop_phases(self.sizes, fractions)
         else:
-            ends = [
-                _first(lambda p, s=s: self._draws.counts(p)[s] >= self.sizes[s])  # type: ignore[misc]
-                for s in range(len(sizes))
-            ]
-            self.rows = min(ends) if exhausted == "stop" else max(ends)
+            stops = exhausted == "stop"
+
+            def is_over(position: int) -> bool:
+                counts = self._draws.counts(position)
+                whole = [count >= size for count, size in zip(counts, self.sizes, strict=True)]
+                return any(whole) if stops else all(np.asarray(whole)[lasting])
+
+            self.rows = _first(is_over)
 
     def locate(
         self, epoch: int, positions: Int64Array
@@ -91,6 +109,13 @@ class Schedule:
             sources[here] = np.asarray(phase.alive, dtype=np.int64)[drawn]
             before[here] = drawn_before + np.asarray(phase.served, dtype=np.int64)[sources[here]]
         return sources, np.full(positions.shape, epoch, dtype=np.int64), before
+
+    def up_to(self, epoch: int, position: int) -> list[Any]:
+        """What decides about the stream before a position, where shares change along it."""
+        if not isinstance(self._draws, VaryingInterleave):
+            return []
+        # In a later epoch the length of one says where in the stream a position is.
+        return [self.rows * bool(epoch), self._draws.up_to(epoch * self.rows + position)]
 
     def served(self, epoch: int, position: int) -> list[int]:
         """Rows of every source before a position, over all epochs: a function of the cursor."""

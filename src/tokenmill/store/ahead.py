@@ -23,26 +23,33 @@ THREADS = 8  # looks in flight: they wait for disks and servers, not for a core
 WINDOW = 2 * THREADS  # batches in existence, finished ones that nobody took included
 
 
-def ahead(work: Callable[[Item], Result], items: Iterable[Item]) -> Generator[Result, None, None]:
-    """``map(work, items)`` with several calls in flight; an error is raised in its turn."""
+def ahead(
+    work: Callable[[Item], Result], items: Iterable[Item], batch: int = BATCH
+) -> Generator[Result, None, None]:
+    """``map(work, items)`` with several calls in flight; an error is raised in its turn.
+
+    Args:
+        work: What is done with an item.
+        items: A stream of any length.
+        batch: Items per task.
+    """
     stream = iter(items)
-    first = list(itertools.islice(stream, BATCH))
-    if len(first) < BATCH:  # not worth a thread
-        yield from map(work, first)
+    some, following = (list(itertools.islice(stream, batch)) for _ in range(2))
+    if not following:  # not worth a thread
+        yield from map(work, some)
         return
     threads = ThreadPoolExecutor(THREADS, thread_name_prefix="tokenmill-ahead")
     waiting: deque[Future[list[Result]]] = deque()
 
-    def all_of(batch: list[Item]) -> list[Result]:
-        return [work(item) for item in batch]
+    def all_of(some: list[Item]) -> list[Result]:
+        return [work(item) for item in some]
 
     try:
-        batch = first
-        while batch or waiting:
-            if batch:
-                waiting.append(threads.submit(all_of, batch))
-                batch = list(itertools.islice(stream, BATCH))
-            if len(waiting) >= WINDOW or not batch:
+        while some or waiting:
+            if some:
+                waiting.append(threads.submit(all_of, some))
+                some, following = following, list(itertools.islice(stream, batch))
+            if len(waiting) >= WINDOW or not some:
                 yield from waiting.popleft().result()
     finally:
         threads.shutdown(cancel_futures=True)

@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -35,11 +36,13 @@ from tokenmill.store.manifest import (
     read_manifest,
     without_masks,
 )
+from tokenmill.store.record import CommitRecord
 from tokenmill.store.runs import firsts_of
 from tokenmill.store.slices import RowCounts, read_counts, read_record
 from tokenmill.store.table import SLICE_ROW, count_rows, header, pack_row, read_stretches
 
 _PIECE = 1 << 20  # bytes of a file read at once
+_TOGETHER = 64  # slices whose counts are read and checked at once
 
 MOST_SHARDS = 50_000
 """Slices that ``state.json`` lists. `datasets` maps every shard of it, and a process has about
@@ -73,15 +76,13 @@ class _Tally:
     ungrouped: int = 0
     """Rows of slices without groups: single ones, where others have some."""
 
-    def add(self, counts: RowCounts) -> None:
-        record = counts.record
+    def add(self, record: CommitRecord) -> None:
         self.rows += record.rows
         self.tokens += record.tokens
         self.trained += record.trained
         self.source_rows += record.source_rows
         self.rows_in += record.rows_in
         self.slices += 1
-        self.runs += len(counts.runs)
         self.rejected.update(row.reason for row in record.rejected)
         if record.groups is None:
             self.ungrouped += record.rows
@@ -188,8 +189,9 @@ def _write_columns(
             name: opened.enter_context(NewFile(staged / name))
             for name in (*names.ROW_ARRAYS, *names.GROUP_FILES)
         }
-        for placement, counts in ahead(lambda one: _counted(cache, one), placements):
-            table.write(_table_row(placement, counts, tally))
+        stream = iter(placements)
+        together = iter(lambda: list(islice(stream, _TOGETHER)), [])
+        for some, counts in ahead(lambda some: _counted(cache, some), together, batch=1):
             columns[names.LENGTHS].write(counts.lengths)
             columns[names.TRAINED].write(counts.trained)
             columns[names.FIRST_TRAINED].write(firsts_of(counts.runs, counts.run_starts).data)
@@ -197,7 +199,10 @@ def _write_columns(
             ends = counts.run_starts[1:] + tally.runs
             columns[names.MASK_RUN_ENDS].write(ends.astype("<i8").data)
             columns[names.GROUP_ENDS].write((counts.group_ends + tally.rows).astype("<i8").data)
-            tally.add(counts)
+            tally.runs += len(counts.runs)
+            for placement, (record, digest) in zip(some, counts.records, strict=True):
+                table.write(_table_row(placement, record, digest, tally.rows))
+                tally.add(record)
     write_file(staged / names.TABLE, _chain(header(tally.slices), body))
     body.unlink()
     if not tally.groups:
@@ -208,8 +213,8 @@ def _write_columns(
     }
 
 
-def _counted(cache: CacheLayout, placement: Placement) -> tuple[Placement, RowCounts]:
-    return placement, read_counts(cache.slice(placement.key))
+def _counted(cache: CacheLayout, placements: list[Placement]) -> tuple[list[Placement], RowCounts]:
+    return placements, read_counts([cache.slice(one.key) for one in placements])
 
 
 def _chain(head: bytes, path: Path) -> Iterator[bytes]:
@@ -219,15 +224,14 @@ def _chain(head: bytes, path: Path) -> Iterator[bytes]:
             yield piece
 
 
-def _table_row(placement: Placement, counts: RowCounts, tally: _Tally) -> bytes:
-    record = counts.record
+def _table_row(placement: Placement, record: CommitRecord, digest: str, first_row: int) -> bytes:
     return pack_row(
         placement.key,
-        counts.digest,
+        digest,
         source=placement.source,
         rows=record.rows,
         rejected=len(record.rejected),
-        first_row=tally.rows,
+        first_row=first_row,
         source_row=placement.source_row,
         line=placement.line,
         offset=placement.offset,

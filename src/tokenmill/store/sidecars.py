@@ -52,7 +52,8 @@ RESERVED = frozenset(
     {
         # What batches hold under these names.
         "input_ids", "labels", "attention_mask", "loss_mask", "position_ids", "seq_idx",
-        "cu_seqlens", "max_seqlen", "num_trained_tokens", "indices",
+        "cu_seqlens", "cu_seqlens_padded", "max_seqlen", "shift_labels", "num_trained_tokens",
+        "indices",
         # What filters know by these names.
         "length", "trained", "source", "file", "carried",
     }

@@ -11,7 +11,9 @@ Price: opening a slice costs some tens of microseconds, a row of an open one wel
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -73,11 +75,10 @@ def _record_bytes(files: SliceFiles, expected: str | None) -> bytes:
 
 
 class RowCounts(NamedTuple):
-    """What the commit of a store needs of a slice.
+    """What the commit of a store needs of some slices, their rows one after another.
 
     Attributes:
-        record: Its commit record.
-        digest: The record's digest.
+        records: Commit record of each slice, and the record's digest.
         lengths: Tokens of every row, as stored.
         trained: Trained tokens of every row, as stored.
         runs: The tokens at which each row's mask changes.
@@ -85,8 +86,7 @@ class RowCounts(NamedTuple):
         group_ends: One past the last row of every group; where there are none, of every row.
     """
 
-    record: CommitRecord
-    digest: str
+    records: list[tuple[CommitRecord, str]]
     lengths: bytes
     trained: bytes
     runs: NDArray[np.int32]
@@ -94,12 +94,23 @@ class RowCounts(NamedTuple):
     group_ends: NDArray[np.int64]
 
 
-def read_counts(files: SliceFiles) -> RowCounts:
-    """A slice's record and its rows' token counts; both files' sizes and the counts are checked.
+def read_counts(slices: Sequence[SliceFiles]) -> RowCounts:
+    """Records and rows' token counts of slices; their files' sizes and the counts are checked.
 
     No token is read: of a slice of eight megabytes this touches a few hundred kilobytes. A slice of
-    an earlier version does not hold the runs of its masks; there the masks are read.
+    an earlier version does not hold the runs of its masks; there the masks are read. Counts are
+    checked together: numpy takes as long for the few of one slice as for those of a hundred.
     """
+    each = [_read_counts(files) for files in slices]
+    counts = _joined(each)
+    if _fault(counts):
+        for files, one in zip(slices, each, strict=True):
+            if fault := _fault(one):
+                raise CorruptionError(fault, path=files.meta)
+    return counts
+
+
+def _read_counts(files: SliceFiles) -> RowCounts:
     record, digest = read_record(files)
     _check_size(files.tokens, record.token_file.size)
     meta = GuardedFile(files.meta, record.meta_file, mapped=False, check=True)
@@ -118,19 +129,14 @@ def read_counts(files: SliceFiles) -> RowCounts:
     if has_runs:
         runs = np.frombuffer(stored[1], "<i4")
         run_starts = np.frombuffer(stored[0], "<i4").astype(np.int64)
-        _check_runs(runs, run_starts, lengths, trained, files)
+        if run_starts[0] != 0 or run_starts[-1] != len(runs):
+            raise CorruptionError(_WRONG_RUNS, path=files.meta)
     else:
         runs, run_starts = _runs_of_tokens(files, record, lengths)
-    for counts, total in ((lengths, record.tokens), (trained, record.trained)):
-        found = int(np.frombuffer(counts, "<i4").sum(dtype=np.int64))
-        if found != total:
-            raise CorruptionError(
-                f"its rows count {found} tokens, the record says {total}", path=files.meta
-            )
     group_ends = np.arange(1, rows + 1, dtype=np.int64)
     if record.groups is not None:
         group_ends = _group_ends(meta, record)
-    return RowCounts(record, digest, lengths, trained, runs, run_starts, group_ends)
+    return RowCounts([(record, digest)], lengths, trained, runs, run_starts, group_ends)
 
 
 def _group_ends(meta: GuardedFile, record: CommitRecord) -> NDArray[np.int64]:
@@ -145,6 +151,48 @@ def _group_ends(meta: GuardedFile, record: CommitRecord) -> NDArray[np.int64]:
     return ends
 
 
+def _joined(each: list[RowCounts]) -> RowCounts:
+    """The counts of several slices as one."""
+    firsts = accumulate((len(one.runs) for one in each), initial=0)
+    starts = [one.run_starts[:-1] + first for one, first in zip(each, firsts, strict=False)]
+    rows = accumulate((len(one.run_starts) - 1 for one in each), initial=0)
+    ends = [one.group_ends + first for one, first in zip(each, rows, strict=False)]
+    return RowCounts(
+        [record for one in each for record in one.records],
+        b"".join([one.lengths for one in each]),
+        b"".join([one.trained for one in each]),
+        np.concatenate([one.runs for one in each]),
+        np.concatenate([*starts, [sum(len(one.runs) for one in each)]]),
+        np.concatenate(ends),
+    )
+
+
+_WRONG_RUNS = "the runs of its masks are not those of its rows"
+
+
+def _fault(counts: RowCounts) -> str:
+    """What is wrong with counts: each slice's must add up to its record, its runs to its rows."""
+    records = [record for record, _ in counts.records]
+    bounds = list(accumulate((record.rows for record in records), initial=0))
+    lengths, trained = (
+        np.frombuffer(stored, "<i4").astype(np.int64) for stored in (counts.lengths, counts.trained)
+    )
+    starts = counts.run_starts
+    stops = np.maximum(lengths, 0)
+    if (np.diff(starts) < 0).any() or not np.array_equal(
+        count_within(counts.runs, starts[:-1], starts[1:], np.zeros_like(stops), stops), trained
+    ):
+        return _WRONG_RUNS
+    for per_row, stated in (
+        (lengths, [record.tokens for record in records]),
+        (trained, [record.trained for record in records]),
+    ):
+        found = np.diff(np.cumsum(np.concatenate(([0], per_row)))[bounds]).tolist()
+        if found != stated:
+            return f"its rows count {found[0]} tokens, the record says {stated[0]}"
+    return ""
+
+
 def _sized(file: GuardedFile, name: str, expected: int) -> tuple[int, int]:
     at, size = file.buffer(name)
     if size != expected:
@@ -152,22 +200,6 @@ def _sized(file: GuardedFile, name: str, expected: int) -> tuple[int, int]:
             f"buffer {name!r} has {size} bytes, expected {expected}", path=file.path
         )
     return at, size
-
-
-def _check_runs(
-    runs: NDArray[np.int32],
-    starts: NDArray[np.int64],
-    lengths: bytes,
-    trained: bytes,
-    files: SliceFiles,
-) -> None:
-    """The runs must give every row's trained tokens."""
-    stops = np.frombuffer(lengths, "<i4").astype(np.int64)
-    if starts[0] == 0 and starts[-1] == len(runs) and (np.diff(starts) >= 0).all():
-        counted = count_within(runs, starts[:-1], starts[1:], np.zeros_like(stops), stops)
-        if np.array_equal(counted, np.frombuffer(trained, "<i4")):
-            return
-    raise CorruptionError("the runs of its masks are not those of its rows", path=files.meta)
 
 
 def _runs_of_tokens(

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, Unpack
 
@@ -28,6 +27,7 @@ import msgspec
 from tokenmill import fingerprint
 from tokenmill.errors import CacheError, TokenizerError
 from tokenmill.files.sealed import BytesForm, SealedKind, publish_files
+from tokenmill.optional import installed_version
 from tokenmill.tokenizer import engine_cache
 from tokenmill.tokenizer.identity import FORMAT, IdentityCard
 from tokenmill.tokenizer.location import locate
@@ -45,13 +45,6 @@ _NAMES = (
     "config.json", "chat_template", "tekken.json", "spiece.model", "sentencepiece",
 )  # fmt: skip
 _SUFFIXES = (".jinja", ".model", ".tiktoken", ".py")
-
-
-def _version(package: str) -> str:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return ""
 
 
 def _file_digests(directory: Path) -> dict[str, str]:
@@ -113,7 +106,7 @@ def _key_of_files(source: Any, question: dict[str, Any]) -> str | None:
             "memo": [VERSION, FORMAT],
             "files": files,
             **question,
-            "versions": [_version("tokenizers"), _version("transformers")],
+            "versions": [installed_version(name) or "" for name in ("tokenizers", "transformers")],
         }
     )
 

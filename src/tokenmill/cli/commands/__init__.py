@@ -12,6 +12,7 @@ from tokenmill.cli.commands import (  # noqa: F401
     export,
     inspect,
     lint,
+    mix,
     pack,
     prepare,
     prompts,

@@ -29,14 +29,15 @@ from tokenmill.store import Store
 TensorBatch = dict[str, Any]
 
 
-class _Steps(torch_data.Dataset[TensorBatch]):  # type: ignore[misc]
+class _Steps(torch_data.Dataset[Any]):  # type: ignore[misc]
     """What workers hold: a filler, to which a step is an index."""
 
     def __init__(self, filler: BatchFiller) -> None:
         self._filler = filler
 
-    def __getitem__(self, step: Step) -> TensorBatch:
-        return as_tensors(self._filler.fill(step))
+    def __getitem__(self, step: Step) -> TensorBatch | list[TensorBatch]:
+        filled = self._filler.fill(step)
+        return list(map(as_tensors, filled)) if isinstance(filled, list) else as_tensors(filled)
 
 
 class _Sampler:
@@ -181,7 +182,7 @@ class _Iterator(LoaderIterator):
     def _open(self, cursor: Cursor, stop: int | None) -> Iterator[tuple[TensorBatch, Cursor]]:
         return self._owner.open(cursor, stop)
 
-    def __next__(self) -> TensorBatch:
+    def __next__(self) -> Any:
         if self._owner.is_stale(self):
             raise UsageError("persistent workers serve one iterator at a time: use the latest")
         try:

@@ -143,10 +143,11 @@ class Linter:
         """Look at the rows of one block, or at some of them."""
         seen = Collector(self.rules)
         numbers = list(range(len(rows.values))) if chosen is None else chosen
+        values = dict(zip(numbers, map(rows.values.__getitem__, numbers), strict=True))
         good: list[int] = []
         parsed_rows: dict[int, list[Side]] = {}
         for number in numbers:
-            value = rows.values[number]
+            value = values[number]
             if isinstance(value, RowError):
                 raw = rows.raw[number][:RAW_SHOWN].decode("utf-8", "replace")
                 seen.add(value.reason, number, value.message, excerpt(raw))
@@ -158,8 +159,7 @@ class Linter:
                 continue  # the renderer says the same, and is asked below
             parsed_rows[number] = sides_of(parsed)
             self._look_at_content(seen, number, value, parsed)
-        values = [rows.values[number] for number in good]
-        rendering = self.renderer.render(values)
+        rendering = self.renderer.render([values[number] for number in good])
         for place, _, error in rendering.rejected:
             sides = parsed_rows.get(good[place])
             one = sides[0] if sides is not None and len(sides) == 1 else None

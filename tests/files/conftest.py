@@ -1,0 +1,13 @@
+"""The room that makes bytes durable is tried with the real `fsync`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def waiting_for_disks(sync_to_disk: Callable[[int], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "fsync", sync_to_disk)
