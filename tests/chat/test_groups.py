@@ -263,8 +263,10 @@ def test_auto_takes_for_a_group_what_can_be_nothing_else(row: dict[str, Any], sh
 def test_groups_cannot_be_expanded_or_trained_on_everything() -> None:
     with pytest.raises(UsageError, match="choose one"):
         ChatSpec(format="preference", expand="turns")
-    with pytest.raises(UsageError, match="choose one"):
-        Renderer(ChatSpec(expand="turns"), CHATML, TOKENS).render([PAIR])
+    rows = [PAIR, {"messages": [user("x"), says("a")]}]
+    rendering = Renderer(ChatSpec(expand="turns"), CHATML, TOKENS).render(rows)
+    [(index, _, error)] = rendering.rejected
+    assert (index, error.reason, rendering.source) == (0, "bad_group", [1])
     with pytest.raises(UsageError, match="completion, last_assistant_message"):
         ChatSpec(format="kto", train_on="everything")
 

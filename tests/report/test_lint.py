@@ -50,8 +50,8 @@ def test_crafted_rows_give_each_rule_on_its_own_line(all_rules: LintReport) -> N
 
 
 def test_golden_table_names_every_rule_that_a_row_can_break() -> None:
-    about_the_tokenizer = {"pad_is_eos", "no_pad_token", "bos_elsewhere"}
-    assert set(GOLDEN) == set(RULES) - about_the_tokenizer
+    about_no_row = {"pad_is_eos", "no_pad_token", "bos_elsewhere", "label_imbalance", "length_bias"}
+    assert set(GOLDEN) == set(RULES) - about_no_row
     assert set(REASONS) <= set(GOLDEN)
 
 
@@ -296,3 +296,29 @@ def test_rejections_are_those_of_a_build(all_rules: LintReport, room: Path, toke
         if reason in REASONS:
             counts[reason] = counts.get(reason, 0) + finding.count
     assert counts == rejected
+
+
+@pytest.mark.parametrize(("odd", "found"), [(3, {"label_imbalance"}), (6, set())])
+def test_labels_out_of_balance_are_told(tmp_path: Path, odd: int, found: set[str]) -> None:
+    rows = [{"prompt": f"{n}? ", "completion": f"{n * n}", "label": n >= odd} for n in range(60)]
+    source = write_rows(tmp_path / "kto.jsonl", rows)
+    report = tm.lint(str(source), str(TOKENIZER), only=["label_imbalance"], **QUICK)
+    assert set(lines(report)) == found
+    assert all(f"{odd} of 60 answers are unwanted" in one.detail for one in report.findings)
+
+
+@pytest.mark.parametrize(
+    ("longer", "found"), [(45, {"length_bias"}), (44, set()), (10, {"length_bias"})]
+)
+def test_lengths_that_give_the_answer_away_are_told(
+    tmp_path: Path, longer: int, found: set[str]
+) -> None:
+    sides = ("amber birch cedar delta", "amber")
+    rows = [
+        dict(zip(("chosen", "rejected"), sides if n < longer else sides[::-1], strict=True))
+        | {"prompt": f"{n}? "}
+        for n in range(60)
+    ]
+    source = write_rows(tmp_path / "pairs.jsonl", rows)
+    report = tm.lint(str(source), str(TOKENIZER), only=["length_bias"], **QUICK)
+    assert set(lines(report)) == found

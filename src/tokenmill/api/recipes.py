@@ -80,7 +80,16 @@ def prepare(
     tokenizer_backend: Literal["auto", "transformers", "file"] = "auto",
     trust_remote_code: bool = False,
     format: Literal[  # noqa: A002 - a name of the contract
-        "auto", "messages", "sharegpt", "alpaca", "prompt_completion", "text", "tokens"
+        "auto",
+        "messages",
+        "sharegpt",
+        "alpaca",
+        "prompt_completion",
+        "preference",
+        "kto",
+        "ranked",
+        "text",
+        "tokens",
     ] = "auto",
     messages_key: str | None = None,
     tools_key: str = "tools",
@@ -126,7 +135,8 @@ def prepare(
             ``tokenizer.json`` would encode differently, or where that cannot be found out.
         trust_remote_code: Allow a tokenizer to bring code of its own.
         format: Format of the rows; ``auto`` looks at each row's columns. ``tokens``, for rows
-            that are tokenized already, must be asked for.
+            that are tokenized already, must be asked for. ``preference``, ``kto`` and ``ranked``
+            rows hold answers that belong together: each becomes a group of rows.
         messages_key: Column of the conversation; when not given, ``messages``, else
             ``conversations``.
         tools_key: Column of the tools.

@@ -354,7 +354,7 @@ class Renderer:
     def _group(self, index: int, group: Group, result: Rendering, auto: bool) -> None:
         """Render every side of a group by itself; all of them are accepted, or none."""
         if self.spec.expand == "turns":
-            raise UsageError(TURNS_OF_GROUPS)
+            raise incomparable(TURNS_OF_GROUPS)
         settled: list[Settled] = []
         for number, side in enumerate(group.sides):
             try:

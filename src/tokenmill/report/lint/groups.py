@@ -3,18 +3,27 @@
 Comes in: a row as the chat room reads it. `sides_of` gives its conversations, one where the row has
 one; `comparisons` yields sightings about a group. What makes answers incomparable (an empty one, no
 difference, other prompts) is no matter of taste: such rows are rejected as ``bad_group``.
+
+`balance` counts the groups of a block, and `one_sided` says of all counts together whether labels
+or lengths give the answer away: a model may learn those instead of what is better.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from tokenmill.chat import Rendering
 from tokenmill.chat.groups import Group
 from tokenmill.chat.shapes import Conversation, Plain
 from tokenmill.report.lint.findings import excerpt
+from tokenmill.tokenizer import Encoded
 
 Side = Conversation | Plain
+LEAST_GROUPS = 50  # of fewer nothing is said: chance alone makes them one-sided
+RARE_LABEL = 0.1  # share of the rarer label, below which labels are out of balance
+ONE_LENGTH = 0.75  # share of pairs from which on the longer answer, or the shorter, is the rule
 LEAST_REPEATED = 8  # characters of a prompt; a shorter one may well begin an answer
 
 
@@ -57,3 +66,33 @@ def _asked_and_answered(side: Side) -> tuple[str, str]:
 
 def _text(content: Any) -> str:
     return content.strip() if isinstance(content, str) else ""
+
+
+def balance(rendering: Rendering, encoded: Encoded) -> dict[str, int]:
+    """Answers by label, and pairs by which side has more trained tokens."""
+    counts: Counter[str] = Counter()
+    trained = encoded.trained
+    gone = {place for place, _ in encoded.rejected}
+    for first, facts in rendering.groups.items():
+        if first in gone:
+            continue
+        if len(facts.labels) == 1:
+            counts["wanted" if facts.labels[0] else "unwanted"] += 1
+        elif facts.labels == (1, 0) and first + 1 not in gone:
+            difference = int(trained[first]) - int(trained[first + 1])
+            counts["longer" if difference > 0 else "shorter" if difference else "equal"] += 1
+    return dict(counts)
+
+
+def one_sided(counts: Mapping[str, int]) -> Iterator[tuple[str, str]]:
+    """Rule and what is the case, over all rows that were looked at."""
+    labels = {name: counts.get(name, 0) for name in ("wanted", "unwanted")}
+    answers = sum(labels.values())
+    rare = min(labels, key=lambda name: labels[name])
+    if answers >= LEAST_GROUPS and labels[rare] < RARE_LABEL * answers:
+        yield "label_imbalance", f"{labels[rare]:,} of {answers:,} answers are {rare}"
+    lengths = {name: counts.get(name, 0) for name in ("longer", "shorter")}
+    pairs = sum(lengths.values()) + counts.get("equal", 0)
+    usual = max(lengths, key=lambda name: lengths[name])
+    if pairs >= LEAST_GROUPS and lengths[usual] >= ONE_LENGTH * pairs:
+        yield "length_bias", f"chosen is {usual} than rejected in {lengths[usual]:,} of {pairs:,}"

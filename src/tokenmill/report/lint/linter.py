@@ -34,7 +34,7 @@ from tokenmill.report.lint.content import (
     texts_of,
 )
 from tokenmill.report.lint.findings import Collector, excerpt
-from tokenmill.report.lint.groups import Side, comparisons, side_of, sides_of
+from tokenmill.report.lint.groups import Side, balance, comparisons, side_of, sides_of
 from tokenmill.report.lint.template import TemplateCritic
 from tokenmill.source import BlockRows, read_block
 from tokenmill.tokenizer import Encoded, Encoder, Tokenizer
@@ -173,6 +173,7 @@ class Linter:
             "rows": len(numbers),
             "findings": seen.document(),
             "tokenizer": self._about_tokenizer,
+            "balance": balance(rendering, encoded),
             **self._digests(rendering, encoded, sources),
         }
 

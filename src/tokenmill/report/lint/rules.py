@@ -101,7 +101,11 @@ _TABLE = (
      "take it out, unless the data really is terminal output"),
     ("pad_is_eos", "warning", "the tokenizer's pad token is its end-of-sequence token",
      "harmless in tokenmill; a collator that masks by pad id unlearns to stop: set another pad"),
+    ("label_imbalance", "warning", "nearly all answers have the same label",
+     "add the rarer ones, or weight them: KTO's loss has a weight for each label"),
     # Worth knowing.
+    ("length_bias", "info", "the chosen answer is nearly always the longer one, or the shorter",
+     "the model may learn length instead of quality: balance the pairs, or normalise by length"),
     ("no_pad_token", "info", "the tokenizer has no pad token",
      "tokenmill pads with eos, unmasked; a trainer that sets pad = eos may mask the real eos"),
     ("bos_elsewhere", "info", "template and tokenizer each add a begin-of-sequence token",

@@ -13,6 +13,7 @@ Two rows of the same digest are the same text but for one chance in 2⁶⁴ per 
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -24,6 +25,7 @@ from tokenmill.build.recipe import Recipe, RunOptions, to_travel
 from tokenmill.errors import SourceError, UsageError
 from tokenmill.report.lint import linter, minhash, pairs
 from tokenmill.report.lint.findings import PLACES, Finding, LintReport, Merged, in_order
+from tokenmill.report.lint.groups import one_sided
 from tokenmill.report.lint.row_origins import RowOrigins
 from tokenmill.report.lint.rules import RULES, SAMPLE_ROWS, chosen_rules
 from tokenmill.report.lint.sample import Choice, choose, described, ranks_of
@@ -124,6 +126,7 @@ class _Tally:
         self._ranks = ranks
         self._merged = Merged()
         self._about_tokenizer: dict[str, str] = {}
+        self._balance: Counter[str] = Counter()
         self._digests: dict[int, tuple[Positions, npt.NDArray[np.uint64]]] = {}
         self._sketches: dict[int, tuple[Positions, minhash.Sketches]] = {}
         self._copies: Positions = np.zeros(0, np.int64)
@@ -134,6 +137,7 @@ class _Tally:
         start = self._places.start(number)
         self._merged.add(result["findings"], start)
         self._about_tokenizer.update(result["tokenizer"])
+        self._balance.update(result["balance"])
         positions = linter.unpacked(result["numbers"], np.int32).astype(np.int64) + start
         self._digests[number] = positions, linter.unpacked(result["digests"], np.uint64)
         sketched = linter.unpacked(result["sketched"], np.int32).astype(np.int64) + start
@@ -199,7 +203,8 @@ class _Tally:
 
     def findings(self) -> list[Finding]:
         """Everything found."""
-        about = [Finding(rule, 1, (), detail) for rule, detail in self._about_tokenizer.items()]
+        told = [*self._about_tokenizer.items(), *one_sided(self._balance)]
+        about = [Finding(rule, 1, (), detail) for rule, detail in told if rule in self._rules]
         return in_order([*self._merged.findings(self._places.origin), *about])
 
 
