@@ -230,6 +230,29 @@ def test_prompt_stands_once_and_answers_side_by_side(
     assert len(ids) == len(set(ids))
 
 
+def test_answers_stand_whole_where_their_prompts_differ(visit: Visit, tmp_path: Path) -> None:
+    asked, yes = {"role": "user", "content": "A tree?"}, {"role": "assistant", "content": "Yes."}
+    row = {"prompt": [asked], "chosen": [yes], "rejected": [{**yes, "content": "No."}, asked, yes]}
+    source = write_rows(tmp_path / "rows.jsonl", [row])
+    counting = (
+        "{{ messages|length }} turns\n{% for one in messages %}<|im_start|>{{ one.role }}\n"
+        "{{ one.content }}<|im_end|>\n{% endfor %}"
+    )
+    store = tm.prepare(
+        str(source), str(TOKENIZER), chat_template=counting, cache_dir=tmp_path / "cache", **INLINE
+    )
+    assert store.groups[0].prompt_tokens is None
+    make_page(store, tmp_path / "page.html")
+    page = visit((tmp_path / "page.html").as_uri())
+    page.check("#look-ids")
+    wait_for(page, "Group 0")
+    assert page.query_selector("#prompt") is None
+    assert "writes the prompt differently" in page.inner_text("#row-body .note")
+    for row_number in (0, 1):
+        shown = tokens(page, f"#row-body .side:nth-child({row_number + 1})")
+        assert shown == stored(store, row_number, 0, None)
+
+
 def test_previous_and_next_go_from_group_to_group(
     visit: Visit, address: str, store: Store, members: list[list[int]]
 ) -> None:
@@ -274,7 +297,7 @@ def test_list_names_group_and_answer(visit: Visit, address: str, store: Store) -
     ]
 
 
-@pytest.mark.parametrize("width", [360, 800, 1280])
+@pytest.mark.parametrize("width", [360, 820])
 def test_answers_need_no_sideways_scrolling(
     visit: Visit, on_disk: str, members: list[list[int]], width: int
 ) -> None:

@@ -5,8 +5,8 @@ inspect`` and the page call it. A *rule* names rows by what makes them worth a l
 ``shortest`` (in tokens), ``least-trained`` (smallest trained share), ``rejected`` and ``random``,
 drawn with a seed from the same permutation that training uses, so a seed names the same rows
 everywhere. An *address* is what an `Origin` prints: ``file:line``, or ``file#row`` for formats
-without lines; the file may be named by the end of its path. Only stored lengths and origins are
-read, no token.
+without lines; the file may be named by the end of its path. `whole_groups` adds to rows the others
+of their groups. Only stored lengths and origins are read, no token.
 """
 
 from __future__ import annotations
