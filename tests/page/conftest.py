@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -74,14 +75,13 @@ def page_file(made: Made) -> Path:
     return target
 
 
-@pytest.fixture(scope="session")
-def server(made: Made) -> Iterator[str]:
-    """Address of a page served by a process of its own, with another store to compare."""
+@contextmanager
+def served(store: Store, cache: Path, *flags: str) -> Iterator[str]:
+    """Address of a page served by a process of its own."""
     pytest.importorskip("uvicorn", reason="needs the extra: pip install 'tokenmill[serve]'")
     pytest.importorskip("starlette", reason="needs the extra: pip install 'tokenmill[serve]'")
-    command = [sys.executable, "-m", "tokenmill", "inspect", str(made.store.path), "--serve",
-               "--compare", str(made.other.path), "--cache-dir", str(made.cache),
-               "--json"]  # fmt: skip
+    command = [sys.executable, "-m", "tokenmill", "inspect", str(store.path), "--serve",
+               *flags, "--cache-dir", str(cache), "--json"]  # fmt: skip
     running = subprocess.Popen(
         command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
@@ -92,6 +92,13 @@ def server(made: Made) -> Iterator[str]:
     running.send_signal(signal.SIGINT)
     rest, problems = running.communicate(timeout=30)
     assert (running.returncode, rest, problems) == (0, "", "")
+
+
+@pytest.fixture(scope="session")
+def server(made: Made) -> Iterator[str]:
+    """The store, with another one to compare."""
+    with served(made.store, made.cache, "--compare", str(made.other.path)) as url:
+        yield url
 
 
 @pytest.fixture(scope="session")

@@ -97,6 +97,20 @@ def attached_to(sidecars: Sequence[Sidecar], number: int) -> dict[str, float | l
     return found
 
 
+def answer_name(label: bool | None, place: int, size: int) -> str:
+    """What an answer of a group is called; an ordinary row in a store that has groups, nothing.
+
+    Args:
+        label: Whether it is wanted, where that is known.
+        place: Its number within the group.
+        size: How many answers the group has.
+    """
+    if label is None:
+        return f"rank {place + 1}" if size > 1 else ""
+    wanted, unwanted = ("chosen", "rejected") if size == 2 else ("wanted", "unwanted")
+    return wanted if label else unwanted
+
+
 def token_kinds(mask: Sequence[int], special: Sequence[bool]) -> list[str]:
     """How to show each token: a function of what is trained and what is a control token."""
     kinds = []

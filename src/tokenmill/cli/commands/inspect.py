@@ -118,15 +118,15 @@ def inspect(
 
         other = None if compare is None else open_store(compare)
         _serve(output, opened, Viewer(opened, other, cache_dir, fetch=fetch), port)
-    elif group is not None:
-        if html is not None:
-            raise UsageError("--group is for the terminal; a page shows rows")
+    elif group is not None and html is None:
         _show_group(output, opened, group)
     elif html is not None:
         from tokenmill.report.page import make_page
 
         rows = None
-        if row is not None or origin is not None:
+        if group is not None:
+            rows = _rows_of_group(opened, group)[1]
+        elif row is not None or origin is not None:
             rows = [number % len(opened) for number in _named_rows(opened, row, origin)[0]]
         document = make_page(
             opened,
@@ -219,19 +219,25 @@ def _show_rows(output: Output, store: Store, numbers: list[int], values: str | N
     output.result(document, show)
 
 
-def _show_group(output: Output, store: Store, number: int) -> None:
-    """The prompt of a group, then its answers side by side from where they part."""
+def _rows_of_group(store: Store, number: int) -> tuple[int, list[int]]:
+    """The number of a group, counted from the beginning, and the numbers of its rows."""
     import numpy as np
-
-    from tokenmill.report.row import store_tokenizer, view_row
 
     count = len(store.groups)
     if not -count <= number < count:
         raise UsageError(f"--group {number}: the store has {count:,} groups")
     number %= count
+    first, stop = store.group_starts(np.asarray([number, number + 1])).tolist()
+    return number, list(range(first, stop))
+
+
+def _show_group(output: Output, store: Store, number: int) -> None:
+    """The prompt of a group, then its answers side by side from where they part."""
+    from tokenmill.report.row import store_tokenizer, view_row
+
+    number, rows = _rows_of_group(store, number)
     found, tokenizer = store.groups[number], store_tokenizer(store)
-    first = int(store.group_starts(np.asarray([number]))[0])
-    views = [view_row(store, first + place, tokenizer) for place in range(len(found))]
+    views = [view_row(store, row, tokenizer) for row in rows]
     document = {
         "group": number,
         "labels": found.labels,
@@ -266,11 +272,11 @@ def _show_group(output: Output, store: Store, number: int) -> None:
 
 
 def _answer_title(group: Group, place: int, views: list[RowView]) -> str:
-    names = {True: "wanted", False: "unwanted"}
-    if group.labels is not None and len(group) == 2:
-        names = {True: "chosen", False: "rejected"}
-    name = f"rank {place + 1}" if group.labels is None else names[group.labels[place]]
-    told = f"{name}, row {views[place].number}, {len(views[place].ids)} tokens"
+    from tokenmill.report.row import answer_name
+
+    name = answer_name(group.rows[place].label, place, len(group))
+    told = f"{name}, " if name else ""
+    told += f"row {views[place].number}, {len(views[place].ids)} tokens"
     return told if group.scores is None else f"{told}, score {group.scores[place]:g}"
 
 

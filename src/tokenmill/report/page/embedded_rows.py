@@ -7,15 +7,16 @@ a sentence about them. Only `make_page` calls it; a served page asks for its row
 Where the whole store fits, all rows are in the page, in order. Where it does not, the *selection*
 is the rows a person would look for first (the longest, the shortest, those with the smallest
 trained share) and then rows drawn at random with a seed, as many as fit: a fair sample, not the
-beginning of a file. Rows chosen by rule stay what was asked for. In every case the page says which
-rows it holds, how many it does not, and how to see those.
+beginning of a file. Rows chosen by rule stay what was asked for. A row of a group brings the whole
+group along, and where not all fit, no group is in the page in part. In every case the page says
+which rows it holds, how many it does not, and how to see those.
 
 Everything is compressed JSON (`compressed`), in parts, so that a browser opens only what it shows:
 one table of the *pieces* that occur, most frequent first; one *index* with the columns that filters
 ask for, as differences to the row before; and *blocks* of 256 rows. A block has the *rows* (turns,
-mask as run lengths, carried columns, what is attached) and the *ids*: numbers into the table of
-pieces, each as a varint (seven bits a byte, the high bit says more follows). As JSON they would
-take a fifth more.
+mask as run lengths, carried columns, what is attached, groups) and the *ids*: numbers into the
+table of pieces, each as a varint (seven bits a byte, the high bit says more follows). As JSON they
+would take a fifth more.
 """
 
 from __future__ import annotations
@@ -28,11 +29,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tokenmill.dataset import as_view
 from tokenmill.errors import UsageError
 from tokenmill.report.page.document import compressed
-from tokenmill.report.page.rows import mask_runs, origin_columns, short_carried, shown_values
+from tokenmill.report.page.rows import (
+    group_documents,
+    mask_runs,
+    origin_columns,
+    short_carried,
+    shown_values,
+)
 from tokenmill.report.row import attached_to
-from tokenmill.report.row_lookup import rows_by_rule
+from tokenmill.report.row_lookup import rows_by_rule, whole_groups
 from tokenmill.sampling import FeistelOrder
 from tokenmill.store import Row, Store
 from tokenmill.tokenizer import Tokenizer
@@ -87,30 +95,32 @@ def select_rows(
 ) -> tuple[EmbeddedRows, str]:
     """The rows of a page, and the sentence about them."""
     if rows is not None:
-        taken = embed(store, tokenizer, list(rows)[:count], most_bytes)
-        return taken, _sentence(taken, len(store), "the rows asked for")
+        chosen = _first_groups(store, whole_groups(store, rows), count)
+        taken = embed(store, tokenizer, chosen, most_bytes)
+        return taken, _sentence(taken, store, "the rows asked for")
     if rule is not None:
         if rule == "rejected":
             raise UsageError("--rule rejected names no rows; every page lists the rejected ones")
-        chosen = rows_by_rule(store, rule, len(store) if count is None else count, seed)
-        chosen = chosen[: _fitting(store, chosen)]
+        found = rows_by_rule(store, rule, len(store) if count is None else count, seed)
+        chosen = _first_groups(store, whole_groups(store, found), count)
+        chosen = _first_groups(store, chosen, _fitting(store, chosen))
         taken = embed(store, tokenizer, chosen, most_bytes)
         drawn = f" with seed {seed}" if rule == "random" else ""
-        return taken, _sentence(taken, len(store), f"by rule {rule}{drawn}")
+        return taken, _sentence(taken, store, f"by rule {rule}{drawn}")
     if count is None and _everything_fits(store, tokenizer, most_bytes):
         taken = embed(store, tokenizer, range(len(store)), most_bytes)
         if len(taken.rows) == len(store):
             return taken, f"All {len(store):,} rows of the store are in this page."
-    sample = sampled_rows(store, seed)
-    taken = embed(store, tokenizer, sample[:count], most_bytes)
+    sample = _first_groups(store, sampled_rows(store, seed), count)
+    taken = embed(store, tokenizer, sample, most_bytes)
     how = (
         f"the {EXTREMES} longest, the {EXTREMES} shortest and the {EXTREMES} with the smallest "
         f"trained share first, then rows drawn at random with seed {seed}"
     )
-    return taken, _sentence(taken, len(store), how)
+    return taken, _sentence(taken, store, how)
 
 
-def sampled_rows(store: Store, seed: int) -> list[int]:
+def sampled_rows(store: Store, seed: int) -> Int64:
     """Extremes first, then the rest in a random order, up to the tokens a page may carry."""
     chosen: dict[int, None] = {}
     for rule in ("longest", "shortest", "least-trained"):
@@ -120,13 +130,27 @@ def sampled_rows(store: Store, seed: int) -> list[int]:
         wanted = min(len(store), int(2 * MOST_TOKENS / mean) + EXTREMES)
         drawn = FeistelOrder(len(store), seed).indices(0, np.arange(wanted))
         chosen |= dict.fromkeys(drawn.tolist())
-    rows = list(chosen)
-    return rows[: _fitting(store, rows)]
+    rows = whole_groups(store, list(chosen))
+    return _first_groups(store, rows, _fitting(store, rows))
 
 
-def _fitting(store: Store, rows: Sequence[int]) -> int:
+def _group_ends(store: Store, rows: Int64) -> Int64:
+    """The places in ``rows`` at which a group has ended; every place where there are none."""
+    ends = np.arange(1, len(rows) + 1, dtype=np.int64)
+    return ends[np.diff(as_view(store).groups_of(rows), append=-1) != 0] if len(rows) else ends
+
+
+def _first_groups(store: Store, rows: Int64, most: int | None) -> Int64:
+    """The first groups that have at most so many rows together; at least one."""
+    if most is None or len(rows) <= most:
+        return rows
+    ends = _group_ends(store, rows)
+    return rows[: ends[max(0, int(np.searchsorted(ends, most, side="right")) - 1)]]
+
+
+def _fitting(store: Store, rows: Int64) -> int:
     """How many of the rows stay within the tokens a page may carry; at least one."""
-    running = np.cumsum(store.lengths[np.asarray(rows, dtype=np.int64)], dtype=np.int64)
+    running = np.cumsum(store.lengths[rows], dtype=np.int64)
     return max(1, int(np.searchsorted(running, MOST_TOKENS, side="right")))
 
 
@@ -147,8 +171,11 @@ def _everything_fits(store: Store, tokenizer: Tokenizer, most_bytes: int) -> boo
     return in_proportion / share + 2 * len(tried.pieces) <= most_bytes
 
 
-def _sentence(taken: EmbeddedRows, total: int, how: str) -> str:
+def _sentence(taken: EmbeddedRows, store: Store, how: str) -> str:
+    total = len(store)
     missing = total - len(taken.rows)
+    if store.has_groups:
+        how += ", each with its whole group"
     if not missing:
         return f"All {total:,} rows of the store are in this page, {how}."
     return (
@@ -157,8 +184,13 @@ def _sentence(taken: EmbeddedRows, total: int, how: str) -> str:
     )
 
 
-def embed(store: Store, tokenizer: Tokenizer, rows: Sequence[int], most_bytes: int) -> EmbeddedRows:
-    """Encode rows, in order, as far as they fit into ``most_bytes`` of a page."""
+def embed(
+    store: Store, tokenizer: Tokenizer, rows: Sequence[int] | Int64, most_bytes: int
+) -> EmbeddedRows:
+    """Encode rows, in order, as far as they fit into ``most_bytes`` of a page.
+
+    A group of which the last row does not fit is left out whole.
+    """
     wanted = np.asarray(rows, dtype=np.int64)
     counts = np.zeros(len(tokenizer.table), np.int64)
     for first in range(0, len(wanted), BLOCK_ROWS):
@@ -173,14 +205,18 @@ def embed(store: Store, tokenizer: Tokenizer, rows: Sequence[int], most_bytes: i
     sidecars = store.sidecars
     blocks: list[dict[str, str]] = []
     roles: list[list[str]] = []
+
+    def block_of(numbers: Int64) -> tuple[dict[str, str], list[list[str]]]:
+        rows_here = [store[int(number)] for number in numbers]
+        attached = [shown_values(attached_to(sidecars, int(number))) for number in numbers]
+        block = _block(rows_here, number_of, attached, group_documents(store, numbers.tolist()))
+        return block, [sorted({role for role, _, _ in row.turns}) for row in rows_here]
+
     for block_rows in (BLOCK_ROWS, max(1, BLOCK_ROWS // 16), 1):
         left = most_bytes - len(pieces)
         for first in range(0, len(wanted), block_rows):
             numbers = wanted[first : first + block_rows]
-            rows_here = [store[int(number)] for number in numbers]
-            attached = [shown_values(attached_to(sidecars, int(number))) for number in numbers]
-            block = _block(rows_here, number_of, attached)
-            roles_here = [sorted({role for role, _, _ in row.turns}) for row in rows_here]
+            block, roles_here = block_of(numbers)
             # The index of all blocks together takes a little less than those of each.
             left -= _size(block) + len(compressed(_index(store, numbers, roles_here)))
             if left < 0:
@@ -189,7 +225,13 @@ def embed(store: Store, tokenizer: Tokenizer, rows: Sequence[int], most_bytes: i
             roles += roles_here
         if blocks:
             break
-    taken = wanted[: len(roles)]
+    ends = _group_ends(store, wanted)
+    whole = int(ends[ends <= len(roles)].max(initial=0))
+    if whole < len(roles):
+        del blocks[whole // block_rows :], roles[whole:]
+        if whole % block_rows:
+            blocks.append(block_of(wanted[whole - whole % block_rows : whole])[0])
+    taken = wanted[:whole]
     index = compressed(_index(store, taken, roles))
     return EmbeddedRows(taken, pieces, index, blocks, block_rows)
 
@@ -215,13 +257,17 @@ def _text_or_bytes(piece: bytes) -> str | list[int]:
 
 
 def _block(
-    rows: Sequence[Row], number_of: NDArray[np.int32], attached: Sequence[dict[str, Any]]
+    rows: Sequence[Row],
+    number_of: NDArray[np.int32],
+    attached: Sequence[dict[str, Any]],
+    groups: Sequence[dict[str, Any] | None],
 ) -> dict[str, str]:
     parts = {
         "turns": [[[role, end - start] for role, start, end in row.turns] for row in rows],
         "runs": [mask_runs(row.loss_mask).tolist() for row in rows],
         "carried": [short_carried(row.carried) for row in rows],
         "attached": attached,
+        "groups": groups,
     }
     ids = number_of[np.concatenate([row.input_ids for row in rows])]
     return {"rows": compressed(parts), "ids": compressed(varints(ids))}

@@ -2,10 +2,11 @@
 
 A *row document* holds the ids, the mask as run lengths, the turns, the origin, what is attached,
 and a table with the bytes of each piece that occurs, in hex. A *summary* is a line of the list:
-number, lengths, source and the beginning of the first user turn as a *preview*. `serve` and
-`compare` hand out these two; the page's own decoder makes the same of the rows that a page on disk
-carries, so that what is drawn does not know where it came from. `embedded_rows` uses the columns,
-the run lengths and what is attached.
+number, lengths, source and the beginning of the first user turn as a *preview*. Both say which
+answer of which group the row is, where the store has groups. `serve` and `compare` hand out these
+two; the page's own decoder makes the same of the rows that a page on disk carries, so that what is
+drawn does not know where it came from. `embedded_rows` uses the columns, the run lengths, the
+groups and what is attached.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tokenmill.report.row import attached_to
+from tokenmill.dataset import as_view
+from tokenmill.report.row import answer_name, attached_to
 from tokenmill.store import Row, Store
 from tokenmill.tokenizer import Tokenizer
 
@@ -51,7 +53,35 @@ def row_document(store: Store, number: int, tokenizer: Tokenizer) -> dict[str, A
         },
         "carried": short_carried(row.carried),
         "attached": shown_values(attached_to(store.sidecars, number)),
+        "group": group_documents(store, [number])[0],
     }
+
+
+def group_documents(store: Store, numbers: Sequence[int]) -> list[dict[str, Any] | None]:
+    """Of each row its group, and which answer it is there; None in a store without groups.
+
+    ``first`` and ``size`` name the group's rows; score and margin are as the terminal prints them.
+    """
+    if not store.has_groups:
+        return [None] * len(numbers)
+    rows, view = np.asarray(numbers, dtype=np.int64), as_view(store)
+    groups = view.groups_of(rows)
+    firsts, stops = view.group_starts(groups), view.group_starts(groups + 1)
+    documents: list[dict[str, Any] | None] = []
+    for number, group, first, stop in np.stack([rows, groups, firsts, stops], axis=1).tolist():
+        row = store[number]
+        documents.append(
+            {
+                "number": group,
+                "first": first,
+                "size": stop - first,
+                "answer": answer_name(row.label, number - first, stop - first),
+                "score": None if row.score is None else f"{row.score:g}",
+                "margin": None if row.margin is None else f"{row.margin:g}",
+                "prompt_tokens": row.prompt_tokens,
+            }
+        )
+    return documents
 
 
 def shown_values(
@@ -71,7 +101,7 @@ def shown_values(
 def summaries(store: Store, numbers: Sequence[int], tokenizer: Tokenizer) -> list[dict[str, Any]]:
     """Lines of the list."""
     rows = np.asarray(numbers, dtype=np.int64)
-    columns = origin_columns(store, rows)
+    columns, groups = origin_columns(store, rows), group_documents(store, numbers)
     return [
         {
             "row": int(number),
@@ -81,6 +111,7 @@ def summaries(store: Store, numbers: Sequence[int], tokenizer: Tokenizer) -> lis
             "source_row": int(columns["source_row"][place]),
             "line": int(columns["line"][place]),
             "preview": preview(store[int(number)], tokenizer),
+            "group": groups[place],
         }
         for place, number in enumerate(rows)
     ]

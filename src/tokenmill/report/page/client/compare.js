@@ -11,18 +11,22 @@ function marksOf(both, side) {
       else if (own.mask[n] !== other.mask[there + n - from]) marks[n] = "mask-changed";
     }
   }
-  marks.side = side;
   return marks;
+}
+
+// One column of rows that stand side by side: what it is, its numbers, its tokens.
+function sideOf(title, row, facts, shown) {
+  return el("div", { class: "side" },
+    el("h3", { text: title }),
+    el("p", { class: "facts" }, ...[`row ${count(row.row)}`, plural(row.length, "token"), `${count(row.trained)} trained`, ...facts].map((text) => el("span", { text }))),
+    turnsOf(row, shown));
 }
 
 function comparedRow(both) {
   if (!both.theirs) return el("div", {}, el("p", { class: "note", text: both.note }), turnsOf(both.ours));
   const { changed } = both;
   const say = (name, yes, more) => el("span", { class: yes ? "verdict differs" : "verdict", "data-what": name, text: `${name} ${yes ? `changed${more || ""}` : "same"}` });
-  const column = (title, row, side) => el("div", { class: "side" },
-    el("h3", { text: title }),
-    el("p", { class: "facts" }, el("span", { text: `row ${count(row.row)}` }), el("span", { text: plural(row.length, "token") }), el("span", { text: `${count(row.trained)} trained` })),
-    turnsOf(row, marksOf(both, side)));
+  const column = (title, row, side) => sideOf(title, row, [], { marks: marksOf(both, side), side });
   return el("div", { class: "comparison" },
     el("p", { class: "verdicts" }, say("text", changed.text), say("ids", changed.ids), say("mask", changed.mask, changed.mask_tokens ? ` on ${plural(changed.mask_tokens, "token")}` : "")),
     both.note ? el("p", { class: "note", text: both.note }) : null,

@@ -91,7 +91,7 @@ class FileData {
 
   async decoded(number) {
     const block = this.embedded.blocks[number];
-    const [{ turns, runs, carried, attached }, numbers] = await Promise.all([inflatedJson(block.rows), inflated(block.ids)]);
+    const [{ turns, runs, carried, attached, groups }, numbers] = await Promise.all([inflatedJson(block.rows), inflated(block.ids)]);
     const ids = varints(numbers).map((at) => this.ids[at]);
     const first = number * this.embedded.block_rows;
     let start = 0;
@@ -105,6 +105,7 @@ class FileData {
         turns: lengths.map(([role, tokens], at) => [role, ends[at] - tokens, ends[at]]),
         carried: carried[n],
         attached: attached[n],
+        group: groups[n],
       };
       start += known.length;
       return row;

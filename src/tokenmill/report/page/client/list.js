@@ -82,7 +82,7 @@ class List {
     made.dataset.row = row.row;
     made.append(
       el("span", { class: "number", text: `#${count(row.row)}` }),
-      el("span", { class: "where", text: harmless(baseName(row.address)) }),
+      el("span", { class: "where", text: (row.group ? `${groupText(row.group)} · ` : "") + harmless(baseName(row.address)) }),
       el("span", { class: "size", text: plural(row.length, "token") }),
       el("span", { class: "preview", text: harmless(row.preview) || "(no text)" }),
       bar,
@@ -118,12 +118,18 @@ class List {
     }
     this.draw();
     if (!open) return;
+    const row = await this.at(at);
+    if (row) await this.open(row.row);
+  }
+
+  // What is known of a row of the list; nothing beyond its ends.
+  async at(at) {
+    if (!this.results || at < 0 || at >= this.results.total) return undefined;
     if (!this.known.has(at)) {
       const [row] = await this.results.load(at, at + 1);
-      if (!row) return;
-      this.known.set(at, row);
+      if (row) this.known.set(at, row);
     }
-    await this.open(this.known.get(at).row);
+    return this.known.get(at);
   }
 
   key(event) {

@@ -111,6 +111,21 @@ function filterBy(wanted) {
   find();
 }
 
+// Whether a row is shown with the others of its group.
+const offersGroup = (row) => Boolean(!data.compare && row.group && row.group.size > 1);
+const showsGroup = (row) => look.group && offersGroup(row);
+
+// To the next or the previous row of the list; where whole groups are shown, to one of another.
+async function step(by) {
+  const here = list.known.get(list.chosen);
+  let at = list.chosen + by;
+  if (here && showsGroup(here)) {
+    const same = (row) => row && row.group.number === here.group.number;
+    while (same(await list.at(at))) at += by;
+  }
+  await list.choose(at, true);
+}
+
 async function showRow(number) {
   const view = byId("view");
   const mine = ++showing;
@@ -128,18 +143,23 @@ async function showRow(number) {
     return;
   }
   current = row.row;
+  const head = el("div", {});
   const body = el("div", { id: "row-body" });
+  const members = () => Promise.all(Array.from({ length: row.group.size }, (_, place) => data.row(row.group.first + place)));
   const draw = async () => {
+    head.replaceChildren(rowHead(row, step, showsGroup(row)));
     const folded = [...view.querySelectorAll("section.turn")].map((one) => one.querySelector(".turn-head").getAttribute("aria-expanded") === "false");
     let made;
     try {
-      made = data.compare ? comparedRow(await data.compared(row.row)) : turnsOf(row);
+      if (data.compare) made = comparedRow(await data.compared(row.row));
+      else made = showsGroup(row) ? groupedRows(await members()) : turnsOf(row);
     } catch (error) {
       made = el("p", { class: "note", text: error.message });
     }
     if (mine !== showing) return;
     body.replaceChildren(legend(), made);
-    body.querySelectorAll("section.turn").forEach((section, n) => { if (folded[n]) toggle(section, false); });
+    const sections = body.querySelectorAll("section.turn");
+    if (sections.length === folded.length) sections.forEach((section, n) => { if (folded[n]) toggle(section, false); });
   };
   const source = data instanceof ServedData ? el("details", { class: "source-row" }, el("summary", { text: "Source row" })) : null;
   if (source) {
@@ -152,7 +172,7 @@ async function showRow(number) {
       }
     });
   }
-  view.replaceChildren(rowHead(row, (step) => list.choose(list.chosen + step, true)), source || "", toolbar(draw), body);
+  view.replaceChildren(head, source || "", toolbar(draw, offersGroup(row)), body);
   view.scrollTop = 0;
   await draw();
   history.replaceState(null, "", `#row=${row.row}`);
@@ -171,7 +191,7 @@ async function openRow(number) {
   if (place >= 0) await list.choose(place, false);
 }
 
-const KEYS = [["/", "search"], ["g", "go to a row by number"], ["j, k", "next and previous row"], ["↑ ↓ in the list", "choose a row; Enter goes into it"], ["← → ↑ ↓ in a row", "token by token, with id and bytes"], ["f", "fold or unfold all turns"], ["1 … 6", "parts of the page"], ["Esc", "back to the list"], ["?", "this list"]];
+const KEYS = [["/", "search"], ["g", "go to a row by number"], ["j, k", "next and previous row, or group"], ["↑ ↓ in the list", "choose a row; Enter goes into it"], ["← → ↑ ↓ in a row", "token by token, with id and bytes"], ["f", "fold or unfold all turns"], ["1 … 6", "parts of the page"], ["Esc", "back to the list"], ["?", "this list"]];
 
 function help() {
   byId("help").replaceChildren(el("h2", { text: "Keys" }), el("dl", {}, ...KEYS.flatMap(([key, text]) => [el("dt", {}, el("kbd", { text: key })), el("dd", { text })])),
@@ -192,8 +212,8 @@ function shortcut(event) {
   const tab = TABS[Number(event.key) - 1];
   if (event.key === "/") { showTab("rows"); byId("search").focus(); byId("search").select(); }
   else if (event.key === "g") { showTab("rows"); byId("jump").focus(); byId("jump").select(); }
-  else if (event.key === "j") list.choose(list.chosen + 1, true);
-  else if (event.key === "k") list.choose(list.chosen - 1, true);
+  else if (event.key === "j") step(1);
+  else if (event.key === "k") step(-1);
   else if (event.key === "f") {
     const open = document.querySelector('#view .turn-head[aria-expanded="true"]');
     document.querySelectorAll("#view section.turn").forEach((section) => toggle(section, !open));

@@ -1,7 +1,7 @@
 // One row, turn by turn, token by token. Colour says role and loss; the underline says loss again,
 // for eyes that see no colour. A token under the pointer or the keyboard tells its id and bytes.
 
-const look = { colour: "both", spaces: false, ids: false };
+const look = { colour: "both", spaces: false, ids: false, group: true };
 const SHOWN_TOKENS = 4000; // of a turn at once; a button shows more
 
 const ROLES = ["system", "user", "assistant", "tool"];
@@ -93,16 +93,18 @@ function shareBar(trained, length) {
   return bar;
 }
 
-// The turns of a row. `marks` adds a class per token (a comparison's changes).
-function turnsOf(row, marks) {
+// The turns of a row, or of its tokens between two places. `marks` adds a class per token (a
+// comparison's changes); `side` tells the columns of one view apart.
+function turnsOf(row, { marks, side = "one", from = 0, to = row.ids.length } = {}) {
   const texts = shownTexts(row);
   const box = el("div", { class: `turns colour-${look.colour}` });
   const covered = row.turns.length ? row.turns[row.turns.length - 1][2] : 0;
-  const turns = covered < row.ids.length ? [...row.turns, ["(no turn)", covered, row.ids.length]] : row.turns;
+  const all = covered < row.ids.length ? [...row.turns, ["(no turn)", covered, row.ids.length]] : row.turns;
+  const turns = all.map(([role, start, end]) => [role, Math.max(start, from), Math.min(end, to)]).filter(([, start, end]) => start < end);
   turns.forEach(([role, start, end], number) => {
     let trained = 0;
     for (let at = start; at < end; at++) trained += row.mask[at];
-    const body = el("div", { class: "tokens", id: `turn-${number}-${marks ? marks.side : "one"}` });
+    const body = el("div", { class: "tokens", id: `turn-${number}-${side}` });
     const head = el("button", {
       class: "turn-head", type: "button", "aria-expanded": "true", "aria-controls": body.id,
       onclick: () => toggle(section, head.getAttribute("aria-expanded") !== "true"),
@@ -112,13 +114,13 @@ function turnsOf(row, marks) {
     el("span", { class: "muted", text: plural(end - start, "token") }),
     el("span", { class: trained ? "loss some" : "loss", text: trained ? `${count(trained)} trained` : "not trained" }));
     const section = el("section", { class: `turn ${roleClass(role)}` }, head, body);
-    const more = (from) => {
-      const to = Math.min(end, from + SHOWN_TOKENS);
+    const more = (first) => {
+      const last = Math.min(end, first + SHOWN_TOKENS);
       const spans = [];
-      for (let at = from; at < to; at++) spans.push(tokenSpan(row, texts, at, role, marks));
+      for (let at = first; at < last; at++) spans.push(tokenSpan(row, texts, at, role, marks));
       body.append(...spans);
-      if (to < end) {
-        const button = el("button", { type: "button", class: "more", text: `show more: ${count(end - to)} tokens are left`, onclick: () => { button.remove(); more(to); } });
+      if (last < end) {
+        const button = el("button", { type: "button", class: "more", text: `show more: ${count(end - last)} tokens are left`, onclick: () => { button.remove(); more(last); } });
         body.append(button);
       }
     };
@@ -223,7 +225,7 @@ function legend() {
     ...(look.colour === "loss" ? [] : ROLES.map(turn)));
 }
 
-function toolbar(redraw) {
+function toolbar(redraw, offersGroup) {
   const check = (name, label) => {
     const input = el("input", { type: "checkbox", id: `look-${name}`, onchange: () => { look[name] = input.checked; redraw(); } });
     input.checked = look[name];
@@ -232,29 +234,35 @@ function toolbar(redraw) {
   const all = (open) => () => document.querySelectorAll("#view section.turn").forEach((section) => toggle(section, open));
   return el("div", { class: "toolbar" },
     choices("Colour by", [["both", "role and loss"], ["role", "role"], ["loss", "loss"]], look.colour, (value) => { look.colour = value; redraw(); }),
-    check("spaces", "spaces"), check("ids", "ids"),
+    check("spaces", "spaces"), check("ids", "ids"), offersGroup ? check("group", "whole group") : null,
     el("span", { class: "gap" }),
     el("button", { type: "button", id: "fold", text: "Fold turns", onclick: all(false) }),
     el("button", { type: "button", id: "unfold", text: "Unfold", onclick: all(true) }));
 }
 
-function rowHead(row, step) {
-  const perRow = Object.entries(row.attached).filter(([, value]) => !Array.isArray(value));
-  const notes = [...Object.entries(row.carried), ...perRow];
+const attachedPerRow = (row) => Object.entries(row.attached).filter(([, value]) => !Array.isArray(value));
+
+// What stands above a row, or above all rows of its group: then each answer says its own numbers.
+function rowHead(row, step, wholeGroup) {
+  const { group } = row;
+  const notes = [...Object.entries(row.carried), ...(wholeGroup ? [] : attachedPerRow(row))];
+  const oneTurn = row.part && (!group || group.size === 1);
   return el("header", { class: "row-head" },
     el("div", { class: "title" },
-      el("h2", { id: "row-title", text: `Row ${count(row.row)}` }),
-      row.part ? el("span", { class: "muted", text: `turn ${row.part} of its source row` }) : null,
+      el("h2", { id: "row-title", text: wholeGroup ? `Group ${count(group.number)}` : `Row ${count(row.row)}` }),
+      group ? el("span", { class: "muted", text: wholeGroup ? `rows ${count(group.first)} to ${count(group.first + group.size - 1)}` : groupText(group) }) : null,
+      oneTurn ? el("span", { class: "muted", text: `turn ${row.part} of its source row` }) : null,
       el("span", { class: "gap" }),
       el("button", { type: "button", text: "↑ previous", "aria-keyshortcuts": "k", onclick: () => step(-1) }),
       el("button", { type: "button", text: "↓ next", "aria-keyshortcuts": "j", onclick: () => step(1) })),
     el("p", { class: "facts" },
       el("span", { class: "origin", text: harmless(row.address) }),
       row.origin.offset !== null ? el("span", { class: "muted", text: `byte ${count(row.origin.offset)}, ${plural(row.origin.length, "byte")}` }) : null),
-    el("p", { class: "facts" },
+    wholeGroup ? groupFacts(group) : el("p", { class: "facts" },
       el("span", { text: plural(row.length, "token") }),
       el("span", { class: "trained-count", text: `${count(row.trained)} trained (${percent(row.trained, row.length)})` }),
-      shareBar(row.trained, row.length)),
+      shareBar(row.trained, row.length),
+      group && group.score !== null ? el("span", { text: `score ${group.score}` }) : null),
     notes.length
       ? el("dl", { class: "carried" }, ...notes.flatMap(([name, value]) => [
         el("dt", { text: harmless(name) }), el("dd", { text: harmless(typeof value === "string" ? value : JSON.stringify(value)) })]))
