@@ -194,7 +194,7 @@ def test_known_reference_of_kto_is_not_asked_where_the_loss_has_no_kl_term(
     known.compute_ref_log_probs = Uncalled()
     known.train()
     np.testing.assert_allclose(losses(known), losses(asked), rtol=1e-3)
-    with pytest.raises(UsageError, match="mismatched answers.*apo_zero_unpaired"):
+    with pytest.raises(UsageError, match=r"mismatched answers.*apo_zero_unpaired"):
         trainer("c", "ref_logps", "kto")
 
 

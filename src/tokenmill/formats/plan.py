@@ -98,8 +98,8 @@ class ExportPlan:
     def _check_groups(self) -> None:
         if self.format == "axolotl":
             raise UsageError(
-                "axolotl takes tokens of rows only: of pairs and KTO data it takes texts and "
-                "tokenizes them itself; hf.for_trl feeds the trainers of TRL that it uses"
+                "axolotl takes tokens of rows only: its DPO and KTO take texts and tokenize them "
+                "by themselves; hf.for_trl feeds the trainers of TRL beneath them"
             )
         kind = group_kind(self.run.view)
         if kind not in ("preference", "kto"):
