@@ -157,9 +157,9 @@ class GroupSamples:
             columns["KL_completion_ids"] = answers
             columns["label"] = [group[0].label for group in groups]
         if self._sidecar is not None:
-            names = REFERENCE[self.trainer]
-            values = self._sidecar.of_rows(packs.rows).reshape(-1, len(names))
-            columns |= dict(zip(names, values.T, strict=True))
+            sides = REFERENCE[self.trainer]
+            values = self._sidecar.of_rows(packs.rows).reshape(-1, len(sides))
+            columns |= dict(zip(sides, values.T, strict=True))
         schema = self.schema
         arrays = [pa.array(columns[name], schema.field(name).type) for name in schema.names]
         return pa.Table.from_arrays(arrays, schema=schema)
