@@ -354,7 +354,7 @@ def test_stores_that_carry_different_columns_get_nulls(store: Store, tmp_path: P
 @pytest.mark.parametrize(
     ("name", "out", "more", "message"),
     [
-        ("csv", "a", {}, "csv.*jsonl, hf, axolotl, megatron, packed-parquet"),
+        ("csv", "a", {}, "csv.*jsonl, hf, axolotl, llama-factory, megatron"),
         ("parquet", "a", {"mask": "both"}, "mask is 'both'"),
         ("axolotl", "a", {"mask": "labels"}, "columns of its own"),
         ("packed-parquet", "a", {}, "--length"),

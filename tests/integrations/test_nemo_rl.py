@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 
 import tokenmill as tm
+from tests.build.making import INLINE, TOKENIZER, write_rows
+from tests.build.test_groups import pair
 from tests.store.making import make_columns, make_store
 from tokenmill.dataset import as_view
 from tokenmill.errors import UsageError
@@ -142,6 +144,33 @@ def test_rows_that_train_nothing_have_no_weight(tmp_path: Path) -> None:
     assert overlong["loss_multiplier"] == 0.0
     assert overlong["length"] == 5
     assert sum(len(piece["token_ids"]) for piece in overlong["message_log"]) < 5
+
+
+def test_pairs_are_two_logs_in_the_order_of_a_run(tmp_path: Path, store: Store) -> None:
+    pairs = tm.prepare(
+        str(write_rows(tmp_path / "pairs.jsonl", map(pair, range(20)))), str(TOKENIZER),
+        cache_dir=tmp_path / "cache", **INLINE,
+    )  # fmt: skip
+    dataset = nemo_rl.PreferenceLogs(pairs, seed=3, epochs=2)
+    loader = tm.Loader(pairs, batch_size=20, seed=3, epochs=2, indices=True)
+    numbers = [int(first) for batch in loader.repeat() for first in batch["indices"][::2]]
+    assert len(dataset) == len(numbers) == 40
+    for place, first in enumerate(numbers):
+        item = dataset[place]
+        for side, row in zip(("chosen", "rejected"), (pairs[first], pairs[first + 1]), strict=True):
+            log = item[f"message_log_{side}"]
+            ids = [token for piece in log for token in piece["token_ids"].tolist()]
+            assert ids == row.input_ids[: len(ids)].tolist()
+            assert item[f"length_{side}"] == len(ids)
+            assert trained_by_host(log, only_final=True) == row.loss_mask[: len(ids)].tolist()
+            assert not row.loss_mask[len(ids) :].any()
+        assert (item["idx"], item["loss_multiplier"]) == (place, 1.0)
+    for number, item in enumerate(nemo_rl.PreferenceLogs(pairs, None)):
+        log = nemo_rl.message_log(pairs[2 * number + 1])
+        found = item["message_log_rejected"]
+        assert [p["token_ids"].tolist() for p in found] == [p["token_ids"].tolist() for p in log]
+    with pytest.raises(UsageError, match="take pairs"):
+        nemo_rl.PreferenceLogs(store)
 
 
 class Processed(torch.utils.data.Dataset):  # type: ignore[misc]

@@ -170,6 +170,34 @@ def test_kto_is_fed(tmp_path: Path, tokenizer: Any) -> None:
     assert len(losses(trainer)) == STEPS
 
 
+def test_known_reference_of_kto_is_not_asked_where_the_loss_has_no_kl_term(
+    tmp_path: Path, tokenizer: Any
+) -> None:
+    store = prepare(tmp_path, [kto(number) for number in range(COUNT)])
+
+    def trainer(name: str, ref_logps: str | None, loss: str, **named: Any) -> Any:
+        data, arguments = hf.for_trl(store, epochs=2, seed=SEED, ref_logps=ref_logps)
+        config = trl.KTOConfig(**settings(tmp_path / name), **arguments, loss_type=loss)
+        return hf.as_prepared(trl.KTOTrainer)(
+            model=tiny_model(), args=config, train_dataset=data, processing_class=tokenizer, **named
+        )
+
+    asked = trainer("a", None, "apo_zero_unpaired", ref_model=tiny_model(7))
+    values = np.zeros(len(store), np.float32)
+    for number, row in enumerate(hf.for_trl(store, order="sequential")[0]):
+        value, _ = asked.compute_ref_log_probs(asked.ref_model, asked.data_collator([row]))
+        values[number] = float(value)
+    asked.train()
+    store.attach("ref_logps", values, made_by="tiny model 7")
+    known = trainer("b", "ref_logps", "apo_zero_unpaired")
+    assert known.ref_model is None
+    known.compute_ref_log_probs = Uncalled()
+    known.train()
+    np.testing.assert_allclose(losses(known), losses(asked), rtol=1e-3)
+    with pytest.raises(UsageError, match=r"mismatched answers.*apo_zero_unpaired"):
+        trainer("c", "ref_logps", "kto")
+
+
 def test_reward_models_see_whole_answers_and_margins(tmp_path: Path, tokenizer: Any) -> None:
     store = prepare(tmp_path, PAIRS)
     data, arguments = hf.for_trl(store, trainer="reward", order="sequential")
@@ -197,6 +225,8 @@ def test_what_does_not_fit_is_refused(store: Store, tmp_path: Path) -> None:
         hf.for_trl(store, pack=tm.Pack(length=512))
     with pytest.raises(UsageError, match="trainer"):
         hf.for_trl(store, trainer="ppo")
+    with pytest.raises(UsageError, match="has no reference"):
+        hf.for_trl(store, trainer="reward", ref_logps="ref_logps")
     rows = tm.prepare(
         str(write_rows(tmp_path / "t.jsonl", [json.dumps({"text": "a"})])), str(TOKENIZER), **INLINE
     )

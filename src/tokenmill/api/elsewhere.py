@@ -52,16 +52,19 @@ def export(
 
     Args:
         data: A store, a view or a mixture; for hf also several by the names of their splits.
-        format: ``parquet``, ``arrow``, ``jsonl``, ``hf``, ``axolotl``, ``megatron``,
-            ``packed-parquet``.
+        format: ``parquet``, ``arrow``, ``jsonl``, ``hf``, ``axolotl``, ``llama-factory``,
+            ``megatron``, ``packed-parquet``. Of data with groups, hf and llama-factory hold a
+            record per group, the others a record per row.
         out: File or directory to make. One that ends in ``.parquet``, ``.arrow`` or ``.jsonl`` is
             one file; any other is a directory, with a file per 128 Mi tokens.
         mask: ``loss_mask`` or ``labels``, for parquet, arrow and jsonl.
-        also: More columns for hf: ``origin``, ``length``, ``lengths``, or carried ones.
+        also: More columns for hf: ``origin``, ``length``, ``lengths``, or carried ones; of groups
+            ``origin``, ``margin``, or carried ones.
         pack: How rows are packed, for packed-parquet.
         pad_multiple: Pad rows in packs to a multiple of so many tokens, for Megatron-Bridge.
         layout: Columns of packs: ``tokenmill``, or ``megatron-bridge`` for its packed dataset.
-        order: As for the loader; None: rows as they stand, packs in the loader's default order.
+        order: As for the loader; None: rows and groups as they stand, packs in the loader's default
+            order.
         seed: Of the order.
         epochs: How many epochs are written, one after the other.
 
@@ -73,6 +76,7 @@ def export(
 
     from tokenmill.formats import ExportPlan, SplitPlan
     from tokenmill.formats import export as write
+    from tokenmill.formats.plan import unit_of
     from tokenmill.loader import WholeRun
     from tokenmill.packing import Slots
 
@@ -80,7 +84,10 @@ def export(
     slots = None if pad_multiple == 1 else Slots(pad_multiple, unpredicted=1)
 
     def plan(part: Store | View | Mixture, target: Path) -> ExportPlan:
-        run = WholeRun(part, epochs=epochs, seed=seed, order=order, pack=pack, slots=slots)
+        run = WholeRun(
+            part, epochs=epochs, seed=seed, order=order, pack=pack, slots=slots,
+            unit=unit_of(part, format),
+        )  # fmt: skip
         return ExportPlan(run, format, target, mask, layout, tuple(also))
 
     target = Path(out)

@@ -2,6 +2,7 @@
 
     parquet, arrow, jsonl   one record per row: ids, mask, origin, carried columns
     hf, axolotl             a Hugging Face dataset with exactly the columns that trainers take
+    llama-factory           the same; of pairs and KTO data under LLaMA-Factory's names
     megatron                Megatron-LM's indexed pair .bin/.idx, the loss mask as a second pair
     packed-parquet          one record per pack, laid out by our packing
 

@@ -1,9 +1,9 @@
 """What is to be exported, checked where it is said.
 
-An `ExportPlan` holds a run (`tokenmill.loader.WholeRun`: rows or packs by number), a format, and
-where the files go. It cuts the run into *shards* (one file each, where the target is a directory)
-and shards into *blocks* (what is in memory at a time), by counting stored lengths only. A
-`SplitPlan` holds one plan per split, for a directory of several.
+An `ExportPlan` holds a run (`tokenmill.loader.WholeRun`: rows, groups or packs by number), a
+format, and where the files go. It cuts the run into *shards* (one file each, where the target is a
+directory) and shards into *blocks* (what is in memory at a time), by counting stored lengths only.
+A `SplitPlan` holds one plan per split, for a directory of several.
 """
 
 from __future__ import annotations
@@ -15,15 +15,21 @@ from pathlib import Path
 
 import numpy as np
 
+from tokenmill.dataset import Mixture, View, as_view
 from tokenmill.errors import UsageError
 from tokenmill.loader import WholeRun
+from tokenmill.loader.group_batches import group_kind
 from tokenmill.packing import Packs
+from tokenmill.store import Store
 
-FORMATS = ("parquet", "arrow", "jsonl", "hf", "axolotl", "megatron", "packed-parquet")
+FORMATS = (
+    "parquet", "arrow", "jsonl", "hf", "axolotl", "llama-factory", "megatron", "packed-parquet",
+)  # fmt: skip
 MASKS = ("loss_mask", "labels")
 LAYOUTS = ("tokenmill", "megatron-bridge")
-TRAINERS = ("hf", "axolotl")
-"""Formats with the columns that a trainer takes, and no other that nobody asked for."""
+TRAINERS = ("hf", "axolotl", "llama-factory")
+"""Formats with the columns that a trainer takes, and no other that nobody asked for. Of data with
+groups they hold a record per group, every other format a record per row."""
 LENGTHS = ("length", "lengths")
 """Columns with the number of a row's tokens: transformers calls it so, and ms-swift."""
 
@@ -45,7 +51,7 @@ class ExportPlan:
     """What is to be exported.
 
     Args:
-        run: Rows or packs by number.
+        run: Rows, groups or packs by number.
         format: One of `FORMATS`.
         target: The file or directory to make.
         mask: ``loss_mask`` or ``labels``: which of the two a record of a row holds.
@@ -80,16 +86,31 @@ class ExportPlan:
         if self.run.slots is not None and self.layout != "megatron-bridge":
             raise UsageError("pad_multiple is for packed-parquet in the layout megatron-bridge")
         if self.also and self.format not in TRAINERS:
-            raise UsageError(f"also is for {' and '.join(TRAINERS)}; {self.format} has it all")
+            raise UsageError(f"also is for {', '.join(TRAINERS)}; {self.format} has it all")
+        if self.run.unit == "groups":
+            self._check_groups()
         suffix = self.target.suffix
         if suffix in SUFFIXES.values() and not self.one_file:
             raise UsageError(f"{self.target.name} does not name a target of format {self.format}")
         if self.mask == "labels" and self.format not in ("parquet", "arrow", "jsonl"):
             raise UsageError(f"format {self.format} has columns of its own: it takes no mask")
 
+    def _check_groups(self) -> None:
+        if self.format == "axolotl":
+            raise UsageError(
+                "axolotl takes tokens of rows only: its DPO and KTO take texts and tokenize them "
+                "by themselves; hf.for_trl feeds the trainers of TRL beneath them"
+            )
+        kind = group_kind(self.run.view)
+        if kind not in ("preference", "kto"):
+            raise UsageError(
+                f"format {self.format} holds pairs or KTO data, and this has "
+                f"{kind or 'several kinds of'} groups: parquet, arrow and jsonl hold their rows"
+            )
+
     @property
     def rows(self) -> int:
-        """Records: rows, or packs."""
+        """Records: rows, groups, or packs."""
         return len(self.run)
 
     @property
@@ -150,7 +171,7 @@ class SplitPlan:
             if not name.isidentifier():
                 raise UsageError(f"split {name!r}: a split's name is letters, digits and _")
             if plan.format not in TRAINERS or self.target.suffix in SUFFIXES.values():
-                raise UsageError("splits are for a directory of format hf")
+                raise UsageError("splits are for a directory of format hf or llama-factory")
 
     @property
     def one_file(self) -> bool:
@@ -168,6 +189,12 @@ def _tokens_of(packs: Packs) -> list[int]:
     ends = np.concatenate(([0], np.cumsum(packs.lengths)))
     counts: list[int] = np.diff(ends[packs.bounds]).tolist()
     return counts
+
+
+def unit_of(data: Store | View | Mixture, format_name: str) -> str:
+    """What a record of a format holds when nothing is packed: ``rows`` or ``groups``."""
+    view = data.view if isinstance(data, Mixture) else as_view(data)
+    return "groups" if view.has_groups and format_name in TRAINERS else "rows"
 
 
 def default_name(key: str, format_name: str) -> str:

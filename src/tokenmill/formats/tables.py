@@ -4,8 +4,8 @@ In goes an `ExportPlan`, out comes a table maker, whose tables `streams` turns i
 maker* has a schema and turns a block (`Packs`: integers that name rows and pieces) into a table of
 it. `RowTables` holds what a row is: ids, mask or labels, origin, carried columns. `TrainerTables`
 holds the three columns that trainers of transformers take, and others only where they are asked
-for. `PackTables` lays pieces side by side as the loader does, without a padding tail: whoever reads
-packs pads them, or does not need to.
+for; `GroupTables` the same columns of every side of a group. `PackTables` lays pieces side by side
+as the loader does, without a padding tail: whoever reads packs pads them, or does not need to.
 
 Labels are unshifted and -100 at the first token of every row, as everywhere; ``loss_mask`` of a row
 is the stored one. In a pack the mask is 0 at the first token of every row, as in the loader's
@@ -27,11 +27,15 @@ from tokenmill.errors import UsageError
 from tokenmill.formats.carried import CarriedColumns, carried_names
 from tokenmill.formats.megatron_bridge import bridge_record, eos_of, stored_slots
 from tokenmill.formats.plan import LENGTHS, TRAINERS, ExportPlan
+from tokenmill.loader.group_batches import GroupFiller, group_kind, mismatched
 from tokenmill.packing import IGNORE, Packs, Piece
 from tokenmill.store import Row
 from tokenmill.store.slice_writer import number_type
 
 _INT8, _INT32, _INT64 = (pa.list_(kind()) for kind in (pa.int8, pa.int32, pa.int64))
+TRAINER = pa.schema({"input_ids": _INT32, "attention_mask": _INT8, "labels": _INT64})
+"""What a trainer of transformers takes of a sequence."""
+MEDIA = ("images", "videos", "audios")
 ORIGIN = pa.struct(
     {
         "path": pa.string(),
@@ -58,6 +62,8 @@ def maker_of(plan: ExportPlan) -> TableMaker:
     """The table maker of a plan's format."""
     if plan.format == "packed-parquet":
         return PackTables(plan)
+    if plan.run.unit == "groups":
+        return GroupTables(plan)
     if plan.format in TRAINERS:
         return TrainerTables(plan.run.view, plan.also)
     return RowTables(plan.run.view, plan.mask)
@@ -118,6 +124,15 @@ def origin_of(row: Row) -> dict[str, Any]:
     return {name: getattr(origin, name) for name in ("path", "row", "line", "offset", "length")}
 
 
+def trainer_columns(pieces: Sequence[Piece]) -> list[pa.Array]:
+    """The columns of `TRAINER` for sequences of ids and mask."""
+    return [
+        listed([ids for ids, _ in pieces], np.int32),
+        listed([np.ones(ids.size, np.int8) for ids, _ in pieces], np.int8),
+        listed([labels_of(ids, mask) for ids, mask in pieces], np.int64),
+    ]
+
+
 class TrainerTables:
     """Rows as a trainer takes them that is told they are tokenized already.
 
@@ -130,35 +145,93 @@ class TrainerTables:
 
     def __init__(self, view: View, also: Sequence[str] = ()) -> None:
         self._view = view
-        own = pa.schema({"input_ids": _INT32, "attention_mask": _INT8, "labels": _INT64})
-        known = {"origin": ORIGIN} | dict.fromkeys(LENGTHS, pa.int64())
+        self._also = AlsoColumns(view, TRAINER.names, also, ("origin", *LENGTHS))
+        self.schema = pa.schema([*TRAINER, *self._also.fields])
+
+    def table(self, block: Packs) -> pa.Table:
+        """The records of a block."""
+        rows = self._view.rows(block.rows)
+        own = trainer_columns([(row.input_ids, row.loss_mask) for row in rows])
+        return pa.Table.from_arrays([*own, *self._also.arrays(rows)], schema=self.schema)
+
+
+class GroupTables:
+    """Groups as trainers take them: the columns of `TRAINER` once for every sequence of a group.
+
+    Of a pair these are ``chosen_*`` and ``rejected_*``. Of a KTO row they are its own, ``kl_*``
+    (its prompt with another row's answer, as in the loader's batches) and whether it is wanted.
+    LLaMA-Factory calls that ``kto_tags``, and its collators ask for columns of media.
+
+    Args:
+        plan: Which groups, which format.
+    """
+
+    def __init__(self, plan: ExportPlan) -> None:
+        self._view = plan.run.view
+        self._shift = GroupFiller.shift_of(self._view, plan.run.passport.seed)
+        self._pairs = group_kind(self._view) == "preference"
+        of_host = plan.format == "llama-factory"
+        prefixes = ("chosen_", "rejected_") if self._pairs else ("", "kl_")
+        own = [pa.field(prefix + f.name, f.type) for prefix in prefixes for f in TRAINER]
+        if not self._pairs:
+            own.append(pa.field("kto_tags" if of_host else "label", pa.bool_()))
+        self._empty = [pa.field(name, pa.null()) for name in (MEDIA if of_host else ())]
+        names = [field.name for field in (*own, *self._empty)]
+        self._also = AlsoColumns(self._view, names, plan.also, ("origin", "margin"))
+        self.schema = pa.schema([*own, *self._empty, *self._also.fields])
+
+    def table(self, block: Packs) -> pa.Table:
+        """The records of a block."""
+        rows = self._view.rows(block.rows)
+        firsts = [rows[first] for first in block.bounds[:-1].tolist()]
+        pieces = [(row.input_ids, row.loss_mask) for row in rows]
+        if self._pairs:
+            columns = [*trainer_columns(pieces[::2]), *trainer_columns(pieces[1::2])]
+        else:
+            others = mismatched(self._view, block.rows, rows, self._shift)
+            columns = [*trainer_columns(pieces), *trainer_columns(others)]
+            columns.append(pa.array([row.label for row in rows], pa.bool_()))
+        columns += [pa.nulls(len(firsts)) for _ in self._empty]
+        return pa.Table.from_arrays([*columns, *self._also.arrays(firsts)], schema=self.schema)
+
+
+class AlsoColumns:
+    """Columns that were asked for beside a trainer's own.
+
+    Args:
+        view: The rows.
+        own: Names that are taken.
+        also: Names to add.
+        known: Those that are not carried: some of ``origin``, ``margin`` and `LENGTHS`.
+    """
+
+    def __init__(
+        self, view: View, own: Sequence[str], also: Sequence[str], known: Sequence[str]
+    ) -> None:
+        types = {"origin": ORIGIN, "margin": pa.float64()} | dict.fromkeys(LENGTHS, pa.int64())
         self._given = [name for name in also if name in known]
         carried = [name for name in also if name not in known]
-        taken = [*own.names, *self._given]
-        self._carried = CarriedColumns(view, taken, carried)
+        self._carried = CarriedColumns(view, [*own, *self._given], carried)
         missing = sorted(set(carried) - set(self._carried.names))
         if missing or len(set(also)) != len(also):
             raise UsageError(
                 f"also is {', '.join(also)}: each column once, of {', '.join(known)} and what the "
                 f"store carries ({', '.join(carried_names(view)) or 'nothing'})"
             )
-        given = [pa.field(name, known[name]) for name in self._given]
-        self.schema = pa.schema([*own, *given, *self._carried.fields])
+        given = [pa.field(name, types[name]) for name in self._given]
+        self.fields = [*given, *self._carried.fields]
 
-    def table(self, block: Packs) -> pa.Table:
-        """The records of a block."""
-        rows = self._view.rows(block.rows)
-        columns = [
-            listed([row.input_ids for row in rows], np.int32),
-            listed([np.ones(len(row), np.int8) for row in rows], np.int8),
-            listed([labels_of(row.input_ids, row.loss_mask) for row in rows], np.int64),
-        ]
+    def arrays(self, rows: list[Row]) -> list[pa.Array]:
+        """The columns of rows."""
+        made = []
         for name in self._given:
             if name == "origin":
-                columns.append(pa.array([origin_of(row) for row in rows], ORIGIN))
+                made.append(pa.array([origin_of(row) for row in rows], ORIGIN))
+            elif name == "margin":
+                made.append(pa.array([row.margin for row in rows], pa.float64()))
             else:
-                columns.append(pa.array([len(row) for row in rows], pa.int64()))
-        return pa.Table.from_arrays([*columns, *self._carried.arrays(rows)], schema=self.schema)
+                made.append(pa.array([len(row) for row in rows], pa.int64()))
+        return [*made, *self._carried.arrays(rows)]
 
 
 class PackTables:

@@ -65,9 +65,7 @@ class GroupFiller:
         """The filler of a view's groups."""
         if layout not in LAYOUTS:
             raise UsageError(f"layout must be one of {', '.join(LAYOUTS)}, not {layout!r}")
-        counts = group_counts(filler.view)
-        kinds = [kind for kind in KINDS if counts[kind]]
-        kind = kinds[0] if len(kinds) == 1 else ""
+        counts, kind = group_counts(filler.view), group_kind(filler.view)
         return cls(
             filler,
             kind,
@@ -154,15 +152,27 @@ class GroupFiller:
     def _mismatched(self, numbers: Int64Array, rows: list[Row], multiple: int | None) -> Batch:
         """Every row's prompt with another row's answer."""
         filler = self.filler
-        others = filler.view.rows((numbers + self.shift) % len(filler.view))
-        pieces: list[Piece] = []
-        for row, other in zip(rows, others, strict=True):
-            asked, answered = row.prompt_tokens or 0, other.prompt_tokens or 0
-            mask = np.concatenate((np.zeros(asked, np.uint8), other.loss_mask[answered:]))
-            ids = np.concatenate((row.input_ids[:asked], other.input_ids[answered:]))
-            pieces.append((ids, mask))
+        pieces = mismatched(filler.view, numbers, rows, self.shift)
         batch = fill_rows(pieces, filler.pad_id, side=filler.pad_side, multiple=multiple)
         return {f"kl_{name}": value for name, value in batch.items()}
+
+
+def mismatched(view: View, numbers: Int64Array, rows: list[Row], shift: int) -> list[Piece]:
+    """Every row's prompt with the answer of the row so many rows further on."""
+    pieces: list[Piece] = []
+    for row, other in zip(rows, view.rows((numbers + shift) % len(view)), strict=True):
+        asked, answered = row.prompt_tokens or 0, other.prompt_tokens or 0
+        mask = np.concatenate((np.zeros(asked, np.uint8), other.loss_mask[answered:]))
+        ids = np.concatenate((row.input_ids[:asked], other.input_ids[answered:]))
+        pieces.append((ids, mask))
+    return pieces
+
+
+def group_kind(view: View) -> str:
+    """The kind of all groups, or "" where there are several."""
+    counts = group_counts(view)
+    kinds = [kind for kind in KINDS if counts[kind]]
+    return kinds[0] if len(kinds) == 1 else ""
 
 
 def group_counts(view: View) -> dict[str, int]:

@@ -108,6 +108,11 @@ class WholeRun:
         return self._stream.view
 
     @property
+    def unit(self) -> str:
+        """What a sample is when nothing is packed: ``rows`` or ``groups``."""
+        return self._arguments[-1]
+
+    @property
     def slots(self) -> Slots | None:
         """How much of a pack a row takes, where it is not just its tokens."""
         return self._stream.slots

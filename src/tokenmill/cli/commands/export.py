@@ -1,8 +1,9 @@
 """``tokenmill export``: a store's rows in another library's format.
 
-Rows are written as they stand, packs as `tokenmill.Loader` would pack the epoch. The files appear
-all at once under ``--out``; what is there already is left alone: the same export is found, anything
-else refused. Without ``--out`` the name is made from the store's key, in the current directory.
+Rows and groups are written as they stand, packs as `tokenmill.Loader` would pack the epoch. The
+files appear all at once under ``--out``; what is there already is left alone: the same export is
+found, anything else refused. Without ``--out`` the name is made from the store's key, in the
+current directory.
 """
 
 from __future__ import annotations
@@ -33,7 +34,16 @@ def export(
     output: Output,
     store: StorePath,
     format: Annotated[  # noqa: A002 - a name of the contract
-        Literal["parquet", "arrow", "jsonl", "hf", "axolotl", "megatron", "packed-parquet"],
+        Literal[
+            "parquet",
+            "arrow",
+            "jsonl",
+            "hf",
+            "axolotl",
+            "llama-factory",
+            "megatron",
+            "packed-parquet",
+        ],
         typer.Option(help="Format of the files."),
     ],
     out: Annotated[
@@ -50,7 +60,8 @@ def export(
     also: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="COLUMN", help="For hf: origin, length, lengths, or a carried one. Repeatable."
+            metavar="COLUMN",
+            help="For hf: origin, length, lengths, of groups margin, or a carried one. Repeatable.",
         ),
     ] = None,
     split: Annotated[
@@ -81,7 +92,7 @@ def export(
 ) -> None:
     """Write a store's rows in another library's format."""
     from tokenmill.api import export as write
-    from tokenmill.formats.plan import default_name
+    from tokenmill.formats.plan import default_name, unit_of
     from tokenmill.packing import Pack
     from tokenmill.store import open_store
 
@@ -108,7 +119,7 @@ def export(
         "found": made.found,
     }
     if not output.as_json:
-        what = "packs" if length is not None else "rows"
+        what = "packs" if length is not None else unit_of(opened, format)
         how = "found" if made.found else "written"
         output.say(f"{made.rows:,} {what}, {made.bytes:,} bytes in {made.files} files, {how}")
     output.result(document)

@@ -7,12 +7,17 @@ group's ``prompt_tokens``, and both sides are whole renders.
 
     dpo      prompt_ids, chosen_ids, rejected_ids; with ref_logps= ref_chosen_logps,
              ref_rejected_logps
-    kto      prompt_ids, completion_ids, KL_completion_ids, label
+    kto      prompt_ids, completion_ids, KL_completion_ids, label; with ref_logps= ref_logps
     reward   chosen_ids, rejected_ids, each with its prompt; margin where the data has any
 
 Of these trainers only the last takes tokens by itself. `as_prepared` makes a class of any of them
 that takes them as they are, and that takes reference log-probabilities which came with the dataset
 instead of asking a reference model.
+
+A sidecar holds one value per row of the store. KTO's KL term also wants the reference's value of
+every mismatched sequence, and which sequences these are depends on the seed and on the rows that
+are served, so no value of a row can stand for them. Known values are therefore taken only by the
+KTO losses that have no such term.
 """
 
 from __future__ import annotations
@@ -44,7 +49,8 @@ TRAINERS = {
 """Trainers and the columns that each wants."""
 
 KINDS = {"dpo": "preference", "kto": "kto", "reward": "preference"}
-_REF = {"ref_chosen_logps": 0, "ref_rejected_logps": 1}
+REFERENCE = {"dpo": ("ref_chosen_logps", "ref_rejected_logps"), "kto": ("ref_logps",)}
+"""Trainers that compare with a reference, and the columns with its log-probability of each row."""
 
 
 def group_dataset(
@@ -67,8 +73,8 @@ def group_dataset(
     if found or not counts[KINDS[trainer]]:
         told = ", ".join(f"{counts[kind]:,} {kind}" for kind in found) or "none"
         raise UsageError(f"trainer={trainer!r} wants groups of {KINDS[trainer]}; there are {told}")
-    if ref_logps is not None and trainer != "dpo":
-        raise UsageError(f"ref_logps= is for trainer='dpo', not {trainer!r}")
+    if ref_logps is not None and trainer not in REFERENCE:
+        raise UsageError(f"ref_logps= is for dpo and kto; trainer={trainer!r} has no reference")
     reader = GroupSamples(samples, trainer, seed, ref_logps)
     passport = samples.passport
     key = fingerprint.key(
@@ -117,7 +123,7 @@ class GroupSamples:
         """Columns and their types."""
         schema = TRAINERS[self.trainer]
         if self._sidecar is not None:
-            for name in _REF:
+            for name in REFERENCE[self.trainer]:
                 schema = schema.append(pa.field(name, pa.float32()))
         return schema.append(pa.field("margin", pa.float64())) if self._margins else schema
 
@@ -151,8 +157,9 @@ class GroupSamples:
             columns["KL_completion_ids"] = answers
             columns["label"] = [group[0].label for group in groups]
         if self._sidecar is not None:
-            values = self._sidecar.of_rows(packs.rows).reshape(-1, 2)
-            columns |= {name: values[:, side] for name, side in _REF.items()}
+            sides = REFERENCE[self.trainer]
+            values = self._sidecar.of_rows(packs.rows).reshape(-1, len(sides))
+            columns |= dict(zip(sides, values.T, strict=True))
         schema = self.schema
         arrays = [pa.array(columns[name], schema.field(name).type) for name in schema.names]
         return pa.Table.from_arrays(arrays, schema=schema)
@@ -183,7 +190,14 @@ def as_prepared(trainer: type[Any]) -> type[Any]:
         return trainer._prepare_dataset(self, dataset, *arguments, **named)
 
     def _precompute_ref_logps(self: Any, dataset: Any, *arguments: Any, **named: Any) -> Any:
-        if _is_ours(dataset) and set(_REF) <= set(dataset.column_names):
+        known = set(dataset.column_names) if _is_ours(dataset) else set()
+        if known.issuperset(REFERENCE["kto"]) and self.calculate_KL:
+            raise UsageError(
+                f"loss_type={self.loss_type!r} wants the reference's log-probabilities of "
+                "mismatched answers, too, which no value per row holds: leave ref_logps= out, or "
+                "take a loss without a KL term (apo_zero_unpaired)"
+            )
+        if any(known.issuperset(names) for names in REFERENCE.values()):
             return dataset
         return trainer._precompute_ref_logps(self, dataset, *arguments, **named)
 

@@ -67,8 +67,9 @@ def for_trl(
         world_size: Ranks; only packing with ``balanced`` asks for them.
         trainer: Of data with groups: ``dpo``, ``kto`` or ``reward``; None: kto where groups have
             labels of their own, else dpo. See `as_prepared`.
-        ref_logps: For dpo, the name of a sidecar with the reference model's log-probability of
-            every row's answer: then that model is not called.
+        ref_logps: The name of a sidecar with the reference model's log-probability of every row's
+            answer: then that model is not called. For dpo, and for kto with a loss that has no KL
+            term (``apo_zero_unpaired``).
 
     Returns:
         The dataset, and keyword arguments for ``SFTConfig``, ``DPOConfig``, ``KTOConfig`` or
