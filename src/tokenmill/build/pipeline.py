@@ -30,7 +30,7 @@ from tokenmill.chat import GROUPED, Renderer, Rendering
 from tokenmill.errors import RowError
 from tokenmill.source import BlockRows
 from tokenmill.source.block import ParsedRows
-from tokenmill.store.columns import SliceColumns
+from tokenmill.store.columns import SliceColumns, weights_or_none
 from tokenmill.store.record import RejectedRow, role_type
 from tokenmill.tokenizer import Encoded, Encoder, Tokenizer, apply_length
 from tokenmill.tokenizer.tokenized import read_tokenized
@@ -165,6 +165,7 @@ class Pipeline:
             rows_in=len(rows.values) if has_groups else rows_in,
             rejected=[_rejected_row(rows, entry) for entry in sorted(bad, key=lambda b: b[:2])],
             groups=group_columns(encoded, rendering.groups) if has_groups else None,
+            weights=_weights(rendering, encoded),
         )
 
 
@@ -239,6 +240,22 @@ def _role_numbers(
     numbers = {role: number for number, role in enumerate(dict.fromkeys(flat))}
     found = np.fromiter(map(numbers.__getitem__, flat), role_type(len(numbers)), len(flat))
     return tuple(numbers), found
+
+
+def _weights(rendering: Rendering, encoded: Encoded) -> NDArray[np.float32] | None:
+    """What each token counts: as much as the turn that it begins in; None where all count 1."""
+    if not rendering.weights:
+        return None
+    weights = encoded.mask.astype(np.float32)
+    gone = {number for number, _ in encoded.rejected}
+    for number, of_turns in rendering.weights.items():
+        if number in gone:
+            continue
+        _, _, ends = encoded.row(number)
+        own = weights[encoded.row_starts[number] : encoded.row_starts[number + 1]]
+        turn = np.searchsorted(ends, np.arange(len(own)), side="right")
+        own *= np.asarray(of_turns, np.float32)[np.minimum(turn, len(ends) - 1)]
+    return weights_or_none(weights, encoded.mask)
 
 
 def _carried(

@@ -47,6 +47,7 @@ FIRST_AUDITED = 2  # rows at the start of every batch that the reference renders
 AUDIT_ONE_IN = 512  # of the other rows, by content
 ROLES_KNOWN = 4096  # orders of roles of which is remembered what is trained
 TEMPLATES_KNOWN = 8  # per thread
+LEAST_WEIGHT, MOST_WEIGHT = 2.0**-100, 2.0**100  # of a trained turn: float32 holds these
 WithTools = tuple[list[dict[str, Any]], list[Any] | None]
 """A conversation and its tools."""
 UNTRAINED: dict[str, Callable[[str], int]] = {"prompt": len, "trained": before_thinking}
@@ -88,6 +89,8 @@ class Rendering:
     """Numbers of the texts in which nothing closes some assistant turn."""
     groups: dict[int, GroupFacts] = field(default_factory=dict)
     """Of every group, by the number of its first text; the others follow it."""
+    weights: dict[int, list[float]] = field(default_factory=dict)
+    """What each turn of a text counts in the loss, by the text's number, where one is not 1."""
 
     @property
     def turns(self) -> list[list[tuple[str, int]]]:
@@ -109,6 +112,8 @@ class Job:
     conversation: Conversation
     trained: tuple[int, ...] | None  # None: everything
     template: Template
+    weights: tuple[float, ...] = ()
+    """What each message of ``trained`` counts in the loss; empty where each counts 1."""
 
 
 class Differs(Exception):
@@ -336,22 +341,26 @@ class Renderer:
             jobs: Sequence[Job] = ()
             try:
                 found = read_row(row, self.spec)
+                weight = _row_weight(row)
                 if isinstance(found, Plain):
-                    self._accept(result, index, 0, self._plain(found))
+                    settled = self._plain(found)
+                    self._accept(result, index, 0, settled, _weights(settled, weight))
                     continue
                 if isinstance(found, Group):
-                    self._group(index, found, result, auto)
+                    self._group(index, found, result, auto, weight)
                     continue
                 jobs = self._jobs(index, found, result)
             except RowError as error:
                 result.rejected.append((index, 0, error))
             for job in jobs:
                 try:
-                    self._accept_settled(job, self._settle(job, result, auto), result)
+                    self._accept_settled(job, self._settle(job, result, auto), result, weight)
                 except RowError as error:
                     result.rejected.append((index, job.part, error))
 
-    def _group(self, index: int, group: Group, result: Rendering, auto: bool) -> None:
+    def _group(
+        self, index: int, group: Group, result: Rendering, auto: bool, weight: float
+    ) -> None:
         """Render every side of a group by itself; all of them are accepted, or none."""
         if self.spec.expand == "turns":
             raise incomparable(TURNS_OF_GROUPS)
@@ -375,9 +384,10 @@ class Renderer:
         if len(prompts) > 1:
             result.note("prompts_differ")
         first = len(result.texts)
+        weights = [_weights(one, weight) for one in settled]  # refused before one is accepted
         for number, one in enumerate(settled):
             self._note_unclosed(one, result)
-            self._accept(result, index, number, one)
+            self._accept(result, index, number, one, weights[number])
         result.groups[first] = GroupFacts(
             group.labels, group.scores, group.margin, one_prompt=len(prompts) == 1
         )
@@ -587,7 +597,10 @@ class Renderer:
         source: int,
         part: int,
         settled: Settled,
+        weights: list[float],
     ) -> None:
+        if weights:
+            result.weights[len(result.texts)] = weights
         result.texts.append(settled.text)
         result.source.append(source)
         result.part.append(part)
@@ -613,19 +626,22 @@ class Renderer:
         messages = found.messages
         assistants = [i for i, m in enumerate(messages) if m["role"] == "assistant"]
         wanted = assistants
+        weights: dict[int, float] = {}  # what messages count, where they may say so
         if train_on == "completion":
             wanted = [i for i in assistants if i >= found.completion]
         elif train_on == "last_assistant_message":
             wanted = assistants[-1:]
         if not found.simple:
-            wanted = [i for i in wanted if not _untrained(messages[i])]
+            weights = {i: message_weight(messages[i]) for i in wanted}
+            wanted = [i for i in wanted if weights[i]]
         if not wanted:
             raise RowError("no assistant turn of this row is to be trained",
                            reason="no_trained_tokens")  # fmt: skip
         if self.spec.expand != "turns":
             if plain is not None and len(self._trained) < ROLES_KNOWN:
                 self._trained[plain] = tuple(wanted)
-            return [Job(index, 0, found, tuple(wanted), template)]
+            counted = tuple([weights[i] for i in wanted]) if weights else ()
+            return [Job(index, 0, found, tuple(wanted), template, counted)]
         chosen = set(wanted)
         return [
             Job(
@@ -634,20 +650,24 @@ class Renderer:
                 dataclasses.replace(found, messages=messages[: i + 1]),
                 (i,),
                 template,
+                (weights[i],) if weights else (),
             )
             for turn, i in enumerate(assistants)
             if i in chosen
         ]
 
-    def _accept_settled(self, job: Job, settled: Settled, result: Rendering) -> None:
+    def _accept_settled(self, job: Job, settled: Settled, result: Rendering, weight: float) -> None:
         self._trained_settled(job, settled)
+        weights = _weights(settled, weight)
         self._note_unclosed(settled, result)
-        self._accept(result, job.source, job.part, settled)
+        self._accept(result, job.source, job.part, settled, weights)
 
     def _trained_settled(self, job: Job, settled: Settled) -> Settled:
         if job.trained is not None and not settled.spans:
             raise RowError("the template prints nothing of what is to be trained",
                            reason="no_trained_tokens")  # fmt: skip
+        if any(weight != 1 for weight in job.weights):
+            settled.weights = _of_turns(job, settled)
         return settled
 
     def _note_unclosed(self, settled: Settled, result: Rendering) -> None:
@@ -661,13 +681,61 @@ def _trained_from(sides: Sequence[Settled]) -> int:
     return min(start for side in sides for start, _ in side.spans or [(0, 0)])
 
 
-def _untrained(message: dict[str, Any]) -> bool:
-    """Whether a message says itself that it is not to be trained."""
-    return len(message) > 2 and (
-        message.get("train") is False
-        or _zero(message.get("step_loss_mask"))
-        or _zero(message.get("weight"))
-    )
+def message_weight(message: dict[str, Any]) -> float:
+    """What a message says that it counts in the loss: 1 unless it says so, 0 for untrained.
+
+    Raises:
+        RowError: Its weight is no weight.
+    """
+    if len(message) <= 2:
+        return 1.0
+    if message.get("train") is False or _zero(message.get("step_loss_mask")):
+        return 0.0
+    return _weight(message.get("weight"), "a message")
+
+
+def _row_weight(row: dict[str, Any]) -> float:
+    """What a row says that all of it counts."""
+    weight = _weight(row.get("weight"), "the row")
+    if not weight:
+        raise RowError("the row's weight is 0", reason="no_trained_tokens")
+    return weight
+
+
+def _weight(value: Any, whose: str) -> float:
+    if value is None:
+        return 1.0
+    if not isinstance(value, (int, float)) or not 0 <= value <= MOST_WEIGHT:
+        raise RowError(
+            f"weight of {whose} is {str(value)[:40]!r}; it is a number from 0 to {MOST_WEIGHT:g}"
+        )
+    return float(value)
+
+
+def _weights(settled: Settled, weight: float) -> list[float]:
+    """What each turn counts, in a row that counts so much; empty where each counts 1."""
+    each = [weight * one for one in settled.weights or [1.0] * len(settled.ends)]
+    if all(one == 1 for one in each):
+        return []
+    if not all(LEAST_WEIGHT <= one <= MOST_WEIGHT for one in each):
+        raise RowError(
+            f"its weights come to {min(each):g} to {max(each):g}; they are 0, or from "
+            f"{LEAST_WEIGHT:g} to {MOST_WEIGHT:g}"
+        )
+    return each
+
+
+def _of_turns(job: Job, settled: Settled) -> list[float]:
+    """What each turn counts: an untrained one, in which a trained token may begin, as the next."""
+    assert job.trained is not None
+    if len(settled.ends) != len(job.conversation.messages):
+        raise unproven("which weight is whose cannot be told: not every message is a turn")
+    of = dict(zip(job.trained, job.weights, strict=True))
+    each, weight = [], job.weights[-1]
+    for number in reversed(range(len(settled.ends))):
+        weight = of.get(number, weight)
+        each.append(weight)
+    return each[::-1]
 
 
 def _zero(value: Any) -> bool:

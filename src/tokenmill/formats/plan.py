@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
+from tokenmill.dataset import unweighted
 from tokenmill.errors import UsageError
 from tokenmill.loader import WholeRun
 from tokenmill.packing import Packs
@@ -24,6 +25,8 @@ MASKS = ("loss_mask", "labels")
 LAYOUTS = ("tokenmill", "megatron-bridge")
 TRAINERS = ("hf", "axolotl")
 """Formats with the columns that a trainer takes, and no other that nobody asked for."""
+UNWEIGHTED = ("axolotl", "megatron", "packed-parquet")
+"""Formats whose readers know masks alone; the others have a column of weights where there are."""
 LENGTHS = ("length", "lengths")
 """Columns with the number of a row's tokens: transformers calls it so, and ms-swift."""
 
@@ -81,6 +84,8 @@ class ExportPlan:
             raise UsageError("pad_multiple is for packed-parquet in the layout megatron-bridge")
         if self.also and self.format not in TRAINERS:
             raise UsageError(f"also is for {' and '.join(TRAINERS)}; {self.format} has it all")
+        if self.format in UNWEIGHTED:
+            unweighted(self.run.view, f"format {self.format}")
         suffix = self.target.suffix
         if suffix in SUFFIXES.values() and not self.one_file:
             raise UsageError(f"{self.target.name} does not name a target of format {self.format}")
