@@ -40,6 +40,7 @@ from tokenmill.chat.thinking import before_thinking, literals, thinking_tags
 from tokenmill.chat.traced import NotTraced, TracedTemplate
 from tokenmill.chat.turns import Judge, Openings, Settled, Span, unproven
 from tokenmill.chat.unrolled import Unrolled
+from tokenmill.chat.weights import message_weight, of_turns, row_weight, scaled
 from tokenmill.errors import RowError, UsageError
 
 RENDERERS = ("auto", "jinja2")
@@ -47,7 +48,6 @@ FIRST_AUDITED = 2  # rows at the start of every batch that the reference renders
 AUDIT_ONE_IN = 512  # of the other rows, by content
 ROLES_KNOWN = 4096  # orders of roles of which is remembered what is trained
 TEMPLATES_KNOWN = 8  # per thread
-LEAST_WEIGHT, MOST_WEIGHT = 2.0**-100, 2.0**100  # of a trained turn: float32 holds these
 WithTools = tuple[list[dict[str, Any]], list[Any] | None]
 """A conversation and its tools."""
 UNTRAINED: dict[str, Callable[[str], int]] = {"prompt": len, "trained": before_thinking}
@@ -341,10 +341,16 @@ class Renderer:
             jobs: Sequence[Job] = ()
             try:
                 found = read_row(row, self.spec)
-                weight = _row_weight(row)
+                weight = row_weight(row)
                 if isinstance(found, Plain):
                     settled = self._plain(found)
-                    self._accept(result, index, 0, settled, _weights(settled, weight))
+                    self._accept(
+                        result,
+                        index,
+                        0,
+                        settled,
+                        scaled(settled.weights, weight, len(settled.ends)),
+                    )
                     continue
                 if isinstance(found, Group):
                     self._group(index, found, result, auto, weight)
@@ -384,7 +390,9 @@ class Renderer:
         if len(prompts) > 1:
             result.note("prompts_differ")
         first = len(result.texts)
-        weights = [_weights(one, weight) for one in settled]  # refused before one is accepted
+        weights = [
+            scaled(one.weights, weight, len(one.ends)) for one in settled
+        ]  # refused before one is accepted
         for number, one in enumerate(settled):
             self._note_unclosed(one, result)
             self._accept(result, index, number, one, weights[number])
@@ -658,7 +666,7 @@ class Renderer:
 
     def _accept_settled(self, job: Job, settled: Settled, result: Rendering, weight: float) -> None:
         self._trained_settled(job, settled)
-        weights = _weights(settled, weight)
+        weights = scaled(settled.weights, weight, len(settled.ends))
         self._note_unclosed(settled, result)
         self._accept(result, job.source, job.part, settled, weights)
 
@@ -667,8 +675,14 @@ class Renderer:
             raise RowError("the template prints nothing of what is to be trained",
                            reason="no_trained_tokens")  # fmt: skip
         if any(weight != 1 for weight in job.weights):
-            settled.weights = _of_turns(job, settled)
+            settled.weights = self._of_turns(job, settled)
         return settled
+
+    def _of_turns(self, job: Job, settled: Settled) -> list[float]:
+        assert job.trained is not None
+        if len(settled.ends) != len(job.conversation.messages):
+            raise unproven("which weight is whose cannot be told: not every message is a turn")
+        return of_turns(dict(zip(job.trained, job.weights, strict=True)), len(settled.ends))
 
     def _note_unclosed(self, settled: Settled, result: Rendering) -> None:
         if not settled.closed:
@@ -679,67 +693,6 @@ class Renderer:
 def _trained_from(sides: Sequence[Settled]) -> int:
     """The first character that any of these texts trains."""
     return min(start for side in sides for start, _ in side.spans or [(0, 0)])
-
-
-def message_weight(message: dict[str, Any]) -> float:
-    """What a message says that it counts in the loss: 1 unless it says so, 0 for untrained.
-
-    Raises:
-        RowError: Its weight is no weight.
-    """
-    if len(message) <= 2:
-        return 1.0
-    if message.get("train") is False or _zero(message.get("step_loss_mask")):
-        return 0.0
-    return _weight(message.get("weight"), "a message")
-
-
-def _row_weight(row: dict[str, Any]) -> float:
-    """What a row says that all of it counts."""
-    weight = _weight(row.get("weight"), "the row")
-    if not weight:
-        raise RowError("the row's weight is 0", reason="no_trained_tokens")
-    return weight
-
-
-def _weight(value: Any, whose: str) -> float:
-    if value is None:
-        return 1.0
-    if not isinstance(value, (int, float)) or not 0 <= value <= MOST_WEIGHT:
-        raise RowError(
-            f"weight of {whose} is {str(value)[:40]!r}; it is a number from 0 to {MOST_WEIGHT:g}"
-        )
-    return float(value)
-
-
-def _weights(settled: Settled, weight: float) -> list[float]:
-    """What each turn counts, in a row that counts so much; empty where each counts 1."""
-    each = [weight * one for one in settled.weights or [1.0] * len(settled.ends)]
-    if all(one == 1 for one in each):
-        return []
-    if not all(LEAST_WEIGHT <= one <= MOST_WEIGHT for one in each):
-        raise RowError(
-            f"its weights come to {min(each):g} to {max(each):g}; they are 0, or from "
-            f"{LEAST_WEIGHT:g} to {MOST_WEIGHT:g}"
-        )
-    return each
-
-
-def _of_turns(job: Job, settled: Settled) -> list[float]:
-    """What each turn counts: an untrained one, in which a trained token may begin, as the next."""
-    assert job.trained is not None
-    if len(settled.ends) != len(job.conversation.messages):
-        raise unproven("which weight is whose cannot be told: not every message is a turn")
-    of = dict(zip(job.trained, job.weights, strict=True))
-    each, weight = [], job.weights[-1]
-    for number in reversed(range(len(settled.ends))):
-        weight = of.get(number, weight)
-        each.append(weight)
-    return each[::-1]
-
-
-def _zero(value: Any) -> bool:
-    return isinstance(value, (int, float)) and value == 0
 
 
 def _trim(found: Conversation, trailing: str, result: Rendering) -> None:

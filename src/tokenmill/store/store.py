@@ -580,6 +580,19 @@ class Store(ViewMethods, Sequence[Row]):
                     f"column {name!r} differs from the store's own", path=reader.files.meta
                 )
 
+        if self.has_weights:
+            ends = self.own_array(names.WEIGHT_RUN_ENDS)
+            for number in range(reader.record.rows):
+                row = first + number
+                own = slice(int(ends[row - 1]) if row else 0, int(ends[row]))
+                places, weights = reader.weight_runs(number)
+                if not (
+                    np.array_equal(places, self.own_array(names.WEIGHT_RUNS)[own])
+                    and np.array_equal(weights, self.own_array(names.RUN_WEIGHTS)[own])
+                ):
+                    raise CorruptionError(
+                        "weights differ from the store's own", path=reader.files.meta
+                    )
         if self.has_groups:
             begin = np.flatnonzero(reader.column("part") == 0) + first
             ends = self.own_array(names.GROUP_ENDS)
