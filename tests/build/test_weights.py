@@ -320,6 +320,12 @@ def _nemo(store: Store, tmp_path: Path) -> Any:
     return MessageLogs(as_view(store))
 
 
+def _verl(store: Store, tmp_path: Path) -> Any:
+    from tokenmill.integrations.verl import SFTDataset
+
+    return SFTDataset([str(store.path)], None, {"pad_mode": "no_padding", "max_length": 4096})
+
+
 def _megatron(store: Store, tmp_path: Path) -> Any:
     from tokenmill.integrations.megatron.samples import PackedSamples
 
@@ -336,6 +342,7 @@ HOSTS: dict[str, tuple[str, Callable[[Store, Path], Any]]] = {
     "torch": ("a map-style dataset", _torch),
     "skyrl": ("SkyRL", _skyrl),
     "miles": ("sft_rollout of miles and slime", _miles),
+    "verl": ("verl", _verl),
     "nemo_rl": ("NeMo RL", _nemo),
     "megatron": ("Megatron-LM", _megatron),
     "export axolotl": ("format axolotl", _export("axolotl")),
@@ -348,6 +355,8 @@ HOSTS: dict[str, tuple[str, Callable[[Store, Path], Any]]] = {
 def test_readers_that_know_masks_alone_are_refused_by_name(
     store: Store, tmp_path: Path, host: str
 ) -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("datasets")
     name, use = HOSTS[host]
     with pytest.raises(UsageError, match=f"{name} knows no weights"):
         use(store, tmp_path)

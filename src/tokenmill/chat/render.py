@@ -89,7 +89,7 @@ class Rendering:
     """Numbers of the texts in which nothing closes some assistant turn."""
     groups: dict[int, GroupFacts] = field(default_factory=dict)
     """Of every group, by the number of its first text; the others follow it."""
-    weights: dict[int, list[float]] = field(default_factory=dict)
+    weights: dict[int, Sequence[float]] = field(default_factory=dict)
     """What each turn of a text counts in the loss, by the text's number, where one is not 1."""
 
     @property
@@ -343,14 +343,7 @@ class Renderer:
                 found = read_row(row, self.spec)
                 weight = row_weight(row)
                 if isinstance(found, Plain):
-                    settled = self._plain(found)
-                    self._accept(
-                        result,
-                        index,
-                        0,
-                        settled,
-                        scaled(settled.weights, weight, len(settled.ends)),
-                    )
+                    self._accept(result, index, 0, _scaled(self._plain(found), weight))
                     continue
                 if isinstance(found, Group):
                     self._group(index, found, result, auto, weight)
@@ -390,12 +383,10 @@ class Renderer:
         if len(prompts) > 1:
             result.note("prompts_differ")
         first = len(result.texts)
-        weights = [
-            scaled(one.weights, weight, len(one.ends)) for one in settled
-        ]  # refused before one is accepted
+        settled = [_scaled(one, weight) for one in settled]  # all of them before one is accepted
         for number, one in enumerate(settled):
             self._note_unclosed(one, result)
-            self._accept(result, index, number, one, weights[number])
+            self._accept(result, index, number, one)
         result.groups[first] = GroupFacts(
             group.labels, group.scores, group.margin, one_prompt=len(prompts) == 1
         )
@@ -605,10 +596,9 @@ class Renderer:
         source: int,
         part: int,
         settled: Settled,
-        weights: list[float],
     ) -> None:
-        if weights:
-            result.weights[len(result.texts)] = weights
+        if settled.weights:
+            result.weights[len(result.texts)] = settled.weights
         result.texts.append(settled.text)
         result.source.append(source)
         result.part.append(part)
@@ -665,10 +655,9 @@ class Renderer:
         ]
 
     def _accept_settled(self, job: Job, settled: Settled, result: Rendering, weight: float) -> None:
-        self._trained_settled(job, settled)
-        weights = scaled(settled.weights, weight, len(settled.ends))
+        _scaled(self._trained_settled(job, settled), weight)
         self._note_unclosed(settled, result)
-        self._accept(result, job.source, job.part, settled, weights)
+        self._accept(result, job.source, job.part, settled)
 
     def _trained_settled(self, job: Job, settled: Settled) -> Settled:
         if job.trained is not None and not settled.spans:
@@ -693,6 +682,12 @@ class Renderer:
 def _trained_from(sides: Sequence[Settled]) -> int:
     """The first character that any of these texts trains."""
     return min(start for side in sides for start, _ in side.spans or [(0, 0)])
+
+
+def _scaled(settled: Settled, weight: float) -> Settled:
+    """The same in a row that counts so much."""
+    settled.weights = scaled(settled.weights, weight, len(settled.ends))
+    return settled
 
 
 def _trim(found: Conversation, trailing: str, result: Rendering) -> None:
