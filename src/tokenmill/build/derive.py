@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 
 from tokenmill.errors import CorruptionError
 from tokenmill.store import CacheLayout
-from tokenmill.store.columns import SliceColumns
+from tokenmill.store.columns import SliceColumns, weights_or_none
 from tokenmill.store.record import RejectedRow, role_type
+from tokenmill.store.runs import weights_along
 from tokenmill.store.slice_writer import encode_slice, publish_slice
 from tokenmill.store.slices import SliceReader
 from tokenmill.tokenizer import overlong_message
@@ -91,7 +92,24 @@ def kept_columns(reader: SliceReader, limit: int | None) -> SliceColumns:
             for name in record.carried
         },
         groups=None if record.groups is None else reader.group_columns().take(keep),
+        weights=_weights(reader, mask, starts, kept_tokens),
     )
+
+
+def _weights(
+    reader: SliceReader,
+    mask: NDArray[np.uint8],
+    starts: NDArray[np.int64],
+    kept: NDArray[np.bool_],
+) -> NDArray[np.float32] | None:
+    """Weights of the tokens that are kept; None where each of them now weighs what all do."""
+    if not reader.record.has_weights:
+        return None
+    rows = range(reader.record.rows)
+    each = [
+        weights_along(*reader.weight_runs(row), mask[starts[row] : starts[row + 1]]) for row in rows
+    ]
+    return weights_or_none(np.concatenate(each)[kept], mask[kept])
 
 
 def _sizes(firsts: NDArray[Any], rows: int) -> NDArray[np.int64]:

@@ -27,10 +27,11 @@ from tokenmill.build.grouping import group_columns, rejections, whole_groups
 from tokenmill.build.proof import ROOMS
 from tokenmill.build.recipe import Recipe
 from tokenmill.chat import GROUPED, Renderer, Rendering
+from tokenmill.chat.weights import row_weight
 from tokenmill.errors import RowError
 from tokenmill.source import BlockRows
 from tokenmill.source.block import ParsedRows
-from tokenmill.store.columns import SliceColumns
+from tokenmill.store.columns import SliceColumns, weights_or_none
 from tokenmill.store.record import RejectedRow, role_type
 from tokenmill.tokenizer import Encoded, Encoder, Tokenizer, apply_length
 from tokenmill.tokenizer.tokenized import read_tokenized
@@ -165,6 +166,7 @@ class Pipeline:
             rows_in=len(rows.values) if has_groups else rows_in,
             rejected=[_rejected_row(rows, entry) for entry in sorted(bad, key=lambda b: b[:2])],
             groups=group_columns(encoded, rendering.groups) if has_groups else None,
+            weights=_weights(rendering, encoded),
         )
 
 
@@ -197,8 +199,17 @@ class TokenizedPipeline(Pipeline):
         start = time.perf_counter()
         values = list(rows.values)
         parsed = time.perf_counter()
-        bad: list[Bad] = [(i, 0, row) for i, row in enumerate(values) if isinstance(row, RowError)]
-        good = [i for i, row in enumerate(values) if not isinstance(row, RowError)]
+        bad: list[Bad] = []
+        weights: list[float] = []
+        good: list[int] = []
+        for i, row in enumerate(values):
+            try:
+                if isinstance(row, RowError):
+                    raise row
+                weights.append(row_weight(row))
+                good.append(i)
+            except RowError as error:
+                bad.append((i, 0, error))
         encoded = read_tokenized(
             [values[i] for i in good],  # type: ignore[misc]  # the others are RowError
             len(self.tokenizer.table),
@@ -208,6 +219,7 @@ class TokenizedPipeline(Pipeline):
         bad += [(good[i], 0, error) for i, error in encoded.rejected]
         source = np.array(good, np.int32)
         turnless = Rendering(roles=[()] * len(good))
+        turnless.weights = {i: [weight] for i, weight in enumerate(weights) if weight != 1}
         part, digests = np.zeros_like(source), digests_of(rows)
         columns = self._columns(rows, turnless, encoded, source, part, digests, bad)
         self.seconds["parse"] += parsed - start
@@ -239,6 +251,25 @@ def _role_numbers(
     numbers = {role: number for number, role in enumerate(dict.fromkeys(flat))}
     found = np.fromiter(map(numbers.__getitem__, flat), role_type(len(numbers)), len(flat))
     return tuple(numbers), found
+
+
+def _weights(rendering: Rendering, encoded: Encoded) -> NDArray[np.float32] | None:
+    """What each token counts: as much as the turn that it begins in; None where all count 1.
+
+    What stands behind the last turn, or in a row without turns, counts as the last.
+    """
+    if not rendering.weights:
+        return None
+    weights = encoded.mask.astype(np.float32)
+    gone = {number for number, _ in encoded.rejected}
+    for number, of_turns in rendering.weights.items():
+        if number in gone:
+            continue
+        _, _, ends = encoded.row(number)
+        own = weights[encoded.row_starts[number] : encoded.row_starts[number + 1]]
+        turn = np.searchsorted(ends, np.arange(len(own)), side="right")
+        own *= np.asarray(of_turns, np.float32)[np.minimum(turn, len(of_turns) - 1)]
+    return weights_or_none(weights, encoded.mask)
 
 
 def _carried(

@@ -40,6 +40,7 @@ from tokenmill.chat.thinking import before_thinking, literals, thinking_tags
 from tokenmill.chat.traced import NotTraced, TracedTemplate
 from tokenmill.chat.turns import Judge, Openings, Settled, Span, unproven
 from tokenmill.chat.unrolled import Unrolled
+from tokenmill.chat.weights import message_weight, of_turns, row_weight, scaled
 from tokenmill.errors import RowError, UsageError
 
 RENDERERS = ("auto", "jinja2")
@@ -88,6 +89,8 @@ class Rendering:
     """Numbers of the texts in which nothing closes some assistant turn."""
     groups: dict[int, GroupFacts] = field(default_factory=dict)
     """Of every group, by the number of its first text; the others follow it."""
+    weights: dict[int, Sequence[float]] = field(default_factory=dict)
+    """What each turn of a text counts in the loss, by the text's number, where one is not 1."""
 
     @property
     def turns(self) -> list[list[tuple[str, int]]]:
@@ -109,6 +112,8 @@ class Job:
     conversation: Conversation
     trained: tuple[int, ...] | None  # None: everything
     template: Template
+    weights: tuple[float, ...] = ()
+    """What each message of ``trained`` counts in the loss; empty where each counts 1."""
 
 
 class Differs(Exception):
@@ -336,22 +341,25 @@ class Renderer:
             jobs: Sequence[Job] = ()
             try:
                 found = read_row(row, self.spec)
+                weight = row_weight(row)
                 if isinstance(found, Plain):
-                    self._accept(result, index, 0, self._plain(found))
+                    self._accept(result, index, 0, _scaled(self._plain(found), weight))
                     continue
                 if isinstance(found, Group):
-                    self._group(index, found, result, auto)
+                    self._group(index, found, result, auto, weight)
                     continue
                 jobs = self._jobs(index, found, result)
             except RowError as error:
                 result.rejected.append((index, 0, error))
             for job in jobs:
                 try:
-                    self._accept_settled(job, self._settle(job, result, auto), result)
+                    self._accept_settled(job, self._settle(job, result, auto), result, weight)
                 except RowError as error:
                     result.rejected.append((index, job.part, error))
 
-    def _group(self, index: int, group: Group, result: Rendering, auto: bool) -> None:
+    def _group(
+        self, index: int, group: Group, result: Rendering, auto: bool, weight: float
+    ) -> None:
         """Render every side of a group by itself; all of them are accepted, or none."""
         if self.spec.expand == "turns":
             raise incomparable(TURNS_OF_GROUPS)
@@ -375,6 +383,7 @@ class Renderer:
         if len(prompts) > 1:
             result.note("prompts_differ")
         first = len(result.texts)
+        settled = [_scaled(one, weight) for one in settled]  # all of them before one is accepted
         for number, one in enumerate(settled):
             self._note_unclosed(one, result)
             self._accept(result, index, number, one)
@@ -588,6 +597,8 @@ class Renderer:
         part: int,
         settled: Settled,
     ) -> None:
+        if settled.weights:
+            result.weights[len(result.texts)] = settled.weights
         result.texts.append(settled.text)
         result.source.append(source)
         result.part.append(part)
@@ -613,19 +624,22 @@ class Renderer:
         messages = found.messages
         assistants = [i for i, m in enumerate(messages) if m["role"] == "assistant"]
         wanted = assistants
+        weights: dict[int, float] = {}  # what messages count, where they may say so
         if train_on == "completion":
             wanted = [i for i in assistants if i >= found.completion]
         elif train_on == "last_assistant_message":
             wanted = assistants[-1:]
         if not found.simple:
-            wanted = [i for i in wanted if not _untrained(messages[i])]
+            weights = {i: message_weight(messages[i]) for i in wanted}
+            wanted = [i for i in wanted if weights[i]]
         if not wanted:
             raise RowError("no assistant turn of this row is to be trained",
                            reason="no_trained_tokens")  # fmt: skip
         if self.spec.expand != "turns":
             if plain is not None and len(self._trained) < ROLES_KNOWN:
                 self._trained[plain] = tuple(wanted)
-            return [Job(index, 0, found, tuple(wanted), template)]
+            counted = tuple([weights[i] for i in wanted]) if weights else ()
+            return [Job(index, 0, found, tuple(wanted), template, counted)]
         chosen = set(wanted)
         return [
             Job(
@@ -634,13 +648,14 @@ class Renderer:
                 dataclasses.replace(found, messages=messages[: i + 1]),
                 (i,),
                 template,
+                (weights[i],) if weights else (),
             )
             for turn, i in enumerate(assistants)
             if i in chosen
         ]
 
-    def _accept_settled(self, job: Job, settled: Settled, result: Rendering) -> None:
-        self._trained_settled(job, settled)
+    def _accept_settled(self, job: Job, settled: Settled, result: Rendering, weight: float) -> None:
+        _scaled(self._trained_settled(job, settled), weight)
         self._note_unclosed(settled, result)
         self._accept(result, job.source, job.part, settled)
 
@@ -648,7 +663,15 @@ class Renderer:
         if job.trained is not None and not settled.spans:
             raise RowError("the template prints nothing of what is to be trained",
                            reason="no_trained_tokens")  # fmt: skip
+        if any(weight != 1 for weight in job.weights):
+            settled.weights = self._of_turns(job, settled)
         return settled
+
+    def _of_turns(self, job: Job, settled: Settled) -> list[float]:
+        assert job.trained is not None
+        if len(settled.ends) != len(job.conversation.messages):
+            raise unproven("which weight is whose cannot be told: not every message is a turn")
+        return of_turns(dict(zip(job.trained, job.weights, strict=True)), len(settled.ends))
 
     def _note_unclosed(self, settled: Settled, result: Rendering) -> None:
         if not settled.closed:
@@ -661,17 +684,10 @@ def _trained_from(sides: Sequence[Settled]) -> int:
     return min(start for side in sides for start, _ in side.spans or [(0, 0)])
 
 
-def _untrained(message: dict[str, Any]) -> bool:
-    """Whether a message says itself that it is not to be trained."""
-    return len(message) > 2 and (
-        message.get("train") is False
-        or _zero(message.get("step_loss_mask"))
-        or _zero(message.get("weight"))
-    )
-
-
-def _zero(value: Any) -> bool:
-    return isinstance(value, (int, float)) and value == 0
+def _scaled(settled: Settled, weight: float) -> Settled:
+    """The same in a row that counts so much."""
+    settled.weights = scaled(settled.weights, weight, len(settled.ends))
+    return settled
 
 
 def _trim(found: Conversation, trailing: str, result: Rendering) -> None:

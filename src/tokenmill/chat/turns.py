@@ -50,6 +50,8 @@ class Settled:
     """Where each message's turn ends."""
     closed: bool = True
     dropped: str = ""
+    weights: Sequence[float] = ()
+    """What each turn counts in the loss; empty where each counts 1."""
 
 
 def common_prefix(left: str, right: str) -> str:

@@ -29,6 +29,7 @@ from tokenmill.dataset.view import (
     View,
     as_view,
     concat,
+    unweighted,
 )
 from tokenmill.dataset.where import Where
 
@@ -54,4 +55,5 @@ __all__ = [
     "shuffle",
     "split",
     "split_points",
+    "unweighted",
 ]

@@ -128,6 +128,15 @@ class _Mapped:
             dtype=np.int64,
         )
 
+    def weighed_within(
+        self, rows: Int64Array, starts: Int64Array, stops: Int64Array
+    ) -> npt.NDArray[np.float64]:
+        served = zip(self.batch(rows.tolist()), starts.tolist(), stops.tolist(), strict=True)
+        return np.asarray(
+            [float(row.weights[start:stop].sum(dtype=np.float64)) for row, start, stop in served],
+            dtype=np.float64,
+        )
+
     def sidecar(self, name: str, made_by: str | None = None) -> Sidecar:
         return self._store.sidecar(name, made_by)
 

@@ -53,6 +53,11 @@ class Served(Protocol):
     def trained_within(self, rows: Int64Array, starts: Int64Array, stops: Int64Array) -> Int64Array:
         """Trained tokens of pieces of rows, as served."""
 
+    def weighed_within(
+        self, rows: Int64Array, starts: Int64Array, stops: Int64Array
+    ) -> npt.NDArray[np.float64]:
+        """Sums of the weights of pieces of rows, as served."""
+
     def sidecar(self, name: str, made_by: str | None = None) -> Sidecar:
         """What was attached to rows."""
 
@@ -88,6 +93,11 @@ class View(ViewMethods, Sequence[Row], abc.ABC):
     @abc.abstractmethod
     def stores(self) -> list[Store]:
         """The stores beneath, each once."""
+
+    @property
+    def has_weights(self) -> bool:
+        """Whether trained tokens count other than 1 in the loss, in any of the stores beneath."""
+        return any(store.has_weights for store in self.stores)
 
     # Groups: rows that belong together follow each other in every view, and are there or not.
 
@@ -196,6 +206,15 @@ class View(ViewMethods, Sequence[Row], abc.ABC):
         found = np.empty(indices.size, dtype=np.int64)
         for store, places, numbers in self.locate(indices):
             found[places] = store.trained_within(numbers, starts[places], stops[places])
+        return found
+
+    def weighed_within(
+        self, indices: Int64Array, starts: Int64Array, stops: Int64Array
+    ) -> npt.NDArray[np.float64]:
+        """Sums of the weights of pieces of rows, from the stores' columns."""
+        found = np.empty(indices.size, dtype=np.float64)
+        for store, places, numbers in self.locate(indices):
+            found[places] = store.weighed_within(numbers, starts[places], stops[places])
         return found
 
     def sidecar(self, name: str, made_by: str | None = None) -> ViewSidecar:
@@ -575,3 +594,22 @@ def concat(parts: Iterable[Store | View]) -> View:
     if not views:
         raise UsageError("concat needs at least one store")
     return views[0] if len(views) == 1 else ConcatView(views)
+
+
+def unweighted(view: View, reader: str) -> View:
+    """A view in which every trained token counts 1, for a reader that knows masks alone.
+
+    Args:
+        view: The rows.
+        reader: What would read them.
+
+    Raises:
+        UsageError: Some count other than 1.
+    """
+    if view.has_weights:
+        raise UsageError(
+            f"trained tokens of this data weigh other than 1 (docs/batches.md#weights), and "
+            f"{reader} knows no weights: serve it with a Loader, or prepare the rows with weights "
+            "of 0 and 1"
+        )
+    return view

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tokenmill.dataset import Mixture, View, as_view
+from tokenmill.dataset import Mixture, View, as_view, unweighted
 from tokenmill.errors import UsageError
 from tokenmill.loader import WholeRun
 from tokenmill.loader.group_batches import group_kind
@@ -30,6 +30,8 @@ LAYOUTS = ("tokenmill", "megatron-bridge")
 TRAINERS = ("hf", "axolotl", "llama-factory")
 """Formats with the columns that a trainer takes, and no other that nobody asked for. Of data with
 groups they hold a record per group, every other format a record per row."""
+UNWEIGHTED = ("axolotl", "llama-factory", "megatron", "packed-parquet")
+"""Formats whose readers know masks alone; the others have a column of weights where there are."""
 LENGTHS = ("length", "lengths")
 """Columns with the number of a row's tokens: transformers calls it so, and ms-swift."""
 
@@ -89,6 +91,9 @@ class ExportPlan:
             raise UsageError(f"also is for {', '.join(TRAINERS)}; {self.format} has it all")
         if self.run.unit == "groups":
             self._check_groups()
+        if self.format in UNWEIGHTED or self.run.unit == "groups":
+            groups = " of groups" * (self.run.unit == "groups")
+            unweighted(self.run.view, f"format {self.format}{groups}")
         suffix = self.target.suffix
         if suffix in SUFFIXES.values() and not self.one_file:
             raise UsageError(f"{self.target.name} does not name a target of format {self.format}")

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 
 from tokenmill.formats.carried import carried_names
 from tokenmill.formats.plan import ExportPlan
-from tokenmill.formats.tables import labels_of, origin_of
+from tokenmill.formats.tables import WEIGHTS, labels_of, origin_of, weights_of
 from tokenmill.packing import Packs
 
 
@@ -69,7 +69,7 @@ def arrow_stream(schema: pa.Schema, tables: Iterable[pa.Table]) -> Iterator[byte
 def json_lines(plan: ExportPlan, blocks: Iterable[Packs]) -> Iterator[bytes]:
     """One object per row; a carried value is written as the store holds it."""
     view = plan.run.view
-    own = ("input_ids", plan.mask, "origin")
+    own = ("input_ids", plan.mask, *[WEIGHTS] * view.has_weights, "origin")
     titles = {name: f"carried.{name}" if name in own else name for name in carried_names(view)}
     for block in blocks:
         lines = []
@@ -79,6 +79,7 @@ def json_lines(plan: ExportPlan, blocks: Iterable[Packs]) -> Iterator[bytes]:
             record = {
                 "input_ids": ids.tolist(),
                 plan.mask: marks.tolist(),
+                **({WEIGHTS: weights_of(row, plan.mask).tolist()} if view.has_weights else {}),
                 "origin": origin_of(row),
             }
             for name, text in row.carried_json.items():

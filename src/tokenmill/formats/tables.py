@@ -32,6 +32,9 @@ from tokenmill.packing import IGNORE, Packs, Piece
 from tokenmill.store import Row
 from tokenmill.store.slice_writer import number_type
 
+_FLOAT = pa.list_(pa.float32())
+WEIGHTS = "loss_weights"
+"""Column of what each token counts in the loss; only of data that has weights."""
 _INT8, _INT32, _INT64 = (pa.list_(kind()) for kind in (pa.int8, pa.int32, pa.int64))
 TRAINER = pa.schema({"input_ids": _INT32, "attention_mask": _INT8, "labels": _INT64})
 """What a trainer of transformers takes of a sequence."""
@@ -95,7 +98,9 @@ class RowTables:
         self._view = view
         self._mask = mask
         kind = _INT8 if mask == "loss_mask" else _INT64
-        own = [pa.field("input_ids", _INT32), pa.field(mask, kind), pa.field("origin", ORIGIN)]
+        own = [pa.field("input_ids", _INT32), pa.field(mask, kind)]
+        own += [pa.field(WEIGHTS, _FLOAT)] * view.has_weights
+        own.append(pa.field("origin", ORIGIN))
         self._carried = CarriedColumns(view, [field.name for field in own])
         self.schema = pa.schema([*own, *self._carried.fields])
 
@@ -106,6 +111,7 @@ class RowTables:
             [
                 listed([row.input_ids for row in rows], np.int32),
                 self._masks(rows),
+                *weight_columns(self._view, rows, self._mask),
                 pa.array([origin_of(row) for row in rows], ORIGIN),
                 *self._carried.arrays(rows),
             ],
@@ -116,6 +122,19 @@ class RowTables:
         if self._mask == "loss_mask":
             return listed([row.loss_mask for row in rows], np.int8)
         return listed([labels_of(row.input_ids, row.loss_mask) for row in rows], np.int64)
+
+
+def weights_of(row: Row, mask: str) -> npt.NDArray[np.float32]:
+    """Weights of one row: 0 where ``labels`` are -100, or where ``loss_mask`` is 0."""
+    weights = row.weights
+    if mask == "labels":
+        weights[:1] = 0
+    return weights
+
+
+def weight_columns(view: View, rows: list[Row], mask: str) -> list[pa.ListArray]:
+    """The column of weights, where the data has some."""
+    return [listed([weights_of(row, mask) for row in rows], np.float32)] if view.has_weights else []
 
 
 def origin_of(row: Row) -> dict[str, Any]:
@@ -145,13 +164,16 @@ class TrainerTables:
 
     def __init__(self, view: View, also: Sequence[str] = ()) -> None:
         self._view = view
-        self._also = AlsoColumns(view, TRAINER.names, also, ("origin", *LENGTHS))
-        self.schema = pa.schema([*TRAINER, *self._also.fields])
+        own = [*TRAINER, *([pa.field(WEIGHTS, _FLOAT)] if view.has_weights else [])]
+        names = [field.name for field in own]
+        self._also = AlsoColumns(view, names, also, ("origin", *LENGTHS))
+        self.schema = pa.schema([*own, *self._also.fields])
 
     def table(self, block: Packs) -> pa.Table:
         """The records of a block."""
         rows = self._view.rows(block.rows)
         own = trainer_columns([(row.input_ids, row.loss_mask) for row in rows])
+        own += weight_columns(self._view, rows, "labels")
         return pa.Table.from_arrays([*own, *self._also.arrays(rows)], schema=self.schema)
 
 

@@ -11,6 +11,9 @@ Per token a value stands where its token stands, and padding is 0.0. Per row the
 every row of the padded batch; packed, one for every segment that ``cu_seqlens`` names, the padding
 tails with 0.0. Which sidecars are served is settled when a loader is made: what is attached later
 changes no batch of it.
+
+The weights of the data itself (`LossWeights`) are laid out the same way, as ``loss_weights``, where
+a trained token counts other than 1: 0 wherever the label is -100.
 """
 
 from __future__ import annotations
@@ -30,6 +33,18 @@ Wanted = Iterable[str] | Mapping[str, str] | None
 """Names of sidecars, or names with what made each; None: all that is attached to the data."""
 
 
+WEIGHTS, WEIGHT_SUM = "loss_weights", "weight_sum"
+"""What batches call the weights of the data, and their sum over the whole global batch."""
+
+
+class LossWeights(ViewSidecar):
+    """What each token of the rows counts in the loss: values like a sidecar's, of the data."""
+
+    def of_tokens(self, indices: Int64Array) -> list[Float32Array]:
+        """The weights of each row, as it is served."""
+        return [row.weights for row in self.view.rows(indices)]
+
+
 @dataclass(frozen=True)
 class Attached:
     """The sidecars that a loader serves."""
@@ -43,12 +58,26 @@ class Attached:
         Raises:
             UsageError: One of them is not attached, or was made by several and none was named.
         """
-        if wanted is None:
-            return cls(tuple(view.sidecars))
         if isinstance(wanted, str):
             raise UsageError(f"sidecars are names, such as [{wanted!r}], not one text")
-        makers = wanted if isinstance(wanted, Mapping) else dict.fromkeys(wanted)
-        return cls(tuple(view.sidecar(name, maker) for name, maker in makers.items()))
+        if wanted is None:
+            found = view.sidecars
+        else:
+            makers = wanted if isinstance(wanted, Mapping) else dict.fromkeys(wanted)
+            found = [view.sidecar(name, maker) for name, maker in makers.items()]
+        if view.has_weights:
+            for name in {WEIGHTS, WEIGHT_SUM} & {sidecar.name for sidecar in found}:
+                raise UsageError(
+                    f"the data has weights of its own and a sidecar {name!r}: say which others to "
+                    "hand out (sidecars=[…]), or attach it under another name"
+                )
+            found = [*found, LossWeights(view, WEIGHTS, "the data", "token")]
+        return cls(tuple(found))
+
+    @property
+    def weighs(self) -> bool:
+        """Whether the data has weights of its own."""
+        return any(isinstance(sidecar, LossWeights) for sidecar in self.sidecars)
 
     def padded(
         self, rows: Int64Array, starts: Int64Array, lengths: Int64Array, width: int, side: str
@@ -137,4 +166,6 @@ def _laid_out(
         sidecar.of_tokens(rows), starts.tolist(), lengths.tolist(), places.tolist(), strict=True
     ):
         found[place : place + length] = values[start : start + length]
+    if isinstance(sidecar, LossWeights):
+        found[places[lengths > 0]] = 0  # the first label of every piece is -100
     return found

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from itertools import pairwise
+from math import fsum
 
 import numpy as np
 
 from tokenmill.dataset import View
-from tokenmill.loader.attached import Attached
+from tokenmill.loader.attached import WEIGHT_SUM, Attached
 from tokenmill.loader.steps import Step
 from tokenmill.packing import Batch, Packs, Piece, fill_packs, fill_rows
 from tokenmill.sampling import Int64Array
@@ -61,6 +62,7 @@ class Filler:
         for first, stop in ((0, begin), (end, packs.rows.size)):
             trained += int(self.trained(packs, first, stop).sum())
         batch["num_trained_tokens"] = trained
+        batch |= self.weighed(packs)
         if self.indices:
             batch["indices"] = packs.rows[begin:end].copy()
         return batch
@@ -82,7 +84,20 @@ class Filler:
         """Labels ≠ -100 of some pieces, by the stores' columns: the first token of none is one."""
         if first == stop:
             return np.zeros(0, dtype=np.int64)
+        return self.view.trained_within(*self._predicted(packs, first, stop))
+
+    def weighed(self, packs: Packs) -> Batch:
+        """The sum of all pieces' weights, where the data has some, the same bits on every rank."""
+        if not self.attached.weighs:
+            return {}
+        sums = self.view.weighed_within(*self._predicted(packs, 0, packs.rows.size))
+        return {WEIGHT_SUM: fsum(sums)}
+
+    def _predicted(
+        self, packs: Packs, first: int, stop: int
+    ) -> tuple[Int64Array, Int64Array, Int64Array]:
+        """Rows of some pieces, and the tokens of them that may be labels."""
         rows, starts = packs.rows[first:stop], packs.starts[first:stop]
         # A piece that is padded to a multiple takes more than its row has.
         stops = np.minimum(starts + packs.lengths[first:stop], self.view.lengths_at(rows))
-        return self.view.trained_within(rows, starts + 1, stops)
+        return rows, starts + 1, stops

@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 
 from tokenmill.dataset import View
 from tokenmill.errors import UsageError
+from tokenmill.loader.attached import WEIGHT_SUM
 from tokenmill.loader.filler import Filler
 from tokenmill.loader.steps import Step
 from tokenmill.packing import Batch, Piece, fill_rows, padded_width
@@ -133,7 +134,7 @@ class GroupFiller:
         if self.scores:
             scores = [np.nan if row.score is None else row.score for row in rows]
             batch["score"] = np.asarray(scores or [np.nan], np.float32)
-        whole = {"prompt_tokens", "margin", "num_trained_tokens", "indices"}
+        whole = {"prompt_tokens", "margin", "num_trained_tokens", WEIGHT_SUM, "indices"}
         made = {name: value for name, value in batch.items() if name in whole}
         for side, first in zip(SIDES, (0, 1), strict=True):
             chosen = slice(first, None, 2) if rows else slice(None)  # of no rows, the padding

@@ -43,6 +43,7 @@ class MicroFiller:
         shared = self.wish.context_parallel
         packs, owner = step.packs, self.rank // shared
         trained = self.filler.trained(packs, 0, packs.rows.size)
+        weighed = self.filler.weighed(packs)
         length = self.filler.pack_length
         numbers, each = self.wish.plan(packs, trained, self.world_size // shared, length)
         own = np.flatnonzero(numbers // each == owner)
@@ -58,7 +59,7 @@ class MicroFiller:
                 batch = self.groups.arrange(filled, numbers, self.wish.sequence)
             if shared > 1:
                 batch = batch | shard(filled, self.rank % shared, shared, self.wish.shards)
-            batch["num_trained_tokens"] = int(trained.sum())
+            batch |= {"num_trained_tokens": int(trained.sum()), **weighed}
             if self.filler.indices:
                 batch["indices"] = numbers.copy()
             batches.append(batch)

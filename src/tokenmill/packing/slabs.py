@@ -104,8 +104,12 @@ def shard(batch: Batch, rank: int, ranks: int, shards: str = "zigzag") -> Batch:
     if bounds is None:
         bounds = np.arange(rows + 1, dtype=np.int64) * width
         found["position_ids"] = _positions(batch["attention_mask"])
-    # The first label of every sequence is -100, and so is the one behind its last token.
-    found["shift_labels"] = np.roll(batch["labels"].reshape(-1), -1).reshape(rows, width)
+    # The first label of every sequence is -100, and so is the one behind its last token; what it
+    # weighs goes with it.
+    for name in ("labels", "loss_weights"):
+        values = batch.get(name)
+        if values is not None and values.shape == (rows, width):
+            found[f"shift_{name}"] = np.roll(values.reshape(-1), -1).reshape(rows, width)
     if shards == "contiguous" or ranks == 1:
         bounds = np.arange(rows + 1, dtype=np.int64) * width
         places = _stretches(bounds, ranks, (rank,))

@@ -35,7 +35,8 @@ class RowView:
         turns: ``(role, start, end)`` over tokens.
         origin: Where it comes from.
         carried: The carried columns.
-        sidecars: What is attached to it: by name one number, or one per token.
+        sidecars: What is attached to it: by name one number, or one per token; and what its tokens
+            count in the loss, where that is not always 1.
     """
 
     number: int
@@ -82,7 +83,8 @@ def view_row(store: Store, number: int, tokenizer: Tokenizer) -> RowView:
         turns=row.turns,
         origin=row.origin,
         carried=row.carried,
-        sidecars=attached_to(store.sidecars, number),
+        sidecars=attached_to(store.sidecars, number)
+        | ({"loss_weights": row.weights.tolist()} if store.has_weights else {}),
     )
 
 

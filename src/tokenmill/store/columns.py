@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from tokenmill.fingerprint import canonical
 from tokenmill.store.record import GROUP_COLUMNS, RejectedRow
-from tokenmill.store.runs import runs_of
+from tokenmill.store.runs import WeightRuns, runs_of, weight_runs_of
 
 Int32 = NDArray[np.int32]
 Int64 = NDArray[np.int64]
@@ -62,6 +62,13 @@ class GroupColumns:
         }
 
 
+def weights_or_none(
+    weights: NDArray[np.float32], mask: NDArray[np.uint8]
+) -> NDArray[np.float32] | None:
+    """Weights that say more than the mask; None where they do not."""
+    return None if np.array_equal(weights, mask) else weights
+
+
 @dataclass(frozen=True)
 class SliceColumns:
     """Everything one slice will serve.
@@ -85,6 +92,8 @@ class SliceColumns:
         rows_in: Rows after expansion, or groups where there are any: served plus rejected.
         rejected: The rows that are not served.
         groups: What is known of answers; None where the slice has no groups.
+        weights: What each token counts in the loss, 0 where it is untrained, as long as ``ids``;
+            None where every trained one counts 1.
     """
 
     ids: Int32
@@ -105,6 +114,7 @@ class SliceColumns:
     rejected: Sequence[RejectedRow] = ()
     carried: Mapping[str, Sequence[str]] = field(default_factory=dict)
     groups: GroupColumns | None = None
+    weights: NDArray[np.float32] | None = None
 
     def __post_init__(self) -> None:
         rows = len(self.row)
@@ -113,6 +123,8 @@ class SliceColumns:
         units = rows if self.groups is None else int((self.part == 0).sum())
         if self.rows_in != units + len(self.rejected):
             raise AssertionError(f"{self.rows_in} rows in, {units} + {len(self.rejected)} out")
+        if self.weights is not None and not np.array_equal(self.weights > 0, self.mask > 0):
+            raise AssertionError("trained tokens weigh something, others nothing")
 
     @cached_property
     def lengths(self) -> Int32:
@@ -133,6 +145,11 @@ class SliceColumns:
         """The tokens at which each row's mask changes, and where each row's begin."""
         return runs_of(self.mask, self.starts)
 
+    @cached_property
+    def weight_runs(self) -> WeightRuns | None:
+        """How the weights run; None where every trained token counts 1."""
+        return None if self.weights is None else weight_runs_of(self.weights, self.starts)
+
     def content(self) -> str:
         """Digest of the values, independent of how any library lays them out in a file.
 
@@ -145,6 +162,8 @@ class SliceColumns:
         ]  # fmt: skip
         if self.groups is not None:
             arrays += [getattr(self.groups, name) for name in GROUP_COLUMNS]
+        if self.weights is not None:
+            arrays.append(self.weights)
         for array in arrays:
             little = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
             hasher.update(f"{array.dtype.str[1:]}:{len(array)};".encode())

@@ -71,6 +71,7 @@ class _Tally:
     rows_in: int = 0
     slices: int = 0
     runs: int = 0
+    weight_runs: int = 0
     rejected: Counter[str] = field(default_factory=Counter)
     groups: Counter[str] = field(default_factory=Counter)
     ungrouped: int = 0
@@ -187,7 +188,7 @@ def _write_columns(
     with NewFile(body) as table, ExitStack() as opened:
         columns = {
             name: opened.enter_context(NewFile(staged / name))
-            for name in (*names.ROW_ARRAYS, *names.GROUP_FILES)
+            for name in (*names.ROW_ARRAYS, *names.GROUP_FILES, *names.WEIGHT_FILES)
         }
         stream = iter(placements)
         together = iter(lambda: list(islice(stream, _TOGETHER)), [])
@@ -200,14 +201,23 @@ def _write_columns(
             columns[names.MASK_RUN_ENDS].write(ends.astype("<i8").data)
             columns[names.GROUP_ENDS].write((counts.group_ends + tally.rows).astype("<i8").data)
             tally.runs += len(counts.runs)
+            weights = counts.weights
+            columns[names.WEIGHT_RUNS].write(weights.places.astype("<i4").data)
+            columns[names.RUN_WEIGHTS].write(weights.weights.astype("<f4").data)
+            ends = weights.bounds[1:] + tally.weight_runs
+            columns[names.WEIGHT_RUN_ENDS].write(ends.astype("<i8").data)
+            tally.weight_runs += len(weights.places)
             for placement, (record, digest) in zip(some, counts.records, strict=True):
                 table.write(_table_row(placement, record, digest, tally.rows))
                 tally.add(record)
     write_file(staged / names.TABLE, _chain(header(tally.slices), body))
     body.unlink()
-    if not tally.groups:
-        del columns[names.GROUP_ENDS]  # every row for itself: nobody needs to be told
-        (staged / names.GROUP_ENDS).unlink()
+    # Every row for itself, every trained token as much as any other: nobody needs to be told.
+    unneeded = [] if tally.groups else list(names.GROUP_FILES)
+    unneeded += [] if tally.weight_runs else names.WEIGHT_FILES
+    for name in unneeded:
+        del columns[name]
+        (staged / name).unlink()
     return tally, {
         name: {"size": column.size, "checksum": column.checksum} for name, column in columns.items()
     }

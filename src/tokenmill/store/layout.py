@@ -22,6 +22,8 @@ from tokenmill.fingerprint import KEY_HEX
 FORMAT = 1
 GROUPS_FORMAT = "1+groups"
 """The format of slices and stores that have groups; a reader of format 1 refuses them by name."""
+WEIGHTS_FORMAT = "1+weights"
+"""Of those in which trained tokens weigh other than 1, likewise."""
 
 MANIFEST = "manifest.json"
 TABLE = "slices.bin"
@@ -31,6 +33,9 @@ FIRST_TRAINED = "first_trained.bin"
 MASK_RUNS = "mask_runs.bin"
 MASK_RUN_ENDS = "mask_run_ends.bin"
 GROUP_ENDS = "group_ends.bin"
+WEIGHT_RUNS = "weight_runs.bin"
+RUN_WEIGHTS = "run_weights.bin"
+WEIGHT_RUN_ENDS = "weight_run_ends.bin"
 STATE = "state.json"
 DATASET_INFO = "dataset_info.json"
 PROOF = "proof.json"
@@ -56,6 +61,20 @@ ROW_ARRAYS = {
 
 GROUP_FILES = {GROUP_ENDS: "<i8"}
 """Files that are one array over all groups; only stores with groups have them."""
+
+WEIGHT_FILES = {WEIGHT_RUNS: "<i4", RUN_WEIGHTS: "<f4", WEIGHT_RUN_ENDS: "<i8"}
+"""Files of the weights of tokens, see `runs`; only stores with weights have them."""
+
+
+def format_of(*, groups: bool, weights: bool) -> int | str:
+    """The format of what has groups, or weights, or both, or neither."""
+    if groups and weights:
+        return f"{GROUPS_FORMAT}+weights"
+    return GROUPS_FORMAT if groups else WEIGHTS_FORMAT if weights else FORMAT
+
+
+FORMATS = tuple(format_of(groups=g, weights=w) for g in (False, True) for w in (False, True))
+"""All that this version reads."""
 
 _KEY = re.compile(rf"[0-9a-f]{{{KEY_HEX}}}")
 

@@ -31,12 +31,15 @@ from tokenmill.store.access import REMEDY, reading_errors
 from tokenmill.store.layout import (
     CHECKED_FILES,
     FORMAT,
+    FORMATS,
     GROUP_FILES,
-    GROUPS_FORMAT,
     MASK_FILES,
     TABLE,
+    WEIGHT_FILES,
+    WEIGHT_RUNS,
     StoreLayout,
     check_key,
+    format_of,
 )
 from tokenmill.store.record import GROUP_COUNTS, UNREADABLE, count_groups
 from tokenmill.store.table import SLICE_ROW, read_stretches
@@ -54,10 +57,10 @@ def make_manifest(
 ) -> Document:
     """Compose a manifest and sign it with its own digest.
 
-    Totals that count groups make it one of `GROUPS_FORMAT`.
+    Totals that count groups, and files of weights, make it one of another format.
     """
     manifest = {
-        "format": GROUPS_FORMAT if "groups" in totals else FORMAT,
+        "format": format_of(groups="groups" in totals, weights=WEIGHT_RUNS in files),
         "key": fingerprint.key(document),
         "document": document,
         "totals": totals,
@@ -99,7 +102,7 @@ def read_manifest(layout: StoreLayout) -> Document:
     except UNREADABLE as error:
         raise CorruptionError(f"not a manifest: {error}", path=path) from error
     stated = manifest.get("format")
-    if stated not in (FORMAT, GROUPS_FORMAT):
+    if stated not in FORMATS:
         raise CorruptionError(
             f"written as format {stated!r}, this version reads format {FORMAT}; prepare it again",
             path=path,
@@ -154,11 +157,17 @@ def _check_members(manifest: Document, path: Path) -> None:
         raise CorruptionError("says nothing of its tokenizer, or no token ids", path=path)
     check_key(tokenizer.get("identity", ""), path)
     wanted = set(CHECKED_FILES)
-    if manifest["format"] == GROUPS_FORMAT:
+    stated, weights = manifest["format"], isinstance(files, dict) and WEIGHT_RUNS in files
+    if stated != format_of(groups="groups" in totals, weights=weights):
+        told = [kind for kind, has in (("groups", "groups" in totals), ("weights", weights)) if has]
+        raise CorruptionError(
+            f"has {' and '.join(told) or 'no more'}, but is of format {stated}", path=path
+        )
+    if "groups" in totals:
         _check_groups(totals, path)
         wanted |= set(GROUP_FILES)
-    elif "groups" in totals:
-        raise CorruptionError(f"has groups, but is of format {FORMAT}", path=path)
+    if weights:
+        wanted |= set(WEIGHT_FILES)
     if not isinstance(files, dict) or set(files) - set(MASK_FILES) != wanted:
         raise CorruptionError(f"must name the files {', '.join(sorted(wanted))}", path=path)
     if len(files) not in (len(wanted), len(wanted) + len(MASK_FILES)):

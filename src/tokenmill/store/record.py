@@ -18,7 +18,7 @@ import msgspec
 
 from tokenmill.errors import CorruptionError, TokenmillError
 from tokenmill.fingerprint import canonical_of_parsed
-from tokenmill.store.layout import FORMAT, GROUPS_FORMAT, SliceFiles
+from tokenmill.store.layout import FORMAT, FORMATS, SliceFiles, format_of
 
 BLOCK_BYTES = 1 << 20
 """Bytes guarded by one checksum: small enough that a random row checks little on first touch."""
@@ -64,6 +64,11 @@ def role_type(roles: int) -> str:
 
 MASK_RUNS = "mask_runs"
 """Column of the tokens at which each row's mask changes; slices of an earlier version lack it."""
+
+
+WEIGHT_RUNS, RUN_WEIGHTS = "weight_runs", "run_weights"
+"""Columns of the tokens at which each row's weight changes, and what it is from there on; only
+slices in which a trained token weighs other than 1 have them, see `runs`."""
 
 
 CARRIED = "carried."
@@ -127,6 +132,11 @@ class CommitRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
     groups: dict[str, int] | None = None
 
     @property
+    def has_weights(self) -> bool:
+        """Whether a trained token of it weighs other than 1."""
+        return f"{WEIGHT_RUNS}.offsets" in self.meta_file.buffers
+
+    @property
     def units(self) -> int:
         """What the account counts: groups where there are any, else rows."""
         return self.rows if self.groups is None else count_groups(self.groups)
@@ -147,7 +157,7 @@ def decode_record(data: bytes, files: SliceFiles) -> CommitRecord:
         record = _decoder.decode(data)
     except UNREADABLE as error:
         raise _refusal(data, files, error) from error
-    if record.format != (FORMAT if record.groups is None else GROUPS_FORMAT):
+    if record.format != format_of(groups=record.groups is not None, weights=record.has_weights):
         raise _other_format(record.format, files)
     if record.slice != files.key:
         raise CorruptionError(
@@ -167,6 +177,8 @@ def decode_record(data: bytes, files: SliceFiles) -> CommitRecord:
 
 def _names_meta_buffers(record: CommitRecord) -> bool:
     lists = (*_LISTS, *(CARRIED + name for name in record.carried))
+    if record.has_weights:
+        lists = (*lists, WEIGHT_RUNS, RUN_WEIGHTS)
     wanted = {*META_COLUMNS, *(name + part for name in lists for part in (".offsets", ".values"))}
     if record.groups is not None:
         wanted |= set(GROUP_COLUMNS)
@@ -182,7 +194,7 @@ def _refusal(data: bytes, files: SliceFiles, error: Exception) -> TokenmillError
         stated = _probe.decode(data).get("format")
     except UNREADABLE:
         return CorruptionError(f"not a commit record: {error}", path=files.record)
-    if stated not in (FORMAT, GROUPS_FORMAT):
+    if stated not in FORMATS:
         return _other_format(stated, files)
     return CorruptionError(f"not a commit record: {error}", path=files.record)
 

@@ -9,11 +9,14 @@ its meta file (``mask_runs``); a store holds those of all rows (``mask_runs.bin`
 So a rank that must know how many tokens the whole global batch trains opens no row of another rank
 (promise P19). Stores of an earlier version lack the three files; there rows are opened and counted,
 unless the row's counts say that all of it is trained, or nothing.
+
+*Weights* run likewise: where a trained token counts other than 1 in the loss, slices and stores
+also hold the tokens at which the weight changes and what it is from there on (`WeightRuns`).
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -80,6 +83,57 @@ def count_within(
     return np.asarray(total[ends] - total[ends - sizes], np.int64)
 
 
+class WeightRuns(NamedTuple):
+    """How the weights of rows run along their tokens.
+
+    Attributes:
+        places: The tokens at which each row's weight changes, all rows one after another.
+        weights: What it is from each of them on; before the first it is 0.
+        bounds: Where each row's begin; one more entry than rows. A row in which every trained token
+            weighs 1 has none: there the mask says it all.
+    """
+
+    places: NDArray[np.int32]
+    weights: NDArray[np.float32]
+    bounds: Int64
+
+
+def weight_runs_of(weights: NDArray[np.float32], starts: NDArray[Any]) -> WeightRuns:
+    """The runs of weights per token, 0 where untrained.
+
+    Args:
+        weights: Of all rows, one after another.
+        starts: Where each row starts in them; one more entry than rows.
+    """
+    starts = np.asarray(starts, np.int64)
+    changes = np.empty(len(weights), bool)
+    np.not_equal(weights[1:], weights[:-1], out=changes[1:])
+    firsts = starts[:-1][starts[:-1] < len(weights)]
+    changes[firsts] = weights[firsts] != 0
+    said = np.concatenate(([0], np.cumsum((weights != 0) & (weights != 1))))
+    changes &= np.repeat(said[starts[1:]] > said[starts[:-1]], np.diff(starts))
+    places = np.flatnonzero(changes)
+    bounds = np.searchsorted(places, starts).astype(np.int64)
+    within = places - np.repeat(starts[:-1], np.diff(bounds))
+    return WeightRuns(within.astype(np.int32), weights[places], bounds)
+
+
+def weights_along(
+    places: NDArray[np.int32], weights: NDArray[np.float32], mask: NDArray[np.uint8]
+) -> NDArray[np.float32]:
+    """The weight of every token of one row, from its runs and its mask as it is served.
+
+    A token that is trained though it was stored as untrained weighs 1: nobody said otherwise.
+    """
+    if not len(places):
+        return mask.astype(np.float32)
+    stored = np.repeat(
+        np.concatenate((np.zeros(1, np.float32), weights)),
+        np.diff(np.concatenate(([0], places, [len(mask)]))),
+    )
+    return np.where(mask > 0, np.where(stored > 0, stored, np.float32(1)), np.float32(0))
+
+
 def trained_within(store: Store, rows: Int64, starts: Int64, stops: Int64) -> Int64:
     """Trained tokens of pieces of a store's rows; see `Store.trained_within`."""
     lengths = store.lengths[rows].astype(np.int64)
@@ -101,4 +155,21 @@ def trained_within(store: Store, rows: Int64, starts: Int64, stops: Int64) -> In
         before = np.where(rows[cut] > 0, ends[np.maximum(rows[cut] - 1, 0)], 0)
         runs = store.own_array(names.MASK_RUNS)
         found[cut] = count_within(runs, before, ends[rows[cut]], starts[cut], stops[cut])
+    return found
+
+
+def weighed_within(store: Store, rows: Int64, starts: Int64, stops: Int64) -> NDArray[np.float64]:
+    """Sums of the weights of pieces of a store's rows; see `Store.weighed_within`."""
+    found = trained_within(store, rows, starts, stops).astype(np.float64)
+    if not store.has_weights:
+        return found
+    ends = store.own_array(names.WEIGHT_RUN_ENDS)
+    places, weights = store.own_array(names.WEIGHT_RUNS), store.own_array(names.RUN_WEIGHTS)
+    first = np.where(rows > 0, ends[np.maximum(rows - 1, 0)], 0)
+    last = ends[rows]
+    for number in np.flatnonzero(first < last).tolist():
+        own = slice(int(first[number]), int(last[number]))
+        bounds = np.append(places[own], store.lengths[rows[number]]).astype(np.int64)
+        inside = np.diff(np.clip(bounds, starts[number], max(starts[number], stops[number])))
+        found[number] = float(inside @ weights[own].astype(np.float64))
     return found

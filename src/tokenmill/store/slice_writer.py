@@ -29,13 +29,15 @@ from tokenmill.files.sealed import quarantine
 from tokenmill.fingerprint import block_checksums
 from tokenmill.store.access import reading_errors
 from tokenmill.store.columns import SliceColumns
-from tokenmill.store.layout import FORMAT, GROUPS_FORMAT, CacheLayout
+from tokenmill.store.layout import CacheLayout, format_of
 from tokenmill.store.record import (
     BLOCK_BYTES,
     CARRIED,
     GROUP_COLUMNS,
     MASK_RUNS,
     META_COLUMNS,
+    RUN_WEIGHTS,
+    WEIGHT_RUNS,
     CommitRecord,
     FileRecord,
 )
@@ -55,10 +57,10 @@ class EncodedSlice:
 
 
 def encode_slice(key: str, columns: SliceColumns) -> EncodedSlice:
-    """Lay a slice out as format 1, with groups where it has them."""
+    """Lay a slice out as format 1, with groups and weights where it has them."""
     content = columns.content()
     groups = columns.groups
-    version = FORMAT if groups is None else GROUPS_FORMAT
+    version = format_of(groups=groups is not None, weights=columns.weights is not None)
     starts = _plain(columns.starts, pa.int32())
     token_batch = {
         "input_ids": pa.ListArray.from_arrays(starts, _plain(columns.ids, pa.int32())),
@@ -120,6 +122,11 @@ def _meta_batch(columns: SliceColumns) -> dict[str, pa.Array]:
     batch[MASK_RUNS] = pa.ListArray.from_arrays(
         _plain(run_starts, pa.int32()), _plain(runs, pa.int32())
     )
+    if columns.weight_runs is not None:
+        places, weights, bounds = columns.weight_runs
+        weight_starts = _plain(bounds, pa.int32())
+        batch[WEIGHT_RUNS] = pa.ListArray.from_arrays(weight_starts, _plain(places, pa.int32()))
+        batch[RUN_WEIGHTS] = pa.ListArray.from_arrays(weight_starts, _plain(weights, pa.float32()))
     turn_starts = _plain(columns.turn_starts, pa.int32())
     turn_ends = _plain(columns.turn_ends, pa.int32())
     batch["turn_ends"] = pa.ListArray.from_arrays(turn_starts, turn_ends)

@@ -32,12 +32,14 @@ from tokenmill.store.record import (
     GROUP_COLUMNS,
     MASK_RUNS,
     META_COLUMNS,
+    RUN_WEIGHTS,
     UNREADABLE,
+    WEIGHT_RUNS,
     CommitRecord,
     decode_record,
     role_type,
 )
-from tokenmill.store.runs import count_within, runs_of
+from tokenmill.store.runs import WeightRuns, count_within, runs_of
 
 
 def read_record(files: SliceFiles, expected: str | None = None) -> tuple[CommitRecord, str]:
@@ -84,6 +86,7 @@ class RowCounts(NamedTuple):
         runs: The tokens at which each row's mask changes.
         run_starts: Where each row's begin; one more entry than rows.
         group_ends: One past the last row of every group; where there are none, of every row.
+        weights: How the weights of the rows run.
     """
 
     records: list[tuple[CommitRecord, str]]
@@ -92,6 +95,7 @@ class RowCounts(NamedTuple):
     runs: NDArray[np.int32]
     run_starts: NDArray[np.int64]
     group_ends: NDArray[np.int64]
+    weights: WeightRuns
 
 
 def read_counts(slices: Sequence[SliceFiles]) -> RowCounts:
@@ -136,7 +140,26 @@ def _read_counts(files: SliceFiles) -> RowCounts:
     group_ends = np.arange(1, rows + 1, dtype=np.int64)
     if record.groups is not None:
         group_ends = _group_ends(meta, record)
-    return RowCounts([(record, digest)], lengths, trained, runs, run_starts, group_ends)
+    weights = _weights(meta, record)
+    return RowCounts([(record, digest)], lengths, trained, runs, run_starts, group_ends, weights)
+
+
+def _weights(meta: GuardedFile, record: CommitRecord) -> WeightRuns:
+    """How the weights of a slice's rows run; none where all that is trained weighs 1."""
+    if not record.has_weights:
+        none = np.zeros(record.rows + 1, np.int64)
+        return WeightRuns(np.zeros(0, np.int32), np.zeros(0, np.float32), none)
+    at, size = meta.buffer(f"{WEIGHT_RUNS}.values")
+    bounds = meta.read_blocks(*_sized(meta, f"{WEIGHT_RUNS}.offsets", 4 * (record.rows + 1)))
+    weights = meta.read_blocks(*_sized(meta, f"{RUN_WEIGHTS}.values", size))
+    found = WeightRuns(
+        np.frombuffer(meta.read_blocks(at, size), "<i4"),
+        np.frombuffer(weights, "<f4"),
+        np.frombuffer(bounds, "<i4").astype(np.int64),
+    )
+    if found.bounds[0] != 0 or found.bounds[-1] != size // 4 or (np.diff(found.bounds) < 0).any():
+        raise CorruptionError("the runs of its weights are not those of its rows", path=meta.path)
+    return found
 
 
 def _group_ends(meta: GuardedFile, record: CommitRecord) -> NDArray[np.int64]:
@@ -164,6 +187,17 @@ def _joined(each: list[RowCounts]) -> RowCounts:
         np.concatenate([one.runs for one in each]),
         np.concatenate([*starts, [sum(len(one.runs) for one in each)]]),
         np.concatenate(ends),
+        _joined_weights([one.weights for one in each]),
+    )
+
+
+def _joined_weights(each: list[WeightRuns]) -> WeightRuns:
+    firsts = accumulate((len(one.places) for one in each), initial=0)
+    bounds = [one.bounds[:-1] + first for one, first in zip(each, firsts, strict=False)]
+    return WeightRuns(
+        np.concatenate([one.places for one in each]),
+        np.concatenate([one.weights for one in each]),
+        np.concatenate([*bounds, [sum(len(one.places) for one in each)]]),
     )
 
 
@@ -320,6 +354,19 @@ class SliceReader:
             np.frombuffer(self.meta.view(*self.meta.buffer("turn_ends.offsets")), np.int32),
             np.frombuffer(roles, role_type(len(self.record.roles))),
         )
+
+    def weight_runs(self, number: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+        """Where the weight of one row changes and what it is from there on; see `WeightRuns`."""
+        if not self.record.has_weights:
+            return np.zeros(0, np.int32), np.zeros(0, np.float32)
+        at, size = self.meta.buffer(f"{WEIGHT_RUNS}.offsets")
+        bounds = self.meta.view(at, size).cast("i")
+        first, last = bounds[number], bounds[number + 1]
+        places_at, _ = self.meta.buffer(f"{WEIGHT_RUNS}.values")
+        weights_at, _ = self.meta.buffer(f"{RUN_WEIGHTS}.values")
+        places = self.meta.view(places_at + 4 * first, 4 * (last - first))
+        weights = self.meta.view(weights_at + 4 * first, 4 * (last - first))
+        return np.frombuffer(places, "<i4"), np.frombuffer(weights, "<f4")
 
     def carried(self, number: int) -> dict[str, Any]:
         """The carried columns of one row, decoded."""

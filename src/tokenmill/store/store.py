@@ -41,7 +41,7 @@ from tokenmill.store.manifest import (
     units_out,
 )
 from tokenmill.store.record import CARRIED, GROUP_COLUMNS, META_COLUMNS
-from tokenmill.store.runs import trained_within
+from tokenmill.store.runs import trained_within, weighed_within, weights_along
 from tokenmill.store.sidecars import (
     COLUMN,
     Sidecar,
@@ -95,6 +95,12 @@ class Row(msgspec.Struct, eq=False):
     def turns(self) -> list[tuple[str, int, int]]:
         """``(role, start, end)`` over tokens; turns follow one another without a gap."""
         return self._store.slice_at(self._slice).turns(self._number)
+
+    @property
+    def weights(self) -> NDArray[np.float32]:
+        """What each token counts in the loss, as the data said; 0 where it is untrained."""
+        runs = self._store.slice_at(self._slice).weight_runs(self._number)
+        return weights_along(*runs, self.loss_mask)
 
     @property
     def part(self) -> int:
@@ -304,8 +310,19 @@ class Store(ViewMethods, Sequence[Row]):
         """Trained tokens among tokens ``start`` to ``stop`` of each row; no row is opened."""
         return trained_within(self, rows, starts, stops)
 
+    @property
+    def has_weights(self) -> bool:
+        """Whether a trained token of any row counts other than 1 in the loss."""
+        return names.WEIGHT_RUNS in self.manifest["files"]
+
+    def weighed_within(
+        self, rows: NDArray[np.int64], starts: NDArray[np.int64], stops: NDArray[np.int64]
+    ) -> NDArray[np.float64]:
+        """Sum of the weights of tokens ``start`` to ``stop`` of each row; no row is opened."""
+        return weighed_within(self, rows, starts, stops)
+
     def own_array(self, name: str) -> NDArray[Any]:
-        """One of `ROW_ARRAYS` or `GROUP_FILES`, mapped; a large one is checked now."""
+        """An array of `ROW_ARRAYS`, `GROUP_FILES` or `WEIGHT_FILES`; a large one is checked now."""
         array = self._arrays.get(name)
         if array is None:
             stated, path = self.manifest["files"][name], self._own_file(name)
@@ -314,9 +331,11 @@ class Store(ViewMethods, Sequence[Row]):
             count = self._rows
             if name == names.MASK_RUNS and count:  # as many as the last row's end says
                 count = int(self.own_array(names.MASK_RUN_ENDS)[-1])
+            elif name in (names.WEIGHT_RUNS, names.RUN_WEIGHTS):
+                count = int(self.own_array(names.WEIGHT_RUN_ENDS)[-1])
             elif name in names.GROUP_FILES:
                 count = self.group_count
-            kind = {**names.ROW_ARRAYS, **names.GROUP_FILES}[name]
+            kind = {**names.ROW_ARRAYS, **names.GROUP_FILES, **names.WEIGHT_FILES}[name]
             array = load_array(path, kind, count, mapped=self._maps_own)
             self._arrays[name] = array
         return array
@@ -561,6 +580,19 @@ class Store(ViewMethods, Sequence[Row]):
                     f"column {name!r} differs from the store's own", path=reader.files.meta
                 )
 
+        if self.has_weights:
+            ends = self.own_array(names.WEIGHT_RUN_ENDS)
+            for number in range(reader.record.rows):
+                row = first + number
+                own = slice(int(ends[row - 1]) if row else 0, int(ends[row]))
+                places, weights = reader.weight_runs(number)
+                if not (
+                    np.array_equal(places, self.own_array(names.WEIGHT_RUNS)[own])
+                    and np.array_equal(weights, self.own_array(names.RUN_WEIGHTS)[own])
+                ):
+                    raise CorruptionError(
+                        "weights differ from the store's own", path=reader.files.meta
+                    )
         if self.has_groups:
             begin = np.flatnonzero(reader.column("part") == 0) + first
             ends = self.own_array(names.GROUP_ENDS)

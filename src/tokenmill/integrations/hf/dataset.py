@@ -31,7 +31,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from tokenmill import fingerprint
-from tokenmill.dataset import Mixture, View
+from tokenmill.dataset import Mixture, View, unweighted
 from tokenmill.integrations.hf.table import LazyTable
 from tokenmill.integrations.hosts import check_one_of, labels, predicted
 from tokenmill.loader import WholeRun
@@ -48,6 +48,8 @@ SCHEMAS = {
 }
 
 MASKS = ("labels", "loss_mask", "assistant_masks")
+WEIGHTS = pa.field("loss_weights", pa.list_(pa.float32()))
+"""A further column of labels and loss_mask, where the data has weights."""
 
 
 def to_hf(data: Store | View | Mixture, mask: str = "labels") -> datasets.Dataset:
@@ -62,7 +64,10 @@ def to_hf(data: Store | View | Mixture, mask: str = "labels") -> datasets.Datase
             packs by itself.
     """
     check_one_of("mask", mask, MASKS)
-    return lazy_dataset(WholeRun(data, order="sequential"), mask)
+    samples = WholeRun(data, order="sequential")
+    if mask == "assistant_masks":
+        unweighted(samples.view, f"a dataset with {mask}")
+    return lazy_dataset(samples, mask)
 
 
 def lazy_dataset(samples: WholeRun, shape: str) -> datasets.Dataset:
@@ -98,7 +103,8 @@ class ShapedSamples:
     @property
     def schema(self) -> pa.Schema:
         """Columns and their types."""
-        return SCHEMAS[self.shape]
+        own = SCHEMAS[self.shape]
+        return own.append(WEIGHTS) if self.samples.view.has_weights else own
 
     @property
     def nbytes(self) -> int:
@@ -107,6 +113,16 @@ class ShapedSamples:
 
     def read(self, indices: Sequence[int]) -> pa.Table:
         """Samples by number."""
+        table = self._of_masks(indices)
+        if not self.samples.view.has_weights:
+            return table
+        weights = [row.weights for row in self.samples.view.rows(self.samples.packs(indices).rows)]
+        if self.shape == "labels":
+            for of_row in weights:
+                of_row[:1] = 0  # as its label is -100
+        return table.append_column(WEIGHTS, _listed([[one] for one in weights], np.float32))
+
+    def _of_masks(self, indices: Sequence[int]) -> pa.Table:
         found = self.samples.pieces(indices)
         if self.shape == "loss_mask":
             return self._stored(found)
@@ -121,7 +137,7 @@ class ShapedSamples:
         if self.shape == "packs":
             sizes = [[np.asarray([ids.size for ids, _ in pieces])] for pieces in found]
             columns["seq_lengths"] = _listed(sizes, np.int64)
-        return pa.Table.from_pydict(columns, schema=self.schema)
+        return pa.Table.from_pydict(columns, schema=SCHEMAS[self.shape])
 
     def _nothing(self) -> Piece:
         """What a pack without rows holds (``balanced`` makes such): one untrained token."""
@@ -132,11 +148,11 @@ class ShapedSamples:
         """Rows as batches of one, each over the mapped bytes of the store."""
         batches = [
             pa.RecordBatch.from_arrays(
-                [_one_row(ids, pa.int32()), _one_row(mask, pa.int8())], schema=self.schema
+                [_one_row(ids, pa.int32()), _one_row(mask, pa.int8())], schema=SCHEMAS[self.shape]
             )
             for ((ids, mask),) in found
         ]
-        return pa.Table.from_batches(batches, schema=self.schema)
+        return pa.Table.from_batches(batches, schema=SCHEMAS[self.shape])
 
 
 def _one_row(values: npt.NDArray[Any], kind: pa.DataType) -> pa.ListArray:

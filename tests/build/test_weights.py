@@ -1,0 +1,363 @@
+"""Weights from the source to the store and out of it: each token counts what its message says.
+
+The oracle looks a token's turn up in `Row.turns` and the turn's message in the source row.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import tokenmill as tm
+from tests.build.making import INLINE, TOKENIZER, conversation, files_of, small_cuts, write_rows
+from tokenmill import fingerprint
+from tokenmill.dataset import as_view
+from tokenmill.errors import CorruptionError, UsageError
+from tokenmill.store import Row, Store
+from tokenmill.store.copies import copy_store
+from tokenmill.store.layout import FORMAT, GROUPS_FORMAT, MANIFEST, WEIGHT_FILES, WEIGHTS_FORMAT
+from tokenmill.store.manifest import encode_manifest
+
+Document = dict[str, Any]
+
+
+def prepare(source: Any, **given: Any) -> Store:
+    return tm.prepare(source, str(TOKENIZER), **(INLINE | given))
+
+
+def expected(row: Row, source: Document) -> list[float]:
+    """What every token counts, token by token."""
+    found = []
+    for at, trained in enumerate(row.loss_mask.tolist()):
+        turn = next(n for n, (_, start, end) in enumerate(row.turns) if start <= at < end)
+        said = source["messages"][turn].get("weight"), source.get("weight")
+        product = np.prod([1.0 if one is None else float(one) for one in said])
+        found.append(float(np.float32(product)) if trained else 0.0)
+    return found
+
+
+def check(store: Store, rows: list[Document]) -> None:
+    for row in store:
+        assert row.weights.dtype == np.float32
+        assert row.weights.tolist() == expected(row, rows[row.origin.row])
+
+
+def weighted(number: int) -> Document:
+    """Two exchanges; every fourth row says what they count."""
+    row, more = conversation(number), conversation(number + 1000)
+    row["messages"] += more["messages"]
+    if number % 4 == 0:
+        row["messages"][1]["weight"] = 0.5
+        row["messages"][3]["weight"] = number % 3  # of the last, 0 and 1 are masks as ever
+    if number % 8 == 4:
+        row["weight"] = 3
+    return row
+
+
+WEIGHTS = st.sampled_from([None, 0, 1, 0.5, 2, 1.25, True, False, 1e-6])
+
+
+@st.composite
+def sources(draw: Any) -> list[Document]:
+    rows = []
+    for number in range(draw(st.integers(1, 5))):
+        row = weighted(number * 4 + 1)
+        for message in row["messages"]:
+            if draw(st.booleans()):
+                message["weight"] = draw(WEIGHTS)
+        if draw(st.booleans()):
+            row["weight"] = draw(WEIGHTS)
+        rows.append(row)
+    return rows
+
+
+@settings(max_examples=12, deadline=None)
+@given(rows=sources())
+def test_tokens_count_what_their_message_and_row_say(
+    tmp_path_factory: pytest.TempPathFactory, rows: list[Document]
+) -> None:
+    path = write_rows(tmp_path_factory.mktemp("w") / "rows.jsonl", [*rows, conversation(99)])
+    store = prepare(path, disable_cache=True)
+    rows = [*rows, conversation(99)]
+    check(store, rows)
+    kept = {row.origin.row for row in store}
+    for number, row in enumerate(rows):
+        answers = [m.get("weight") for m in row["messages"] if m["role"] == "assistant"]
+        none = row.get("weight") in (0, False) and row.get("weight") is not None
+        assert (number not in kept) == (none or all(w is not None and w == 0 for w in answers))
+    assert store.rejected == (
+        {"no_trained_tokens": len(rows) - len(kept)} if len(kept) < len(rows) else {}
+    )
+    said = any(weight not in (0, 1) for row in store for weight in row.weights.tolist())
+    assert store.has_weights == said
+    assert store.manifest["format"] == (WEIGHTS_FORMAT if said else FORMAT)
+
+
+@pytest.fixture
+def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, list[Document]]:
+    small_cuts(monkeypatch)
+    rows = [weighted(n if n < 40 else n * 4 + 1) for n in range(80)]
+    return write_rows(tmp_path / "rows.jsonl", rows), rows
+
+
+def test_slices_and_stores_say_so_where_they_have_weights(
+    source: tuple[Path, list[Document]], tmp_path: Path
+) -> None:
+    store = prepare(source[0])
+    check(store, source[1])
+    assert store.manifest["format"] == WEIGHTS_FORMAT
+    assert set(WEIGHT_FILES) < set(store.manifest["files"])
+    formats = [store.slice_at(at).record.format for at in range(len(store.table))]
+    assert set(formats) == {FORMAT, WEIGHTS_FORMAT}
+    for at, stated in enumerate(formats):
+        numbers = np.flatnonzero(np.asarray([row._slice for row in store]) == at)
+        said = any(set(store[int(n)].weights.tolist()) - {0.0, 1.0} for n in numbers)
+        assert said == (stated == WEIGHTS_FORMAT)
+    assert store.verify()
+    check(Store(copy_store(store, tmp_path / "copy"), verify="open"), source[1])
+
+
+def test_no_weights_no_trace(tmp_path: Path) -> None:
+    rows = [conversation(number) for number in range(5)]
+    rows[0]["messages"][1]["weight"] = 1
+    rows[1]["weight"] = 1.0
+    store = prepare(write_rows(tmp_path / "rows.jsonl", rows))
+    assert store.manifest["format"] == FORMAT
+    assert not set(WEIGHT_FILES) & set(store.manifest["files"])
+    assert not any((store.path / name).exists() for name in WEIGHT_FILES)
+    check(store, rows)
+
+
+def test_format_that_hides_weights_is_refused(
+    source: tuple[Path, list[Document]], tmp_path: Path
+) -> None:
+    store = prepare(source[0])
+    copy_store(store, tmp_path / "copy")
+    manifest = {k: v for k, v in store.manifest.items() if k != "digest"} | {"format": FORMAT}
+    manifest["digest"] = fingerprint.key(manifest)
+    path = tmp_path / "copy" / MANIFEST
+    path.chmod(0o644)
+    path.write_bytes(encode_manifest(manifest))
+    with pytest.raises(CorruptionError, match="has weights, but is of format 1"):
+        tm.open_store(tmp_path / "copy")
+
+
+@pytest.mark.parametrize("limit", [155, 165, None])
+def test_derived_slices_keep_weights(
+    source: tuple[Path, list[Document]], tmp_path: Path, limit: int | None
+) -> None:
+    path, rows = source
+    rows += [conversation(5, words=40) | {"weight": 0.25}]
+    write_rows(path, rows)
+    prepare(path, cache_dir=tmp_path / "a", max_length=None if limit else 500)
+    derived = prepare(path, cache_dir=tmp_path / "a", max_length=limit)
+    fresh = prepare(path, cache_dir=tmp_path / "b", max_length=limit)
+    assert derived.key == fresh.key
+    check(derived, rows)
+    ours, theirs = files_of(tmp_path / "a", "slices"), files_of(tmp_path / "b", "slices")
+    assert theirs.items() <= ours.items()
+
+
+def test_truncated_rows_keep_what_is_left_of_their_weights(
+    source: tuple[Path, list[Document]],
+) -> None:
+    store = prepare(source[0], max_length=60, overlong="truncate")
+    assert store.has_weights
+    assert int(store.lengths.max()) == 60
+    check(store, source[1])
+
+
+def test_what_is_no_weight_rejects_its_row(tmp_path: Path) -> None:
+    rows = [conversation(0)]
+    for bad in (-1, "2", [1], {}, 1e40, 1e-40, -0.5, "NaN"):
+        for whose in ("row", "message"):
+            rows.append(conversation(len(rows)))
+            (rows[-1] if whose == "row" else rows[-1]["messages"][1])["weight"] = bad
+    store = prepare(write_rows(tmp_path / "rows.jsonl", rows))
+    assert (len(store), store.rejected) == (1, {"bad_shape": 16})
+    for origin, _, detail in store.rejected_rows():
+        assert f"weight of {'the row' if origin.row % 2 else 'a message'} is" in detail
+
+
+def test_weights_that_multiply_out_of_bounds_reject_their_row(tmp_path: Path) -> None:
+    row = conversation(1) | {"weight": 1e25}
+    row["messages"][1]["weight"] = 1e25
+    store = prepare(write_rows(tmp_path / "rows.jsonl", [conversation(0), row]))
+    assert store.rejected == {"bad_shape": 1}
+
+
+def test_each_turn_by_itself_keeps_its_weight(source: tuple[Path, list[Document]]) -> None:
+    store = prepare(source[0], expand="turns")
+    check(store, source[1])
+    assert {row.part for row in store if set(row.weights.tolist()) - {0, 1}} == {0, 1}
+
+
+def test_row_weighs_everything_where_everything_is_trained(tmp_path: Path) -> None:
+    rows = [weighted(4), {"text": "amber birch", "weight": 2.5}]
+    chat = prepare(write_rows(tmp_path / "a.jsonl", rows[:1]), train_on="everything")
+    assert set(chat[0].weights.tolist()) == {3.0}  # what messages say is not asked for
+    text = prepare(write_rows(tmp_path / "b.jsonl", rows[1:]))
+    assert set(text[0].weights.tolist()) == {2.5}
+
+
+def test_rows_that_come_as_tokens_have_a_weight_too(tmp_path: Path) -> None:
+    rows: list[Document] = [
+        {"input_ids": [5, 6, 7], "loss_mask": [0, 1, 1], "weight": 0.5},
+        {"input_ids": [5, 6], "loss_mask": [0, 1], "weight": "heavy"},
+        {"input_ids": [5, 6], "loss_mask": [0, 1]},
+    ]
+    store = prepare(write_rows(tmp_path / "rows.jsonl", rows), format="tokens")
+    assert [row.weights.tolist() for row in store] == [[0, 0.5, 0.5], [0, 1]]
+    assert store.rejected == {"bad_shape": 1}
+
+
+def pair(number: int) -> Document:
+    asked = {"role": "user", "content": f"{number} amber?"}
+    answers = {
+        name: [{"role": "assistant", "content": f"{name} birch {number}", "weight": weight}]
+        for name, weight in (("chosen", 0.5), ("rejected", 2))
+    }
+    return {"prompt": [asked], **answers, "weight": number + 1}
+
+
+def test_pairs_have_weights_on_both_sides(tmp_path: Path) -> None:
+    store = prepare(write_rows(tmp_path / "rows.jsonl", map(pair, range(4))))
+    assert store.manifest["format"] == f"{GROUPS_FORMAT}+weights"
+    for number, group in enumerate(store.groups):
+        found = [set(row.weights[row.loss_mask > 0].tolist()) for row in group.rows]
+        assert found == [{0.5 * (number + 1)}, {2.0 * (number + 1)}]
+    [batch] = tm.Loader(store, batch_size=4, epochs=1, shuffle=False)
+    for side in ("chosen", "rejected"):
+        weights, labels = batch[f"{side}_loss_weights"], batch[f"{side}_labels"]
+        assert weights.shape == labels.shape
+        assert np.array_equal(weights > 0, labels != -100)
+    total = batch["chosen_loss_weights"].sum() + batch["rejected_loss_weights"].sum()
+    assert batch["weight_sum"] == total
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    root = tmp_path_factory.mktemp("weights")
+    path = write_rows(root / "rows.jsonl", [weighted(number) for number in range(12)])
+    return prepare(path, cache_dir=root / "cache")
+
+
+def labelled(row: Row) -> list[float]:
+    return [0.0, *row.weights[1:].tolist()]
+
+
+@pytest.mark.parametrize("mask", ["labels", "loss_mask"])
+@pytest.mark.parametrize("kind", ["parquet", "jsonl"])
+def test_exports_have_a_column_of_weights(
+    store: Store, tmp_path: Path, kind: str, mask: str
+) -> None:
+    target = tmp_path / f"rows.{kind}"
+    tm.export(store, kind, target, mask=mask)
+    if kind == "parquet":
+        found = pq.read_table(target)["loss_weights"].to_pylist()
+    else:
+        found = [json.loads(line)["loss_weights"] for line in target.read_text().splitlines()]
+    whole = labelled if mask == "labels" else lambda row: row.weights.tolist()
+    assert found == [whole(row) for row in store]
+
+
+def test_trainer_columns_have_weights(store: Store, tmp_path: Path) -> None:
+    tm.export(store, "hf", tmp_path / "rows.parquet")
+    table = pq.read_table(tmp_path / "rows.parquet")
+    assert table.column_names == ["input_ids", "attention_mask", "labels", "loss_weights"]
+    assert table["loss_weights"].to_pylist() == [labelled(row) for row in store]
+
+
+@pytest.mark.parametrize("mask", ["labels", "loss_mask"])
+def test_lazy_datasets_have_weights(store: Store, mask: str) -> None:
+    pytest.importorskip("datasets")
+    rows = tm.to_hf(store, mask=mask)
+    assert rows.column_names == ["input_ids", mask, "loss_weights"]
+    whole = labelled if mask == "labels" else lambda row: row.weights.tolist()
+    assert rows[:]["loss_weights"] == [whole(row) for row in store]
+    assert rows[3]["loss_weights"] == whole(store[3])
+
+
+def _trl(store: Store, tmp_path: Path) -> Any:
+    from tokenmill.integrations.hf import for_trl
+
+    return for_trl(store)
+
+
+def _assistant_masks(store: Store, tmp_path: Path) -> Any:
+    return tm.to_hf(store, mask="assistant_masks")
+
+
+def _torch(store: Store, tmp_path: Path) -> Any:
+    from tokenmill.integrations.torch import Dataset
+
+    return Dataset(store)
+
+
+def _skyrl(store: Store, tmp_path: Path) -> Any:
+    from tokenmill.integrations.skyrl import SFTDataset
+
+    return SFTDataset(store)
+
+
+def _miles(store: Store, tmp_path: Path) -> Any:
+    from tokenmill.integrations.miles.sft import Lookup
+
+    return Lookup(store)
+
+
+def _nemo(store: Store, tmp_path: Path) -> Any:
+    from tokenmill.integrations.nemo_rl.sft import MessageLogs
+
+    return MessageLogs(as_view(store))
+
+
+def _verl(store: Store, tmp_path: Path) -> Any:
+    from tokenmill.integrations.verl import SFTDataset
+
+    return SFTDataset([str(store.path)], None, {"pad_mode": "no_padding", "max_length": 4096})
+
+
+def _megatron(store: Store, tmp_path: Path) -> Any:
+    from tokenmill.integrations.megatron.samples import PackedSamples
+
+    return PackedSamples(as_view(store), tm.Pack(256))
+
+
+def _export(kind: str, **given: Any) -> Callable[[Store, Path], Any]:
+    return lambda store, tmp_path: tm.export(store, kind, tmp_path / "out", **given)
+
+
+HOSTS: dict[str, tuple[str, Callable[[Store, Path], Any]]] = {
+    "trl": ("TRL", _trl),
+    "assistant_masks": ("a dataset with assistant_masks", _assistant_masks),
+    "torch": ("a map-style dataset", _torch),
+    "skyrl": ("SkyRL", _skyrl),
+    "miles": ("sft_rollout of miles and slime", _miles),
+    "verl": ("verl", _verl),
+    "nemo_rl": ("NeMo RL", _nemo),
+    "megatron": ("Megatron-LM", _megatron),
+    "export axolotl": ("format axolotl", _export("axolotl")),
+    "export megatron": ("format megatron", _export("megatron")),
+    "export packs": ("format packed-parquet", _export("packed-parquet", pack=tm.Pack(256))),
+}
+
+
+@pytest.mark.parametrize("host", HOSTS)
+def test_readers_that_know_masks_alone_are_refused_by_name(
+    store: Store, tmp_path: Path, host: str
+) -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("datasets")
+    name, use = HOSTS[host]
+    with pytest.raises(UsageError, match=f"{name} knows no weights"):
+        use(store, tmp_path)
+    assert not (tmp_path / "out").exists()
