@@ -16,7 +16,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tokenmill.errors import SourceMissing, UsageError
+from tokenmill.errors import UsageError
 from tokenmill.options import refuse_unknown
 
 if TYPE_CHECKING:
@@ -27,20 +27,12 @@ _NAMES = ("sources", "weights", "by", "exhausted", "schedule_by")
 
 def open_mixture(path: str | os.PathLike[str]) -> Mixture:
     """The mixture that a recipe describes; relative paths of stores are relative to the file."""
-    import yaml
-
+    from tokenmill.build.recipe import read_yaml
     from tokenmill.dataset import mix
     from tokenmill.store import open_store
 
     path = Path(path)
-    try:
-        document = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise SourceMissing("no such recipe", path=path) from error
-    except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
-        raise UsageError(f"cannot be read as YAML: {error}", path=path) from error
-    if not isinstance(document, dict) or not all(isinstance(name, str) for name in document):
-        raise UsageError("the recipe of a mixture is a mapping of names to values", path=path)
+    document = read_yaml(path)
     refuse_unknown(document, _NAMES, "names", path=path)
     sources = document.pop("sources", None)
     if not isinstance(sources, dict) or not all(

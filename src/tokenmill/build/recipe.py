@@ -181,17 +181,8 @@ def load_recipe_file(path: str | os.PathLike[str]) -> dict[str, Any]:
 
     Relative paths in it are relative to the file, so a recipe can travel with its data.
     """
-    import yaml
-
     path = Path(path)
-    try:
-        document = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise SourceMissing("no such recipe", path=path) from error
-    except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
-        raise UsageError(f"cannot be read as YAML: {error}", path=path) from error
-    if not isinstance(document, dict) or not all(isinstance(name, str) for name in document):
-        raise UsageError("a recipe is a mapping of names to values", path=path)
+    document = read_yaml(path)
     refuse_unknown(document, [*declared(Recipe), *declared(RunOptions)], "names", path=path)
     for name in ("sources", "tokenizer", "chat_template", "cache_dir"):
         if name in document:
@@ -200,6 +191,21 @@ def load_recipe_file(path: str | os.PathLike[str]) -> dict[str, Any]:
         raise UsageError(f"executor is {document['executor']!r}; it is a name", path=path)
     if not isinstance(document.get("date"), str | None):
         document["date"] = str(document["date"])  # YAML reads an unquoted date as one
+    return document
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """A mapping of names to values that stands in a file."""
+    import yaml
+
+    try:
+        document = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise SourceMissing("no such recipe", path=path) from error
+    except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
+        raise UsageError(f"cannot be read as YAML: {error}", path=path) from error
+    if not isinstance(document, dict) or not all(isinstance(name, str) for name in document):
+        raise UsageError("a recipe is a mapping of names to values", path=path)
     return document
 
 
