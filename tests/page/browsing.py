@@ -12,7 +12,8 @@ def title(page: Any) -> str:
     return str(page.inner_text("#row-title"))
 
 
-def go_to(page: Any, row: int) -> None:
+def go_to(page: Any, row: int, title: str = "") -> None:
+    """Open a row, or the group that it belongs to, by its number; and wait until it is shown."""
     # The row asked for may be the one that is shown: wait for another body, not for its title.
     page.evaluate("document.getElementById('row-body')?.classList.add('before')")
     page.fill("#jump", str(row))
@@ -20,7 +21,7 @@ def go_to(page: Any, row: int) -> None:
     page.wait_for_function(
         """text => document.getElementById('row-title')?.textContent === text
         && document.querySelector('#row-body:not(.before) section.turn .tok')""",
-        arg=f"Row {row}",
+        arg=title or f"Row {row}",
     )
 
 

@@ -18,7 +18,7 @@ import tokenmill as tm
 from tests.build.making import INLINE, TOKENIZER, conversations, write_rows
 from tests.build.test_groups import kto, pair, ranked
 from tests.cli.harness import Shell
-from tests.page.browsing import Visit, tokens
+from tests.page.browsing import Visit, go_to, tokens
 from tests.page.conftest import served
 from tests.page.test_document import data_of, inflated, rows_of
 from tokenmill.report.page import make_page
@@ -181,9 +181,7 @@ def test_page_of_one_group_and_of_one_of_its_rows(
 
 
 def open_group(page: Any, row: int, number: int) -> None:
-    page.fill("#jump", str(row))
-    page.press("#jump", "Enter")
-    wait_for(page, f"Group {number}")
+    go_to(page, row, f"Group {number}")
 
 
 def wait_for(page: Any, title: str) -> None:
