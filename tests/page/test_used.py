@@ -23,7 +23,8 @@ def test_search_finds_a_row_and_enter_opens_it(
     status = f"{len(expected)} rows of {len(store)}".replace("1 rows", "1 row")
     page.wait_for_function(
         """([status, rows]) => document.getElementById('status').textContent === status
-        && String([...document.querySelectorAll('.item')].map((one) => one.dataset.row)) === rows""",
+        && String([...document.querySelectorAll('.item')].map((item) => item.dataset.row))
+        === rows""",
         arg=[status, ",".join(map(str, expected))],
     )
     page.keyboard.press("Enter")
