@@ -20,6 +20,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from math import prod
+from typing import NamedTuple
 
 import numpy as np
 
@@ -87,16 +89,8 @@ class Attached:
         places = np.arange(rows.size, dtype=np.int64) * width
         if side == "left":
             places += width - lengths
-        batch: Batch = {}
-        for sidecar in self.sidecars:
-            if sidecar.per == "row":
-                values = np.zeros(height, dtype=np.float32)
-                values[: rows.size] = sidecar.of_rows(rows)
-                batch[sidecar.name] = values
-            else:
-                tokens = _laid_out(sidecar, rows, starts, lengths, places, height * width)
-                batch[sidecar.name] = tokens.reshape(height, width)
-        return batch
+        pieces = _Pieces(rows, starts, lengths, places, np.arange(rows.size))
+        return self._laid_out(pieces, height, (height, width))
 
     def packed(
         self,
@@ -115,16 +109,8 @@ class Attached:
         filled = np.diff(before[bounds]) if packs else np.zeros(1, dtype=np.int64)
         tails = np.cumsum(filled < length)  # segments of padding up to each pack's end
         segments = np.arange(rows.size) + np.concatenate(([0], tails))[number]
-        batch: Batch = {}
-        for sidecar in self.sidecars:
-            if sidecar.per == "row":
-                values = np.zeros(rows.size + int(tails[-1]), dtype=np.float32)
-                values[segments] = sidecar.of_rows(rows)
-                batch[sidecar.name] = values
-            else:
-                tokens = _laid_out(sidecar, rows, starts, lengths, places, height * length)
-                batch[sidecar.name] = tokens.reshape(height, length)
-        return batch
+        pieces = _Pieces(rows, starts, lengths, places, segments)
+        return self._laid_out(pieces, rows.size + int(tails[-1]), (height, length))
 
     def in_slabs(
         self, rows: Int64Array, starts: Int64Array, batch: Batch, real: Int64Array
@@ -139,29 +125,44 @@ class Attached:
         """
         places = batch["cu_seqlens_padded"][real].astype(np.int64)
         lengths = np.diff(batch["cu_seqlens"])[real].astype(np.int64)
-        ids = batch["input_ids"]
-        found: Batch = {}
+        pieces = _Pieces(rows, starts, lengths, places, real)
+        return self._laid_out(pieces, batch["cu_seqlens"].size - 1, batch["input_ids"].shape)
+
+    def _laid_out(self, pieces: _Pieces, segments: int, shape: tuple[int, ...]) -> Batch:
+        """Of every sidecar one value per segment, or one per token in the batch's shape."""
+        batch: Batch = {}
         for sidecar in self.sidecars:
             if sidecar.per == "row":
-                values = np.zeros(batch["cu_seqlens"].size - 1, dtype=np.float32)
-                values[real] = sidecar.of_rows(rows)
-                found[sidecar.name] = values
+                values = np.zeros(segments, dtype=np.float32)
+                values[pieces.segments] = sidecar.of_rows(pieces.rows)
+                batch[sidecar.name] = values
             else:
-                tokens = _laid_out(sidecar, rows, starts, lengths, places, ids.size)
-                found[sidecar.name] = tokens.reshape(ids.shape)
-        return found
+                batch[sidecar.name] = _of_tokens(sidecar, pieces, prod(shape)).reshape(shape)
+        return batch
 
 
-def _laid_out(
-    sidecar: ViewSidecar,
-    rows: Int64Array,
-    starts: Int64Array,
-    lengths: Int64Array,
-    places: Int64Array,
-    size: int,
-) -> Float32Array:
+class _Pieces(NamedTuple):
+    """Which stretches of rows a batch holds, and where.
+
+    Attributes:
+        rows: Row of each piece.
+        starts: Its first token within the row.
+        lengths: Its tokens.
+        places: Where it begins in the flattened batch.
+        segments: Which of the batch's rows, or segments, it is.
+    """
+
+    rows: Int64Array
+    starts: Int64Array
+    lengths: Int64Array
+    places: Int64Array
+    segments: Int64Array
+
+
+def _of_tokens(sidecar: ViewSidecar, pieces: _Pieces, size: int) -> Float32Array:
     """The values of pieces' tokens, each piece at its place in a flat array of zeros."""
     found = np.zeros(size, dtype=np.float32)
+    rows, starts, lengths, places, _ = pieces
     for values, start, length, place in zip(
         sidecar.of_tokens(rows), starts.tolist(), lengths.tolist(), places.tolist(), strict=True
     ):

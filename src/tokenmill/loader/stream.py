@@ -295,10 +295,10 @@ class Stream:
         """A row, or a group, that takes more than a whole micro-batch."""
 
         def taken(units: Int64Array) -> Int64Array:
-            packs = self.units.as_packs(units)
             if wish.layout == "padded":
                 rows, longest = self.units.shapes_at(units)
                 return rows * wish.places(longest)
+            packs = self.units.as_packs(units)
             return packs.per_pack(wish.places(packs.lengths))
 
         unit, most = self._longest(taken)
