@@ -132,10 +132,10 @@ class RowError(SourceError, ValueError):
     Args:
         message: What is wrong with the row.
         reason: One of `REASONS`.
-        path: As in `TokenmillError`, like the rest.
-        row: See there.
-        line: See there.
-        offset: See there.
+        path: The file it stands in.
+        row: Its number in that file, from 0.
+        line: Its line, from 1.
+        offset: Its first byte in the decompressed file.
     """
 
     def __init__(
