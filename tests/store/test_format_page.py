@@ -29,7 +29,7 @@ from tests.store.format_reader import Refused, StoreFiles, canonical, read_sidec
 from tests.store.making import make_columns, make_earlier_store, make_store
 from tests.store.xxh3 import xxh3_64, xxh3_128
 from tokenmill import fingerprint
-from tokenmill.store import Store
+from tokenmill.store import Store, commit
 from tokenmill.store.copies import copy_store
 from tokenmill.store.layout import FORMATS
 
@@ -85,10 +85,11 @@ def groups_and_weights(root: Path) -> Store:
 
 
 def made(root: Path) -> Store:
-    """Rows without tokens, a slice without rows, and more roles than a byte can number."""
-    columns = make_columns([4, 0, 300_000], carried={"a": ['"é"', "null", '{"b":[1.5]}']})
+    """Rows without tokens or trained from the first on, a slice without rows, too many roles."""
+    texts = ['"é"', "null", "2", '{"b":[1.5]}']
+    columns = make_columns([4, 0, 2, 300_000], carried={"a": texts})
     names = tuple(f"role {number}" for number in range(200))
-    many = replace(columns, roles=names, turn_roles=np.arange(9, dtype=np.int16) * 20)
+    many = replace(columns, roles=names, turn_roles=np.arange(12, dtype=np.int16) * 16)
     return make_store(root / "cache", [columns, make_columns([]), many])
 
 
@@ -110,6 +111,7 @@ KINDS: dict[str, Callable[[Path], Store]] = {
 def stores(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Store]:
     with pytest.MonkeyPatch.context() as patch:
         small_cuts(patch)
+        patch.setattr(commit, "_TOGETHER", 1)
         return {name: make(tmp_path_factory.mktemp(name)) for name, make in KINDS.items()}
 
 
