@@ -85,8 +85,7 @@ def test_lowest_versions_are_tried_with_the_tests_that_need_no_extra() -> None:
     assert lowest.core_tests(rooms) == ["tests/chat", "tests/store", "tests/test_house.py"]
     found = lowest.tools(SETTINGS["project"]["optional-dependencies"]["test"])
     assert len(found) == len(lowest.TOOLS)
-    for room in lowest.WITH_EXTRAS:
-        assert (PROJECT / "tests" / room).is_dir()
+    assert set(lowest.WITH_EXTRAS) <= {path.name for path in (PROJECT / "tests").iterdir()}
 
 
 def test_lowest_versions_skip_a_python_that_is_not_there_by_name(
@@ -108,3 +107,19 @@ def test_hooks_before_a_commit_are_the_lines_of_make_check() -> None:
         assert hook["language"] == "system"
         assert hook["always_run"]
         assert not hook["pass_filenames"]
+
+
+def test_every_test_that_the_threat_model_names_is_there() -> None:
+    text = (PROJECT / "docs" / "threat-model.md").read_text(encoding="utf-8")
+    named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", text)
+    assert len(named) > 20
+    missing = [
+        f"{path}::{name}"
+        for path, name in named
+        if not (PROJECT / path).is_file()
+        or f"\ndef {name}(" not in (PROJECT / path).read_text(encoding="utf-8")
+    ]
+    assert not missing
+    for line in text.splitlines():  # a line that says what stops something says what tries it
+        if line.startswith("| ") and "---" not in line and "could" not in line:
+            assert "`tests/" in line, line
