@@ -11,6 +11,7 @@ import pytest
 from tests.build.making import conversations, write_rows
 from tests.cli.harness import QUICK, Shell
 from tokenmill import open_store
+from tokenmill.cli import main
 
 HOSTILE = "a\x1b[31mred\x07\x9b2Jgone\u202eback\rover"
 
@@ -109,9 +110,14 @@ def test_derived_and_reused_slices_are_told(shell: Shell, chat: Path) -> None:
     ],
 )
 def test_shell_completes_commands_options_and_values(
-    shell: Shell, monkeypatch: pytest.MonkeyPatch, typed: str, offered: list[str]
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    typed: str,
+    offered: list[str],
 ) -> None:
     monkeypatch.setenv("_TOKENMILL_COMPLETE", "complete_bash")
     monkeypatch.setenv("COMP_WORDS", typed)
     monkeypatch.setenv("COMP_CWORD", str(typed.count(" ")))
-    assert shell().out.split() == offered
+    with pytest.raises(SystemExit, match="^0$"):
+        main([])
+    assert capsys.readouterr().out.split() == offered
