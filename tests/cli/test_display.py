@@ -118,6 +118,6 @@ def test_shell_completes_commands_options_and_values(
     monkeypatch.setenv("_TOKENMILL_COMPLETE", "complete_bash")
     monkeypatch.setenv("COMP_WORDS", typed)
     monkeypatch.setenv("COMP_CWORD", str(typed.count(" ")))
-    with pytest.raises(SystemExit, match="^0$"):
+    with pytest.raises(SystemExit, match=r"^0$"):
         main([])
     assert capsys.readouterr().out.split() == offered
