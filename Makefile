@@ -52,7 +52,7 @@ docs-version: $(VENV)/.docs
 # under build/: on each of these Pythons that there is, or on the one that is given as PYTHON=.
 PYTHONS := $(if $(filter file,$(origin PYTHON)),python3.11 python3.12 python3.13,$(PYTHON))
 lowest:
-	python3 -m scripts.lowest $(PYTHONS) --pytest "$(SPREAD) $(ARGS)"
+	python3 -m scripts.lowest $(PYTHONS) -- $(SPREAD) $(ARGS)
 
 # dist/: a wheel and a source distribution, each installed alone and tried with the demo.
 package:

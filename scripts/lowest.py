@@ -8,7 +8,6 @@ own dependencies are pinned; what they need, and the tools of the tests, come as
 
 from __future__ import annotations
 
-import argparse
 import os
 import re
 import subprocess
@@ -82,23 +81,21 @@ def environment(python: str, project: dict[str, Any]) -> Path:
     return own
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Try each Python; say which were skipped."""
-    parser = argparse.ArgumentParser(description="Run the core tests with the lowest versions.")
-    parser.add_argument("pythons", nargs="+", help="names or paths of interpreters")
-    parser.add_argument("--pytest", default="", help="arguments for pytest")
-    given = parser.parse_args(arguments)
+def main(arguments: Sequence[str]) -> int:
+    """Try each Python, named by its command or path; what follows ``--`` is for pytest."""
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    pythons, for_pytest = arguments[:end], arguments[end + 1 :]
     project = tomllib.loads((PROJECT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     tests = core_tests(path.name for path in (PROJECT / "tests").iterdir() if path.name[0] != "_")
     ended: dict[str, str] = {}
-    for python in given.pythons:
+    for python in pythons:
         if not usable(python):
             ended[python] = "skipped: not on this machine, or it makes no environments"
             continue
         own = environment(python, project)
         # Old versions are told by newer ones what will go one day: that is no failure of a floor.
         options = ["-m", "not slow and not soak and not shared", "-W", "ignore::DeprecationWarning"]
-        command = [own, "-m", "pytest", *options, *tests, *given.pytest.split()]
+        command = [own, "-m", "pytest", *options, *tests, *for_pytest]
         failed = subprocess.run(command, cwd=PROJECT, env=os.environ | CORE_ONLY).returncode
         ended[python] = f"failed ({failed})" if failed else "passed"
     for python, how in ended.items():
@@ -108,4 +105,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))
