@@ -9,6 +9,7 @@ be traced is `NotTraced`, with the cause.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -109,7 +110,7 @@ class TracedTemplate:
         given = alias_reasoning(messages)
         memo: Memo | None = None
         if tools:
-            tools, memo = self._interned(tools)
+            tools, memo = self.interned(tools)
         try:
             return self._tracer.program.run(given, tools, memo, nulls=nulls)
         except Unlearned:
@@ -119,7 +120,7 @@ class TracedTemplate:
         except Exception as error:
             raise _not_traced(error) from error
 
-    def _interned(self, tools: list[Any]) -> tuple[list[Any], Memo | None]:
+    def interned(self, tools: list[Any]) -> tuple[list[Any], Memo | None]:
         """The same list for equal tools, with what is known of it."""
         last, seen = self._last_tools
         if tools is last and seen is not None:  # one row may be rendered in two forms
@@ -135,6 +136,23 @@ class TracedTemplate:
             known = self._tools[key] = (tools, {})
         self._last_tools = tools, known
         return known
+
+    def loop_over_tools(self, loop: int, slots: int) -> Callable[..., Any]:
+        """The body of a loop over the tools that is handed some constants.
+
+        Args:
+            loop: `id` of the loop's node.
+            slots: How many constants.
+
+        Raises:
+            Unlearned: No row has come to it.
+        """
+        assert self._tracer is not None
+        for stands in (False, True):
+            key = (loop, False, (0,) * slots, stands, 0)
+            if key in self._tracer.program.blocks:
+                return self._tracer.program.compiled(key)
+        raise Unlearned
 
     def _learn(
         self, messages: list[dict[str, Any]], given: list[dict[str, Any]], tools: list[Any] | None
