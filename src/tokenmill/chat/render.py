@@ -456,7 +456,10 @@ class Renderer:
         conversation = job.conversation
         messages = conversation.messages
         start = time.perf_counter()
-        settled = unrolled.settle(*job.outlined, messages, job.trained, conversation.tools)
+        try:
+            settled = unrolled.settle(*job.outlined, messages, job.trained, conversation.tools)
+        except RowError:  # it may have other forms: the general way knows them
+            settled = None
         self.engine_seconds += time.perf_counter() - start
         if settled is not None:
             if conversation.nulls:
@@ -678,7 +681,9 @@ class Renderer:
         return jobs
 
     def _accept_settled(self, job: Job, settled: Settled, result: Rendering, weight: float) -> None:
-        _scaled(self._trained_settled(job, settled), weight)
+        self._trained_settled(job, settled)
+        if weight != 1:
+            _scaled(settled, weight)
         self._note_unclosed(settled, result)
         self._accept(result, job.source, job.part, settled)
 
@@ -686,7 +691,7 @@ class Renderer:
         if job.trained is not None and not settled.spans:
             raise RowError("the template prints nothing of what is to be trained",
                            reason="no_trained_tokens")  # fmt: skip
-        if any(weight != 1 for weight in job.weights):
+        if job.weights and any(weight != 1 for weight in job.weights):
             settled.weights = self._of_turns(job, settled)
         return settled
 

@@ -137,21 +137,17 @@ class TracedTemplate:
         self._last_tools = tools, known
         return known
 
-    def loop_over_tools(self, loop: int, slots: int) -> Callable[..., Any]:
-        """The body of a loop over the tools that is handed some constants.
-
-        Args:
-            loop: `id` of the loop's node.
-            slots: How many constants.
+    def loop_over_tools(self, loop: tuple[Any, ...]) -> Callable[..., Any]:
+        """The body of a loop over the tools, by the first part of its block's name.
 
         Raises:
             Unlearned: No row has come to it.
         """
         assert self._tracer is not None
         for stands in (False, True):
-            key = (loop, False, (0,) * slots, stands, 0)
-            if key in self._tracer.program.blocks:
-                return self._tracer.program.compiled(key)
+            name = (*loop, stands, 0)  # tools are nobody's words
+            if name in self._tracer.program.blocks:
+                return self._tracer.program.compiled(name)
         raise Unlearned
 
     def _learn(

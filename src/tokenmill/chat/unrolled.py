@@ -52,11 +52,13 @@ from tokenmill.chat.program import (
 from tokenmill.chat.symbols import (
     NOTHING,
     Frame,
+    Function,
     Joined,
     LoopVariable,
     Method,
     Symbol,
     Untraceable,
+    class_of,
     parts_of,
     sources_of,
 )
@@ -154,18 +156,17 @@ class Check:
 class Unroller(Tracer):
     """Takes conversations through a template whose roles are known, all in one block."""
 
-    def follow(self, conversation: Known, name: Any, *, null: bool) -> tuple[list[Any], Run]:
+    def follow(self, conversation: Known, *, null: bool) -> tuple[list[Any], Run]:
         """Take one conversation through the template.
 
         Args:
             conversation: The conversation.
-            name: The name of its block.
             null: Whether contents that are null in the row are given as that, not as empty text.
 
         Returns:
             What it prints, texts of the template and symbols; and the same as a run.
         """
-        block = self.program.block(name)
+        block = self.program.block((conversation.outline, null))
         frame = self._frame = Frame(block, [{}])
         self.leaves: list[tuple[int, str]] = []
         """Of every leaf, the number of its message and its key."""
@@ -312,15 +313,17 @@ class Unroller(Tracer):
             raise Untraceable("a loop over tools that looks at other things", line_of(node))
         values = [self._lookup(name) for name in self._names.reads(node)]
         values += [self._top(name) for name in self._names.macro_reads(node)]
-        if any(type(value) not in SCALARS for value in values):
+        if any(type(value) not in (*SCALARS, Function) for value in values):
             raise Untraceable("a loop over tools that is handed something", line_of(node))
+        loop = (id(node), False, tuple(class_of(value, False) for value in values))
         literal = sum(len(data.data) for data in node.find_all(nodes.TemplateData))
-        env = "".join(self._code(value) + "," for value in values)
-        code = f"print_tools(R, {id(node)}, {literal}, ({env}))"
+        env = tuple(None if isinstance(value, Function) else value for value in values)
+        codes = "".join(self._code(value) + "," for value in env)
         run = Run([], self._tools.value, self._run.memo)
+        print_tools = self.program.names["print_tools"]
         return self._attempt(
-            code,
-            lambda: self.program.names["print_tools"](run, id(node), literal, tuple(values)),
+            f"print_tools(R, {loop}, {literal}, ({codes}))",
+            lambda: print_tools(run, loop, literal, env),
             NOTHING,
             str,
         )
@@ -594,7 +597,7 @@ class Unrolled:
         text = "".join(out)
         if plan is None or sum(map(len, leaves), len(text)) + run.size + 16 * run.work > plan.most:
             return None
-        position = [0, *accumulate(map(len, out))]
+        position = list(accumulate(map(len, out), initial=0))
         ends = [position[place] for place in plan.ends]
         spans = None
         if trained is not None:
@@ -635,9 +638,11 @@ class Unrolled:
             k = check.k
             check_printed(messages[k], k, said, text, k == last, self._judge.thinking, turn)
 
-    def _print_tools(self, run: Run, loop: int, literal: int, env: tuple[Any, ...]) -> str:
+    def _print_tools(
+        self, run: Run, loop: tuple[Any, ...], literal: int, env: tuple[Any, ...]
+    ) -> str:
         """What a loop over the tools prints, by the general way's program."""
-        body = self._traced.loop_over_tools(loop, len(env))
+        body = self._traced.loop_over_tools(loop)
         before, tools = run.ownership(), run.tools
         run.work += 2 + len(tools)
         run.size += literal * len(tools)
@@ -676,50 +681,42 @@ class Unrolled:
         except RowError:
             return
         wanted.roles, wanted.emptied = roles, emptied
+        forms = [True, False] if conversation.nulls else [False]  # contents as null, as text
+        taken = not emptied and bool(conversation.nulls)
         try:
-            names = [(outline, False)]
-            if conversation.nulls:
-                names = [(outline, True), *names] if emptied else [(outline, True)]
-            for name in names:
-                self._follow(conversation, name, run, refused=name != names[-1], emptied=emptied)
-            functions = [unroller.program.compiled(name) for name in names]
+            for null in forms[: forms.index(taken) + 1]:
+                self._follow(conversation, null, run, taken=null is taken)
         except Inconsistent as error:
             self._distrust(outline, str(error))
             return
+        for null in forms:
+            unroller.program.block((outline, null))  # also where nothing is known of it yet
+        functions = [unroller.program.compiled((outline, null)) for null in forms]
         self._functions[outline] = functions[0] if len(functions) == 1 else _either(*functions)
         found = self.settle(outline, conversation.leaves, messages, assistants, conversation.tools)
         if self.worth_learning or (found is not None and found != wanted):
             self._distrust(outline, f"{found} instead of {wanted}")
 
-    def _follow(
-        self,
-        conversation: Known,
-        name: tuple[Outline, bool],
-        run: Run,
-        *,
-        refused: bool,
-        emptied: bool,
-    ) -> None:
+    def _follow(self, conversation: Known, null: bool, run: Run, *, taken: bool) -> None:
         """Grow the block of one form of a conversation.
 
         Args:
             conversation: The conversation.
-            name: The block's name: outline, and whether null contents are given as that.
+            null: Whether null contents are given to the template as that.
             run: The render of the form that the template took.
-            refused: Whether the template did not take this form.
-            emptied: Whether it took empty texts for null contents.
+            taken: Whether that is this form.
         """
         unroller = self._unroller
         assert unroller is not None
         try:
-            fragments, unrolled = unroller.follow(conversation, name, null=name[1])
+            fragments, unrolled = unroller.follow(conversation, null=null)
             plan = None
-            if not refused and not unroller.unprinted(fragments):
+            if taken and not unroller.unprinted(fragments):
                 plan = self._plan(fragments, unrolled, conversation.messages)
             if plan is None:
                 unroller.give_up()
                 return
-            plan.emptied = emptied
+            plan.emptied = bool(conversation.nulls) and not null
             plan.most = min(
                 16 * (MOST_WORK - run.work) // max(run.reads, 1),
                 MOST_SIZE // (run.work // LEAST_PRICE + 1) - len(run.text),
@@ -728,7 +725,7 @@ class Unrolled:
         except Inconsistent:
             raise
         except Refused as error:
-            if refused and self._is_refused(conversation, str(error)):
+            if not taken and self._is_refused(conversation, str(error)):
                 unroller.refuse()
             else:
                 unroller.give_up()
