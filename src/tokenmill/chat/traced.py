@@ -69,7 +69,11 @@ class TracedTemplate:
         self.differed = ""
         """What was seen the first time the program differed from the reference."""
         self._tools: dict[bytes, tuple[list[Any], Memo]] = {}
-        self._last_tools: tuple[list[Any] | None, tuple[list[Any], Memo] | None] = (None, None)
+        self._last_tools: tuple[list[Any] | None, bytes, tuple[list[Any], Memo]] = (
+            None,
+            b"",
+            ([], {}),
+        )
         self._tracer: Tracer | None = None
         self._untraceable: NotTraced | None = None
         self._start()
@@ -122,19 +126,21 @@ class TracedTemplate:
 
     def interned(self, tools: list[Any]) -> tuple[list[Any], Memo | None]:
         """The same list for equal tools, with what is known of it."""
-        last, seen = self._last_tools
-        if tools is last and seen is not None:  # one row may be rendered in two forms
-            return seen
+        last, last_key, known = self._last_tools
+        if tools is last:  # one row may be rendered in two forms
+            return known
         try:
             key = msgspec.json.encode(tools)
         except (msgspec.MsgspecError, ValueError, OverflowError, TypeError, RecursionError):
             return tools, None  # not of JSON: a caller's own objects
-        known = self._tools.get(key)
-        if known is None:
-            if len(self._tools) >= MOST_TOOLS:
-                self._tools.clear()
-            known = self._tools[key] = (tools, {})
-        self._last_tools = tools, known
+        if key != last_key:  # data sets with one list of tools: not even hashed
+            found = self._tools.get(key)
+            if found is None:
+                if len(self._tools) >= MOST_TOOLS:
+                    self._tools.clear()
+                found = self._tools[key] = (tools, {})
+            known = found
+        self._last_tools = tools, key, known
         return known
 
     def loop_over_tools(self, loop: tuple[Any, ...]) -> Callable[..., Any]:
