@@ -558,7 +558,7 @@ class Unrolled:
         self._unroller: Unroller | None = None
         self._functions: dict[Outline, Callable[..., Any] | None] = {}
         self._met: dict[Outline, int] = {}
-        self._run = Run([], None, None)  # which a path of whole texts leaves as it is
+        self._run = Run([], None, None)  # which a path without tools leaves as it is
         self.differed: list[str] = []
         """What should never have been: paths that gave something else than the general way."""
         self.worth_learning = False
@@ -587,8 +587,8 @@ class Unrolled:
             return None
         run = self._run
         if tools:
-            tools, run.memo = self._traced.interned(tools)
-            run.tools, run.work, run.size = tools, 0, 0
+            tools, memo = self._traced.interned(tools)
+            run = Run([], tools, memo)
         try:
             plan, out = function(run, None, 0, 0, tools, leaves)
         except Exception:  # a question not answered before, or one that the reference must answer
@@ -643,13 +643,13 @@ class Unrolled:
     ) -> str:
         """What a loop over the tools prints, by the general way's program."""
         body = self._traced.loop_over_tools(loop)
-        before, tools = run.ownership(), run.tools
+        tools = run.tools
         run.work += 2 + len(tools)
         run.size += literal * len(tools)
         first = len(run.out)
         try:
             run_pure(run, run_loop, body, tools, env)
-            if run.ownership() != before:
+            if any(run.ownership()):
                 raise Unlearned
             return "".join(run.out[first:])
         finally:
