@@ -57,6 +57,8 @@ def tool_list(value: Any) -> list[Any] | None:
         return [value]
     if not isinstance(value, list):
         raise RowError(f"tools must be a list, not {type(value).__name__}")
+    if set(map(type, value)) == {dict}:  # nearly always
+        return value
     tools = [decode(tool, "a tool") if isinstance(tool, str) else tool for tool in value]
     for tool in tools:
         if not isinstance(tool, dict):
@@ -134,7 +136,7 @@ def function_call(value: Any, what: str) -> list[dict[str, Any]]:
 def join_parts(message: dict[str, Any], parts: list[Any]) -> dict[str, Any]:
     """A message whose content is a list of typed parts, with the known parts put in place."""
     texts: list[str] = []
-    others: list[Any] = []
+    shown: list[tuple[Any, str | None]] = []  # parts that stay where not all are text, and its text
     reasoning: list[str] = []
     calls: list[dict[str, Any]] = []
     mixed = False
@@ -147,15 +149,16 @@ def join_parts(message: dict[str, Any], parts: list[Any]) -> dict[str, Any]:
         if kind in TEXT_PARTS:
             text = _text(part, "text")
             texts.append(text)
-            others.append({**_without(part, ("value",)), "type": "text", "text": text})
+            shown.append((part, text))
         elif kind in REASONING_PARTS:
             reasoning.append(_text(part, str(kind)))
         elif kind in CALL_PARTS:
             calls += function_call(part.get("value", part.get("text", part)), "a tool_call part")
         else:
             mixed = True
-            others.append(part)
-    result = {**message, "content": others if mixed else "".join(texts)}
+            shown.append((part, None))
+    content = [_spelled(part, text) for part, text in shown] if mixed else "".join(texts)
+    result = {**message, "content": content}
     if reasoning and result.get("reasoning_content") is None:
         result["reasoning_content"] = "".join(reasoning)
     if calls:
@@ -163,8 +166,12 @@ def join_parts(message: dict[str, Any], parts: list[Any]) -> dict[str, Any]:
     return result
 
 
-def _without(part: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
-    return {name: value for name, value in part.items() if name not in names}
+def _spelled(part: dict[str, Any], text: str | None) -> dict[str, Any]:
+    """A part as templates know it."""
+    if text is None:
+        return part
+    rest = {name: value for name, value in part.items() if name != "value"}
+    return {**rest, "type": "text", "text": text}
 
 
 def _text(part: dict[str, Any], kind: str) -> str:

@@ -32,6 +32,7 @@ import msgspec
 import xxhash
 
 from tokenmill.chat.groups import Group, incomparable, read_row
+from tokenmill.chat.outline import Outline, outline_of
 from tokenmill.chat.program import NullPrinted, Run
 from tokenmill.chat.shapes import Conversation, Plain
 from tokenmill.chat.spec import TURNS_OF_GROUPS, ChatSpec
@@ -39,7 +40,7 @@ from tokenmill.chat.template import ReferenceTemplate
 from tokenmill.chat.thinking import before_thinking, literals, thinking_tags
 from tokenmill.chat.traced import NotTraced, TracedTemplate
 from tokenmill.chat.turns import Judge, Openings, Settled, Span, unproven
-from tokenmill.chat.unrolled import Unrolled
+from tokenmill.chat.unrolled import Known, Unrolled
 from tokenmill.chat.weights import message_weight, of_turns, row_weight, scaled
 from tokenmill.errors import RowError, UsageError
 
@@ -114,6 +115,8 @@ class Job:
     template: Template
     weights: tuple[float, ...] = ()
     """What each message of ``trained`` counts in the loss; empty where each counts 1."""
+    outlined: tuple[Outline, list[Any]] | None = None
+    """Outline and leaves of the conversation, where they are known."""
 
 
 class Differs(Exception):
@@ -142,8 +145,10 @@ class Template:
             thinking_tags(literals(self.reference.tree)),
             self.reference.has_generation,
         )
-        self.unrolled = Unrolled(self.reference, self.judge)
-        self.unrolled_without_any = Unrolled(self.reference, self.judge, tools=[])
+        self.unrolled = {
+            tools: Unrolled(self.reference, self.traced, self.judge)
+            for tools in ("none", "empty", "some")
+        }
 
     @cached_property
     def asking(self) -> TracedTemplate:
@@ -393,23 +398,23 @@ class Renderer:
 
     def _settle(self, job: Job, result: Rendering, auto: bool) -> Settled:
         """Render one conversation and settle its turns."""
-        messages, tools = job.conversation.messages, job.conversation.tools
-        unrolled = job.template.unrolled if tools is None else job.template.unrolled_without_any
-        new = False
-        if auto and job.conversation.simple and not tools:
-            found = self._settle_unrolled(unrolled, job, messages, result)
-            if found is not None:
-                return found
-            new = unrolled.worth_learning
+        conversation = job.conversation
+        messages, tools = conversation.messages, conversation.tools
+        unrolled = None
+        if auto and job.outlined is not None:
+            unrolled = job.template.unrolled[
+                "some" if tools else "none" if tools is None else "empty"
+            ]
+            settled = self._settle_unrolled(unrolled, job, result)
+            if settled is not None:
+                return settled
         try:
-            if job.conversation.nulls:
+            if conversation.nulls:
                 run, messages = self._with_nulls(job, result, auto)
             else:
                 run = self._follow(job, messages, result, auto)
             self._count(result, auto)
             settled = job.template.judge.settle(run, messages, job.trained)
-            if job.conversation.nulls and messages is job.conversation.messages:
-                result.note("null_as_empty")
         except (NotTraced, RowError) as error:
             other = self._in_another_form(job, error, result, auto)
             if other is None and isinstance(error, NotTraced):
@@ -417,11 +422,27 @@ class Renderer:
             if other is None:
                 raise
             settled = other
-        if new:
-            unrolled.learn(messages, run)
+        else:
+            settled.emptied = bool(conversation.nulls) and messages is conversation.messages
+            if unrolled is not None and unrolled.worth_learning:
+                self._learn(unrolled, job, run, settled.emptied)
+        self._note(settled, result)
+        return settled
+
+    def _learn(self, unrolled: Unrolled, job: Job, run: Run, emptied: bool) -> None:
+        assert job.outlined is not None
+        found = job.conversation
+        tools, memo = (
+            job.template.traced.interned(found.tools) if found.tools else (found.tools, None)
+        )
+        known = Known(*job.outlined, found.messages, found.nulls, tools, memo)
+        unrolled.learn(known, run, emptied)
+
+    def _note(self, settled: Settled, result: Rendering) -> None:
         if settled.dropped:
             result.note("generation_drops")
-        return settled
+        if settled.emptied:
+            result.note("null_as_empty")
 
     def _count(self, result: Rendering, auto: bool) -> None:
         if auto:
@@ -429,14 +450,22 @@ class Renderer:
         else:
             result.note("rows_reference")
 
-    def _settle_unrolled(
-        self, unrolled: Unrolled, job: Job, messages: list[dict[str, Any]], result: Rendering
-    ) -> Settled | None:
-        """Render and settle a conversation of roles and texts, where its path is known."""
+    def _settle_unrolled(self, unrolled: Unrolled, job: Job, result: Rendering) -> Settled | None:
+        """Render and settle a conversation, where its path is known."""
+        assert job.outlined is not None
+        conversation = job.conversation
+        messages = conversation.messages
         start = time.perf_counter()
-        settled = unrolled.settle(messages, job.trained)
+        try:
+            settled = unrolled.settle(*job.outlined, messages, job.trained, conversation.tools)
+        except RowError:  # it may have other forms: the general way knows them
+            settled = None
         self.engine_seconds += time.perf_counter() - start
         if settled is not None:
+            if conversation.nulls:
+                self._note(settled, result)
+                if not settled.emptied:
+                    messages = conversation.form(nulls=True, texts=False)
             self._audit(job, messages, settled.text, result)
             self._traced += 1
         return settled
@@ -609,19 +638,21 @@ class Renderer:
     def _jobs(self, index: int, found: Conversation, result: Rendering) -> list[Job]:
         """The texts that one conversation gives, and what is trained in each."""
         template = self._for(found.tools)
-        # Of a conversation of roles and texts that ends with an answer, the roles say it all.
+        # Of a conversation that ends with an answer the outline says what is trained.
         plain = None
-        if found.simple and found.messages[-1]["role"] == "assistant":
-            roles = tuple([message["role"] for message in found.messages])
-            plain = (found.shape, found.completion, roles)
+        outlined = _outlined(found)
+        if outlined is not None and found.messages[-1]["role"] == "assistant":
+            plain = (found.shape, found.completion, outlined[0])
             known = self._trained.get(plain)
             if known is not None:
-                return [Job(index, 0, found, known, template)]
+                return [Job(index, 0, found, known, template, (), outlined)]
         train_on = self.spec.trained(found.shape)
         if train_on == "everything":
-            return [Job(index, 0, found, None, template)]
-        _trim(found, self.spec.trailing, result)
+            return [Job(index, 0, found, None, template, (), outlined)]
         messages = found.messages
+        _trim(found, self.spec.trailing, result)
+        if found.messages is not messages:
+            messages, outlined = found.messages, _outlined(found)
         assistants = [i for i, m in enumerate(messages) if m["role"] == "assistant"]
         wanted = assistants
         weights: dict[int, float] = {}  # what messages count, where they may say so
@@ -639,23 +670,20 @@ class Renderer:
             if plain is not None and len(self._trained) < ROLES_KNOWN:
                 self._trained[plain] = tuple(wanted)
             counted = tuple([weights[i] for i in wanted]) if weights else ()
-            return [Job(index, 0, found, tuple(wanted), template, counted)]
+            return [Job(index, 0, found, tuple(wanted), template, counted, outlined)]
         chosen = set(wanted)
-        return [
-            Job(
-                index,
-                turn,
-                dataclasses.replace(found, messages=messages[: i + 1]),
-                (i,),
-                template,
-                (weights[i],) if weights else (),
-            )
-            for turn, i in enumerate(assistants)
-            if i in chosen
-        ]
+        jobs = []
+        for turn, i in enumerate(assistants):
+            if i in chosen:
+                part = dataclasses.replace(found, messages=messages[: i + 1])
+                counted = (weights[i],) if weights else ()
+                jobs.append(Job(index, turn, part, (i,), template, counted, _outlined(part)))
+        return jobs
 
     def _accept_settled(self, job: Job, settled: Settled, result: Rendering, weight: float) -> None:
-        _scaled(self._trained_settled(job, settled), weight)
+        self._trained_settled(job, settled)
+        if weight != 1:
+            _scaled(settled, weight)
         self._note_unclosed(settled, result)
         self._accept(result, job.source, job.part, settled)
 
@@ -663,7 +691,7 @@ class Renderer:
         if job.trained is not None and not settled.spans:
             raise RowError("the template prints nothing of what is to be trained",
                            reason="no_trained_tokens")  # fmt: skip
-        if any(weight != 1 for weight in job.weights):
+        if job.weights and any(weight != 1 for weight in job.weights):
             settled.weights = self._of_turns(job, settled)
         return settled
 
@@ -677,6 +705,14 @@ class Renderer:
         if not settled.closed:
             result.note("rows_without_closer")
             result.unclosed.append(len(result.texts))
+
+
+def _outlined(found: Conversation) -> tuple[Outline, list[Any]] | None:
+    """Outline and leaves of a conversation, where it has one."""
+    if found.simple:
+        messages = found.messages
+        return tuple([m["role"] for m in messages]), [m["content"] for m in messages]
+    return outline_of(found.messages, found.nulls)
 
 
 def _trained_from(sides: Sequence[Settled]) -> int:

@@ -52,6 +52,8 @@ class Settled:
     dropped: str = ""
     weights: Sequence[float] = ()
     """What each turn counts in the loss; empty where each counts 1."""
+    emptied: bool = False
+    """Whether the template was given empty texts for null contents."""
 
 
 def common_prefix(left: str, right: str) -> str:
