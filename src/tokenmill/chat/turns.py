@@ -348,6 +348,30 @@ class Judge:
             self._settle_turns(settled, run, messages, position, pieces, trained)
         return settled
 
+    def closing(self, run: Run, k: int) -> Span:
+        """Where an assistant's own words end in a render, and where what closes its turn does.
+
+        Nothing is checked but that the turn is in one piece: what a model sampled may be anything.
+
+        Raises:
+            RowError: The template prints the turn in several places, or not at all.
+        """
+        position = list(accumulate(map(len, run.out), initial=0))
+        pieces = pieces_of(run, position)
+        if run.taken:
+            add_unlooped(run, position, pieces)
+        first, stop = pieces.get(k, (-1, -1))
+        if first < 0:
+            raise unproven(f"the template prints the turn {k} in several places, or nowhere")
+        place = bisect_left(run.own, stop)
+        last = run.own[place - 1] if place and run.own[place - 1] >= first else first - 1
+        words, end = position[last + 1], position[stop]
+        tail = run.text[words:end]
+        if tail.strip():
+            return words, words + len(tail.rstrip())
+        closer = "" if tail else self.openings.closer()
+        return words, end + (len(closer) if run.text.startswith(closer, end) else 0)
+
     def _settle_turns(
         self,
         settled: Settled,
