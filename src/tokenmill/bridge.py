@@ -28,7 +28,7 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -36,7 +36,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from tokenmill.chat import ChatSpec, Renderer
-from tokenmill.chat.append import Rewrite, excerpt, rewrite_between
+from tokenmill.chat.append import Rewrite, excerpt, first_difference, rewrite_between
 from tokenmill.chat.program import Run
 from tokenmill.chat.shapes import Message, conversation
 from tokenmill.chat.thinking import CLOSING, before_thinking
@@ -45,7 +45,13 @@ from tokenmill.errors import BridgeError, RowError, UsageError
 from tokenmill.tokenizer import Tokenizer, load
 
 REMEMBERED = 65_536  # prompts; each holds references to its messages, not its text
-_SPREAD = np.uint64(0x9E3779B97F4A7C15)  # any odd number that mixes well
+STRETCH = 512  # ids that are looked at together for where a prompt ends, from the last on
+LONGEST_OPENER = 256  # characters in which a generation prompt may open thinking
+BY_TEXT = (
+    " (the sampled turn is known by its text alone; sampled= takes the message that it was parsed"
+    " to, with its tool_calls and reasoning_content)"
+)
+_SPREAD, _ONE = np.uint64(0x9E3779B97F4A7C15), np.uint64(1)
 
 Ids = Sequence[int] | NDArray[np.integer[Any]]
 
@@ -65,9 +71,7 @@ class _Prompt:
 
     def begins(self, text: str) -> bool:
         """Whether a text begins with the prompt's."""
-        return len(text) >= self.characters and self.text_digest == _digest(
-            text[: self.characters]
-        )
+        return len(text) >= self.characters and self.text_digest == _digest(text[: self.characters])
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +134,7 @@ class Bridge:
             spec, self.tokenizer.template, self.tokenizer.special_tokens, renderer=renderer
         )
         self._prompts: OrderedDict[tuple[int, int], _Prompt] = OrderedDict()
-        self._powers = np.ones(1, np.uint64)
+        self._powers: NDArray[np.uint64] = np.ones(1, np.uint64)
         self._lock = threading.RLock()
 
     def __reduce__(self) -> Any:
@@ -153,7 +157,7 @@ class Bridge:
         with self._lock:
             given, text, _ = self._print_whole(messages, self.tools if tools is None else tools)
             ids = self._encode(text)
-            self._keep(ids, given, self.tools if tools is None else tools, text)
+            self._keep(_array(ids), given, self.tools if tools is None else tools, text)
             return ids
 
     def extend(
@@ -196,9 +200,9 @@ class Bridge:
                 )
             printed, following = self._follow(prompt, numbers, new, sampled)
             added = self._encode_behind(numbers, following)
-            whole = [*(ids if type(ids) is list else numbers.tolist()), *added]
+            whole = np.concatenate([numbers, _array(added)])
             self._keep(whole, printed.messages, prompt.tools, printed.text)
-            return whole
+            return [*(ids if type(ids) is list else numbers.tolist()), *added]
 
     def is_append_only(
         self, messages: Sequence[Mapping[str, Any]], tools: list[Any] | None = None
@@ -226,7 +230,7 @@ class Bridge:
             given, _, _ = self._print_whole(messages, tools)
             assistants = [k for k, m in enumerate(given) if m["role"] == "assistant" and k]
             nexts = [*assistants[1:], len(given)]
-            for k, following in zip(assistants, nexts, strict=True):
+            for k, following in zip(assistants, nexts, strict=False):
                 prompt, prompt_run = self._print(given[:k], tools, prompt=True)
                 alone, run = self._print(given[: k + 1], tools, prompt=False)
                 stands = alone[: self._closing(run, k, tools)[1]]
@@ -263,15 +267,12 @@ class Bridge:
             given, text, _ = self._print_whole(messages, tools)
             found = self._text(numbers, 0)
             if found != text and numbers.tolist() != self._encode(text):
-                place = next(
-                    (i for i, (a, b) in enumerate(zip(found, text, strict=False)) if a != b),
-                    min(len(found), len(text)),
-                )
+                place = first_difference(found, text)
                 raise UsageError(
                     f"these ids are not the prompt of this conversation: they read"
                     f" {excerpt(found, place)}, the template prints {excerpt(text, place)}"
                 )
-            self._keep(numbers.tolist(), given, tools, text)
+            self._keep(numbers, given, tools, text)
 
     # -- what the template prints -------------------------------------------------------------
 
@@ -331,10 +332,9 @@ class Bridge:
         if len(numbers) > prompt.tokens and self.tokenizer.table.is_special[numbers[-1]]:
             stop = self.tokenizer.table.piece(int(numbers[-1])).decode("utf-8", "replace")
         words = own.removesuffix(stop)
+        turns = self._readings(prompt, own, words)
         if sampled is not None:
-            turns = [turn for (turn,), _ in _forms([dict(sampled)])]
-        else:
-            turns = list(self._readings(prompt, own, words))
+            turns = (turn for (turn,), _ in _forms([dict(sampled)]))
         candidates: list[_Printed] = []
         refused: RowError | None = None
         for turn in turns:
@@ -349,11 +349,7 @@ class Bridge:
         if not candidates:
             assert refused is not None
             if sampled is None:
-                refused = RowError(
-                    f"{refused.message} (the sampled turn is known by its text alone: sampled="
-                    " takes the message that it was parsed to)",
-                    reason=refused.reason,
-                )
+                refused = RowError(f"{refused.message}{BY_TEXT}", reason=refused.reason)
             raise refused
         return self._worded_otherwise(prompt, candidates[0], own, stop, new, sampled is None)
 
@@ -365,22 +361,22 @@ class Bridge:
     def _readings(self, prompt: _Prompt, own: str, words: str) -> Iterator[Message]:
         """What a sampled text may be as a message, the likeliest first.
 
-        Thinking is parted from the rest as servers do it where the template then prints what was
-        sampled; no other reading is tried then, since it is this one that templates shorten.
+        With its thinking parted from the rest, as servers part it, then as it is. Where the
+        template, printing such a turn as the last one, prints what was sampled, no other reading
+        is tried: if it prints something else when more follows, that is a rewrite.
         """
         whole = prompt.opened + words
         parted = self._parted(whole, prompt.tools)
-        if parted is not None:
+        contents = dict.fromkeys((words, whole, own, prompt.opened + own))
+        plain = [{"role": "assistant", "content": content} for content in contents]
+        for turn in plain if parted is None else [parted, *plain]:
+            yield turn
             try:
-                alone, _ = self._print([*prompt.messages, parted], prompt.tools, prompt=False)
+                alone, _ = self._print([*prompt.messages, turn], prompt.tools, prompt=False)
             except RowError:
-                pass
-            else:
-                if prompt.begins(alone) and alone.startswith(words, prompt.characters):
-                    yield parted
-                    return
-        for content in dict.fromkeys((words, whole, own, prompt.opened + own)):
-            yield {"role": "assistant", "content": content}
+                continue
+            if prompt.begins(alone) and alone.startswith(words, prompt.characters):
+                return
 
     def _parted(self, text: str, tools: list[Any] | None) -> Message | None:
         """A text with thinking in it as a message with both; None where it has none."""
@@ -408,23 +404,27 @@ class Bridge:
     ) -> tuple[_Printed, str]:
         """The template prints the turn as it was sampled: what stands behind it follows."""
         place = prompt.characters + len(own)
-        if not stop and printed.run is not None:
+        turn = printed.messages[printed.turn]
+        whole_turn = by_text and stop and not str(turn["content"]).endswith(stop)
+        if printed.run is not None and not whole_turn:  # else it ends with its closer
             words, close = self._closing(printed.run, printed.turn, prompt.tools)
             closer = printed.text[words:close]
-            if place < words:
+            if printed.text[place:words].strip():
                 raise UsageError(
                     f"the message sampled= says more than was sampled:"
                     f" {excerpt(printed.text[place:words], 0)}"
                 )
-            if by_text and closer and own.endswith(closer):  # it is no part of the words
-                turn = {**printed.messages[printed.turn]}
-                turn["content"] = turn["content"].removesuffix(closer)
+            if by_text and place == words and _closed(own, closer, printed.text[close:]):
+                # The closer is no part of its words, nor is the white space behind it.
+                core = turn["content"] if closer.isspace() else turn["content"].rstrip()
+                turn = {**turn, "content": core.removesuffix(closer)}
                 closed = self._print_on(prompt, turn, new)
                 if prompt.begins(closed.text) and closed.text.startswith(own, prompt.characters):
                     printed = closed
+        following = printed.text[place:]
         if by_text:
-            self._refuse_what_depends_on_calls(prompt, printed, new)
-        return printed, printed.text[place:]
+            self._refuse_what_depends_on_calls(prompt, printed, new, stop + following)
+        return printed, following
 
     def _worded_otherwise(
         self,
@@ -450,7 +450,8 @@ class Bridge:
                     printed.text,
                     self._ends(run, prompt.messages, prompt.tools, len(before)),
                     self._ends(printed.run, printed.messages, prompt.tools, len(printed.text)),
-                )
+                ),
+                by_text,
             )
         words, close = self._closing(printed.run, k, prompt.tools)
         alone, run = self._print(printed.messages[: k + 1], prompt.tools, prompt=False)
@@ -460,11 +461,16 @@ class Bridge:
         if alone[:alone_words] != text[:words] or (
             stop and alone_closer.endswith(stop) and not closer.endswith(stop)
         ):
-            raise _refusal(Rewrite(k, alone[start:alone_close], text[start:close]))
+            raise _refusal(Rewrite(k, alone[start:alone_close], text[start:close]), by_text)
+        if not (closer.endswith(stop) if stop else _closed(own, closer, text[close:])):
+            following = self._end_of_turn(closer) + text[close:]
+            stop = ""
+        else:
+            blank = "" if stop or closer.isspace() else own[len(own.rstrip()) :]
+            following = text[close + len(blank) :]
         if by_text:
-            self._refuse_what_depends_on_calls(prompt, printed, new)
-        closed = closer.endswith(stop) if stop else bool(closer) and own.endswith(closer)
-        return printed, text[close:] if closed else self._end_of_turn(closer) + text[close:]
+            self._refuse_what_depends_on_calls(prompt, printed, new, stop + following)
+        return printed, following
 
     def _end_of_turn(self, closer: str) -> str:
         """What ends a turn, without what else is printed between its words and there."""
@@ -475,27 +481,23 @@ class Bridge:
         return closer
 
     def _refuse_what_depends_on_calls(
-        self, prompt: _Prompt, printed: _Printed, new: list[Message]
+        self, prompt: _Prompt, printed: _Printed, new: list[Message], following: str
     ) -> None:
         """A turn that tools answer has called them, and its text alone does not say so.
 
         The same turn with calls must be followed by the same.
         """
         answers = [message for message in new if message["role"] in TOOL_ROLES]
-        if not answers or printed.run is None:
+        if not answers:
             return
         calls = [_call(message, prompt.tools) for message in answers]
         turn = {**printed.messages[printed.turn], "tool_calls": calls}
-        _, close = self._closing(printed.run, printed.turn, prompt.tools)
         for (form,), _ in _forms([turn]):
             try:
                 called = self._print_on(prompt, form, new)
-                if called.run is None:
-                    return
-                place = self._closing(called.run, called.turn, prompt.tools)[1]
-            except (RowError, BridgeError):
+            except RowError:
                 continue
-            if called.text[place:] == printed.text[close:]:
+            if called.text.endswith(following):
                 return
         raise UsageError(
             "this template prints the answer of a tool otherwise after a call than after a text:"
@@ -514,12 +516,8 @@ class Bridge:
         table = self.tokenizer.table
         ids = numbers[first:].astype(np.int32)
         starts, joined = table.joined(table.twins(ids, np.array([0, len(ids)])))
-        return joined.to_pybytes()[int(starts[start - first]) :].decode("utf-8", "replace")
-
-    @cached_property
-    def _eats_space_before(self) -> set[int]:
-        """Added tokens that take the white space before them."""
-        return {int(token["id"]) for token in self.tokenizer._added if token["lstrip"]}
+        data: bytes = joined.to_pybytes()
+        return data[int(starts[start - first]) :].decode("utf-8", "replace")
 
     def _encode_behind(self, numbers: NDArray[np.int64], text: str) -> list[int]:
         """The ids of a text that follows ids: those of the whole, where these are its own.
@@ -533,7 +531,7 @@ class Bridge:
         if not alone:
             return alone
         first = alone[0]
-        if table.is_added[first] and first not in self._eats_space_before:
+        if table.is_added[first] and first not in self.tokenizer.left_stripping:
             return alone
         added = np.flatnonzero(table.is_added[numbers])
         place = int(added[-1]) if len(added) else 0
@@ -560,27 +558,30 @@ class Bridge:
 
     def _sums(self, numbers: NDArray[np.int64]) -> NDArray[np.uint64]:
         """A number for every beginning of the ids, the same for the same beginning."""
-        if len(self._powers) < len(numbers):
-            size = max(2 * len(self._powers), len(numbers))
-            with np.errstate(over="ignore"):
-                self._powers = np.cumprod(np.full(size, _SPREAD))
         with np.errstate(over="ignore"):
-            return np.cumsum((numbers.astype(np.uint64) + np.uint64(1)) * self._powers[: len(numbers)])
+            if len(self._powers) < len(numbers):
+                size = max(2 * len(self._powers), len(numbers))
+                self._powers = np.cumprod(np.full(size, _SPREAD), dtype=np.uint64)
+            return np.cumsum((numbers.astype(np.uint64) + _ONE) * self._powers[: len(numbers)])
 
     def _keep(
-        self, ids: list[int], messages: list[Message], tools: list[Any] | None, text: str
+        self,
+        numbers: NDArray[np.int64],
+        messages: list[Message],
+        tools: list[Any] | None,
+        text: str,
     ) -> None:
-        numbers = _array(ids)
+        end = text[-LONGEST_OPENER:]
         made = _Prompt(
             messages=messages,
             tools=tools,
             characters=len(text),
             text_digest=_digest(text),
-            opened=text[before_thinking(text) :],
-            tokens=len(ids),
+            opened=end[before_thinking(end) :],
+            tokens=len(numbers),
             ids_digest=xxhash.xxh3_64_intdigest(numbers.tobytes()),
         )
-        key = (len(ids), int(self._sums(numbers)[-1])) if ids else (0, 0)
+        key = (len(numbers), int(self._sums(numbers)[-1]) if len(numbers) else 0)
         self._prompts[key] = made
         self._prompts.move_to_end(key)
         if len(self._prompts) > self._options["remembered"]:
@@ -588,14 +589,18 @@ class Bridge:
 
     def _find(self, numbers: NDArray[np.int64]) -> _Prompt:
         """The longest prompt of ours that these ids begin with."""
-        sums = self._sums(numbers).tolist()
-        for size in range(len(sums), 0, -1):
-            found = self._prompts.get((size, sums[size - 1]))
-            if found is not None and found.ids_digest == xxhash.xxh3_64_intdigest(
-                numbers[:size].tobytes()
+        sums = self._sums(numbers)
+        for end in range(len(sums), 0, -STRETCH):
+            first = max(0, end - STRETCH)
+            for size, total in zip(
+                range(end, first, -1), reversed(sums[first:end].tolist()), strict=True
             ):
-                self._prompts.move_to_end((size, sums[size - 1]))
-                return found
+                found = self._prompts.get((size, total))
+                if found is not None and found.ids_digest == xxhash.xxh3_64_intdigest(
+                    numbers[:size].tobytes()
+                ):
+                    self._prompts.move_to_end((size, total))
+                    return found
         raise UsageError(
             "these ids begin with no prompt that this bridge gave or was told of:"
             " remember(ids, messages) tells it of one"
@@ -615,8 +620,17 @@ def _digest(text: str) -> int:
     return xxhash.xxh3_64_intdigest(text.encode("utf-8", "surrogatepass"))
 
 
-def _refusal(found: Rewrite) -> BridgeError:
-    return BridgeError(str(found), turn=found.turn, before=found.before, after=found.after)
+def _closed(own: str, closer: str, behind: str) -> bool:
+    """Whether a sampled text ends with the closer, or with white space printed behind that."""
+    if not closer or closer.isspace():
+        return bool(closer) and own.endswith(closer)
+    core = own.rstrip()
+    return core.endswith(closer) and behind.startswith(own[len(core) :])
+
+
+def _refusal(found: Rewrite, by_text: bool) -> BridgeError:
+    message = f"{found}{BY_TEXT if by_text else ''}"
+    return BridgeError(message, turn=found.turn, before=found.before, after=found.after)
 
 
 def _forms(messages: list[Message]) -> Iterator[tuple[list[Message], bool]]:

@@ -1,4 +1,4 @@
-r"""Conversations that only grow: what stands when a template prints more messages, and what does not.
+r"""Conversations that only grow: what stands when a template prints more messages.
 
 A rollout is a *prompt* (the messages so far with the generation prompt), what a model *sampled*
 after it, what the template prints for the messages that answer it, the next generation prompt, and
@@ -15,7 +15,8 @@ is answered by comparing what is printed for that very conversation: a `Rewrite`
 would change and what it would become.
 
 `sampled` is an assistant's turn as a rollout holds it, `join` puts turns together as far as each
-goes on where the one before it ended. Both are used by ``expand="append"`` and by `tokenmill.bridge`.
+goes on where the one before it ended: ``expand="append"``. `tokenmill.bridge` does the same with
+ids, as a rollout goes on.
 """
 
 from __future__ import annotations
@@ -23,7 +24,6 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from os.path import commonprefix
 
 from tokenmill.chat.turns import Settled, unproven
 
@@ -45,9 +45,16 @@ class Rewrite:
     after: str
 
     def __str__(self) -> str:
-        place = len(commonprefix([self.before, self.after]))
+        place = first_difference(self.before, self.after)
         before, after = excerpt(self.before, place), excerpt(self.after, place)
         return f"the template would rewrite turn {self.turn}: {before} stands, and becomes {after}"
+
+
+def first_difference(one: str, other: str) -> int:
+    """Where two texts begin to differ, or where the shorter ends."""
+    places = enumerate(zip(one, other, strict=False))
+    shorter = min(len(one), len(other))
+    return next((place for place, (a, b) in places if a != b), shorter)
 
 
 def excerpt(text: str, place: int) -> str:
@@ -68,7 +75,7 @@ def rewrite_between(
         before_ends: Where the turns of the shorter end; its last one holds the generation prompt.
         after_ends: Where those of the longer end.
     """
-    place = len(commonprefix([before, after]))
+    place = first_difference(before, after)
     turn = bisect_right(after_ends, place)
     standing = bisect_right(before_ends, place)
     if standing < len(before_ends) - 1:  # else it may as well be the generation prompt
@@ -97,7 +104,7 @@ def sampled(settled: Settled, prompt: str, k: int) -> Settled:
     close = settled.spans[-1][1]
     text = settled.text[:close]
     if not text.startswith(prompt):
-        place = len(commonprefix([text, prompt]))
+        place = first_difference(text, prompt)
         raise unproven(
             f"no model would be given what stands before turn {k}: the prompt is"
             f" {excerpt(prompt, place)}, the turn is printed as {excerpt(text, place)}"

@@ -426,9 +426,7 @@ class Renderer:
             except RowError as error:
                 result.rejected.append((whole.source, whole.part, error))
 
-    def _prompt_of(
-        self, number: int, messages: list[dict[str, Any]], job: Job, auto: bool
-    ) -> str:
+    def _prompt_of(self, number: int, messages: list[dict[str, Any]], job: Job, auto: bool) -> str:
         """What a model is given to go on with."""
         tools = job.conversation.tools
         prompt = (
