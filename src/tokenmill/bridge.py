@@ -274,6 +274,11 @@ class Bridge:
                 )
             self._keep(numbers, given, tools, text)
 
+    def forget(self) -> None:
+        """Forget every prompt that was given out or told of."""
+        with self._lock:
+            self._prompts.clear()
+
     # -- what the template prints -------------------------------------------------------------
 
     def _print(
@@ -299,6 +304,12 @@ class Bridge:
 
     def _closing(self, run: Run | None, k: int, tools: list[Any] | None) -> tuple[int, int]:
         """Where the words of a sampled turn end in a render, and where its closer does."""
+        words, close = self._words(run, k, tools)
+        if close is None:
+            raise BridgeError(f"the template prints other messages in the turn {k}", turn=k)
+        return words, close
+
+    def _words(self, run: Run | None, k: int, tools: list[Any] | None) -> tuple[int, int | None]:
         if run is None:
             raise BridgeError(
                 "the template cannot be traced, so it cannot be told where a turn of it ends"
@@ -405,26 +416,36 @@ class Bridge:
         """The template prints the turn as it was sampled: what stands behind it follows."""
         place = prompt.characters + len(own)
         turn = printed.messages[printed.turn]
-        whole_turn = by_text and stop and not str(turn["content"]).endswith(stop)
-        if printed.run is not None and not whole_turn:  # else it ends with its closer
-            words, close = self._closing(printed.run, printed.turn, prompt.tools)
-            closer = printed.text[words:close]
+        if by_text and not (stop and not turn["content"].endswith(stop)):
+            printed = self._without_closer(prompt, printed, own, new)
+        elif not by_text and not (stop and printed.run is None):
+            words, _ = self._words(printed.run, printed.turn, prompt.tools)
             if printed.text[place:words].strip():
                 raise UsageError(
                     f"the message sampled= says more than was sampled:"
                     f" {excerpt(printed.text[place:words], 0)}"
                 )
-            if by_text and place == words and _closed(own, closer, printed.text[close:]):
-                # The closer is no part of its words, nor is the white space behind it.
-                core = turn["content"] if closer.isspace() else turn["content"].rstrip()
-                turn = {**turn, "content": core.removesuffix(closer)}
-                closed = self._print_on(prompt, turn, new)
-                if prompt.begins(closed.text) and closed.text.startswith(own, prompt.characters):
-                    printed = closed
         following = printed.text[place:]
         if by_text:
             self._refuse_what_depends_on_calls(prompt, printed, new, stop + following)
         return printed, following
+
+    def _without_closer(
+        self, prompt: _Prompt, printed: _Printed, own: str, new: list[Message]
+    ) -> _Printed:
+        """The same without a closer that was sampled in the turn's words, else it is printed twice.
+
+        Where it is no special token, only the render tells what closes a turn.
+        """
+        words, close = self._closing(printed.run, printed.turn, prompt.tools)
+        closer = printed.text[words:close]
+        if prompt.characters + len(own) != words or not _closed(own, closer, printed.text[close:]):
+            return printed
+        turn = printed.messages[printed.turn]
+        core = turn["content"] if closer.isspace() else turn["content"].rstrip()
+        closed = self._print_on(prompt, {**turn, "content": core.removesuffix(closer)}, new)
+        same = prompt.begins(closed.text) and closed.text.startswith(own, prompt.characters)
+        return closed if same else printed
 
     def _worded_otherwise(
         self,

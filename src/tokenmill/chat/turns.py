@@ -348,10 +348,11 @@ class Judge:
             self._settle_turns(settled, run, messages, position, pieces, trained)
         return settled
 
-    def closing(self, run: Run, k: int) -> Span:
+    def closing(self, run: Run, k: int) -> tuple[int, int | None]:
         """Where an assistant's own words end in a render, and where what closes its turn does.
 
         Nothing is checked but that the turn is in one piece: what a model sampled may be anything.
+        Its end is None where the template prints other messages in the same turn.
 
         Raises:
             RowError: The template prints the turn in several places, or not at all.
@@ -363,9 +364,12 @@ class Judge:
         first, stop = pieces.get(k, (-1, -1))
         if first < 0:
             raise unproven(f"the template prints the turn {k} in several places, or nowhere")
-        place = bisect_left(run.own, stop)
-        last = run.own[place - 1] if place and run.own[place - 1] >= first else first - 1
+        others = {place for place, owner in run.taken if owner != k}
+        own = run.own[bisect_left(run.own, first) : bisect_left(run.own, stop)]
+        last = max((place for place in own if place not in others), default=first - 1)
         words, end = position[last + 1], position[stop]
+        if any(run.out[place] and last < place < stop for place in others):
+            return words, None
         tail = run.text[words:end]
         if tail.strip():
             return words, words + len(tail.rstrip())

@@ -1,0 +1,101 @@
+"""Every stored template × conversations: the bridge's ids are the whole render's, or it refuses.
+
+`make test` takes a seeded sample of the pairs and random conversations under templates of our own,
+`make soak` all of them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.bridge.rollouts import Play
+from tests.chat.conversations import ODD, TOOLS, corpus_rows, zoo
+from tests.chat.templates import ALL, HABITS
+
+SHARE = 12  # of the pairs, `make test` plays one in so many
+SHORT = {case: row for case, row in ODD.items() if "long" not in case}
+CORPORA = ("drone_tool_calls", "glaive_tools_sharegpt", "tau_bench_trajectories", "think_traces",
+           "reason_tool_use", "smilechat_zh")  # fmt: skip
+
+
+def judge(plays: list[Play], equal: int, refused: int) -> None:
+    """Nothing wrong, and enough of each to have been judged."""
+    wrong = [report for play in plays for report in play.wrong]
+    counts = sum((play.counts for play in plays), Counter[str]())
+    assert not wrong, f"{len(wrong)} wrong, {dict(counts)}\n" + "\n".join(wrong[:30])
+    assert counts["message equal"] >= equal, counts
+    assert counts["text equal"] >= 0.9 * counts["message equal"], counts
+    assert counts["message refused"] >= refused, counts
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_zoo_goes_on_as_it_prints_or_is_refused(shared: Path) -> None:
+    plays = []
+    for number, (name, source) in enumerate(zoo(shared).items()):
+        plays.append(play := Play(name, source))
+        play.rows(dict(list(SHORT.items())[number % SHARE :: SHARE]))
+    judge(plays, equal=250, refused=100)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+def test_whole_zoo_goes_on_as_it_prints_or_is_refused(shared: Path) -> None:
+    rows: dict[str, Any] = dict(SHORT)
+    for corpus in CORPORA:
+        for number, row in enumerate(corpus_rows(shared, corpus, 4)):
+            rows[f"{corpus} {number}"] = row
+    plays = []
+    for name, source in zoo(shared).items():
+        plays.append(play := Play(name, source))
+        play.rows(rows)
+    judge(plays, equal=6000, refused=2000)
+
+
+OWN = {name: Play(f"own/{name}", source) for name, source in {**ALL, **HABITS}.items()}
+TEXTS = st.one_of(
+    st.text(max_size=12),
+    st.sampled_from(
+        ["Hello.", " spaced \n", "", "<|im_end|>", "<think>\nHm.\n</think>\n\nYes.", "你好 👋🏽",
+         "<tool_call>{}</tool_call>", "</think>x", "\n\n", "<|end|> and on", "a<b>c"]
+    ),
+)  # fmt: skip
+
+
+@st.composite
+def conversations(draw: st.DrawFn) -> list[dict[str, Any]]:
+    """Turns in any order that agents have: calls and results, thinking, several users."""
+    messages: list[dict[str, Any]] = [{"role": "user", "content": draw(TEXTS)}]
+    if draw(st.booleans()):
+        messages.insert(0, {"role": "system", "content": draw(TEXTS)})
+    for number in range(draw(st.integers(1, 3))):
+        turn: dict[str, Any] = {"role": "assistant", "content": draw(TEXTS)}
+        if draw(st.booleans()):
+            turn["reasoning_content"] = draw(TEXTS)
+        if draw(st.booleans()):
+            function = {"name": "get_weather", "arguments": {"city": draw(TEXTS)}}
+            turn["tool_calls"] = [{"id": f"call{number:05}", "type": "function"}]
+            turn["tool_calls"][0]["function"] = function
+            answer = {"role": "tool", "name": "get_weather", "tool_call_id": f"call{number:05}"}
+        else:
+            answer = {"role": draw(st.sampled_from(["user", "tool"]))}
+        messages += [turn, {**answer, "content": draw(TEXTS)}]
+    return messages
+
+
+@pytest.mark.parametrize("name", OWN)
+@settings(max_examples=12)
+@given(messages=conversations(), tools=st.sampled_from([None, TOOLS]))
+def test_random_conversations_go_on_as_they_print_or_are_refused(
+    name: str, messages: list[dict[str, Any]], tools: Any
+) -> None:
+    play = OWN[name]
+    play.wrong.clear()
+    play.conversation("random", messages, tools)
+    assert not play.wrong, "\n".join(play.wrong)
