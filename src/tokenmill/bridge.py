@@ -40,7 +40,7 @@ from tokenmill.chat.append import Rewrite, excerpt, first_difference, rewrite_be
 from tokenmill.chat.program import Run
 from tokenmill.chat.shapes import Message, conversation
 from tokenmill.chat.thinking import CLOSING, before_thinking
-from tokenmill.chat.turns import TOOL_ROLES
+from tokenmill.chat.turns import TOOL_ROLES, tail
 from tokenmill.errors import BridgeError, RowError, UsageError
 from tokenmill.tokenizer import Tokenizer, load
 
@@ -235,15 +235,15 @@ class Bridge:
                 alone, run = self._print(given[: k + 1], tools, prompt=False)
                 stands = alone[: self._closing(run, k, tools)[1]]
                 if not stands.startswith(prompt):
-                    ends = self._ends(prompt_run, given[:k], tools, len(prompt))
-                    own = self._ends(run, given[: k + 1], tools, len(alone))
+                    ends = self._ends(prompt_run, given[:k], tools)
+                    own = self._ends(run, given[: k + 1], tools)
                     return rewrite_between(prompt, stands, ends, own)
                 if following == k + 1:
                     continue  # nothing answers it
                 later, later_run = self._print(given[:following], tools, prompt=True)
                 if not later.startswith(stands):
-                    ends = self._ends(run, given[: k + 1], tools, len(stands))
-                    own = self._ends(later_run, given[:following], tools, len(later))
+                    ends = [*self._ends(run, given[: k + 1], tools)[:-1], len(stands)]
+                    own = self._ends(later_run, given[:following], tools)
                     return rewrite_between(stands, later, ends, own)
             return None
 
@@ -320,13 +320,12 @@ class Bridge:
         except RowError as error:
             raise BridgeError(error.message, turn=k) from error
 
-    def _ends(
-        self, run: Run | None, messages: list[Message], tools: list[Any] | None, size: int
-    ) -> list[int]:
+    def _ends(self, run: Run | None, messages: list[Message], tools: list[Any] | None) -> list[int]:
+        """Where turns end in a render; what follows the last is nobody's, or begins the next."""
         if run is None:
-            return [size]
+            return []
         ends = self._renderer.judge(tools).settle(run, messages, None).ends
-        return [min(end, size) for end in ends]
+        return [*ends[:-1], ends[-1] - len(tail(run))]
 
     # -- what follows a sampled turn ----------------------------------------------------------
 
@@ -465,15 +464,9 @@ class Bridge:
         k = printed.turn
         if not prompt.begins(printed.text):
             before, run = self._print(prompt.messages, prompt.tools, prompt=True)
-            raise _refusal(
-                rewrite_between(
-                    before,
-                    printed.text,
-                    self._ends(run, prompt.messages, prompt.tools, len(before)),
-                    self._ends(printed.run, printed.messages, prompt.tools, len(printed.text)),
-                ),
-                by_text,
-            )
+            ends = self._ends(run, prompt.messages, prompt.tools)
+            after = self._ends(printed.run, printed.messages, prompt.tools)
+            raise _refusal(rewrite_between(before + own, printed.text, ends, after), by_text)
         words, close = self._closing(printed.run, k, prompt.tools)
         alone, run = self._print(printed.messages[: k + 1], prompt.tools, prompt=False)
         alone_words, alone_close = self._closing(run, k, prompt.tools)

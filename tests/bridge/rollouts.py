@@ -138,53 +138,66 @@ class Play:
                 self.conversation(case, *found)
 
     def conversation(self, case: str, messages: list[Message], tools: Any) -> None:
-        """Play one conversation as far as the template renders it."""
-        try:
-            for step in steps(self.template, messages, tools):
-                for by_text in (False, True):
-                    self.bridge.forget()  # templates without a generation prompt are ambiguous
-                    self._step(f"{self.name} × {case}", step, messages, tools, by_text)
-        except Refused:
-            self.counts["refused by the template"] += 1
+        """Play one conversation as far as the template renders it, each turn on what stands."""
+        where = f"{self.name} × {case}"
+        for by_text in (False, True):
+            self.bridge.forget()  # without a generation prompt, two rollouts may share ids
+            ids: list[int] | None = None
+            try:
+                for step in steps(self.template, messages, tools):
+                    ids = self._step(where, step, ids, messages, tools, by_text)
+            except Refused:
+                self.counts["refused by the template"] += 1
 
     def _step(
-        self, where: str, step: Step, messages: list[Message], tools: Any, by_text: bool
-    ) -> None:
+        self,
+        where: str,
+        step: Step,
+        ids: list[int] | None,
+        messages: list[Message],
+        tools: Any,
+        by_text: bool,
+    ) -> list[int] | None:
+        """One turn; the ids that stand after it, None where a new prompt must be asked for."""
         how = "text" if by_text else "message"
-        ids = self.bridge.prompt(messages[: step.turn], tools)
+        where = f"{where}: turn {step.turn} by {how}"
+        if ids is None:
+            ids = self.bridge.prompt(messages[: step.turn], tools)
         if ids != self.encode(step.prompt):
-            self.wrong.append(f"{where}: another prompt before turn {step.turn}")
+            self.wrong.append(f"{where}: another prompt")
+            return None
         if not step.answer or step.following is None:
-            return
+            return None
         own = None if by_text else messages[step.turn]
         if not step.continues:
-            sampled = self.encode(step.stands[len(step.prompt) :] if step.opens else "x")
             if by_text and not step.opens:
-                return  # nobody would have sampled that
+                return None  # nobody would have sampled that
+            sampled = self.encode(step.stands[len(step.prompt) :] if step.opens else "x")
             try:
                 self.bridge.extend(ids + sampled, step.answer, sampled=own)
                 if step.opens or not step.following.startswith(step.prompt):
-                    self.wrong.append(f"{where}: turn {step.turn} by {how} is not refused")
+                    self.wrong.append(f"{where}: is not refused")
             except (BridgeError, UsageError, RowError):
                 self.counts[f"{how} refused"] += 1
-            return
+            return None
         whole = self.encode(step.following)
         place = self.boundary(step.following, len(step.stands))
         if place is None or whole[: len(ids)] != ids:
             self.counts["a token across the seam"] += 1
-            return
+            return None
         if place == len(ids) and by_text:
-            return  # nothing was sampled
+            return None  # nothing was sampled
         try:
             found = self.bridge.extend(whole[:place], step.answer, sampled=own)
         except (BridgeError, UsageError, RowError) as error:
             if not by_text or "sampled=" not in str(error):
-                self.wrong.append(f"{where}: turn {step.turn} by {how} is refused: {error}")
+                self.wrong.append(f"{where}: is refused: {error}")
             self.counts[f"{how} asked for"] += 1
-            return
+            return None
         self.counts[f"{how} equal"] += 1
         if found != whole:
             theirs, ours = (
                 self.tokenizer.decode(x[place:], skip_special_tokens=False) for x in (whole, found)
             )
-            self.wrong.append(f"{where}: turn {step.turn} by {how}: {ours!r} for {theirs!r}")
+            self.wrong.append(f"{where}: {ours!r} for {theirs!r}")
+        return found

@@ -72,16 +72,12 @@ def rewrite_between(
     Args:
         before: The shorter conversation.
         after: The longer one, which does not begin with the shorter.
-        before_ends: Where the turns of the shorter end; its last one holds the generation prompt.
+        before_ends: Where the turns of the shorter end, also of one that was only begun.
         after_ends: Where those of the longer end.
     """
     place = first_difference(before, after)
-    turn = bisect_right(after_ends, place)
-    standing = bisect_right(before_ends, place)
-    if standing < len(before_ends) - 1:  # else it may as well be the generation prompt
-        turn = min(turn, standing)
-    ends = [0, *after_ends]
-    first = ends[min(turn, len(after_ends))]
+    turn = min(bisect_right(after_ends, place), bisect_right(before_ends, place))
+    first = after_ends[turn - 1] if turn else 0
     stop = before_ends[turn] if turn < len(before_ends) else len(before)
     last = after_ends[turn] if turn < len(after_ends) else len(after)
     return Rewrite(turn, before[first:stop], after[first:last])

@@ -220,8 +220,8 @@ class Openings:
                     asked, unasked = self._follow(messages, True), self._follow(messages, False)
                 except RowError:
                     continue
-                tail = _tail(asked)
-                self._standing = bool(tail.strip()) and tail == _tail(unasked)
+                last = tail(asked)
+                self._standing = bool(last.strip()) and last == tail(unasked)
                 break
         return self._standing
 
@@ -234,8 +234,8 @@ class Openings:
     def _find_closer(self) -> str:
         user, assistant = _message("user"), _message("assistant")
         try:
-            if tail := _tail(self._follow([user, assistant], False)).rstrip():
-                return tail
+            if last := tail(self._follow([user, assistant], False)).rstrip():
+                return last
             first = _turn(self._follow([user, assistant], False), 0)
             later = _turn(self._follow([user, assistant, user], False), 2)
         except RowError:
@@ -264,7 +264,7 @@ class Openings:
         return self._leads
 
 
-def _tail(run: Run) -> str:
+def tail(run: Run) -> str:
     """What was printed after the last message."""
     return "".join(run.out[run.marks[-1][0] :]) if run.marks else ""
 
@@ -280,9 +280,9 @@ def _turn(run: Run, k: int) -> str:
 
 def _difference(asked: Run, unasked: Run) -> str:
     """The generation prompt: printed after the last message, or in its turn when asked for."""
-    tail = _tail(asked)
-    if tail.strip():
-        return tail
+    last = tail(asked)
+    if last.strip():
+        return last
     with_prompt, without = "".join(asked.out), "".join(unasked.out)
     return with_prompt[len(without) :] if with_prompt.startswith(without) else ""
 
