@@ -4,7 +4,8 @@ The oracle shares nothing with the product: the render is jinja2's, set up as tr
 up, the end of a turn is what `turn_oracle` finds, the ids are those of `tokenizers`, and where a
 token lies is said by its offsets. A rollout of a conversation samples each assistant's turn in the
 tokens that the whole render has for it. `steps` says of every turn what stands then, what the
-template prints next, and whether that goes on from it; `play` lets a bridge do the same and counts.
+template prints next, and whether that goes on from it; `Play` lets a bridge do the same and counts;
+`judge_rows` holds the rows of ``expand="append"`` against both.
 """
 
 from __future__ import annotations
@@ -13,18 +14,20 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import tokenizers
 
 import tokenmill
 from tests.chat.conversations import DATE, SPECIAL, VARIABLES
 from tests.chat.judge import oracle
 from tests.chat.loop_oracle import OracleTemplate, Refused
-from tests.chat.turn_oracle import Conversation
+from tests.chat.turn_oracle import Conversation, spoken
 from tokenmill.bridge import Bridge
-from tokenmill.chat import ChatSpec
+from tokenmill.chat import ChatSpec, Renderer, Rendering
 from tokenmill.chat.shapes import Plain, read
 from tokenmill.chat.thinking import TAG
 from tokenmill.errors import BridgeError, RowError, UsageError
@@ -66,15 +69,26 @@ def steps(template: OracleTemplate, messages: list[Message], tools: Any) -> Iter
     turns = [k for k, message in enumerate(messages) if k and message["role"] == "assistant"]
     for k, end in zip(turns, [*turns[1:], len(messages)], strict=False):
         prompt = template.plain(messages[:k], tools, add_generation_prompt=True)
-        talk = Conversation(template, messages[: k + 1], tools)
-        if talk.found is None or k not in talk.turns:
+        found = Conversation(template, messages[: k + 1], tools).found
+        if found is None or k not in found.owner:
             raise Refused(f"the turn {k} cannot be seen")
-        turn = talk.turns[k]
-        stands = talk.found.text[: turn.stop if turn.closed else turn.end]
+        end_of_turn = len(found.owner) - found.owner[::-1].index(k)
+        stands = found.text[:end_of_turn]
+        if not any(stands.rstrip().endswith(words) for words in _words(messages[k])):
+            stands = stands.rstrip()  # it has a closer; white space behind that is not sampled
         following = None
         if end > k + 1 or end < len(messages):
             following = template.plain(messages[:end], tools, add_generation_prompt=True)
         yield Step(k, messages[k + 1 : end], prompt, stands, following)
+
+
+def _words(message: Message) -> Iterator[str]:
+    """What a turn may end with where nothing closes it."""
+    content = message.get("content")
+    if isinstance(content, str) and content.strip():
+        yield content.strip()
+    for fragments in spoken(message):
+        yield from filter(None, fragments)
 
 
 @lru_cache(maxsize=256)
@@ -140,14 +154,16 @@ class Play:
     def conversation(self, case: str, messages: list[Message], tools: Any) -> None:
         """Play one conversation as far as the template renders it, each turn on what stands."""
         where = f"{self.name} × {case}"
+        found: list[Step] = []
+        try:
+            found.extend(steps(self.template, messages, tools))
+        except Refused:
+            self.counts["refused by the template"] += 1
         for by_text in (False, True):
             self.bridge.forget()  # without a generation prompt, two rollouts may share ids
             ids: list[int] | None = None
-            try:
-                for step in steps(self.template, messages, tools):
-                    ids = self._step(where, step, ids, messages, tools, by_text)
-            except Refused:
-                self.counts["refused by the template"] += 1
+            for step in found:
+                ids = self._step(where, step, ids, messages, tools, by_text)
 
     def _step(
         self,
@@ -201,3 +217,81 @@ class Play:
             )
             self.wrong.append(f"{where}: {ours!r} for {theirs!r}")
         return found
+
+
+# -- rows that are rollouts ------------------------------------------------------------------
+
+# Turns that are not trained; closers that are words, too, which the oracle takes for no closers.
+UNJUDGED = ("untrained turn", "weights", "literal in a result", "literal at the ends")
+
+
+def renderer_of(name: str, source: str, renderer: str = "auto") -> Renderer:
+    spec = ChatSpec(date=DATE, expand="append", template_kwargs=VARIABLES.get(name))
+    return Renderer(spec, source, SPECIAL, renderer=renderer)
+
+
+def stretches(turns: list[Step]) -> list[list[Step]]:
+    """The turns that one text holds, by the plain renders."""
+    held: list[list[Step]] = []
+    for step in turns:
+        if held and step.prompt.startswith(held[-1][-1].stands):
+            held[-1].append(step)
+        else:
+            held.append([step])
+    return held
+
+
+def trained(made: Rendering) -> list[str]:
+    """What is trained, stretch by stretch."""
+    pairs = zip(made.texts, made.spans, strict=True)
+    return [text[start:end] for text, spans in pairs for start, end in spans or ()]
+
+
+def judge_rows(play: Play, renderer: Renderer, rows: dict[str, Any]) -> int:
+    """Compare every row of every conversation with both judges; how many rows there were."""
+    judged = 0
+    turns_spec = msgspec.structs.replace(renderer.spec, expand="turns")
+    by_turns = Renderer(turns_spec, play.template.source, SPECIAL)
+    for case, row in rows.items():
+        found = talk_of(row)
+        if found is None or found[0][-1]["role"] != "assistant" or case in UNJUDGED:
+            continue
+        try:
+            turns = list(steps(play.template, *found))
+        except Refused:
+            continue
+        made = renderer.render([row])
+        if made.rejected or found[0][0]["role"] == "assistant":
+            continue  # what is lost or unproven is judged in tests/chat
+        where = f"{play.name} × {case}"
+        assert all(step.opens for step in turns), where
+        held = stretches(turns)
+        assert trained(made) == trained(by_turns.render([row])), where
+        if play.template.says_itself:
+            continue  # its author says where a turn ends
+        assert made.texts == [members[-1].stands for members in held], where
+        if all(found[0][step.turn - 1]["role"] != "assistant" for step in turns):
+            assert made.spans == [  # after an assistant, some templates print no header to prompt
+                [(len(step.prompt), len(step.stands)) for step in members] for members in held
+            ], where
+        for text, members in zip(made.texts, held, strict=True):
+            roll(play, where, text, members, *found)
+            judged += 1
+    return judged
+
+
+def roll(
+    play: Play, where: str, text: str, members: list[Step], messages: list[Any], tools: Any
+) -> None:
+    """Let the bridge go through a row's turns, with the row's own tokens as samples."""
+    whole = play.encode(text)
+    play.bridge.forget()
+    ids = play.bridge.prompt(messages[: members[0].turn], tools)
+    for step, following in pairwise(members):
+        place = play.boundary(text, len(step.stands))
+        if place is None or whole[: len(ids)] != ids:
+            return  # a token lies across the seam
+        answer = messages[step.turn + 1 : following.turn]
+        ids = play.bridge.extend(whole[:place], answer, sampled=messages[step.turn])
+        if play.boundary(text, len(following.prompt)) is not None:
+            assert whole[: len(ids)] == ids, where
