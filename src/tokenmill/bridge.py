@@ -340,7 +340,7 @@ class Bridge:
         own = self._text(numbers, prompt.tokens)
         stop = ""
         if len(numbers) > prompt.tokens and self.tokenizer.table.is_special[numbers[-1]]:
-            stop = self.tokenizer.table.piece(int(numbers[-1])).decode("utf-8", "replace")
+            stop = self._token(numbers[-1])
         words = own.removesuffix(stop)
         turns = self._readings(prompt, own, words)
         if sampled is not None:
@@ -490,7 +490,7 @@ class Bridge:
         """What ends a turn, without what else is printed between its words and there."""
         ids = self._encode(closer)
         if ids and self.tokenizer.table.is_added[ids[-1]]:
-            last = self.tokenizer.table.piece(ids[-1]).decode("utf-8", "replace")
+            last = self._token(ids[-1])
             return last if closer.endswith(last) else closer
         return closer
 
@@ -524,6 +524,10 @@ class Bridge:
         ids: list[int] = self.tokenizer.reference.encode(text, add_special_tokens=False).ids
         return ids
 
+    def _token(self, number: int) -> str:
+        """The text of an added token."""
+        return self.tokenizer.table.piece(int(number)).decode("utf-8", "replace")
+
     def _text(self, numbers: NDArray[np.int64], start: int) -> str:
         """The text of ids from a place on, read as what follows the ids before it."""
         first = max(start - 1, 0)
@@ -541,11 +545,14 @@ class Bridge:
         last added token; where that gives other ids than were sampled, behind that token alone.
         """
         table = self.tokenizer.table
+        if table.is_added[numbers[-1]]:
+            ids = self._encode(self._token(numbers[-1]) + text)
+            if ids[0] == numbers[-1]:
+                return ids[1:]
         alone = self._encode(text)
-        if not alone:
-            return alone
-        first = alone[0]
-        if table.is_added[first] and first not in self.tokenizer.left_stripping:
+        if not alone or (
+            table.is_added[alone[0]] and alone[0] not in self.tokenizer.left_stripping
+        ):
             return alone
         added = np.flatnonzero(table.is_added[numbers])
         place = int(added[-1]) if len(added) else 0
@@ -554,7 +561,7 @@ class Bridge:
         if ids[: len(standing)] == standing:
             return ids[len(standing) :]
         if len(added):
-            ids = self._encode(self._text(numbers[place : place + 1], 0) + text)
+            ids = self._encode(self._token(numbers[place]) + text)
             if ids[0] == standing[0]:
                 return ids[1:]
         return alone
@@ -563,9 +570,8 @@ class Bridge:
 
     def _refuse_unknown(self, numbers: NDArray[np.int64]) -> None:
         size = len(self.tokenizer.table)
-        wrong = np.flatnonzero((numbers < 0) | (numbers >= size))
-        if len(wrong):
-            place = int(wrong[0])
+        if len(numbers) and not 0 <= numbers.min() <= numbers.max() < size:
+            place = int(np.flatnonzero((numbers < 0) | (numbers >= size))[0])
             raise UsageError(
                 f"id {int(numbers[place])} at place {place}: the tokenizer has {size} ids"
             )

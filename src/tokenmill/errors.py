@@ -15,7 +15,7 @@ the room that calls the foreign library, with ``from``.
     │   └── RowError (ValueError)                one row is bad; carries a reason of REASONS
     ├── TokenizerError (ValueError)          a tokenizer cannot be loaded, or is ambiguous
     ├── TemplateError (ValueError)           a chat template cannot be compiled or must be pinned
-    │   └── BridgeError                          a template would rewrite what a rollout holds
+    │   └── BridgeError (ValueError)             a template would rewrite what a rollout holds
     ├── CacheError (OSError)                 the cache cannot be used: full, read-only, forbidden
     ├── CorruptionError (ValueError)         stored bytes are not what was written
     ├── NonDeterminismError (RuntimeError)   two builders made different bytes for one key
@@ -163,7 +163,7 @@ class TemplateError(TokenmillError, ValueError):
     """A chat template cannot be compiled, or asks for something the recipe must pin."""
 
 
-class BridgeError(TemplateError):
+class BridgeError(TemplateError, ValueError):
     """A rollout cannot go on as it stands: the template would rewrite a turn of it.
 
     Args:
