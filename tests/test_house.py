@@ -28,8 +28,8 @@ VERBS = ("export", "lint", "open_rows", "open_store", "prepare", "prepare_part",
          "to_hf")  # fmt: skip
 NOUNS = ("Bridge", "Loader", "Origin", "Pack", "PromptDataset", "Recipe")
 EXCEPTIONS = ("TokenmillError", "UsageError", "SourceError", "SourceMissing", "SourceChanged",
-              "RowError", "TokenizerError", "TemplateError", "BridgeError", "CacheError", "CorruptionError",
-              "NonDeterminismError", "WorkerError", "StateError")  # fmt: skip
+              "RowError", "TokenizerError", "TemplateError", "BridgeError", "CacheError",
+              "CorruptionError", "NonDeterminismError", "WorkerError", "StateError")  # fmt: skip
 
 
 def run(program: str, *arguments: str | Path) -> str:

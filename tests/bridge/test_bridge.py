@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tokenizers
 
 import tokenmill as tm
-from tests.bridge.rollouts import tokenizer_of
-from tests.chat.templates import CHATML, RETURNING, THINKING, TRIMMING, UNCLOSED
+from tests.bridge.rollouts import TOKENIZER, tokenizer_of
+from tests.chat.templates import CHATML, HABITS, RETURNING, THINKING, TRIMMING, UNCLOSED
 
 USER = {"role": "user", "content": "What is the weather?"}
 AGAIN = {"role": "user", "content": "And now?"}
@@ -37,6 +38,15 @@ BLANK_LINE = (
     "{% for m in messages %}{{ m.role }}: {{ m.content }}\n\n{% endfor %}"
     "{% if add_generation_prompt %}assistant:{% endif %}"
 )
+# Prints reasoning with the last turn alone, and content as it is.
+REASONING_LAST = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{% if m.reasoning_content and loop.last %}<think>{{ m.reasoning_content }}</think>{% endif %}"
+    "{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+# Opens thinking in the generation prompt, and knows of none otherwise.
+OPENING = CHATML.replace("assistant\n{% endif %}", "assistant\n<think>\n{% endif %}")
 # Untraceable: a recursive loop.
 RECURSIVE = (
     "{% for m in messages recursive %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n"
@@ -128,6 +138,40 @@ def test_bytes_cut_inside_a_character_stay() -> None:
     assert rollout.text(found[len(given) :]) == "<|im_end|>" + NEXT
 
 
+def test_thinking_that_the_prompt_opens_belongs_to_the_turn() -> None:
+    rollout = Rollout(OPENING)
+    appended = rollout.after("Hm.\n</think>\n\nSunny.<|im_end|>")
+    assert appended == NEXT + "<think>\n"
+
+
+def test_white_space_that_a_token_takes_is_encoded_as_in_the_whole() -> None:
+    """phi-3: ``<|end|>`` takes the line's end behind it, which then has no token."""
+    template = "{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}<|end|>\n{% endfor %}"
+    template += "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
+    made = tokenizers.Tokenizer.from_file(str(TOKENIZER))
+    made.add_special_tokens([tokenizers.AddedToken("<|end|>", rstrip=True), "<|user|>"])
+    bridge = tm.Bridge(made, chat_template=template)
+    given = bridge.prompt([USER]) + made.encode("Sunny.<|end|>").ids
+    turns = [USER, {"role": "assistant", "content": "Sunny."}, AGAIN]
+    whole = "".join(f"<|{turn['role']}|>\n{turn['content']}<|end|>\n" for turn in turns)
+    assert bridge.extend(given, [AGAIN]) == made.encode(whole + "<|assistant|>\n").ids
+
+
+def test_text_behind_text_is_encoded_as_in_the_whole() -> None:
+    """A tokenizer that invents a space before the first word, and no other."""
+    letters = sorted({*map(chr, range(32, 127)), "\n", "▁"})
+    vocabulary = {letter: number for number, letter in enumerate(letters)}
+    made = tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, []))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    bridge = tm.Bridge(made, chat_template=BLANK_LINE)
+    given = bridge.prompt([USER])
+    whole = f"user: {USER['content']}\n\nassistant: Sunny.\n\nuser: And now?\n\nassistant:"
+    ids = made.encode(whole).ids
+    assert ids[: len(given)] == given
+    cut = len(made.encode(whole[: whole.index("Sunny.") + len("Sunny.")]).ids)
+    assert bridge.extend(ids[:cut], [AGAIN]) == ids
+
+
 # -- refusals ----------------------------------------------------------------------------------
 
 
@@ -140,6 +184,35 @@ def test_thinking_that_would_be_dropped_is_refused_with_both_texts() -> None:
     assert "Hm." in caught.value.before
     assert "Sunny." in caught.value.after
     assert "Hm." not in caught.value.after
+
+
+@pytest.mark.parametrize(
+    ("thought", "sampled"),
+    [
+        ("Hm.", None),
+        (" Hm. ", {"role": "assistant", "content": "Sunny.", "reasoning_content": "Hm."}),
+    ],
+)
+def test_turn_that_is_printed_whole_only_as_the_last_is_refused(thought: str, sampled: Any) -> None:
+    """Its text as it is would go on; as servers read it, in whatever words, it is shortened."""
+    rollout = Rollout(REASONING_LAST)
+    text = f"<think>{thought}</think>Sunny.<|im_end|>"
+    with pytest.raises(tm.BridgeError, match="would rewrite turn 1") as caught:
+        rollout.after(text, sampled=sampled)
+    assert "Hm." in caught.value.before
+    assert caught.value.after == "Sunny.<|im_end|>"
+
+
+def test_turn_whose_end_cannot_be_told_is_refused() -> None:
+    """A tool's answer is printed in the turn of who called it."""
+    rollout = Rollout(HABITS["looks ahead"])
+    function = {"name": "look", "arguments": {}}
+    turn = {**CALL, "tool_calls": [{"id": "call00001", "type": "function", "function": function}]}
+    as_printed = '<call>{"name": "look", "arguments": {}}</call><|end|>'
+    appended = rollout.after(as_printed, RESULT, sampled=turn)
+    assert appended == "<|tool|>sunny<|end|><|assistant|>"
+    with pytest.raises(tm.BridgeError, match="prints other messages in the turn 1"):
+        rollout.after(as_printed.replace(": ", ":"), RESULT, sampled=turn)
 
 
 def test_another_closer_in_history_is_refused_where_it_was_sampled() -> None:
