@@ -111,23 +111,22 @@ def talk_of(row: dict[str, Any]) -> tuple[list[Message], Any] | None:
     return found.messages, found.tools
 
 
-def bridge_of(name: str, source: str, **options: Any) -> Bridge:
-    """A bridge under one of the stored templates."""
-    variables = VARIABLES.get(name)
-    return Bridge(tokenizer_of(source), date=DATE, template_kwargs=variables, **options)
-
-
 class Play:
     """Rollouts under one template, and what came of their steps.
 
     Args:
         name: Of the template.
         source: Its text.
+        tokenizer: A real one; None: the bundled one with the template's tags.
     """
 
-    def __init__(self, name: str, source: str) -> None:
+    def __init__(self, name: str, source: str, tokenizer: Tokenizer | None = None) -> None:
+        variables = VARIABLES.get(name)
         self.template = oracle(name, source)
-        self.bridge = bridge_of(name, source)
+        if tokenizer is not None:
+            self.template = OracleTemplate(source, tokenizer.special_tokens, DATE)
+        tokenizer = tokenizer or tokenizer_of(source)
+        self.bridge = Bridge(tokenizer, date=DATE, template_kwargs=variables)
         self.tokenizer = self.bridge.tokenizer.reference
         self.counts: Counter[str] = Counter()
         self.wrong: list[str] = []

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from tests.bridge.rollouts import Play, judge_rows, renderer_of
 from tests.chat.conversations import ODD, TOOLS, corpus_rows, zoo
 from tests.chat.templates import ALL, HABITS
+from tokenmill.tokenizer import load
 
 SHARE = 12  # of the pairs, `make test` plays one in so many
 SHORT = {case: row for case, row in ODD.items() if "long" not in case}
@@ -59,6 +60,21 @@ def test_whole_zoo_goes_on_as_it_prints_or_is_refused(shared: Path) -> None:
         for number, row in enumerate(corpus_rows(shared, corpus, 4)):
             rows[f"{corpus} {number}"] = row
     judge(zoo(shared), lambda _: rows, equal=4000, refused=1500)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+def test_real_tokenizers_go_on_as_their_templates_print(shared: Path) -> None:
+    """Their own templates, special tokens and seams: bytes, metaspace, tokens that strip."""
+    plays = []
+    for place in sorted((shared / "tokenizers").glob("*/chat_template.jinja")):
+        tokenizer = load(place.parent / "tokenizer.json", chat_template=place)
+        if "plain" not in tokenizer.table.spelling:
+            plays.append(play := Play(place.parent.name, place.read_text("utf-8"), tokenizer))
+            play.rows(SHORT)
+    wrong = [report for play in plays for report in play.wrong]
+    assert not wrong, "\n".join(wrong[:30])
+    assert sum(play.counts["message equal"] for play in plays) > 400
 
 
 OWN = {name: Play(f"own/{name}", source) for name, source in {**ALL, **HABITS}.items()}
