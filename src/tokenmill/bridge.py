@@ -499,24 +499,27 @@ class Bridge:
     ) -> None:
         """A turn that tools answer has called them, and its text alone does not say so.
 
-        The same turn with calls must be followed by the same.
+        The same turn with calls, which may have ids or not, must be followed by the same.
         """
         answers = [message for message in new if message["role"] in TOOL_ROLES]
         if not answers:
             return
         calls = [_call(message, prompt.tools) for message in answers]
-        turn = {**printed.messages[printed.turn], "tool_calls": calls}
-        for (form,), _ in _forms([turn]):
-            try:
-                called = self._print_on(prompt, form, new)
-            except RowError:
-                continue
-            if called.text.endswith(following):
-                return
-        raise UsageError(
-            "this template prints the answer of a tool otherwise after a call than after a text:"
-            " give the sampled turn as a message with its tool_calls (sampled=)"
-        )
+        nameless = [{"type": "function", "function": call["function"]} for call in calls]
+        found = []
+        for tool_calls in (calls, nameless):
+            turn = {**printed.messages[printed.turn], "tool_calls": tool_calls}
+            for (form,), _ in _forms([turn]):
+                try:
+                    found.append(self._print_on(prompt, form, new).text.endswith(following))
+                    break
+                except RowError:
+                    continue
+        if not found or not all(found):
+            raise UsageError(
+                "this template prints the answer of a tool otherwise after a call than after a"
+                " text: give the sampled turn as a message with its tool_calls (sampled=)"
+            )
 
     # -- ids ----------------------------------------------------------------------------------
 

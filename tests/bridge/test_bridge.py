@@ -235,6 +235,17 @@ def test_answer_that_depends_on_the_call_asks_for_the_message() -> None:
     assert appended == "\n<|im_start|>look\nsunny<|im_end|>\n<|im_start|>assistant\n"
 
 
+def test_answer_that_depends_on_the_id_of_the_call_asks_for_the_message() -> None:
+    template = NAMING.replace("m.tool_calls[0].function.name %}", "m.tool_calls[0].id %}")
+    template = template.replace(
+        "<|im_start|>{{ ns.name }}", "<|im_start|>{{ ns.name == m.tool_call_id }}"
+    )
+    rollout = Rollout(template)
+    nameless = {"role": "tool", "content": "sunny"}
+    with pytest.raises(tm.UsageError, match="sampled="):
+        rollout.after("<call>look</call><|im_end|>", nameless)
+
+
 def test_message_that_says_more_than_was_sampled_is_refused() -> None:
     turn = {"role": "assistant", "content": "Sunny and warm."}
     with pytest.raises(tm.UsageError, match="says more than was sampled"):
