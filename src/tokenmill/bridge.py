@@ -227,7 +227,8 @@ class Bridge:
         """
         with self._lock:
             tools = self.tools if tools is None else tools
-            given, _, _ = self._print_whole(messages, tools)
+            answered = bool(messages) and messages[-1].get("role") != "assistant"
+            given, _, _ = self._print_whole(messages, tools, prompt=answered)
             assistants = [k for k, m in enumerate(given) if m["role"] == "assistant" and k]
             nexts = [*assistants[1:], len(given)]
             for k, following in zip(assistants, nexts, strict=False):
@@ -238,8 +239,8 @@ class Bridge:
                     ends = self._ends(prompt_run, given[:k], tools)
                     own = self._ends(run, given[: k + 1], tools)
                     return rewrite_between(prompt, stands, ends, own)
-                if following == k + 1:
-                    continue  # nothing answers it
+                if len(given) == k + 1:
+                    break  # nothing answers it
                 later, later_run = self._print(given[:following], tools, prompt=True)
                 if not later.startswith(stands):
                     ends = [*self._ends(run, given[: k + 1], tools)[:-1], len(stands)]
@@ -287,13 +288,17 @@ class Bridge:
         return self._renderer.printed(messages, tools, prompt=prompt)
 
     def _print_whole(
-        self, messages: Sequence[Mapping[str, Any]], tools: list[Any] | None
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: list[Any] | None,
+        *,
+        prompt: bool = True,
     ) -> tuple[list[Message], str, Run | None]:
-        """A conversation in the first form that the template takes, and its prompt."""
+        """A conversation in the first form that the template takes, and what it prints."""
         refused: RowError | None = None
         for given, nulls in _forms([dict(message) for message in messages]):
             try:
-                text, run = self._print(given, tools, prompt=True)
+                text, run = self._print(given, tools, prompt=prompt)
             except RowError as error:
                 refused = refused or error
                 continue

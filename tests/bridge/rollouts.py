@@ -75,7 +75,10 @@ def steps(template: OracleTemplate, messages: list[Message], tools: Any) -> Iter
         end_of_turn = len(found.owner) - found.owner[::-1].index(k)
         stands = found.text[:end_of_turn]
         if not any(stands.rstrip().endswith(words) for words in _words(messages[k])):
-            stands = stands.rstrip()  # it has a closer; white space behind that is not sampled
+            # It has a closer; white space behind that is not sampled, but the prompt's stands.
+            whole, stands = stands, stands.rstrip()
+            if whole.startswith(prompt) and len(stands) < len(prompt):
+                stands = prompt
         following = None
         if end > k + 1 or end < len(messages):
             following = template.plain(messages[:end], tools, add_generation_prompt=True)
@@ -156,6 +159,7 @@ class Play:
         found: list[Step] = []
         try:
             found.extend(steps(self.template, messages, tools))
+            self._whole(where, found, messages, tools)
         except Refused:
             self.counts["refused by the template"] += 1
         for by_text in (False, True):
@@ -163,6 +167,18 @@ class Play:
             ids: list[int] | None = None
             for step in found:
                 ids = self._step(where, step, ids, messages, tools, by_text)
+
+    def _whole(self, where: str, found: list[Step], messages: list[Message], tools: Any) -> None:
+        """What the bridge says of the conversation as a whole."""
+        if not found:
+            return
+        expected = all(step.opens and (step.following is None or step.continues) for step in found)
+        try:
+            if self.bridge.is_append_only(messages, tools) is not expected:
+                self.wrong.append(f"{where}: append-only is {expected}")
+            self.counts[f"append-only {expected}"] += 1
+        except BridgeError:  # where its turns end cannot be told
+            self.counts["append-only unknown"] += 1
 
     def _step(
         self,

@@ -13,6 +13,7 @@ import tokenizers
 import tokenmill as tm
 from tests.bridge.rollouts import TOKENIZER, tokenizer_of
 from tests.chat.templates import CHATML, HABITS, RETURNING, THINKING, TRIMMING, UNCLOSED
+from tokenmill.chat.traced import TracedTemplate
 
 USER = {"role": "user", "content": "What is the weather?"}
 AGAIN = {"role": "user", "content": "And now?"}
@@ -257,6 +258,21 @@ def test_untraceable_template_goes_on_where_text_alone_proves_it() -> None:
     assert rollout.after("Sunny.<|im_end|>") == NEXT
     with pytest.raises(tm.BridgeError, match="cannot be traced"):
         rollout.after("Sunny.")
+
+
+@pytest.mark.parametrize("renderer", ["auto", "jinja2"])
+def test_path_that_prints_something_else_is_caught(
+    renderer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest = TracedTemplate.follow
+
+    def lie(self: TracedTemplate, *given: Any, **options: Any) -> Any:
+        run = honest(self, *given, **options)
+        run.text += "?"
+        return run
+
+    monkeypatch.setattr(TracedTemplate, "follow", lie)
+    assert Rollout(CHATML, renderer=renderer).after("Sunny.<|im_end|>") == NEXT
 
 
 def test_wrong_calls_are_named() -> None:

@@ -42,6 +42,8 @@ def judge(
     assert counts["message equal"] >= equal, counts
     assert counts["text equal"] >= 0.9 * counts["message equal"], counts
     assert counts["message refused"] >= refused, counts
+    assert counts["append-only True"] >= equal / 2
+    assert counts["append-only unknown"] <= 0.1 * counts["append-only True"]
     assert judged >= equal / 2
 
 
