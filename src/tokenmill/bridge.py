@@ -347,17 +347,19 @@ class Bridge:
         if len(numbers) > prompt.tokens and self.tokenizer.table.is_special[numbers[-1]]:
             stop = self._token(numbers[-1])
         words = own.removesuffix(stop)
-        turns = self._readings(prompt, own, words)
+        turns = ((turn, False) for turn in self._readings(prompt, own, words))
         if sampled is not None:
-            turns = (turn for (turn,), _ in _forms([dict(sampled)]))
+            turns = ((turn, nulls) for (turn,), nulls in _forms([dict(sampled)]))
         candidates: list[_Printed] = []
         refused: RowError | None = None
-        for turn in turns:
+        for turn, nulls in turns:
             try:
                 printed = self._print_on(prompt, turn, new)
             except RowError as error:
                 refused = refused or error
                 continue
+            if nulls and (printed.run is None or printed.run.nones):
+                continue  # null would be printed as a word
             if prompt.begins(printed.text) and printed.text.startswith(own, prompt.characters):
                 return self._exact(prompt, printed, own, stop, new, sampled is None)
             candidates.append(printed)

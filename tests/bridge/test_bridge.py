@@ -129,6 +129,16 @@ def test_turn_that_the_template_words_otherwise_stays_as_it_was_sampled() -> Non
     assert rollout.text(found[len(given) :]) == "<|eot_id|>" + appended
 
 
+def test_null_content_of_a_message_is_no_word() -> None:
+    rollout = Rollout(CHATML)
+    ids = rollout.bridge.prompt([{"role": "system", "content": None}, USER]) + rollout.ids(" ")
+    ids = rollout.bridge.extend(ids, [AGAIN], sampled={"role": "assistant", "content": None})
+    ids = rollout.bridge.extend(ids + rollout.ids("Yes."), [AGAIN])
+    assert "None" not in rollout.text(ids)
+    prompt = next(reversed(rollout.bridge._prompts.values()))
+    assert [message["content"] for message in prompt.messages[:3]] == ["", USER["content"], ""]
+
+
 def test_bytes_cut_inside_a_character_stay() -> None:
     rollout = Rollout(CHATML)
     cut = rollout.ids("é")[:-1] or rollout.ids("👋")[:-1]
