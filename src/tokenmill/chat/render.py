@@ -13,7 +13,8 @@ list contents included, and the generation prompt follows. A sample of what path
 the reference renders, too; one difference, and the paths are out.
 
 A `Rendering` holds the accepted texts in the order of the rows; under ``expand="turns"`` one row
-gives several, numbered by ``part``. So does a row with a group of answers (`groups`): one text for
+gives several, numbered by ``part``, and under ``expand="append"`` as many as a rollout of it would
+have to begin anew (`append`). So does a row with a group of answers (`groups`): one text for
 each, each rendered by itself; if one of them is rejected, all are.
 """
 
@@ -31,11 +32,12 @@ from typing import Any
 import msgspec
 import xxhash
 
+from tokenmill.chat.append import join, sampled
 from tokenmill.chat.groups import Group, incomparable, read_row
 from tokenmill.chat.outline import Outline, outline_of
 from tokenmill.chat.program import NullPrinted, Run
 from tokenmill.chat.shapes import Conversation, Plain
-from tokenmill.chat.spec import TURNS_OF_GROUPS, ChatSpec
+from tokenmill.chat.spec import ChatSpec, turns_of_groups
 from tokenmill.chat.template import ReferenceTemplate
 from tokenmill.chat.thinking import before_thinking, literals, thinking_tags
 from tokenmill.chat.traced import NotTraced, TracedTemplate
@@ -117,6 +119,8 @@ class Job:
     """What each message of ``trained`` counts in the loss; empty where each counts 1."""
     outlined: tuple[Outline, list[Any]] | None = None
     """Outline and leaves of the conversation, where they are known."""
+    rendered: list[dict[str, Any]] | None = None
+    """The messages in the form that the template took, where that is not the conversation's."""
 
 
 class Differs(Exception):
@@ -235,7 +239,7 @@ class Renderer:
         elif template is not None:
             self._sources = dict(template)
         self._templates: dict[str, Template] = {}
-        self._traced = 0
+        self._traced = self._printed = 0
         self._digests: Sequence[int] | None = None
         self._trained: dict[tuple[Any, ...], tuple[int, ...]] = {}
         self.engine_seconds = 0.0
@@ -267,6 +271,10 @@ class Renderer:
         """The reference template that renders a conversation with these tools."""
         return self._for(tools).reference
 
+    def judge(self, tools: list[Any] | None = None) -> Judge:
+        """What tells the turns of such a conversation apart."""
+        return self._for(tools).judge
+
     def prompt(self, messages: list[dict[str, Any]], tools: list[Any] | None = None) -> str:
         """A conversation as it is, with the generation prompt after it, by the reference.
 
@@ -284,6 +292,38 @@ class Renderer:
             except Differs:
                 self.renderer = "jinja2"  # this batch and every later one is the reference's
         return [self._reference_prompt(*one) for one in conversations]
+
+    def printed(
+        self, messages: list[dict[str, Any]], tools: list[Any] | None, *, prompt: bool
+    ) -> tuple[str, Run | None]:
+        """A conversation as the template prints it, and the run that says what is whose.
+
+        The run is None where the template cannot be traced.
+
+        Args:
+            messages: The conversation, as it is.
+            tools: Its tools.
+            prompt: Whether the generation prompt follows.
+
+        Raises:
+            RowError: The template refuses it.
+            TemplateError: It asks for a date that is not pinned.
+        """
+        template = self._for(tools)
+        traced = template.asking if prompt else template.traced
+        run = None
+        try:
+            run = traced.follow(messages, tools)
+            number, self._printed = self._printed, self._printed + 1
+            if self.renderer == "auto" and not audited(number, digest_of(run.text)):
+                return run.text, run
+        except NotTraced:
+            pass
+        text = template.reference.render(messages, tools, add_generation_prompt=prompt)
+        if run is not None and run.text != text:
+            traced.ban("a conversation that both rendered")
+            self.renderer, run = "jinja2", None
+        return text, run
 
     def _prompt(
         self, number: int, messages: list[dict[str, Any]], tools: list[Any] | None
@@ -356,18 +396,59 @@ class Renderer:
                 jobs = self._jobs(index, found, result)
             except RowError as error:
                 result.rejected.append((index, 0, error))
+            if self.spec.expand == "append":
+                self._append(jobs, result, auto, weight)
+                continue
             for job in jobs:
                 try:
                     self._accept_settled(job, self._settle(job, result, auto), result, weight)
                 except RowError as error:
                     result.rejected.append((index, job.part, error))
 
+    def _append(self, jobs: Sequence[Job], result: Rendering, auto: bool, weight: float) -> None:
+        """Rows of one turn each, put together where one goes on from the other."""
+        held: list[Job] = []
+        turns: list[tuple[str, Settled]] = []
+        for job in jobs:
+            try:
+                settled = self._trained_settled(job, self._settle(job, result, auto))
+                given = job.rendered or job.conversation.messages
+                prompt = self._prompt_of(len(result.texts), given[:-1], job, auto)
+                turns.append((prompt, sampled(settled, prompt, len(given) - 1)))
+                held.append(job)
+            except RowError as error:
+                result.rejected.append((job.source, job.part, error))
+        for stretch in join(turns):
+            members = [held[number] for number in stretch.turns]
+            whole = dataclasses.replace(
+                members[-1],
+                part=members[0].part,
+                trained=tuple(k for job in members for k in job.trained or ()),
+                weights=tuple(weight for job in members for weight in job.weights),
+            )
+            try:
+                self._accept_settled(whole, stretch.settled, result, weight)
+            except RowError as error:
+                result.rejected.append((whole.source, whole.part, error))
+
+    def _prompt_of(self, number: int, messages: list[dict[str, Any]], job: Job, auto: bool) -> str:
+        """What a model is given to go on with."""
+        tools = job.conversation.tools
+        prompt = (
+            self._prompt(number, messages, tools)
+            if auto
+            else self._reference_prompt(messages, tools)
+        )
+        if isinstance(prompt, RowError):
+            raise prompt
+        return prompt
+
     def _group(
         self, index: int, group: Group, result: Rendering, auto: bool, weight: float
     ) -> None:
         """Render every side of a group by itself; all of them are accepted, or none."""
-        if self.spec.expand == "turns":
-            raise incomparable(TURNS_OF_GROUPS)
+        if self.spec.expand != "none":
+            raise incomparable(turns_of_groups(self.spec.expand))
         settled: list[Settled] = []
         for number, side in enumerate(group.sides):
             try:
@@ -411,6 +492,7 @@ class Renderer:
         try:
             if conversation.nulls:
                 run, messages = self._with_nulls(job, result, auto)
+                job.rendered = messages
             else:
                 run = self._follow(job, messages, result, auto)
             self._count(result, auto)
@@ -465,7 +547,7 @@ class Renderer:
             if conversation.nulls:
                 self._note(settled, result)
                 if not settled.emptied:
-                    messages = conversation.form(nulls=True, texts=False)
+                    messages = job.rendered = conversation.form(nulls=True, texts=False)
             self._audit(job, messages, settled.text, result)
             self._traced += 1
         return settled
@@ -516,6 +598,7 @@ class Renderer:
                 self._count(result, auto)
             if texts:
                 result.note("arguments_as_text")
+            job.rendered = messages
             return settled
         return None
 
@@ -666,7 +749,7 @@ class Renderer:
         if not wanted:
             raise RowError("no assistant turn of this row is to be trained",
                            reason="no_trained_tokens")  # fmt: skip
-        if self.spec.expand != "turns":
+        if self.spec.expand == "none":
             if plain is not None and len(self._trained) < ROLES_KNOWN:
                 self._trained[plain] = tuple(wanted)
             counted = tuple([weights[i] for i in wanted]) if weights else ()
