@@ -18,6 +18,7 @@ each, encoded as a whole, with the tokens that belong to each turn.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -28,6 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokenmill.chat import ChatSpec, Renderer
+from tokenmill.chat.template import ReferenceTemplate
 from tokenmill.errors import RowError
 from tokenmill.rollouts.trajectory import Ids, Trajectory
 from tokenmill.tokenizer import Encoder, Tokenizer
@@ -69,6 +71,7 @@ class Turn:
         start: Its first token.
         end: The one after its last.
         sampled: Of an assistant's turn, first token and end of what the model wrote.
+        wrote: The same in bytes; a token at either end may reach beyond.
         rewritten: Whether the model wrote something else at its time than stands here.
     """
 
@@ -76,6 +79,7 @@ class Turn:
     start: int
     end: int
     sampled: tuple[int, int] | None = None
+    wrote: tuple[int, int] | None = None
     rewritten: bool = False
 
 
@@ -99,6 +103,31 @@ class Expected:
     def required(self) -> int:
         """Tokens up to the end of the last sampled turn; what follows need not be recorded."""
         return max((turn.sampled[1] for turn in self.turns if turn.sampled), default=0)
+
+    @cached_property
+    def doubtful(self) -> list[tuple[int, int]]:
+        """Tokens of which nobody can say whether they were sampled.
+
+        Whitespace that ends a turn in place of a token, and a token that the template prints behind
+        the last turn's end: some samplers stop before it, some behind.
+        """
+        found = []
+        for turn in self.turns:
+            if turn.sampled is None:
+                continue
+            first, last = turn.sampled
+            end = last
+            while end > first and not self.bytes(end - 1, end).strip():
+                end -= 1
+            if end < last:
+                found.append((end, last))
+        if not self.open and self.bytes(self.required, len(self.spelled.ids)).strip():
+            found.append((self.required, len(self.spelled.ids)))
+        return found
+
+    def bytes(self, start: int, end: int) -> bytes:
+        """What some tokens stand for."""
+        return self.spelled.data[int(self.spelled.starts[start]) : int(self.spelled.starts[end])]
 
     def turn_at(self, token: int) -> int:
         """The turn of a token."""
@@ -164,6 +193,22 @@ class Expectations:
             found.append(_texts(trajectory, rows[first:last], rendered[first:last]))
         return self._encoded(trajectories, found)
 
+    def by_reference(self, trajectory: Trajectory) -> Expected | None:
+        """What an append-only sampler would be given and write, by the reference alone.
+
+        The prompt of every turn as it would be asked for, messages as they stand: slow, and the
+        last word before something is called wrong. None where the template does not only append.
+        """
+        messages = trajectory.messages or []
+        try:
+            text = _asked(self.renderer.reference(trajectory.tools), messages, trajectory.tools)
+        except (RowError, TypeError, ValueError):
+            return None
+        if text is None:
+            return None
+        found = self._encoded([trajectory], [[text]])[0]
+        return None if isinstance(found, RowError) else found[0]
+
     def _render(self, rows: list[dict[str, Any]]) -> list[_Text | RowError]:
         rendering = self.renderer.render(rows)
         found: list[_Text | RowError] = [RowError("not rendered")] * len(rows)
@@ -202,14 +247,46 @@ class Expectations:
                     answer = refused[number]
                 else:
                     ids, mask, ends = encoded.row(number)
-                    turns = _turns(text, mask, ends.tolist())
+                    spelled = spell(table, ids)
+                    turns = _turns(text, spelled, mask, ends.tolist())
                     appended = place == 0 and len(texts) > 1
                     messages = trajectory.messages or []
                     ends_open = bool(messages) and messages[-1]["role"] != "assistant"
-                    expected.append(Expected(spell(table, ids), turns, appended, ends_open))
+                    expected.append(Expected(spelled, turns, appended, ends_open))
                 number += 1
             answers.append(answer)
         return answers
+
+
+def _asked(
+    reference: ReferenceTemplate, messages: list[dict[str, Any]], tools: list[Any] | None
+) -> _Text | None:
+    """The prompt of each assistant turn and what follows it, as long as one continues the other."""
+    before = text = ""
+    ends: list[int] = []
+    sampled: dict[int, tuple[int, int]] = {}
+    turns = [k for k, message in enumerate(messages) if message["role"] == "assistant"]
+    if len(messages) - 1 not in turns:
+        turns.append(len(messages))
+    for k in turns:
+        prompt = reference.render(messages[:k], tools, add_generation_prompt=True)
+        if not prompt.startswith(before):
+            return None
+        for m in range(len(ends), k):
+            printed = reference.render(messages[: m + 1], tools)
+            ends.append(max(len(os.path.commonprefix([prompt, printed])), len(before)))
+        if k == len(messages):
+            text = prompt
+            break
+        text = reference.render(messages[: k + 1], tools)
+        wrote = text[len(prompt) :].rstrip()
+        if not text.startswith(prompt) or not wrote:
+            return None
+        before = prompt + wrote
+        sampled[k] = (len(prompt), len(before))
+        ends.append(len(before))
+    ends[-1] = len(text)
+    return _Text(text, ends, [message["role"] for message in messages], sampled)
 
 
 def _without_generation(template: Any) -> Any:
@@ -326,16 +403,26 @@ def _cut_open(text: _Text, turn: int) -> _Text | None:
     return _Text(text.text[:start], [*text.ends[:turn], start], text.roles, sampled)
 
 
-def _turns(text: _Text, mask: NDArray[np.uint8], ends: Sequence[int]) -> tuple[Turn, ...]:
+def _turns(
+    text: _Text, spelled: Spelled, mask: NDArray[np.uint8], ends: Sequence[int]
+) -> tuple[Turn, ...]:
     """Turns in tokens: of each assistant's, the tokens that the mask says."""
+    exact = len(spelled.data) == len(text.text) or spelled.data == text.text.encode()
+    plain = len(spelled.data) == len(text.text)
     turns = []
     start = 0
     for k, end in enumerate(ends):
-        sampled = None
-        if k in text.sampled:
-            own = np.flatnonzero(mask[start:end])
-            if len(own):
-                sampled = (start + int(own[0]), start + int(own[-1]) + 1)
-        turns.append(Turn(text.roles[k], start, end, sampled, k in text.rewritten))
+        sampled: tuple[int, int] | None = None
+        wrote: tuple[int, int] | None = None
+        own = np.flatnonzero(mask[start:end]) if k in text.sampled else ()
+        if len(own):
+            sampled = (start + int(own[0]), start + int(own[-1]) + 1)
+            wrote = (int(spelled.starts[sampled[0]]), int(spelled.starts[sampled[1]]))
+        if sampled is not None and exact:
+            wrote = text.sampled[k]
+            if not plain:
+                first, last = wrote
+                wrote = (len(text.text[:first].encode()), len(text.text[:last].encode()))
+        turns.append(Turn(text.roles[k], start, end, sampled, wrote, k in text.rewritten))
         start = end
     return tuple(turns)

@@ -9,7 +9,8 @@ A `Judge` compares what was recorded with what is expected (`expected`), in four
                   was not sampled or not on what was, log-probabilities that do not fit
 
 A trajectory's class is the gravest of its findings'. Of the two texts that are expected of a
-template which rewrites history, the one that explains more counts. A trajectory that ends inside a
+template which rewrites history, the nearer one counts; and nothing is called wrong that the
+reference, asked turn by turn, would have given a sampler. A trajectory that ends inside a
 turn was cut off, which is no finding. Texts are compared in bytes, as the tokenizer's pieces spell
 them; masks are compared wherever both texts agree.
 """
@@ -18,7 +19,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -80,6 +81,13 @@ class Verdict:
     turns: list[tuple[str, int]] = field(default_factory=list)
     truncated: bool = False
     unchecked: str = ""
+    apart: int = 0
+    """Bytes in which texts differ."""
+
+    @property
+    def distance(self) -> tuple[bool, int, int]:
+        """How badly what is expected explains what was recorded."""
+        return _is_grave(self), self.apart, len(self.notes)
 
 
 class Judge:
@@ -124,29 +132,45 @@ class Judge:
         self, trajectory: Trajectory, expected: list[Expected] | RowError
     ) -> Verdict | RowError:
         faults = list(_own_faults(trajectory))
-        if isinstance(expected, RowError):
-            if faults:
-                return _verdict(faults, trajectory, [])
-            return expected
-        assert trajectory.ids is not None
         best: Verdict | None = None
-        recorded: Spelled | None = None
-        for one in expected:
-            verdict = _same_ids(trajectory, one)
-            if verdict is None:
-                if recorded is None:
-                    recorded = spell(self.tokenizer.table, trajectory.ids)
-                verdict = _compare(trajectory, recorded, one)
-            if best is None or _gravity(verdict) < _gravity(best):
+        for one in expected if not isinstance(expected, RowError) else ():
+            verdict = self._against(trajectory, one)
+            if best is None or verdict.distance < best.distance:
                 best = verdict
-            if best.drift == "equal":
+            if not _is_grave(best):
                 break
-        assert best is not None
+        if best is None or _is_grave(best):
+            for one in self._by_reference(trajectory):
+                verdict = self._against(trajectory, one)
+                if best is None or verdict.distance < best.distance:
+                    best = verdict
+        if best is None:
+            assert isinstance(expected, RowError)
+            return _verdict(faults, trajectory, []) if faults else expected
         if faults:
             masks = {note.kind for note in best.notes}
             best.notes += [note for note in faults if note.kind not in masks]
             best.drift = _gravest(best.notes)
         return best
+
+    def _by_reference(self, trajectory: Trajectory) -> Iterator[Expected]:
+        """What the reference expects; what nobody answered at the end may be recorded, or not."""
+        messages = list(trajectory.messages or ())
+        while messages:
+            asked = self.expectations.by_reference(replace(trajectory, messages=list(messages)))
+            if asked is not None:
+                yield asked
+            if messages[-1]["role"] == "assistant":
+                break
+            messages.pop()
+
+    def _against(self, trajectory: Trajectory, expected: Expected) -> Verdict:
+        verdict = _same_ids(trajectory, expected)
+        if verdict is None:
+            assert trajectory.ids is not None
+            recorded = spell(self.tokenizer.table, trajectory.ids)
+            verdict = _compare(trajectory, recorded, expected)
+        return verdict
 
     # Without messages: texts, if there are any, and the tokenizer alone
 
@@ -254,8 +278,8 @@ def _gravest(notes: Sequence[Note]) -> str:
     return max((note.drift for note in notes), key=CLASSES.index, default="equal")
 
 
-def _gravity(verdict: Verdict) -> tuple[int, int]:
-    return CLASSES.index(verdict.drift or "equal"), len(verdict.notes)
+def _is_grave(verdict: Verdict) -> bool:
+    return verdict.drift in ("text", "structure")
 
 
 def _verdict(notes: list[Note], trajectory: Trajectory, turns: list[tuple[str, int]]) -> Verdict:
@@ -288,6 +312,10 @@ def _same_ids(trajectory: Trajectory, expected: Expected) -> Verdict | None:
     for turn in expected.turns:
         if turn.sampled is not None:
             flags[turn.sampled[0] : turn.sampled[1]] = 1
+            for place in _astride(expected, turn):
+                flags[place : place + 1] = _UNKNOWN
+    for first, last in expected.doubtful:
+        flags[first:last] = _UNKNOWN
     spans = [turn.sampled for turn in expected.turns]
     notes += _mask_notes(trajectory, expected, flags, spans)
     turns = [(turn.role, min(turn.end, size)) for turn in expected.turns if turn.start < size]
@@ -296,12 +324,28 @@ def _same_ids(trajectory: Trajectory, expected: Expected) -> Verdict | None:
     return verdict
 
 
+def _astride(expected: Expected, turn: Turn) -> Iterator[int]:
+    """Tokens that hold both what the model wrote and what it was given."""
+    assert turn.sampled is not None
+    assert turn.wrote is not None
+    first, last = turn.sampled
+    if expected.spelled.starts[first] < turn.wrote[0]:
+        yield first
+    if expected.spelled.starts[last] > turn.wrote[1]:
+        yield last - 1
+
+
 def _ends(trajectory: Trajectory, expected: Expected, size: int) -> Iterator[Note]:
     """A recording that holds the beginning of what is expected: cut off, or without its last turns.
 
     One that ends inside a turn was cut off. One that ends where a turn begins, while the messages
     hold further turns of the assistant, lost them.
     """
+    for turn in expected.turns:
+        if turn.sampled is None or not turn.sampled[0] < size < turn.sampled[1]:
+            continue
+        if not expected.bytes(size, turn.sampled[1]).strip():
+            size = turn.sampled[1]  # only whitespace ends it, and the sampler stopped before
     if size >= expected.required or trajectory.truncated:
         return
     closed = [turn.sampled[1] for turn in expected.turns if turn.sampled is not None]
@@ -309,7 +353,7 @@ def _ends(trajectory: Trajectory, expected: Expected, size: int) -> Iterator[Not
     begins = {turn.start for turn in expected.turns}
     begins |= {turn.sampled[0] for turn in expected.turns if turn.sampled is not None}
     # Between a turn's last token and the next turn's first some templates print whitespace.
-    if size not in begins and _bytes(expected.spelled, before, size).strip():
+    if size not in begins and expected.bytes(before, size).strip():
         return
     lost = next(
         number
@@ -366,6 +410,7 @@ def _compare(trajectory: Trajectory, recorded: Spelled, expected: Expected) -> V
     turns = _recorded_turns(recorded, expected, differing)
     verdict = _verdict(notes, trajectory, _to_the_end(turns, len(recorded.ids)))
     verdict.truncated = size < required and not notes
+    verdict.apart = sum(one.end - one.start + one.found_end - one.found_start for one in differing)
     return verdict
 
 
@@ -382,8 +427,8 @@ def _places(expected: Expected) -> list[int]:
     places = {0}
     for turn in expected.turns:
         places |= {int(starts[turn.start]), int(starts[turn.end])}
-        if turn.sampled is not None:
-            places |= {int(starts[place]) for place in turn.sampled}
+        if turn.wrote is not None:
+            places |= set(turn.wrote)
     return sorted(places)
 
 
@@ -439,12 +484,13 @@ def _named(
         for k, turn in enumerate(expected.turns):
             if turn.sampled is None:
                 continue
-            opening = data[span(turn)[0] : int(starts[turn.sampled[0]])]
+            assert turn.wrote is not None
+            opening = data[span(turn)[0] : turn.wrote[0]]
             if opening.strip() and opening.strip() in extra:
                 if opening.strip() == extra.strip():
                     at = min(
                         (k for k, t in enumerate(expected.turns)
-                         if t.sampled is not None and int(starts[t.sampled[1]]) >= one.start),
+                         if t.wrote is not None and t.wrote[1] >= one.start),
                         default=k,
                     )  # fmt: skip
                     return "structure", "generation_prompt_doubled", at
@@ -455,14 +501,14 @@ def _named(
                 return "structure", "turn_doubled", number
     turn = expected.turns[number]
     message = messages[number] if number < len(messages) else {}
-    if turn.sampled is None:
+    if turn.wrote is None:
         content = _content(message)
         lost = content and content in data[slice(*span(turn))]
-        if lost and _inside(content, missing) and not extra.strip():
+        if lost and _inside(content, missing) and 4 * len(extra) < len(content):
             kind = "observation_lost" if turn.role in TOOL_ROLES else "turn_missing"
             return "structure", kind, number
         return "text", "context_text", number
-    begin, end = (int(starts[place]) for place in turn.sampled)
+    begin, end = turn.wrote
     if one.end <= begin or (one.start < begin and one.end > begin):
         opening = data[span(turn)[0] : begin].strip()
         if opening and one.end >= begin and opening in data[one.start : one.end + 1].strip():
@@ -580,10 +626,9 @@ def _expected_mask(
         shift = r - e
         flags[(opens >= r) & (closes <= one.found_start)] = 0
         for number, turn in enumerate(expected.turns):
-            if turn.sampled is None:
+            if turn.wrote is None:
                 continue
-            begin, stop = (int(starts[place]) for place in turn.sampled)
-            begin, stop = max(begin, e) + shift, min(stop, one.start) + shift
+            begin, stop = max(turn.wrote[0], e) + shift, min(turn.wrote[1], one.start) + shift
             if begin >= stop:
                 continue
             own = (opens < stop) & (closes > begin)
@@ -595,6 +640,10 @@ def _expected_mask(
                 known = spans[number]
                 first = int(places[0]) if known is None else known[0]
                 spans[number] = (first, int(places[-1]) + 1)
+        for first, last in expected.doubtful:
+            begin = max(int(starts[first]), e) + shift
+            stop = min(int(starts[last]), one.start) + shift
+            flags[(opens < stop) & (closes > begin)] = _UNKNOWN
         e, r = one.end, one.found_end
     return flags, spans
 
@@ -648,7 +697,8 @@ def _mask_notes(
             shifted[1:] = flags[:-1]
         else:
             shifted[:-1] = flags[1:]
-        if np.array_equal(mask[shifted <= 1], shifted[shifted <= 1]) and wrong.any():
+        both = bool((wrong & (mask == 1)).any() and (wrong & (mask == 0)).any())
+        if both and np.array_equal(mask[shifted <= 1], shifted[shifted <= 1]):
             place = int(np.flatnonzero(wrong)[0])
             yield Note(
                 "structure", "mask_shifted", _turn_of(place, spans, near=1), place,
