@@ -11,6 +11,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import AnyStr
 
 WINDOW = 24  # bytes that must agree for two texts to have met again
 REACH = 4096  # bytes behind a parting in which any place may be the meeting
@@ -28,7 +29,7 @@ class Divergence:
     found_end: int
 
 
-def same_until(left: bytes, at: int, right: bytes, by: int) -> int:
+def same_until(left: AnyStr, at: int, right: AnyStr, by: int) -> int:
     """How many bytes two texts share from two places on."""
     size = min(len(left) - at, len(right) - by)
     done, step = 0, 64

@@ -18,7 +18,6 @@ each, encoded as a whole, with the tokens that belong to each turn.
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -31,6 +30,7 @@ from numpy.typing import NDArray
 from tokenmill.chat import ChatSpec, Renderer
 from tokenmill.chat.template import ReferenceTemplate
 from tokenmill.errors import RowError
+from tokenmill.rollouts.align import same_until
 from tokenmill.rollouts.trajectory import Ids, Trajectory
 from tokenmill.tokenizer import Encoder, Tokenizer
 from tokenmill.tokenizer.pieces import PieceTable
@@ -273,8 +273,11 @@ def _asked(
         if not prompt.startswith(before):
             return None
         for m in range(len(ends), k):
-            printed = reference.render(messages[: m + 1], tools)
-            ends.append(max(len(os.path.commonprefix([prompt, printed])), len(before)))
+            try:
+                printed = reference.render(messages[: m + 1], tools)
+            except RowError:  # a template may refuse a conversation that ends here
+                printed = before
+            ends.append(max(same_until(prompt, 0, printed, 0), len(before)))
         if k == len(messages):
             text = prompt
             break
@@ -414,7 +417,7 @@ def _turns(
     for k, end in enumerate(ends):
         sampled: tuple[int, int] | None = None
         wrote: tuple[int, int] | None = None
-        own = np.flatnonzero(mask[start:end]) if k in text.sampled else ()
+        own = np.flatnonzero(mask[start:end] if k in text.sampled else mask[:0])
         if len(own):
             sampled = (start + int(own[0]), start + int(own[-1]) + 1)
             wrote = (int(spelled.starts[sampled[0]]), int(spelled.starts[sampled[1]]))
