@@ -16,6 +16,7 @@ from typing import AnyStr
 WINDOW = 24  # bytes that must agree for two texts to have met again
 REACH = 4096  # bytes behind a parting in which any place may be the meeting
 OVERRUN = 256  # bytes that two texts may agree in by chance before a parting is seen
+MEETINGS = 8  # stretches behind a parting that are looked at before one is chosen
 MOST = 16  # divergences told of one trajectory
 
 
@@ -85,13 +86,16 @@ def divergences(expected: bytes, found: bytes, places: Sequence[int]) -> list[Di
 def _meet(
     expected: bytes, e: int, found: bytes, r: int, places: Sequence[int], synced: int
 ) -> Divergence | None:
-    """The nearest place at which both go on alike."""
+    """The place behind which most goes on alike, for what has to be passed over before it."""
     best: tuple[int, Divergence] | None = None
 
     def offer(start: int, end: int, found_start: int, found_end: int) -> None:
         nonlocal best
-        cost = end - start + found_end - found_start
-        if cost > 0 and (best is None or cost < best[0]):
+        passed = end - start + found_end - found_start
+        if passed <= 0:
+            return
+        cost = passed - min(same_until(expected, end, found, found_end), REACH)
+        if best is None or cost < best[0]:
             best = cost, Divergence(start, end, found_start, found_end)
 
     ends = _same_before(expected[e:], found[r:], min(len(expected) - e, len(found) - r))
@@ -100,12 +104,15 @@ def _meet(
     windows: dict[bytes, int] = {}
     for place in range(e, min(e + REACH, len(expected) - WINDOW + 1)):
         windows.setdefault(expected[place : place + WINDOW], place)
-    for place in range(r, min(r + REACH, len(found) - WINDOW + 1)):
+    place, stop, met = r, min(r + REACH, len(found) - WINDOW + 1), 0
+    while place < stop and met < MEETINGS:
         known = windows.get(found[place : place + WINDOW])
-        if known is not None:
+        if known is None:
+            place += 1
+        else:
             offer(e, known, r, place)
-            if best is not None and best[0] <= place - r:
-                break
+            place += max(1, same_until(expected, known, found, place))
+            met += 1
     for place in places[bisect_left(places, e) :]:
         probe = expected[place : place + 2 * WINDOW]
         if len(probe) < WINDOW // 2:
