@@ -14,6 +14,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
+
 from tokenmill import fingerprint
 from tokenmill.api.recipes import Sources, resolve_call, run_recipe
 from tokenmill.errors import SourceError, UsageError
@@ -22,9 +24,6 @@ from tokenmill.store import Row, Store
 if TYPE_CHECKING:
     from tokenmill.dataset import View
     from tokenmill.report.drift import RolloutReport
-
-RENDERING = ("chat_template", "template_kwargs", "date", "thinking_opener", "tokenizer_backend",
-             "trust_remote_code")  # fmt: skip
 
 
 def check_rollouts(
@@ -135,8 +134,18 @@ def in_carried(where: str, carried: Sequence[str]) -> str:
 
 def _write_pairs(rows: Store | View, root: Path) -> str:
     """Pairs as rows of a file in the cache, named by what they were made of."""
+    from tokenmill.build.recorded import MADE_BY
+
+    scored = any(sidecar.name == "logprobs" for sidecar in rows.sidecars)
+
+    def recorded(number: int) -> dict[str, Any]:
+        row = _as_rollout(rows[number])
+        if scored:
+            row["logprobs"] = np.asarray(rows.sidecar("logprobs", MADE_BY)[number]).tolist()
+        return row
+
     lines = [
-        json.dumps({"chosen": _as_rollout(best), "rejected": _as_rollout(worst), "group": group})
+        json.dumps({"chosen": recorded(best), "rejected": recorded(worst), "group": group})
         for group, best, worst in best_and_worst(rows)
     ]
     if not lines:
@@ -144,11 +153,11 @@ def _write_pairs(rows: Store | View, root: Path) -> str:
     return _kept(root, "pairs.jsonl", "\n".join(lines).encode() + b"\n")
 
 
-def best_and_worst(rows: Store | View) -> Iterator[tuple[Any, Row, Row]]:
-    """Of each group, in the order of its first row, the best row and the worst.
+def best_and_worst(rows: Store | View) -> Iterator[tuple[Any, int, int]]:
+    """Of each group, in the order of its first row, the numbers of the best row and the worst.
 
-    Of equal rewards the first row counts. Groups are told apart by step and version, too: a prompt
-    comes again in later steps.
+    Of equal rewards the first row counts. Groups are told apart by step, too: a prompt comes again
+    in later ones.
     """
     groups: dict[str, list[tuple[float, int]]] = {}
     names: dict[str, Any] = {}
@@ -163,7 +172,7 @@ def best_and_worst(rows: Store | View) -> Iterator[tuple[Any, Row, Row]]:
         best = max(members, key=lambda one: (one[0], -one[1]))
         worst = min(members)
         if best[0] > worst[0]:
-            yield names[key], rows[best[1]], rows[worst[1]]
+            yield names[key], best[1], worst[1]
 
 
 def _as_rollout(row: Row) -> dict[str, Any]:

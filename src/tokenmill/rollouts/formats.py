@@ -448,15 +448,15 @@ def _ids(row: Row, name: str) -> Ids | None:
     if values is None:
         return None
     try:
-        ids = np.array(values, dtype=None)
-        if ids.size == 0:
-            return np.zeros(0, np.int32)
-        if ids.ndim != 1 or ids.dtype.kind not in "iu":
-            raise RowError(f"{name!r} must be a list of token ids")
-        if int(ids.min()) < 0 or int(ids.max()) > np.iinfo(np.int32).max:
-            raise RowError(f"{name!r} holds a number that is no token id")
+        ids = np.array(values)
     except (ValueError, OverflowError) as error:
         raise RowError(f"{name!r} must be a list of token ids") from error
+    if ids.ndim == 1 and not ids.size:
+        return np.zeros(0, np.int32)
+    if ids.ndim != 1 or ids.dtype.kind not in "iu":
+        raise RowError(f"{name!r} must be a list of token ids")
+    if int(ids.min()) < 0 or int(ids.max()) > np.iinfo(np.int32).max:
+        raise RowError(f"{name!r} holds a number that is no token id")
     return ids.astype(np.int32)
 
 

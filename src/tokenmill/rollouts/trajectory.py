@@ -133,15 +133,26 @@ class Trajectory:
             value = given[token] if per_token else given[wrong[0]]
             found = "none" if np.isnan(value) else str(value)
             yield Fault("logprobs_nonfinite", token, "a finite number", found)
-        elif per_token and self.prompt_length is None and len(places):
-            # A sampler gives a number to what it sampled, and 0 or nothing to the rest; some
-            # recorders score the prompt, too, and then this says nothing.
-            outside = np.isfinite(given) & (given != 0) & (mask == 0)
-            first = int(places[0])
-            if outside.any() and not (first > 1 and outside[1:first].all()):
-                token = int(outside.argmax())
-                found = f"0, and a log-probability of {given[token]:.4g}"
-                yield Fault("mask_misses_sampled", token, "1", found)
+
+    def unmasked(self) -> Fault | None:
+        """A token that has a log-probability, as only sampled ones have, and is not in the mask.
+
+        A sampler gives a number to what it sampled, and 0 or nothing to the rest. Some recorders
+        score the prompt, too, and step by step others write what came before; then this says
+        nothing.
+        """
+        given, mask = self.given_logprobs, self.mask
+        if given is None or mask is None or len(given) != len(mask):
+            return None
+        if not len(mask) or self.among or self.prompt_length is not None:
+            return None
+        outside = np.isfinite(given) & (given != 0) & (mask == 0)
+        first = int(mask.argmax())
+        if not outside.any() or (first > 1 and outside[1:first].all()):
+            return None
+        token = int(outside.argmax())
+        found = f"0, and a log-probability of {given[token]:.4g}"
+        return Fault("mask_misses_sampled", token, "1", found)
 
     def require_sound(self) -> None:
         """Refuse a trajectory that no row can be made of."""

@@ -270,7 +270,10 @@ def _can_be_spelled(trajectory: Trajectory, vocabulary: int) -> bool:
 
 
 def _own_faults(trajectory: Trajectory) -> Iterator[Note]:
-    for fault in trajectory.faults():
+    faults = list(trajectory.faults())
+    if not faults and (unmasked := trajectory.unmasked()) is not None:
+        faults.append(unmasked)
+    for fault in faults:
         yield Note("structure", fault.kind, None, fault.token, fault.expected, fault.found)
 
 
