@@ -144,7 +144,7 @@ def test_best_and_worst_of_a_group_are_a_pair(dump: Path) -> None:
         best, worst = group.rows
         assert best.input_ids.tolist() == rows[4 * number + 3]["token_ids"]
         assert worst.input_ids.tolist() == rows[4 * number]["token_ids"]
-        assert (group.labels, group.margin) == ([True, False], 0.75)
+        assert (group.labels, group.margin) == ((True, False), 0.75)
         assert list(group.scores or ()) == [0.75, 0.0]
     assert np.allclose(store.sidecar("logprobs")[0], rows[3]["logprobs"])
     batch = next(iter(tm.Loader(store, batch_size=2)))

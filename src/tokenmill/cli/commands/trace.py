@@ -31,7 +31,7 @@ def trace(
         list[str], typer.Argument(metavar="DUMP", help="Files of recorded rollouts, globs.")
     ],
     format: Annotated[  # noqa: A002 - a name of the contract
-        Literal["auto", "rollout", "miles", "slime", "skyrl", "verl", "trl", "openai"],
+        Literal["auto", "openai", "rollout", "miles", "skyrl", "verl", "trl", "slime"],
         typer.Option(help="Format of the rows; auto looks at each row's columns."),
     ] = "auto",
     fail_on: Annotated[
