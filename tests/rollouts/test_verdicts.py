@@ -115,6 +115,46 @@ def test_first_differing_token_has_both_sides_in_view() -> None:
     assert "in 1 places of what was sampled" in note.detail
 
 
+def test_thought_in_the_text_is_missed_like_one_beside_it() -> None:
+    world, judge = appending()
+    thought = "<think>\namber thoughts on inlet and flint\n</think>\n\n"
+    messages = [
+        {"role": "user", "content": "First?"},
+        {"role": "assistant", "content": f"{thought}One."},
+        {"role": "user", "content": "Second?"},
+        {"role": "assistant", "content": f"{thought}Two."},
+    ]
+    seen = copy.deepcopy(messages)
+    seen[1]["content"] = "One."
+    row = world.sample(seen, None)
+    assert row is not None
+    [verdict] = judged(judge, {**row, "messages": messages})
+    assert isinstance(verdict, Verdict)
+    assert [(note.kind, note.turn) for note in verdict.notes] == [("thought_dropped", 1)]
+
+
+def test_history_of_the_prompt_needs_no_mask() -> None:
+    """A turn before a user's is context; one that leads on by tools alone was sampled."""
+    world, judge = appending()
+    for roles, drift in ((("user", "user"), "equal"), (("user", "tool"), "structure")):
+        messages = [
+            {"role": roles[0], "content": "First?"},
+            {"role": "assistant", "content": "One."},
+            {"role": roles[1], "content": "Second?"},
+            {"role": "assistant", "content": "Two."},
+        ]
+        row = world.sample(messages, None)
+        assert row is not None
+        mask = row["loss_mask"]
+        last = len(mask) - mask[::-1].index(0)
+        row = {**row, "loss_mask": [0] * last + mask[last:], "logprobs": None}
+        stated = {**row, "prompt_length": last}
+        first, second = judged(judge, row, stated)
+        assert isinstance(first, Verdict)
+        assert isinstance(second, Verdict)
+        assert (first.drift, second.drift) == (drift, "equal")
+
+
 # Templates that rewrite history
 
 

@@ -94,10 +94,10 @@ def from_rollouts(
     made = {**given, "format": "rollouts", "carry": carried}
     expression = None if where is None else in_carried(where, carried)
     store = run_recipe(readable, tokenizer, progress=progress, **made).store
+    own = store.private_directory  # with disable_cache, where everything is made
+    cache = cache_of(given.get("cache_dir") if own is None else own.path)
 
     def with_values(found: Store, source: Any) -> Store:
-        cache = cache_of(found.private_directory.path if found.private_directory else
-                         given.get("cache_dir"))  # fmt: skip
         attach_recorded(found, open_sources(source, cache))
         return found
 
@@ -105,7 +105,7 @@ def from_rollouts(
     chosen: Store | View = store if expression is None else store.filter(expression)
     if pairs is None:
         return chosen
-    path = _write_pairs(chosen, cache_of(given.get("cache_dir")).root)
+    path = _write_pairs(chosen, cache.root)
     found = run_recipe(path, tokenizer, progress=progress, **made).store
     return with_values(found, [path])
 

@@ -39,7 +39,7 @@ TOGETHER = 64  # trajectories judged at once: enough for a batch, little memory
 
 
 class RolloutFinding(dict[str, Any]):
-    """One finding; its values are items and attributes of the same names.
+    """One finding; its values are items and attributes of the same names (``class_`` for class).
 
     Keys: ``class``, ``kind``, ``row`` (among all rows), ``trajectory`` (within the row), ``turn``,
     ``token``, ``expected``, ``found``, ``detail``, ``origin``.
@@ -47,7 +47,7 @@ class RolloutFinding(dict[str, Any]):
 
     def __getattr__(self, name: str) -> Any:
         try:
-            return self[name]
+            return self[name.removesuffix("_")]
         except KeyError:
             raise AttributeError(name) from None
 

@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 
 from tokenmill.chat import ChatSpec
 from tokenmill.chat.template import REASONING_KEYS
+from tokenmill.chat.thinking import REASONING, any_of, cut, thinking_tags
 from tokenmill.chat.turns import TOOL_ROLES
 from tokenmill.errors import RowError
 from tokenmill.rollouts.align import Divergence, divergences
@@ -541,8 +542,9 @@ def _thoughts(message: dict[str, Any]) -> list[bytes]:
     """What a message says that the model thought."""
     found = [message[key] for key in REASONING_KEYS if isinstance(message.get(key), str)]
     content = message.get("content")
-    if isinstance(content, str) and "</think>" in content:
-        found.append(content.partition("</think>")[0].rpartition("<think>")[2])
+    if isinstance(content, str):
+        tags = any_of(thinking_tags([content]))
+        found += [words for kind, words in cut(content, tags) if kind == REASONING]
     return [thought.strip().encode() for thought in found if thought.strip()]
 
 
