@@ -39,6 +39,7 @@ CLASSES = ("equal", "retokenized", "text", "structure")
 """From harmless to grave."""
 
 SHOWN = 60  # bytes of either side that a finding shows
+_LOST = ("observation_lost", "turn_missing")
 _UNKNOWN = 2  # in an expected mask: the texts differ here
 
 
@@ -400,6 +401,8 @@ def _compare(trajectory: Trajectory, recorded: Spelled, expected: Expected) -> V
             notes += _cut_off(trajectory, expected, one.start, tokens, len(recorded.ids))
             continue
         notes.append(_differs(trajectory, recorded, expected, one))
+    if any(note.drift == "structure" for note in notes):
+        notes = [*_lost(trajectory, recorded, expected, notes), *notes]
     if not differing and size < required:
         at = wanted.token_at(size) if size in wanted.starts else -1
         if at >= 0:
@@ -416,6 +419,27 @@ def _compare(trajectory: Trajectory, recorded: Spelled, expected: Expected) -> V
     verdict.truncated = size < required and not notes
     verdict.apart = sum(one.end - one.start + one.found_end - one.found_start for one in differing)
     return verdict
+
+
+def _lost(
+    trajectory: Trajectory, recorded: Spelled, expected: Expected, notes: Sequence[Note]
+) -> Iterator[Note]:
+    """What others said and the recording holds nowhere, where no finding names it yet.
+
+    Where a turn is gone, the nearest explanation may be that of two others.
+    """
+    named = {note.turn for note in notes if note.kind in (*_LOST, "context_text")}
+    pairs = zip(trajectory.messages or (), expected.turns, strict=False)
+    for number, (message, turn) in enumerate(pairs):
+        content = _content(message)
+        if number in named or turn.sampled is not None or not content:
+            continue
+        place = expected.spelled.data.find(content)
+        if place >= 0 and content not in recorded.data:
+            token = next((note.token for note in notes if note.token is not None), None)
+            shown = _shown(expected.spelled.data, place, content)
+            kind = _LOST[message["role"] not in TOOL_ROLES]
+            yield Note("structure", kind, number, token, shown, "nowhere in the recording")
 
 
 def _cut_off(
