@@ -368,7 +368,7 @@ def _ends(trajectory: Trajectory, expected: Expected, size: int) -> Iterator[Not
     role = expected.turns[lost].role
     yield Note(
         "structure",
-        "observation_lost" if role in TOOL_ROLES else "turn_missing",
+        _lost_kind(role),
         lost,
         size - 1,
         _shown(expected.spelled.data, int(expected.spelled.starts[size])),
@@ -393,23 +393,21 @@ def _compare(trajectory: Trajectory, recorded: Spelled, expected: Expected) -> V
         differing = divergences(text, recorded.data, _places(expected))
     notes: list[Note] = []
     size = len(recorded.data)
+    last = len(recorded.ids) - 1
     for one in differing:
-        if one.start >= required and one.found_start >= size:
-            continue  # what the template prints behind the last turn need not be recorded
-        if one.found_start == one.found_end == size and one.end == len(text):
-            tokens = wanted.token_at(one.start) if one.start < len(wanted.data) else len(wanted.ids)
-            notes += _cut_off(trajectory, expected, one.start, tokens, len(recorded.ids))
-            continue
-        notes.append(_differs(trajectory, recorded, expected, one))
+        extra = recorded.data[one.found_start : one.found_end]
+        if one.start >= required and wanted.data.startswith(extra, required):
+            continue  # what the template prints behind the last turn may be there, or some of it
+        if not extra and one.found_start == size and one.end == len(text):
+            stop = wanted.token_at(one.start)
+            notes += [note._replace(token=last) for note in _ends(trajectory, expected, stop)]
+        else:
+            notes.append(_differs(trajectory, recorded, expected, one))
     if any(note.drift == "structure" for note in notes):
         notes = [*_lost(trajectory, recorded, expected, notes), *notes]
-    if not differing and size < required:
-        at = wanted.token_at(size) if size in wanted.starts else -1
-        if at >= 0:
-            notes += [
-                note._replace(token=len(recorded.ids) - 1)
-                for note in _ends(trajectory, expected, at)
-            ]
+    if not differing and size < required and size in wanted.starts:
+        stop = wanted.token_at(size)
+        notes += [note._replace(token=last) for note in _ends(trajectory, expected, stop)]
     if not differing:
         notes += _retokenized(recorded, expected, trajectory)
     flags, spans = _expected_mask(recorded, expected, differing, len(text))
@@ -438,15 +436,12 @@ def _lost(
         if place >= 0 and content not in recorded.data:
             token = next((note.token for note in notes if note.token is not None), None)
             shown = _shown(expected.spelled.data, place, content)
-            kind = _LOST[message["role"] not in TOOL_ROLES]
+            kind = _lost_kind(message["role"])
             yield Note("structure", kind, number, token, shown, "nowhere in the recording")
 
 
-def _cut_off(
-    trajectory: Trajectory, expected: Expected, place: int, token: int, size: int
-) -> Iterator[Note]:
-    for note in _ends(trajectory, expected, token):
-        yield note._replace(token=size - 1)
+def _lost_kind(role: str) -> str:
+    return _LOST[role not in TOOL_ROLES]
 
 
 def _places(expected: Expected) -> list[int]:
@@ -467,13 +462,11 @@ def _differs(
     wanted = expected.spelled
     missing = wanted.data[one.start : one.end]
     extra = recorded.data[one.found_start : one.found_end]
-    first = wanted.token_at(min(one.start, len(wanted.data) - 1))
-    number = expected.turn_at(first)
-    turn = expected.turns[number]
+    number = expected.turn_at(wanted.token_at(min(one.start, len(wanted.data) - 1)))
     token = min(recorded.token_at(one.found_start), len(recorded.ids) - 1)
     drift, kind, number = _named(trajectory, expected, one, number, missing, extra)
-    turn = expected.turns[number]
-    detail = f"{len(missing)} bytes of {turn.role}, {len(extra)} in their place"
+    role = expected.turns[number].role
+    detail = f"{len(missing)} bytes of {role}, {len(extra)} in their place"
     return Note(
         drift, kind, number, token,
         _shown(wanted.data, one.start, missing), _shown(recorded.data, one.found_start, extra),
@@ -506,8 +499,7 @@ def _named(
         and span(turn)[0] < one.end
     ]
     if gone:
-        kind = "observation_lost" if expected.turns[gone[0]].role in TOOL_ROLES else "turn_missing"
-        return "structure", kind, gone[0]
+        return "structure", _lost_kind(expected.turns[gone[0]].role), gone[0]
     if not missing.strip():
         for k, turn in enumerate(expected.turns):
             if turn.sampled is None:
@@ -533,8 +525,7 @@ def _named(
         content = _content(message)
         lost = content and content in data[slice(*span(turn))]
         if lost and _inside(content, missing) and 4 * len(extra) < len(content):
-            kind = "observation_lost" if turn.role in TOOL_ROLES else "turn_missing"
-            return "structure", kind, number
+            return "structure", _lost_kind(turn.role), number
         return "text", "context_text", number
     begin, end = turn.wrote
     if one.end <= begin or (one.start < begin and one.end > begin):
