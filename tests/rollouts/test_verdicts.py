@@ -259,6 +259,7 @@ def test_released_templates_raise_no_alarm_on_clean_rollouts(shared: Path) -> No
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(1800)
 def test_released_templates_raise_no_alarm_on_any_clean_rollout(shared: Path) -> None:
     sweep_clean(list(released(shared)), odd_kinds())
 
@@ -295,5 +296,6 @@ def test_released_templates_show_every_fault(shared: Path) -> None:
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(1800)
 def test_all_released_templates_show_every_fault(shared: Path) -> None:
     sweep_faults(list(released(shared)), SOAK)
