@@ -24,8 +24,8 @@ HEAVY = ("pyarrow", "jinja2", "tokenizers", "fastokens", "transformers", "datase
 MOST_LINES = 1100  # a file ends where its subject ends; this only keeps giants out
 LEAST_DOCSTRING = 200  # characters: enough to introduce a module's nouns
 
-VERBS = ("export", "lint", "open_rows", "open_store", "prepare", "prepare_part", "mix", "split",
-         "to_hf")  # fmt: skip
+VERBS = ("check_rollouts", "export", "from_rollouts", "lint", "open_rows", "open_store", "prepare",
+         "prepare_part", "mix", "split", "to_hf")  # fmt: skip
 NOUNS = ("Bridge", "Loader", "Origin", "Pack", "PromptDataset", "Recipe")
 EXCEPTIONS = ("TokenmillError", "UsageError", "SourceError", "SourceMissing", "SourceChanged",
               "RowError", "TokenizerError", "TemplateError", "BridgeError", "CacheError",

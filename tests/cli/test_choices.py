@@ -19,6 +19,8 @@ from tokenmill.packing.packs import METHODS, OVERSIZE
 from tokenmill.prompts.spec import PromptSpec
 from tokenmill.report.lint.rules import FAIL_ON
 from tokenmill.report.row_lookup import RULES
+from tokenmill.rollouts import FORMATS as ROLLOUT_FORMATS
+from tokenmill.rollouts.verdict import CLASSES
 from tokenmill.store.sidecars import PER
 
 DECLARED = {
@@ -34,6 +36,7 @@ OWN = {
     "inspect": {"rule": RULES},
     "lint": {"fail_on": FAIL_ON},
     "pack": PACKS,
+    "trace": {"format": ("auto", *ROLLOUT_FORMATS), "fail_on": CLASSES[:0:-1]},
 }
 
 

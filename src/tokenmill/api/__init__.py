@@ -2,8 +2,9 @@
 
 `recipes` holds what is made from sources (`prepare`, `prepare_part`, `open_rows`, `lint`) with what
 the command line needs of it (`run_recipe`, `run_part`, `explain_recipe`); `elsewhere` what is
-handed on (`to_hf`, `export`, `push`, `pull`). Hosts' libraries are loaded when they are asked for,
-so importing this package stays light; what integrations register is known from here on.
+handed on (`to_hf`, `export`, `push`, `pull`); `rollouts` what is done with recorded ones. Hosts'
+libraries are loaded when they are asked for, so importing this package stays light; what
+integrations register is known from here on.
 """
 
 from __future__ import annotations
@@ -22,14 +23,17 @@ from tokenmill.api.recipes import (
     run_part,
     run_recipe,
 )
+from tokenmill.api.rollouts import check_rollouts, from_rollouts
 
 if TYPE_CHECKING:
     from tokenmill.prompts import PromptDataset
 
 __all__ = [
     "PromptDataset",
+    "check_rollouts",
     "explain_recipe",
     "export",
+    "from_rollouts",
     "lint",
     "open_rows",
     "prepare",

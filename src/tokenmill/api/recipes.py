@@ -90,6 +90,7 @@ def prepare(
         "ranked",
         "text",
         "tokens",
+        "rollouts",
     ] = "auto",
     messages_key: str | None = None,
     tools_key: str = "tools",
@@ -135,8 +136,9 @@ def prepare(
             ``tokenizer.json`` would encode differently, or where that cannot be found out.
         trust_remote_code: Allow a tokenizer to bring code of its own.
         format: Format of the rows; ``auto`` looks at each row's columns. ``tokens``, for rows
-            that are tokenized already, must be asked for. ``preference``, ``kto`` and ``ranked``
-            rows hold answers that belong together: each becomes a group of rows.
+            that are tokenized already, and ``rollouts``, for recorded ones, must be asked for.
+            ``preference``, ``kto`` and ``ranked`` rows hold answers that belong together: each
+            becomes a group of rows.
         messages_key: Column of the conversation; when not given, ``messages``, else
             ``conversations``.
         tools_key: Column of the tools.

@@ -161,13 +161,31 @@ class Pipeline:
             turn_roles=turn_roles,
             turn_starts=_starts(encoded.turn_starts, kept),
             roles=roles,
-            carried=_carried(rows, served, self.recipe.carry),
+            carried=self._carried(rows, kept, served),
             source_rows=len(rows.values),
             rows_in=len(rows.values) if has_groups else rows_in,
             rejected=[_rejected_row(rows, entry) for entry in sorted(bad, key=lambda b: b[:2])],
             groups=group_columns(encoded, rendering.groups) if has_groups else None,
             weights=_weights(rendering, encoded),
         )
+
+    def _carried(
+        self, rows: BlockRows, kept: NDArray[np.int64], served: NDArray[np.int32]
+    ) -> dict[str, list[str]]:
+        """Carried columns as JSON text; absent is null.
+
+        Args:
+            rows: The block.
+            kept: Numbers of the texts that are served.
+            served: The source row of each.
+        """
+        carried: dict[str, list[str]] = {name: [] for name in self.recipe.carry}
+        for number in served.tolist() if carried else ():
+            row = rows.values[number]
+            assert isinstance(row, dict)
+            for name, texts in carried.items():
+                texts.append(_json.encode(row.get(name)).decode())
+        return carried
 
 
 class TokenizedPipeline(Pipeline):
@@ -231,6 +249,10 @@ def pipeline_of(recipe: Recipe, tokenizer: Tokenizer, engine: str, renderer: str
     """The pipeline that a recipe's rows need."""
     if recipe.format == "tokens":
         return TokenizedPipeline(recipe, tokenizer)
+    if recipe.format == "rollouts":
+        from tokenmill.build.recorded import RolloutPipeline
+
+        return RolloutPipeline(recipe, tokenizer, engine, renderer)
     return Pipeline(recipe, tokenizer, engine, renderer)
 
 
@@ -270,19 +292,6 @@ def _weights(rendering: Rendering, encoded: Encoded) -> NDArray[np.float32] | No
         turn = np.searchsorted(ends, np.arange(len(own)), side="right")
         own *= np.asarray(of_turns, np.float32)[np.minimum(turn, len(of_turns) - 1)]
     return weights_or_none(weights, encoded.mask)
-
-
-def _carried(
-    rows: BlockRows, served: NDArray[np.int32], names: Sequence[str]
-) -> dict[str, list[str]]:
-    """Carried columns of the served rows as JSON text; absent is null."""
-    carried: dict[str, list[str]] = {name: [] for name in names}
-    for number in served.tolist() if carried else ():
-        row = rows.values[number]
-        assert isinstance(row, dict)
-        for name, texts in carried.items():
-            texts.append(_json.encode(row.get(name)).decode())
-    return carried
 
 
 def _rejected_row(rows: BlockRows, entry: Bad) -> RejectedRow:

@@ -24,6 +24,9 @@ RENDERER_VERSION = 5
 GROUPED = ("preference", "kto", "ranked")
 """Formats whose rows hold a group of answers to one prompt; see `tokenmill.chat.groups`."""
 
+UNRENDERED = ("text", "tokens", "rollouts")
+"""Formats whose rows no template touches."""
+
 # What each format can be trained on; the first is what `train_on=None` means.
 ANSWER = ("completion", "last_assistant_message")
 CONVERSATION = ("all_assistant_messages", "last_assistant_message", "everything")
@@ -40,6 +43,7 @@ TRAINABLE: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(GROUPED, ANSWER),
     "text": ("everything",),
     "tokens": ("everything",),  # None: what the row's own masks say
+    "rollouts": (),  # None: what was sampled
 }
 
 
@@ -60,8 +64,9 @@ class ChatSpec(Options, frozen=True, kw_only=True):
 
     Args:
         format: Format of the rows; ``auto`` looks at each row's columns. ``tokens``, for rows
-            that are tokenized already, must be asked for. ``preference``, ``kto`` and ``ranked``
-            rows hold answers that belong together: each becomes a group of rows.
+            that are tokenized already, and ``rollouts``, for recorded ones, must be asked for.
+            ``preference``, ``kto`` and ``ranked`` rows hold answers that belong together: each
+            becomes a group of rows.
         messages_key: Column of the conversation; when not given, ``messages``, else
             ``conversations``.
         tools_key: Column of the tools.
@@ -96,6 +101,7 @@ class ChatSpec(Options, frozen=True, kw_only=True):
         "ranked",
         "text",
         "tokens",
+        "rollouts",
     ] = "auto"
     messages_key: str | None = None
     tools_key: Column = "tools"
@@ -126,7 +132,7 @@ class ChatSpec(Options, frozen=True, kw_only=True):
                     f"expand={self.expand!r} trains each turn in one row, train_on='everything'"
                     " all of it: choose one"
                 )
-        if self.expand != "none" and self.format in ("text", "tokens"):
+        if self.expand != "none" and self.format in UNRENDERED:
             raise UsageError(
                 f"expand={self.expand!r} needs conversations, format={self.format!r} has none"
             )

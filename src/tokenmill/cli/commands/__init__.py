@@ -18,6 +18,7 @@ from tokenmill.cli.commands import (  # noqa: F401
     prompts,
     rows,
     stats,
+    trace,
     transfer,
     verify,
     why,

@@ -61,8 +61,10 @@ def run_lint(
         progress: As for `tokenmill.prepare`.
     """
     start = time.perf_counter()
-    if recipe.format == "tokens":
-        raise UsageError("lint reads texts; rows of format='tokens' are checked by prepare itself")
+    if recipe.format in ("tokens", "rollouts"):
+        raise UsageError(
+            f"lint reads texts; rows of format={recipe.format!r} are checked by prepare itself"
+        )
     rules = chosen_rules(only, ignore)
     cache = cache_of(options.cache_dir)
     card, comparison = identity_card(recipe, cache.root, executor)

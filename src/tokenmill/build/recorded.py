@@ -1,0 +1,273 @@
+"""Recorded rollouts through the ordinary build: their ids as they were sampled, nothing encoded.
+
+``format="rollouts"`` is a row format like ``tokens``: only the middle of the pipeline is another.
+`RolloutPipeline` reads each row's trajectories, cuts them into rows that train every sampled token
+once, and has the judge say whose the tokens are; what the judge finds does not reject a row, and
+can be carried with it. `attach_recorded` puts log-probabilities, rewards and the like beside the
+finished store, read once more from the same source rows.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from tokenmill.build.grouping import rejections, whole_groups
+from tokenmill.build.pipeline import Bad, TokenizedPipeline, digests_of
+from tokenmill.build.recipe import Recipe
+from tokenmill.chat import Rendering
+from tokenmill.chat.render import GroupFacts
+from tokenmill.errors import RowError
+from tokenmill.rollouts import cut_rows, read_rollouts
+from tokenmill.rollouts.formats import Recording, reread
+from tokenmill.rollouts.trajectory import Trajectory
+from tokenmill.rollouts.tree import CutRow
+from tokenmill.rollouts.verdict import Judge, Verdict, turns_by_mask
+from tokenmill.source import BlockRows, Rows, read_block
+from tokenmill.store import Store
+from tokenmill.store.columns import SliceColumns
+from tokenmill.tokenizer import Encoded, Tokenizer, apply_length
+
+RECORDED = ("reward", "advantage", "group", "step", "version", "finish_reason", "drift", "findings")
+"""What a store of rollouts carries with every row."""
+PER_ROW = ("reward", "advantage", "step")
+"""What is attached per row, where every row has it."""
+MADE_BY = "recorded"
+
+_json = msgspec.json.Encoder()
+
+
+class _Member(NamedTuple):
+    """One row of the store on its way."""
+
+    source: int
+    part: int
+    row: CutRow
+
+
+class RolloutPipeline(TokenizedPipeline):
+    """The pipeline of recorded rollouts.
+
+    Args:
+        recipe: What is to be made.
+        tokenizer: Whose ids the rows hold.
+        engine: Which engine may encode what is compared with them; never changes the result.
+        renderer: Which engine may render it; never changes the result.
+    """
+
+    def __init__(self, recipe: Recipe, tokenizer: Tokenizer, engine: str, renderer: str) -> None:
+        super().__init__(recipe, tokenizer)
+        self._judge = Judge(tokenizer, recipe.chat_spec(), engine, renderer)
+        self._carried_values: list[dict[str, Any]] = []
+
+    def run(self, rows: BlockRows) -> tuple[SliceColumns, dict[str, Any]]:
+        """Read, cut and judge one block."""
+        start = time.perf_counter()
+        bad: list[Bad] = []
+        members: list[_Member] = []
+        groups: dict[int, GroupFacts] = {}
+        for number, (value, raw) in enumerate(zip(rows.values, rows.raw, strict=True)):
+            try:
+                cut, facts = read_and_cut(value, raw)
+                for one in cut:
+                    self._require_known(one)
+            except RowError as error:
+                bad.append((number, 0, error))
+                continue
+            if facts is not None:
+                groups[len(members)] = facts
+            members += [_Member(number, part, one) for part, one in enumerate(cut)]
+        parsed = time.perf_counter()
+        verdicts = self._judge.judge([member.row.trajectory for member in members])
+        turns = [_turns(member.row, one) for member, one in zip(members, verdicts, strict=True)]
+        encoded = _encoded(members, turns)
+        encoded = apply_length(encoded, self.recipe.max_length, self.recipe.overlong)
+        encoded = whole_groups(encoded, groups)
+        source = np.array([member.source for member in members], np.int32)
+        part = np.array([member.part for member in members], np.int32)
+        lost = rejections(encoded, groups, part)
+        bad += [(int(source[i]), number, error) for i, number, error in lost]
+        rendering = Rendering(roles=[[role for role, _ in own] for own in turns], groups=groups)
+        self._carried_values = [
+            carried_values(member.row.trajectory, verdict, self.recipe.carry)
+            for member, verdict in zip(members, verdicts, strict=True)
+        ]
+        columns = self._columns(rows, rendering, encoded, source, part, digests_of(rows), bad)
+        self.seconds["parse"] += parsed - start
+        self.seconds["check"] += time.perf_counter() - parsed
+        return columns, {}
+
+    def _carried(
+        self, rows: BlockRows, kept: NDArray[np.int64], served: NDArray[np.int32]
+    ) -> dict[str, list[str]]:
+        """What the trajectories say, by text and not by source row: one row may give several."""
+        return {
+            name: [_json.encode(self._carried_values[i][name]).decode() for i in kept.tolist()]
+            for name in self.recipe.carry
+        }
+
+    def _require_known(self, row: CutRow) -> None:
+        if not len(row.ids):
+            raise RowError("a rollout of no tokens")
+        size = len(self.tokenizer.table)
+        outside = np.flatnonzero(row.ids >= size)
+        if len(outside):
+            place = int(outside[0])
+            raise RowError(
+                f"token_ids[{place}] is {int(row.ids[place])}; the tokenizer's ids are below {size}"
+            )
+
+
+def read_and_cut(value: Any, raw: bytes) -> tuple[list[CutRow], GroupFacts | None]:
+    """The rows of one source row; of a pair, also what makes them one group.
+
+    Raises:
+        RowError: It is no rollout, or none that rows can be made of.
+    """
+    value = reread(value, raw)
+    if isinstance(value, dict) and isinstance(value.get("chosen"), dict):
+        sides = [read_rollouts(value[name]).trajectories for name in ("chosen", "rejected")]
+        if any(len(side) != 1 for side in sides):
+            raise RowError("a pair is of two trajectories", reason="bad_group")
+        [chosen], [rejected] = sides
+        cut = [cut_rows(Recording([one]))[0] for one in (chosen, rejected)]
+        rewards = (chosen.reward, rejected.reward)
+        scores = None if None in rewards else tuple(map(float, rewards))  # type: ignore[arg-type]
+        margin = None if scores is None else scores[0] - scores[1]
+        return cut, GroupFacts((1, 0), scores, margin, one_prompt=True)
+    return cut_rows(read_rollouts(value)), None
+
+
+def carried_values(
+    trajectory: Trajectory, verdict: Verdict | RowError, names: Sequence[str]
+) -> dict[str, Any]:
+    """What rows carry, by name: what was recorded, the verdict, and then any other column."""
+    known = {
+        "reward": trajectory.reward,
+        "advantage": None if isinstance(trajectory.advantages, list) else trajectory.advantages,
+        "group": trajectory.group,
+        "step": trajectory.step,
+        "version": trajectory.version,
+        "finish_reason": trajectory.finish,
+    }
+    found: dict[str, Any] = {}
+    for name in names:
+        if name == "drift":
+            found[name] = None if isinstance(verdict, RowError) else verdict.drift
+        elif name == "findings":
+            found[name] = _findings(verdict)
+        else:
+            found[name] = known[name] if name in known else trajectory.metadata.get(name)
+    return found
+
+
+def _findings(verdict: Verdict | RowError) -> list[dict[str, Any]]:
+    if isinstance(verdict, RowError):
+        told = {"class": None, "kind": verdict.reason, "detail": verdict.message[:300]}
+        return [told]
+    return [
+        {"class": note.drift, **{k: v for k, v in note._asdict().items() if k != "drift"}}
+        for note in verdict.notes
+    ]
+
+
+def _turns(row: CutRow, verdict: Verdict | RowError) -> list[tuple[str, int]]:
+    found = [] if isinstance(verdict, RowError) else verdict.turns
+    return found or turns_by_mask(row.trajectory)
+
+
+def _encoded(members: Sequence[_Member], turns: Sequence[list[tuple[str, int]]]) -> Encoded:
+    row_starts = np.zeros(len(members) + 1, np.int64)
+    np.cumsum([len(member.row.ids) for member in members], out=row_starts[1:])
+    turn_starts = np.zeros(len(members) + 1, np.int64)
+    np.cumsum([len(own) for own in turns], out=turn_starts[1:])
+    return Encoded(
+        ids=np.concatenate([*(member.row.ids for member in members), np.zeros(0, np.int32)]),
+        row_starts=row_starts,
+        mask=np.concatenate([*(member.row.mask for member in members), np.zeros(0, np.uint8)]),
+        turn_ends=np.array([end for own in turns for _, end in own], np.int32),
+        turn_starts=turn_starts,
+    )
+
+
+# What lies beside the store
+
+
+class _Missing(Exception):
+    """A row has nothing of what was to be attached."""
+
+
+def attach_recorded(store: Store, rows: Rows) -> list[str]:
+    """Attach what was recorded per row and per token; the names that every row has.
+
+    Args:
+        store: A store of these rows.
+        rows: What it was made of.
+    """
+    there = {sidecar.name for sidecar in store.sidecars if sidecar.made_by == MADE_BY}
+    names = []
+    for name in ("logprobs", "advantages"):
+        try:
+            if name not in there:
+                values = (_per_token(name, row) for row in _served(store, rows))
+                store.attach(name, values, made_by=MADE_BY, per="token")
+            names.append(name)
+        except _Missing:
+            continue
+    for name in PER_ROW:
+        if name in there:
+            names.append(name)
+            continue
+        values_of_rows = [
+            msgspec.json.decode(text)
+            for _, columns in store.columns([f"carried.{name}"])
+            for text in columns[f"carried.{name}"]
+        ]
+        if None not in values_of_rows:
+            store.attach(name, np.array(values_of_rows, np.float64), made_by=MADE_BY, per="row")
+            names.append(name)
+    return names
+
+
+def _per_token(name: str, row: tuple[CutRow, int]) -> NDArray[Any]:
+    cut, length = row
+    if name == "logprobs":
+        if cut.logprobs is None:
+            raise _Missing
+        return cut.logprobs[:length]
+    given = cut.trajectory.advantages
+    if not isinstance(given, list):
+        raise _Missing
+    taken = np.asarray(cut.trajectory.mask) == 1
+    spread = np.zeros(len(cut.ids))
+    if len(given) == len(spread):
+        spread[:] = given
+    elif len(given) == int(taken.sum()):
+        spread[taken] = given
+    else:
+        raise _Missing
+    return np.where(cut.mask == 1, spread, 0)[:length]
+
+
+def _served(store: Store, rows: Rows) -> Iterator[tuple[CutRow, int]]:
+    """The rows of a store as they were recorded, with how many of their tokens are stored."""
+    for at, block in enumerate(rows.blocks()):
+        reader = store.slice_at(at)
+        places = zip(
+            reader.column("row_in_slice").tolist(),
+            reader.column("part").tolist(),
+            reader.column("length").tolist(),
+            strict=True,
+        )
+        read = read_block(block)
+        number, cut = -1, list[CutRow]()
+        for row, part, length in places:
+            if row != number:
+                cut, _ = read_and_cut(read.values[row], read.raw[row])
+                number = row
+            yield cut[part], length

@@ -1,0 +1,289 @@
+"""The check of a whole dump: every recorded trajectory against template and tokenizer.
+
+`run_check` opens the sources, hands their blocks to an executor as a build does, and adds up what
+comes back: how many trajectories are of each class, the findings with their places, the rows that
+were rejected. Nothing is published. What is kept per finding is its text; beyond `MOST_FINDINGS`
+only the counts go on.
+
+`open_checker` is what a worker runs.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tokenmill.build.recipe import Recipe, RunOptions, to_travel
+from tokenmill.errors import RowError, SourceError, UsageError
+from tokenmill.origin import Origin
+from tokenmill.report.lint.row_origins import RowOrigins
+from tokenmill.rollouts import FORMATS, read_rollouts
+from tokenmill.rollouts.formats import reread
+from tokenmill.rollouts.trajectory import Trajectory
+from tokenmill.rollouts.verdict import CLASSES, Judge
+from tokenmill.source import Block, BlockRows, read_block
+from tokenmill.work import Executor
+from tokenmill.work.blocks import BlockJob, BlockTask, block_of, size_of
+from tokenmill.work.identity import identity_card, load_copy
+from tokenmill.work.inputs import cache_of, open_sources
+from tokenmill.work.progress import open_progress
+from tokenmill.work.tasks import without_collector
+
+ENTRY = "tokenmill.report.drift:open_checker"
+MOST_FINDINGS = 10_000
+TOGETHER = 64  # trajectories judged at once: enough for a batch, little memory
+
+
+class RolloutFinding(dict[str, Any]):
+    """One finding; its values are items and attributes of the same names (``class_`` for class).
+
+    Keys: ``class``, ``kind``, ``row`` (among all rows), ``trajectory`` (within the row), ``turn``,
+    ``token``, ``expected``, ``found``, ``detail``, ``origin``.
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name.removesuffix("_")]
+        except KeyError:
+            raise AttributeError(name) from None
+
+
+@dataclass
+class RolloutReport:
+    """What became of a dump.
+
+    Attributes:
+        counts: Trajectories of each class.
+        findings: In the order of the rows; at most `MOST_FINDINGS`.
+        findings_left_off: How many more there were.
+        rows: Rows of the sources.
+        trajectories: Trajectories in them, rejected rows apart.
+        truncated: Trajectories that end inside a turn, which is no finding.
+        unchecked: Trajectories of which something could not be compared, by what was missing. Those
+            of which nothing could be are in no class.
+        rejected: Rows, or trajectories, that could not be judged, by reason.
+        rejected_rows: Origin, reason and detail of the first of them.
+        seconds: How long it took.
+    """
+
+    counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(CLASSES, 0))
+    findings: list[RolloutFinding] = field(default_factory=list)
+    findings_left_off: int = 0
+    rows: int = 0
+    trajectories: int = 0
+    truncated: int = 0
+    unchecked: dict[str, int] = field(default_factory=dict)
+    rejected: dict[str, int] = field(default_factory=dict)
+    rejected_rows: list[tuple[Origin, str, str]] = field(default_factory=list)
+    seconds: float = 0.0
+
+    def fails(self, fail_on: str | None) -> bool:
+        """Whether there is a trajectory of this class or a graver one."""
+        if fail_on is None:
+            return False
+        return any(self.counts[name] for name in CLASSES[CLASSES.index(fail_on) :])
+
+    def document(self) -> dict[str, Any]:
+        """As plain values."""
+        return {
+            "counts": self.counts,
+            "findings": [
+                {**finding, "origin": finding["origin"]._asdict()} for finding in self.findings
+            ],
+            "findings_left_off": self.findings_left_off,
+            "rows": self.rows,
+            "trajectories": self.trajectories,
+            "truncated": self.truncated,
+            "unchecked": self.unchecked,
+            "rejected": self.rejected,
+            "rejected_rows": [
+                {"origin": origin._asdict(), "reason": reason, "detail": detail}
+                for origin, reason, detail in self.rejected_rows
+            ],
+            "seconds": self.seconds,
+        }
+
+
+def run_check(
+    recipe: Recipe,
+    options: RunOptions,
+    executor: Executor,
+    *,
+    format: str = "auto",  # noqa: A002 - as in the contract
+    names: dict[str, str] | None = None,
+    progress: Any = None,
+) -> RolloutReport:
+    """Judge every trajectory of a recipe's sources.
+
+    Args:
+        recipe: Sources, tokenizer and what shapes renders.
+        options: Cache and engines.
+        executor: Where the work runs.
+        format: One of `FORMATS`, or ``auto``.
+        names: What origins call files that were made of others.
+        progress: As for `tokenmill.prepare`.
+    """
+    start = time.perf_counter()
+    if format != "auto" and format not in FORMATS:
+        raise UsageError(f"format={format!r}: choose one of auto, {', '.join(FORMATS)}")
+    cache = cache_of(options.cache_dir)
+    card, comparison = identity_card(recipe, cache.root, executor)
+    rows = open_sources(recipe.sources, cache, rehash=options.rehash)
+    if not len(rows):
+        raise SourceError("no rows: every source is empty", path=recipe.sources[0])
+    places = RowOrigins(rows)
+    job = BlockJob(executor, cache.root, card, comparison, options.engine)
+    size = size_of(_tasks(rows.blocks()))
+    setup = job.setup(
+        ENTRY, size, recipe=to_travel(recipe), renderer=options.renderer, format=format
+    )
+    results: dict[int, dict[str, Any]] = {}
+    held = 0
+    with open_progress(progress, total_rows=len(rows)) as shown:
+
+        def take(task: BlockTask, result: dict[str, Any]) -> None:
+            nonlocal held
+            # By number and not by arrival, so that the same findings are told whoever is quicker.
+            results[task.number] = result
+            held += len(result["findings"])
+            if held > 4 * MOST_FINDINGS:
+                held = _let_go(results)
+            shown.add(rows=result["rows"], size=0)
+
+        job.run(setup, _tasks(rows.blocks()), take)
+    job.agree()
+    report = RolloutReport(rows=len(rows))
+    unchecked: Counter[str] = Counter()
+    rejected: Counter[str] = Counter()
+
+    def origin_of(position: int) -> Origin:
+        origin = places.origin(position)
+        return origin._replace(path=(names or {}).get(origin.path or "", origin.path))
+
+    for number in sorted(results):
+        result = results[number]
+        first = places.start(number)
+        for name, count in result["counts"].items():
+            report.counts[name] += count
+        report.trajectories += result["trajectories"]
+        report.truncated += result["truncated"]
+        unchecked.update(result["unchecked"])
+        rejected.update(result["rejected"])
+        report.findings_left_off += result["left_off"]
+        for row, trajectory, note in result["findings"]:
+            if len(report.findings) >= MOST_FINDINGS:
+                report.findings_left_off += 1
+                continue
+            position = first + row
+            report.findings.append(
+                RolloutFinding(
+                    {"class": note["drift"], "kind": note["kind"], "row": position,
+                     "trajectory": trajectory, "turn": note["turn"], "token": note["token"],
+                     "expected": note["expected"], "found": note["found"],
+                     "detail": note["detail"], "origin": origin_of(position)}
+                )
+            )  # fmt: skip
+        for row, reason, detail in result["rejected_rows"]:
+            if len(report.rejected_rows) < MOST_FINDINGS:
+                report.rejected_rows.append((origin_of(first + row), reason, detail))
+    report.unchecked, report.rejected = dict(unchecked), dict(rejected)
+    report.seconds = time.perf_counter() - start
+    return report
+
+
+def _tasks(blocks: Iterator[Block]) -> Iterator[BlockTask]:
+    for number, block in enumerate(blocks):
+        yield BlockTask(number, block)
+
+
+def _let_go(results: dict[int, dict[str, Any]]) -> int:
+    """Keep the findings of the first blocks only; how many are held then."""
+    held = 0
+    for number in sorted(results):
+        found = results[number]["findings"]
+        keep = max(0, MOST_FINDINGS - held)
+        results[number]["left_off"] += max(0, len(found) - keep)
+        del found[keep:]
+        held += len(found)
+    return held
+
+
+# What a worker does
+
+
+def open_checker(options: dict[str, Any]) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """Load what judging needs and return the function that judges one block."""
+    recipe = Recipe(**options["recipe"])
+    tokenizer = load_copy(Path(options["tokenizer"]), options["card"])
+    judge = Judge(tokenizer, recipe.chat_spec(), options["engine"], options["renderer"])
+
+    def check(payload: dict[str, Any]) -> dict[str, Any]:
+        with without_collector():
+            return check_rows(judge, read_block(block_of(payload)), options["format"])
+
+    return check
+
+
+def check_rows(judge: Judge, rows: BlockRows, format: str) -> dict[str, Any]:  # noqa: A002
+    """Judge the rows of one block; plain values that can travel."""
+    tally = _Tally()
+    waiting: list[tuple[int, int, Trajectory]] = []
+    for number, (value, raw) in enumerate(zip(rows.values, rows.raw, strict=True)):
+        try:
+            recording = read_rollouts(reread(value, raw), format)
+        except RowError as error:
+            tally.reject(number, error)
+            continue
+        waiting += [(number, n, one) for n, one in enumerate(recording.trajectories)]
+        if len(waiting) >= TOGETHER:
+            tally.add(judge, waiting)
+            waiting = []
+    tally.add(judge, waiting)
+    return {"rows": len(rows.raw), **tally.document()}
+
+
+class _Tally:
+    """What was found in one block."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[str] = Counter()
+        self._findings: list[tuple[int, int, dict[str, Any]]] = []
+        self._unchecked: Counter[str] = Counter()
+        self._rejected: list[tuple[int, str, str]] = []
+        self._trajectories = self._truncated = 0
+
+    def reject(self, row: int, error: RowError) -> None:
+        """A row, or a trajectory of it, that cannot be judged."""
+        self._rejected.append((row, error.reason, error.message[:300]))
+
+    def add(self, judge: Judge, members: list[tuple[int, int, Trajectory]]) -> None:
+        """Judge some trajectories."""
+        verdicts = judge.judge([trajectory for _, _, trajectory in members])
+        for (row, number, _), verdict in zip(members, verdicts, strict=True):
+            self._trajectories += 1
+            if isinstance(verdict, RowError):
+                self.reject(row, verdict)
+                continue
+            if verdict.drift is not None:
+                self._counts[verdict.drift] += 1
+            if verdict.unchecked:
+                self._unchecked[verdict.unchecked] += 1
+            self._truncated += verdict.truncated
+            self._findings += [(row, number, note._asdict()) for note in verdict.notes]
+
+    def document(self) -> dict[str, Any]:
+        """As plain values."""
+        return {
+            "counts": dict(self._counts),
+            "findings": self._findings[:MOST_FINDINGS],
+            "left_off": max(0, len(self._findings) - MOST_FINDINGS),
+            "trajectories": self._trajectories,
+            "truncated": self._truncated,
+            "unchecked": dict(self._unchecked),
+            "rejected": dict(Counter(reason for _, reason, _ in self._rejected)),
+            "rejected_rows": self._rejected[:MOST_FINDINGS],
+        }

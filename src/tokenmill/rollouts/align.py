@@ -1,0 +1,146 @@
+"""Two texts that should be the same: where they part and where they meet again.
+
+In go two byte strings and the places of the expected one at which something new begins (turns,
+sampled parts). Out come the stretches that both have, and between them the *divergences*. A
+divergence whose ends could be chosen in several ways (a turn is missing, and the next begins alike)
+is moved to begin at one of these places, so that it holds what a person would call missing.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import AnyStr
+
+WINDOW = 24  # bytes that must agree for two texts to have met again
+REACH = 4096  # bytes behind a parting in which any place may be the meeting
+OVERRUN = 256  # bytes that two texts may agree in by chance before a parting is seen
+MEETINGS = 8  # stretches behind a parting that are looked at before one is chosen
+MOST = 16  # divergences told of one trajectory
+
+
+@dataclass(frozen=True, slots=True)
+class Divergence:
+    """Expected were ``expected[start:end]``; found were ``found[found_start:found_end]``."""
+
+    start: int
+    end: int
+    found_start: int
+    found_end: int
+
+
+def same_until(left: AnyStr, at: int, right: AnyStr, by: int) -> int:
+    """How many bytes two texts share from two places on."""
+    size = min(len(left) - at, len(right) - by)
+    done, step = 0, 64
+    while done < size:
+        step = min(step * 2, size - done)
+        if left[at + done : at + done + step] != right[by + done : by + done + step]:
+            break
+        done += step
+        if done == size:
+            return size
+    else:
+        return size
+    low, high = done, done + step
+    while low < high:  # the first difference is in here
+        middle = (low + high) // 2
+        if left[at + low : at + middle + 1] == right[by + low : by + middle + 1]:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+def _same_before(left: bytes, right: bytes, most: int) -> int:
+    """How many bytes two texts share at their ends."""
+    return same_until(left[::-1][:most], 0, right[::-1][:most], 0)
+
+
+def divergences(expected: bytes, found: bytes, places: Sequence[int]) -> list[Divergence]:
+    """Where two texts differ, in order; the last one may reach to both ends.
+
+    Args:
+        expected: What should be there.
+        found: What is.
+        places: Rising places of ``expected`` at which something new begins.
+    """
+    told: list[Divergence] = []
+    e = r = synced = 0
+    while True:
+        same = same_until(expected, e, found, r)
+        e, r = e + same, r + same
+        if e == len(expected) and r == len(found):
+            return told
+        meeting = None if len(told) >= MOST else _meet(expected, e, found, r, places, synced)
+        if meeting is None:
+            told.append(Divergence(e, len(expected), r, len(found)))
+            return told
+        divergence = _settle(expected, found, meeting, places, synced)
+        told.append(divergence)
+        e, r = divergence.end, divergence.found_end
+        synced = r
+
+
+def _meet(
+    expected: bytes, e: int, found: bytes, r: int, places: Sequence[int], synced: int
+) -> Divergence | None:
+    """The place behind which most goes on alike, for what has to be passed over before it."""
+    best: tuple[int, Divergence] | None = None
+
+    def offer(start: int, end: int, found_start: int, found_end: int) -> None:
+        nonlocal best
+        passed = end - start + found_end - found_start
+        if passed <= 0:
+            return
+        cost = passed - min(same_until(expected, end, found, found_end), REACH)
+        if best is None or cost < best[0]:
+            best = cost, Divergence(start, end, found_start, found_end)
+
+    ends = _same_before(expected[e:], found[r:], min(len(expected) - e, len(found) - r))
+    if ends >= WINDOW or (ends and len(expected) - e - ends < WINDOW):
+        offer(e, len(expected) - ends, r, len(found) - ends)
+    windows: dict[bytes, int] = {}
+    for place in range(e, min(e + REACH, len(expected) - WINDOW + 1)):
+        windows.setdefault(expected[place : place + WINDOW], place)
+    place, stop, met = r, min(r + REACH, len(found) - WINDOW + 1), 0
+    while place < stop and met < MEETINGS:
+        known = windows.get(found[place : place + WINDOW])
+        if known is None:
+            place += 1
+        else:
+            offer(e, known, r, place)
+            place += max(1, same_until(expected, known, found, place))
+            met += 1
+    for place in places[bisect_left(places, e) :]:
+        probe = expected[place : place + 2 * WINDOW]
+        if len(probe) < WINDOW // 2:
+            continue
+        at = found.find(probe, max(synced, r - OVERRUN))
+        if at < 0:
+            continue
+        back = max(0, r - at)
+        if back <= e:
+            offer(e - back, place, r - back, at)
+    return None if best is None else best[1]
+
+
+def _settle(
+    expected: bytes, found: bytes, one: Divergence, places: Sequence[int], synced: int
+) -> Divergence:
+    """Trim what both share at the end, then move it to where something new begins."""
+    start, end, found_start, found_end = one.start, one.end, one.found_start, one.found_end
+    while end > start and found_end > found_start and expected[end - 1] == found[found_end - 1]:
+        end, found_end = end - 1, found_end - 1
+    known = set(places)
+    if start in known or (end > start and found_end > found_start):
+        return Divergence(start, end, found_start, found_end)
+    for back in range(1, OVERRUN):
+        if start - back < 0 or found_start - back < synced:
+            break
+        if expected[end - back] != found[found_end - back]:
+            break
+        if start - back in known:
+            return Divergence(start - back, end - back, found_start - back, found_end - back)
+    return Divergence(start, end, found_start, found_end)
