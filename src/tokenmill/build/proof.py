@@ -30,6 +30,7 @@ COUNTERS: dict[str, frozenset[str]] = {
         "audited", "mismatches", "rows_traced", "rows_reference",
         "rows_without_closer", "generation_drops", "trailing_user", "trimmed_trailing",
         "trimmed_tool_turns", "null_as_empty", "arguments_as_text", "prompts_differ",
+        "texts_as_parts",
     }),
     "encode": frozenset({"audited", "mismatches", "engine_failures", "reference_rows"}),
 }  # fmt: skip

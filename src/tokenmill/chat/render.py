@@ -32,6 +32,14 @@ import msgspec
 import xxhash
 
 from tokenmill.chat.groups import Group, incomparable, read_row
+from tokenmill.chat.pictures import (
+    MediaTokens,
+    Picture,
+    image_parts,
+    refuse_pictures,
+    refuse_tokens,
+    take_pictures,
+)
 from tokenmill.chat.program import NullPrinted, Run
 from tokenmill.chat.shapes import Conversation, Plain
 from tokenmill.chat.spec import TURNS_OF_GROUPS, ChatSpec
@@ -91,6 +99,8 @@ class Rendering:
     """Of every group, by the number of its first text; the others follow it."""
     weights: dict[int, Sequence[float]] = field(default_factory=dict)
     """What each turn of a text counts in the loss, by the text's number, where one is not 1."""
+    pictures: dict[int, Sequence[Picture]] = field(default_factory=dict)
+    """The pictures of a text in order, by the text's number, where it has any."""
 
     @property
     def turns(self) -> list[list[tuple[str, int]]]:
@@ -209,6 +219,8 @@ class Renderer:
         special_tokens: Names and texts of the tokenizer's special tokens, as templates see them.
         renderer: ``auto`` or ``jinja2``, which renders every row by the reference; never changes
             the result.
+        media: What stands for pictures in texts, where rows may have some; without it such rows
+            are rejected.
     """
 
     def __init__(
@@ -218,12 +230,14 @@ class Renderer:
         special_tokens: Mapping[str, str] | None = None,
         *,
         renderer: str = "auto",
+        media: MediaTokens | None = None,
     ) -> None:
         if renderer not in RENDERERS:
             raise UsageError(f"renderer={renderer!r}: choose one of {', '.join(RENDERERS)}")
         self.spec = spec
         self.special_tokens = dict(special_tokens or {})
         self.renderer = renderer
+        self.media = media
         self._sources: dict[str, str] = {}
         if isinstance(template, str):
             self._sources = {"default": template}
@@ -340,7 +354,7 @@ class Renderer:
         for index, row in enumerate(rows):
             jobs: Sequence[Job] = ()
             try:
-                found = read_row(row, self.spec)
+                found = self._read(row)
                 weight = row_weight(row)
                 if isinstance(found, Plain):
                     self._accept(result, index, 0, _scaled(self._plain(found), weight))
@@ -356,6 +370,26 @@ class Renderer:
                     self._accept_settled(job, self._settle(job, result, auto), result, weight)
                 except RowError as error:
                     result.rejected.append((index, job.part, error))
+
+    def _read(self, row: Any) -> Conversation | Plain | Group:
+        """One row, with its pictures where it may have some."""
+        if self.media is None:
+            refuse_pictures(row)
+            return read_row(row, self.spec)
+        if not isinstance(row, dict):
+            return read_row(row, self.spec)
+        row, pictures = take_pictures(row, self.spec, self.media)
+        found = read_row(row, self.spec)
+        for side in found.sides if isinstance(found, Group) else [found]:
+            if isinstance(side, Plain):
+                (side.prompt, side.text), side.pictures = pictures.replace_in(
+                    (side.prompt, side.text), self.media.image
+                )
+                continue
+            refuse_tokens([side.messages, side.tools], self.media, placeholders=pictures)
+            if pictures or not side.simple:
+                side.illustrate(pictures)
+        return found
 
     def _group(
         self, index: int, group: Group, result: Rendering, auto: bool, weight: float
@@ -398,7 +432,7 @@ class Renderer:
         new = False
         if auto and job.conversation.simple and not tools:
             found = self._settle_unrolled(unrolled, job, messages, result)
-            if found is not None:
+            if found is not None and (found.spans or self.media is None):
                 return found
             new = unrolled.worth_learning
         try:
@@ -412,6 +446,8 @@ class Renderer:
                 result.note("null_as_empty")
         except (NotTraced, RowError) as error:
             other = self._in_another_form(job, error, result, auto)
+            if other is None and self.media is not None:
+                other = self._in_parts(job, error, result, auto)
             if other is None and isinstance(error, NotTraced):
                 return self._untraced(job, error, result)
             if other is None:
@@ -419,6 +455,8 @@ class Renderer:
             settled = other
         if new:
             unrolled.learn(messages, run)
+        if self.media is not None and job.trained is not None and not settled.spans:
+            settled = self._in_parts(job, None, result, auto) or settled
         if settled.dropped:
             result.note("generation_drops")
         return settled
@@ -489,6 +527,21 @@ class Renderer:
                 result.note("arguments_as_text")
             return settled
         return None
+
+    def _in_parts(
+        self, job: Job, error: Exception | None, result: Rendering, auto: bool
+    ) -> Settled | None:
+        """A conversation whose texts the template takes as parts only, as it takes pictures."""
+        messages = job.conversation.in_parts()
+        try:
+            run = self._follow(job, messages, result, auto)
+            settled = job.template.judge.settle(run, messages, job.trained)
+        except (NotTraced, RowError):
+            return None
+        if isinstance(error, NotTraced):
+            self._count(result, auto)
+        result.note("texts_as_parts")
+        return settled
 
     def _follow(
         self,
@@ -588,7 +641,7 @@ class Renderer:
             spans = [(len(found.prompt), len(text))]
         if len(text) == (len(found.prompt) if spans else 0):
             raise RowError("there is no text to train on", reason="no_trained_tokens")
-        return Settled(text, spans, roles, ends)
+        return Settled(text, spans, roles, ends, pictures=found.pictures)
 
     def _accept(
         self,
@@ -599,6 +652,8 @@ class Renderer:
     ) -> None:
         if settled.weights:
             result.weights[len(result.texts)] = settled.weights
+        if settled.pictures:
+            result.pictures[len(result.texts)] = settled.pictures
         result.texts.append(settled.text)
         result.source.append(source)
         result.part.append(part)
@@ -665,6 +720,9 @@ class Renderer:
                            reason="no_trained_tokens")  # fmt: skip
         if any(weight != 1 for weight in job.weights):
             settled.weights = self._of_turns(job, settled)
+        known = job.conversation.pictures
+        if known:
+            settled.pictures = [known[id(p)] for p in image_parts(job.conversation.messages)]
         return settled
 
     def _of_turns(self, job: Job, settled: Settled) -> list[float]:
