@@ -32,6 +32,7 @@ COUNTERS: dict[str, frozenset[str]] = {
         "trimmed_tool_turns", "null_as_empty", "arguments_as_text", "prompts_differ",
         "texts_as_parts",
     }),
+    "expand": frozenset({"audited", "mismatches", "pictures"}),
     "encode": frozenset({"audited", "mismatches", "engine_failures", "reference_rows"}),
 }  # fmt: skip
 """Room → the counters of its reports, apart from those that `UNTRACED` opens."""
@@ -42,7 +43,7 @@ UNTRACED = "untraced:"
 
 @dataclass(frozen=True)
 class EngineKind:
-    """One of the two places where a fast engine may stand in for a reference.
+    """One of the three places where a fast engine may stand in for a reference.
 
     Attributes:
         name: What people call it.
@@ -60,6 +61,7 @@ class EngineKind:
 ROOMS = {
     "render": EngineKind("renderer", "renderer", "jinja2", "traced"),
     "encode": EngineKind("encoder", "engine", "hf", "fastokens"),
+    "expand": EngineKind("expansion", "expansion", "processor", "learned"),
 }
 """The rooms that report notes, and the engine of each."""
 

@@ -8,8 +8,8 @@ here, and nothing else (promise P14):
 * a call's ``arguments`` that are the JSON text of an object become that object; for a template that
   fails on objects and takes texts they are the text;
 * content parts of type text (``text`` or ``value``) are joined to one string; reasoning parts
-  become ``reasoning_content``, tool_call parts ``tool_calls``; where other parts remain, the content
-  stays a list, its text parts spelled ``{"type": "text", "text": …}``. Parts with pictures are
+  become ``reasoning_content``, tool_call parts ``tool_calls``; where other parts remain, the
+  content stays a list, its text parts spelled ``{"type": "text", "text": …}``. Parts with pictures are
   rejected, unless a processor was given: then every list of parts stays one, see `pictures`.
 """
 

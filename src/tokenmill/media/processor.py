@@ -134,6 +134,11 @@ class Processor:
             return cls(where, options)
         return cls(_from_files(os.fspath(where), trust_remote_code), options)
 
+    def save(self, directory: str | os.PathLike[str]) -> None:
+        """Write the files that `load` reads."""
+        with quietly():
+            self._processor.save_pretrained(os.fspath(directory))
+
     @property
     def tokenizer(self) -> Any:
         """Its tokenizer, an object of transformers."""

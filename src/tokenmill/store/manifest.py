@@ -34,6 +34,8 @@ from tokenmill.store.layout import (
     FORMATS,
     GROUP_FILES,
     MASK_FILES,
+    MEDIA_FILES,
+    PICTURES,
     TABLE,
     WEIGHT_FILES,
     WEIGHT_RUNS,
@@ -57,10 +59,10 @@ def make_manifest(
 ) -> Document:
     """Compose a manifest and sign it with its own digest.
 
-    Totals that count groups, and files of weights, make it one of another format.
+    Totals that count groups, and files of weights or media, make it one of another format.
     """
     manifest = {
-        "format": format_of(groups="groups" in totals, weights=WEIGHT_RUNS in files),
+        "format": _format(totals, files),
         "key": fingerprint.key(document),
         "document": document,
         "totals": totals,
@@ -68,6 +70,12 @@ def make_manifest(
         "files": files,
     }
     return {**manifest, "digest": fingerprint.key(manifest)}
+
+
+def _format(totals: Document, files: dict[str, Document]) -> int | str:
+    return format_of(
+        groups="groups" in totals, weights=WEIGHT_RUNS in files, media=PICTURES in files
+    )
 
 
 def without_masks(manifest: Document) -> Document:
@@ -157,17 +165,24 @@ def _check_members(manifest: Document, path: Path) -> None:
         raise CorruptionError("says nothing of its tokenizer, or no token ids", path=path)
     check_key(tokenizer.get("identity", ""), path)
     wanted = set(CHECKED_FILES)
-    stated, weights = manifest["format"], isinstance(files, dict) and WEIGHT_RUNS in files
-    if stated != format_of(groups="groups" in totals, weights=weights):
-        told = [kind for kind, has in (("groups", "groups" in totals), ("weights", weights)) if has]
+    stated, named = manifest["format"], files if isinstance(files, dict) else {}
+    has = {
+        "groups": "groups" in totals,
+        "weights": WEIGHT_RUNS in named,
+        "media": PICTURES in named,
+    }
+    if stated != format_of(**has):
+        told = [kind for kind, there in has.items() if there]
         raise CorruptionError(
             f"has {' and '.join(told) or 'no more'}, but is of format {stated}", path=path
         )
     if "groups" in totals:
         _check_groups(totals, path)
         wanted |= set(GROUP_FILES)
-    if weights:
+    if has["weights"]:
         wanted |= set(WEIGHT_FILES)
+    if has["media"]:
+        wanted |= set(MEDIA_FILES)
     if not isinstance(files, dict) or set(files) - set(MASK_FILES) != wanted:
         raise CorruptionError(f"must name the files {', '.join(sorted(wanted))}", path=path)
     if len(files) not in (len(wanted), len(wanted) + len(MASK_FILES)):

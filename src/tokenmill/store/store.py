@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 from numpy.typing import NDArray
 
+from tokenmill import fingerprint
 from tokenmill.errors import CorruptionError, UsageError
 from tokenmill.files import ProcessLock, is_network, is_remote
 from tokenmill.files.remote import local_path
@@ -40,7 +41,7 @@ from tokenmill.store.manifest import (
     read_proof,
     units_out,
 )
-from tokenmill.store.record import CARRIED, GROUP_COLUMNS, META_COLUMNS
+from tokenmill.store.record import CARRIED, GROUP_COLUMNS, MEDIA_COLUMNS, META_COLUMNS, Media
 from tokenmill.store.runs import trained_within, weighed_within, weights_along
 from tokenmill.store.sidecars import (
     COLUMN,
@@ -101,6 +102,12 @@ class Row(msgspec.Struct, eq=False):
         """What each token counts in the loss, as the data said; 0 where it is untrained."""
         runs = self._store.slice_at(self._slice).weight_runs(self._number)
         return weights_along(*runs, self.loss_mask)
+
+    @property
+    def media(self) -> list[Media]:
+        """Its pictures in order, with the tokens that stand for them; none without pictures."""
+        reader = self._store.slice_at(self._slice)
+        return reader.media(self._number, self.origin if reader.record.has_media else None)
 
     @property
     def part(self) -> int:
@@ -321,8 +328,38 @@ class Store(ViewMethods, Sequence[Row]):
         """Sum of the weights of tokens ``start`` to ``stop`` of each row; no row is opened."""
         return weighed_within(self, rows, starts, stops)
 
+    # Pictures
+
+    @property
+    def has_media(self) -> bool:
+        """Whether rows have pictures."""
+        return names.PICTURES in self.manifest["files"]
+
+    @property
+    def pictures(self) -> NDArray[np.int32]:
+        """How many pictures every row has."""
+        return self._of_media(names.PICTURES)
+
+    @property
+    def patches(self) -> NDArray[np.int32]:
+        """What the pictures of every row cost a vision model, in patches."""
+        return self._of_media(names.PATCHES)
+
+    def _of_media(self, name: str) -> NDArray[np.int32]:
+        return self.own_array(name) if self.has_media else np.zeros(self._rows, np.int32)
+
+    @property
+    def processor_path(self) -> Path | None:
+        """The copy of the processor this store was made with; None where there was none."""
+        identity = self.manifest["document"].get("processor")
+        if identity is None:
+            return None
+        path = self._layout.processor(fingerprint.key_of_parsed(identity))
+        self._layout.require_inside(path)
+        return path
+
     def own_array(self, name: str) -> NDArray[Any]:
-        """An array of `ROW_ARRAYS`, `GROUP_FILES` or `WEIGHT_FILES`; a large one is checked now."""
+        """One of the arrays that `layout` names; a large one is checked now."""
         array = self._arrays.get(name)
         if array is None:
             stated, path = self.manifest["files"][name], self._own_file(name)
@@ -335,7 +372,8 @@ class Store(ViewMethods, Sequence[Row]):
                 count = int(self.own_array(names.WEIGHT_RUN_ENDS)[-1])
             elif name in names.GROUP_FILES:
                 count = self.group_count
-            kind = {**names.ROW_ARRAYS, **names.GROUP_FILES, **names.WEIGHT_FILES}[name]
+            kinds = (names.ROW_ARRAYS, names.GROUP_FILES, names.WEIGHT_FILES, names.MEDIA_FILES)
+            kind = next(known[name] for known in kinds if name in known)
             array = load_array(path, kind, count, mapped=self._maps_own)
             self._arrays[name] = array
         return array
@@ -407,6 +445,10 @@ class Store(ViewMethods, Sequence[Row]):
                     columns[name] = sidecars[name].batch(rows)
                 elif name in META_COLUMNS or name in GROUP_COLUMNS:
                     columns[name] = reader.column(name)
+                elif name in MEDIA_COLUMNS:
+                    has = reader.record.has_media
+                    zeros = np.zeros(reader.record.rows, np.int32)
+                    columns[name] = reader.column(name) if has else zeros
                 elif name in (carried := [CARRIED + one for one in reader.record.carried]):
                     columns[name] = reader.carried_texts(name.removeprefix(CARRIED))
                 else:
@@ -593,12 +635,19 @@ class Store(ViewMethods, Sequence[Row]):
                     raise CorruptionError(
                         "weights differ from the store's own", path=reader.files.meta
                     )
+        if self.has_media and reader.record.has_media:
+            for name, array in (("pictures", self.pictures), ("patches", self.patches)):
+                stated = array[first : first + reader.record.rows]
+                if not np.array_equal(reader.column(name), stated):
+                    raise CorruptionError(
+                        f"column {name!r} differs from the store's own", path=reader.files.meta
+                    )
         if self.has_groups:
             begin = np.flatnonzero(reader.column("part") == 0) + first
             ends = self.own_array(names.GROUP_ENDS)
             number = int(np.searchsorted(ends, first, side="right"))
-            stated = self.group_starts(np.arange(number, number + len(begin), dtype=np.int64))
-            if not np.array_equal(begin, stated):
+            begins = self.group_starts(np.arange(number, number + len(begin), dtype=np.int64))
+            if not np.array_equal(begin, begins):
                 raise CorruptionError(
                     "groups begin elsewhere than the store says", path=reader.files.meta
                 )
