@@ -90,10 +90,6 @@ def gemma3(directory: Path, **settings: Any) -> Any:
     return Gemma3Processor(images, tokenizer_with(tokens, directory))
 
 
-def gemma3_pan_and_scan(directory: Path) -> Any:
-    return gemma3(directory)
-
-
 def llava(directory: Path) -> Any:
     from transformers import LlavaProcessor
     from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
@@ -145,3 +141,32 @@ def internvl(directory: Path) -> Any:
         size={"height": 448, "width": 448}, crop_to_patches=True, max_patches=12
     )
     return lenient(InternVLProcessor)(images, tokenizer_with(tokens, directory), None)
+
+
+def glm4v(directory: Path) -> Any:
+    from transformers import Glm4vProcessor
+    from transformers.models.glm4v.image_processing_pil_glm4v import Glm4vImageProcessorPil
+
+    tokens = {
+        "image_token": "<|image|>",
+        "video_token": "<|video|>",
+        "image_start_token": "<|begin_of_image|>",
+        "image_end_token": "<|end_of_image|>",
+        "video_start_token": "<|begin_of_video|>",
+        "video_end_token": "<|end_of_video|>",
+    }
+    tokenizer = tokenizer_with(tokens, directory)
+    return lenient(Glm4vProcessor)(Glm4vImageProcessorPil(), tokenizer, None)
+
+
+def pixtral(directory: Path) -> Any:
+    from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
+    from transformers.models.pixtral.processing_pixtral import PixtralProcessor
+
+    tokens = {
+        "image_token": "[IMG]",
+        "image_break_token": "[IMG_BREAK]",
+        "image_end_token": "[IMG_END]",
+    }
+    images = PixtralImageProcessorPil(patch_size={"height": 16, "width": 16})
+    return PixtralProcessor(images, tokenizer_with(tokens, directory), patch_size=16)
