@@ -7,10 +7,12 @@ at no picture, are left out, and the classes' checks with them.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import tokenmill
+from tests.media import torchvision_stand_in
 
 EXAMPLE = Path(tokenmill.__file__).parent / "examples" / "tokenizer"
 
@@ -160,6 +162,7 @@ def glm4v(directory: Path) -> Any:
 
 
 def pixtral(directory: Path) -> Any:
+    torchvision_stand_in.install()
     from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
     from transformers.models.pixtral.processing_pixtral import PixtralProcessor
 
@@ -170,3 +173,41 @@ def pixtral(directory: Path) -> Any:
     }
     images = PixtralImageProcessorPil(patch_size={"height": 16, "width": 16})
     return PixtralProcessor(images, tokenizer_with(tokens, directory), patch_size=16)
+
+
+def llama4(directory: Path) -> Any:
+    torchvision_stand_in.install()
+    from transformers.models.llama4.image_processing_llama4 import Llama4ImageProcessor
+    from transformers.models.llama4.processing_llama4 import Llama4Processor
+
+    tokens = {
+        "image_token": "<|image|>",
+        "image_start_token": "<|image_start|>",
+        "image_end_token": "<|image_end|>",
+        "patch_token": "<|patch|>",
+        "tile_x_token": "<|tile_x_separator|>",
+        "tile_y_token": "<|tile_y_separator|>",
+    }
+    return Llama4Processor(Llama4ImageProcessor(), tokenizer_with(tokens, directory))
+
+
+FAMILIES: dict[str, Callable[[Path], Any]] = {
+    made.__name__: made
+    for made in (
+        qwen2_vl, qwen2_5_vl, qwen3_vl, gemma3, llava, llava_next, pixtral, idefics3, internvl,
+        llama4, glm4v,
+    )
+}  # fmt: skip
+
+OPTIONS: dict[str, dict[str, Any]] = {"gemma3_pan_and_scan": {"do_pan_and_scan": True}}
+"""What some are given at every call, under names of their own."""
+
+NAMES = (*FAMILIES, *OPTIONS)
+
+
+def make(name: str, directory: Path = EXAMPLE, template: str | None = TEMPLATE) -> Any:
+    """A processor of `NAMES`, with a template that prints its image token for each picture."""
+    processor = FAMILIES[name.partition("_pan_")[0]](directory)
+    if template is not None:
+        processor.chat_template = template.replace("IMAGE_TOKEN", processor.image_token)
+    return processor

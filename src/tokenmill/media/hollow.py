@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 _SMALL = 4096  # elements; a larger array of zeros is room for pixels or for a mask of them
-_NOTHING = bytes(16)  # what every hollow array lies on: one number of any type
+_NOTHING = bytearray(16)  # what every hollow array lies on: one number of any type
 
 
 class PixelsWanted(Exception):
@@ -41,8 +41,11 @@ class Hollow(np.ndarray):
         return np.ndarray.__new__(cls, shape, dtype, buffer=_NOTHING, strides=(0,) * len(shape))
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        out = kwargs.pop("out", None)
         if method != "__call__" or ufunc.nout != 1 or kwargs:
             raise PixelsWanted(f"{ufunc.__name__}.{method}")
+        if out is not None:
+            return out[0]
         shape = np.broadcast_shapes(*(np.shape(value) for value in inputs))
         kinds = tuple(
             value.dtype if isinstance(value, np.ndarray | np.generic) else type(value)

@@ -203,6 +203,11 @@ class Processor:
         if known is not None and len(known.answers) == len(BATTERY):
             return known
         answers = tuple(self._asking.with_blanks(row) for row in BATTERY)
+        if all(answer.refused is not None for answer in answers):
+            raise UsageError(
+                f"{type(self._processor).__name__} refuses pictures of every size:"
+                f" {answers[0].refused}"
+            )
         hollow = self._asking.may_be_hollow and all(
             self._asking.hollow(row) == (answer if answer.refused is None else None)
             for row, answer in zip(BATTERY, answers, strict=True)
@@ -352,7 +357,7 @@ class Processor:
             made: Mapping[str, Any] = self._processor(
                 text=texts,
                 images=pictures,
-                add_special_tokens=False,
+                text_kwargs={"add_special_tokens": False, "return_tensors": None},
                 images_kwargs={"return_tensors": tensors},
                 **self.options,
             )
