@@ -7,10 +7,12 @@ at no picture, are left out, and the classes' checks with them.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import tokenmill
+from tests.media import torchvision_stand_in
 
 EXAMPLE = Path(tokenmill.__file__).parent / "examples" / "tokenizer"
 
@@ -90,10 +92,6 @@ def gemma3(directory: Path, **settings: Any) -> Any:
     return Gemma3Processor(images, tokenizer_with(tokens, directory))
 
 
-def gemma3_pan_and_scan(directory: Path) -> Any:
-    return gemma3(directory)
-
-
 def llava(directory: Path) -> Any:
     from transformers import LlavaProcessor
     from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
@@ -145,3 +143,71 @@ def internvl(directory: Path) -> Any:
         size={"height": 448, "width": 448}, crop_to_patches=True, max_patches=12
     )
     return lenient(InternVLProcessor)(images, tokenizer_with(tokens, directory), None)
+
+
+def glm4v(directory: Path) -> Any:
+    from transformers import Glm4vProcessor
+    from transformers.models.glm4v.image_processing_pil_glm4v import Glm4vImageProcessorPil
+
+    tokens = {
+        "image_token": "<|image|>",
+        "video_token": "<|video|>",
+        "image_start_token": "<|begin_of_image|>",
+        "image_end_token": "<|end_of_image|>",
+        "video_start_token": "<|begin_of_video|>",
+        "video_end_token": "<|end_of_video|>",
+    }
+    tokenizer = tokenizer_with(tokens, directory)
+    return lenient(Glm4vProcessor)(Glm4vImageProcessorPil(), tokenizer, None)
+
+
+def pixtral(directory: Path) -> Any:
+    torchvision_stand_in.install()
+    from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
+    from transformers.models.pixtral.processing_pixtral import PixtralProcessor
+
+    tokens = {
+        "image_token": "[IMG]",
+        "image_break_token": "[IMG_BREAK]",
+        "image_end_token": "[IMG_END]",
+    }
+    images = PixtralImageProcessorPil(patch_size={"height": 16, "width": 16})
+    return PixtralProcessor(images, tokenizer_with(tokens, directory), patch_size=16)
+
+
+def llama4(directory: Path) -> Any:
+    torchvision_stand_in.install()
+    from transformers.models.llama4.image_processing_llama4 import Llama4ImageProcessor
+    from transformers.models.llama4.processing_llama4 import Llama4Processor
+
+    tokens = {
+        "image_token": "<|image|>",
+        "image_start_token": "<|image_start|>",
+        "image_end_token": "<|image_end|>",
+        "patch_token": "<|patch|>",
+        "tile_x_token": "<|tile_x_separator|>",
+        "tile_y_token": "<|tile_y_separator|>",
+    }
+    return Llama4Processor(Llama4ImageProcessor(), tokenizer_with(tokens, directory))
+
+
+FAMILIES: dict[str, Callable[[Path], Any]] = {
+    made.__name__: made
+    for made in (
+        qwen2_vl, qwen2_5_vl, qwen3_vl, gemma3, llava, llava_next, pixtral, idefics3, internvl,
+        llama4, glm4v,
+    )
+}  # fmt: skip
+
+OPTIONS: dict[str, dict[str, Any]] = {"gemma3_pan_and_scan": {"do_pan_and_scan": True}}
+"""What some are given at every call, under names of their own."""
+
+NAMES = (*FAMILIES, *OPTIONS)
+
+
+def make(name: str, directory: Path = EXAMPLE, template: str | None = TEMPLATE) -> Any:
+    """A processor of `NAMES`, with a template that prints its image token for each picture."""
+    processor = FAMILIES[name.partition("_pan_")[0]](directory)
+    if template is not None:
+        processor.chat_template = template.replace("IMAGE_TOKEN", processor.image_token)
+    return processor

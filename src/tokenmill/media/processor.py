@@ -9,9 +9,13 @@ real pixels, and is what that is compared with.
 
 How the expansions are learned is in `tokenmill.media.asking`. They are remembered by the sizes of
 all pictures of a row together, because nothing forbids a processor to treat a picture according to
-its neighbours (some cut a picture into tiles only where it is alone).
+its neighbours (some cut a picture into tiles only where it is alone). Whoever sees one differ from
+the reference calls `Processor.distrust`: from then on only blank pictures are believed.
 
-`Processor.features` are the pixels, under the model's own names.
+`Processor.features` are the pixels, under the model's own names, as the processor gives them for a
+batch. Where `Processor.joined` names all of them, a batch is the rows' features one after another,
+so that rows can be processed one by one and ahead of time; elsewhere the processor pads what is in
+one batch to one shape, and the rows of a batch must be given together.
 """
 
 from __future__ import annotations
@@ -24,13 +28,15 @@ import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from tokenmill import fingerprint
 from tokenmill.errors import RowError, UsageError
-from tokenmill.media.asking import Answer, Asking, Refused, Size, quietly
+from tokenmill.media.asking import BATTERY, Answer, Answers, Asking, Row, Size, quietly
+from tokenmill.media.memory import Battery, Memory
 from tokenmill.media.reference import bad_media
 from tokenmill.optional import installed_version, optional
 
@@ -39,23 +45,13 @@ if TYPE_CHECKING:
 
 VERSION = 1  # raised when what an identity holds changes
 
-BATTERY: tuple[tuple[Size, ...], ...] = (
-    ((64, 64),), ((640, 480),), ((480, 640),), ((1000, 333),), ((333, 1000),), ((1280, 1024),),
-    ((1919, 1081),), ((97, 61),), ((2400, 40),), ((640, 480), (97, 61)), ((97, 61), (97, 61)),
-)  # fmt: skip
-"""Sizes of pictures, row by row, whose answers are part of a processor's identity."""
+MOST_REMEMBERED = 64 << 20  # bytes of answers in one process
 
-MOST_REMEMBERED = 1 << 16  # rows of sizes: some tens of MB where each is another
-
+_CONFIGURATION = "processor_config.json"
 _NO_PART = ("video_processor", "feature_extractor", "audio_processor", "audio_tokenizer")
-_NO_CONFIGURATION = ("_name_or_path", "name_or_path", "_commit_hash", "auto_map")
-_TEXT = (
-    "input_ids",
-    "attention_mask",
-    "token_type_ids",
-    "mm_token_type_ids",
-    "special_tokens_mask",
-)
+_NO_SETTING = ("_name_or_path", "name_or_path", "_commit_hash", "auto_map")
+_TYPES = ("mm_token_type_ids", "token_type_ids")
+_TEXT = ("input_ids", "attention_mask", "special_tokens_mask", *_TYPES)
 
 
 class Expanded(msgspec.Struct, frozen=True):
@@ -76,13 +72,12 @@ class Referenced(msgspec.Struct, frozen=True):
     Attributes:
         ids: The tokens.
         features: What else the model is given, under its own names.
-        token_types: ``mm_token_type_ids`` or however the processor calls it; None where it gives
-            none.
+        token_types: Which token is whose, where the processor says so.
     """
 
     ids: list[int]
     features: dict[str, npt.NDArray[Any]]
-    token_types: list[int] | None = None
+    token_types: list[int] | None
 
 
 class Processor:
@@ -92,18 +87,23 @@ class Processor:
         processor: The object; `load` also takes a directory or a hub id.
         options: What the trainer gives it at every call besides text and pictures, for instance
             ``{"do_pan_and_scan": True}``.
+        cache_dir: Where what is learned is kept for other processes.
     """
 
-    def __init__(self, processor: Any, options: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        processor: Any,
+        options: Mapping[str, Any] | None = None,
+        *,
+        cache_dir: str | os.PathLike[str] | None = None,
+    ) -> None:
         self._processor = processor
-        self.options = fingerprint.plain(options or {}, "the processor's options")
+        self.options: dict[str, Any] = fingerprint.plain(options or {}, "the processor's options")
         name = type(processor).__name__
         if getattr(processor, "image_processor", None) is None:
-            raise UsageError(
-                f"{name} takes no pictures; give a processor that has an image processor"
-            )
+            raise UsageError(f"{name} takes no pictures; give a processor with an image processor")
         if getattr(processor, "tokenizer", None) is None:
-            raise UsageError(f"{name} has no tokenizer; give the processor that renders the text")
+            raise UsageError(f"{name} has no tokenizer; give the processor that takes the text")
         token = getattr(processor, "image_token", None)
         if not token:
             raise UsageError(
@@ -112,7 +112,10 @@ class Processor:
             )
         self.image_token = str(token)
         self._asking = Asking(processor, self.image_token, self.options)
-        self._known: OrderedDict[tuple[Size, ...], tuple[Answer, ...] | Refused] = OrderedDict()
+        self._memory = Memory(cache_dir, fingerprint.key(self._question))
+        self._known: OrderedDict[Row, Answers] = OrderedDict()
+        self._weight = 0
+        self._distrusted = False
         self._lock = threading.Lock()
 
     @classmethod
@@ -122,6 +125,7 @@ class Processor:
         *,
         options: Mapping[str, Any] | None = None,
         trust_remote_code: bool = False,
+        cache_dir: str | os.PathLike[str] | None = None,
     ) -> Processor:
         """The processor of a directory or a hub id, or around an object.
 
@@ -130,9 +134,21 @@ class Processor:
         """
         if isinstance(where, Processor):
             return where
-        if not isinstance(where, str | os.PathLike):
-            return cls(where, options)
-        return cls(_from_files(os.fspath(where), trust_remote_code), options)
+        if isinstance(where, str | os.PathLike):
+            where = _from_files(os.fspath(where), trust_remote_code)
+        return cls(where, options, cache_dir=cache_dir)
+
+    def save(self, directory: str | os.PathLike[str]) -> None:
+        """Write files that `load` makes it of again, without its options."""
+        with quietly():
+            if all(getattr(self._processor, name, self) is not None for name in _NO_PART):
+                self._processor.save_pretrained(os.fspath(directory))
+                return
+            self.tokenizer.save_pretrained(os.fspath(directory))
+            self._processor.to_json_file(Path(directory) / _CONFIGURATION)
+            if isinstance(self.chat_template, str):
+                text = self.chat_template
+                (Path(directory) / "chat_template.jinja").write_text(text, encoding="utf-8")
 
     def save(self, directory: str | os.PathLike[str]) -> None:
         """Write the files that `load` reads."""
@@ -161,51 +177,106 @@ class Processor:
         """Tokens that only ever stand for media: added ones that expansions are made of."""
         ids: set[int] = set()
         for kind in ("image", "video", "audio"):
-            ids.update(
-                number
-                for number in getattr(self._processor, f"{kind}_token_ids", None) or ()
-                if isinstance(number, int)
-            )
+            found = getattr(self._processor, f"{kind}_token_ids", None) or ()
+            ids.update(number for number in found if isinstance(number, int))
         added = set(self.tokenizer.get_added_vocab().values())
-        for sizes in BATTERY:
-            for answer in self._answers_or_none(sizes) or ():
-                ids.update(
-                    added.intersection(self.tokenizer.encode(answer.text, add_special_tokens=False))
+        for answers in self._battery.answers:
+            for answer in answers.pictures:
+                ids |= added.intersection(
+                    self.tokenizer.encode(answer.text, add_special_tokens=False)
                 )
         return frozenset(ids)
 
     @functools.cached_property
-    def identity(self) -> dict[str, Any]:
-        """Everything that decides what it answers: no path, no part that looks at no picture."""
-        configuration = json.loads(self._processor.to_json_string())
+    def _question(self) -> dict[str, Any]:
+        """What is known of it without asking: no path, no part that looks at no picture."""
+        settings = json.loads(self._processor.to_json_string())
         for name in _NO_PART:
-            configuration.pop(name, None)
+            settings.pop(name, None)
         return {
             "version": VERSION,
             "class": type(self._processor).__name__,
             "code": _code_of(self._processor),
-            "configuration": _without_paths(configuration),
+            "configuration": _without_paths(settings),
             "options": self.options,
             "image_token": self.image_token,
-            "answers": [self._named_answer(sizes) for sizes in BATTERY],
         }
+
+    @functools.cached_property
+    def _battery(self) -> Battery:
+        known = self._memory.battery()
+        if known is not None and len(known.answers) == len(BATTERY):
+            return known
+        answers = tuple(self._asking.with_blanks(row) for row in BATTERY)
+        if all(answer.refused is not None for answer in answers):
+            raise UsageError(
+                f"{type(self._processor).__name__} refuses pictures of every size:"
+                f" {answers[0].refused}"
+            )
+        hollow = self._asking.may_be_hollow and all(
+            self._asking.hollow(row) == (answer if answer.refused is None else None)
+            for row, answer in zip(BATTERY, answers, strict=True)
+        )
+        found = Battery(answers, hollow)
+        self._memory.remember_battery(found)
+        return found
+
+    @functools.cached_property
+    def identity(self) -> dict[str, Any]:
+        """Everything that decides what it answers, and what it answers to `BATTERY`."""
+        named = [
+            None
+            if answers.refused is not None
+            else fingerprint.key(
+                [[answer.text, list(answer.grid or ())] for answer in answers.pictures]
+            )
+            for answers in self._battery.answers
+        ]
+        return {**self._question, "answers": named}
 
     @functools.cached_property
     def key(self) -> str:
         """The name of `identity`."""
         return fingerprint.key(self.identity)
 
-    def _named_answer(self, sizes: tuple[Size, ...]) -> list[str] | None:
-        answers = self._answers_or_none(sizes)
-        if answers is None:
-            return None
-        return [fingerprint.key({"text": one.text, "grid": one.grid}) for one in answers]
+    @property
+    def asks_hollow(self) -> bool:
+        """Whether new sizes are asked without pixels, which takes a millisecond."""
+        return not self._distrusted and self._battery.hollow
 
-    def _answers_or_none(self, sizes: tuple[Size, ...]) -> tuple[Answer, ...] | None:
-        try:
-            return self.answers(sizes)
-        except RowError:
-            return None
+    def distrust(self) -> None:
+        """Forget what was learned from hollow pictures, and ask with blank ones from now on."""
+        with self._lock:
+            self._distrusted = True
+            self._known.clear()
+            self._weight = 0
+
+    def _answers(self, sizes: Sequence[Size]) -> Answers:
+        row = tuple((int(width), int(height)) for width, height in sizes)
+        with self._lock:
+            found = self._known.get(row)
+            if found is not None:
+                self._known.move_to_end(row)
+        if found is None:
+            found = self._learned(row)
+            with self._lock:
+                self._known[row] = found
+                self._weight += found.weight
+                while self._weight > MOST_REMEMBERED and len(self._known) > 1:
+                    self._weight -= self._known.popitem(last=False)[1].weight
+        if found.refused is not None:
+            shown = ", ".join(f"{width}×{height}" for width, height in row)
+            raise bad_media(f"the processor refuses {shown} pixels: {found.refused}")
+        return found
+
+    def _learned(self, row: Row) -> Answers:
+        answers = self._asking.hollow(row) if self.asks_hollow else None
+        if answers is None:
+            answers = self._memory.answers(row)
+        if answers is None:
+            answers = self._asking.with_blanks(row)
+            self._memory.remember(row, answers)
+        return answers
 
     def answers(self, sizes: Sequence[Size]) -> tuple[Answer, ...]:
         """What the processor makes of a row's pictures, each given as (width, height).
@@ -213,21 +284,11 @@ class Processor:
         Raises:
             RowError: It refuses one of them (``bad_media``).
         """
-        row = tuple((int(width), int(height)) for width, height in sizes)
-        with self._lock:
-            found = self._known.get(row)
-            if found is not None:
-                self._known.move_to_end(row)
-        if found is None:
-            found = self._asking.ask(row)
-            with self._lock:
-                self._known[row] = found
-                while len(self._known) > MOST_REMEMBERED:
-                    self._known.popitem(last=False)
-        if isinstance(found, Refused):
-            shown = ", ".join(f"{width}×{height}" for width, height in row)
-            raise bad_media(f"the processor refuses pictures of {shown} pixels: {found.why}")
-        return found
+        return self._answers(sizes).pictures
+
+    def patches(self, sizes: Sequence[Size]) -> int:
+        """What a row's pictures cost the vision model: patches, or tiles where all are alike."""
+        return self._answers(sizes).patches if sizes else 0
 
     def expand(self, text: str, sizes: Sequence[Size]) -> Expanded:
         """A rendered text, each image token replaced by the expansion of its picture.
@@ -256,41 +317,101 @@ class Processor:
             at += len(answer.text) + len(after)
         return Expanded("".join(parts), pieces)
 
-    def grid(self, width: int, height: int) -> tuple[int, ...] | None:
-        """Frames, rows and columns of patches of a picture, where the model is told."""
-        return self.answers([(width, height)])[0].grid
-
-    def patches(self, width: int, height: int) -> int:
-        """What a picture costs the vision model: its patches, or its tiles where all are alike."""
-        return self.answers([(width, height)])[0].patches
-
     def reference(self, text: str, pictures: Sequence[Any]) -> Referenced:
         """The whole processor on a text and its pictures.
 
         Args:
-            text: As the chat template prints it.
+            text: As the chat template prints it; no special tokens are added.
             pictures: Of `Pictures.open`, in order.
+
+        Raises:
+            RowError: The processor refuses them (``bad_media``).
         """
-        made = self._run([text], [list(pictures)] if pictures else None)
-        types = next(
-            (made[name] for name in ("mm_token_type_ids", "token_type_ids") if name in made), None
-        )
+        try:
+            made = self._run([text], [list(pictures)] if pictures else None)
+        except Exception as error:
+            raise bad_media(f"the processor refuses the row: {error}") from error
+        types = next((made[name] for name in _TYPES if name in made), None)
         return Referenced(
             ids=_as_list(made["input_ids"])[0],
             features=_features_of(made),
             token_types=None if types is None else _as_list(types)[0],
         )
 
+    def features(self, rows: Sequence[Sequence[Any]]) -> dict[str, npt.NDArray[Any]]:
+        """The pixels of a batch, under the model's own names.
+
+        Args:
+            rows: Pictures of `Pictures.open`, row by row; the pictures of a pack are one row.
+
+        Raises:
+            RowError: The processor refuses them (``bad_media``).
+        """
+        given = [list(row) for row in rows if row or self._by_row]
+        if not any(given):
+            return {}
+        try:
+            return _features_of(self._run([self.image_token * len(row) for row in given], given))
+        except Exception as error:
+            raise bad_media(f"the processor refuses the pictures: {error}") from error
+
     def _run(self, texts: list[str], pictures: list[list[Any]] | None) -> Mapping[str, Any]:
+        backend = getattr(self._processor.image_processor, "backend", "")
+        tensors = "pt" if backend == "torchvision" else "np"
         with quietly():
             made: Mapping[str, Any] = self._processor(
                 text=texts,
                 images=pictures,
-                add_special_tokens=False,
-                return_tensors=self._asking.tensors,
+                text_kwargs={"add_special_tokens": False, "return_tensors": None},
+                images_kwargs={"return_tensors": tensors},
                 **self.options,
             )
         return made
+
+    @functools.cached_property
+    def _layout(self) -> tuple[frozenset[str], bool]:
+        """Which features of rows are joined end to end, and whether any counts rows."""
+        import numpy as np
+        from PIL import Image
+
+        rows = [
+            [Image.radial_gradient("L").convert("RGB").resize(size) for size in sizes]
+            for sizes in (((97, 61),), ((640, 480), (333, 500)))
+        ]
+        texts = [self.image_token * len(row) for row in rows]
+        together = _features_of(self._run(texts, rows))
+        alone = [
+            _features_of(self._run([text], [row])) for text, row in zip(texts, rows, strict=True)
+        ]
+        joined = frozenset(
+            name
+            for name, value in together.items()
+            if value.ndim
+            and all(one[name].shape[1:] == value.shape[1:] for one in alone)
+            and np.array_equal(np.concatenate([one[name] for one in alone]), value)
+        )
+        return joined, any(len(value) == len(rows) for value in together.values())
+
+    @property
+    def joined(self) -> frozenset[str]:
+        """Names of `features` that are, for a batch, the rows' own one after another."""
+        return self._layout[0]
+
+    @property
+    def _by_row(self) -> bool:
+        return self._layout[1]
+
+    def token_types(self, ids: Sequence[int], counts: Sequence[int]) -> list[int]:
+        """Which token is whose, as the model is told: 0 text, 1 picture.
+
+        Args:
+            ids: A row's tokens.
+            counts: How many of them each expansion has, picture by picture.
+        """
+        make = self._processor.create_mm_token_type_ids
+        more = len(inspect.signature(make).parameters) - 1
+        found: list[int] = make([list(ids)], *([[list(counts)]] if more else []))[0]
+        return found
 
 
 def _features_of(made: Mapping[str, Any]) -> dict[str, npt.NDArray[Any]]:
@@ -316,7 +437,7 @@ def _without_paths(value: Any) -> Any:
         return {
             name: _without_paths(member)
             for name, member in value.items()
-            if name not in _NO_CONFIGURATION
+            if name not in _NO_SETTING
         }
     return [_without_paths(member) for member in value] if isinstance(value, list) else value
 
@@ -343,6 +464,47 @@ def _from_files(where: str, trust_remote_code: bool) -> Any:
         try:
             return AutoProcessor.from_pretrained(where, trust_remote_code=trust_remote_code)
         except Exception as error:
+            found = _without_video(Path(where))
+            if found is not None:
+                return found
             raise UsageError(
                 f"the processor cannot be loaded: {type(error).__name__}: {error}", path=where
             ) from error
+
+
+def _without_video(directory: Path) -> Any | None:
+    """A processor of transformers' own without the parts that look at no picture.
+
+    Its video processor may need libraries that are not there. None where that is not what is wrong.
+    """
+    import transformers
+
+    try:
+        settings = json.loads((directory / _CONFIGURATION).read_text(encoding="utf-8"))
+        kind = getattr(transformers, settings["processor_class"])
+        parts = kind.get_attributes()
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+    if not any(part in _NO_PART for part in parts):
+        return None
+    loaders = {
+        "tokenizer": transformers.AutoTokenizer,
+        "image_processor": transformers.AutoImageProcessor,
+    }
+    if any(part not in loaders and part not in _NO_PART for part in parts):
+        return None
+    template = directory / "chat_template.jinja"
+    known = inspect.signature(kind.__init__).parameters
+    given = {name: value for name, value in settings.items() if name in known}
+    for part in parts:
+        loader = loaders.get(part)
+        given[part] = None if loader is None else loader.from_pretrained(os.fspath(directory))
+    if template.is_file():
+        given["chat_template"] = template.read_text(encoding="utf-8")
+
+    def check(self: Any, name: str, part: Any) -> Any:
+        return None if part is None else kind.check_argument_for_proper_class(self, name, part)
+
+    lenient = type(kind.__name__, (kind,), {"check_argument_for_proper_class": check})
+    lenient.__module__ = kind.__module__
+    return lenient(**given)
