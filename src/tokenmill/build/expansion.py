@@ -16,6 +16,7 @@ Pictures are read one at a time and let go; nothing of their pixels is kept.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -123,7 +124,8 @@ class Expander:
         self.engine_seconds = 0.0
 
     def by_reference(self) -> Expander:
-        """The same by the processor alone."""
+        """The same, with every row compared with the processor."""
+        self._processor.distrust()
         ids = self._media_ids.tolist()
         return Expander(self._processor, ids, self._pictures, self._externals, BY_PROCESSOR)
 
@@ -192,7 +194,7 @@ class Expander:
     # After encoding
 
     def settle(
-        self, made: Expansion, encoded: Encoded, digests: NDArray[np.uint64], notes: dict[str, Any]
+        self, made: Expansion, encoded: Encoded, digests: NDArray[np.uint64], notes: Counter[str]
     ) -> tuple[Encoded, dict[int, TextMedia]]:
         """Tell pictures and turns apart again, and compare some rows with the processor.
 
@@ -209,7 +211,6 @@ class Expander:
         Raises:
             Differs: A learned expansion gave other ids than the processor.
         """
-        notes.update(expansion=self.engine, audited=0, mismatches=0)
         gone = {number for number, _ in encoded.rejected} | set(made.rejected)
         refused = dict(made.rejected)
         kept_marks = np.ones(len(encoded.turn_ends), bool)
@@ -238,6 +239,7 @@ class Expander:
             for start, stop in zip(starts.tolist(), stops.tolist(), strict=True):
                 row[start:stop] = 0
             media[number] = self._columns(shown, starts, stops)
+            notes["pictures"] += len(shown.pictures)
         rows_of_marks = np.repeat(np.arange(len(encoded)), np.diff(encoded.turn_starts))
         turns = np.bincount(rows_of_marks[kept_marks], minlength=len(encoded))
         turn_starts = np.concatenate(([0], np.cumsum(turns))).astype(np.int64)
@@ -263,7 +265,8 @@ class Expander:
     def _columns(
         self, shown: _Shown, starts: NDArray[np.int32], stops: NDArray[np.int32]
     ) -> TextMedia:
-        answers = self._processor.answers([(one.width, one.height) for one in shown.facts])
+        sizes = [(one.width, one.height) for one in shown.facts]
+        answers, patches = self._processor.answers(sizes), self._processor.patches(sizes)
         told = [
             [
                 "image",
@@ -279,7 +282,6 @@ class Expander:
                 shown.references, shown.pictures, shown.facts, starts, stops, answers, strict=True
             )
         ]
-        patches = sum(answer.patches for answer in answers)
         return TextMedia(_json.encode(told).decode(), len(told), patches, int(stops[-1]))
 
 

@@ -154,7 +154,7 @@ class Externals:
                     yield reference.text()
 
     def _digests_key(self, name: str, base: str | None, references: Any, now: int) -> str | None:
-        """What names the digests of files in their present state; None where that proves nothing."""
+        """What names the digests of files in their present state; None where that proves none."""
         roots = [str(root) for root in self.pictures.roots] or [base or ""]
         states = []
         for reference in references:

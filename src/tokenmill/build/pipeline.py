@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
@@ -148,22 +148,28 @@ class Pipeline:
             with self._stage("encode", "mask", self.encoder):
                 texts = rendering.texts, rendering.spans, rendering.ends
                 return self.encoder.encode(*texts, digests), {}, {}
-        with self._stage("pictures", "pictures", self.expander):
-            made = self.expander.expand(rendering)
+        notes: Counter[str] = Counter()
+        try:
+            encoded, media = self._expanded(self.expander, rendering, digests, notes)
+        except Differs:
+            # Out for good: each text of this batch and of every later one is compared.
+            self.expander = self.expander.by_reference()
+            encoded, media = self._expanded(self.expander, rendering, digests, notes)
+        return encoded, media, {"expand": {"expansion": self.expander.engine, **notes}}
+
+    def _expanded(
+        self,
+        expander: Expander,
+        rendering: Rendering,
+        digests: NDArray[np.uint64],
+        notes: Counter[str],
+    ) -> tuple[Encoded, dict[int, TextMedia]]:
+        with self._stage("pictures", "pictures", expander):
+            made = expander.expand(rendering)
         with self._stage("encode", "mask", self.encoder):
             encoded = self.encoder.encode(made.texts, made.spans, made.marks, digests)
-        notes: dict[str, Any] = {}
-        with self._stage("pictures", "pictures", self.expander):
-            try:
-                encoded, media = self.expander.settle(made, encoded, digests, notes)
-            except Differs:
-                # Out for good: each text of this batch and of every later one is compared.
-                caught = notes["audited"], notes["mismatches"]
-                self.expander = self.expander.by_reference()
-                encoded, media = self.expander.settle(made, encoded, digests, notes)
-                notes["audited"] += caught[0]
-                notes["mismatches"] += caught[1]
-        return encoded, media, {"expand": notes}
+        with self._stage("pictures", "pictures", expander):
+            return expander.settle(made, encoded, digests, notes)
 
     @contextmanager
     def _stage(self, engine: str, rest: str, room: Renderer | Encoder | Expander) -> Iterator[None]:

@@ -9,8 +9,8 @@ here, and nothing else (promise P14):
   fails on objects and takes texts they are the text;
 * content parts of type text (``text`` or ``value``) are joined to one string; reasoning parts
   become ``reasoning_content``, tool_call parts ``tool_calls``; where other parts remain, the
-  content stays a list, its text parts spelled ``{"type": "text", "text": …}``. Parts with pictures are
-  rejected, unless a processor was given: then every list of parts stays one, see `pictures`.
+  content stays a list, its text parts spelled ``{"type": "text", "text": …}``. Parts with pictures
+  are rejected, unless a processor was given: then every list of parts stays one, see `pictures`.
 """
 
 from __future__ import annotations

@@ -150,11 +150,6 @@ class Processor:
                 text = self.chat_template
                 (Path(directory) / "chat_template.jinja").write_text(text, encoding="utf-8")
 
-    def save(self, directory: str | os.PathLike[str]) -> None:
-        """Write the files that `load` reads."""
-        with quietly():
-            self._processor.save_pretrained(os.fspath(directory))
-
     @property
     def tokenizer(self) -> Any:
         """Its tokenizer, an object of transformers."""

@@ -93,7 +93,7 @@ def processor_card(recipe: Any, cache: CacheLayout, executor: Executor) -> Proce
     if not isinstance(where, str | os.PathLike):
         from tokenmill.media import Processor
 
-        processor = Processor.load(where)
+        processor = Processor.load(where, cache_dir=cache.root)
         card = _card(processor)
         _given[card.key] = processor
         _keep(processor, card, cache)
@@ -123,7 +123,8 @@ def load_processor(path: Path, card: ProcessorCard) -> Processor:
     from tokenmill.media import Processor
 
     try:
-        processor = Processor.load(path, trust_remote_code=False)
+        options = card.identity["options"]
+        processor = Processor.load(path, options=options, cache_dir=path.parent.parent)
     except UsageError as error:
         raise UsageError(
             f"{error.message}; a processor that cannot be loaded from its own files works with "
@@ -142,7 +143,11 @@ def open_identifier(options: dict[str, Any]) -> Any:
     def identify(payload: dict[str, Any]) -> dict[str, Any]:
         from tokenmill.media import Processor
 
-        processor = Processor.load(payload["where"], trust_remote_code=payload["trust_remote_code"])
+        processor = Processor.load(
+            payload["where"],
+            trust_remote_code=payload["trust_remote_code"],
+            cache_dir=payload["cache_dir"],
+        )
         card = _card(processor)
         _keep(processor, card, CacheLayout(Path(payload["cache_dir"])))
         made: dict[str, Any] = msgspec.to_builtins(card)
