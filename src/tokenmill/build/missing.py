@@ -92,6 +92,12 @@ class Builder:
         self._counted = bytearray(plan.slices)  # 1 when progress was told of it
         self._makers = bytearray(plan.slices)  # bits of the rooms whose fast engine made it here
 
+    @property
+    def media_root(self) -> str | None:
+        """Where pictures were looked for, if not beside the sources."""
+        root = self._options.media_root
+        return None if root is None else os.path.abspath(root)
+
     def build_all(self) -> None:
         """Return when every slice of the share is published and the tokenizer is agreed on."""
         plan = self._plan

@@ -22,7 +22,7 @@ from typing import Any
 
 from tokenmill.optional import installed_version
 
-LIBRARIES = ("tokenmill", "tokenizers", "fastokens", "jinja2", "transformers",
+LIBRARIES = ("tokenmill", "tokenizers", "fastokens", "jinja2", "transformers", "pillow",
              "pyarrow", "msgspec", "numpy")  # fmt: skip
 
 COUNTERS: dict[str, frozenset[str]] = {
@@ -161,11 +161,14 @@ class Account:
         ]
 
 
-def proof_document(paths: list[str], account: Account) -> dict[str, Any]:
+def proof_document(
+    paths: list[str], account: Account, media_root: str | None = None
+) -> dict[str, Any]:
     """What ``proof.json`` says."""
     counts = {room: account.counts(room) for room in ROOMS}
     return {
         "paths": paths,
+        **({} if media_root is None else {"media_root": media_root}),
         "made": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "engine": account.name("encode"),
         "renderer": account.name("render"),

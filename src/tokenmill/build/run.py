@@ -110,7 +110,8 @@ def _run_share(
             return Unfinished(share, planned.key, planned.rows, missing, account, seconds)
     elif comparison is not None:
         comparison.agree(planned.card, cache.root)
-    store = Store(layout.directory, paths=planned.paths)
+    media = {"media_root": options.media_root, "media_urls": options.media_urls}
+    store = Store(layout.directory, paths=planned.paths, **media)  # type: ignore[arg-type]
     store.private_directory = private  # removed when nobody holds the store any more
     return Prepared(store, hit, account, time.perf_counter() - start, options)
 
@@ -240,7 +241,7 @@ def _build_and_commit(
             if missing:
                 return missing
             builder.share = WHOLE  # whatever turns out to be corrupt is ours to mend
-            proof = proof_document(planned.paths, account)
+            proof = proof_document(planned.paths, account, builder.media_root)
             commit_store(cache, planned.document, planned.placements(), planned.tokenizer, proof)
             if _all_there(planned, cache):
                 return 0

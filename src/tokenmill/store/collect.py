@@ -74,6 +74,7 @@ def survey(root: Path) -> dict[str, Any]:
         "stores",
         "sidecars",
         "tokenizers",
+        "processors",
         "rows",
         "blocks",
         "staging",

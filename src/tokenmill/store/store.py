@@ -53,10 +53,10 @@ from tokenmill.store.sidecars import (
 )
 from tokenmill.store.slices import SliceReader
 from tokenmill.store.table import load_table
-from tokenmill.store.views import ViewMethods
+from tokenmill.store.views import ViewMethods, pictures_of
 
 if TYPE_CHECKING:
-    from tokenmill.dataset import View
+    from tokenmill.dataset import StoredPictures, View
 
 VERIFY = ("lazy", "open", "off")
 CHECKED_AT_OPEN_BYTES = 256 << 20
@@ -108,6 +108,10 @@ class Row(msgspec.Struct, eq=False):
         """Its pictures in order, with the tokens that stand for them; none without pictures."""
         reader = self._store.slice_at(self._slice)
         return reader.media(self._number, self.origin if reader.record.has_media else None)
+
+    def picture(self, number: int = 0) -> bytes:
+        """The bytes of one of its pictures; see `Store.picture`."""
+        return self._store.picture(self.media[number])
 
     @property
     def part(self) -> int:
@@ -169,6 +173,9 @@ class Store(ViewMethods, Sequence[Row]):
             but sizes.
         paths: The source files of this call, in the manifest's order; None takes those that
             ``proof.json`` remembers.
+        media_root: Directory that paths of pictures start from; None takes the one that
+            ``proof.json`` remembers, if any.
+        media_urls: Whether pictures at addresses are fetched.
     """
 
     def __init__(
@@ -177,6 +184,8 @@ class Store(ViewMethods, Sequence[Row]):
         verify: str = "lazy",
         *,
         paths: Sequence[str] | None = None,
+        media_root: str | os.PathLike[str] | None = None,
+        media_urls: bool = False,
     ) -> None:
         if verify not in VERIFY:
             raise UsageError(f"verify is {verify!r}; it is one of {', '.join(VERIFY)}")
@@ -188,6 +197,8 @@ class Store(ViewMethods, Sequence[Row]):
         self._mapped = as_remote(self.path) is None and not is_network(self.path)
         self._given_paths = tuple(paths) if paths is not None else None
         self._known_paths: tuple[str | None, ...] | None = None
+        self._given_media = (None if media_root is None else os.fspath(media_root), media_urls)
+        self._pictures: StoredPictures | None = None
         self._proof: Document | None = None
         self._lock = ProcessLock()
         self._open: dict[int, SliceReader] = {}
@@ -347,6 +358,40 @@ class Store(ViewMethods, Sequence[Row]):
 
     def _of_media(self, name: str) -> NDArray[np.int32]:
         return self.own_array(name) if self.has_media else np.zeros(self._rows, np.int32)
+
+    @property
+    def media_root(self) -> str | None:
+        """Where paths of pictures start from: of this call, else as first seen; else see rows."""
+        known = self._given_media[0] or self.proof.get("media_root")
+        return known if isinstance(known, str) else None
+
+    @property
+    def media_urls(self) -> bool:
+        """Whether pictures at addresses are fetched."""
+        return self._given_media[1]
+
+    @property
+    def cache_root(self) -> Path | None:
+        """The cache on this machine that this store belongs to; None when it stands alone."""
+        return self._layout.cache_root
+
+    def picture(self, media: Media) -> bytes:
+        """The bytes of a picture of a row, which are those that the row was prepared from.
+
+        Args:
+            media: Of `Row.media`.
+
+        Raises:
+            SourceMissing: It is not where it was.
+            SourceChanged: It is another one by now.
+        """
+        if self._pictures is None:
+            self._pictures = pictures_of(self)
+        return self._pictures.read(media)
+
+    def embedded_picture(self, digest: str) -> bytes | None:
+        """The store's own copy of a picture; None where it has none."""
+        return None
 
     @property
     def processor_path(self) -> Path | None:
@@ -653,15 +698,21 @@ class Store(ViewMethods, Sequence[Row]):
                 )
 
     def __reduce__(self) -> Any:
-        return _reopen, (str(self.path), self._verify, self._given_paths)
+        return _reopen, (str(self.path), self._verify, self._given_paths, *self._given_media)
 
     def __repr__(self) -> str:
         totals = self.manifest["totals"]
         return f"Store({self.key[:12]}, {totals['rows']:,} rows, {totals['tokens']:,} tokens)"
 
 
-def _reopen(path: str, verify: str, paths: tuple[str, ...] | None) -> Store:
-    return Store(path, verify, paths=paths)
+def _reopen(
+    path: str,
+    verify: str,
+    paths: tuple[str, ...] | None,
+    media_root: str | None = None,
+    media_urls: bool = False,
+) -> Store:
+    return Store(path, verify, paths=paths, media_root=media_root, media_urls=media_urls)
 
 
 def _most_open() -> int:
@@ -680,6 +731,8 @@ def open_store(
     verify: str = "lazy",
     *,
     cache_dir: str | os.PathLike[str] | None = None,
+    media_root: str | os.PathLike[str] | None = None,
+    media_urls: bool = False,
 ) -> Store:
     """Open a finished store.
 
@@ -689,6 +742,9 @@ def open_store(
         verify: ``lazy`` checks every block before its first row is served, ``open`` checks all of
             it now, ``off`` trusts the bytes.
         cache_dir: Where blocks of a store elsewhere are kept; None: the user's own cache.
+        media_root: Directory that paths of pictures start from; when not given, the one that the
+            rows were prepared with.
+        media_urls: Fetch pictures whose rows give an address.
 
     Raises:
         CorruptionError: The store's own files are not what was written.
@@ -699,5 +755,12 @@ def open_store(
     if is_remote(path):
         from tokenmill.store.remote import RemoteStore
 
-        return RemoteStore(os.fspath(path), verify, cache_dir=cache_dir)
-    return Store(local_path(os.fspath(path)), verify)
+        return RemoteStore(
+            os.fspath(path),
+            verify,
+            cache_dir=cache_dir,
+            media_root=media_root,
+            media_urls=media_urls,
+        )
+    place = local_path(os.fspath(path))
+    return Store(place, verify, media_root=media_root, media_urls=media_urls)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
 if TYPE_CHECKING:
-    from tokenmill.dataset import View
+    from tokenmill.dataset import StoredPictures, View
     from tokenmill.integrations.torch import DataLoader
 
 
@@ -75,6 +75,12 @@ class ViewMethods:
     def _range(self, numbers: range) -> View:
         view: View = _dataset().SliceView(_dataset().as_view(self), numbers)
         return view
+
+
+def pictures_of(store: Any) -> StoredPictures:
+    """What reads the pictures of a store."""
+    found: StoredPictures = _dataset().pictures_of(store)
+    return found
 
 
 def _dataset() -> Any:
