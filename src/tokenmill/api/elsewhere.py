@@ -96,17 +96,23 @@ def export(
     return write(plan(data, target))
 
 
-def push(store: Store | str | os.PathLike[str], target: str | os.PathLike[str]) -> Travelled:
+def push(
+    store: Store | str | os.PathLike[str],
+    target: str | os.PathLike[str],
+    *,
+    embed_media: bool = False,
+) -> Travelled:
     """Copy a store to any URL that fsspec can write, or to a directory.
 
     Args:
         store: A store of this machine, or its path.
         target: What will be the store's URL; `open_store` and `pull` take it.
+        embed_media: Bring the pictures of its rows along, each once.
     """
     from tokenmill.store.travel import push as push_store
 
     opened = store if isinstance(store, Store) else open_store(store)
-    return push_store(opened, os.fspath(target))
+    return push_store(opened, os.fspath(target), embed_media=embed_media)
 
 
 def pull(
@@ -114,6 +120,7 @@ def pull(
     *,
     out: str | os.PathLike[str] | None = None,
     cache_dir: str | os.PathLike[str] | None = None,
+    embed_media: bool = False,
 ) -> Store:
     """Copy a store from a URL into the local cache, every block checked.
 
@@ -121,8 +128,10 @@ def pull(
         source: Its URL, or a directory.
         out: Also make a self-contained copy here, and open that.
         cache_dir: The cache; None: the user's own.
+        embed_media: With ``out``: bring the pictures of its rows along, each once.
     """
-    return Store(pull_store(source, out=out, cache_dir=cache_dir).path)
+    done = pull_store(source, out=out, cache_dir=cache_dir, embed_media=embed_media)
+    return Store(done.path)
 
 
 def pull_store(
@@ -130,6 +139,7 @@ def pull_store(
     *,
     out: str | os.PathLike[str] | None = None,
     cache_dir: str | os.PathLike[str] | None = None,
+    embed_media: bool = False,
 ) -> Travelled:
     """`pull`, returning what was transferred, for the command line."""
     from pathlib import Path
@@ -140,4 +150,5 @@ def pull_store(
         os.fspath(source),
         None if cache_dir is None else Path(cache_dir),
         None if out is None else Path(out),
+        embed_media=embed_media,
     )

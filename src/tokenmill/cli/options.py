@@ -61,6 +61,10 @@ StorePath = Annotated[
 OutDirectory = Annotated[
     str | None, typer.Option(metavar="DIR", help="Also make a self-contained copy here.")
 ]
+EmbedMedia = Annotated[
+    bool,
+    typer.Option("--embed-media", help="Bring the pictures of rows along in the copy, each once."),
+]
 Order = Literal["feistel", "miles", "sequential", "length_grouped"]
 Seed = Annotated[int, typer.Option(help="Seed of the order.")]
 PackMethod = Annotated[

@@ -75,6 +75,7 @@ def survey(root: Path) -> dict[str, Any]:
         "sidecars",
         "tokenizers",
         "processors",
+        "pictures",
         "rows",
         "blocks",
         "staging",

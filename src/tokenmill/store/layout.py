@@ -157,6 +157,15 @@ class CacheLayout:
         """Directory of processor copies and of the memo of their identities."""
         return self.root / "processors"
 
+    @property
+    def pictures(self) -> Path:
+        """Directory of pictures that stores brought along."""
+        return self.root / "pictures"
+
+    def picture(self, digest: str) -> Path:
+        """The copy of one picture."""
+        return self.pictures / digest[:2] / digest
+
     def processor(self, identity: str) -> Path:
         """The copy of one processor."""
         return self.processors / identity
@@ -265,6 +274,13 @@ class StoreLayout:
         if self.is_self_contained:
             return self.directory / SIDECARS
         return self.directory.parent.parent / SIDECARS / self.directory.name
+
+    def picture(self, digest: str) -> Path:
+        """The copy of a picture, where this store or its cache has one."""
+        root = self.directory / "media"
+        if not self.is_self_contained:
+            root = self.directory.parent.parent / "pictures"
+        return root / digest[:2] / digest
 
     def processor(self, identity: str) -> Path:
         """The copy of this store's processor."""

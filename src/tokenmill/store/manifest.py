@@ -56,6 +56,7 @@ def make_manifest(
     totals: Document,
     tokenizer: Document,
     files: dict[str, Document],
+    media: Document | None = None,
 ) -> Document:
     """Compose a manifest and sign it with its own digest.
 
@@ -68,6 +69,7 @@ def make_manifest(
         "totals": totals,
         "tokenizer": tokenizer,
         "files": files,
+        **({} if media is None else {"media": media}),
     }
     return {**manifest, "digest": fingerprint.key(manifest)}
 
@@ -84,9 +86,18 @@ def without_masks(manifest: Document) -> Document:
     return with_files(manifest, files)
 
 
-def with_files(manifest: Document, files: dict[str, Document]) -> Document:
-    """The manifest of the same store over other files, signed anew."""
-    return make_manifest(manifest["document"], manifest["totals"], manifest["tokenizer"], files)
+def with_files(
+    manifest: Document, files: dict[str, Document], media: Document | None = None
+) -> Document:
+    """The manifest of the same store over other files, signed anew.
+
+    Args:
+        manifest: The store's.
+        files: The files of the other.
+        media: What is said of the pictures that it brings along; None: as it was.
+    """
+    document, totals, tokenizer = (manifest[n] for n in ("document", "totals", "tokenizer"))
+    return make_manifest(document, totals, tokenizer, files, media or manifest.get("media"))
 
 
 def encode_manifest(manifest: Document) -> bytes:
@@ -187,6 +198,11 @@ def _check_members(manifest: Document, path: Path) -> None:
         raise CorruptionError(f"must name the files {', '.join(sorted(wanted))}", path=path)
     if len(files) not in (len(wanted), len(wanted) + len(MASK_FILES)):
         raise CorruptionError(f"must name all of {', '.join(MASK_FILES)}, or none", path=path)
+    media = manifest.get("media")
+    if media is not None and not (
+        isinstance(media, dict) and all(_is_count(media.get(n)) for n in ("pictures", "bytes"))
+    ):
+        raise CorruptionError("must count the pictures that it brings along", path=path)
     for name, stated in files.items():
         if not isinstance(stated, dict) or not (
             _is_count(stated.get("size")) and isinstance(stated.get("checksum"), str)

@@ -94,6 +94,13 @@ class RemoteStore(Store):
 
         return fetch_tokenizer(self)
 
+    @property
+    def processor_path(self) -> Path | None:
+        """A local copy of the processor, fetched when first asked for."""
+        from tokenmill.store.travel import fetch_processor
+
+        return fetch_processor(self) if self.processor_key else None
+
     def __reduce__(self) -> Any:
         paths = str(self.path), self._verify, self._given_paths, self._cache_dir
         return _reopen, (*paths, *self._given_media)

@@ -391,17 +391,29 @@ class Store(ViewMethods, Sequence[Row]):
 
     def embedded_picture(self, digest: str) -> bytes | None:
         """The store's own copy of a picture; None where it has none."""
-        return None
+        from tokenmill.store.embedded import read_embedded
+
+        return read_embedded(self, digest)
+
+    @property
+    def layout(self) -> StoreLayout:
+        """Where the parts of this store are."""
+        return self._layout
 
     @property
     def processor_path(self) -> Path | None:
         """The copy of the processor this store was made with; None where there was none."""
-        identity = self.manifest["document"].get("processor")
-        if identity is None:
+        if not self.processor_key:
             return None
-        path = self._layout.processor(fingerprint.key_of_parsed(identity))
+        path = self._layout.processor(self.processor_key)
         self._layout.require_inside(path)
         return path
+
+    @property
+    def processor_key(self) -> str:
+        """The name of that processor; empty where there was none."""
+        identity = self.manifest["document"].get("processor")
+        return "" if identity is None else fingerprint.key_of_parsed(identity)
 
     def own_array(self, name: str) -> NDArray[Any]:
         """One of the arrays that `layout` names; a large one is checked now."""
@@ -652,6 +664,14 @@ class Store(ViewMethods, Sequence[Row]):
                 self._check_lengths(at)
             except CorruptionError as error:
                 errors.append(error)
+        if "media" in self.manifest:
+            from tokenmill.store.embedded import distinct_pictures
+
+            for media in distinct_pictures(self):
+                try:
+                    checked += len(self.embedded_picture(media.digest) or b"")
+                except CorruptionError as error:
+                    errors.append(error)
         for check in sidecar_checks(self):
             try:
                 checked += check()

@@ -15,6 +15,7 @@ from tokenmill.cli.app import app
 from tokenmill.cli.options import (
     RECIPE,
     RUN_OPTIONS,
+    EmbedMedia,
     Given,
     OutDirectory,
     command,
@@ -48,6 +49,7 @@ def prepare(
     output: Output,
     given: Given,
     out: OutDirectory = None,
+    embed_media: EmbedMedia = False,
     part: Annotated[
         str | None,
         typer.Option(metavar="I/N", help="Build only this share of the slices, on many machines."),
@@ -77,7 +79,7 @@ def prepare(
     report(output, outcome)
     outcome.judge()
     if out is not None:
-        outcome = outcome.copied_to(Path(out))
+        outcome = outcome.copied_to(Path(out), embed_media=embed_media)
     output.result(outcome.summary() | also)
 
 
