@@ -103,7 +103,6 @@ def test_other_threads_notice_nothing() -> None:
 
 def test_one_that_looks_at_pixels_is_asked_with_pixels() -> None:
     """A processor that crops black margins: hollow pictures give it no answer."""
-
     made = changed()
     own = type(made.image_processor)
 
