@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import math
 import sys
 import threading
@@ -198,6 +199,47 @@ def _resizing(resize: Callable[..., Any]) -> Callable[..., Any]:
     return resized
 
 
+@functools.cache
+def _hollow_tensor(torch: Any) -> Any:
+    """The kind of torch's tensors that is to them what `Hollow` is to numpy's arrays.
+
+    Operations run on torch's own device for shapes, ``meta``, while the tensor says that it is on
+    the processor: what is computed beside it from sizes stays real.
+    """
+    tree_map = torch.utils._pytree.tree_map
+
+    class HollowTensor(torch.Tensor):  # type: ignore[misc]
+        @staticmethod
+        def __new__(cls: Any, shape: Any, strides: Any, dtype: Any) -> Any:
+            return torch.Tensor._make_wrapper_subclass(
+                cls, shape, strides=strides, dtype=dtype, device="cpu"
+            )
+
+        @classmethod
+        def __torch_dispatch__(
+            cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            def emptied(value: Any) -> Any:
+                if isinstance(value, cls):
+                    return torch.empty_strided(
+                        value.shape, value.stride(), dtype=value.dtype, device="meta"
+                    )
+                if isinstance(value, torch.Tensor):
+                    return value.to("meta")
+                return torch.device("meta") if isinstance(value, torch.device) else value
+
+            def filled(value: Any) -> Any:
+                if not isinstance(value, torch.Tensor):
+                    return value
+                return cls(value.shape, value.stride(), value.dtype)
+
+            return tree_map(
+                filled, func(*tree_map(emptied, args), **tree_map(emptied, kwargs or {}))
+            )
+
+    return HollowTensor
+
+
 def _hollow_picture(width: int, height: int) -> Any:
     """A picture of Pillow's that has a size and no memory."""
     from PIL import Image
@@ -226,11 +268,12 @@ def hollowed(image_processor: Any) -> Any | None:
             return Hollow((3, height, width), np.uint8)
 
     elif backend == "torchvision" and "torch" in sys.modules:
-        torch = sys.modules["torch"]  # whose device "meta" is the same idea
+        torch = sys.modules["torch"]
+        tensor = _hollow_tensor(torch)
 
         def process_image(image: Any, *args: Any, **kwargs: Any) -> Any:
             width, height = image.size
-            return torch.empty((3, height, width), dtype=torch.uint8, device="meta")
+            return tensor((3, height, width), (height * width, width, 1), torch.uint8)
 
     else:
         return None

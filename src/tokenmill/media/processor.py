@@ -185,7 +185,13 @@ class Processor:
     @functools.cached_property
     def _question(self) -> dict[str, Any]:
         """What is known of it without asking: no path, no part that looks at no picture."""
-        settings = json.loads(self._processor.to_json_string())
+        try:
+            settings = json.loads(self._processor.to_json_string())
+        except (TypeError, ValueError) as error:
+            raise UsageError(
+                f"the configuration of {type(self._processor).__name__} cannot be written down"
+                f" ({error}), so nothing could be named by it"
+            ) from error
         for name in _NO_PART:
             settings.pop(name, None)
         return {

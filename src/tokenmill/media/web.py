@@ -12,6 +12,7 @@ failing server or a name that cannot be looked up are not: after some attempts t
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import ipaddress
 import socket
@@ -27,6 +28,7 @@ ATTEMPTS = 3
 PAUSE = 0.5  # seconds before the second attempt, doubled before the next
 _CHUNK = 1 << 16
 _MOVED = (301, 302, 303, 307, 308)
+_TRANSLATED = ipaddress.ip_network("64:ff9b::/96")  # IPv4 addresses behind a translator
 _REFUSED = (400, 401, 403, 404, 405, 406, 410, 414, 451)
 
 
@@ -63,23 +65,21 @@ def _follow(url: str, size: int, seconds: float, redirects: int, private: bool) 
     end = time.monotonic() + seconds
     for _ in range(redirects + 1):
         connection, target = _connection(url, seconds, private)
-        try:
+        with contextlib.closing(connection):
             connection.request("GET", target, headers={"User-Agent": "tokenmill"})
-            response = connection.getresponse()
-            if response.status in _MOVED and response.getheader("Location"):
-                url = urllib.parse.urljoin(url, response.getheader("Location") or "")
-                continue
-            if response.status in _REFUSED:
-                raise bad_media(f"{url} answers {response.status} {response.reason}")
-            if response.status != 200:
-                raise ConnectionError(f"the server answers {response.status} {response.reason}")
-            return _body(response, url, size, end)
-        finally:
-            connection.close()
+            with connection.getresponse() as response:  # which may own the socket by now
+                location = response.getheader("Location")
+                if response.status not in _MOVED or not location:
+                    return _answer(response, url, size, end)
+                url = urllib.parse.urljoin(url, location)
     raise bad_media(f"{url} is reached by more than {redirects} redirects")
 
 
-def _body(response: http.client.HTTPResponse, url: str, size: int, end: float) -> bytes:
+def _answer(response: http.client.HTTPResponse, url: str, size: int, end: float) -> bytes:
+    if response.status in _REFUSED:
+        raise bad_media(f"{url} answers {response.status} {response.reason}")
+    if response.status != 200:
+        raise ConnectionError(f"the server answers {response.status} {response.reason}")
     stated = response.length
     if stated is not None and stated > size:
         raise bad_media(f"{url} has {stated} bytes; {size} are allowed")
@@ -125,13 +125,25 @@ def _public_address(url: str, host: str, port: int, private: bool) -> str:
     """The address to connect to; every one that the name has must be allowed."""
     found = [str(entry[4][0]) for entry in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
     for text in found:
-        address = ipaddress.ip_address(text.partition("%")[0])
-        mapped = getattr(address, "ipv4_mapped", None) or address
-        if not private and (not mapped.is_global or mapped.is_multicast):
-            raise bad_media(
-                f"{url} leads to {mapped}, which is not an address of the public internet"
-            )
+        for address in _meant(text.partition("%")[0]):
+            if not private and (not address.is_global or address.is_multicast):
+                raise bad_media(
+                    f"{url} leads to {address}, which is not an address of the public internet"
+                )
     return found[0]
+
+
+def _meant(text: str) -> list[ipaddress.IPv4Address | ipaddress.IPv6Address]:
+    """An address, and the one of the other kind that it stands for."""
+    address = ipaddress.ip_address(text)
+    if isinstance(address, ipaddress.IPv4Address):
+        return [address]
+    if address.ipv4_mapped is not None:
+        return [address.ipv4_mapped]
+    inner = [address.sixtofour, *(address.teredo or ())]
+    if address in _TRANSLATED:
+        inner.append(ipaddress.IPv4Address(int(address) & 0xFFFFFFFF))
+    return [address, *(one for one in inner if one is not None)]
 
 
 class _Plain(http.client.HTTPConnection):
