@@ -47,6 +47,7 @@ def export(
     order: str | None = None,
     seed: int = 42,
     epochs: int = 1,
+    embed_media: bool = False,
 ) -> Exported:
     """Write rows in another library's format; the files appear all at once.
 
@@ -67,6 +68,7 @@ def export(
             order.
         seed: Of the order.
         epochs: How many epochs are written, one after the other.
+        embed_media: For parquet and arrow: the bytes of pictures beside what is said of them.
 
     Raises:
         UsageError: An argument is wrong, or something else is at ``out``.
@@ -88,7 +90,7 @@ def export(
             part, epochs=epochs, seed=seed, order=order, pack=pack, slots=slots,
             unit=unit_of(part, format),
         )  # fmt: skip
-        return ExportPlan(run, format, target, mask, layout, tuple(also))
+        return ExportPlan(run, format, target, mask, layout, tuple(also), embed_media)
 
     target = Path(out)
     if isinstance(data, Mapping):

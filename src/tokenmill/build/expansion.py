@@ -127,7 +127,9 @@ class Expander:
         """The same, with every row compared with the processor."""
         self._processor.distrust()
         ids = self._media_ids.tolist()
-        return Expander(self._processor, ids, self._pictures, self._externals, BY_PROCESSOR)
+        made = Expander(self._processor, ids, self._pictures, self._externals, BY_PROCESSOR)
+        made._block, made._digests = self._block, self._digests
+        return made
 
     def begin(self, block: Block, expected: str) -> None:
         """Take up a block, whose pictures must still be those that its key was made of.
