@@ -78,7 +78,8 @@ def test_signature_of_prepare_is_the_declaration() -> None:
     arguments = dict(re.findall(r"^    (\w+): ((?:.|\n {8})+)", text, re.MULTILINE))
     for name, option in options.items():
         said = " ".join(arguments[name].split())
-        more = name in ("sources", "tokenizer", "processor", "executor")  # objects that no flag can be
+        # Objects that no flag can be.
+        more = name in ("sources", "tokenizer", "processor", "executor")
         assert said.startswith(option.help) if more else said == option.help, name
         if name in ("sources", "tokenizer"):
             continue
