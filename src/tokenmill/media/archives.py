@@ -31,7 +31,7 @@ class OpenArchives:
         self._known: OrderedDict[_Version, Members | zipfile.ZipFile] = OrderedDict()
         self._lock = threading.Lock()
 
-    def read(self, file: io.BufferedReader, reference: Reference, size: int) -> bytes:
+    def read(self, file: io.FileIO, reference: Reference, size: int) -> bytes:
         """The bytes of a member.
 
         Args:
@@ -54,7 +54,7 @@ class OpenArchives:
         except OSError as error:
             raise SourceError(f"cannot be read: {error}", path=reference.path) from error
 
-    def _read(self, file: io.BufferedReader, reference: Reference, size: int) -> bytes:
+    def _read(self, file: io.FileIO, reference: Reference, size: int) -> bytes:
         status = os.fstat(file.fileno())
         version = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
         members = self._known.get(version)
@@ -88,7 +88,7 @@ class OpenArchives:
         return data
 
 
-def _with_file(archive: zipfile.ZipFile, file: io.BufferedReader) -> zipfile.ZipFile:
+def _with_file(archive: zipfile.ZipFile, file: io.FileIO) -> zipfile.ZipFile:
     """The directory that was read, over a file that is open now."""
     archive.fp = file
     return archive
@@ -101,7 +101,7 @@ def _require_size(found: int, size: int, reference: Reference) -> None:
         raise bad_media(f"{reference.name} is empty")
 
 
-def _directory(file: io.BufferedReader, reference: Reference) -> Members | zipfile.ZipFile:
+def _directory(file: io.FileIO, reference: Reference) -> Members | zipfile.ZipFile:
     start = os.pread(file.fileno(), 4, 0)
     if start[:2] == b"PK":
         archive = zipfile.ZipFile(file)

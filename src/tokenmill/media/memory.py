@@ -1,10 +1,10 @@
 """What was learned from a processor, kept in the cache for the next process.
 
-``<cache_dir>/processors/<question>/``: *question* names a processor by everything that is known
-without asking it (class, code, configuration, options). There is one file for the battery, and one
-for each row of sizes that had to be asked with blank pictures; what hollow ones answer costs less
-to ask again than to read. Published like every memo: once, whole, with a checksum. A cache that
-cannot be written, or a damaged file, only costs the time.
+``<cache_dir>/processors/answers/<question>/``: *question* names a processor by everything that is
+known without asking it (class, code, configuration, options). There is one file for the battery,
+and one for each row of sizes that had to be asked with blank pictures; what hollow ones answer
+costs less to ask again than to read. Published like every memo: once, whole, with a checksum. A
+cache that cannot be written, or a damaged file, only costs the time.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Memory:
     def _recall(self, name: str, kind: type[Kept]) -> Kept | None:
         if self._root is None:
             return None
-        place = self._root / DIRECTORY / self._question / name
+        place = self._root / DIRECTORY / "answers" / self._question / name
         with contextlib.suppress(CacheError, zlib.error, msgspec.DecodeError):
             data = _MEMO.admit_or_none(place, self._root)
             if data is not None:
@@ -75,6 +75,6 @@ class Memory:
 
     def _remember(self, name: str, value: Any) -> None:
         if self._root is not None:
-            place = self._root / DIRECTORY / self._question / name
+            place = self._root / DIRECTORY / "answers" / self._question / name
             with contextlib.suppress(CacheError):
                 _MEMO.write(self._root, place, zlib.compress(msgspec.json.encode(value), 1))

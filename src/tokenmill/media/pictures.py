@@ -18,6 +18,7 @@ tomorrow (a server that does not answer) is a `SourceError`: no row is rejected 
 
 from __future__ import annotations
 
+import errno
 import functools
 import io
 import os
@@ -30,7 +31,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from tokenmill import fingerprint
-from tokenmill.errors import RowError, SourceError, UsageError
+from tokenmill.errors import RowError, SourceChanged, SourceError, UsageError
 from tokenmill.media import archives, web
 from tokenmill.media.reference import Reference, bad_media
 from tokenmill.optional import optional
@@ -44,6 +45,7 @@ FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "DIB", "TIFF", "PPM", "JPEG2000"
 _VIDEO = (".mp4", ".mov", ".avi", ".mkv", ".webm", ".m4v", ".mpg", ".mpeg", ".flv", ".wmv")
 _TURNED = (5, 6, 7, 8)  # EXIF orientations that exchange width and height
 _ORIENTATION = 0x0112
+_FOR_GOOD = (errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENAMETOOLONG, errno.EINVAL)
 
 
 class Limits(msgspec.Struct, frozen=True):
@@ -125,7 +127,8 @@ class Pictures:
 
         Raises:
             RowError: It is missing, not allowed, or too large (``bad_media``).
-            SourceError: A server or a disk failed; another time it may not.
+            SourceError: A server or a disk failed, or the file is just being written; another time
+                it may not be.
         """
         if reference.kind == "inline":
             if reference.data is None:
@@ -146,12 +149,16 @@ class Pictures:
             with self._opened(reference, base) as file:
                 return self._archives.read(file, reference, self.limits.size)
         with self._opened(reference, base) as file:
-            self._require_size(os.fstat(file.fileno()).st_size, reference.name)
+            size = os.fstat(file.fileno()).st_size
+            self._require_size(size, reference.name)
             try:
-                data = file.read(self.limits.size + 1)
+                data = file.read(size + 1)  # a byte more than it had, if it has grown
+                while len(data) < size and (more := file.read(size - len(data))):
+                    data += more
             except OSError as error:
                 raise SourceError(f"cannot be read: {error.strerror}", path=file.name) from error
-        self._require_size(len(data), reference.name)
+        if len(data) != size:
+            raise SourceChanged("changed while it was read", path=reference.path)
         return data
 
     def _require_size(self, size: int, name: str) -> None:
@@ -160,9 +167,7 @@ class Pictures:
         if size == 0:
             raise bad_media(f"{name} is empty")
 
-    def _opened(
-        self, reference: Reference, base: str | os.PathLike[str] | None
-    ) -> io.BufferedReader:
+    def _opened(self, reference: Reference, base: str | os.PathLike[str] | None) -> io.FileIO:
         """The file a reference names, below one of the roots whatever links lead to it."""
         if reference.path.lower().endswith(_VIDEO):
             raise bad_media(f"{reference.name} is a video; give its frames as a list of pictures")
@@ -176,12 +181,17 @@ class Pictures:
             except (FileNotFoundError, NotADirectoryError):
                 continue
             except OSError as error:
-                raise bad_media(f"{reference.name} cannot be opened: {error.strerror}") from error
+                message = f"{reference.name} cannot be opened: {error.strerror}"
+                raise (
+                    bad_media(message)
+                    if error.errno in _FOR_GOOD
+                    else SourceError(message, path=reference.path)
+                ) from error
             # The file that is open is judged, not a name that may mean another one by now.
             place = os.readlink(f"/proc/self/fd/{descriptor}")
             regular = stat.S_ISREG(os.fstat(descriptor).st_mode)
             if regular and any(_is_below(place, allowed) for allowed in roots):
-                return os.fdopen(descriptor, "rb")
+                return io.FileIO(descriptor)
             os.close(descriptor)
             if not regular:
                 raise bad_media(f"{reference.name} is not a file")
