@@ -374,8 +374,10 @@ def test_views_carry_pictures_and_their_counts(album: Album) -> None:
     assert view.pictures_at(np.arange(4)).tolist() == [1, 1, 1, 1]
     assert view.patches_at(np.arange(2)).tolist() == store.patches[[3, 1]].tolist()
     assert [int(np.prod(row.media[0].grid)) for row in view][:2] == store.patches[[3, 1]].tolist()
-    kept = store.filter("trained > 0")
-    assert len(kept[0].media) == 1
+    kept = store.filter("pictures == 1 and patches < 100")
+    assert {row.media[0].reference for row in kept} == {
+        album.name(n) for n in range(4) if store.patches[n] < 100
+    }
 
 
 def test_copy_with_embedded_pictures_stands_alone(album: Album) -> None:
@@ -401,6 +403,21 @@ def test_copy_with_embedded_pictures_stands_alone(album: Album) -> None:
     (target / "media" / names[0][:2] / names[0]).write_bytes(b"other")
     with pytest.raises(CorruptionError, match=names[0]):
         copy.verify()
+
+
+def test_store_elsewhere_brings_processor_and_pictures(album: Album) -> None:
+    store = prepare(many(album, 4)).store
+    place = f"memory://{album.directory.name}-{store.key[:8]}/store"
+    tm.push(store, place, embed_media=True)
+    tm.push(store, place, embed_media=True)  # what is there and equal is passed over
+    cache = album.directory.parent / "cache3"
+    pulled = tm.pull(place, cache_dir=cache)
+    shutil.rmtree(album.directory)
+    for found in (tm.open_store(place, cache_dir=cache), pulled):
+        assert checksum(found[2].picture()) == store[2].media[0].digest
+        assert found.processor_path is not None
+        assert Processor.load(found.processor_path).key == store.processor_key
+    assert pulled.verify() > 0
 
 
 def test_export_tells_of_pictures_and_refuses_where_there_is_no_place_for_them(

@@ -69,18 +69,14 @@ class _Shown:
     Attributes:
         rendered: The text before expansion.
         pictures: What the row says of them.
-        references: Where they are.
         facts: What they are.
-        pieces: Character ranges of their expansions in the expanded text.
-        marks: Where the ends of the turns are among the marks that were encoded.
+        starts: Where the starts of their expansions are among the marks that were encoded.
+        stops: Where the ends are.
     """
 
     rendered: str
     pictures: Sequence[Picture]
-    references: list[Reference]
     facts: list[PictureFacts]
-    pieces: list[tuple[int, int]]
-    turns: NDArray[np.int64]
     starts: NDArray[np.int64]
     stops: NDArray[np.int64]
 
@@ -164,25 +160,20 @@ class Expander:
         return made
 
     def _expand(self, made: Expansion, number: int, text: str, pictures: Sequence[Picture]) -> None:
-        references = [reference_of(picture.value) for picture in pictures]
-        facts = [
-            self._pictures.facts(self._read(reference), reference.name) for reference in references
-        ]
+        facts = [self._facts(picture) for picture in pictures]
         expanded = self._processor.expand(text, [(one.width, one.height) for one in facts])
         move = _Move(text, self._processor.image_token, expanded)
         spans, ends = made.spans[number], made.marks[number]
         made.texts[number] = expanded.text
         if spans is not None:
             made.spans[number] = [(move(start), move(stop)) for start, stop in spans]
-        marks, (turns, starts, stops) = _merged(
+        marks, (_, starts, stops) = _merged(
             [move(end) for end in ends],
             [start for start, _ in expanded.pieces],
             [stop for _, stop in expanded.pieces],
         )
         made.marks[number] = marks
-        made.shown[number] = _Shown(
-            text, pictures, references, facts, expanded.pieces, turns, starts, stops
-        )
+        made.shown[number] = _Shown(text, pictures, facts, starts, stops)
 
     def _read(self, reference: Reference) -> bytes:
         if reference.kind == "inline":
@@ -190,7 +181,12 @@ class Expander:
         assert self._block is not None
         return self._externals.read(reference, self._block, self._digests)
 
-    def _open(self, reference: Reference) -> Any:
+    def _facts(self, picture: Picture) -> PictureFacts:
+        reference = reference_of(picture.value)
+        return self._pictures.facts(self._read(reference), reference.name)
+
+    def _open(self, picture: Picture) -> Any:
+        reference = reference_of(picture.value)
         return self._pictures.open(self._read(reference), reference.name)
 
     # After encoding
@@ -258,7 +254,7 @@ class Expander:
 
     def _difference(self, shown: _Shown, ids: NDArray[np.int32]) -> str:
         """What the processor says otherwise of a row with its real pictures; empty: nothing."""
-        pictures = [self._open(reference) for reference in shown.references]
+        pictures = [self._open(picture) for picture in shown.pictures]
         wanted = np.asarray(self._processor.reference(shown.rendered, pictures).ids, np.int64)
         if np.array_equal(wanted, ids):
             return ""
@@ -272,7 +268,7 @@ class Expander:
         told = [
             [
                 "image",
-                _stored(reference, picture.place),
+                _stored(reference_of(picture.value), picture.place),
                 facts.digest,
                 facts.width,
                 facts.height,
@@ -280,8 +276,8 @@ class Expander:
                 int(stop - start),
                 None if answer.grid is None else list(answer.grid),
             ]
-            for reference, picture, facts, start, stop, answer in zip(
-                shown.references, shown.pictures, shown.facts, starts, stops, answers, strict=True
+            for picture, facts, start, stop, answer in zip(
+                shown.pictures, shown.facts, starts, stops, answers, strict=True
             )
         ]
         return TextMedia(_json.encode(told).decode(), len(told), patches, int(stops[-1]))
