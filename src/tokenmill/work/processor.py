@@ -5,8 +5,8 @@ and identity, its template, the tokens that stand for media. Finding it out impo
 asks the processor about a battery of sizes, so for a directory or a name it is a task for the
 executor, like looking at a tokenizer; a processor given as an object is looked at here. Either way
 a copy lies under ``<cache>/processors/<key>`` afterwards, which `load_processor` loads where the
-work is done. An object that this process was given serves itself: not every one can be loaded from
-files again.
+work is done, and `processor_of` for whoever serves a store's rows. An object that this process was
+given serves itself: not every one can be loaded from files again.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tokenmill import fingerprint
 from tokenmill.errors import CacheError, CorruptionError, UsageError
 from tokenmill.files.sealed import BytesForm, SealedKind, publish_files
 from tokenmill.optional import installed_version
-from tokenmill.store import CacheLayout
+from tokenmill.store import CacheLayout, Store
 from tokenmill.work.identity import absolute, ask_worker
 from tokenmill.work.tasks import Executor
 
@@ -111,30 +111,57 @@ def processor_card(recipe: Any, cache: CacheLayout, executor: Executor) -> Proce
     return card
 
 
-def load_processor(path: Path, card: ProcessorCard) -> Processor:
-    """The processor of a card: the object that was given, or the cache's copy.
+def load_processor(
+    path: Path, identity: dict[str, Any], *, trust_remote_code: bool = False
+) -> Processor:
+    """The processor of an identity: the object that was given, or a copy that was kept.
+
+    Args:
+        path: The copy.
+        identity: What it must be; see `ProcessorCard`.
+        trust_remote_code: Allow it to bring code of its own.
 
     Raises:
         CorruptionError: The copy is not what was kept.
+        UsageError: It cannot be loaded here.
     """
-    known = _given.get(card.key)
+    key = fingerprint.key(identity)
+    known = _given.get(key)
     if known is not None:
         return known
     from tokenmill.media import Processor
 
     try:
-        options = card.identity["options"]
-        processor = Processor.load(path, options=options, cache_dir=path.parent.parent)
+        processor = Processor.load(
+            path,
+            options=identity["options"],
+            trust_remote_code=trust_remote_code,
+            cache_dir=path.parent.parent if path.parent.name == "processors" else None,
+        )
     except UsageError as error:
         raise UsageError(
-            f"{error.message}; a processor that cannot be loaded from its own files works with "
-            "num_workers=0 only",
+            f"{error.message}; a processor that cannot be loaded from its own files serves only "
+            "the process that it was given to (num_workers=0)",
             path=path,
         ) from error
-    if processor.key != card.key:
+    if processor.key != key:
         raise CorruptionError("the processor's copy answers otherwise than it did", path=path)
-    _given[card.key] = processor
+    _given[key] = processor
     return processor
+
+
+def processor_of(store: Store, *, trust_remote_code: bool = False) -> Processor:
+    """The processor that a store's rows were prepared with.
+
+    Raises:
+        UsageError: There was none, or it cannot be loaded here.
+        CorruptionError: Its copy is not what was kept.
+    """
+    path = store.processor_path
+    if path is None:
+        raise UsageError("prepared without a processor: its rows have no pictures", path=store.path)
+    identity = store.manifest["document"]["processor"]
+    return load_processor(path, identity, trust_remote_code=trust_remote_code)
 
 
 def open_identifier(options: dict[str, Any]) -> Any:
