@@ -134,6 +134,16 @@ REJECTED: dict[str, tuple[dict[str, Any], str, str]] = {
         "<|image_pad|>",
     ),
     "missing": ({"messages": asked([part("images/none.png")])}, "bad_media", "images/none.png"),
+    "a pair": (
+        {
+            "images": ["images/none.png"],
+            "prompt": asked("<image>")[:1],
+            "chosen": "a",
+            "rejected": "b",
+        },
+        "bad_media",
+        "images/none.png",
+    ),
     "outside": ({"messages": asked([part("../out.png")])}, "bad_media", "out.png"),
     "no picture at all": ({"messages": asked([part("a.jsonl")])}, "bad_media", "a.jsonl"),
     "an address": ({"messages": asked([part("http://h/a.png")])}, "bad_media", "media_urls"),

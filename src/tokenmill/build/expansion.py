@@ -225,12 +225,17 @@ class Expander:
             if self._is_audited(first, int(digests[number])):
                 first = False
                 notes["audited"] += 1
-                error = self._difference(shown, encoded.row(number)[0])
-                if error and self.engine == LEARNED:
+                try:
+                    pictures = [self._open(picture) for picture in shown.pictures]
+                except RowError as error:  # whole by its structure, and broken inside
+                    refused[number] = error
+                    continue
+                difference = self._difference(shown, pictures, encoded.row(number)[0])
+                if difference and self.engine == LEARNED:
                     notes["mismatches"] += 1
-                    raise Differs(error)
-                if error:
-                    refused[number] = RowError(error, reason="mask_unproven")
+                    raise Differs(difference)
+                if difference:
+                    refused[number] = RowError(difference, reason="mask_unproven")
                     continue
             starts, stops = marks[shown.starts], marks[shown.stops]
             row = mask[encoded.row_starts[number] : encoded.row_starts[number + 1]]
@@ -252,10 +257,12 @@ class Expander:
     def _is_audited(self, first: bool, digest: int) -> bool:
         return first or self.engine != LEARNED or digest % AUDIT_ONE_IN == 0
 
-    def _difference(self, shown: _Shown, ids: NDArray[np.int32]) -> str:
+    def _difference(self, shown: _Shown, pictures: list[Any], ids: NDArray[np.int32]) -> str:
         """What the processor says otherwise of a row with its real pictures; empty: nothing."""
-        pictures = [self._open(picture) for picture in shown.pictures]
-        wanted = np.asarray(self._processor.reference(shown.rendered, pictures).ids, np.int64)
+        try:
+            wanted = np.asarray(self._processor.reference(shown.rendered, pictures).ids, np.int64)
+        except RowError as error:
+            return error.message
         if np.array_equal(wanted, ids):
             return ""
         return f"the processor gives {len(wanted)} tokens for its pictures, these are {len(ids)}"
