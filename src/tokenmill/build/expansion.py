@@ -25,7 +25,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from tokenmill.build.externals import Digests, Externals, digest_of
+from tokenmill.build.externals import Digests, Externals, Unhashed, digest_of
 from tokenmill.chat import Rendering
 from tokenmill.chat.pictures import Picture, Place
 from tokenmill.errors import RowError, SourceChanged
@@ -98,7 +98,7 @@ class Expander:
     Args:
         processor: The user's.
         pictures: Opens what rows hold and refer to.
-        externals: Knows the digests of the latter.
+        externals: Knows the digests of the latter, if a slice is made of them.
         engine: `LEARNED`, or `BY_PROCESSOR` for the reference.
     """
 
@@ -107,12 +107,12 @@ class Expander:
         processor: Processor,
         media_token_ids: Sequence[int],
         pictures: Pictures,
-        externals: Externals,
+        externals: Externals | Unhashed,
         engine: str = LEARNED,
     ) -> None:
         self._processor = processor
         self._media_ids = np.asarray(sorted(media_token_ids), np.int32)
-        self._pictures = pictures
+        self.pictures = pictures
         self._externals = externals
         self.engine = engine
         self._block: Block | None = None
@@ -123,7 +123,7 @@ class Expander:
         """The same, with every row compared with the processor."""
         self._processor.distrust()
         ids = self._media_ids.tolist()
-        made = Expander(self._processor, ids, self._pictures, self._externals, BY_PROCESSOR)
+        made = Expander(self._processor, ids, self.pictures, self._externals, BY_PROCESSOR)
         made._block, made._digests = self._block, self._digests
         return made
 
@@ -177,17 +177,17 @@ class Expander:
 
     def _read(self, reference: Reference) -> bytes:
         if reference.kind == "inline":
-            return self._pictures.read(reference)
+            return self.pictures.read(reference)
         assert self._block is not None
         return self._externals.read(reference, self._block, self._digests)
 
     def _facts(self, picture: Picture) -> PictureFacts:
         reference = reference_of(picture.value)
-        return self._pictures.facts(self._read(reference), reference.name)
+        return self.pictures.facts(self._read(reference), reference.name)
 
     def _open(self, picture: Picture) -> Any:
         reference = reference_of(picture.value)
-        return self._pictures.open(self._read(reference), reference.name)
+        return self.pictures.open(self._read(reference), reference.name)
 
     # After encoding
 

@@ -184,6 +184,29 @@ class Externals:
             return _REFUSED + message
 
 
+class Unhashed:
+    """Reads pictures for whoever makes no slice of the rows, and so needs no digest of them.
+
+    Args:
+        pictures: Opens them.
+    """
+
+    def __init__(self, pictures: Pictures) -> None:
+        self.pictures = pictures
+
+    def of(self, block: Block) -> Digests:
+        """None is known."""
+        return {}
+
+    def read(self, reference: Reference, block: Block, digests: Digests) -> bytes:
+        """The bytes of a picture.
+
+        Raises:
+            RowError: It cannot be used.
+        """
+        return self.pictures.read(reference, base_of(block))
+
+
 def base_of(block: Block) -> str | None:
     """The directory that relative paths of a block's rows start from."""
     return None if block.is_remote else os.path.dirname(block.location)

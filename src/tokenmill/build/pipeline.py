@@ -127,7 +127,7 @@ class Pipeline:
         source = np.asarray(rendering.source, np.int32)
         part = np.asarray(rendering.part, np.int32)
         chosen_by = digests[source] ^ (part.astype(np.uint64) * _SPREAD)
-        encoded, media, notes = self._encoded(rendering, chosen_by)
+        encoded, media, notes = self.encoded(rendering, chosen_by)
         with self._stage("encode", "mask", self.encoder):
             if self.recipe.overlong == "truncate":
                 encoded = whole_media(encoded, media, self.recipe.max_length)
@@ -140,7 +140,7 @@ class Pipeline:
         self.distrust(room for room, noted in notes.items() if noted.get("mismatches"))
         return columns, notes
 
-    def _encoded(
+    def encoded(
         self, rendering: Rendering, digests: NDArray[np.uint64]
     ) -> tuple[Encoded, dict[int, TextMedia], dict[str, Any]]:
         """Tokens and masks of a rendering, and what is known of its pictures."""

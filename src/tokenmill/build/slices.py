@@ -36,7 +36,7 @@ def open_builder(options: dict[str, Any]) -> Work:
     recipe = Recipe(**options["recipe"])
     tokenizer = load_copy(Path(options["tokenizer"]), options["card"])
     pipeline = pipeline_of(
-        recipe, tokenizer, options["engine"], options["renderer"], **_media(options)
+        recipe, tokenizer, options["engine"], options["renderer"], **media_of(options)
     )
     layout = CacheLayout(Path(options["cache"]))
     rebuild = bool(options["rebuild"])
@@ -77,13 +77,18 @@ def open_builder(options: dict[str, Any]) -> Work:
     return build
 
 
-def _media(options: dict[str, Any]) -> dict[str, Any]:
-    """What a pipeline needs for rows with pictures."""
+def media_of(options: dict[str, Any], *, hashed: bool = True) -> dict[str, Any]:
+    """What a pipeline needs for rows with pictures.
+
+    Args:
+        options: Of a worker.
+        hashed: Whether pictures must be those of the digests in the key.
+    """
     told = options.get("media")
     if told is None:
         return {}
     from tokenmill.build.expansion import Expander
-    from tokenmill.build.externals import externals_of
+    from tokenmill.build.externals import Unhashed, externals_of
     from tokenmill.work.processor import ProcessorCard, load_processor
 
     card = msgspec.convert(told["processor"], ProcessorCard)
@@ -93,7 +98,7 @@ def _media(options: dict[str, Any]) -> dict[str, Any]:
         load_processor(copy, card.identity, trust_remote_code=told["trust_remote_code"]),
         card.media_token_ids,
         externals.pictures,
-        externals,
+        externals if hashed else Unhashed(externals.pictures),
     )
     return {"expander": expander, "media": MediaTokens(*told["tokens"])}
 

@@ -354,7 +354,7 @@ class Renderer:
         for index, row in enumerate(rows):
             jobs: Sequence[Job] = ()
             try:
-                found = self._read(row)
+                found = self.read(row)
                 weight = row_weight(row)
                 if isinstance(found, Plain):
                     self._accept(result, index, 0, _scaled(self._plain(found), weight))
@@ -371,8 +371,12 @@ class Renderer:
                 except RowError as error:
                     result.rejected.append((index, job.part, error))
 
-    def _read(self, row: Any) -> Conversation | Plain | Group:
-        """One row, with its pictures where it may have some."""
+    def read(self, row: Any) -> Conversation | Plain | Group:
+        """One row, with its pictures where it may have some.
+
+        Raises:
+            RowError: It has no format that is known, or pictures that nobody can place.
+        """
         if self.media is None:
             refuse_pictures(row)
             return read_row(row, self.spec)

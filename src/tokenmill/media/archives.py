@@ -15,7 +15,7 @@ import zipfile
 from collections import OrderedDict
 
 from tokenmill.errors import RowError, SourceError
-from tokenmill.media.reference import Reference, bad_media
+from tokenmill.media.reference import Reference, bad_media, missing
 
 MOST_ARCHIVES = 8  # whose directories are kept
 MOST_MEMBERS = 1_000_000  # of one archive: about 200 MB of directory
@@ -70,7 +70,7 @@ class OpenArchives:
             try:
                 stated = members.getinfo(name).file_size
             except KeyError:
-                raise bad_media(f"{reference.name} is not in the archive") from None
+                raise missing(f"{reference.name} is not in the archive") from None
             _require_size(stated, size, reference)
             with zipfile.ZipFile.open(_with_file(members, file), name) as member:
                 data = member.read(size + 1)  # which a header may understate
@@ -79,7 +79,7 @@ class OpenArchives:
         if name not in members and f"./{name}" in members:
             name = f"./{name}"
         if name not in members:
-            raise bad_media(f"{reference.name} is not in the archive")
+            raise missing(f"{reference.name} is not in the archive")
         at, stated = members[name]
         _require_size(stated, size, reference)
         data = os.pread(file.fileno(), stated, at)

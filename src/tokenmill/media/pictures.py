@@ -33,7 +33,7 @@ import msgspec
 from tokenmill import fingerprint
 from tokenmill.errors import RowError, SourceChanged, SourceError, UsageError
 from tokenmill.media import archives, web
-from tokenmill.media.reference import Reference, bad_media
+from tokenmill.media.reference import Reference, bad_media, missing
 from tokenmill.optional import optional
 
 if TYPE_CHECKING:
@@ -201,7 +201,7 @@ class Pictures:
                 f"{reference.name} is {outside}, which is outside of"
                 f" {', '.join(map(str, roots))}; media_root says where pictures may come from"
             )
-        raise bad_media(f"{reference.name} is not there; looked in {', '.join(map(str, roots))}")
+        raise missing(f"{reference.name} is not there; looked in {', '.join(map(str, roots))}")
 
     def facts(self, data: bytes, name: str = "the picture") -> PictureFacts:
         """What a picture is.

@@ -168,6 +168,15 @@ def _shown(value: Any) -> str:
     return shown if len(shown) <= _SHOWN else f"{shown[: _SHOWN - 1]}…"
 
 
+class MissingPicture(RowError):
+    """A picture that is not where the row says it is."""
+
+
 def bad_media(message: str) -> RowError:
     """The error for a picture that cannot be used."""
     return RowError(message, reason="bad_media")
+
+
+def missing(message: str) -> MissingPicture:
+    """The error for one that is not there."""
+    return MissingPicture(message, reason="bad_media")
