@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from tokenmill.origin import Origin
     from tokenmill.packing import Align, MicroBatches, Pack
     from tokenmill.prompts import Prompt
-    from tokenmill.store import Row, Sidecar, Store, open_store
+    from tokenmill.store import Media, Row, Sidecar, Store, open_store
     from tokenmill.store.sidecar_writer import attach
 
 __version__ = "0.1.0"
@@ -70,6 +70,7 @@ _HOMES = {
     "Prompt": "tokenmill.prompts",
     "PromptDataset": "tokenmill.api",
     "Recipe": "tokenmill.build.recipe",
+    "Media": "tokenmill.store",
     "Row": "tokenmill.store",
     "Sidecar": "tokenmill.store",
     "Store": "tokenmill.store",
@@ -102,6 +103,7 @@ __all__ = [
     "CorruptionError",
     "LengthGrouped",
     "Loader",
+    "Media",
     "MicroBatches",
     "Mixture",
     "NonDeterminismError",

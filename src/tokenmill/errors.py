@@ -31,6 +31,8 @@ from typing import Any
 REASONS = (
     "bad_json",  # the bytes are not one JSON object
     "bad_shape",  # JSON, but not a conversation, text or pair that the format describes
+    "bad_media",  # a picture is missing, out of bounds, unreadable or nothing for the processor
+    "media_mismatch",  # as many pictures as places for them were expected, and there are not
     "bad_group",  # answers that cannot be compared: one is empty, none differs, a label is none
     "template_error",  # the chat template itself refused the row
     "template_drops_content",  # the template prints an assistant's text or tool call nowhere

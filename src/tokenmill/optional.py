@@ -25,7 +25,7 @@ from typing import Any
 from tokenmill.errors import TokenmillError, UsageError
 
 LIBRARIES: dict[str, tuple[str, str | None]] = {
-    "PIL": ("Pillow", "pillow"),
+    "PIL": ("Pillow", "tokenmill[vision]"),
     "datasets": ("Hugging Face datasets", "tokenmill[hf]"),
     "fastokens": ("fastokens", "fastokens"),
     "huggingface_hub": ("huggingface_hub", "tokenmill[hf]"),

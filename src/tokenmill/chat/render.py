@@ -35,6 +35,14 @@ import xxhash
 from tokenmill.chat.append import join, sampled
 from tokenmill.chat.groups import Group, incomparable, read_row
 from tokenmill.chat.outline import Outline, outline_of
+from tokenmill.chat.pictures import (
+    MediaTokens,
+    Picture,
+    image_parts,
+    refuse_pictures,
+    refuse_tokens,
+    take_pictures,
+)
 from tokenmill.chat.program import NullPrinted, Run
 from tokenmill.chat.shapes import Conversation, Plain
 from tokenmill.chat.spec import ChatSpec, turns_of_groups
@@ -94,6 +102,8 @@ class Rendering:
     """Of every group, by the number of its first text; the others follow it."""
     weights: dict[int, Sequence[float]] = field(default_factory=dict)
     """What each turn of a text counts in the loss, by the text's number, where one is not 1."""
+    pictures: dict[int, Sequence[Picture]] = field(default_factory=dict)
+    """The pictures of a text in order, by the text's number, where it has any."""
 
     @property
     def turns(self) -> list[list[tuple[str, int]]]:
@@ -218,6 +228,8 @@ class Renderer:
         special_tokens: Names and texts of the tokenizer's special tokens, as templates see them.
         renderer: ``auto`` or ``jinja2``, which renders every row by the reference; never changes
             the result.
+        media: What stands for pictures in texts, where rows may have some; without it such rows
+            are rejected.
     """
 
     def __init__(
@@ -227,12 +239,14 @@ class Renderer:
         special_tokens: Mapping[str, str] | None = None,
         *,
         renderer: str = "auto",
+        media: MediaTokens | None = None,
     ) -> None:
         if renderer not in RENDERERS:
             raise UsageError(f"renderer={renderer!r}: choose one of {', '.join(RENDERERS)}")
         self.spec = spec
         self.special_tokens = dict(special_tokens or {})
         self.renderer = renderer
+        self.media = media
         self._sources: dict[str, str] = {}
         if isinstance(template, str):
             self._sources = {"default": template}
@@ -385,7 +399,7 @@ class Renderer:
         for index, row in enumerate(rows):
             jobs: Sequence[Job] = ()
             try:
-                found = read_row(row, self.spec)
+                found = self.read(row)
                 weight = row_weight(row)
                 if isinstance(found, Plain):
                     self._accept(result, index, 0, _scaled(self._plain(found), weight))
@@ -404,6 +418,30 @@ class Renderer:
                     self._accept_settled(job, self._settle(job, result, auto), result, weight)
                 except RowError as error:
                     result.rejected.append((index, job.part, error))
+
+    def read(self, row: Any) -> Conversation | Plain | Group:
+        """One row, with its pictures where it may have some.
+
+        Raises:
+            RowError: It has no format that is known, or pictures that nobody can place.
+        """
+        if self.media is None:
+            refuse_pictures(row)
+            return read_row(row, self.spec)
+        if not isinstance(row, dict):
+            return read_row(row, self.spec)
+        row, pictures = take_pictures(row, self.spec, self.media)
+        found = read_row(row, self.spec)
+        for side in found.sides if isinstance(found, Group) else [found]:
+            if isinstance(side, Plain):
+                (side.prompt, side.text), side.pictures = pictures.replace_in(
+                    (side.prompt, side.text), self.media.image
+                )
+                continue
+            refuse_tokens([side.messages, side.tools], self.media, placeholders=pictures)
+            if pictures or not side.simple:
+                side.illustrate(pictures)
+        return found
 
     def _append(self, jobs: Sequence[Job], result: Rendering, auto: bool, weight: float) -> None:
         """Rows of one turn each, put together where one goes on from the other."""
@@ -465,7 +503,7 @@ class Renderer:
         texts = [side.text for side in settled]
         if len(texts) > 1 and len(set(texts)) == 1:
             raise incomparable("the answers do not differ")
-        prompts = {text[: _trained_from(settled)] for text in texts}
+        prompts = {(text[: _trained_from(settled)], shown) for text, shown in _illustrated(settled)}
         if len(prompts) > 1:
             result.note("prompts_differ")
         first = len(result.texts)
@@ -499,6 +537,8 @@ class Renderer:
             settled = job.template.judge.settle(run, messages, job.trained)
         except (NotTraced, RowError) as error:
             other = self._in_another_form(job, error, result, auto)
+            if other is None and self.media is not None:
+                other = self._in_parts(job, error, result, auto)
             if other is None and isinstance(error, NotTraced):
                 return self._untraced(job, error, result)
             if other is None:
@@ -508,6 +548,8 @@ class Renderer:
             settled.emptied = bool(conversation.nulls) and messages is conversation.messages
             if unrolled is not None and unrolled.worth_learning:
                 self._learn(unrolled, job, run, settled.emptied)
+        if self.media is not None and job.trained is not None and not settled.spans:
+            settled = self._in_parts(job, None, result, auto) or settled
         self._note(settled, result)
         return settled
 
@@ -543,6 +585,8 @@ class Renderer:
         except RowError:  # it may have other forms: the general way knows them
             settled = None
         self.engine_seconds += time.perf_counter() - start
+        if self.media is not None and settled and job.trained is not None and not settled.spans:
+            return None  # its texts may have to be parts
         if settled is not None:
             if conversation.nulls:
                 self._note(settled, result)
@@ -601,6 +645,22 @@ class Renderer:
             job.rendered = messages
             return settled
         return None
+
+    def _in_parts(
+        self, job: Job, error: Exception | None, result: Rendering, auto: bool
+    ) -> Settled | None:
+        """A conversation whose texts the template takes as parts only, as it takes pictures."""
+        messages = job.conversation.in_parts()
+        try:
+            run = self._follow(job, messages, result, auto)
+            settled = job.template.judge.settle(run, messages, job.trained)
+        except (NotTraced, RowError):
+            return None
+        if isinstance(error, NotTraced):
+            self._count(result, auto)
+        result.note("texts_as_parts")
+        job.rendered = messages
+        return settled
 
     def _follow(
         self,
@@ -700,7 +760,7 @@ class Renderer:
             spans = [(len(found.prompt), len(text))]
         if len(text) == (len(found.prompt) if spans else 0):
             raise RowError("there is no text to train on", reason="no_trained_tokens")
-        return Settled(text, spans, roles, ends)
+        return Settled(text, spans, roles, ends, pictures=found.pictures)
 
     def _accept(
         self,
@@ -711,6 +771,8 @@ class Renderer:
     ) -> None:
         if settled.weights:
             result.weights[len(result.texts)] = settled.weights
+        if settled.pictures:
+            result.pictures[len(result.texts)] = settled.pictures
         result.texts.append(settled.text)
         result.source.append(source)
         result.part.append(part)
@@ -776,6 +838,9 @@ class Renderer:
                            reason="no_trained_tokens")  # fmt: skip
         if job.weights and any(weight != 1 for weight in job.weights):
             settled.weights = self._of_turns(job, settled)
+        known = job.conversation.pictures
+        if known:
+            settled.pictures = [known[id(p)] for p in image_parts(job.conversation.messages)]
         return settled
 
     def _of_turns(self, job: Job, settled: Settled) -> list[float]:
@@ -796,6 +861,11 @@ def _outlined(found: Conversation) -> tuple[Outline, list[Any]] | None:
         messages = found.messages
         return tuple([m["role"] for m in messages]), [m["content"] for m in messages]
     return outline_of(found.messages, found.nulls)
+
+
+def _illustrated(sides: Sequence[Settled]) -> list[tuple[str, str]]:
+    """The texts of a group, each with what tells its pictures from others."""
+    return [(side.text, repr([one.value for one in side.pictures])) for side in sides]
 
 
 def _trained_from(sides: Sequence[Settled]) -> int:

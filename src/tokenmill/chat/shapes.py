@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tokenmill.chat.calls import call_list, function_call, join_parts, text_arguments, tool_list
+from tokenmill.chat.pictures import Parts, Picture, RowPictures
 from tokenmill.chat.spec import TRAINABLE, ChatSpec
 from tokenmill.errors import RowError
 
@@ -61,6 +62,31 @@ class Conversation:
     """The calls of messages as the row has them, by their `id`."""
     hollow: frozenset[int] = frozenset()
     """`id` of the messages that are nothing but a call and whose content the row does not know."""
+    pictures: dict[int, Picture] = field(default_factory=dict)
+    """The pictures of parts, by their `id`."""
+
+    def illustrate(self, found: RowPictures) -> None:
+        """Give every picture of the row its part in the messages.
+
+        Raises:
+            RowError: There are more or fewer pictures than places for them.
+        """
+        messages, self.pictures = found.place(self.messages)
+        renamed = {id(old): id(new) for old, new in zip(self.messages, messages, strict=True)}
+        self.nulls = frozenset(renamed[old] for old in self.nulls)
+        self.hollow = frozenset(renamed[old] for old in self.hollow)
+        self.calls = {renamed[old]: calls for old, calls in self.calls.items()}
+        self.simple = self.simple and messages == self.messages
+        self.messages = messages
+
+    def in_parts(self) -> list[Message]:
+        """The messages with every text as a part, for templates that know nothing else."""
+        return [
+            {**message, "content": [{"type": "text", "text": content}] if content else []}
+            if isinstance(content := message.get("content"), str)
+            else message
+            for message in self.messages
+        ]
 
     def form(self, *, nulls: bool, texts: bool) -> list[Message]:
         """The messages as a template may want them.
@@ -88,6 +114,7 @@ class Plain:
     shape: str
     prompt: str
     text: str
+    pictures: list[Picture] = field(default_factory=list)
 
 
 def shape_of(row: Any, spec: ChatSpec) -> str:
@@ -241,7 +268,7 @@ def _message(value: Any) -> Message:
     if content is None:
         turn = {**turn, "content": ""}
     elif isinstance(content, list):
-        turn = join_parts(turn, content)
+        turn = join_parts(turn, content, joined=type(content) is not Parts)
     elif isinstance(content, dict) and content.get("type"):
         turn = join_parts(turn, [content])
     elif not isinstance(content, str):

@@ -27,6 +27,7 @@ from itertools import accumulate, pairwise
 from typing import Any
 
 from tokenmill.chat.calls import strings
+from tokenmill.chat.pictures import Picture
 from tokenmill.chat.program import Run
 from tokenmill.chat.template import REASONING_KEYS
 from tokenmill.chat.thinking import REASONING, TAG, TEXT, any_of, before_thinking, cut
@@ -54,6 +55,8 @@ class Settled:
     """What each turn counts in the loss; empty where each counts 1."""
     emptied: bool = False
     """Whether the template was given empty texts for null contents."""
+    pictures: Sequence[Picture] = ()
+    """Those of the conversation, in order."""
 
 
 def common_prefix(left: str, right: str) -> str:

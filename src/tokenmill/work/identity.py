@@ -92,7 +92,7 @@ class Comparison:
         def ask() -> None:
             payload = {**self._arguments, "cache_dir": str(self._cache_dir)}
             # Not pinned: it takes whatever core the builders leave.
-            _ask(LocalExecutor(1, pin=False), COMPARE, payload)
+            ask_worker(LocalExecutor(1, pin=False), COMPARE, payload)
 
         try:
             answer = _once(
@@ -134,8 +134,8 @@ def identity_card(
         remember(tokenizer, cache_dir)
         return tokenizer.card, None
     # Whoever looks at it may have another working directory.
-    arguments["source"] = _absolute(os.fspath(choice.tokenizer))
-    arguments["chat_template"] = _absolute(choice.chat_template)
+    arguments["source"] = absolute(os.fspath(choice.tokenizer))
+    arguments["chat_template"] = absolute(choice.chat_template)
     known = _recalled(arguments, cache_dir)
     if known is not None:
         return known, None
@@ -176,7 +176,7 @@ def _found(arguments: dict[str, Any], cache_dir: Path, executor: Executor) -> Id
 
     def ask() -> IdentityCard:
         payload = {**arguments, "cache_dir": str(cache_dir)}
-        return IdentityCard.from_dict(_ask(executor, IDENTIFY, payload))
+        return IdentityCard.from_dict(ask_worker(executor, IDENTIFY, payload))
 
     name = memo_key(**arguments)
     if name is None:
@@ -197,7 +197,7 @@ def _once(
         return known
 
 
-def _absolute(name: Any) -> Any:
+def absolute(name: Any) -> Any:
     """A path that exists as an absolute one; hub ids, template sources and the like stay."""
     if not isinstance(name, str | os.PathLike):
         return name
@@ -207,7 +207,8 @@ def _absolute(name: Any) -> Any:
         return name
 
 
-def _ask(executor: Executor, entry: str, payload: dict[str, Any]) -> dict[str, Any]:
+def ask_worker(executor: Executor, entry: str, payload: dict[str, Any]) -> dict[str, Any]:
+    """What one worker answers to one question about a tokenizer or processor."""
     # A local worker is a process of our own; whatever else runs tasks may go on to other work.
     options = {"own_process": isinstance(executor, LocalExecutor)}
     shared = (payload["cache_dir"],) if "cache_dir" in payload else ()
