@@ -273,9 +273,15 @@ def test_what_is_no_processor_of_pictures(tmp_path: Path) -> None:
         Processor(raw("llava"), {"size": object()})
 
 
-def test_one_that_works_by_ids_is_refused() -> None:
+@pytest.mark.parametrize("handed", [[[1, 2, 3]], ["no marks"], ["{} more"], ["before {}"]], ids=str)
+def test_one_that_works_otherwise_is_refused(handed: list[Any]) -> None:
+    """By ids, or with other words around its pictures: nobody knows what it would give."""
     made = processors.make("llava")
-    made.get_text_with_replacements = lambda text, *args, **kwargs: ([[1, 2, 3]], [])
+
+    def replaced(text: list[str], *args: Any, **kwargs: Any) -> Any:
+        return [one.format(text[0]) if isinstance(one, str) else one for one in handed], []
+
+    made.get_text_with_replacements = replaced
     with pytest.raises(UsageError, match="cannot be known without running it"):
         Processor(made).expand("<image>", [(9, 9)])
 

@@ -59,6 +59,14 @@ def require_equal(
     )
     assert encoding["input_ids"] == expected, (name, sizes, text)
 
+    answers = processor.answers(sizes)
+    assert [expanded.text[slice(*piece)] for piece in expanded.pieces] == [
+        answer.text for answer in answers
+    ]
+    between = [0, *(edge for piece in expanded.pieces for edge in piece), len(expanded.text)]
+    kept = [expanded.text[a:b] for a, b in zip(between[::2], between[1::2], strict=True)]
+    assert processor.image_token.join(kept) == text
+
     referenced = processor.reference(text, pictures)
     assert referenced.ids == expected
     counts = [
@@ -69,7 +77,7 @@ def require_equal(
         assert processor.token_types(expected, counts) == referenced.token_types
     for one in (referenced.features, processor.features([pictures])):
         require_same_features(given, one)
-    grids = [answer.grid for answer in processor.answers(sizes)]
+    grids = [answer.grid for answer in answers]
     if "image_grid_thw" in given:
         assert [list(grid or ()) for grid in grids] == given["image_grid_thw"].tolist()
         assert processor.patches(sizes) == len(given["pixel_values"])
