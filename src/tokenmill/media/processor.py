@@ -169,15 +169,17 @@ class Processor:
 
     @functools.cached_property
     def media_token_ids(self) -> frozenset[int]:
-        """Tokens that only ever stand for media: added ones that expansions are made of."""
+        """Tokens that only ever stand for media: special ones that expansions are made of."""
         ids: set[int] = set()
         for kind in ("image", "video", "audio"):
             found = getattr(self._processor, f"{kind}_token_ids", None) or ()
             ids.update(number for number in found if isinstance(number, int))
-        added = set(self.tokenizer.get_added_vocab().values())
+        special = {  # others that are added, such as Gemma's newlines, stand in texts, too
+            number for number, token in self.tokenizer.added_tokens_decoder.items() if token.special
+        }
         for answers in self._battery.answers:
             for answer in answers.pictures:
-                ids |= added.intersection(
+                ids |= special.intersection(
                     self.tokenizer.encode(answer.text, add_special_tokens=False)
                 )
         return frozenset(ids)
@@ -330,6 +332,8 @@ class Processor:
         """
         try:
             made = self._run([text], [list(pictures)] if pictures else None)
+        except MemoryError:
+            raise
         except Exception as error:
             raise bad_media(f"the processor refuses the row: {error}") from error
         types = next((made[name] for name in _TYPES if name in made), None)
@@ -353,20 +357,21 @@ class Processor:
             return {}
         try:
             return _features_of(self._run([self.image_token * len(row) for row in given], given))
+        except MemoryError:
+            raise
         except Exception as error:
             raise bad_media(f"the processor refuses the pictures: {error}") from error
 
     def _run(self, texts: list[str], pictures: list[list[Any]] | None) -> Mapping[str, Any]:
         backend = getattr(self._processor.image_processor, "backend", "")
         tensors = "pt" if backend == "torchvision" else "np"
-        with quietly():
-            made: Mapping[str, Any] = self._processor(
-                text=texts,
-                images=pictures,
-                text_kwargs={"add_special_tokens": False, "return_tensors": None},
-                images_kwargs={"return_tensors": tensors},
-                **self.options,
-            )
+        made: Mapping[str, Any] = self._processor(
+            text=texts,
+            images=pictures,
+            text_kwargs={"add_special_tokens": False, "return_tensors": None},
+            images_kwargs={"return_tensors": tensors},
+            **self.options,
+        )
         return made
 
     @functools.cached_property
