@@ -156,7 +156,10 @@ class Asking:
         with optional("PIL", "asking a processor"):
             from PIL import Image
 
-        pictures = [Image.new("RGB", size) for size in row]
+        return self.with_pictures(row, [Image.new("RGB", size) for size in row])
+
+    def with_pictures(self, row: Row, pictures: list[Any]) -> Answers:
+        """Its answer for these very pictures, or that it does not take them."""
         try:
             with quietly():
                 return self._ask(row, pictures, self._processor.image_processor)

@@ -267,10 +267,7 @@ class Processor:
                 self._weight += found.weight
                 while self._weight > MOST_REMEMBERED and len(self._known) > 1:
                     self._weight -= self._known.popitem(last=False)[1].weight
-        if found.refused is not None:
-            shown = ", ".join(f"{width}×{height}" for width, height in row)
-            raise bad_media(f"the processor refuses {shown} pixels: {found.refused}")
-        return found
+        return _taken(found, row)
 
     def _learned(self, row: Row) -> Answers:
         answers = self._asking.hollow(row) if self.asks_hollow else None
@@ -293,12 +290,25 @@ class Processor:
         """What a row's pictures cost the vision model: patches, or tiles where all are alike."""
         return self._answers(sizes).patches if sizes else 0
 
-    def expand(self, text: str, sizes: Sequence[Size]) -> Expanded:
+    def ask(self, pictures: Sequence[Any]) -> Answers:
+        """What the processor makes of these very pictures: nothing that was learned has a part.
+
+        Args:
+            pictures: Of `Pictures.open`, in order.
+
+        Raises:
+            RowError: It refuses them (``bad_media``).
+        """
+        sizes = tuple((int(one.width), int(one.height)) for one in pictures)
+        return _taken(self._asking.with_pictures(sizes, list(pictures)), sizes)
+
+    def expand(self, text: str, sizes: Sequence[Size], answers: Answers | None = None) -> Expanded:
         """A rendered text, each image token replaced by the expansion of its picture.
 
         Args:
             text: As the chat template prints it.
             sizes: (width, height) of the pictures, as `PictureFacts` has them, in order.
+            answers: Of `ask`; None: those that are learned.
 
         Raises:
             RowError: The text has more or fewer image tokens than there are pictures
@@ -314,7 +324,8 @@ class Processor:
         if not sizes:
             return Expanded(text, [])
         parts, pieces, at = [between[0]], [], len(between[0])
-        for answer, after in zip(self.answers(sizes), between[1:], strict=True):
+        learned = self._answers(sizes) if answers is None else answers
+        for answer, after in zip(learned.pictures, between[1:], strict=True):
             pieces.append((at, at + len(answer.text)))
             parts += (answer.text, after)
             at += len(answer.text) + len(after)
@@ -418,6 +429,18 @@ class Processor:
         more = len(inspect.signature(make).parameters) - 1
         found: list[int] = make([list(ids)], *([[list(counts)]] if more else []))[0]
         return found
+
+
+def _taken(answers: Answers, row: Row) -> Answers:
+    """Answers that are some.
+
+    Raises:
+        RowError: That the processor takes no such pictures (``bad_media``).
+    """
+    if answers.refused is not None:
+        shown = ", ".join(f"{width}×{height}" for width, height in row)
+        raise bad_media(f"the processor refuses {shown} pixels: {answers.refused}")
+    return answers
 
 
 def _features_of(made: Mapping[str, Any]) -> dict[str, npt.NDArray[Any]]:
