@@ -9,8 +9,10 @@ code: it holds for every picture of these sizes. Where it raises, the caller ask
 
 `hollowed` makes the twin of an image processor that starts from hollow arrays; `WithoutPixels` is
 where it may run. Functions that leave numpy (resizing goes through Pillow) or forget the kind of an
-array (``np.array``, ``np.asarray``, ``np.zeros``) are replaced there, in transformers' modules, by
-ones that pass hollow arrays on and otherwise do what they always do: other threads notice nothing.
+array (``np.array``, ``np.asarray``, ``np.zeros``) are replaced there, in the modules of the image
+processor, by ones that pass hollow arrays on and otherwise do what they always do: other threads
+notice nothing. Code elsewhere that takes the memory of an array without asking numpy would see
+zeros, as in a blank picture; for that there are the battery and the audits.
 """
 
 from __future__ import annotations
@@ -45,9 +47,11 @@ class Hollow(np.ndarray):
         out = kwargs.pop("out", None)
         if method != "__call__" or ufunc.nout != 1 or kwargs:
             raise PixelsWanted(f"{ufunc.__name__}.{method}")
-        if out is not None:
-            return out[0]
         shape = np.broadcast_shapes(*(np.shape(value) for value in inputs))
+        if out is not None:
+            if not isinstance(out[0], Hollow) or out[0].shape != shape:
+                raise PixelsWanted(f"{ufunc.__name__} into an array")
+            return out[0]
         kinds = tuple(
             value.dtype if isinstance(value, np.ndarray | np.generic) else type(value)
             for value in inputs
@@ -312,7 +316,7 @@ class WithoutPixels:
         modules = [image_transforms, image_utils, feature_extraction_utils] + [
             sys.modules[kind.__module__]
             for kind in type(image_processor).__mro__
-            if kind.__module__.startswith("transformers.") and kind.__module__ in sys.modules
+            if kind is not object and kind.__module__ in sys.modules
         ]
         resize = image_transforms.resize
         resized = _resizing(resize)
