@@ -203,6 +203,13 @@ def _resizing(resize: Callable[..., Any]) -> Callable[..., Any]:
     return resized
 
 
+def _each(change: Callable[[Any], Any], value: Any) -> Any:
+    """A value with what is in its lists and tuples changed."""
+    if isinstance(value, list | tuple):
+        return type(value)([_each(change, member) for member in value])
+    return change(value)
+
+
 @functools.cache
 def _hollow_tensor(torch: Any) -> Any:
     """The kind of torch's tensors that is to them what `Hollow` is to numpy's arrays.
@@ -210,7 +217,7 @@ def _hollow_tensor(torch: Any) -> Any:
     Operations run on torch's own device for shapes, ``meta``, while the tensor says that it is on
     the processor: what is computed beside it from sizes stays real.
     """
-    tree_map, pointwise = torch.utils._pytree.tree_map, torch.Tag.pointwise
+    pointwise = torch.Tag.pointwise
 
     def one(value: Any) -> Any:
         """A number in place of a tensor: what torch would give for it has the right type."""
@@ -244,13 +251,14 @@ def _hollow_tensor(torch: Any) -> Any:
         ) -> Any:
             kwargs = kwargs or {}
             if pointwise in func.tags and not kwargs:  # torch computes these shapes in Python
-                shapes = [value.shape for value in args if isinstance(value, torch.Tensor)]
+                shapes = (value.shape for value in args if isinstance(value, torch.Tensor))
                 kind = func(*map(one, args)).dtype
-                return filled(
-                    torch.empty(torch.broadcast_shapes(*shapes), dtype=kind, device="meta")
-                )
-            made = func(*tree_map(emptied, args), **tree_map(emptied, kwargs))
-            return tree_map(filled, made)
+                shape = np.broadcast_shapes(*map(tuple, shapes))
+                return filled(torch.empty(shape, dtype=kind, device="meta"))
+            made = func(
+                *_each(emptied, args), **{name: emptied(value) for name, value in kwargs.items()}
+            )
+            return _each(filled, made)
 
     return HollowTensor
 
