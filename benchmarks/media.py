@@ -4,7 +4,8 @@ Ours: the file is read, its header looked at, and a text with its image token ex
 opens the file as transformers does and runs the processor on the same text, which is what trainers
 do for every row at every step. Pictures are JPEG and PNG files of about a megapixel, as photos and
 screenshots are. *Known sizes*: pictures of four sizes that were seen before. *A new size each*: no
-size was seen before. Processors are made from their classes over the bundled tokenizer.
+size was seen before. Processors are made from their classes over the bundled tokenizer. Llama 4's
+needs torchvision, for whose functions the tests have a stand-in: its ratios carry no bound.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from benchmarks.report import Report, seconds
 KNOWN = ((640, 480), (1024, 768), (768, 1024), (1280, 720))
 PICTURES = 24  # of which the peer, which is slow, runs a few
 PEER_PICTURES = 4
+STAND_IN = ("llama4",)
 
 
 def _draw(path: Path, rng: random.Random, size: tuple[int, int]) -> Path:
@@ -100,7 +102,7 @@ def _measure(report: Report, name: str, known: list[Path], new: list[Path]) -> N
         f"{name}: known sizes",
         ours=our,
         peer=their,
-        at_least=100,
+        at_least=None if name in STAND_IN else 100,
         note=f"{our * 1e6:.0f} µs, the processor {their * 1e3:.0f} ms",
     )
     thirds = [new[at::3] for at in range(3)]  # a size is new once
@@ -110,6 +112,6 @@ def _measure(report: Report, name: str, known: list[Path], new: list[Path]) -> N
         f"{name}: a new size each",
         ours=our,
         peer=their,
-        at_least=20,
+        at_least=None if name in STAND_IN else 20,
         note=f"{our * 1e3:.2f} ms, the processor {their * 1e3:.0f} ms",
     )

@@ -175,6 +175,22 @@ def test_what_cannot_be_shown_is_rejected_with_its_reason(album: Album) -> None:
     assert len(store) == 1
 
 
+def test_text_that_holds_the_token_cannot_stand_in_for_a_picture_that_is_not_printed(
+    album: Album,
+) -> None:
+    template = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.content is string %}"
+        "{{ m.content }}{% else %}{% for p in m.content %}{% if p.type == 'text' %}{{ p.text }}"
+        "{% elif m.role == 'user' %}<|image_pad|>{% endif %}{% endfor %}{% endif %}<|im_end|>\n"
+        "{% endfor %}"
+    )
+    answer = [part(album.name(0)), text("A cat.")]
+    rows = [{"messages": asked(said, answer=answer)} for said in ("Say <|image_pad|>", "Say")]
+    source = write_rows(album.directory / "a.jsonl", [*rows, {"messages": asked("Hello?")}])
+    store = prepare(source, chat_template=template).store
+    assert store.rejected == {"media_mismatch": 2}
+
+
 def test_frames_are_pictures_where_the_model_knows_no_videos(album: Album) -> None:
     frames = [album.name(0), album.name(1)]
     source = write_rows(
@@ -352,6 +368,7 @@ def test_learned_expansion_that_lies_is_caught_and_nothing_of_it_stays(
     outcome = prepare(source, processor, force_recache=False, cache_dir=album.directory / "c2")
     assert {row.origin.row: row.input_ids.tolist() for row in outcome.store} == right
     assert outcome.account.caught == {"expand"}
+    assert outcome.store.proof["used"]["expand.expansion"].keys() == {"processor"}
     assert outcome.store.proof["audit_mismatches"]["expansion"] >= 1
     assert "expansion" in outcome.store.proof["notices"][0]
 

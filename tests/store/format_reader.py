@@ -22,6 +22,8 @@ import numpy as np
 from tests.store.xxh3 import xxh3_64, xxh3_128
 
 FORMATS = (1, "1+groups", "1+weights", "1+groups+weights")
+FORMATS += tuple(f"{plain}+media" for plain in FORMATS)
+MEDIA_COLUMNS = {"pictures": "<i4", "patches": "<i4"}
 BLOCK = 1 << 20
 HEADER = np.dtype([("magic", "S8"), ("version", "<u4"), ("width", "<u4"), ("count", "<u8")])
 TABLE = np.dtype(
@@ -113,6 +115,7 @@ class Row:
     part: int
     digest: int
     group: tuple[float | None, ...] | None  # label, score, margin, prompt_tokens
+    media: list[list[Any]]  # kind, reference, digest, width, height, start, count, grid
 
 
 class SliceData:
@@ -126,7 +129,9 @@ class SliceData:
         require(record["slice"] == name, "the record is another slice's")
         self.has_groups = record.get("groups") is not None
         self.has_weights = "weight_runs.offsets" in record["meta_file"]["buffers"]
+        self.has_media = "media.offsets" in record["meta_file"]["buffers"]
         told = "1" + "+groups" * self.has_groups + "+weights" * self.has_weights
+        told += "+media" * self.has_media
         require(str(record["format"]) == told, "the format is not that of what is there")
         self.files = {
             "token_file": _guarded(stem.with_suffix(".arrow"), record["token_file"]),
@@ -138,6 +143,9 @@ class SliceData:
         self.columns = {n: self.fixed(n, kind) for n, kind in COLUMNS.items()}
         if self.has_groups:
             self.columns |= {n: self.fixed(n, kind) for n, kind in GROUP_COLUMNS.items()}
+        if self.has_media:
+            self.columns |= {n: self.fixed(n, kind) for n, kind in MEDIA_COLUMNS.items()}
+        self.media = self.texts("media") if self.has_media else ["[]"] * self.rows
         self.starts, self.ids = self.lists("input_ids", "<i4", "token_file")
         mask_starts, self.mask = self.lists("loss_mask", "<i1", "token_file")
         require(np.array_equal(mask_starts, self.starts), "offsets of ids and mask differ")
@@ -216,12 +224,16 @@ class SliceData:
             arrays += [self.columns[name] for name in GROUP_COLUMNS]
         if self.has_weights:
             arrays.append(self.weights)
+        if self.has_media:
+            arrays += [self.columns[name] for name in MEDIA_COLUMNS]
         pieces = [
             f"{array.dtype.kind}{array.dtype.itemsize}:{len(array)};".encode() + array.tobytes()
             for array in arrays
         ]
         members = ("rejected", "roles", "rows_in", "source_rows")
         rest = {"carried": self.carried, **{name: self.record[name] for name in members}}
+        if self.has_media:
+            rest["media"] = self.media
         return b"".join([*pieces, canonical(rest).encode()])
 
     def group_ends(self) -> list[int]:
@@ -319,6 +331,18 @@ class StoreFiles:
         require(has_weights == any(data.has_weights for data in slices), "weights")
         if has_weights:
             self._check_weights()
+        has_media = "pictures.bin" in self.files
+        require(has_media == any(data.has_media for data in slices), "media")
+        if has_media:
+            none = [[0] * data.rows for data in slices]
+            for name in MEDIA_COLUMNS:
+                of_slices = [
+                    data.columns[name].tolist() if data.has_media else zeros
+                    for data, zeros in zip(slices, none, strict=True)
+                ]
+                joined = [value for values in of_slices for value in values]
+                require(self.array(f"{name}.bin", "<i4") == joined, f"{name}.bin")
+            require(totals["pictures"] == sum(self.array("pictures.bin", "<i4")), "pictures")
 
     def _joined(self, column: str) -> list[Any]:
         return [value for data in self.slices for value in data.columns[column].tolist()]
@@ -385,6 +409,7 @@ class StoreFiles:
             part=int(at["part"]),
             digest=int(at["digest"]),
             group=group,
+            media=json.loads(data.media[number]),
         )
 
     def rejected(self) -> Iterator[tuple[Any, str, str]]:

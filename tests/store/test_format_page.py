@@ -101,10 +101,44 @@ def copied(root: Path) -> Store:
     return Store(copy_store(of_rows(root, [conversation(1)]), root / "copy"))
 
 
+def seen(root: Path, rows: list[Document]) -> Store:
+    """Rows of which the first ones show a picture each."""
+    from tests.build.illustrated import Album
+    from tests.media import processors
+
+    album = Album(root)
+    for number, row in enumerate(rows[:8]):
+        first = (row.get("prompt") or row["messages"])[0]
+        first["content"] = f"<image>{first['content']}"
+        row["images"] = [album.name(number % 4)]
+    source = write_rows(root / "rows.jsonl", rows)
+    how = {"cache_dir": root / "cache", "carry": ("id",), "executor": "inline", "progress": False}
+    return tm.prepare(str(source), processor=processors.make("llava"), **how)
+
+
+def media(root: Path) -> Store:
+    return seen(root, [conversation(n) for n in range(60)])
+
+
+def media_groups(root: Path) -> Store:
+    return seen(root, [pair(n) for n in range(12)])
+
+
+def media_weights(root: Path) -> Store:
+    return seen(root, [weighted(n) for n in range(12)])
+
+
+def media_groups_and_weights(root: Path) -> Store:
+    return seen(root, [pair(n, weight=1 + n % 2) for n in range(12)])
+
+
 KINDS: dict[str, Callable[[Path], Store]] = {
     maker.__name__: maker
-    for maker in (plain, columnar, groups, weights, groups_and_weights, made, earlier, copied)
-}
+    for maker in (
+        plain, columnar, groups, weights, groups_and_weights, made, earlier, copied,
+        media, media_groups, media_weights, media_groups_and_weights,
+    )
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -134,6 +168,11 @@ def served(store: Store) -> list[format_reader.Row]:
                 row.input_ids.tolist(), row.loss_mask.tolist(), row.weights.tolist(),
                 list(row.turns), row.carried, told(store, origin), parts[number], digests[number],
                 answers[number],
+                [
+                    [one.kind, one.reference, one.digest, one.width, one.height, one.start,
+                     one.count, None if one.grid is None else list(one.grid)]
+                    for one in row.media
+                ],
             )
         )  # fmt: skip
     return found
@@ -164,6 +203,7 @@ def test_every_format_is_among_the_stores(stores: dict[str, Store]) -> None:
     }
     assert slices["groups"] == {1, "1+groups"}  # a store is more than each of its slices
     assert slices["weights"] == {1, "1+weights"}
+    assert slices["media"] == {1, "1+media"}
     for name in ("plain", "weights"):
         assert stores[name].rejected
 

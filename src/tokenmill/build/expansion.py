@@ -8,8 +8,8 @@ lies, takes those tokens out of training, and has some rows done by the processo
 The reference is the user's processor with real pixels. The *learned* expansion is the fast engine
 that may stand in for it, and is treated as any other: the first row of each slice with pictures and
 one in `AUDIT_ONE_IN`, by content, must have exactly the ids that the processor gives. One
-difference, and no row of the run is believed without it: each is done by the processor as well, and
-rejected where the ids are others.
+difference, and no text of the run is expanded by what was learned: each is by the processor, with
+its own pictures, and rejected where even then the ids are others.
 
 Pictures are read one at a time and let go; nothing of their pixels is kept.
 """
@@ -29,7 +29,15 @@ from tokenmill.build.externals import Digests, Externals, Unhashed, digest_of
 from tokenmill.chat import Rendering
 from tokenmill.chat.pictures import Picture, Place
 from tokenmill.errors import RowError, SourceChanged
-from tokenmill.media import Expanded, PictureFacts, Pictures, Processor, Reference, reference_of
+from tokenmill.media import (
+    Answer,
+    Expanded,
+    PictureFacts,
+    Pictures,
+    Processor,
+    Reference,
+    reference_of,
+)
 from tokenmill.source import Block
 from tokenmill.store.columns import MediaColumns
 from tokenmill.tokenizer import Encoded, overlong_message
@@ -70,6 +78,8 @@ class _Shown:
         rendered: The text before expansion.
         pictures: What the row says of them.
         facts: What they are.
+        answers: What the processor makes of each.
+        patches: What they cost a vision model.
         starts: Where the starts of their expansions are among the marks that were encoded.
         stops: Where the ends are.
     """
@@ -77,6 +87,8 @@ class _Shown:
     rendered: str
     pictures: Sequence[Picture]
     facts: list[PictureFacts]
+    answers: Sequence[Answer]
+    patches: int
     starts: NDArray[np.int64]
     stops: NDArray[np.int64]
 
@@ -97,6 +109,7 @@ class Expander:
 
     Args:
         processor: The user's.
+        media_token_ids: Tokens that are never trained.
         pictures: Opens what rows hold and refer to.
         externals: Knows the digests of the latter, if a slice is made of them.
         engine: `LEARNED`, or `BY_PROCESSOR` for the reference.
@@ -120,7 +133,7 @@ class Expander:
         self.engine_seconds = 0.0
 
     def by_reference(self) -> Expander:
-        """The same, with every row compared with the processor."""
+        """The same by the processor alone."""
         self._processor.distrust()
         ids = self._media_ids.tolist()
         made = Expander(self._processor, ids, self.pictures, self._externals, BY_PROCESSOR)
@@ -161,7 +174,11 @@ class Expander:
 
     def _expand(self, made: Expansion, number: int, text: str, pictures: Sequence[Picture]) -> None:
         facts = [self._facts(picture) for picture in pictures]
-        expanded = self._processor.expand(text, [(one.width, one.height) for one in facts])
+        sizes = [(one.width, one.height) for one in facts]
+        asked = None
+        if self.engine == BY_PROCESSOR and pictures:
+            asked = self._processor.ask([self._open(picture) for picture in pictures])
+        expanded = self._processor.expand(text, sizes, asked)
         move = _Move(text, self._processor.image_token, expanded)
         spans, ends = made.spans[number], made.marks[number]
         made.texts[number] = expanded.text
@@ -173,7 +190,9 @@ class Expander:
             [stop for _, stop in expanded.pieces],
         )
         made.marks[number] = marks
-        made.shown[number] = _Shown(text, pictures, facts, starts, stops)
+        answers = self._processor.answers(sizes) if asked is None else asked.pictures
+        patches = self._processor.patches(sizes) if asked is None else asked.patches
+        made.shown[number] = _Shown(text, pictures, facts, answers, patches, starts, stops)
 
     def _read(self, reference: Reference) -> bytes:
         if reference.kind == "inline":
@@ -270,8 +289,6 @@ class Expander:
     def _columns(
         self, shown: _Shown, starts: NDArray[np.int32], stops: NDArray[np.int32]
     ) -> TextMedia:
-        sizes = [(one.width, one.height) for one in shown.facts]
-        answers, patches = self._processor.answers(sizes), self._processor.patches(sizes)
         told = [
             [
                 "image",
@@ -284,10 +301,10 @@ class Expander:
                 None if answer.grid is None else list(answer.grid),
             ]
             for picture, facts, start, stop, answer in zip(
-                shown.pictures, shown.facts, starts, stops, answers, strict=True
+                shown.pictures, shown.facts, starts, stops, shown.answers, strict=True
             )
         ]
-        return TextMedia(_json.encode(told).decode(), len(told), patches, int(stops[-1]))
+        return TextMedia(_json.encode(told).decode(), len(told), shown.patches, int(stops[-1]))
 
 
 def whole_media(

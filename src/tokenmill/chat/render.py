@@ -656,6 +656,7 @@ class Renderer:
             settled = job.template.judge.settle(run, messages, job.trained)
         except (NotTraced, RowError):
             return None
+        job.rendered = messages
         if isinstance(error, NotTraced):
             self._count(result, auto)
         result.note("texts_as_parts")

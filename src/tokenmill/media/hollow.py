@@ -9,8 +9,10 @@ code: it holds for every picture of these sizes. Where it raises, the caller ask
 
 `hollowed` makes the twin of an image processor that starts from hollow arrays; `WithoutPixels` is
 where it may run. Functions that leave numpy (resizing goes through Pillow) or forget the kind of an
-array (``np.array``, ``np.asarray``, ``np.zeros``) are replaced there, in transformers' modules, by
-ones that pass hollow arrays on and otherwise do what they always do: other threads notice nothing.
+array (``np.array``, ``np.asarray``, ``np.zeros``) are replaced there, in the modules of the image
+processor, by ones that pass hollow arrays on and otherwise do what they always do: other threads
+notice nothing. Code elsewhere that takes the memory of an array without asking numpy would see
+zeros, as in a blank picture; for that there are the battery and the audits.
 """
 
 from __future__ import annotations
@@ -45,9 +47,11 @@ class Hollow(np.ndarray):
         out = kwargs.pop("out", None)
         if method != "__call__" or ufunc.nout != 1 or kwargs:
             raise PixelsWanted(f"{ufunc.__name__}.{method}")
-        if out is not None:
-            return out[0]
         shape = np.broadcast_shapes(*(np.shape(value) for value in inputs))
+        if out is not None:
+            if not isinstance(out[0], Hollow) or out[0].shape != shape:
+                raise PixelsWanted(f"{ufunc.__name__} into an array")
+            return out[0]
         kinds = tuple(
             value.dtype if isinstance(value, np.ndarray | np.generic) else type(value)
             for value in inputs
@@ -199,6 +203,13 @@ def _resizing(resize: Callable[..., Any]) -> Callable[..., Any]:
     return resized
 
 
+def _each(change: Callable[[Any], Any], value: Any) -> Any:
+    """A value with what is in its lists and tuples changed."""
+    if isinstance(value, list | tuple):
+        return type(value)([_each(change, member) for member in value])
+    return change(value)
+
+
 @functools.cache
 def _hollow_tensor(torch: Any) -> Any:
     """The kind of torch's tensors that is to them what `Hollow` is to numpy's arrays.
@@ -206,7 +217,26 @@ def _hollow_tensor(torch: Any) -> Any:
     Operations run on torch's own device for shapes, ``meta``, while the tensor says that it is on
     the processor: what is computed beside it from sizes stays real.
     """
-    tree_map = torch.utils._pytree.tree_map
+    pointwise = torch.Tag.pointwise
+
+    def one(value: Any) -> Any:
+        """A number in place of a tensor: what torch would give for it has the right type."""
+        if not isinstance(value, torch.Tensor):
+            return value
+        return torch.zeros((1,) * value.ndim, dtype=value.dtype)
+
+    def emptied(value: Any) -> Any:
+        if isinstance(value, HollowTensor):
+            shape, strides = value.shape, value.stride()
+            return torch.empty_strided(shape, strides, dtype=value.dtype, device="meta")
+        if isinstance(value, torch.Tensor):
+            return value.to("meta")
+        return torch.device("meta") if isinstance(value, torch.device) else value
+
+    def filled(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        return HollowTensor(value.shape, value.stride(), value.dtype)
 
     class HollowTensor(torch.Tensor):  # type: ignore[misc]
         @staticmethod
@@ -219,23 +249,16 @@ def _hollow_tensor(torch: Any) -> Any:
         def __torch_dispatch__(
             cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
         ) -> Any:
-            def emptied(value: Any) -> Any:
-                if isinstance(value, cls):
-                    return torch.empty_strided(
-                        value.shape, value.stride(), dtype=value.dtype, device="meta"
-                    )
-                if isinstance(value, torch.Tensor):
-                    return value.to("meta")
-                return torch.device("meta") if isinstance(value, torch.device) else value
-
-            def filled(value: Any) -> Any:
-                if not isinstance(value, torch.Tensor):
-                    return value
-                return cls(value.shape, value.stride(), value.dtype)
-
-            return tree_map(
-                filled, func(*tree_map(emptied, args), **tree_map(emptied, kwargs or {}))
+            kwargs = kwargs or {}
+            if pointwise in func.tags and not kwargs:  # torch computes these shapes in Python
+                shapes = (value.shape for value in args if isinstance(value, torch.Tensor))
+                kind = func(*map(one, args)).dtype
+                shape = np.broadcast_shapes(*map(tuple, shapes))
+                return filled(torch.empty(shape, dtype=kind, device="meta"))
+            made = func(
+                *_each(emptied, args), **{name: emptied(value) for name, value in kwargs.items()}
             )
+            return _each(filled, made)
 
     return HollowTensor
 
@@ -301,7 +324,7 @@ class WithoutPixels:
         modules = [image_transforms, image_utils, feature_extraction_utils] + [
             sys.modules[kind.__module__]
             for kind in type(image_processor).__mro__
-            if kind.__module__.startswith("transformers.") and kind.__module__ in sys.modules
+            if kind is not object and kind.__module__ in sys.modules
         ]
         resize = image_transforms.resize
         resized = _resizing(resize)
