@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import importlib.util
 import os
 import signal
 import subprocess
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.faults.tools import Zygote, compile_shim
 from tokenmill.chat import render
 from tokenmill.tokenizer import engine_cache, memo
 
@@ -28,6 +30,7 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 PROJECT = Path(__file__).resolve().parent.parent
+HOST_LIBRARIES = ("torch", "transformers")
 SHARED = PROJECT.parent / "shared" / "data"
 
 
@@ -90,6 +93,31 @@ def identified(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
+@contextlib.contextmanager
+def known_tokenizers(cache: Path, identified: Path) -> Iterator[None]:
+    """A cache that knows the tokenizers of earlier tests, and lets later ones know what it finds."""
+    link_new_files(identified, cache / memo.DIRECTORY)
+    yield
+    link_new_files(cache / memo.DIRECTORY, identified)
+
+
+@pytest.fixture(scope="session")
+def zygote() -> Iterator[Zygote]:
+    """Runs commands and programs in new processes for a tenth of what an interpreter costs."""
+    running = Zygote(compile_shim())
+    yield running
+    running.close()
+
+
+@pytest.fixture(scope="session")
+def host_zygote() -> Iterator[Zygote]:
+    """The same for programs that import what hosts do: torch and transformers are there."""
+    installed = [name for name in HOST_LIBRARIES if importlib.util.find_spec(name)]
+    running = Zygote(None, installed)
+    yield running
+    running.close()
+
+
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
     """No test sees the user's cache, nor another test's, nor what another test put in its place.
@@ -101,16 +129,13 @@ def own_cache(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
         engine_cache.forget()
     render.forget()
     cache = tmp_path / "tokenmill-cache"
-    known = None
-    if "shared" in request.fixturenames and not patches:
-        known = request.getfixturevalue("identified")
-        link_new_files(known, cache / memo.DIRECTORY)
-    with pytest.MonkeyPatch.context() as patch:
+    with contextlib.ExitStack() as around:
+        if "shared" in request.fixturenames and not patches:
+            around.enter_context(known_tokenizers(cache, request.getfixturevalue("identified")))
+        patch = around.enter_context(pytest.MonkeyPatch.context())
         patch.setenv("TOKENMILL_CACHE_DIR", str(cache))
         patch.setenv("HF_HUB_OFFLINE", "1")
         yield cache
-    if known:
-        link_new_files(cache / memo.DIRECTORY, known)
     if patches:
         engine_cache.forget()
 

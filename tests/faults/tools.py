@@ -15,7 +15,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -89,14 +89,20 @@ class Findings:
 
 
 class Zygote:
-    """A running zygote; see its module."""
+    """A running zygote; see its module.
 
-    def __init__(self, shim: Path | None, **more: str) -> None:
+    Args:
+        shim: What makes system calls fail; None: nothing does.
+        preload: Modules that every run finds imported, beside those of tokenmill.
+        more: Of the environment.
+    """
+
+    def __init__(self, shim: Path | None, preload: Sequence[str] = (), **more: str) -> None:
         self.shim = shim
         if shim is not None:
             more["LD_PRELOAD"] = str(shim)
         self._process = subprocess.Popen(
-            [sys.executable, "-W", "ignore", "-m", "tests.faults.zygote"],
+            [sys.executable, "-W", "ignore", "-m", "tests.faults.zygote", *preload],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -122,6 +128,13 @@ class Zygote:
     def one(self, arguments: list[str], **more: Any) -> Outcome:
         """Run one command."""
         (outcome,) = self.run({"arguments": arguments, **more})
+        return outcome
+
+    def program(self, source: str, *arguments: object, **more: Any) -> Outcome:
+        """Run a program of Python, in place of ``python -c`` where imports are not the point."""
+        (outcome,) = self.run(
+            {"program": source, "arguments": [str(one) for one in arguments], **more}
+        )
         return outcome
 
     def judge(self, cache: Path) -> dict[str, Any]:
