@@ -95,7 +95,7 @@ def identified(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @contextlib.contextmanager
 def known_tokenizers(cache: Path, identified: Path) -> Iterator[None]:
-    """A cache that knows the tokenizers of earlier tests, and lets later ones know what it finds."""
+    """A cache that knows the tokenizers of earlier tests, and tells later ones what it finds."""
     link_new_files(identified, cache / memo.DIRECTORY)
     yield
     link_new_files(cache / memo.DIRECTORY, identified)

@@ -70,7 +70,7 @@ def expected(sources: Path, tmp_path_factory: pytest.TempPathFactory) -> Picture
     return picture(cache)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def joined(ray_environment: Path) -> Iterator[str]:
     """This process belongs to a cluster of eight CPUs (of two real ones, perhaps)."""
     import ray
