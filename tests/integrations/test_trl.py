@@ -8,7 +8,6 @@ processes, with two, and with a change in between. Likewise the prompts of GRPO.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -49,15 +48,6 @@ def view(tmp_path_factory: pytest.TempPathFactory) -> View:
     source = str(EXAMPLES / "conversations.jsonl")
     store = prepare(source, tokenizer=str(TOKENIZER), cache_dir=cache, **INLINE)
     return filtered(store, "length < 90")[:35]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """A model this small spends its time on waking threads."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")
