@@ -85,20 +85,13 @@ def link_new_files(source: Path, target: Path) -> None:
 def identified(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What was found out about tokenizers, which takes seconds for each of the real ones.
 
-    By any process of this run: those of xdist have their directories side by side.
+    By any process of this run: those of xdist have their directories side by side. A test that asks
+    for this, or for the shared data, has it in its own cache.
     """
     own = tmp_path_factory.getbasetemp()
     place = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "identified"
     place.mkdir(exist_ok=True)
     return place
-
-
-@contextlib.contextmanager
-def known_tokenizers(cache: Path, identified: Path) -> Iterator[None]:
-    """A cache that knows the tokenizers of earlier tests, and tells later ones what it finds."""
-    link_new_files(identified, cache / memo.DIRECTORY)
-    yield
-    link_new_files(cache / memo.DIRECTORY, identified)
 
 
 @pytest.fixture(scope="session")
@@ -130,8 +123,13 @@ def own_cache(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
     render.forget()
     cache = tmp_path / "tokenmill-cache"
     with contextlib.ExitStack() as around:
-        if "shared" in request.fixturenames and not patches:
-            around.enter_context(known_tokenizers(cache, request.getfixturevalue("identified")))
+        if "identified" in request.fixturenames or (
+            "shared" in request.fixturenames and not patches
+        ):
+            known = request.getfixturevalue("identified")
+            link_new_files(known, cache / memo.DIRECTORY)
+            if not patches:
+                around.callback(link_new_files, cache / memo.DIRECTORY, known)
         patch = around.enter_context(pytest.MonkeyPatch.context())
         patch.setenv("TOKENMILL_CACHE_DIR", str(cache))
         patch.setenv("HF_HUB_OFFLINE", "1")

@@ -19,7 +19,6 @@ from typing import Any
 import pytest
 
 import tokenmill
-from tests.conftest import known_tokenizers
 from tests.faults.tools import Zygote
 
 PROJECT = Path(__file__).resolve().parent.parent
@@ -52,19 +51,17 @@ def workplace(tmp_path: Path) -> Path:
     return place
 
 
+@pytest.mark.usefixtures("identified")
 @pytest.mark.parametrize(
     "path",
     [path for path in DOCUMENTS if program_of(path.read_text(encoding="utf-8")).strip()],
     ids=lambda path: str(path.relative_to(PROJECT)),
 )
-def test_document_runs(
-    path: Path, workplace: Path, host_zygote: Zygote, own_cache: Path, identified: Path
-) -> None:
+def test_document_runs(path: Path, workplace: Path, host_zygote: Zygote, own_cache: Path) -> None:
     program = program_of(path.read_text(encoding="utf-8"))
-    with known_tokenizers(own_cache, identified):
-        answer = host_zygote.program(
-            program, directory=str(workplace), environment={"TOKENMILL_CACHE_DIR": str(own_cache)}
-        )
+    answer = host_zygote.program(
+        program, directory=str(workplace), environment={"TOKENMILL_CACHE_DIR": str(own_cache)}
+    )
     assert answer.exit == 0, f"{path.name} (lines as in the document):\n{answer.stderr}"
 
 

@@ -119,7 +119,13 @@ def test_a_verb_after_any_other_gives_what_it_gives_alone(
             assert kept.items() <= _kept(cache).items(), f"{later} after {earlier}"
 
 
-@pytest.mark.parametrize(("first", "second"), [("auto", "transformers"), ("transformers", "auto")])
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("auto", "transformers"),
+        pytest.param("transformers", "auto", marks=pytest.mark.soak),
+    ],
+)
 def test_workers_that_load_the_copy_take_it_in_either_spelling(
     first: str, second: str, tmp_path: Path
 ) -> None:
