@@ -104,6 +104,7 @@ def test_reading_names_load_none_of_the_heavy_libraries() -> None:
     assert run(program) == "[]\n"
 
 
+@pytest.mark.slow
 def test_reading_a_store_loads_none_of_the_heavy_libraries(tmp_path: Path) -> None:
     examples = PACKAGE / "examples"
     prepare = (

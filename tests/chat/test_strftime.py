@@ -46,6 +46,7 @@ def printed(date: str, **environment: str) -> tuple[dict[str, str], dict[str, st
     return ours, theirs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("date", ["2026-11-15", "2024-02-29", "1969-07-20"])
 def test_pinned_date_is_the_c_librarys_in_utc_and_moves_with_no_zone_or_locale(date: str) -> None:
     ours, theirs = printed(date, TZ="UTC", LC_ALL="C")

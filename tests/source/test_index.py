@@ -236,6 +236,7 @@ print(len(rows), rows.files[0].digest, sum(row["n"] for row in rows))
 """
 
 
+@pytest.mark.slow
 def test_concurrent_openers_of_one_index_agree(tmp_path: Path) -> None:
     path = jsonl(ROWS, tmp_path)
     cache = tmp_path / "cache"

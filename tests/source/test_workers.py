@@ -103,6 +103,7 @@ def descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
+@pytest.mark.slow
 def test_descriptors_many_files_stay_bounded(tmp_path: Path) -> None:
     count = 3 * OPEN_FILES
     expected = []
@@ -177,6 +178,7 @@ print(opened, private() - start)
 """
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_rows(tmp_path: Path) -> None:
     """P12 with a generous bound; the benchmark states the tight one."""
     grown = []
