@@ -18,6 +18,11 @@ from tests.faults.tools import Zygote
 
 EPOCHS = 3
 REPORT = "tests.consistency.child:print_report"
+WHOLE = ("rows_keep", "packed", "mixed_budget")
+"""Streams of which `make test` tries every step in a process of its own; `make soak` all streams."""
+WHOLE_OR_SOAK = [
+    pytest.param(name, marks=() if name in WHOLE else pytest.mark.soak) for name in CASES
+]
 
 
 def uninterrupted(corpus: Corpus, name: str, **more: Any) -> tuple[list[str], list[dict[str, Any]]]:
@@ -55,22 +60,18 @@ def resume_at_every_step(corpus: Corpus, nursery: Nursery, name: str, share: int
     assert len(pids) == len(states[::share]) + 1
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [name for name in CASES if name not in WHOLE])
 def test_resume_at_every_step(corpus: Corpus, nursery: Nursery, name: str) -> None:
     resume_at_every_step(corpus, nursery, name, share=5)
 
 
-@pytest.mark.soak
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", WHOLE_OR_SOAK)
 def test_resume_at_every_step_in_a_new_process(corpus: Corpus, nursery: Nursery, name: str) -> None:
     resume_at_every_step(corpus, nursery, name, share=1)
 
 
-@pytest.mark.parametrize("times", [8, pytest.param(30, marks=pytest.mark.soak)])
-@pytest.mark.parametrize("name", CASES)
-def test_chained_resumes_in_new_processes(
-    corpus: Corpus, nursery: Nursery, name: str, times: int
-) -> None:
+def resume_in_a_chain(corpus: Corpus, nursery: Nursery, name: str, times: int) -> None:
+    """So many resumes, each in a new process and from the state of the one before."""
     batches, states = uninterrupted(corpus, name)
     steps = random.Random(name)
     served: list[str] = []
@@ -83,6 +84,18 @@ def test_chained_resumes_in_new_processes(
         assert state == states[len(served)]
     served += nursery.run(job(corpus, name, state, None))["batches"]
     assert served == batches
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name not in WHOLE])
+def test_chained_resumes_in_new_processes(corpus: Corpus, nursery: Nursery, name: str) -> None:
+    resume_in_a_chain(corpus, nursery, name, times=8)
+
+
+@pytest.mark.parametrize("name", WHOLE_OR_SOAK)
+def test_thirty_chained_resumes_in_new_processes(
+    corpus: Corpus, nursery: Nursery, name: str
+) -> None:
+    resume_in_a_chain(corpus, nursery, name, times=30)
 
 
 @pytest.mark.slow
