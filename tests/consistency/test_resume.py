@@ -19,7 +19,7 @@ from tests.faults.tools import Zygote
 EPOCHS = 3
 REPORT = "tests.consistency.child:print_report"
 WHOLE = ("rows_keep", "packed", "mixed_budget")
-"""Streams of which `make test` tries every step in a process of its own; `make soak` all streams."""
+"""Streams of which `make test` tries every step in a process of its own; `make soak`: of all."""
 WHOLE_OR_SOAK = [
     pytest.param(name, marks=() if name in WHOLE else pytest.mark.soak) for name in CASES
 ]
