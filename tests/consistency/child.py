@@ -21,8 +21,7 @@ import numpy as np
 
 from tests.consistency.cases import loader_of
 from tests.consistency.corpus import Corpus
-
-PROJECT = Path(__file__).resolve().parents[2]
+from tests.programs import environment
 
 
 def digest(batch: dict[str, Any]) -> str:
@@ -64,11 +63,6 @@ def serve(job: dict[str, Any]) -> dict[str, Any]:
 def print_report(job: dict[str, Any]) -> int:
     print(json.dumps(serve(job)))
     return 0
-
-
-def environment(**more: str) -> dict[str, str]:
-    """So that a child finds the project and this package."""
-    return {**os.environ, "PYTHONPATH": f"{PROJECT / 'src'}:{PROJECT}", **more}
 
 
 def in_fresh_interpreter(job: dict[str, Any], **more: str) -> dict[str, Any]:

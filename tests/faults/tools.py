@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -22,10 +21,8 @@ from typing import Any
 
 import pytest
 
-import tokenmill
+from tests import programs
 
-PACKAGES = Path(tokenmill.__file__).resolve().parent.parent
-PROJECT = Path(__file__).resolve().parents[2]
 CALLS = ("open", "write", "fsync", "close", "link", "rename", "mkdir")
 
 
@@ -53,10 +50,8 @@ class Outcome:
 
 
 def environment(**more: str) -> dict[str, str]:
-    """The environment of a process that imports this tokenmill and these tests."""
-    path = os.pathsep.join([str(PACKAGES), str(PROJECT)])
-    # Engines with threads of their own only make small runs slower.
-    return {**os.environ, "PYTHONPATH": path, "TOKENIZERS_PARALLELISM": "false", **more}
+    """Of a process without threads of an engine's own, which only make small runs slower."""
+    return programs.environment(TOKENIZERS_PARALLELISM="false", **more)
 
 
 def fault(

@@ -16,7 +16,8 @@ import pyarrow.parquet as pq
 import pytest
 
 import tokenmill as tm
-from tests.cli.harness import Shell, environment
+from tests.cli.harness import Shell
+from tests.programs import environment
 from tests.store.making import make_columns, make_store
 from tokenmill.errors import CacheError, UsageError
 from tokenmill.formats import FORMATS

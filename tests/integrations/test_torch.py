@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.consistency.child import environment
+from tests.programs import environment
 from tests.store.making import make_columns, make_store
 from tokenmill.dataset import as_view, mix
 from tokenmill.errors import CorruptionError, StateError, UsageError

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import gc
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -13,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.consistency.child import environment
+from tests.programs import python
 from tests.store.making import make_columns, make_store
 from tokenmill.dataset import as_view, filtered, mix
 from tokenmill.errors import CorruptionError, UsageError
@@ -76,8 +74,8 @@ def test_prefetching_process_exits_without_being_waited_for(store: Store) -> Non
         f"iterator = iter(Loader(open_store({str(store.path)!r}), prefetch=3))\n"
         "next(iterator)\nprint('served')\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], env=environment(), timeout=30,
-                          capture_output=True, text=True, check=True)  # fmt: skip
+    done = python(program)
+    assert done.returncode == 0
     assert done.stdout == "served\n"
     assert done.stderr == ""
 
@@ -93,9 +91,8 @@ def test_reading_imports_neither_pyarrow_nor_any_host_library(store: Store) -> N
         "         'datasets', 'torch', 'ray', 'fsspec', 'zstandard', 'typer', 'rich'}\n"
         "print(sorted(heavy & set(sys.modules)))\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], env=environment(), timeout=60,
-                          capture_output=True, text=True, check=True)  # fmt: skip
-    assert done.stdout == "[]\n"
+    done = python(program)
+    assert done.stdout == "[]\n", done.stderr
 
 
 # Refusals

@@ -15,7 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.source.make import SOURCE_ROOT, as_lines, jsonl, jsonl_gz, parquet, python, settle
+from tests.programs import environment, python
+from tests.source.make import as_lines, jsonl, jsonl_gz, parquet, settle
 from tokenmill.errors import CacheError, CorruptionError
 from tokenmill.source import Rows, open_rows
 from tokenmill.source.bytefile import Signature
@@ -244,7 +245,7 @@ def test_concurrent_openers_of_one_index_agree(tmp_path: Path) -> None:
     openers = [
         subprocess.Popen(
             [sys.executable, "-c", OPENER, str(path), str(cache), start, *(["-"] * (n % 2))],
-            env={**os.environ, "PYTHONPATH": SOURCE_ROOT},
+            env=environment(),
             stdout=subprocess.PIPE,
             text=True,
         )
@@ -267,7 +268,7 @@ def test_killed_indexer_leaves_nothing_that_harms(tmp_path: Path) -> None:
     for _ in range(8):
         opener = subprocess.Popen(
             [sys.executable, "-c", OPENER, str(path), str(cache), "0", "-"],
-            env={**os.environ, "PYTHONPATH": SOURCE_ROOT},
+            env=environment(),
             stdout=subprocess.DEVNULL,
         )
         deadline = time.time() + 20

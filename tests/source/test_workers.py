@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.source.make import TEXT_MAKERS, as_lines, jsonl, parquet, python, settle
+from tests.programs import python
+from tests.source.make import TEXT_MAKERS, as_lines, jsonl, parquet, settle
 from tokenmill.errors import SourceChanged, SourceError
 from tokenmill.source import Rows, open_rows
 from tokenmill.source.limits import OPEN_FILES
