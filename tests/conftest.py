@@ -106,7 +106,7 @@ def zygote() -> Iterator[Zygote]:
 def host_zygote() -> Iterator[Zygote]:
     """The same for programs that import what hosts do: torch and transformers are there."""
     installed = [name for name in HOST_LIBRARIES if importlib.util.find_spec(name)]
-    running = Zygote(None, installed)
+    running = Zygote(None, installed, HF_HUB_OFFLINE="1")
     yield running
     running.close()
 

@@ -65,6 +65,14 @@ def test_document_runs(path: Path, workplace: Path, host_zygote: Zygote, own_cac
     assert answer.exit == 0, f"{path.name} (lines as in the document):\n{answer.stderr}"
 
 
+def test_document_that_fails_is_seen_with_its_line(host_zygote: Zygote, tmp_path: Path) -> None:
+    failed = host_zygote.program("import sys\n\nassert sys.argv[1:]\n", directory=str(tmp_path))
+    assert failed.exit == 1
+    assert "line 3, in <module>\nAssertionError" in failed.stderr
+    ended = host_zygote.program("import sys; sys.exit(len(sys.argv[1]))", "four")
+    assert (ended.exit, ended.stderr) == (4, "")
+
+
 def test_readme_names_both_commands_on_its_first_screen() -> None:
     first_screen = (PROJECT / "README.md").read_text(encoding="utf-8").splitlines()[:25]
     commands = {line.split("#")[0].strip() for line in first_screen}

@@ -27,6 +27,7 @@ import threading
 import time
 import traceback
 import types
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,7 @@ def warm_up() -> None:
 
 def run_program(source: str, arguments: list[str]) -> int:
     """Run a program as an interpreter would that was started for it; its exit code."""
+    weakref.finalize._registry.clear()  # type: ignore[attr-defined]  # the zygote's own
     main_module = types.ModuleType("__main__")
     sys.modules["__main__"] = main_module
     sys.argv = ["-c", *arguments]
