@@ -172,6 +172,18 @@ def start_command(arguments: list[str], **more: str) -> subprocess.Popen[str]:
     )
 
 
+def run_mounted(script: str, arguments: list[str]) -> Outcome:
+    """A real command as ``"$@"`` of a shell script that may mount what it likes."""
+    command = [sys.executable, "-m", "tokenmill", *arguments]
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", script, "sh", *command],
+        capture_output=True,
+        text=True,
+        env=environment(),
+    )
+    return Outcome(done.returncode, False, 0, done.stdout, done.stderr)
+
+
 def require_strace() -> None:
     """Skip where system calls cannot be traced."""
     if shutil.which("strace") is None:

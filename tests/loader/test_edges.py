@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tests.programs import python
-from tests.store.making import make_columns, make_store
+from tests.store.making import damage_slice, make_columns, make_store
 from tokenmill.dataset import as_view, filtered, mix
 from tokenmill.errors import CorruptionError, UsageError
 from tokenmill.loader import Loader, OrderedView
@@ -53,13 +53,7 @@ def test_prefetch_thread_ends_when_the_iterator_is_dropped(store: Store) -> None
 
 def test_prefetch_error_reaches_the_trainer_with_its_type(tmp_path: Path) -> None:
     store = make_store(tmp_path, [make_columns([5] * 40)])
-    (slice_file,) = (
-        path for path in (tmp_path / "slices").rglob("*.arrow") if ".meta." not in path.name
-    )
-    data = bytearray(slice_file.read_bytes())
-    data[len(data) // 2] ^= 1
-    slice_file.chmod(0o644)
-    slice_file.write_bytes(data)
+    damage_slice(tmp_path)
     loader = Loader(store, prefetch=2)
     iterator = iter(loader)
     for _ in range(2):  # and again: an error does not turn into a silent end
