@@ -97,6 +97,7 @@ class Nursery:
 
     def close(self) -> None:
         assert self._process.stdin is not None
+        self._process.stdin.write("\n")
         self._process.stdin.close()
         self._process.wait(30)
         assert self._process.stdout is not None
@@ -105,6 +106,8 @@ class Nursery:
 
 def _jobs() -> Iterator[dict[str, Any]]:
     for line in sys.stdin:
+        if line == "\n":  # an end that no copy of the pipe in some forked process can hold up
+            return
         yield json.loads(line)
 
 

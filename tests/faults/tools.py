@@ -141,7 +141,9 @@ class Zygote:
     def close(self) -> None:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._process.stdin.close()
+        with contextlib.suppress(BrokenPipeError):  # it may be gone already
+            self._process.stdin.write("\n")
+            self._process.stdin.close()
         self._process.wait(30)
         self._process.stdout.close()
 
