@@ -143,7 +143,7 @@ def act(corpus: Corpus, name: str, sequences: int, steps: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", RANK_FREE)
 def test_any_sequence_of_actions_equals_the_lists(corpus: Corpus, name: str) -> None:
-    act(corpus, name, sequences=12, steps=20)
+    act(corpus, name, sequences=8, steps=20)
 
 
 @pytest.mark.soak

@@ -32,7 +32,8 @@ NAMES = [
     "chatglm3", "command-r-plus", "deepseek-v3", "gemma3", "gpt-oss", "llama3.1", "mistral-nemo",
     "phi-3-mini", "qwen2.5", "qwen3",
 ]  # fmt: skip
-ALIKE = ["command-r-plus", "deepseek-v3", "mistral-nemo", "qwen2.5"]  # to the file, by one class
+ALIKE = ["command-r-plus", "deepseek-v3", "mistral-nemo", "qwen2.5"]  # to others of the ten
+SAMPLED = [pytest.param(name, marks=pytest.mark.soak if name in ALIKE else ()) for name in NAMES]
 OTHERS = ["bert-base-uncased", "gpt-4o-o200k", "smollm2", "t5-small"]  # without golden rows
 
 
@@ -80,7 +81,7 @@ def corpus_texts(shared: Path, most: int) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [*NAMES, *OTHERS], scope="module")
+@pytest.mark.parametrize("name", [*SAMPLED, *OTHERS], scope="module")
 def test_fastokens_on_real_and_random_texts_equals_reference(name: str, shared: Path) -> None:
     tokenizer = load(shared / "tokenizers" / name / "tokenizer.json")
     try:
@@ -93,7 +94,7 @@ def test_fastokens_on_real_and_random_texts_equals_reference(name: str, shared: 
     assert first_difference(fast, HfEngine(tokenizer), texts) is None
 
 
-@pytest.mark.parametrize("name", NAMES, scope="module")
+@pytest.mark.parametrize("name", SAMPLED, scope="module")
 def test_ids_of_golden_rows_equal_transformers(name: str, shared: Path) -> None:
     from transformers.utils import chat_template_utils as utils
 
@@ -119,11 +120,7 @@ def test_ids_of_golden_rows_equal_transformers(name: str, shared: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=pytest.mark.soak if name in ALIKE else ()) for name in NAMES],
-    scope="module",
-)
+@pytest.mark.parametrize("name", SAMPLED, scope="module")
 def test_prepare_real_rows_gives_the_ids_of_transformers(
     name: str, shared: Path, tmp_path: Path
 ) -> None:
