@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import importlib.util
 import os
 import signal
 import subprocess
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.faults.tools import Zygote, compile_shim
 from tokenmill.chat import render
 from tokenmill.tokenizer import engine_cache, memo
 
@@ -28,6 +30,7 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 PROJECT = Path(__file__).resolve().parent.parent
+HOST_LIBRARIES = ("torch", "transformers")
 SHARED = PROJECT.parent / "shared" / "data"
 
 
@@ -82,12 +85,30 @@ def link_new_files(source: Path, target: Path) -> None:
 def identified(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What was found out about tokenizers, which takes seconds for each of the real ones.
 
-    By any process of this run: those of xdist have their directories side by side.
+    By any process of this run: those of xdist have their directories side by side. A test that asks
+    for this, or for the shared data, has it in its own cache.
     """
     own = tmp_path_factory.getbasetemp()
     place = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "identified"
     place.mkdir(exist_ok=True)
     return place
+
+
+@pytest.fixture(scope="session")
+def zygote() -> Iterator[Zygote]:
+    """Runs commands and programs in new processes for a tenth of what an interpreter costs."""
+    running = Zygote(compile_shim())
+    yield running
+    running.close()
+
+
+@pytest.fixture(scope="session")
+def host_zygote() -> Iterator[Zygote]:
+    """The same for programs that import what hosts do: torch and transformers are there."""
+    installed = [name for name in HOST_LIBRARIES if importlib.util.find_spec(name)]
+    running = Zygote(None, installed, HF_HUB_OFFLINE="1")
+    yield running
+    running.close()
 
 
 @pytest.fixture(autouse=True)
@@ -101,16 +122,18 @@ def own_cache(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
         engine_cache.forget()
     render.forget()
     cache = tmp_path / "tokenmill-cache"
-    known = None
-    if "shared" in request.fixturenames and not patches:
-        known = request.getfixturevalue("identified")
-        link_new_files(known, cache / memo.DIRECTORY)
-    with pytest.MonkeyPatch.context() as patch:
+    with contextlib.ExitStack() as around:
+        if "identified" in request.fixturenames or (
+            "shared" in request.fixturenames and not patches
+        ):
+            known = request.getfixturevalue("identified")
+            link_new_files(known, cache / memo.DIRECTORY)
+            if not patches:
+                around.callback(link_new_files, cache / memo.DIRECTORY, known)
+        patch = around.enter_context(pytest.MonkeyPatch.context())
         patch.setenv("TOKENMILL_CACHE_DIR", str(cache))
         patch.setenv("HF_HUB_OFFLINE", "1")
         yield cache
-    if known:
-        link_new_files(cache / memo.DIRECTORY, known)
     if patches:
         engine_cache.forget()
 

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import ast
 import builtins
-import os
 import re
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
 import pytest
 
 import tokenmill
+from tests.programs import python
 from tokenmill import errors
 
 PROJECT = Path(__file__).resolve().parent.parent
@@ -34,10 +32,7 @@ EXCEPTIONS = ("TokenmillError", "UsageError", "SourceError", "SourceMissing", "S
 
 def run(program: str, *arguments: str | Path) -> str:
     """What a program prints in a fresh interpreter."""
-    environment = {**os.environ, "PYTHONPATH": str(PACKAGE.parent)}
-    answer = subprocess.run(
-        [sys.executable, "-c", program, *arguments], env=environment, capture_output=True, text=True
-    )
+    answer = python(program, *arguments)
     assert answer.returncode == 0, answer.stderr
     return answer.stdout
 
@@ -104,6 +99,7 @@ def test_reading_names_load_none_of_the_heavy_libraries() -> None:
     assert run(program) == "[]\n"
 
 
+@pytest.mark.slow
 def test_reading_a_store_loads_none_of_the_heavy_libraries(tmp_path: Path) -> None:
     examples = PACKAGE / "examples"
     prepare = (

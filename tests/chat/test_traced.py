@@ -208,6 +208,7 @@ def test_tools_are_remembered_by_everything_they_say() -> None:
     assert len(template._tools) == 5  # an empty list is no list
 
 
+@pytest.mark.slow
 def test_template_with_more_questions_than_levels_of_indentation_compiles() -> None:
     questions = "".join(
         f"{{% if '{n}' in messages[0].content %}}x{n}{{% endif %}}" for n in range(110)

@@ -27,6 +27,7 @@ from typing import Any
 from tokenmill import fingerprint
 from tokenmill.chat import ChatSpec
 from tokenmill.chat.pictures import MediaTokens, take_pictures
+from tokenmill.collector import without_collector
 from tokenmill.errors import CacheError, RowError, SourceChanged
 from tokenmill.files.sealed import quarantine
 from tokenmill.media import Pictures, Reference, reference_from_text, reference_of
@@ -34,7 +35,7 @@ from tokenmill.source import Block, read_block
 from tokenmill.source.bytefile import Signature
 from tokenmill.source.shelf import Shelf
 from tokenmill.work.blocks import block_of
-from tokenmill.work.tasks import Work, without_collector
+from tokenmill.work.tasks import Work
 
 VERSION = 1  # raised when other pictures are found in the same rows
 _WORDS = (b"image", b"video")  # one of them is in the bytes of every row with a picture

@@ -21,6 +21,7 @@ import msgspec
 from tokenmill.build.pipeline import Pipeline, pipeline_of
 from tokenmill.build.recipe import Recipe
 from tokenmill.chat.pictures import MediaTokens
+from tokenmill.collector import without_collector
 from tokenmill.errors import NonDeterminismError
 from tokenmill.source import Block, read_block
 from tokenmill.store import CacheLayout
@@ -28,7 +29,7 @@ from tokenmill.store.quarantine import quarantine_slice, slice_is_intact
 from tokenmill.store.slice_writer import EncodedSlice, encode_slice, publish_slice, replace_slice
 from tokenmill.work.blocks import block_of
 from tokenmill.work.identity import load_copy
-from tokenmill.work.tasks import Rest, Work, without_collector
+from tokenmill.work.tasks import Rest, Work
 
 
 def open_builder(options: dict[str, Any]) -> Work:

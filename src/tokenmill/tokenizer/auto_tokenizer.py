@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from tokenmill.errors import TokenizerError
-from tokenmill.tokenizer.backend import added_tokens, canonical_backend, parse_backend
 from tokenmill.tokenizer.identity import ALWAYS_COUNTED, Template
 from tokenmill.tokenizer.location import INSTALL
 from tokenmill.tokenizer.location import is_installed as is_installed
@@ -131,14 +130,11 @@ def difference(auto: Any, ours: Tokenizer, *, template_matters: bool) -> str | N
 
 
 def _text_encoded_differently(auto: Any, theirs: Tokenizer | None, ours: Tokenizer) -> str | None:
-    mine = parse_backend(ours.data, path=ours.path)
-    added = {token["content"] for token in added_tokens(mine)} | set(ours.special_tokens.values())
+    if theirs is not None and theirs.backend_digest == ours.backend_digest:
+        return None
+    added = {*ours.added_contents, *ours.special_tokens.values()}
     if theirs is not None:
-        other = parse_backend(theirs.data)
-        if canonical_backend(mine) == canonical_backend(other):
-            return None
-        added |= {token["content"] for token in added_tokens(other)}
-        added |= set(theirs.special_tokens.values())
+        added |= {*theirs.added_contents, *theirs.special_tokens.values()}
     texts = parity_texts(added)
     texts += vocabulary_texts(ours.pieces(range(len(ours.table))))
     reference = ours.reference.encode_batch(texts, add_special_tokens=False)

@@ -17,7 +17,6 @@ others wait for what it remembers. As with slices, a claim saves work and nothin
 from __future__ import annotations
 
 import contextlib
-import gc
 import os
 import threading
 import time
@@ -283,10 +282,8 @@ def open_comparer(options: dict[str, Any]) -> Callable[[dict[str, Any]], dict[st
 def _lightly(
     options: dict[str, Any], payload: dict[str, Any]
 ) -> contextlib.AbstractContextManager[None]:
-    """In a process of our own that ends afterwards, go without what only costs time."""
+    """In a process of our own that ends afterwards, go without torch, which only costs time."""
     from tokenmill.tokenizer.auto_tokenizer import without_torch
 
-    if options["own_process"]:
-        gc.disable()  # it would look through vocabularies again and again: half of parsing them
     quick = options["own_process"] and not payload["trust_remote_code"]
     return without_torch() if quick else contextlib.nullcontext()

@@ -28,6 +28,7 @@ from tokenmill.chat.groups import Group
 from tokenmill.chat.render import digest_of
 from tokenmill.chat.shapes import Conversation, Plain
 from tokenmill.chat.thinking import THINKING
+from tokenmill.collector import without_collector
 from tokenmill.errors import RowError
 from tokenmill.report.lint import minhash
 from tokenmill.report.lint.content import (
@@ -45,7 +46,6 @@ from tokenmill.source import Block, BlockRows, read_block
 from tokenmill.tokenizer import Encoded, Encoder, Tokenizer
 from tokenmill.work.blocks import block_of
 from tokenmill.work.identity import load_copy
-from tokenmill.work.tasks import without_collector
 
 ENTRY = "tokenmill.report.lint.linter:open_linter"
 RAW_SHOWN = 200  # bytes of a row that could not be parsed
