@@ -31,6 +31,8 @@ from tokenmill.store import CARRIED
 NAMES = {
     "length": "length",  # tokens of the row
     "trained": "trained",  # trained tokens of the row
+    "pictures": "pictures",  # how many it has
+    "patches": "patches",  # what they cost a vision model
     "source": "source",  # path of its file, as origins name it
     "file": "source",  # the last part of that path
 }

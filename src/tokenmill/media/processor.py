@@ -343,7 +343,8 @@ class Processor:
         """The pixels of a batch, under the model's own names.
 
         Args:
-            rows: Pictures of `Pictures.open`, row by row; the pictures of a pack are one row.
+            rows: Pictures of `Pictures.open`, row by row as they were prepared, also of a pack:
+                what becomes of a picture may depend on those beside it in its row.
 
         Raises:
             RowError: The processor refuses them (``bad_media``).
@@ -370,8 +371,8 @@ class Processor:
         return made
 
     @functools.cached_property
-    def _layout(self) -> tuple[frozenset[str], bool]:
-        """Which features of rows are joined end to end, and whether any counts rows."""
+    def _layout(self) -> tuple[frozenset[str], bool, tuple[str, ...]]:
+        """Which features of rows are joined, whether any counts rows, `token_types_names`."""
         import numpy as np
         from PIL import Image
 
@@ -380,7 +381,8 @@ class Processor:
             for sizes in (((97, 61),), ((640, 480), (333, 500)))
         ]
         texts = [self.image_token * len(row) for row in rows]
-        together = _features_of(self._run(texts, rows))
+        made = self._run(texts, rows)
+        together = _features_of(made)
         alone = [
             _features_of(self._run([text], [row])) for text, row in zip(texts, rows, strict=True)
         ]
@@ -391,7 +393,11 @@ class Processor:
             and all(one[name].shape[1:] == value.shape[1:] for one in alone)
             and np.array_equal(np.concatenate([one[name] for one in alone]), value)
         )
-        return joined, any(len(value) == len(rows) for value in together.values())
+        by_row = any(len(value) == len(rows) for value in together.values())
+        ids = _as_list(made["input_ids"])[0]  # of one picture and nothing else
+        names = {_TYPES[0], *(name for name in _TYPES if name in made)}
+        tells = any(self.token_types(ids, [len(ids)]))
+        return joined, by_row, tuple(sorted(names)) if tells else ()
 
     @property
     def joined(self) -> frozenset[str]:
@@ -401,6 +407,11 @@ class Processor:
     @property
     def _by_row(self) -> bool:
         return self._layout[1]
+
+    @property
+    def token_types_names(self) -> tuple[str, ...]:
+        """What models call `token_types`, its own too; none where it can tell no picture's."""
+        return self._layout[2]
 
     def token_types(self, ids: Sequence[int], counts: Sequence[int]) -> list[int]:
         """Which token is whose, as the model is told: 0 text, 1 picture.

@@ -111,6 +111,11 @@ def processor_card(recipe: Any, cache: CacheLayout, executor: Executor) -> Proce
     return card
 
 
+def given_processor(key: str) -> Processor | None:
+    """A processor that this process was given as an object, or has loaded, by its key."""
+    return _given.get(key)
+
+
 def load_processor(path: Path, card: ProcessorCard) -> Processor:
     """The processor of a card: the object that was given, or the cache's copy.
 
