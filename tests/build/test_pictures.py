@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
+from PIL import Image
 
 import tokenmill as tm
 from tests.build.illustrated import Album, asked, cases, oracle, part, text
@@ -83,10 +85,12 @@ def test_ids_of_every_form_are_the_processors(album: Album, name: str) -> None:
     assert store.proof["audit_mismatches"]["expansion"] == 0
 
 
-def test_media_of_an_answer_is_not_trained(album: Album) -> None:
+@pytest.mark.parametrize("name", ["qwen2_vl", "gemma3"])  # the latter writes lines around it
+def test_media_of_an_answer_is_not_trained(album: Album, name: str) -> None:
     messages = asked("Draw.", answer=[text("Here: "), part(album.name(0)), text(" Done.")])
-    row = prepare(write_rows(album.directory / "a.jsonl", [{"messages": messages}])).store[0]
-    processor = made("qwen2_vl")
+    source = write_rows(album.directory / "a.jsonl", [{"messages": messages}])
+    processor = made(name)
+    row = prepare(source, processor).store[0]
     trained = processor.tokenizer.decode(row.input_ids[row.loss_mask > 0])
     assert trained == "Here:  Done.<|im_end|>"
 
@@ -130,6 +134,16 @@ REJECTED: dict[str, tuple[dict[str, Any], str, str]] = {
         "<|image_pad|>",
     ),
     "missing": ({"messages": asked([part("images/none.png")])}, "bad_media", "images/none.png"),
+    "a pair": (
+        {
+            "images": ["images/none.png"],
+            "prompt": asked("<image>")[:1],
+            "chosen": "a",
+            "rejected": "b",
+        },
+        "bad_media",
+        "images/none.png",
+    ),
     "outside": ({"messages": asked([part("../out.png")])}, "bad_media", "out.png"),
     "no picture at all": ({"messages": asked([part("a.jsonl")])}, "bad_media", "a.jsonl"),
     "an address": ({"messages": asked([part("http://h/a.png")])}, "bad_media", "media_urls"),
@@ -159,6 +173,22 @@ def test_what_cannot_be_shown_is_rejected_with_its_reason(album: Album) -> None:
         assert words in told[number][1], (name, told[number])
         assert str(album.directory) not in told[number][1], "a path of this machine in a slice"
     assert len(store) == 1
+
+
+def test_text_that_holds_the_token_cannot_stand_in_for_a_picture_that_is_not_printed(
+    album: Album,
+) -> None:
+    template = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.content is string %}"
+        "{{ m.content }}{% else %}{% for p in m.content %}{% if p.type == 'text' %}{{ p.text }}"
+        "{% elif m.role == 'user' %}<|image_pad|>{% endif %}{% endfor %}{% endif %}<|im_end|>\n"
+        "{% endfor %}"
+    )
+    answer = [part(album.name(0)), text("A cat.")]
+    rows = [{"messages": asked(said, answer=answer)} for said in ("Say <|image_pad|>", "Say")]
+    source = write_rows(album.directory / "a.jsonl", [*rows, {"messages": asked("Hello?")}])
+    store = prepare(source, chat_template=template).store
+    assert store.rejected == {"media_mismatch": 2}
 
 
 def test_frames_are_pictures_where_the_model_knows_no_videos(album: Album) -> None:
@@ -338,6 +368,7 @@ def test_learned_expansion_that_lies_is_caught_and_nothing_of_it_stays(
     outcome = prepare(source, processor, force_recache=False, cache_dir=album.directory / "c2")
     assert {row.origin.row: row.input_ids.tolist() for row in outcome.store} == right
     assert outcome.account.caught == {"expand"}
+    assert outcome.store.proof["used"]["expand.expansion"].keys() == {"processor"}
     assert outcome.store.proof["audit_mismatches"]["expansion"] >= 1
     assert "expansion" in outcome.store.proof["notices"][0]
 
@@ -374,8 +405,10 @@ def test_views_carry_pictures_and_their_counts(album: Album) -> None:
     assert view.pictures_at(np.arange(4)).tolist() == [1, 1, 1, 1]
     assert view.patches_at(np.arange(2)).tolist() == store.patches[[3, 1]].tolist()
     assert [int(np.prod(row.media[0].grid)) for row in view][:2] == store.patches[[3, 1]].tolist()
-    kept = store.filter("trained > 0")
-    assert len(kept[0].media) == 1
+    kept = store.filter("pictures == 1 and patches < 100")
+    assert {row.media[0].reference for row in kept} == {
+        album.name(n) for n in range(4) if store.patches[n] < 100
+    }
 
 
 def test_copy_with_embedded_pictures_stands_alone(album: Album) -> None:
@@ -403,11 +436,24 @@ def test_copy_with_embedded_pictures_stands_alone(album: Album) -> None:
         copy.verify()
 
 
+def test_store_elsewhere_brings_processor_and_pictures(album: Album) -> None:
+    store = prepare(many(album, 4)).store
+    place = f"memory://{album.directory.name}-{store.key[:8]}/store"
+    tm.push(store, place, embed_media=True)
+    tm.push(store, place, embed_media=True)  # what is there and equal is passed over
+    cache = album.directory.parent / "cache3"
+    pulled = tm.pull(place, cache_dir=cache)
+    shutil.rmtree(album.directory)
+    for found in (tm.open_store(place, cache_dir=cache), pulled):
+        assert checksum(found[2].picture()) == store[2].media[0].digest
+        assert found.processor_path is not None
+        assert Processor.load(found.processor_path).key == store.processor_key
+    assert pulled.verify() > 0
+
+
 def test_export_tells_of_pictures_and_refuses_where_there_is_no_place_for_them(
     album: Album,
 ) -> None:
-    import json
-
     import pyarrow.parquet as pq
 
     store = prepare(many(album, 4)).store
@@ -422,3 +468,67 @@ def test_export_tells_of_pictures_and_refuses_where_there_is_no_place_for_them(
     for name in ("hf", "axolotl", "megatron"):
         with pytest.raises(UsageError, match="pictures"):
             tm.export(store, name, album.directory / name)
+
+
+# Real rows, and pictures of every size and mode
+
+MODES = ("RGB", "L", "P", "RGBA", "CMYK", "I;16", "1", "LA")
+FORMATS = {"CMYK": "tiff", "I;16": "png"}
+
+
+def drawn(album: Album, count: int) -> list[Path]:
+    """Pictures of sizes and modes that nobody chose, some of them turned by their EXIF."""
+    rng = np.random.default_rng(42)
+    paths = []
+    for number in range(count):
+        width, height = (int(side) for side in rng.integers(30, 500, 2))
+        mode = MODES[number % len(MODES)]
+        noise = rng.integers(0, 255, (height, width), dtype=np.uint8)
+        picture = Image.fromarray(noise)
+        picture = (
+            Image.fromarray(noise.astype(np.uint16) * 256)
+            if mode == "I;16"
+            else (picture.convert("RGB").convert(mode))
+        )
+        kind = FORMATS.get(mode, "jpg" if mode in ("RGB", "L") else "png")
+        path = album.directory / "images" / f"drawn{number}.{kind}"
+        exif = Image.Exif()
+        exif[0x0112] = number % 9 or 1
+        picture.save(path, exif=exif) if kind == "jpg" else picture.save(path)
+        paths.append(path)
+    return paths
+
+
+@pytest.mark.parametrize("name", [*FAST[:1], *(one for one in OTHERS if one.values[0] != FAST[0])])
+def test_pictures_of_any_size_and_mode_are_as_the_processor_has_them(
+    album: Album, name: str, request: pytest.FixtureRequest
+) -> None:
+    from transformers.image_utils import load_image
+
+    soak = "soak" in [mark.name for mark in request.node.own_markers]
+    paths = drawn(album, 200 if soak else 24)
+    rows = [{"images": [f"images/{path.name}"], "messages": asked("<image>Hm")} for path in paths]
+    store = prepare(write_rows(album.directory / "a.jsonl", rows), made(name)).store
+    assert len(store) == len(paths), list(store.rejected_rows())
+    for row, path in zip(store, paths, strict=True):
+        picture = load_image(str(path))
+        wanted = oracle(made(name), asked({"type": "image"}, text("Hm")), [picture])
+        assert row.input_ids.tolist() == wanted, path.name
+        assert (row.media[0].width, row.media[0].height) == picture.size
+
+
+@pytest.mark.shared
+@pytest.mark.parametrize("name", [*FAST[:1], *(one for one in OTHERS if one.values[0] != FAST[0])])
+def test_real_rows_are_as_the_processor_has_them(shared: Path, tmp_path: Path, name: str) -> None:
+    source = shared / "corpora" / "math_vision" / "math_vision.jsonl"
+    lines = [json.loads(line) for line in source.read_text().splitlines()]
+    rows = [{"images": row["images"], "messages": asked(row["problem"])} for row in lines]
+    store = prepare(
+        write_rows(tmp_path / "a.jsonl", rows), made(name), media_root=str(source.parent)
+    ).store
+    assert len(store) == 80
+    for row, line in zip(store, lines, strict=True):
+        before, _, after = line["problem"].partition("<image>")
+        parts = [text(before), {"type": "image"}, *([text(after)] if after else [])]
+        picture = Image.open(source.parent / line["images"][0]).convert("RGB")
+        assert row.input_ids.tolist() == oracle(made(name), asked(*parts), [picture])

@@ -419,7 +419,7 @@ def test_rows_with_pictures_are_not_cut(made: Illustrated, oversize: str) -> Non
 def test_another_processor_is_refused(made: Illustrated, tmp_path: Path) -> None:
     same = made.loader(processor=made.raw, batch_size=2, indices=True)
     require_right(made, next(iter(same)))
-    with pytest.raises(UsageError, match="its configuration and answers differ"):
+    with pytest.raises(UsageError, match="with: configuration and answers differ"):
         made.loader(processor=_smaller())
     other = Illustrated(tmp_path, "llava")
     with pytest.raises(UsageError, match="prepared with different processors"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import os
+import pickle
 import random
 import struct
 import tarfile
@@ -292,6 +293,14 @@ def test_limits(house: Path) -> None:
         read("a.png")
     with pytest.raises(UsageError, match="not a directory"):
         Pictures(house / "room" / "a.png")
+
+
+def test_travels_to_other_processes(house: Path) -> None:
+    pictures = Pictures(house, urls=True, limits=Limits(size=1000))
+    read("room/a.png", None, pictures)
+    there = pickle.loads(pickle.dumps(pictures))
+    assert (there.roots, there.urls, there.limits) == ((house,), True, Limits(size=1000))
+    assert pickle.loads(pickle.dumps(PICTURES)).roots == ()
 
 
 # Archives

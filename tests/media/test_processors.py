@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from tests.media import processors
 from tests.media.conftest import known, raw
 from tests.media.drawing import any_picture
 from tokenmill.errors import RowError
-from tokenmill.media import Pictures, Processor
+from tokenmill.media import Pictures, Processor, reference_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 
@@ -37,11 +38,14 @@ def row_of(rng: random.Random, token: str, longest: int) -> tuple[str, list[byte
     return text, files
 
 
-def require_equal(name: str, text: str, files: list[bytes], processor: Processor) -> None:
+def require_equal(
+    name: str, text: str, files: list[bytes], processor: Processor, real: Path | None = None
+) -> None:
     """Expanded from headers and encoded, against the processor's own with real pixels."""
+    made = raw(name) if real is None else raw(name, real)
     sizes = [(facts.width, facts.height) for facts in map(PICTURES.facts, files)]
     pictures = [PICTURES.open(data) for data in files]
-    given = raw(name)(
+    given = made(
         text=[text],
         images=[pictures],
         add_special_tokens=False,
@@ -55,6 +59,14 @@ def require_equal(name: str, text: str, files: list[bytes], processor: Processor
     )
     assert encoding["input_ids"] == expected, (name, sizes, text)
 
+    answers = processor.answers(sizes)
+    assert [expanded.text[slice(*piece)] for piece in expanded.pieces] == [
+        answer.text for answer in answers
+    ]
+    between = [0, *(edge for piece in expanded.pieces for edge in piece), len(expanded.text)]
+    kept = [expanded.text[a:b] for a, b in zip(between[::2], between[1::2], strict=True)]
+    assert processor.image_token.join(kept) == text
+
     referenced = processor.reference(text, pictures)
     assert referenced.ids == expected
     counts = [
@@ -65,7 +77,7 @@ def require_equal(name: str, text: str, files: list[bytes], processor: Processor
         assert processor.token_types(expected, counts) == referenced.token_types
     for one in (referenced.features, processor.features([pictures])):
         require_same_features(given, one)
-    grids = [answer.grid for answer in processor.answers(sizes)]
+    grids = [answer.grid for answer in answers]
     if "image_grid_thw" in given:
         assert [list(grid or ()) for grid in grids] == given["image_grid_thw"].tolist()
         assert processor.patches(sizes) == len(given["pixel_values"])
@@ -101,6 +113,35 @@ def test_two_hundred_rows_are_what_the_processor_gives(name: str) -> None:
     rng = random.Random(f"two hundred {name}")
     for _ in range(200):
         require_equal(name, *row_of(rng, processor.image_token, 1300), processor)
+
+
+REAL = {
+    "qwen2_5_vl": "qwen2.5",
+    "qwen3_vl": "qwen3",
+    "gemma3": "gemma3",
+    "llama4": "llama3.1",
+    "pixtral": "mistral-nemo",
+    "idefics3": "smollm2",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", REAL)
+def test_real_rows_over_real_tokenizers(name: str, shared: Path) -> None:
+    """Rows of MATH-Vision, found below their own directory as a build finds them."""
+    directory = shared / "tokenizers" / REAL[name]
+    processor = Processor(raw(name, directory))
+    home = shared / "corpora" / "math_vision"
+    rows = [json.loads(line) for line in (home / "math_vision.jsonl").read_bytes().splitlines()]
+    for row in rows[7::40]:
+        files = [PICTURES.read(reference_of(said), home) for said in row["images"]]
+        text = row["problem"].replace("<image>", processor.image_token) + row["answer"]
+        require_equal(name, text, files, processor, directory)
+    words = {
+        processor.tokenizer.convert_ids_to_tokens(number) for number in processor.media_token_ids
+    }
+    assert processor.image_token in words
+    assert not any(word.isspace() for word in words), "newlines stand in texts, too"
 
 
 @pytest.mark.parametrize("name", processors.NAMES)

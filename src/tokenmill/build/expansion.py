@@ -8,8 +8,8 @@ lies, takes those tokens out of training, and has some rows done by the processo
 The reference is the user's processor with real pixels. The *learned* expansion is the fast engine
 that may stand in for it, and is treated as any other: the first row of each slice with pictures and
 one in `AUDIT_ONE_IN`, by content, must have exactly the ids that the processor gives. One
-difference, and no row of the run is believed without it: each is done by the processor as well, and
-rejected where the ids are others.
+difference, and no text of the run is expanded by what was learned: each is by the processor, with
+its own pictures, and rejected where even then the ids are others.
 
 Pictures are read one at a time and let go; nothing of their pixels is kept.
 """
@@ -29,7 +29,15 @@ from tokenmill.build.externals import Digests, Externals, digest_of
 from tokenmill.chat import Rendering
 from tokenmill.chat.pictures import Picture, Place
 from tokenmill.errors import RowError, SourceChanged
-from tokenmill.media import Expanded, PictureFacts, Pictures, Processor, Reference, reference_of
+from tokenmill.media import (
+    Answer,
+    Expanded,
+    PictureFacts,
+    Pictures,
+    Processor,
+    Reference,
+    reference_of,
+)
 from tokenmill.source import Block
 from tokenmill.store.columns import MediaColumns
 from tokenmill.tokenizer import Encoded, overlong_message
@@ -69,18 +77,18 @@ class _Shown:
     Attributes:
         rendered: The text before expansion.
         pictures: What the row says of them.
-        references: Where they are.
         facts: What they are.
-        pieces: Character ranges of their expansions in the expanded text.
-        marks: Where the ends of the turns are among the marks that were encoded.
+        answers: What the processor makes of each.
+        patches: What they cost a vision model.
+        starts: Where the starts of their expansions are among the marks that were encoded.
+        stops: Where the ends are.
     """
 
     rendered: str
     pictures: Sequence[Picture]
-    references: list[Reference]
     facts: list[PictureFacts]
-    pieces: list[tuple[int, int]]
-    turns: NDArray[np.int64]
+    answers: Sequence[Answer]
+    patches: int
     starts: NDArray[np.int64]
     stops: NDArray[np.int64]
 
@@ -101,6 +109,7 @@ class Expander:
 
     Args:
         processor: The user's.
+        media_token_ids: Tokens that are never trained.
         pictures: Opens what rows hold and refer to.
         externals: Knows the digests of the latter.
         engine: `LEARNED`, or `BY_PROCESSOR` for the reference.
@@ -124,7 +133,7 @@ class Expander:
         self.engine_seconds = 0.0
 
     def by_reference(self) -> Expander:
-        """The same, with every row compared with the processor."""
+        """The same by the processor alone."""
         self._processor.distrust()
         ids = self._media_ids.tolist()
         made = Expander(self._processor, ids, self._pictures, self._externals, BY_PROCESSOR)
@@ -164,25 +173,26 @@ class Expander:
         return made
 
     def _expand(self, made: Expansion, number: int, text: str, pictures: Sequence[Picture]) -> None:
-        references = [reference_of(picture.value) for picture in pictures]
-        facts = [
-            self._pictures.facts(self._read(reference), reference.name) for reference in references
-        ]
-        expanded = self._processor.expand(text, [(one.width, one.height) for one in facts])
+        facts = [self._facts(picture) for picture in pictures]
+        sizes = [(one.width, one.height) for one in facts]
+        asked = None
+        if self.engine == BY_PROCESSOR and pictures:
+            asked = self._processor.ask([self._open(picture) for picture in pictures])
+        expanded = self._processor.expand(text, sizes, asked)
         move = _Move(text, self._processor.image_token, expanded)
         spans, ends = made.spans[number], made.marks[number]
         made.texts[number] = expanded.text
         if spans is not None:
             made.spans[number] = [(move(start), move(stop)) for start, stop in spans]
-        marks, (turns, starts, stops) = _merged(
+        marks, (_, starts, stops) = _merged(
             [move(end) for end in ends],
             [start for start, _ in expanded.pieces],
             [stop for _, stop in expanded.pieces],
         )
         made.marks[number] = marks
-        made.shown[number] = _Shown(
-            text, pictures, references, facts, expanded.pieces, turns, starts, stops
-        )
+        answers = self._processor.answers(sizes) if asked is None else asked.pictures
+        patches = self._processor.patches(sizes) if asked is None else asked.patches
+        made.shown[number] = _Shown(text, pictures, facts, answers, patches, starts, stops)
 
     def _read(self, reference: Reference) -> bytes:
         if reference.kind == "inline":
@@ -190,7 +200,12 @@ class Expander:
         assert self._block is not None
         return self._externals.read(reference, self._block, self._digests)
 
-    def _open(self, reference: Reference) -> Any:
+    def _facts(self, picture: Picture) -> PictureFacts:
+        reference = reference_of(picture.value)
+        return self._pictures.facts(self._read(reference), reference.name)
+
+    def _open(self, picture: Picture) -> Any:
+        reference = reference_of(picture.value)
         return self._pictures.open(self._read(reference), reference.name)
 
     # After encoding
@@ -229,12 +244,17 @@ class Expander:
             if self._is_audited(first, int(digests[number])):
                 first = False
                 notes["audited"] += 1
-                error = self._difference(shown, encoded.row(number)[0])
-                if error and self.engine == LEARNED:
+                try:
+                    pictures = [self._open(picture) for picture in shown.pictures]
+                except RowError as error:  # whole by its structure, and broken inside
+                    refused[number] = error
+                    continue
+                difference = self._difference(shown, pictures, encoded.row(number)[0])
+                if difference and self.engine == LEARNED:
                     notes["mismatches"] += 1
-                    raise Differs(error)
-                if error:
-                    refused[number] = RowError(error, reason="mask_unproven")
+                    raise Differs(difference)
+                if difference:
+                    refused[number] = RowError(difference, reason="mask_unproven")
                     continue
             starts, stops = marks[shown.starts], marks[shown.stops]
             row = mask[encoded.row_starts[number] : encoded.row_starts[number + 1]]
@@ -256,10 +276,12 @@ class Expander:
     def _is_audited(self, first: bool, digest: int) -> bool:
         return first or self.engine != LEARNED or digest % AUDIT_ONE_IN == 0
 
-    def _difference(self, shown: _Shown, ids: NDArray[np.int32]) -> str:
+    def _difference(self, shown: _Shown, pictures: list[Any], ids: NDArray[np.int32]) -> str:
         """What the processor says otherwise of a row with its real pictures; empty: nothing."""
-        pictures = [self._open(reference) for reference in shown.references]
-        wanted = np.asarray(self._processor.reference(shown.rendered, pictures).ids, np.int64)
+        try:
+            wanted = np.asarray(self._processor.reference(shown.rendered, pictures).ids, np.int64)
+        except RowError as error:
+            return error.message
         if np.array_equal(wanted, ids):
             return ""
         return f"the processor gives {len(wanted)} tokens for its pictures, these are {len(ids)}"
@@ -267,12 +289,10 @@ class Expander:
     def _columns(
         self, shown: _Shown, starts: NDArray[np.int32], stops: NDArray[np.int32]
     ) -> TextMedia:
-        sizes = [(one.width, one.height) for one in shown.facts]
-        answers, patches = self._processor.answers(sizes), self._processor.patches(sizes)
         told = [
             [
                 "image",
-                _stored(reference, picture.place),
+                _stored(reference_of(picture.value), picture.place),
                 facts.digest,
                 facts.width,
                 facts.height,
@@ -280,11 +300,11 @@ class Expander:
                 int(stop - start),
                 None if answer.grid is None else list(answer.grid),
             ]
-            for reference, picture, facts, start, stop, answer in zip(
-                shown.references, shown.pictures, shown.facts, starts, stops, answers, strict=True
+            for picture, facts, start, stop, answer in zip(
+                shown.pictures, shown.facts, starts, stops, shown.answers, strict=True
             )
         ]
-        return TextMedia(_json.encode(told).decode(), len(told), patches, int(stops[-1]))
+        return TextMedia(_json.encode(told).decode(), len(told), shown.patches, int(stops[-1]))
 
 
 def whole_media(

@@ -17,6 +17,7 @@ builder does it again before it makes a slice: what it finds must be what the ke
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Iterator
@@ -26,7 +27,7 @@ from typing import Any
 from tokenmill import fingerprint
 from tokenmill.chat import ChatSpec
 from tokenmill.chat.pictures import MediaTokens, take_pictures
-from tokenmill.errors import RowError, SourceChanged
+from tokenmill.errors import CacheError, RowError, SourceChanged
 from tokenmill.files.sealed import quarantine
 from tokenmill.media import Pictures, Reference, reference_from_text, reference_of
 from tokenmill.source import Block, read_block
@@ -76,7 +77,7 @@ class Externals:
         note = self._shelf.note(name)
         if note is None:
             note = {"pictures": self._listed(block)}
-            self._shelf.write_note(name, note)
+            self._write(name, note)
         texts: list[str] = note["pictures"]
         if not texts:
             return {}
@@ -93,8 +94,12 @@ class Externals:
             note = {"digests": list(digests.values())}
             if self._rehash and self._shelf.note(seen) not in (None, note):
                 quarantine(self._shelf.root, self._shelf.place(seen))  # it believed a clock
-            self._shelf.write_note(seen, note)
+            self._write(seen, note)
         return digests
+
+    def _write(self, name: str, note: dict[str, Any]) -> None:
+        with contextlib.suppress(CacheError):  # of a cache that cannot be written; it saves time
+            self._shelf.write_note(name, note)
 
     def read(self, reference: Reference, block: Block, digests: Digests) -> bytes:
         """The bytes of a picture, which must be those that the key was made of.

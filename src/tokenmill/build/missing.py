@@ -226,6 +226,7 @@ def media_options(
         "spec": {name: getattr(recipe, name) for name in ChatSpec.__struct_fields__},
         "root": None if root is None else os.path.abspath(root),
         "urls": options.media_urls,
+        "trust_remote_code": recipe.trust_remote_code,
         "rehash": options.rehash,
     }
 

@@ -90,7 +90,10 @@ def _media(options: dict[str, Any]) -> dict[str, Any]:
     copy = CacheLayout(Path(options["cache"])).processor(card.key)
     externals = externals_of(options)
     expander = Expander(
-        load_processor(copy, card), card.media_token_ids, externals.pictures, externals
+        load_processor(copy, card.identity, trust_remote_code=told["trust_remote_code"]),
+        card.media_token_ids,
+        externals.pictures,
+        externals,
     )
     return {"expander": expander, "media": MediaTokens(*told["tokens"])}
 

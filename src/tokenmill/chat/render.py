@@ -413,7 +413,7 @@ class Renderer:
         texts = [side.text for side in settled]
         if len(texts) > 1 and len(set(texts)) == 1:
             raise incomparable("the answers do not differ")
-        prompts = {text[: _trained_from(settled)] for text in texts}
+        prompts = {(text[: _trained_from(settled)], shown) for text, shown in _illustrated(settled)}
         if len(prompts) > 1:
             result.note("prompts_differ")
         first = len(result.texts)
@@ -735,6 +735,11 @@ class Renderer:
         if not settled.closed:
             result.note("rows_without_closer")
             result.unclosed.append(len(result.texts))
+
+
+def _illustrated(sides: Sequence[Settled]) -> list[tuple[str, str]]:
+    """The texts of a group, each with what tells its pictures from others."""
+    return [(side.text, repr([one.value for one in side.pictures])) for side in sides]
 
 
 def _trained_from(sides: Sequence[Settled]) -> int:

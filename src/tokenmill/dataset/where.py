@@ -31,10 +31,10 @@ from tokenmill.store import CARRIED
 NAMES = {
     "length": "length",  # tokens of the row
     "trained": "trained",  # trained tokens of the row
-    "pictures": "pictures",  # how many it has
-    "patches": "patches",  # what they cost a vision model
     "source": "source",  # path of its file, as origins name it
     "file": "source",  # the last part of that path
+    "pictures": "pictures",  # pictures of the row
+    "patches": "patches",  # what they cost a vision model
 }
 """Names an expression may use, and the stored column each comes from."""
 

@@ -152,7 +152,7 @@ class Pixels:
         self._store = _with_one_processor(view)
         self._given = given
         self._loaded: Processor | None = None
-        self._require_same(self.processor)
+        self._types = self.processor.token_types_names  # also: what is wrong with it is said now
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_loaded": None}
@@ -160,45 +160,11 @@ class Pixels:
     @property
     def processor(self) -> Processor:
         """The processor, loaded once in every process."""
+        from tokenmill.work.processor import processor_of  # only where it is wanted
+
         if self._loaded is None:
-            self._loaded = self._load()
+            self._loaded = processor_of(self._store, self._given)
         return self._loaded
-
-    def _load(self) -> Processor:
-        from tokenmill.media import Processor
-        from tokenmill.work.processor import given_processor
-
-        store, options = self._store, _identity(self._store)["options"]
-        where, cache = self._given, store.cache_root
-        if where is not None:
-            return Processor.load(where, options=options, cache_dir=cache)
-        known = given_processor(store.processor_key)
-        if known is not None:
-            return known
-        try:
-            return Processor.load(store.processor_path, options=options, cache_dir=cache)
-        except UsageError as error:
-            raise UsageError(
-                f"{error.message}; give the processor to the loader (processor=…) where it cannot "
-                "be made of the store's copy: one with code of its own, say",
-                path=error.path,
-            ) from error
-
-    def _require_same(self, processor: Processor) -> None:
-        """The processor must answer as the one did that rows were prepared with."""
-        wanted = _identity(self._store)
-        found = msgspec.json.decode(msgspec.json.encode(processor.identity))
-        # A setting may be written down otherwise by another version of transformers.
-        settings = ["configuration"] * (wanted["code"] == found["code"])
-        names = ["class", "image_token", "options", *settings, "answers"]
-        differ = [name for name in names if wanted.get(name) != found.get(name)]
-        if differ:
-            raise UsageError(
-                f"the processor is not the one that the rows were prepared with: its "
-                f"{' and '.join(differ)} differ, so pixels would not fit the tokens; give the same "
-                "one (processor=…), or prepare the rows again",
-                path=self._store.path,
-            )
 
     def features(self, rows: Sequence[tuple[Row, list[Media]]]) -> Batch:
         """The pixels of rows, under the names of the model."""
@@ -223,8 +189,7 @@ class Pixels:
         self, ids: npt.NDArray[np.int64], rows: Iterator[tuple[int, Row, list[Media]]]
     ) -> Batch:
         """Which token is a picture's, in the shape of the ids: 0 in padding and in other rows."""
-        names = self.processor.token_types_names
-        if not names:
+        if not self._types:
             return {}
         flat, types = ids.reshape(-1), np.zeros(ids.size, dtype=np.int64)
         for first, row, media in rows:
@@ -232,12 +197,7 @@ class Pixels:
                 own = slice(first, first + len(row))
                 counts = [one.count for one in media]
                 types[own] = self.processor.token_types(flat[own].tolist(), counts)
-        return {name: types.reshape(ids.shape).copy() for name in names}
-
-
-def _identity(store: Store) -> dict[str, Any]:
-    identity: dict[str, Any] = store.manifest["document"]["processor"]
-    return identity
+        return {name: types.reshape(ids.shape).copy() for name in self._types}
 
 
 def _with_one_processor(view: View) -> Store:

@@ -21,6 +21,7 @@ import contextlib
 import copy
 import logging
 import math
+import threading
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -40,6 +41,7 @@ BATTERY: tuple[Row, ...] = (
 )  # fmt: skip
 """Rows whose answers are part of a processor's identity."""
 
+_one_at_a_time = threading.RLock()
 _MARK = "\ue0f1\ue0f2"  # private characters, which no processor's expansions are made of
 
 
@@ -76,16 +78,20 @@ class Answers(msgspec.Struct, frozen=True):
 
 @contextlib.contextmanager
 def quietly() -> Iterator[None]:
-    """Mute what transformers says; what matters is in our own messages."""
+    """Mute what transformers says; what matters is in our own messages.
+
+    One thread at a time: two that put back each other's filters would leave the wrong ones.
+    """
     logger = logging.getLogger("transformers")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logger.setLevel(level)
+    with _one_at_a_time:
+        level = logger.level
+        logger.setLevel(logging.ERROR)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                yield
+        finally:
+            logger.setLevel(level)
 
 
 class _Handed(Exception):
@@ -150,7 +156,10 @@ class Asking:
         with optional("PIL", "asking a processor"):
             from PIL import Image
 
-        pictures = [Image.new("RGB", size) for size in row]
+        return self.with_pictures(row, [Image.new("RGB", size) for size in row])
+
+    def with_pictures(self, row: Row, pictures: list[Any]) -> Answers:
+        """Its answer for these very pictures, or that it does not take them."""
         try:
             with quietly():
                 return self._ask(row, pictures, self._processor.image_processor)

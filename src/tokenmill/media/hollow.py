@@ -206,7 +206,26 @@ def _hollow_tensor(torch: Any) -> Any:
     Operations run on torch's own device for shapes, ``meta``, while the tensor says that it is on
     the processor: what is computed beside it from sizes stays real.
     """
-    tree_map = torch.utils._pytree.tree_map
+    tree_map, pointwise = torch.utils._pytree.tree_map, torch.Tag.pointwise
+
+    def one(value: Any) -> Any:
+        """A number in place of a tensor: what torch would give for it has the right type."""
+        if not isinstance(value, torch.Tensor):
+            return value
+        return torch.zeros((1,) * value.ndim, dtype=value.dtype)
+
+    def emptied(value: Any) -> Any:
+        if isinstance(value, HollowTensor):
+            shape, strides = value.shape, value.stride()
+            return torch.empty_strided(shape, strides, dtype=value.dtype, device="meta")
+        if isinstance(value, torch.Tensor):
+            return value.to("meta")
+        return torch.device("meta") if isinstance(value, torch.device) else value
+
+    def filled(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        return HollowTensor(value.shape, value.stride(), value.dtype)
 
     class HollowTensor(torch.Tensor):  # type: ignore[misc]
         @staticmethod
@@ -219,23 +238,15 @@ def _hollow_tensor(torch: Any) -> Any:
         def __torch_dispatch__(
             cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
         ) -> Any:
-            def emptied(value: Any) -> Any:
-                if isinstance(value, cls):
-                    return torch.empty_strided(
-                        value.shape, value.stride(), dtype=value.dtype, device="meta"
-                    )
-                if isinstance(value, torch.Tensor):
-                    return value.to("meta")
-                return torch.device("meta") if isinstance(value, torch.device) else value
-
-            def filled(value: Any) -> Any:
-                if not isinstance(value, torch.Tensor):
-                    return value
-                return cls(value.shape, value.stride(), value.dtype)
-
-            return tree_map(
-                filled, func(*tree_map(emptied, args), **tree_map(emptied, kwargs or {}))
-            )
+            kwargs = kwargs or {}
+            if pointwise in func.tags and not kwargs:  # torch computes these shapes in Python
+                shapes = [value.shape for value in args if isinstance(value, torch.Tensor)]
+                kind = func(*map(one, args)).dtype
+                return filled(
+                    torch.empty(torch.broadcast_shapes(*shapes), dtype=kind, device="meta")
+                )
+            made = func(*tree_map(emptied, args), **tree_map(emptied, kwargs))
+            return tree_map(filled, made)
 
     return HollowTensor
 

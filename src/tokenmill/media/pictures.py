@@ -118,6 +118,10 @@ class Pictures:
         self.limits = limits or Limits()
         self._archives = archives.OpenArchives()
 
+    def __reduce__(self) -> Any:
+        # What it knows of archives stays here.
+        return _made_again, (self.roots, self.urls, self.private, self.limits)
+
     def read(self, reference: Reference, base: str | os.PathLike[str] | None = None) -> bytes:
         """The bytes of a picture.
 
@@ -260,6 +264,10 @@ class Pictures:
         if width < 1 or height < 1:
             raise bad_media(f"{name} has {width}×{height} pixels")
         return image
+
+
+def _made_again(roots: tuple[Path, ...], urls: bool, private: bool, limits: Limits) -> Pictures:
+    return Pictures(roots, urls=urls, private=private, limits=limits)
 
 
 @functools.cache

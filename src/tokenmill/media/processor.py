@@ -169,15 +169,17 @@ class Processor:
 
     @functools.cached_property
     def media_token_ids(self) -> frozenset[int]:
-        """Tokens that only ever stand for media: added ones that expansions are made of."""
+        """Tokens that only ever stand for media: special ones that expansions are made of."""
         ids: set[int] = set()
         for kind in ("image", "video", "audio"):
             found = getattr(self._processor, f"{kind}_token_ids", None) or ()
             ids.update(number for number in found if isinstance(number, int))
-        added = set(self.tokenizer.get_added_vocab().values())
+        special = {  # others that are added, such as Gemma's newlines, stand in texts, too
+            number for number, token in self.tokenizer.added_tokens_decoder.items() if token.special
+        }
         for answers in self._battery.answers:
             for answer in answers.pictures:
-                ids |= added.intersection(
+                ids |= special.intersection(
                     self.tokenizer.encode(answer.text, add_special_tokens=False)
                 )
         return frozenset(ids)
@@ -265,10 +267,7 @@ class Processor:
                 self._weight += found.weight
                 while self._weight > MOST_REMEMBERED and len(self._known) > 1:
                     self._weight -= self._known.popitem(last=False)[1].weight
-        if found.refused is not None:
-            shown = ", ".join(f"{width}×{height}" for width, height in row)
-            raise bad_media(f"the processor refuses {shown} pixels: {found.refused}")
-        return found
+        return _taken(found, row)
 
     def _learned(self, row: Row) -> Answers:
         answers = self._asking.hollow(row) if self.asks_hollow else None
@@ -291,12 +290,25 @@ class Processor:
         """What a row's pictures cost the vision model: patches, or tiles where all are alike."""
         return self._answers(sizes).patches if sizes else 0
 
-    def expand(self, text: str, sizes: Sequence[Size]) -> Expanded:
+    def ask(self, pictures: Sequence[Any]) -> Answers:
+        """What the processor makes of these very pictures: nothing that was learned has a part.
+
+        Args:
+            pictures: Of `Pictures.open`, in order.
+
+        Raises:
+            RowError: It refuses them (``bad_media``).
+        """
+        sizes = tuple((int(one.width), int(one.height)) for one in pictures)
+        return _taken(self._asking.with_pictures(sizes, list(pictures)), sizes)
+
+    def expand(self, text: str, sizes: Sequence[Size], answers: Answers | None = None) -> Expanded:
         """A rendered text, each image token replaced by the expansion of its picture.
 
         Args:
             text: As the chat template prints it.
             sizes: (width, height) of the pictures, as `PictureFacts` has them, in order.
+            answers: Of `ask`; None: those that are learned.
 
         Raises:
             RowError: The text has more or fewer image tokens than there are pictures
@@ -312,7 +324,8 @@ class Processor:
         if not sizes:
             return Expanded(text, [])
         parts, pieces, at = [between[0]], [], len(between[0])
-        for answer, after in zip(self.answers(sizes), between[1:], strict=True):
+        learned = self._answers(sizes) if answers is None else answers
+        for answer, after in zip(learned.pictures, between[1:], strict=True):
             pieces.append((at, at + len(answer.text)))
             parts += (answer.text, after)
             at += len(answer.text) + len(after)
@@ -330,6 +343,8 @@ class Processor:
         """
         try:
             made = self._run([text], [list(pictures)] if pictures else None)
+        except MemoryError:
+            raise
         except Exception as error:
             raise bad_media(f"the processor refuses the row: {error}") from error
         types = next((made[name] for name in _TYPES if name in made), None)
@@ -354,20 +369,21 @@ class Processor:
             return {}
         try:
             return _features_of(self._run([self.image_token * len(row) for row in given], given))
+        except MemoryError:
+            raise
         except Exception as error:
             raise bad_media(f"the processor refuses the pictures: {error}") from error
 
     def _run(self, texts: list[str], pictures: list[list[Any]] | None) -> Mapping[str, Any]:
         backend = getattr(self._processor.image_processor, "backend", "")
         tensors = "pt" if backend == "torchvision" else "np"
-        with quietly():
-            made: Mapping[str, Any] = self._processor(
-                text=texts,
-                images=pictures,
-                text_kwargs={"add_special_tokens": False, "return_tensors": None},
-                images_kwargs={"return_tensors": tensors},
-                **self.options,
-            )
+        made: Mapping[str, Any] = self._processor(
+            text=texts,
+            images=pictures,
+            text_kwargs={"add_special_tokens": False, "return_tensors": None},
+            images_kwargs={"return_tensors": tensors},
+            **self.options,
+        )
         return made
 
     @functools.cached_property
@@ -424,6 +440,18 @@ class Processor:
         more = len(inspect.signature(make).parameters) - 1
         found: list[int] = make([list(ids)], *([[list(counts)]] if more else []))[0]
         return found
+
+
+def _taken(answers: Answers, row: Row) -> Answers:
+    """Answers that are some.
+
+    Raises:
+        RowError: That the processor takes no such pictures (``bad_media``).
+    """
+    if answers.refused is not None:
+        shown = ", ".join(f"{width}×{height}" for width, height in row)
+        raise bad_media(f"the processor refuses {shown} pixels: {answers.refused}")
+    return answers
 
 
 def _features_of(made: Mapping[str, Any]) -> dict[str, npt.NDArray[Any]]:

@@ -27,7 +27,8 @@ class ViewMethods:
                 that is given the ``columns``, each an array over many rows at once, and gives one
                 truth value per row. It must look at each row by itself.
             columns: What the function is given, in this order: ``length``, ``trained``, ``source``,
-                ``file``, ``carried.<name>``, and what is attached per row, by its name.
+                ``file``, ``pictures``, ``patches``, ``carried.<name>``, and what is attached per
+                row, by its name.
         """
         view: View = _dataset().filtered(self, where, columns)
         return view

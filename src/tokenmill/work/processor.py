@@ -5,8 +5,8 @@ and identity, its template, the tokens that stand for media. Finding it out impo
 asks the processor about a battery of sizes, so for a directory or a name it is a task for the
 executor, like looking at a tokenizer; a processor given as an object is looked at here. Either way
 a copy lies under ``<cache>/processors/<key>`` afterwards, which `load_processor` loads where the
-work is done. An object that this process was given serves itself: not every one can be loaded from
-files again.
+work is done, and `processor_of` for whoever serves a store's rows. An object that this process was
+given serves itself: not every one can be loaded from files again.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tokenmill import fingerprint
 from tokenmill.errors import CacheError, CorruptionError, UsageError
 from tokenmill.files.sealed import BytesForm, SealedKind, publish_files
 from tokenmill.optional import installed_version
-from tokenmill.store import CacheLayout
+from tokenmill.store import CacheLayout, Store
 from tokenmill.work.identity import absolute, ask_worker
 from tokenmill.work.tasks import Executor
 
@@ -111,35 +111,94 @@ def processor_card(recipe: Any, cache: CacheLayout, executor: Executor) -> Proce
     return card
 
 
-def given_processor(key: str) -> Processor | None:
-    """A processor that this process was given as an object, or has loaded, by its key."""
-    return _given.get(key)
+def load_processor(
+    path: Path, identity: dict[str, Any], *, trust_remote_code: bool = False
+) -> Processor:
+    """The processor of an identity: the object that was given, or a copy that was kept.
 
-
-def load_processor(path: Path, card: ProcessorCard) -> Processor:
-    """The processor of a card: the object that was given, or the cache's copy.
+    Args:
+        path: The copy.
+        identity: What it must be; see `ProcessorCard`.
+        trust_remote_code: Allow it to bring code of its own.
 
     Raises:
         CorruptionError: The copy is not what was kept.
+        UsageError: It cannot be loaded here.
     """
-    known = _given.get(card.key)
+    key = fingerprint.key(identity)
+    known = _given.get(key)
     if known is not None:
         return known
     from tokenmill.media import Processor
 
     try:
-        options = card.identity["options"]
-        processor = Processor.load(path, options=options, cache_dir=path.parent.parent)
+        processor = Processor.load(
+            path,
+            options=identity["options"],
+            trust_remote_code=trust_remote_code,
+            cache_dir=path.parent.parent if path.parent.name == "processors" else None,
+        )
     except UsageError as error:
         raise UsageError(
-            f"{error.message}; a processor that cannot be loaded from its own files works with "
-            "num_workers=0 only",
+            f"{error.message}; a processor that cannot be loaded from its own files serves only "
+            "the process that it was given to (num_workers=0)",
             path=path,
         ) from error
-    if processor.key != card.key:
+    if processor.key != key:
         raise CorruptionError("the processor's copy answers otherwise than it did", path=path)
-    _given[card.key] = processor
+    _given[key] = processor
     return processor
+
+
+def processor_of(store: Store, given: Any = None) -> Processor:
+    """The processor that a store's rows were prepared with, or one that does the same.
+
+    Args:
+        store: Whose rows have pictures.
+        given: A processor, or where it is; None takes the copy that the store keeps.
+
+    Raises:
+        UsageError: There was none, it cannot be loaded here, or it would do something else.
+    """
+    path = store.processor_path
+    if path is None:
+        raise UsageError("prepared without a processor: its rows have no pictures", path=store.path)
+    known = _given.get(store.processor_key)
+    if given is None and known is not None:
+        return known
+    from tokenmill.media import Processor
+
+    identity = store.manifest["document"]["processor"]
+    try:
+        processor = Processor.load(
+            path if given is None else given,
+            options=identity["options"],
+            cache_dir=store.cache_root,
+        )
+    except UsageError as error:
+        raise UsageError(
+            f"{error.message}; a processor that cannot be made of the store's copy, one with code "
+            "of its own, say, must be given as an object",
+            path=path,
+        ) from error
+    _require_same(processor, identity, store)
+    return processor
+
+
+def _require_same(processor: Processor, identity: dict[str, Any], store: Store) -> None:
+    """A processor must answer as the one did that rows were prepared with."""
+    found = msgspec.json.decode(msgspec.json.encode(processor.identity))
+    # Another version of transformers may write down settings otherwise, and do the same.
+    settings = ["configuration"] * (identity["code"] == found["code"])
+    names = ["class", "image_token", "options", *settings, "answers"]
+    differ = [name for name in names if identity.get(name) != found.get(name)]
+    if differ:
+        raise UsageError(
+            f"the processor is not the one that the rows were prepared with: {' and '.join(differ)}"
+            " differ, so pixels would not fit the tokens; give the same one, or prepare the rows "
+            "again",
+            path=store.path,
+        )
 
 
 def open_identifier(options: dict[str, Any]) -> Any:
