@@ -20,6 +20,7 @@ import pytest
 import tokenmill as tm
 from tests.build.illustrated import Album, asked, part, text
 from tests.build.making import write_rows
+from tests.build.test_weights import HOSTS
 from tests.media import processors
 from tokenmill.api.recipes import run_recipe
 from tokenmill.dataset.pictures import StoredPictures
@@ -522,3 +523,18 @@ def test_a_sidecar_may_not_be_called_like_pixels(own: Illustrated) -> None:
     with pytest.raises(UsageError, match="'pixel_values'"):
         next(iter(own.loader(batch_size=2)))
     assert next(iter(own.loader(batch_size=2, sidecars=())))["pixel_values"].ndim == 4
+
+
+READERS = [name for name in HOSTS if not name.startswith("export")]  # exports: see tests/formats
+
+
+@pytest.mark.parametrize("host", READERS)
+def test_readers_of_tokens_alone_are_refused_by_name(
+    made: Illustrated, tmp_path: Path, host: str
+) -> None:
+    """Nobody trains on the tokens of pictures as if there were none, unless it is asked for."""
+    for library in ("torch", "datasets"):
+        pytest.importorskip(library)
+    name, use = HOSTS[host]
+    with pytest.raises(UsageError, match=f"rows of this data have pictures, and {name} would"):
+        use(made.store, tmp_path)

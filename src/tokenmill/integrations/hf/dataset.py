@@ -31,7 +31,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from tokenmill import fingerprint
-from tokenmill.dataset import Mixture, View, unweighted
+from tokenmill.dataset import Mixture, View, tokens_alone
 from tokenmill.integrations.hf.table import LazyTable
 from tokenmill.integrations.hosts import check_one_of, labels, predicted
 from tokenmill.loader import WholeRun
@@ -65,8 +65,8 @@ def to_hf(data: Store | View | Mixture, mask: str = "labels") -> datasets.Datase
     """
     check_one_of("mask", mask, MASKS)
     samples = WholeRun(data, order="sequential")
-    if mask == "assistant_masks":
-        unweighted(samples.view, f"a dataset with {mask}")
+    if samples.view.has_media or mask == "assistant_masks":
+        tokens_alone(samples.view, f"a dataset with {mask}")
     return lazy_dataset(samples, mask)
 
 

@@ -22,7 +22,7 @@ from typing import Any
 
 import datasets
 
-from tokenmill.dataset import Mixture, View, as_view, unweighted
+from tokenmill.dataset import Mixture, View, as_view, tokens_alone
 from tokenmill.errors import UsageError
 from tokenmill.integrations.hf.dataset import lazy_dataset
 from tokenmill.integrations.hf.preference import group_dataset
@@ -78,7 +78,7 @@ def for_trl(
     Raises:
         UsageError: The installed TRL is too old for labels, or for rows behind each other.
     """
-    view = unweighted(data.view if isinstance(data, Mixture) else as_view(data), "TRL")
+    view = tokens_alone(data.view if isinstance(data, Mixture) else as_view(data), "TRL")
     if view.has_groups:
         if pack is not None or padding_free:
             raise UsageError("TRL does not pack groups: serve packs of them with a Loader")
