@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from tokenmill.media import Processor
 
 WAYS = ("references", "pixels")
+TOKEN_TYPES = "mm_token_type_ids"
 
 _BY_TEXT = ("cross_attention_mask",)
 """Features that say which token sees which picture: they are of a text, not of pictures."""
@@ -152,7 +153,9 @@ class Pixels:
         self._store = _with_one_processor(view)
         self._given = given
         self._loaded: Processor | None = None
-        self._types = self.processor.token_types_names  # also: what is wrong with it is said now
+        told = self.processor  # loaded now, so that what is wrong with it is said now
+        own = told.token_types_name or TOKEN_TYPES
+        self._types = tuple({TOKEN_TYPES: 1, own: 1}) if told.tells_token_types else ()
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_loaded": None}

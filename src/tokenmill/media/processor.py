@@ -387,8 +387,8 @@ class Processor:
         return made
 
     @functools.cached_property
-    def _layout(self) -> tuple[frozenset[str], bool, tuple[str, ...]]:
-        """Which features of rows are joined, whether any counts rows, `token_types_names`."""
+    def _layout(self) -> tuple[frozenset[str], bool, str | None, bool]:
+        """Which features of rows are joined, whether any counts rows, and of token types."""
         import numpy as np
         from PIL import Image
 
@@ -411,9 +411,8 @@ class Processor:
         )
         by_row = any(len(value) == len(rows) for value in together.values())
         ids = _as_list(made["input_ids"])[0]  # of one picture and nothing else
-        names = {_TYPES[0], *(name for name in _TYPES if name in made)}
-        tells = any(self.token_types(ids, [len(ids)]))
-        return joined, by_row, tuple(sorted(names)) if tells else ()
+        name = next((name for name in _TYPES if name in made), None)
+        return joined, by_row, name, any(self.token_types(ids, [len(ids)]))
 
     @property
     def joined(self) -> frozenset[str]:
@@ -425,9 +424,14 @@ class Processor:
         return self._layout[1]
 
     @property
-    def token_types_names(self) -> tuple[str, ...]:
-        """What models call `token_types`, its own too; none where it can tell no picture's."""
+    def token_types_name(self) -> str | None:
+        """What it calls `token_types` for its model; None where the model is not told."""
         return self._layout[2]
+
+    @property
+    def tells_token_types(self) -> bool:
+        """Whether `token_types` tell a picture's tokens from others."""
+        return self._layout[3]
 
     def token_types(self, ids: Sequence[int], counts: Sequence[int]) -> list[int]:
         """Which token is whose, as the model is told: 0 text, 1 picture.
