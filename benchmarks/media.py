@@ -8,7 +8,8 @@ size was seen before. *Serving*: a batch of four rows, one picture each, from a 
 collator on the same rows, which renders and encodes them as well; both run the image processor,
 which is most of it. Memory is what a loader with prefetching gains between its tenth and its
 hundredth batch, of 1,000 and of a million rows. Processors are made from their classes over the
-bundled tokenizer.
+bundled tokenizer. Llama 4's needs torchvision, for whose functions the tests have a stand-in: its
+ratios carry no bound.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from benchmarks.report import Report, seconds
 KNOWN = ((640, 480), (1024, 768), (768, 1024), (1280, 720))
 PICTURES = 24  # of which the peer, which is slow, runs a few
 PEER_PICTURES = 4
+STAND_IN = ("llama4",)
 
 
 def _draw(path: Path, rng: random.Random, size: tuple[int, int]) -> Path:
@@ -109,7 +111,7 @@ def _measure(report: Report, name: str, known: list[Path], new: list[Path]) -> N
         f"{name}: known sizes",
         ours=our,
         peer=their,
-        at_least=100,
+        at_least=None if name in STAND_IN else 100,
         note=f"{our * 1e6:.0f} µs, the processor {their * 1e3:.0f} ms",
     )
     thirds = [new[at::3] for at in range(3)]  # a size is new once
@@ -119,7 +121,7 @@ def _measure(report: Report, name: str, known: list[Path], new: list[Path]) -> N
         f"{name}: a new size each",
         ours=our,
         peer=their,
-        at_least=20,
+        at_least=None if name in STAND_IN else 20,
         note=f"{our * 1e3:.2f} ms, the processor {their * 1e3:.0f} ms",
     )
 

@@ -7,7 +7,7 @@ import hashlib
 import os
 import signal
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -113,6 +113,36 @@ def own_cache(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
         link_new_files(cache / memo.DIRECTORY, known)
     if patches:
         engine_cache.forget()
+
+
+CORE_ONLY = "TOKENMILL_TEST_CORE_ONLY"
+"""Set by `make lowest`, whose environments hold the core alone."""
+
+OUTSIDE = frozenset({"aiohttp", "datasets", "hatchling", "huggingface_hub", "ray", "torch",
+                     "transformers", "trl"})  # fmt: skip
+
+
+def missing_extra(error: BaseException | None) -> str | None:
+    """The library beyond the core for want of which something failed; None where it was not."""
+    while error is not None:
+        if isinstance(error, ModuleNotFoundError) and (name := str(error.name)) in OUTSIDE:
+            return name
+        error = error.__cause__ or error.__context__
+    return None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Where the core is tried alone, a test that asks for more is skipped by the name of it."""
+    report = yield
+    if CORE_ONLY in os.environ and report.failed and call.excinfo is not None:
+        name = missing_extra(call.excinfo.value)
+        if name is not None:
+            report.outcome = "skipped"
+            report.longrepr = (str(item.path), 0, f"Skipped: needs {name}")
+    return report
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -26,10 +26,10 @@ LEAST_DOCSTRING = 200  # characters: enough to introduce a module's nouns
 
 VERBS = ("export", "lint", "open_rows", "open_store", "prepare", "prepare_part", "mix", "split",
          "to_hf")  # fmt: skip
-NOUNS = ("Loader", "Origin", "Pack", "PromptDataset", "Recipe")
+NOUNS = ("Bridge", "Loader", "Origin", "Pack", "PromptDataset", "Recipe")
 EXCEPTIONS = ("TokenmillError", "UsageError", "SourceError", "SourceMissing", "SourceChanged",
-              "RowError", "TokenizerError", "TemplateError", "CacheError", "CorruptionError",
-              "NonDeterminismError", "WorkerError", "StateError")  # fmt: skip
+              "RowError", "TokenizerError", "TemplateError", "BridgeError", "CacheError",
+              "CorruptionError", "NonDeterminismError", "WorkerError", "StateError")  # fmt: skip
 
 
 def run(program: str, *arguments: str | Path) -> str:

@@ -15,6 +15,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from tokenmill.errors import (
+    BridgeError,
     CacheError,
     CorruptionError,
     NonDeterminismError,
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
         push,
         to_hf,
     )
+    from tokenmill.bridge import Bridge
     from tokenmill.build.recipe import Recipe
     from tokenmill.dataset import Mixture, View, as_view, concat, filtered, mix, split
     from tokenmill.loader import LengthGrouped, Loader, OrderedView
@@ -55,6 +57,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "Align": "tokenmill.packing",
+    "Bridge": "tokenmill.bridge",
     "LengthGrouped": "tokenmill.loader",
     "Loader": "tokenmill.loader",
     "MicroBatches": "tokenmill.packing",
@@ -90,6 +93,8 @@ _HOMES = {
 
 __all__ = [
     "Align",
+    "Bridge",
+    "BridgeError",
     "CacheError",
     "CorruptionError",
     "LengthGrouped",

@@ -143,7 +143,7 @@ def test_program_that_lies_is_out(
     if way == "traced":
         lying(monkeypatch, renderer._for(None).traced, change)
     else:
-        lying_unrolled(monkeypatch, renderer._for(None).unrolled, change)
+        lying_unrolled(monkeypatch, renderer._for(None).unrolled["none"], change)
     result = renderer.render(rows(100))
     same(result, expected)
     assert result.notes["mismatches"] == 1

@@ -31,10 +31,16 @@ def preload() -> None:
     """Import all of tokenmill but the doors to host frameworks, and what it imports lazily."""
     import tokenmill
 
-    names = [found.name for found in pkgutil.walk_packages(tokenmill.__path__, "tokenmill.")]
+    rooms = pkgutil.iter_modules(tokenmill.__path__, "tokenmill.")
+    own = [room for room in rooms if room.name != "tokenmill.integrations"]
+    names = [room.name for room in own]
+    for room in own:
+        if room.ispkg:
+            inside = importlib.import_module(room.name).__path__
+            names += [found.name for found in pkgutil.walk_packages(inside, f"{room.name}.")]
     lazily = ["jinja2", "tokenizers", "rich.console", "tests.faults.world"]
     for name in [*names, *lazily]:
-        if "integrations" not in name and not name.endswith("__main__"):
+        if not name.endswith("__main__"):
             importlib.import_module(name)
     import numpy
     import pyarrow

@@ -72,6 +72,7 @@ def test_hollow_arrays_have_the_shapes_of_real_ones(operation: Any) -> None:
         lambda a: np.max(a), lambda a: np.where(a > 0), lambda a: list(a.ravel()),
         lambda a: a.tolist(), lambda a: 1 if (a > 0).any() else 0, lambda a: np.unique(a),
         lambda a: a.mean(axis=0), lambda a: np.add.reduce(a), lambda a: a.tobytes(),
+        lambda a: np.add(a, 1, out=np.zeros(a.shape)),
     ],
 )  # fmt: skip
 def test_nobody_looks_at_a_hollow_array(look: Any) -> None:
@@ -123,7 +124,7 @@ def test_one_whose_hollow_answers_differ_is_asked_with_pixels(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A lie in one answer of the battery is enough."""
-    truth = Asking.hollow
+    truth, key = Asking.hollow, known("qwen2_vl").key
 
     def lying(self: Asking, row: Any) -> Any:
         answers = truth(self, row)
@@ -134,7 +135,7 @@ def test_one_whose_hollow_answers_differ_is_asked_with_pixels(
     monkeypatch.setattr(Asking, "hollow", lying)
     processor = Processor(raw("qwen2_vl"))
     assert not processor.asks_hollow
-    assert processor.key == known("qwen2_vl").key
+    assert processor.key == key
 
 
 def test_distrusted(monkeypatch: pytest.MonkeyPatch) -> None:

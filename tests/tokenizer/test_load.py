@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 import tokenizers
-from transformers import PreTrainedTokenizerFast
 
 from tests.tokenizer.families import family, family_json
 from tokenmill.errors import CorruptionError, TokenizerError, UsageError
 from tokenmill.tokenizer import Encoder, Tokenizer, auto_tokenizer, load
+
+PreTrainedTokenizerFast = pytest.importorskip("transformers").PreTrainedTokenizerFast
 
 CONFIG = {
     "tokenizer_class": "PreTrainedTokenizerFast",

@@ -29,6 +29,7 @@ def test_auto_agreed_on_beside_the_build_is_remembered(tmp_path: Path) -> None:
 def test_disagreement_found_beside_the_build_commits_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    pytest.importorskip("transformers")
     monkeypatch.setattr(identify, "COMPARE", f"{__name__}:open_disagreement")
     monkeypatch.setattr(sys, "path", [str(Path(__file__).parents[2]), *sys.path])
     with pytest.raises(TokenizerError, match="tokenizer_backend"):

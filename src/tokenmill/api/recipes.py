@@ -107,7 +107,7 @@ def prepare(
     | None = None,
     turn_end: Literal["stop", "turn"] = "stop",
     thinking_opener: Literal["prompt", "trained"] = "prompt",
-    expand: Literal["none", "turns"] = "none",
+    expand: Literal["none", "turns", "append"] = "none",
     trailing: Literal["reject", "trim"] = "reject",
     append_eos: bool = True,
     max_length: int | None = None,
@@ -159,7 +159,8 @@ def prepare(
             next turn starts (``turn``).
         thinking_opener: Whether a thinking opener that is already in the generation prompt belongs
             to the ``prompt`` or is ``trained``.
-        expand: ``turns`` makes one row of every assistant turn, with the turns before it.
+        expand: ``turns`` makes one row of every assistant turn, with the turns before it;
+            ``append`` joins those of which one goes on where another ends, as a rollout does.
         trailing: Reject a conversation that ends with a user turn, or trim it to its last
             assistant turn.
         append_eos: End text and string completions with the end-of-sequence token.

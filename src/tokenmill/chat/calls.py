@@ -62,6 +62,8 @@ def tool_list(value: Any) -> list[Any] | None:
         return [value]
     if not isinstance(value, list):
         raise RowError(f"tools must be a list, not {type(value).__name__}")
+    if set(map(type, value)) == {dict}:  # nearly always
+        return value
     tools = [decode(tool, "a tool") if isinstance(tool, str) else tool for tool in value]
     for tool in tools:
         if not isinstance(tool, dict):
@@ -146,7 +148,7 @@ def join_parts(message: dict[str, Any], parts: list[Any], *, joined: bool = True
             list, for a template of pictures.
     """
     texts: list[str] = []
-    others: list[Any] = []
+    shown: list[tuple[Any, str | None]] = []  # parts that stay where not all are text, and its text
     reasoning: list[str] = []
     calls: list[dict[str, Any]] = []
     mixed = False
@@ -159,7 +161,7 @@ def join_parts(message: dict[str, Any], parts: list[Any], *, joined: bool = True
         if kind in TEXT_PARTS:
             text = _text(part, "text")
             texts.append(text)
-            others.append({**_without(part, ("value",)), "type": "text", "text": text})
+            shown.append((part, text))
         elif kind in REASONING_PARTS:
             reasoning.append(_text(part, str(kind)))
         elif kind in CALL_PARTS:
@@ -168,9 +170,10 @@ def join_parts(message: dict[str, Any], parts: list[Any], *, joined: bool = True
             if joined and is_media(part):
                 raise _refused(part)
             mixed = True
-            others.append(part)
-    as_list = mixed or (not joined and bool(others))
-    result = {**message, "content": others if as_list else "".join(texts)}
+            shown.append((part, None))
+    as_list = mixed or (not joined and bool(shown))
+    content = [_spelled(part, text) for part, text in shown] if as_list else "".join(texts)
+    result = {**message, "content": content}
     if reasoning and result.get("reasoning_content") is None:
         result["reasoning_content"] = "".join(reasoning)
     if calls:
@@ -194,8 +197,12 @@ def _refused(part: Mapping[str, Any]) -> RowError:
     )
 
 
-def _without(part: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
-    return {name: value for name, value in part.items() if name not in names}
+def _spelled(part: dict[str, Any], text: str | None) -> dict[str, Any]:
+    """A part as templates know it."""
+    if text is None:
+        return part
+    rest = {name: value for name, value in part.items() if name != "value"}
+    return {**rest, "type": "text", "text": text}
 
 
 def _text(part: dict[str, Any], kind: str) -> str:

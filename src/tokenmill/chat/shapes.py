@@ -202,19 +202,21 @@ def conversation(shape: str, turns: list[Any]) -> Conversation:
     """OpenAI messages, rewritten only where the documented normalisations say so."""
     if _is_simple(turns):
         return Conversation(shape, turns, simple=True)
-    messages = [_message(turn) for turn in turns]
-    simple = all(len(turn) == 2 and type(turn["content"]) is str for turn in messages)
-    nulls = frozenset(
-        id(message)
-        for turn, message in zip(turns, messages, strict=True)
-        if turn.get("content") is None
-    )
-    calls = {
-        id(message): turn.get("tool_calls") or message["tool_calls"]
-        for turn, message in zip(turns, messages, strict=True)
-        if message.get("tool_calls")
-    }
-    return Conversation(shape, messages, simple=simple and not nulls, nulls=nulls, calls=calls)
+    messages: list[Message] = []
+    simple = True
+    nulls: list[int] = []
+    calls: dict[int, Any] = {}
+    for turn in turns:
+        message = _message(turn)
+        messages.append(message)
+        if turn.get("content") is None:
+            nulls.append(id(message))
+        if len(message) != 2 or type(message["content"]) is not str:
+            simple = False
+            if message.get("tool_calls"):
+                calls[id(message)] = turn.get("tool_calls") or message["tool_calls"]
+    known = frozenset(nulls)
+    return Conversation(shape, messages, simple=simple and not nulls, nulls=known, calls=calls)
 
 
 def _sharegpt_conversation(turns: list[Any]) -> Conversation:
@@ -271,8 +273,8 @@ def _message(value: Any) -> Message:
         turn = join_parts(turn, [content])
     elif not isinstance(content, str):
         raise RowError(f"content must be text or parts, not {type(content).__name__}")
-    calls = turn.get("tool_calls")
-    if calls is not None:
+    calls = value.get("tool_calls")
+    if calls is not None and turn["tool_calls"] is calls:  # `join_parts` rewrites those it adds to
         rewritten = call_list(calls)
         if type(calls) is not list or any(map(operator.is_not, rewritten, calls)):
             turn = {**turn, "tool_calls": rewritten}

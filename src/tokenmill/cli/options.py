@@ -48,6 +48,7 @@ RECIPE = tuple(
 )
 CACHE = (RUN_OPTIONS["cache_dir"],)
 WHERE = (RUN_OPTIONS["num_workers"], RUN_OPTIONS["executor"], *CACHE)
+MEDIA = (RUN_OPTIONS["media_root"], RUN_OPTIONS["media_urls"])
 ENGINES = (RUN_OPTIONS["engine"], RUN_OPTIONS["renderer"])
 
 METAVARS = {"carry": "COLUMN", "config": "FILE", "cache_dir": "DIR"}

@@ -10,6 +10,7 @@ is gone a `SourceMissing`, and both name it.
 from __future__ import annotations
 
 import os
+from functools import cached_property
 from typing import Any
 
 from tokenmill import fingerprint
@@ -29,8 +30,12 @@ class StoredPictures:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._pictures = Pictures(store.media_root, urls=store.media_urls)
         self._rows: dict[str, Rows] = {}
+
+    @cached_property
+    def _pictures(self) -> Pictures:
+        """Made when one is looked for: where pictures were may be gone, and copies be there."""
+        return Pictures(self._store.media_root, urls=self._store.media_urls)
 
     def read(self, media: Media) -> bytes:
         """The bytes of a picture.
@@ -56,7 +61,7 @@ class StoredPictures:
         base = None if path is None or is_remote(path) else os.path.dirname(os.path.abspath(path))
         try:
             return self._pictures.read(self._reference(media), base)
-        except RowError as error:
+        except (RowError, UsageError) as error:  # the latter: the root itself is gone
             raise SourceMissing(
                 f"the picture {media.reference} (digest {media.digest}) cannot be read: "
                 f"{error.message}; open_store(media_root=) says where pictures are now",

@@ -10,12 +10,18 @@ This room knows nothing of rows, chat or stores. Three nouns:
   would. ``name=`` of both is what a refusal calls the picture.
 - A `Processor` is the user's own processor of transformers: `Processor.load(directory | hub id |
   object)`. `expand(text, sizes)` gives the text that it hands to its tokenizer, and the character
-  ranges of the expansions; `reference(text, pictures)` runs it whole, with pixels. `identity` and
-  `key` name it by what it does.
+  ranges of the expansions; `answers(sizes)` the expansions and grids themselves, `patches(sizes)`
+  what a row costs the vision model. `reference(text, pictures)` runs it whole, with pixels, and
+  `features(rows)` gives a batch's pixels under the model's names; `joined` says which of them are
+  the rows' own end to end, `token_types` which token is a picture's. `identity` and `key` name it
+  by what it does. Who sees an expansion differ from the reference calls `distrust`.
+
+Sizes are (width, height) as in `PictureFacts`, always of all pictures of a row, in order.
 
 Whatever is wrong with a picture is a `RowError` with reason ``bad_media``, more or fewer pictures
 than places for them ``media_mismatch``; the message names the picture, the caller adds the row. A
-server that does not answer is a `SourceError`, because it says nothing about the row.
+server that does not answer, or a file that is just being written, is a `SourceError`: it says
+nothing about the row. Videos are refused by name; the frames of one are pictures like others.
 
 Importing this package loads neither Pillow nor transformers; using it needs the extra ``vision``.
 """

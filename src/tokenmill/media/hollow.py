@@ -9,8 +9,10 @@ code: it holds for every picture of these sizes. Where it raises, the caller ask
 
 `hollowed` makes the twin of an image processor that starts from hollow arrays; `WithoutPixels` is
 where it may run. Functions that leave numpy (resizing goes through Pillow) or forget the kind of an
-array (``np.array``, ``np.asarray``, ``np.zeros``) are replaced there, in transformers' modules, by
-ones that pass hollow arrays on and otherwise do what they always do: other threads notice nothing.
+array (``np.array``, ``np.asarray``, ``np.zeros``) are replaced there, in the modules of the image
+processor, by ones that pass hollow arrays on and otherwise do what they always do: other threads
+notice nothing. Code elsewhere that takes the memory of an array without asking numpy would see
+zeros, as in a blank picture; for that there are the battery and the audits.
 """
 
 from __future__ import annotations
@@ -45,9 +47,11 @@ class Hollow(np.ndarray):
         out = kwargs.pop("out", None)
         if method != "__call__" or ufunc.nout != 1 or kwargs:
             raise PixelsWanted(f"{ufunc.__name__}.{method}")
-        if out is not None:
-            return out[0]
         shape = np.broadcast_shapes(*(np.shape(value) for value in inputs))
+        if out is not None:
+            if not isinstance(out[0], Hollow) or out[0].shape != shape:
+                raise PixelsWanted(f"{ufunc.__name__} into an array")
+            return out[0]
         kinds = tuple(
             value.dtype if isinstance(value, np.ndarray | np.generic) else type(value)
             for value in inputs
@@ -199,6 +203,13 @@ def _resizing(resize: Callable[..., Any]) -> Callable[..., Any]:
     return resized
 
 
+def _each(change: Callable[[Any], Any], value: Any) -> Any:
+    """A value with what is in its lists and tuples changed."""
+    if isinstance(value, list | tuple):
+        return type(value)([_each(change, member) for member in value])
+    return change(value)
+
+
 @functools.cache
 def _hollow_tensor(torch: Any) -> Any:
     """The kind of torch's tensors that is to them what `Hollow` is to numpy's arrays.
@@ -206,7 +217,7 @@ def _hollow_tensor(torch: Any) -> Any:
     Operations run on torch's own device for shapes, ``meta``, while the tensor says that it is on
     the processor: what is computed beside it from sizes stays real.
     """
-    tree_map, pointwise = torch.utils._pytree.tree_map, torch.Tag.pointwise
+    pointwise = torch.Tag.pointwise
 
     def one(value: Any) -> Any:
         """A number in place of a tensor: what torch would give for it has the right type."""
@@ -240,13 +251,14 @@ def _hollow_tensor(torch: Any) -> Any:
         ) -> Any:
             kwargs = kwargs or {}
             if pointwise in func.tags and not kwargs:  # torch computes these shapes in Python
-                shapes = [value.shape for value in args if isinstance(value, torch.Tensor)]
+                shapes = (value.shape for value in args if isinstance(value, torch.Tensor))
                 kind = func(*map(one, args)).dtype
-                return filled(
-                    torch.empty(torch.broadcast_shapes(*shapes), dtype=kind, device="meta")
-                )
-            made = func(*tree_map(emptied, args), **tree_map(emptied, kwargs))
-            return tree_map(filled, made)
+                shape = np.broadcast_shapes(*map(tuple, shapes))
+                return filled(torch.empty(shape, dtype=kind, device="meta"))
+            made = func(
+                *_each(emptied, args), **{name: emptied(value) for name, value in kwargs.items()}
+            )
+            return _each(filled, made)
 
     return HollowTensor
 
@@ -312,7 +324,7 @@ class WithoutPixels:
         modules = [image_transforms, image_utils, feature_extraction_utils] + [
             sys.modules[kind.__module__]
             for kind in type(image_processor).__mro__
-            if kind.__module__.startswith("transformers.") and kind.__module__ in sys.modules
+            if kind is not object and kind.__module__ in sys.modules
         ]
         resize = image_transforms.resize
         resized = _resizing(resize)

@@ -100,7 +100,7 @@ class SliceColumns:
         mask: 1 where a token is trained, as long as ``ids``.
         starts: Where each row starts in ``ids``; one more entry than rows.
         row: Number of each served row within the slice's source rows.
-        part: Turn number under ``expand="turns"``, number within its group, else 0.
+        part: Number of its (first) turn under ``expand``, number within its group, else 0.
         line: Physical line within the slice, from 0; -1 when the format has none.
         offset: Byte offset within the slice; -1 when the format has none.
         raw_length: Bytes of the source row.

@@ -115,7 +115,7 @@ class Row(msgspec.Struct, eq=False):
 
     @property
     def part(self) -> int:
-        """Number within its group, or of its turn under ``expand="turns"``, else 0."""
+        """Number within its group, or of its (first) turn under ``expand``, else 0."""
         return int(self._store.slice_at(self._slice).column("part")[self._number])
 
     @property

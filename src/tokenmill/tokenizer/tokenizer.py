@@ -114,6 +114,11 @@ class Tokenizer:
         return tuple(token["content"] for token in self._added)
 
     @cached_property
+    def left_stripping(self) -> frozenset[int]:
+        """Ids of the added tokens that take the white space before them."""
+        return frozenset(int(token["id"]) for token in self._added if token["lstrip"])
+
+    @cached_property
     def _ids_of_special_tokens(self) -> dict[str, int]:
         wanted = set(self.special_tokens.values())
         found = {token["content"]: int(token["id"]) for token in self._added}

@@ -47,7 +47,7 @@ class Lookup:
             digests[first : first + size] = columns["digest"]
             if np.any(columns["part"]):
                 raise UsageError(
-                    "this store has one row per turn (expand='turns'), so a conversation is "
+                    "this store has rows of single turns (expand=), so a conversation is "
                     "several of its rows; prepare it with expand='none'",
                     path=store.path,
                 )

@@ -43,6 +43,10 @@ _TABLE = (
      "mend the line: one JSON object per line, UTF-8, no NaN, no lone surrogates"),
     ("bad_shape", "error", "no conversation, pair or text that the format describes",
      "name the columns (--format, --messages-key …) or mend the row"),
+    ("bad_media", "error", "a picture is missing, unreadable, out of bounds or too odd to process",
+     "look at the picture that the detail names, at media_root and at media_urls"),
+    ("media_mismatch", "error", "more or fewer pictures than places for them in the text",
+     "mend the row: one image part or <image> for each picture, and none in what people typed"),
     ("bad_group", "error", "answers that cannot be compared: one is empty, or they do not differ",
      "mend the row: two answers to one prompt that differ, a label that is true or false, a score "
      "for each answer"),
