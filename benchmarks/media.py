@@ -4,18 +4,24 @@ Ours: the file is read, its header looked at, and a text with its image token ex
 opens the file as transformers does and runs the processor on the same text, which is what trainers
 do for every row at every step. Pictures are JPEG and PNG files of about a megapixel, as photos and
 screenshots are. *Known sizes*: pictures of four sizes that were seen before. *A new size each*: no
-size was seen before. Processors are made from their classes over the bundled tokenizer. Llama 4's
-needs torchvision, for whose functions the tests have a stand-in: its ratios carry no bound.
+size was seen before. *Serving*: a batch of four rows, one picture each, from a store, beside TRL's
+collator on the same rows, which renders and encodes them as well; both run the image processor,
+which is most of it. Memory is what a loader with prefetching gains between its tenth and its
+hundredth batch, of 1,000 and of a million rows. Processors are made from their classes over the
+bundled tokenizer. Llama 4's needs torchvision, for whose functions the tests have a stand-in: its
+ratios carry no bound.
 """
 
 from __future__ import annotations
 
+import json
+import os
 import random
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measure import one_core
+from benchmarks.measure import one_core, private
 from benchmarks.report import Report, seconds
 
 KNOWN = ((640, 480), (1024, 768), (768, 1024), (1280, 720))
@@ -50,6 +56,9 @@ def run(report: Report) -> None:
         _headers(report, known)
         for name in processors.NAMES:
             _measure(report, name, known, new)
+        for name in ("qwen2_vl", "llava"):
+            _serve(report, name, known[:8])
+        _memory(report, Path(directory))
 
 
 def _headers(report: Report, files: list[Path]) -> None:
@@ -115,3 +124,83 @@ def _measure(report: Report, name: str, known: list[Path], new: list[Path]) -> N
         at_least=None if name in STAND_IN else 20,
         note=f"{our * 1e3:.2f} ms, the processor {their * 1e3:.0f} ms",
     )
+
+
+def _store_of(name: str, files: list[Path]) -> tuple[Any, Any]:
+    """A store of rows with one picture each, and the processor."""
+    from tests.media import processors
+
+    from tokenmill.api.recipes import run_recipe
+
+    made = processors.make(name)
+    made.tokenizer.pad_token = "<|im_end|>"
+    source = files[0].parent / "rows.jsonl"
+    rows = [{"messages": _messages({"type": "image", "image": path.name})} for path in files]
+    source.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    given = {"executor": "inline", "progress": False, "judge": False}
+    cache = files[0].parent / "cache"
+    return run_recipe(str(source), processor=made, cache_dir=cache, **given).store, made
+
+
+def _messages(picture: dict[str, Any]) -> list[dict[str, Any]]:
+    words = " ".join(f"word {number}" for number in range(200))
+    asked = [picture, {"type": "text", "text": f"What is it? {words}"}]
+    return [{"role": "user", "content": asked}, {"role": "assistant", "content": words}]
+
+
+def _serve(report: Report, name: str, files: list[Path]) -> None:
+    from transformers.image_utils import load_image
+    from trl.trainer.sft_trainer import DataCollatorForVisionLanguageModeling
+
+    from tokenmill.integrations.hf import VisionCollator
+
+    store, made = _store_of(name, files)
+    collator = VisionCollator(store, pad_id=made.tokenizer.pad_token_id)
+    theirs = DataCollatorForVisionLanguageModeling(made)
+    batches = [range(first, first + 4) for first in range(0, len(files), 4)]
+
+    def ours() -> None:
+        for rows in batches:
+            collator([{"row": row} for row in rows])
+
+    def peer() -> None:
+        for rows in batches:
+            theirs(
+                [
+                    {
+                        "messages": _messages({"type": "image"}),
+                        "images": [load_image(str(files[row]))],
+                    }
+                    for row in rows
+                ]
+            )
+
+    ours()
+    peer()
+    times = [(seconds(ours), seconds(peer)) for _ in range(5)]  # in turns: they differ by little
+    our, their = (min(each) / len(files) for each in zip(*times, strict=True))
+    note = f"{our * 1e3:.0f} ms a row, TRL's collator {their * 1e3:.0f} ms"
+    report.ratio(f"{name}: batches with pixels", ours=our, peer=their, note=note)
+
+
+def _memory(report: Report, directory: Path) -> None:
+    import numpy as np
+    from PIL import Image
+
+    from tokenmill import Loader
+
+    small = []
+    for number in range(8):
+        small.append(directory / f"small{number}.png")
+        Image.new("RGB", (280, 280), (number, 0, 0)).save(small[-1])
+    store, _ = _store_of("qwen2_vl", small)
+    for count in (1000, 1_000_000):
+        rows = store.select(np.arange(count) % len(store))
+        batches = iter(Loader(rows, batch_size=8, media="pixels", prefetch=2, pad_id=0))
+        for _ in range(10):
+            next(batches)
+        before = private(os.getpid())
+        for _ in range(90):
+            next(batches)
+        gained = (private(os.getpid()) - before) / 2**20
+        report.figure(f"memory gained by 90 batches of {count:,} rows", gained, "MiB", at_most=64)

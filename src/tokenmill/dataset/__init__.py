@@ -31,6 +31,7 @@ from tokenmill.dataset.view import (
     View,
     as_view,
     concat,
+    tokens_alone,
     unweighted,
 )
 from tokenmill.dataset.where import Where
@@ -63,6 +64,7 @@ __all__ = [
     "shuffle",
     "split",
     "split_points",
+    "tokens_alone",
     "unweighted",
 ]
 

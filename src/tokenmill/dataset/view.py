@@ -634,3 +634,21 @@ def unweighted(view: View, reader: str) -> View:
             "of 0 and 1"
         )
     return view
+
+
+def tokens_alone(view: View, reader: str) -> View:
+    """A view for a reader that knows tokens and masks and nothing else.
+
+    Args:
+        view: The rows.
+        reader: What would read them.
+
+    Raises:
+        UsageError: Trained tokens count other than 1, or rows have pictures.
+    """
+    if view.has_media:
+        raise UsageError(
+            f"rows of this data have pictures, and {reader} would train on their tokens as if "
+            "there were none: serve it with a Loader (media='pixels', docs/images.md)"
+        )
+    return unweighted(view, reader)

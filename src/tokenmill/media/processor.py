@@ -358,7 +358,8 @@ class Processor:
         """The pixels of a batch, under the model's own names.
 
         Args:
-            rows: Pictures of `Pictures.open`, row by row; the pictures of a pack are one row.
+            rows: Pictures of `Pictures.open`, row by row as they were prepared, also of a pack:
+                what becomes of a picture may depend on those beside it in its row.
 
         Raises:
             RowError: The processor refuses them (``bad_media``).
@@ -386,8 +387,8 @@ class Processor:
         return made
 
     @functools.cached_property
-    def _layout(self) -> tuple[frozenset[str], bool]:
-        """Which features of rows are joined end to end, and whether any counts rows."""
+    def _layout(self) -> tuple[frozenset[str], bool, str | None, bool]:
+        """Which features of rows are joined, whether any counts rows, and of token types."""
         import numpy as np
         from PIL import Image
 
@@ -396,7 +397,8 @@ class Processor:
             for sizes in (((97, 61),), ((640, 480), (333, 500)))
         ]
         texts = [self.image_token * len(row) for row in rows]
-        together = _features_of(self._run(texts, rows))
+        made = self._run(texts, rows)
+        together = _features_of(made)
         alone = [
             _features_of(self._run([text], [row])) for text, row in zip(texts, rows, strict=True)
         ]
@@ -407,7 +409,10 @@ class Processor:
             and all(one[name].shape[1:] == value.shape[1:] for one in alone)
             and np.array_equal(np.concatenate([one[name] for one in alone]), value)
         )
-        return joined, any(len(value) == len(rows) for value in together.values())
+        by_row = any(len(value) == len(rows) for value in together.values())
+        ids = _as_list(made["input_ids"])[0]  # of one picture and nothing else
+        name = next((name for name in _TYPES if name in made), None)
+        return joined, by_row, name, any(self.token_types(ids, [len(ids)]))
 
     @property
     def joined(self) -> frozenset[str]:
@@ -417,6 +422,16 @@ class Processor:
     @property
     def _by_row(self) -> bool:
         return self._layout[1]
+
+    @property
+    def token_types_name(self) -> str | None:
+        """What it calls `token_types` for its model; None where the model is not told."""
+        return self._layout[2]
+
+    @property
+    def tells_token_types(self) -> bool:
+        """Whether `token_types` tell a picture's tokens from others."""
+        return self._layout[3]
 
     def token_types(self, ids: Sequence[int], counts: Sequence[int]) -> list[int]:
         """Which token is whose, as the model is told: 0 text, 1 picture.

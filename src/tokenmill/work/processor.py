@@ -150,18 +150,55 @@ def load_processor(
     return processor
 
 
-def processor_of(store: Store, *, trust_remote_code: bool = False) -> Processor:
-    """The processor that a store's rows were prepared with.
+def processor_of(store: Store, given: Any = None) -> Processor:
+    """The processor that a store's rows were prepared with, or one that does the same.
+
+    Args:
+        store: Whose rows have pictures.
+        given: A processor, or where it is; None takes the copy that the store keeps.
 
     Raises:
-        UsageError: There was none, or it cannot be loaded here.
-        CorruptionError: Its copy is not what was kept.
+        UsageError: There was none, it cannot be loaded here, or it would do something else.
     """
     path = store.processor_path
     if path is None:
         raise UsageError("prepared without a processor: its rows have no pictures", path=store.path)
+    known = _given.get(store.processor_key)
+    if given is None and known is not None:
+        return known
+    from tokenmill.media import Processor
+
     identity = store.manifest["document"]["processor"]
-    return load_processor(path, identity, trust_remote_code=trust_remote_code)
+    try:
+        processor = Processor.load(
+            path if given is None else given,
+            options=identity["options"],
+            cache_dir=store.cache_root,
+        )
+    except UsageError as error:
+        raise UsageError(
+            f"{error.message}; a processor that cannot be made of the store's copy, one with code "
+            "of its own, say, must be given as an object",
+            path=path,
+        ) from error
+    _require_same(processor, identity, store)
+    return processor
+
+
+def _require_same(processor: Processor, identity: dict[str, Any], store: Store) -> None:
+    """A processor must answer as the one did that rows were prepared with."""
+    found = msgspec.json.decode(msgspec.json.encode(processor.identity))
+    # Another version of transformers may write down settings otherwise, and do the same.
+    settings = ["configuration"] * (identity["code"] == found["code"])
+    names = ["class", "image_token", "options", *settings, "answers"]
+    differ = [name for name in names if identity.get(name) != found.get(name)]
+    if differ:
+        raise UsageError(
+            f"the processor is not the one that the rows were prepared with: {' and '.join(differ)}"
+            " differ, so pixels would not fit the tokens; give the same one, or prepare the rows "
+            "again",
+            path=store.path,
+        )
 
 
 def open_identifier(options: dict[str, Any]) -> Any:
