@@ -1,0 +1,71 @@
+"""TRL, SFT: the dataset as `SFTTrainer` prepares it, with the loss on assistants only.
+
+The trainer is made with a model of one tiny layer, since it has none that prepares data only. It
+swaps templates that it knows for training twins of its own; for others it raises, which is the
+answer for every row. What Arrow does to rows of different shapes is not TRL's: values that
+differ in shape come as its ``Json`` type, as TRL's documentation advises.
+"""
+
+from __future__ import annotations
+
+import copy
+import tempfile
+from typing import Any
+
+from conformance.hosts import Prepared, in_halves
+
+NAME = "TRL, SFT"
+CHECKOUT = None
+PATHS = ()
+PACKAGE = "trl"
+STAND_INS = ()
+TRAINS = "every"
+HOW = "`SFTTrainer` with `assistant_only_loss=True`"
+
+
+def tiny_model(tokenizer: Any) -> Any:
+    """The smallest model that a trainer takes."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    return LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=len(tokenizer) + 8,
+            hidden_size=2,
+            intermediate_size=2,
+            num_hidden_layers=1,
+            num_attention_heads=1,
+        )
+    )
+
+
+def arrow(rows: list[dict[str, Any]]) -> Any:
+    """Rows as a dataset; of mixed shapes as JSON."""
+    from datasets import Dataset
+
+    return Dataset.from_list(copy.deepcopy(rows), on_mixed_types="use_json")
+
+
+def prepare(rows: list[dict[str, Any]], tokenizer: Any, template: str) -> list[Prepared]:
+    """The whole dataset at once; where that raises, in halves, to see which."""
+    from trl import SFTConfig, SFTTrainer
+
+    model = tiny_model(tokenizer)
+
+    def made(some: list[dict[str, Any]]) -> list[Prepared]:
+        with tempfile.TemporaryDirectory() as directory:
+            config = SFTConfig(
+                output_dir=directory,
+                assistant_only_loss=True,
+                max_length=None,
+                report_to="none",
+                use_cpu=True,
+                bf16=False,
+                dataset_num_proc=None,
+            )
+            trainer = SFTTrainer(
+                model, args=config, processing_class=tokenizer, train_dataset=arrow(some)
+            )
+            dataset = trainer.train_dataset
+            return [(list(row["input_ids"]), list(row["assistant_masks"])) for row in dataset]
+
+    return in_halves(rows, made)
