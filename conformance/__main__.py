@@ -14,6 +14,8 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable
+from datetime import date
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -23,16 +25,17 @@ from conformance.conversations import Case, all_cases, corpus_cases
 from conformance.hosts import DRIVERS, driver
 from conformance.judge import Answer, Question, difference, judge
 from conformance.own_tests import run_own_tests
-from conformance.page import Host, Judged, write_page
+from conformance.page import Host, Judged, render
 from conformance.reference import Model
 
 HERE = Path(__file__).parent
-TEMPLATES = ("qwen2.5", "qwen3", "trl/qwen3_instruct_2507@qwen3", "llama3.1", "gemma3", "mistral-nemo",
-             "phi-3-mini", "deepseek-v3", "gpt-oss")  # fmt: skip
+TEMPLATES = ("qwen2.5", "qwen3", "trl/qwen3_instruct_2507@qwen3", "llama3.1", "gemma3",
+             "mistral-nemo", "phi-3-mini", "deepseek-v3", "gpt-oss")  # fmt: skip
 """Tokenizers with templates of their own, or ``template@tokenizer``."""
 TIMED = "qwen2.5"
 TIMED_ROWS = 400
 TIMEOUT_S = 3600
+LIBRARIES = ("transformers", "tokenizers", "datasets", "torch")
 
 
 def model_directory(shared: Path, name: str, work: Path) -> Path:
@@ -109,6 +112,12 @@ def describe_version(root: Path | None, version: str) -> str:
     return shown.stdout.strip()
 
 
+def describe_setup() -> str:
+    """When, and with which libraries."""
+    versions = [f"{name} {metadata.version(name)}" for name in LIBRARIES]
+    return f"Run on {date.today().isoformat()} with {', '.join(versions)}."
+
+
 def judge_host(
     name: str, result: dict[str, Any], models: dict[str, Model], asked: dict[str, list[Question]]
 ) -> Host:
@@ -137,7 +146,7 @@ def main() -> int:
     """Run, judge, write."""
     parser = argparse.ArgumentParser(prog="conformance", description=__doc__)
     parser.add_argument("--hosts", type=Path, required=True, help="directory with checkouts")
-    parser.add_argument("--rows", type=int, default=24, help="rows of the corpora per template")
+    parser.add_argument("--rows", type=int, default=16, help="rows of the corpora per template")
     parser.add_argument("--templates", default=",".join(TEMPLATES))
     parser.add_argument("--drivers", default=",".join(DRIVERS))
     parser.add_argument("--page", type=Path, default=HERE.parent / "docs" / "conformance.md")
@@ -176,7 +185,8 @@ def main() -> int:
             print(f"{name}: {hosts[-1].summary()}", file=sys.stderr, flush=True)
     again = not arguments.page_only
     tests = run_own_tests(arguments.hosts, kept / "own_tests.json", again=again)
-    write_page(arguments.page, hosts, tests, rows=len(cases))
+    page = render(hosts, tests, len(cases), describe_setup())
+    arguments.page.write_text(page, encoding="utf-8")
     return 0
 
 

@@ -1,17 +1,15 @@
 """``docs/conformance.md`` from judged rows: pure text, made by no hand.
 
-A `Host` is a driver's account: its `Judged` rows, its version, why it was not run. `render` gives the
+A `Host` is a driver's account: `Judged` rows, its version, why it was not run. `render` gives the
 page; every kind of finding comes with its count and with the first row that shows it, and the rows
 that a host has right and we do not are listed as well.
 """
 
 from __future__ import annotations
 
-import html
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from conformance.judge import CONTENT_FAULTS, FAULTS, MASK_FAULTS, NOTES, Verdict
@@ -94,38 +92,49 @@ class OwnTests:
 INTRODUCTION = """\
 # Conformance: what each trainer's own code makes of the same rows
 
-This page is written by `make conformance HOSTS=DIR`, where `DIR` holds checkouts of the trainers; nothing of theirs is in this repository, and
-what is missing there is skipped by name. Each trainer's own preparation code runs unmodified, on a CPU, in a process of its own; a GPU library
-that it only imports is replaced by an empty module. Ours is run and judged in the same way. What was seen by hand, with more rows, is told in [hosts](hosts.md).
+This page is written by `make conformance HOSTS=DIR`, where `DIR` holds checkouts of the trainers;
+nothing of theirs is in this repository, and what is missing there is skipped by name. Each
+trainer's own preparation code runs unmodified, on a CPU, in a process of its own; a GPU library
+that it only imports is replaced by an empty module. Ours is run and judged in the same way. What
+was seen by hand, with more rows, is told in [hosts](hosts.md).
 
-**Rows.** {rows} conversations for each of {templates} chat templates: constructed shapes and real rows, cut behind their last answer. Rows that the model's own template
-refuses are left out. Unique words are planted at both ends of every text of every message, so that it can be seen whose text a token holds.
+**Rows.** {rows} conversations for each of {templates} chat templates: constructed shapes, and real
+rows cut behind their last answer. Rows that the model's own template refuses are left out. Unique
+words are planted at both ends of every text of every message, so that it can be seen whose text a
+token holds.
 
-**Ids** are compared with what transformers renders and encodes for the whole conversation, tool arguments as objects and null contents as empty text. *Tail*: they
-differ only behind the last answer (an end-of-text token, a newline), which changes nothing that is learned.
+**Ids** are compared with what transformers renders and encodes for the whole conversation, tool
+arguments as objects and null contents as empty text. *Tail*: they differ only behind the last
+answer (an end-of-text token, a newline, another header).
 
-**Masks** are judged on the trainer's own ids: wrong if a trained token holds a word of another role or of an answer that was not to be trained, or text of a header; if a word of an answer is
-not trained; or if the token that ends an answer is not. Not counted: trained white space of a header or behind a closer, which is a matter of taste and is
-listed with the findings.
+**Masks** are judged on the trainer's own ids. They are wrong if a trained token holds a word of
+another role, a word of an answer that was not to be trained, or text of a header; if a word of an
+answer is not trained; or if the token that ends an answer is not. Not counted, but listed with the
+findings: trained white space of a header, and what is trained behind a closer.
 
-**Lost content**: a word that the model's own render has and the ids have not; a word that is there twice; a word that the model's own render drops (thinking in the history) and the ids have;
-or a word that the template itself drops (a call, reasoning of the last answer) in a row that is served all the same.
+**Content** is lost if a word of the model's own render is not in the ids, or if the template itself
+drops a word (a call, reasoning of the last answer, a system message) and the row is served all the
+same. A word is doubled if the ids have it more often than the render, and added if the render drops
+it (thinking in the history) and the ids have it.
 
-**Refused** rows are rows without ids: an error, a filter, a rejection. To refuse is no fault by itself; what is trained wrong is.
+**Refused** rows are rows without ids: an error, a filter, a rejection. To refuse is no fault by
+itself; what is trained wrong is.
+
+{setup}
 """
 
 ATTENTION = """\
-In excerpts ⟦ and ⟧ stand around what is trained, and `Zqv…kx` are planted words. Of ids, the model's own text stands before ≠, the host's behind it.
+In excerpts ⟦ and ⟧ stand around what is trained, ↵ is a newline, ¦ a vertical bar, and `Zqv…kx` are
+planted words. Of ids, the model's own text stands before ≠ and the host's behind it.
 """
 
 
 def _code(text: str) -> str:
     """Text as it stands, in one cell of a table."""
     text = text if len(text) <= EXCERPT else text[: EXCERPT - 1] + "…"
-    escaped = html.escape(text, quote=False).replace("\n", "↵").replace("|", "&#124;")
-    for char in "{}[]*_`":
-        escaped = escaped.replace(char, f"&#{ord(char)};")
-    return f"<code>{escaped}</code>"
+    for char, shown in {"\n": "↵", "|": "¦", "`": "'", "\r": "↵"}.items():
+        text = text.replace(char, shown)
+    return f"`{text}`"
 
 
 def _table(head: Sequence[str], rows: Iterator[Sequence[object]]) -> list[str]:
@@ -250,22 +259,31 @@ def _times(ran: Sequence[Host]) -> list[str]:
 
     def line(host: Host) -> list[object]:
         if host.timing is None:
-            return [host.name, "refuses some", "", ""]
-        seconds, rows = host.timing["seconds"], host.timing["rows"]
-        beside = f"{seconds / ours['seconds']:.1f}×" if ours else ""
-        return [host.name, f"{rows / seconds:,.0f}", beside, f"{host.timing['grown'] / 2**20:.0f}"]
+            return [host.name, "refuses some of them", "", "", ""]
+        more = max(host.timing["seconds"] - host.timing["first"], 1e-9)
+        rate = (host.timing["rows"] - 1) / more
+        beside = ""
+        if ours:
+            ratio = more / max(ours["seconds"] - ours["first"], 1e-9)
+            beside = f"{ratio:.1f}×"
+        first, grown = host.timing["first"], host.timing["grown"]
+        return [host.name, f"{first:.2f}", f"{rate:,.0f}", beside, f"{grown / 2**20:.0f}"]
 
     rows = next((host.timing["rows"] for host in ran if host.timing), 0)
     return [
         "## Time and memory",
         "",
-        f"{rows} plain rows on Qwen 2.5, one process, without imports and without loading the "
-        "tokenizer. tokenmill's time holds all that `prepare` does: it reads a file, identifies and "
-        "probes the tokenizer, proves the masks and publishes a store. With so few rows that start "
-        "is most of it; speed on real amounts is measured by [benchmarks](benchmarks.md). The memory "
-        "is the peak over what the process held before.",
+        f"{rows} plain rows of one answer on Qwen 2.5, in one process, without imports and without "
+        "loading the tokenizer. Processor time, since the machine is shared. *First row*: what a "
+        "call costs before its first row; tokenmill identifies and probes the tokenizer and "
+        "publishes a store. Hosts that work on the rows one after another have no such cost. Speed "
+        "on real amounts is measured in [benchmarks](benchmarks.md). *MiB more*: the peak over "
+        "what the process held before.",
         "",
-        *_table(("host", "rows a second", "time beside ours", "MiB more"), map(line, ran)),
+        *_table(
+            ("host", "first row, s", "rows a second behind it", "time beside ours", "MiB more"),
+            map(line, ran),
+        ),
     ]
 
 
@@ -290,12 +308,12 @@ def _tests(tests: Sequence[OwnTests]) -> list[str]:
     return lines + _table(head, map(line, tests))
 
 
-def render(hosts: Sequence[Host], tests: Sequence[OwnTests], rows: int) -> str:
+def render(hosts: Sequence[Host], tests: Sequence[OwnTests], rows: int, setup: str = "") -> str:
     """The whole page."""
     ran = [host for host in hosts if not host.not_run]
     missing = [host for host in hosts if host.not_run]
     templates = {row.template for host in ran for row in host.rows}
-    lines = [INTRODUCTION.format(rows=rows, templates=len(templates))]
+    lines = [INTRODUCTION.format(rows=rows, templates=len(templates), setup=setup)]
     lines += ["## The hosts", "", *_overview(ran)]
     if missing:
         lines += ["Not run:", ""]
@@ -307,8 +325,3 @@ def render(hosts: Sequence[Host], tests: Sequence[OwnTests], rows: int) -> str:
         lines += _tell(host)
     lines += _times(ran) + _tests(tests)
     return "\n".join(lines).rstrip() + "\n"
-
-
-def write_page(path: Path, hosts: Sequence[Host], tests: Sequence[OwnTests], rows: int) -> None:
-    """Put the page where it is read."""
-    path.write_text(render(hosts, tests, rows), encoding="utf-8")

@@ -12,8 +12,8 @@ A driver is a module that says which host it is and prepares rows with the host'
 
     def prepare(rows, tokenizer, template): ...
 
-``prepare`` gets rows (``messages``, and ``tools`` where there are any), the tokenizer as transformers
-loads it, its template set, and the template's name. It gives, for each row, its ids and its mask, or
+``prepare`` gets rows (``messages``, and ``tools`` if there are any), the tokenizer as transformers
+loads it, its template set, and the template's name. For each row it gives ids and a mask, or
 the text of what went wrong. `one_by_one` makes it from a function of one row.
 
 Drivers are imported in a process of their own, with the host's directory on the path, and import
@@ -31,6 +31,7 @@ DRIVERS = (
     "tokenmill", "trl_sft", "trl_dpo", "skyrl_last", "skyrl_every", "miles", "slime", "verl",
     "verl_ignoring", "axolotl", "llama_factory", "ms_swift", "nemo_rl", "openrlhf", "open_instruct",
     "torchtune",
+    "renderers",
 )  # fmt: skip
 
 Prepared = tuple[list[int], list[int]] | str

@@ -1,6 +1,6 @@
 """LLaMA-Factory: its converter of OpenAI messages and its `SupervisedDatasetProcessor`.
 
-It has templates of its own, by name, in the place of the model's: `TEMPLATES` says which is meant for
+It has templates of its own, by name, in place of the model's: `TEMPLATES` says which is meant for
 which model. Models without one are its ``default`` for users who say nothing, and are not run.
 """
 

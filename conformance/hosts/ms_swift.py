@@ -1,6 +1,6 @@
 """ms-swift: `Template.encode` in training mode, with its own template of the model.
 
-It has templates of its own, by name, in the place of the model's: `TEMPLATES` says which is meant for
+It has templates of its own, by name, in place of the model's: `TEMPLATES` says which is meant for
 which model. A tokenizer without weights is no model that it knows, so its registry is asked for
 nothing but the template.
 """
@@ -19,8 +19,8 @@ CHECKOUT = "ms-swift"
 PATHS = ("",)
 PACKAGE = "ms-swift"
 STAND_INS = ("vllm", "lmdeploy", "sglang", "deepspeed", "torchvision", "qwen_vl_utils", "oss2",
-             "matplotlib", "sklearn", "tensorboard", "rouge", "jieba", "nltk", "gradio", "binpacking",
-             "transformers_stream_generator", "zstandard", "scipy", "dacite", "megatron")  # fmt: skip
+             "matplotlib", "sklearn", "tensorboard", "rouge", "jieba", "nltk", "gradio",
+             "transformers_stream_generator", "megatron")  # fmt: skip
 TRAINS = "every"
 HOW = "`get_template`, `Template.encode` in mode `train`, its own template of that model"
 

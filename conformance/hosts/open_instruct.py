@@ -1,6 +1,6 @@
 """open-instruct's SFT tokenization, with the tokenizer's own template.
 
-``sft_tulu_tokenize_without_truncation_v1`` and the filter behind it, which drops rows without labels.
+``sft_tulu_tokenize_without_truncation_v1`` and the filter behind it, which drops unlabelled rows.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """slime's SFT rollout: `MultiTurnLossMaskGenerator`, with the mask type that fits the model.
 
-Its types are ``qwen`` (the default), ``qwen3`` and ``distill_qwen``; every other model runs with the
+Its types are ``qwen`` (the default), ``qwen3`` and ``distill_qwen``; other models run with the
 default, as it does for its users.
 """
 

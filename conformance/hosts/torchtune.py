@@ -1,4 +1,4 @@
-"""torchtune's `HuggingFaceModelTokenizer`, which takes any model's template, over `OpenAIToMessages`.
+"""torchtune's `HuggingFaceModelTokenizer`, which takes any template, over `OpenAIToMessages`.
 
 It reads the template out of ``tokenizer_config.json``: a copy of the file has it there. It has no
 place for tools.
