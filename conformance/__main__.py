@@ -151,6 +151,7 @@ def main() -> int:
     parser.add_argument("--drivers", default=",".join(DRIVERS))
     parser.add_argument("--page", type=Path, default=HERE.parent / "docs" / "conformance.md")
     parser.add_argument("--page-only", action="store_true", help="judge the kept answers again")
+    parser.add_argument("--own-tests", action=argparse.BooleanOptionalAction, default=True)
     arguments = parser.parse_args()
     shared = unpack_shared()
     if shared is None:
@@ -183,8 +184,8 @@ def main() -> int:
         if path.exists():
             hosts.append(judge_host(name, json.loads(path.read_text()), models, asked))
             print(f"{name}: {hosts[-1].summary()}", file=sys.stderr, flush=True)
-    again = not arguments.page_only
-    tests = run_own_tests(arguments.hosts, kept / "own_tests.json", again=again)
+    again = arguments.own_tests and not arguments.page_only
+    tests = run_own_tests(arguments.hosts, shared, kept / "own_tests.json", again=again)
     page = render(hosts, tests, len(cases), describe_setup())
     arguments.page.write_text(page, encoding="utf-8")
     return 0

@@ -86,6 +86,8 @@ class OwnTests:
     skipped: int = 0
     passed_alone: int = 0
     """With the host's own classes, on the same machine."""
+    failures: list[str] = field(default_factory=list)
+    """Tests that fail with ours and not with the host's own."""
     not_run: str | None = None
 
 
@@ -294,7 +296,8 @@ def _tests(tests: Sequence[OwnTests]) -> list[str]:
         "## Their own tests on our classes",
         "",
         "The hosts' test files, unmodified, with the named class of theirs replaced by ours before "
-        "the tests are imported. *Alone*: how many pass with the host's own class on this machine.",
+        "the tests are imported. *Alone*: how many pass with the host's own class on this machine. "
+        "*Fail*: tests that pass there and not with ours; those that fail with both are left out.",
         "",
     ]
 
@@ -305,7 +308,10 @@ def _tests(tests: Sequence[OwnTests]) -> list[str]:
                 one.passed_alone]  # fmt: skip
 
     head = ("host", "tests", "replaced", "pass", "fail", "skipped", "pass alone")
-    return lines + _table(head, map(line, tests))
+    lines += _table(head, map(line, tests))
+    for one in tests:
+        lines += [f"- fails with ours: `{name}`" for name in one.failures]
+    return [*lines, ""]
 
 
 def render(hosts: Sequence[Host], tests: Sequence[OwnTests], rows: int, setup: str = "") -> str:

@@ -12,7 +12,7 @@ import copy
 import tempfile
 from typing import Any
 
-from conformance.hosts import Prepared, in_halves
+from conformance.hosts import Prepared, describe, in_halves
 
 NAME = "TRL, SFT"
 CHECKOUT = None
@@ -68,4 +68,9 @@ def prepare(rows: list[dict[str, Any]], tokenizer: Any, template: str) -> list[P
             dataset = trainer.train_dataset
             return [(list(row["input_ids"]), list(row["assistant_masks"])) for row in dataset]
 
+    try:
+        made(rows[:1])
+    except ValueError as error:
+        if "chat template" in str(error):  # refused before any row is looked at
+            return [describe(error)] * len(rows)
     return in_halves(rows, made)

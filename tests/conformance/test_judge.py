@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-
 from conformance.conversations import Case, as_rendered, plant, shapes
 from conformance.judge import (
     CONTENT_FAULTS,
