@@ -185,7 +185,7 @@ def main() -> int:
             hosts.append(judge_host(name, json.loads(path.read_text()), models, asked))
             print(f"{name}: {hosts[-1].summary()}", file=sys.stderr, flush=True)
     again = arguments.own_tests and not arguments.page_only
-    tests = run_own_tests(arguments.hosts, shared, kept / "own_tests.json", again=again)
+    tests = run_own_tests(arguments.hosts, places, kept / "own_tests.json", again=again)
     page = render(hosts, tests, len(cases), describe_setup())
     arguments.page.write_text(page, encoding="utf-8")
     return 0

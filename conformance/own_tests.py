@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import xml.etree.ElementTree
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,6 +34,8 @@ class File:
     path: str
     replaced: str
     by: str
+    apart: bool = False
+    """The tests come from a checkout, and the package that they test from elsewhere."""
 
 
 FILES = (
@@ -41,25 +44,27 @@ FILES = (
     File("slime", "slime", "tests/plugin_contracts",
          "`RolloutDataSource` by `miles.DataSource`", "slime_data_source"),
     File("verl", "verl-git", "tests/utils/dataset/test_multiturn_sft_dataset_on_cpu.py",
-         "`MultiTurnSFTDataset` by `verl.SFTDataset`", "verl_sft"),
+         "`MultiTurnSFTDataset` by `verl.SFTDataset`", "verl_sft", apart=True),
     File("verl", "verl-git", "tests/utils/dataset/test_rl_dataset_on_cpu.py",
-         "`RLHFDataset` by `verl.RLDataset`", "verl_rl"),
+         "`RLHFDataset` by `verl.RLDataset`", "verl_rl", apart=True),
 )  # fmt: skip
 
 MODELS = {
     "Qwen/Qwen2.5-0.5B": "qwen2.5",
     "Qwen/Qwen2.5-0.5B-Instruct": "qwen2.5",
     "Qwen/Qwen2.5-Coder-7B-Instruct": "qwen2.5",
-    "Qwen/Qwen3-30B-A3B-Instruct-2507": "qwen3",
+    "Qwen/Qwen3-30B-A3B-Instruct-2507": "trl/qwen3_instruct_2507@qwen3",
 }
-"""Models that the tests name under ``~/models``: tokenizers of their families."""
+"""Models that the tests name under ``~/models``, and the tokenizers and templates of theirs."""
 
 
-def _home(shared: Path, directory: Path) -> Path:
-    for name, tokenizer in MODELS.items():
+def _home(places: Mapping[str, Path], directory: Path) -> Path:
+    """The same directory for every run: it is part of the tests' names."""
+    for name, model in MODELS.items():
         place = directory / "models" / name
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.symlink_to(shared / "tokenizers" / tokenizer)
+        if model in places and not place.exists():
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.symlink_to(places[model])
     return directory
 
 
@@ -74,7 +79,7 @@ def count(report: Path) -> dict[str, set[str]]:
     return outcomes
 
 
-def run_file(file: File, hosts: Path, shared: Path, replace: bool) -> dict[str, set[str]] | str:
+def run_file(file: File, hosts: Path, home: Path, *, replace: bool) -> dict[str, set[str]] | str:
     """One run of pytest; text where there is nothing to count."""
     module = driver(file.driver)
     paths = [str(hosts / (module.CHECKOUT or "") / path) for path in module.PATHS]
@@ -87,12 +92,13 @@ def run_file(file: File, hosts: Path, shared: Path, replace: bool) -> dict[str, 
             "CONFORMANCE_REPLACE": file.by if replace else "",
             "CONFORMANCE_STAND_INS": ",".join(module.STAND_INS),
             "HF_HUB_OFFLINE": "1",
-            "HOME": str(_home(shared, Path(directory) / "home")),
+            "HOME": str(home),
             "TOKENMILL_CACHE_DIR": str(Path(directory) / "cache"),
             "TOKENMILL_DATE": "2026-11-15",
         }
         answer = subprocess.run(
-            [python if python.exists() else sys.executable, "-m", "pytest", file.path, "-q",
+            [python if python.exists() else sys.executable, *(["-P"] if file.apart else []),
+             "-m", "pytest", file.path, "-q", *(["--import-mode=importlib"] if file.apart else []),
              "-p", "conformance.replacements", "-p", "no:cacheprovider",
              f"--junitxml={report}", "--timeout=300"],
             cwd=hosts / file.checkout, env=environment, capture_output=True, text=True,
@@ -104,12 +110,15 @@ def run_file(file: File, hosts: Path, shared: Path, replace: bool) -> dict[str, 
         return count(report)
 
 
-def run_own_tests(hosts: Path, shared: Path, kept: Path, *, again: bool) -> list[OwnTests]:
+def run_own_tests(
+    hosts: Path, places: Mapping[str, Path], kept: Path, *, again: bool
+) -> list[OwnTests]:
     """Every file, on our classes and on the host's; or what is kept of the last run."""
     if not again:
         known = json.loads(kept.read_text()) if kept.exists() else []
         return [OwnTests(**one) for one in known]
     results = []
+    home = _home(places, kept.parent / "home")
     for file in FILES:
         one = OwnTests(driver(file.driver).NAME, file.path, file.replaced)
         results.append(one)
@@ -117,8 +126,8 @@ def run_own_tests(hosts: Path, shared: Path, kept: Path, *, again: bool) -> list
             one.not_run = f"no {file.checkout}/{file.path} under HOSTS"
             continue
         print(f"own tests of {one.host}: {file.path} …", file=sys.stderr, flush=True)
-        alone = run_file(file, hosts, shared, replace=False)
-        replaced = run_file(file, hosts, shared, replace=True)
+        alone = run_file(file, hosts, home, replace=False)
+        replaced = run_file(file, hosts, home, replace=True)
         if isinstance(alone, str) or isinstance(replaced, str):
             one.not_run = next(text for text in (alone, replaced) if isinstance(text, str))
             continue
