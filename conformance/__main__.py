@@ -64,8 +64,8 @@ def ask(model: Model, cases: Iterable[Case]) -> list[Question]:
     questions = []
     for case in cases:
         try:
-            ids = model.ids(case.row)
-        except Exception:  # the template itself refuses the row: nobody can be judged by it
+            ids = model.ids(case)
+        except ValueError:  # nobody can be judged by a row that the template itself refuses
             continue
         questions.append(Question(case, ids, model.pieces(ids), model.glue))
     return questions

@@ -5,8 +5,8 @@ text of a message begins and ends with a word of its own, and long ones have one
 token that holds a piece of a word is that message's, whatever a template prints around it. Words
 stand inside of surrounding white space, since templates strip it.
 
-`as_rendered` is the form in which the model's template is asked for its own render: arguments of
-calls as objects and null contents as empty text.
+`forms` are those in which the model's template is asked for its own render: templates differ in
+whether they take arguments of calls as objects or as text, and a null content or an empty one.
 """
 
 from __future__ import annotations
@@ -124,17 +124,23 @@ def plant(name: str, row: Row) -> Case:
     return Case(name, planted, words)
 
 
-def as_rendered(row: Row) -> Row:
-    """The row as templates expect it: objects for arguments, text for contents."""
-    messages = copy.deepcopy(row["messages"])
-    for message in messages:
-        if message.get("content") is None:
-            message["content"] = ""
-        for call in message.get("tool_calls") or ():
-            arguments = call["function"]["arguments"]
-            if isinstance(arguments, str):
-                call["function"]["arguments"] = json.loads(arguments)
-    return {**row, "messages": messages}
+def forms(row: Row) -> Iterator[Row]:
+    """The row in the forms that templates expect, the usual one first.
+
+    Arguments of calls are objects, or JSON text; a null content is empty text, or null. Nothing
+    that is not null becomes so, and nothing else changes.
+    """
+    for texts in (False, True):
+        for nulls in (False, True):
+            messages = copy.deepcopy(row["messages"])
+            for message in messages:
+                if message.get("content") is None:
+                    message["content"] = None if nulls else ""
+                for call in message.get("tool_calls") or ():
+                    arguments = call["function"]["arguments"]
+                    decoded = json.loads(arguments) if isinstance(arguments, str) else arguments
+                    call["function"]["arguments"] = json.dumps(decoded) if texts else decoded
+            yield {**row, "messages": messages}
 
 
 def _said(role: str, content: str | None, **more: Any) -> Message:

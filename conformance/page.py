@@ -105,9 +105,10 @@ rows cut behind their last answer. Rows that the model's own template refuses ar
 words are planted at both ends of every text of every message, so that it can be seen whose text a
 token holds.
 
-**Ids** are compared with what transformers renders and encodes for the whole conversation, tool
-arguments as objects and null contents as empty text. *Tail*: they differ only behind the last
-answer (an end-of-text token, a newline, another header).
+**Ids** are compared with what transformers renders and encodes for the whole conversation. Where
+templates differ in what they take (arguments of calls as objects or as JSON text, null contents as
+null or as empty text), the form counts of which the template prints the most. *Tail*: ids differ
+only behind the last answer (an end-of-text token, a newline, another header).
 
 **Masks** are judged on the trainer's own ids. They are wrong if a trained token holds a word of
 another role, a word of an answer that was not to be trained, or text of a header; if a word of an

@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from conformance.conversations import Row, as_rendered
+from conformance.conversations import Case, forms
 
 BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>\Z")
 THINKING = re.compile(rb"\s*<think>.*", re.DOTALL)
@@ -25,7 +25,7 @@ class Glue:
     """What a template prints around an answer."""
 
     header: bytes
-    """Printed before an answer and not by the model; without white space at its end."""
+    """The end of what is printed before an answer and not by the model, without white space."""
     closers: frozenset[int]
     """Ids that end an answer; empty where the template has none."""
 
@@ -39,14 +39,28 @@ class Model:
         self.name = name
         self.tokenizer: Any = AutoTokenizer.from_pretrained(str(directory))
 
-    def ids(self, row: Row) -> list[int]:
-        """The whole conversation, rendered and encoded by transformers itself."""
-        row = as_rendered(row)
-        return list(
-            self.tokenizer.apply_chat_template(
-                row["messages"], tools=row.get("tools"), tokenize=True, return_dict=False
-            )
-        )
+    def ids(self, case: Case) -> list[int]:
+        """The whole conversation, rendered and encoded by transformers itself.
+
+        In the form of which the template prints the most words; the first, where it makes no
+        difference.
+
+        Raises:
+            ValueError: The template refuses every form.
+        """
+        given = {"tools": case.row.get("tools"), "return_dict": False}
+        best, most = None, -1
+        for row in forms(case.row):
+            try:
+                text = self.tokenizer.apply_chat_template(row["messages"], tokenize=False, **given)
+            except Exception:  # whatever a template raises, it refuses this form
+                continue
+            printed = sum(word.text in text for word in case.words)
+            if printed > most:
+                best, most = row["messages"], printed
+        if best is None:
+            raise ValueError(f"the template of {self.name} refuses {case.name}")
+        return list(self.tokenizer.apply_chat_template(best, tokenize=True, **given))
 
     def pieces(self, ids: list[int]) -> list[bytes]:
         """The bytes that each token stands for."""
@@ -101,4 +115,6 @@ class Model:
             closers.update([token for token in ids if token in special][:1])
         if self.tokenizer.eos_token_id is not None:
             closers.add(self.tokenizer.eos_token_id)
-        return Glue(THINKING.sub(b"", header.encode()).rstrip(), frozenset(closers))
+        # Some tokenizers drop the white space inside of a header: its last word is enough.
+        words = THINKING.sub(b"", header.encode()).split()
+        return Glue(words[-1] if words else b"", frozenset(closers))

@@ -1,7 +1,8 @@
 """axolotl's ``chat_template`` strategy, with the tokenizer's own template and its default options.
 
 ``roles_to_train`` is the assistant and ``train_on_eos`` the turn's, as axolotl sets them when
-nothing else is said.
+nothing else is said. Templates whose turns do not end with the eos token want ``eot_tokens``, for
+which axolotl asks its users.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ STAND_INS = ("axolotl_contribs_lgpl", "axolotl_contribs_mit", "flash_attn", "bit
              "deepspeed", "mistral_common", "kernels", "liger_kernel",
              "lm_eval", "fla", "xformers", "triton")  # fmt: skip
 TRAINS = "every"
-HOW = "`prompt_strategies.chat_template`, its defaults"
+HOW = "`prompt_strategies.chat_template`, its defaults (without `eot_tokens`)"
 
 
 def prepare(rows: list[dict[str, Any]], tokenizer: Any, template: str) -> list[Prepared]:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from conformance.conversations import Case, as_rendered, plant, shapes
+from conformance.conversations import Case, forms, plant, shapes
 from conformance.judge import (
     CONTENT_FAULTS,
     FAULTS,
@@ -241,14 +241,25 @@ def test_words_are_unique_and_at_both_ends_of_every_text() -> None:
                 assert content.endswith(said[-1])
 
 
-def test_form_for_the_template_has_objects_and_texts() -> None:
+def test_forms_differ_in_arguments_and_nulls_alone() -> None:
     case = next(case for case in shapes() if case.name.startswith("arguments as JSON"))
-    given, rendered = case.row["messages"][1], as_rendered(case.row)["messages"][1]
-    assert given["content"] is None
-    assert rendered["content"] == ""
-    arguments = given["tool_calls"][0]["function"]["arguments"]
-    assert rendered["tool_calls"][0]["function"]["arguments"] == json.loads(arguments)
-    assert case.row["messages"][1]["content"] is None  # what the hosts get is left as it is
+    before = json.dumps(case.row)
+    given = case.row["messages"][1]["tool_calls"][0]["function"]["arguments"]
+    found = [
+        (row["messages"][1]["content"], row["messages"][1]["tool_calls"][0]["function"])
+        for row in forms(case.row)
+    ]
+    decoded = json.loads(given)
+    contents = [content for content, _ in found]
+    assert contents == ["", None, "", None]
+    assert [call["arguments"] for _, call in found] == [decoded, decoded, given, given]
+    assert all(row["messages"][0] == case.row["messages"][0] for row in forms(case.row))
+    assert json.dumps(case.row) == before  # what the hosts get is left as it is
+
+
+def test_empty_content_stays_empty() -> None:
+    case = next(case for case in shapes() if case.name == "a call")
+    assert {row["messages"][1]["content"] for row in forms(case.row)} == {""}
 
 
 def host(name: str, *rows: Judged, not_run: str | None = None) -> Host:
