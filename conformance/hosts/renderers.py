@@ -16,7 +16,7 @@ NAME = "renderers"
 CHECKOUT = None
 PATHS = ()
 PACKAGE = "renderers"
-STAND_INS = ("openai_harmony", "prime_pydantic_config")
+STAND_INS = ()
 TRAINS = "every"
 HOW = "`build_training_sample`, its own renderer of that model"
 
@@ -44,6 +44,6 @@ def prepare(rows: list[dict[str, Any]], tokenizer: Any, template: str) -> list[P
             role_to_mask=lambda message: message["role"] == "assistant",
             tools=row.get("tools"),
         )
-        return list(made[0]), [int(place) for place in made[1]]
+        return list(made.token_ids), [int(place) for place in made.loss_mask]
 
     return one_by_one(rows, one)

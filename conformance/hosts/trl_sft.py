@@ -12,7 +12,7 @@ import copy
 import tempfile
 from typing import Any
 
-from conformance.hosts import Prepared, describe, in_halves
+from conformance.hosts import Prepared, describe, from_labels, in_halves
 
 NAME = "TRL, SFT"
 CHECKOUT = None
@@ -51,7 +51,7 @@ def prepare(rows: list[dict[str, Any]], tokenizer: Any, template: str) -> list[P
 
     model = tiny_model(tokenizer)
 
-    def made(some: list[dict[str, Any]]) -> list[Prepared]:
+    def train_on(some: list[dict[str, Any]]) -> list[Prepared]:
         with tempfile.TemporaryDirectory() as directory:
             config = SFTConfig(
                 output_dir=directory,
@@ -65,12 +65,14 @@ def prepare(rows: list[dict[str, Any]], tokenizer: Any, template: str) -> list[P
             trainer = SFTTrainer(
                 model, args=config, processing_class=tokenizer, train_dataset=arrow(some)
             )
-            dataset = trainer.train_dataset
-            return [(list(row["input_ids"]), list(row["assistant_masks"])) for row in dataset]
+            made = [from_labels(row["input_ids"], row["labels"]) for row in trainer.train_dataset]
+        if len(made) < len(some):
+            raise LookupError("left out: no trained token")  # and which, is found by halving
+        return made
 
     try:
-        made(rows[:1])
+        train_on(rows[:1])
     except ValueError as error:
         if "chat template" in str(error):  # refused before any row is looked at
             return [describe(error)] * len(rows)
-    return in_halves(rows, made)
+    return in_halves(rows, train_on)
