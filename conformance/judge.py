@@ -226,7 +226,7 @@ def _judge_header(
     question: Question, layout: _Layout, verdict: Verdict, before: int, start: int
 ) -> None:
     header = question.glue.header
-    at = layout.text.rfind(header, before, start) if header else -1
+    at = layout.text.find(header, before, start) if header else -1
     if at < 0:
         return
     end = at + len(header)

@@ -26,7 +26,7 @@ TEMPLATES = {
     "qwen3": "qwen3",
     "llama3.1": "llama3",
     "gemma3": "gemma3",
-    "mistral-nemo": "mistral",
+    "mistral-nemo": "ministral",
     "phi-3-mini": "phi",
     "deepseek-v3": "deepseek3",
     "smollm2": "smollm2",
@@ -59,7 +59,8 @@ def prepare(rows: list[dict[str, Any]], tokenizer: Any, template: str) -> list[P
 
     def one(row: dict[str, Any]) -> Prepared:
         row = copy.deepcopy(row)
-        aligned = convert({**row, "tools": json.dumps(row.get("tools") or "")})
+        tools = json.dumps(row["tools"]) if row.get("tools") else ""
+        aligned = convert({**row, "tools": tools})
         made = processor.preprocess_dataset({name: [value] for name, value in aligned.items()})
         if not made["input_ids"]:
             return "dropped: invalid example"
