@@ -24,6 +24,7 @@ HOW = "`OpenAIDatasetConverter`, `SupervisedDatasetProcessor`, its own template 
 TEMPLATES = {
     "qwen2.5": "qwen",
     "qwen3": "qwen3",
+    "trl/qwen3_instruct_2507@qwen3": "qwen3_nothink",
     "llama3.1": "llama3",
     "gemma3": "gemma3",
     "mistral-nemo": "ministral",

@@ -27,6 +27,7 @@ HOW = "`get_template`, `Template.encode` in mode `train`, its own template of th
 TEMPLATES = {
     "qwen2.5": "qwen2_5",
     "qwen3": "qwen3",
+    "trl/qwen3_instruct_2507@qwen3": "qwen3_nothinking",
     "llama3.1": "llama3",  # the template here is that of Llama 3, without a date
     "gemma3": "gemma3_text",
     "mistral-nemo": "mistral_nemo",
