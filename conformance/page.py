@@ -178,7 +178,8 @@ def _by_template(ran: Sequence[Host]) -> list[str]:
         for template in templates:
             rows = [row for row in host.rows if row.template == template]
             served = sum(row.verdict is not None for row in rows)
-            cells.append(f"{sum(row.clean for row in rows)} / {served} / {len(rows)}")
+            counted = f"{sum(row.clean for row in rows)} / {served} / {len(rows)}"
+            cells.append(counted if rows else "not run")
         return cells
 
     return _table(["host", *templates], (line(host) for host in ran))
