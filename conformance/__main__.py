@@ -181,9 +181,9 @@ def main() -> int:
         if name in arguments.drivers.split(",") and not arguments.page_only:
             print(f"{name} …", file=sys.stderr, flush=True)
             path.write_text(json.dumps(run_driver(name, arguments.hosts, job)))
-        if path.exists():
-            hosts.append(judge_host(name, json.loads(path.read_text()), models, asked))
-            print(f"{name}: {hosts[-1].summary()}", file=sys.stderr, flush=True)
+        result = json.loads(path.read_text()) if path.exists() else {"not_run": "not asked for"}
+        hosts.append(judge_host(name, result, models, asked))
+        print(f"{name}: {hosts[-1].summary()}", file=sys.stderr, flush=True)
     again = arguments.own_tests and not arguments.page_only
     tests = run_own_tests(arguments.hosts, places, kept / "own_tests.json", again=again)
     page = render(hosts, tests, len(cases), describe_setup())

@@ -117,7 +117,7 @@ def run_own_tests(
     if not again:
         known = json.loads(kept.read_text()) if kept.exists() else []
         return [OwnTests(**one) for one in known]
-    results = []
+    results: list[OwnTests] = []
     home = _home(places, kept.parent / "home")
     for file in FILES:
         one = OwnTests(driver(file.driver).NAME, file.path, file.replaced)
@@ -136,5 +136,5 @@ def run_own_tests(
         one.skipped = len(replaced["skipped"])
         one.passed_alone = len(alone["passed"])
         one.failures = sorted(replaced["failed"] - alone["failed"])
-    kept.write_text(json.dumps([dataclasses.asdict(one) for one in results]))
+        kept.write_text(json.dumps([dataclasses.asdict(one) for one in results]))
     return results

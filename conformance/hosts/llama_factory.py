@@ -19,7 +19,10 @@ PATHS = ("src",)
 PACKAGE = "llamafactory"
 STAND_INS = ("bitsandbytes", "vllm", "gradio", "matplotlib", "torchaudio", "torchvision")
 TRAINS = "every"
-HOW = "`OpenAIDatasetConverter`, `SupervisedDatasetProcessor`, its own template of that model"
+HOW = (
+    "`OpenAIDatasetConverter`, `SupervisedDatasetProcessor`, its own template of that model; the "
+    "converter of `formatting: openai` adds a line to the system turn, that of `sharegpt` does not"
+)
 
 TEMPLATES = {
     "qwen2.5": "qwen",
