@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from conformance.judge import CONTENT_FAULTS, FAULTS, MASK_FAULTS, NOTES, Verdict
@@ -280,9 +280,10 @@ def _times(ran: Sequence[Host]) -> list[str]:
         f"{rows} plain rows of one answer on Qwen 2.5, in one process, without imports and without "
         "loading the tokenizer. Processor time, since the machine is shared. *First row*: what a "
         "call costs before its first row; tokenmill identifies and probes the tokenizer and "
-        "publishes a store. Hosts that work on the rows one after another have no such cost. Speed "
-        "on real amounts is measured in [benchmarks](benchmarks.md). *MiB more*: the peak over "
-        "what the process held before.",
+        "publishes a store. Hosts that work on the rows one after another have no such cost. "
+        "Behind it, too, so few rows say little of tokenmill, which compares its fast ways with "
+        "the plain ones on the first rows of every build: speed on real amounts is measured in "
+        "[benchmarks](benchmarks.md). *MiB more*: the peak over what the process held before.",
         "",
         *_table(
             ("host", "first row, s", "rows a second behind it", "time beside ours", "MiB more"),
@@ -304,6 +305,8 @@ def _tests(tests: Sequence[OwnTests]) -> list[str]:
     ]
 
     def line(one: OwnTests) -> list[object]:
+        if not (one.not_run or one.passed_alone):
+            one = replace(one, not_run="none passes with the host's own class here")
         if one.not_run:
             return [one.host, f"`{one.file}`", one.replaced, f"not run: {one.not_run}", "", "", ""]
         return [one.host, f"`{one.file}`", one.replaced, one.passed, one.failed, one.skipped,

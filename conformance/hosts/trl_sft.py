@@ -39,10 +39,12 @@ def tiny_model(tokenizer: Any) -> Any:
 
 
 def arrow(rows: list[dict[str, Any]]) -> Any:
-    """Rows as a dataset; of mixed shapes as JSON."""
+    """Rows as a dataset; of mixed shapes as JSON. The first row's names are the columns."""
     from datasets import Dataset
 
-    return Dataset.from_list(copy.deepcopy(rows), on_mixed_types="use_json")
+    columns = dict.fromkeys(name for row in rows for name in row)
+    alike = [{name: copy.deepcopy(row.get(name)) for name in columns} for row in rows]
+    return Dataset.from_list(alike, on_mixed_types="use_json")
 
 
 def prepare(rows: list[dict[str, Any]], tokenizer: Any, template: str) -> list[Prepared]:
