@@ -29,7 +29,7 @@ FAULTS = {
     "other_role": "a word of another role is trained",
     "other_turn": "a word of an answer that was not to be trained is trained",
     "answer": "a word of an answer is not trained",
-    "header": "header text is trained",
+    "header": "text of the template before an answer or between turns is trained",
     "stop": "the token that ends an answer is not trained",
     "lost": "a word of the row is not in its ids",
     "lost_by_template": "the template drops a word, and the row is served",

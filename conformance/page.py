@@ -111,9 +111,10 @@ null or as empty text), the form counts of which the template prints the most. *
 only behind the last answer (an end-of-text token, a newline, another header).
 
 **Masks** are judged on the trainer's own ids. They are wrong if a trained token holds a word of
-another role, a word of an answer that was not to be trained, or text of a header; if a word of an
-answer is not trained; or if the token that ends an answer is not. Not counted, but listed with the
-findings: trained white space of a header, and what is trained behind a closer.
+another role, a word of an answer that was not to be trained, or the template's text before an
+answer or between turns; if a word of an answer is not trained; or if the token that ends an answer
+is not. Not counted, but listed with the findings: trained white space before an answer, and what is
+trained right behind a closer.
 
 **Content** is lost if a word of the model's own render is not in the ids, or if the template itself
 drops a word (a call, reasoning of the last answer, a system message) and the row is served all the
