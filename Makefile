@@ -16,7 +16,7 @@ test quick soak lowest: export PYTHONDONTWRITEBYTECODE :=
 
 # A recipe that fails leaves no half-made target behind.
 .DELETE_ON_ERROR:
-.PHONY: demo test quick check bench soak docs docs-version lowest package clean
+.PHONY: demo test quick check bench conformance soak docs docs-version lowest package clean
 
 demo: $(VENV)/.core
 	$(BIN)/tokenmill demo
@@ -29,13 +29,20 @@ quick: $(VENV)/.test
 	$(BIN)/python -m scripts.quick $(SPREAD) $(ARGS)
 
 check: $(VENV)/.dev
-	$(BIN)/ruff check src tests benchmarks scripts
-	$(BIN)/ruff format --check src tests benchmarks scripts
+	$(BIN)/ruff check src tests benchmarks conformance scripts
+	$(BIN)/ruff format --check src tests benchmarks conformance scripts
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
 bench: $(VENV)/.bench
 	$(BIN)/python -m benchmarks $(ARGS)
+
+# Trainers' own code on the same rows: HOSTS holds their checkouts (docs/conformance.md says which),
+# ROWS is how many rows of the corpora per template, TEMPLATES which templates.
+conformance: $(VENV)/.test
+	@test -n "$(HOSTS)" || { echo "say where the checkouts are: make conformance HOSTS=DIR" >&2; exit 2; }
+	$(BIN)/python -m conformance --hosts $(HOSTS) $(if $(ROWS),--rows $(ROWS)) \
+	  $(if $(TEMPLATES),--templates $(TEMPLATES)) $(ARGS)
 
 soak: $(VENV)/.test
 	$(BIN)/python -m pytest -m soak --timeout 3600 $(ARGS)
