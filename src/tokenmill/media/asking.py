@@ -17,20 +17,15 @@ about what it refuses.
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import logging
 import math
-import threading
-import warnings
-from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 
 from tokenmill.errors import UsageError
 from tokenmill.media.hollow import WithoutPixels, hollow_pictures, hollowed
-from tokenmill.optional import optional
+from tokenmill.optional import optional, transformers_muted
 
 Size = tuple[int, int]  # width, height
 Row = tuple[Size, ...]  # the pictures of a row, in order
@@ -41,7 +36,6 @@ BATTERY: tuple[Row, ...] = (
 )  # fmt: skip
 """Rows whose answers are part of a processor's identity."""
 
-_one_at_a_time = threading.RLock()
 _MARK = "\ue0f1\ue0f2"  # private characters, which no processor's expansions are made of
 
 
@@ -74,24 +68,6 @@ class Answers(msgspec.Struct, frozen=True):
     def weight(self) -> int:
         """About how many bytes it takes to remember."""
         return 200 + sum(len(answer.text) + 100 for answer in self.pictures)
-
-
-@contextlib.contextmanager
-def quietly() -> Iterator[None]:
-    """Mute what transformers says; what matters is in our own messages.
-
-    One thread at a time: two that put back each other's filters would leave the wrong ones.
-    """
-    logger = logging.getLogger("transformers")
-    with _one_at_a_time:
-        level = logger.level
-        logger.setLevel(logging.ERROR)
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                yield
-        finally:
-            logger.setLevel(level)
 
 
 class _Handed(Exception):
@@ -161,7 +137,7 @@ class Asking:
     def with_pictures(self, row: Row, pictures: list[Any]) -> Answers:
         """Its answer for these very pictures, or that it does not take them."""
         try:
-            with quietly():
+            with transformers_muted():
                 return self._ask(row, pictures, self._processor.image_processor)
         except (UsageError, MemoryError):
             raise

@@ -35,10 +35,10 @@ import msgspec
 
 from tokenmill import fingerprint
 from tokenmill.errors import RowError, UsageError
-from tokenmill.media.asking import BATTERY, Answer, Answers, Asking, Row, Size, quietly
+from tokenmill.media.asking import BATTERY, Answer, Answers, Asking, Row, Size
 from tokenmill.media.memory import Battery, Memory
 from tokenmill.media.reference import bad_media
-from tokenmill.optional import installed_version, optional
+from tokenmill.optional import installed_version, optional, transformers_muted
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -140,7 +140,7 @@ class Processor:
 
     def save(self, directory: str | os.PathLike[str]) -> None:
         """Write files that `load` makes it of again, without its options."""
-        with quietly():
+        with transformers_muted():
             if all(getattr(self._processor, name, self) is not None for name in _NO_PART):
                 self._processor.save_pretrained(os.fspath(directory))
                 return
@@ -502,7 +502,7 @@ def _code_of(processor: Any) -> dict[str, str]:
 
 
 def _from_files(where: str, trust_remote_code: bool) -> Any:
-    with optional("transformers", "processor="), quietly():
+    with optional("transformers", "processor="), transformers_muted():
         from transformers import AutoProcessor
 
         try:

@@ -79,7 +79,7 @@ MEDIA_COLUMNS = {"pictures": "int32", "patches": "int32"}
 """Further columns of a slice that has rows with pictures: how many, and what they cost a model."""
 
 
-class Media(msgspec.Struct, frozen=True):
+class Media(msgspec.Struct, frozen=True, array_like=True):
     """One picture of a row.
 
     Attributes:
@@ -106,26 +106,12 @@ class Media(msgspec.Struct, frozen=True):
     origin: Origin | None = None
 
 
-class _StoredMedia(msgspec.Struct, frozen=True, array_like=True):
-    kind: str
-    reference: str
-    digest: str
-    width: int
-    height: int
-    start: int
-    count: int
-    grid: tuple[int, ...] | None
-
-
-_media = msgspec.json.Decoder(list[_StoredMedia])
+_media = msgspec.json.Decoder(list[Media])
 
 
 def decode_media(text: memoryview | bytes, origin: Origin | None) -> list[Media]:
-    """What a slice keeps of the pictures of one row."""
-    return [
-        Media(**{name: getattr(one, name) for name in one.__struct_fields__}, origin=origin)
-        for one in _media.decode(text)
-    ]
+    """What a slice keeps of the pictures of one row, which is all of them but the origin."""
+    return [msgspec.structs.replace(one, origin=origin) for one in _media.decode(text)]
 
 
 CARRIED = "carried."

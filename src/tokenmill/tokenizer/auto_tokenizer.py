@@ -10,14 +10,13 @@ imports transformers, and nobody's remote code runs unless the caller said so.
 from __future__ import annotations
 
 import contextlib
-import logging
 import sys
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from tokenmill.errors import TokenizerError
+from tokenmill.optional import transformers_muted
 from tokenmill.tokenizer.identity import ALWAYS_COUNTED, Template
 from tokenmill.tokenizer.location import INSTALL
 from tokenmill.tokenizer.location import is_installed as is_installed
@@ -27,20 +26,6 @@ from tokenmill.tokenizer.tokenizer import Tokenizer
 
 class AutoTokenizerError(Exception):
     """AutoTokenizer itself cannot load this directory; the message says why."""
-
-
-@contextlib.contextmanager
-def _quietly() -> Iterator[None]:
-    """Mute what transformers says while loading; what matters is in our own messages."""
-    logger = logging.getLogger("transformers")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logger.setLevel(level)
 
 
 @contextlib.contextmanager
@@ -70,7 +55,7 @@ def load_auto(directory: Path, *, trust_remote_code: bool) -> Any:
     """
     if not is_installed():
         raise TokenizerError(f"tokenizer_backend='transformers' needs transformers: {INSTALL}")
-    with _quietly():
+    with transformers_muted():
         from transformers import AutoTokenizer
 
         try:
@@ -138,7 +123,7 @@ def _text_encoded_differently(auto: Any, theirs: Tokenizer | None, ours: Tokeniz
     texts = parity_texts(added)
     texts += vocabulary_texts(ours.pieces(range(len(ours.table))))
     reference = ours.reference.encode_batch(texts, add_special_tokens=False)
-    with _quietly():
+    with transformers_muted():
         for text, encoding in zip(texts, reference, strict=True):
             if auto.encode(text, add_special_tokens=False) != encoding.ids:
                 return text
