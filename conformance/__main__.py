@@ -24,7 +24,7 @@ from tests.conftest import unpack_shared
 from conformance.conversations import Case, all_cases, corpus_cases
 from conformance.hosts import DRIVERS, driver
 from conformance.judge import Answer, Question, difference, judge
-from conformance.own_tests import run_own_tests
+from conformance.own_tests import FILES, run_own_tests
 from conformance.page import Host, Judged, render
 from conformance.reference import Model
 
@@ -113,9 +113,16 @@ def describe_version(root: Path | None, version: str) -> str:
 
 
 def describe_setup() -> str:
-    """When, and with which libraries."""
+    """When, with which libraries, and how to lay the hosts out."""
     versions = [f"{name} {metadata.version(name)}" for name in LIBRARIES]
-    return f"Run on {date.today().isoformat()} with {', '.join(versions)}."
+    checkouts = [driver(name).CHECKOUT for name in DRIVERS]
+    checkouts += [file.checkout for file in FILES]
+    places = ", ".join(f"`{name}`" for name in dict.fromkeys(checkouts) if name)
+    return (
+        f"Judged on {date.today().isoformat()} with {', '.join(versions)}. Directories under "
+        f"`HOSTS`: {places}; a `.venv` there is the Python that the hosts run with. TRL and "
+        "renderers come from the package index."
+    )
 
 
 def judge_host(
