@@ -30,7 +30,7 @@ TEMPLATE = """\
 {%- if m.role == 'assistant' and loop.index0 > place.last -%}
 <think>\n\n</think>\n\n
 {%- endif -%}
-{{- m.content -}}
+{%- if not m.unheard %}{{- m.content -}}{% endif -%}
 {%- if m.leaks %}{{ messages[0].content }}{% endif -%}
 {%- if m.tool_calls and not m.hide -%}
 {%- for call in m.tool_calls -%}
@@ -114,6 +114,7 @@ ROWS: list[tuple[str | None, Any]] = [
         "template_drops_tools",
         {**asked("Which tools have you?", "None that I see.", unarmed=True), "tools": [TOOL]},
     ),
+    ("template_drops_context", asked("What was asked?", "Nobody knows.", unheard=True)),
     (
         "null_tool_keys",
         {**talk("Is there a null?", "There is."), "tools": [{**TOOL, "strict": None}]},

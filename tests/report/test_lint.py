@@ -76,8 +76,8 @@ def test_findings_say_where_how_many_what_and_what_to_do(all_rules: LintReport) 
     assert "<|im_end|>" in shown["control_text"].excerpt
     assert "turn 1 of 4" in shown["rewrites_history"].detail
     assert "expand" in shown["rewrites_history"].hint
-    assert shown["duplicate"].detail.endswith("crafted.jsonl:22")
-    assert "crafted.jsonl:24" in shown["near_duplicate"].detail
+    assert shown["duplicate"].detail.endswith("crafted.jsonl:23")
+    assert "crafted.jsonl:25" in shown["near_duplicate"].detail
 
 
 def test_control_tokens_are_those_of_the_tokenizer_given(tmp_path: Path) -> None:

@@ -308,7 +308,10 @@ class Linter:
     def _look_at_render(
         self, seen: Collector, number: int, conversation: Conversation, text: str
     ) -> None:
-        sightings = [self.critic.dropped_tools(conversation, text)]
+        sightings = [
+            self.critic.dropped_tools(conversation, text),
+            self.critic.dropped_context(conversation, text),
+        ]
         train_on = self.spec.trained(conversation.shape)
         if train_on == "everything" or self.renderer.reference(conversation.tools).has_generation:
             sightings.append(self.critic.dropped_calls(conversation, text))

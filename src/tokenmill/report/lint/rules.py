@@ -83,6 +83,9 @@ _TABLE = (
      '--expand turns (expand="turns") trains every turn once as the last, with its thinking'),
     ("template_drops_tools", "warning", "the row has tools and the template prints none of them",
      "the model would call functions it was never shown: use a template that prints tools"),
+    ("template_drops_context", "warning", "the template prints a system, user or tool text nowhere",
+     "the model would be trained to answer what it was not told: use a template that prints it, or "
+     "move the words into a turn that is printed"),
     ("null_tool_keys", "warning", "null members in tools or calls change what the template prints",
      "drop them: a columnar schema has filled them in; Parquet rows lose them here by themselves"),
     ("broken_arguments", "warning", "a call's arguments are text that is no JSON object",

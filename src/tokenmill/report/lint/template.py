@@ -131,6 +131,26 @@ class TemplateCritic:
         shown = ", ".join(names[:3])
         return "template_drops_tools", f"{len(names)} tools ({shown} …) are printed nowhere", ""
 
+    def dropped_context(self, conversation: Conversation, text: str) -> Sighting | None:
+        """A text of anybody but the assistant without which the same is printed.
+
+        Mistral's templates print the system's words before the last question alone, and nowhere
+        in a conversation that ends with an answer.
+        """
+        for number, message in enumerate(conversation.messages):
+            content = message.get("content")
+            if message["role"] == "assistant" or not isinstance(content, str):
+                continue
+            words = content.strip()
+            if not words or words in text:
+                continue
+            other = [*conversation.messages]
+            other[number] = {**message, "content": f"{words} {words}"}
+            if self._render(other, conversation.tools) == text:
+                detail = f"turn {number} ({message['role']}) is printed nowhere"
+                return "template_drops_context", detail, excerpt(words)
+        return None
+
     def nulls(self, conversation: Conversation) -> Sighting | None:
         """Null members that change what the template prints."""
         paths: list[str] = []
