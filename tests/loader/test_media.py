@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 import tokenmill as tm
 from tests.build.illustrated import Album, asked, part, text
@@ -27,6 +28,7 @@ from tokenmill.dataset.pictures import StoredPictures
 from tokenmill.errors import SourceChanged, SourceMissing, UsageError
 from tokenmill.loader import Cursor, PlacedMedia
 from tokenmill.store import Store
+from tokenmill.work import processor as work_processor
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 
@@ -313,6 +315,26 @@ def test_a_filler_travels_without_its_processor(made: Illustrated) -> None:
     assert equal(pickle.loads(pickle.dumps(filler)).fill(step), filler.fill(step))
 
 
+@pytest.mark.parametrize("made", ["qwen2_vl", "llava_next"], indirect=True)
+def test_a_copy_elsewhere_brings_processor_and_pictures(
+    made: Illustrated, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a process that was never given the processor, from a copy that stands alone."""
+    tm.push(made.store, tmp_path / "copy", embed_media=True)
+    monkeypatch.setattr(work_processor, "_given", {})
+    alone = tm.open_store(tmp_path / "copy", media_root=tmp_path)
+    filler = made.loader(alone, batch_size=4, indices=True).stream.filler
+    step = next(made.loader(batch_size=4).stream.steps(Cursor(), 1))[0]
+    for one in (filler, pickle.loads(pickle.dumps(filler))):
+        batch = one.fill(step)
+        batch["media"] = [
+            replace(placed, media=made.store[placed.row].media[placed.number])
+            for placed in batch["media"]  # of the same digests, told by another store
+            if placed.media.digest == made.store[placed.row].media[placed.number].digest
+        ]
+        require_right(made, batch)
+
+
 @pytest.mark.parametrize("layout", ["padded", "packs", "micro padded"])
 def test_a_rank_opens_the_pictures_of_its_rows(
     made: Illustrated, layout: str, monkeypatch: pytest.MonkeyPatch
@@ -516,6 +538,25 @@ def test_sides_of_pairs_have_their_own_pixels(tmp_path: Path) -> None:
         iter(tm.Loader(store, batch_size=4, pad_id=0, media="pixels", layout="interleaved"))
     )
     assert len(mixed["image_grid_thw"]) == 8
+
+
+def test_kto_rows_have_references_only(tmp_path: Path) -> None:
+    album = Album(tmp_path)
+    rows = [
+        {
+            "images": [album.name(number)],
+            "prompt": asked("<image>What is it?")[:1],
+            "completion": asked("", answer=f"A cat {number}.")[1:],
+            "label": number % 2 == 0,
+        }
+        for number in range(4)
+    ]
+    source = write_rows(tmp_path / "kto.jsonl", rows)
+    store = prepare(source, processors.make("llava"), format="kto")
+    with pytest.raises(UsageError, match="mismatched answers of KTO rows come without pixels"):
+        tm.Loader(store, media="pixels", pad_id=0)
+    batch = next(iter(tm.Loader(store, batch_size=4, media="references", pad_id=0)))
+    assert [one.line for one in batch["media"]] == [0, 1, 2, 3]
 
 
 def test_a_sidecar_may_not_be_called_like_pixels(own: Illustrated) -> None:

@@ -3,13 +3,13 @@
 Comes in: a batch as the other fillers made it, with the numbers of its rows. Goes out: the same
 batch, with
 
-===================  ==================================================================
-``media``            its pictures in the order in which their rows lie, as `PlacedMedia`
-``pixel_values``, …  with ``media="pixels"``: what the processor makes of these pictures, in
-                     this order, under the names that its model takes
+=====================  =======================================================================
+``media``              its pictures in the order in which their rows lie, as `PlacedMedia`
+``pixel_values``, …    with ``media="pixels"``: what the processor makes of these pictures, in
+                       this order, under the names that its model takes
 ``mm_token_type_ids``  beside them, where the processor can tell: 1 at tokens that a picture's
-                     features go to, else 0; also under the processor's own name for it
-===================  ==================================================================
+                       features go to, else 0; also under the processor's own name for it
+=====================  =======================================================================
 
 The pixels of a batch are what the user's processor gives for the rows of the batch, to the bit. It
 is given them row by row, also those of a pack, as they were when their tokens were made. A batch
