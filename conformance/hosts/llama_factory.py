@@ -21,7 +21,8 @@ STAND_INS = ("bitsandbytes", "vllm", "gradio", "matplotlib", "torchaudio", "torc
 TRAINS = "every"
 HOW = (
     "`OpenAIDatasetConverter`, `SupervisedDatasetProcessor`, its own template of that model; the "
-    "converter of `formatting: openai` adds a line to the system turn, that of `sharegpt` does not"
+    "converter of `formatting: openai` adds a line to the system turn (by its source, that of "
+    "`sharegpt` does not; it was not run)"
 )
 
 TEMPLATES = {

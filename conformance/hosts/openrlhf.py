@@ -17,7 +17,7 @@ PATHS = ("",)
 PACKAGE = "openrlhf"
 STAND_INS = ("vllm", "deepspeed", "flash_attn", "ray", "ring_flash_attn", "optree", "torchmetrics")
 TRAINS = "every"
-HOW = "`SFTDataset`, `multiturn=True`"
+HOW = "`SFTDataset`, `multiturn=True`; a list of rows in the place of a table of `datasets`"
 
 
 class _Rows(list[dict[str, Any]]):

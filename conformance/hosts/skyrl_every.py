@@ -19,7 +19,10 @@ PATHS = ("", "skyrl-gym")
 PACKAGE = "skyrl"
 STAND_INS = ("vllm", "flash_attn", "vllm_router", "megatron", "deepspeed", "wandb")
 TRAINS = "every"
-HOW = "`tokenize_chat_example`, `ALL_ASSISTANT_MESSAGES`"
+HOW = (
+    "`tokenize_chat_example`, `ALL_ASSISTANT_MESSAGES`; `TypedDict` of `typing_extensions`, as in "
+    "Python 3.12"
+)
 MODE = "ALL_ASSISTANT_MESSAGES"
 
 
