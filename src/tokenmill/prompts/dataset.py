@@ -135,17 +135,6 @@ class PromptDataset(Sequence[Prompt]):
             isinstance(max_length, bool) or not isinstance(max_length, int) or max_length < 1
         ):
             raise UsageError(f"max_length is {max_length!r}; it is a positive integer or None")
-        if (
-            tokenizer is None
-            and processor is None
-            and (apply_chat_template or max_length is not None)
-        ):
-            need = "max_length counts its tokens"
-            if apply_chat_template:
-                need = "apply_chat_template renders with its template and special tokens"
-            raise UsageError(
-                f"no tokenizer, but {need}: name a directory, a tokenizer.json or a hub id"
-            )
         spec = PromptSpec(
             prompt_key=prompt_key,
             label_key=label_key,
@@ -162,7 +151,7 @@ class PromptDataset(Sequence[Prompt]):
         rows = open_sources(source, cache)
         self._spec = spec
         self._processor = processor
-        self._opening = {
+        self._opening: dict[str, Any] = {
             "media_root": media_root,
             "media_urls": media_urls,
             "trust_remote_code": trust_remote_code,
@@ -171,6 +160,13 @@ class PromptDataset(Sequence[Prompt]):
             tokenizer, own_template = self._media.tokenizer, self._media.chat_template
             tokenizer_backend = "transformers"
             chat_template = own_template if chat_template is None else chat_template
+        if tokenizer is None and (apply_chat_template or max_length is not None):
+            need = "max_length counts its tokens"
+            if apply_chat_template:
+                need = "apply_chat_template renders with its template and special tokens"
+            raise UsageError(
+                f"no tokenizer, but {need}: name a directory, a tokenizer.json or a hub id"
+            )
         wanted = Wanted(
             rows, spec, tokenizer, tokenizer_backend, chat_template, trust_remote_code, self._media
         )

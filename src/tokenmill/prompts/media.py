@@ -324,7 +324,7 @@ class PromptPictures:
         """
         assert isinstance(shaped.prompt, list)
         if self.by_processor or not _only_pictures(shaped.prompt):
-            return self._asked.length(text, shaped, read)
+            return len(self._asked.ids(text, self.inputs(shaped, read)))
         sizes = [self._size(shown, read) for shown in _shown(shaped.prompt, shaped.bare)]
         expanded = self.processor.expand(text, sizes).text
         ids = list(self.processor.tokenizer(expanded)["input_ids"])
