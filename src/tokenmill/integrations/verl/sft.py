@@ -32,6 +32,7 @@ from tokenmill.dataset import View, as_view, concat, unweighted
 from tokenmill.errors import SourceError, UsageError
 from tokenmill.integrations.hosts import (
     Items,
+    Pixels,
     check_one_of,
     is_store,
     predicted,
@@ -47,7 +48,7 @@ from tokenmill.integrations.verl.settings import (
     plain,
     refuse_hooks,
 )
-from tokenmill.media import Pictures, Processor
+from tokenmill.media import Processor
 from tokenmill.optional import optional
 from tokenmill.sampling import Int64Array
 from tokenmill.store import Row, open_store
@@ -161,8 +162,8 @@ class SFTDataset(Items[Item], torch_data.Dataset[Item]):  # type: ignore[misc]
                 )
 
     @cached_property
-    def _pixels(self) -> _Pixels:
-        return _Pixels(self._processor)
+    def _pixels(self) -> Pixels:
+        return Pixels(Processor.load(self._processor))
 
     def _laid_out(self) -> torch.Tensor | None:
         """Item → position in our order, under the trainer's shuffle of its first epoch."""
@@ -214,7 +215,10 @@ class SFTDataset(Items[Item], torch_data.Dataset[Item]):  # type: ignore[misc]
                 for name, values in found.items()
             }
         tensors: Item = {name: torch.from_numpy(values) for name, values in found.items()}
-        inputs = self._pixels.of(row) if row.media else {}
+        inputs: dict[str, torch.Tensor] = {}
+        if row.media:
+            pixels = self._pixels.of(row, "verl")
+            inputs = {name: torch.from_numpy(values) for name, values in pixels.items()}
         if self._axes is not None:
             axes = tensors["position_ids"].repeat(self._axes, 1)
             if GRID in inputs:
@@ -250,36 +254,6 @@ def rope_index(processor: Any, input_ids: Any, grid: torch.Tensor) -> torch.Tens
         attention_mask=torch.ones_like(ids),
     )
     return found
-
-
-class _Pixels:
-    """What a processor makes of the pictures of rows.
-
-    Args:
-        processor: verl's.
-
-    Raises:
-        UsageError: Its features of a row are not those of its messages, one after another.
-    """
-
-    def __init__(self, processor: Any) -> None:
-        self.processor = Processor.load(processor)
-        self._pictures = Pictures()
-
-    def of(self, row: Row) -> dict[str, torch.Tensor]:
-        """Tensors under the model's own names, the pictures in their order."""
-        opened = [
-            self._pictures.open(row.picture(number), one.reference)
-            for number, one in enumerate(row.media)
-        ]
-        found = self.processor.features([opened])
-        apart = sorted(set(found) - self.processor.joined)
-        if apart:
-            raise UsageError(
-                f"verl joins what a processor gives for single messages, and {', '.join(apart)} of "
-                f"{type(self.processor.original).__name__} cannot be joined: use verl's own dataset"
-            )
-        return {name: torch.from_numpy(values) for name, values in found.items()}
 
 
 @dataclass(frozen=True)
