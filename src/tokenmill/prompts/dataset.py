@@ -155,6 +155,7 @@ class PromptDataset(Sequence[Prompt]):
             "media_root": media_root,
             "media_urls": media_urls,
             "trust_remote_code": trust_remote_code,
+            "cache_dir": cache.root,
         }
         if tokenizer is None and self._media is not None:
             tokenizer, own_template = self._media.tokenizer, self._media.chat_template

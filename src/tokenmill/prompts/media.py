@@ -70,6 +70,7 @@ def open_media(
     media_root: Any = None,
     media_urls: bool = False,
     trust_remote_code: bool = False,
+    cache_dir: Any = None,
 ) -> AskedMedia | PromptPictures:
     """How the media of prompts are measured and opened.
 
@@ -80,12 +81,15 @@ def open_media(
             working directory, and open whatever they are given.
         media_urls: Whether addresses are opened.
         trust_remote_code: Allow a processor to bring code of its own.
+        cache_dir: Where what is learned of the processor is kept.
     """
     hosted = spec.convention != "default"
     function = _host_function(spec.convention)
     if not hasattr(processor, "extract_media"):
         try:
-            found = Processor.load(processor, trust_remote_code=trust_remote_code)
+            found = Processor.load(
+                processor, trust_remote_code=trust_remote_code, cache_dir=cache_dir
+            )
             _ = found.key
         except UsageError:
             if isinstance(processor, str | os.PathLike):
