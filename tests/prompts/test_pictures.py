@@ -92,7 +92,7 @@ def test_no_picture_is_decoded_but_those_of_audits(
     """Most are known by their headers; serving opens those of the prompt that is asked for."""
     rng = random.Random(1)
     for number in range(9):
-        (tmp_path / f"{number}.png").write_bytes(encode(draw(rng, 30 + number, 40), "PNG"))
+        (tmp_path / f"{number}.png").write_bytes(encode(draw(rng, 130 + number, 140), "PNG"))
     lines = [{"text": f"<image>{number}", "images": f"{number}.png"} for number in range(9)]
     source = write_rows(tmp_path / "r.jsonl", lines)
     decoded = []
@@ -106,7 +106,7 @@ def test_no_picture_is_decoded_but_those_of_audits(
     monkeypatch.setattr("tokenmill.prompts.media.AUDIT_ONE_IN", 1 << 62)
     prompts = opened(source, tmp_path / "cache", raw("qwen2_vl"))
     assert decoded == ["0.png"]
-    assert prompts[5].multimodal_inputs["images"][0].size == (35, 40)
+    assert prompts[5].multimodal_inputs["images"][0].size == (135, 140)
     assert decoded == ["0.png", "5.png"]
 
 
