@@ -333,8 +333,8 @@ def test_sft_every_row_is_looked_at_once_per_content(
     assert len(verl.SFTDataset(quiet, switchable, config(cache))) == 9
     for name, value, match in (
         ("enable_thinking", "false", "enable_thinking is 'false'; it is true, false or null"),
-        ("images", ["a.png"], "a row has images: .* verl's own dataset"),
-        ("videos", ["a.mp4"], "a row has videos"),
+        ("images", ["a.png"], "a row has images: pictures need a processor"),
+        ("videos", ["a.mp4"], "a row has videos: .* verl's own dataset"),
     ):
         rows[7] = {**row, name: value}
         loud = write_rows(tmp_path / f"{name}.{ending}", rows)

@@ -566,8 +566,9 @@ def test_a_sidecar_may_not_be_called_like_pixels(own: Illustrated) -> None:
     assert next(iter(own.loader(batch_size=2, sidecars=())))["pixel_values"].ndim == 4
 
 
-READERS = [name for name in HOSTS if name != "trl" and not name.startswith("export")]
-"""Exports are refused in words of their own, and TRL is given a collator."""
+WITH_PICTURES = ("trl", "verl", "skyrl")  # they serve them, or say what is missing for it
+READERS = [name for name in HOSTS if name not in WITH_PICTURES and not name.startswith("export")]
+"""Exports are refused in words of their own."""
 
 
 @pytest.mark.parametrize("host", READERS)

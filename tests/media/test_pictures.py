@@ -356,3 +356,14 @@ def test_members_that_are_not_read(archives: Path, said: str, words: str) -> Non
     with pytest.raises(RowError, match=words) as caught:
         read(said, None, pictures)
     assert caught.value.reason == "bad_media"
+
+
+@pytest.mark.parametrize("form", ["JPEG", "PNG", "WEBP", "TIFF"])
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_unturned_size_is_that_of_a_loader_without_orientation(form: str, orientation: int) -> None:
+    data = encode(draw(random.Random(1), 90, 50), form, orientation)
+    facts = Pictures().facts(data)
+    with Image.open(io.BytesIO(data)) as image:
+        image.load()  # Pillow itself turns TIFF files
+        assert facts.unturned == image.size
+    assert (facts.width, facts.height) == Pictures().open(data).size

@@ -20,9 +20,10 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from tokenmill import fingerprint
 from tokenmill.chat import ChatSpec
@@ -46,28 +47,60 @@ Digests = dict[str, str]
 """Text of a reference → digest of the picture's bytes, or `_REFUSED` and what is wrong."""
 
 
-class Externals:
-    """Finds and hashes the pictures that the rows of blocks refer to.
+class Finder(Protocol):
+    """What finds the pictures of a row."""
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """Plain values that decide which pictures are found."""
+
+    def values(self, row: dict[str, Any]) -> Iterable[Any]:
+        """What a row says of its pictures, in order.
+
+        Raises:
+            RowError: It will be rejected in any case.
+        """
+
+
+@dataclass(frozen=True)
+class ConversationPictures:
+    """Finds the pictures of rows that are prepared.
 
     Args:
         spec: How rows are read.
         tokens: What stands for media.
+    """
+
+    spec: ChatSpec
+    tokens: MediaTokens
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """Columns, and whether frames of videos are pictures."""
+        spec = self.spec
+        columns = [spec.messages_key, spec.prompt_key, spec.completion_key]
+        return {"columns": columns, "frames": self.tokens.video is None}
+
+    def values(self, row: dict[str, Any]) -> Iterable[Any]:
+        """Those of parts and of the column."""
+        _, found = take_pictures(row, self.spec, self.tokens)
+        return [picture.value for picture in (*found.own.values(), *(found.column or ()))]
+
+
+class Externals:
+    """Finds and hashes the pictures that the rows of blocks refer to.
+
+    Args:
+        finder: Finds them in a row.
         pictures: Opens them.
         shelf: Where notes are kept.
         rehash: Believe no note about the state of a file.
     """
 
     def __init__(
-        self,
-        spec: ChatSpec,
-        tokens: MediaTokens,
-        pictures: Pictures,
-        shelf: Shelf,
-        *,
-        rehash: bool = False,
+        self, finder: Finder, pictures: Pictures, shelf: Shelf, *, rehash: bool = False
     ) -> None:
-        self._spec = spec
-        self._tokens = tokens
+        self._finder = finder
         self.pictures = pictures
         self._shelf = shelf
         self._rehash = rehash
@@ -123,14 +156,11 @@ class Externals:
         return data
 
     def _list_key(self, block: Block) -> str:
-        spec = self._spec
-        columns = [spec.messages_key, spec.prompt_key, spec.completion_key]
         return fingerprint.key(
             {
                 "what": "pictures of a block",
                 "version": VERSION,
-                "columns": columns,
-                "frames": self._tokens.video is None,
+                **self._finder.document,
                 "kind": block.kind,
                 "digest": block.digest,
             }
@@ -148,12 +178,12 @@ class Externals:
             if not isinstance(row, dict):
                 continue
             try:
-                _, found = take_pictures(row, self._spec, self._tokens)
+                values = self._finder.values(row)
             except RowError:
                 continue  # it will be rejected when it is rendered
-            for picture in (*found.own.values(), *(found.column or ())):
+            for value in values:
                 try:
-                    reference = reference_of(picture.value)
+                    reference = reference_of(value)
                 except RowError:
                     continue
                 if reference.kind != "inline":
@@ -231,8 +261,7 @@ def externals_of(options: dict[str, Any]) -> Externals:
     """As the options of a worker say."""
     media = options["media"]
     return Externals(
-        ChatSpec(**media["spec"]),
-        MediaTokens(*media["tokens"]),
+        ConversationPictures(ChatSpec(**media["spec"]), MediaTokens(*media["tokens"])),
         Pictures(media["root"], urls=media["urls"]),
         Shelf(Path(options["cache"])),
         rehash=media["rehash"],

@@ -8,6 +8,7 @@ Hosts differ in names and shapes, and agree in what they leave to a dataset:
     labels, predicted    the first token of a row is never trained: nothing before it predicts it
     response_mask        a row is described by its mask from the first trained token on
     rows_alone           rows that belong to groups are refused where a host takes rows one by one
+    Pixels               what a processor makes of the pictures of a row
     check_…              what a config says and nobody could follow is refused by name
 
 Orders by name, and positions that count on through epochs, are those of `tokenmill.sampling`.
@@ -27,9 +28,10 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenmill.errors import TemplateError, UsageError
+from tokenmill.media import Pictures, Processor
 from tokenmill.packing import IGNORE
 from tokenmill.sampling import Int64Array
-from tokenmill.store import Store, StoreLayout
+from tokenmill.store import Row, Store, StoreLayout
 
 if TYPE_CHECKING:
     from tokenmill.build.recipe import Recipe, RunOptions
@@ -123,6 +125,41 @@ class Items(abc.ABC, Generic[T]):
         if wrong.any():
             raise IndexError(f"item {int(numbers[wrong][0])} of a dataset of {size}")
         return self.items_at(np.where(numbers < 0, numbers + size, numbers))
+
+
+# Pictures
+
+
+class Pixels:
+    """What a processor makes of the pictures of rows, for hosts that take it row by row.
+
+    Args:
+        processor: The one that the rows were prepared with.
+    """
+
+    def __init__(self, processor: Processor) -> None:
+        self.processor = processor
+        self._pictures = Pictures()
+
+    def of(self, row: Row, host: str) -> dict[str, npt.NDArray[Any]]:
+        """Arrays under the model's own names, the pictures in their order.
+
+        Raises:
+            UsageError: They are not, picture by picture, one after another; hosts join them so.
+        """
+        opened = [
+            self._pictures.open(row.picture(number), one.reference)
+            for number, one in enumerate(row.media)
+        ]
+        found = self.processor.features([opened])
+        apart = sorted(set(found) - self.processor.joined)
+        if apart:
+            raise UsageError(
+                f"{host} joins what a processor gives for single pictures, and {', '.join(apart)} "
+                f"of {type(self.processor.original).__name__} cannot be joined: use {host}'s own "
+                "dataset"
+            )
+        return found
 
 
 # What a host's config may say

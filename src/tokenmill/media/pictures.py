@@ -75,6 +75,7 @@ class PictureFacts(msgspec.Struct, frozen=True):
         format: ``JPEG``, ``PNG`` and so on.
         mode: Pillow's word for its pixels: ``RGB``, ``L``, ``P``, ``CMYK``, ``I;16`` …
         animated: Whether more frames follow the first, which is the one that is used.
+        turned: Whether its orientation exchanged width and height.
     """
 
     digest: str
@@ -84,6 +85,12 @@ class PictureFacts(msgspec.Struct, frozen=True):
     format: str
     mode: str
     animated: bool
+    turned: bool = False
+
+    @property
+    def unturned(self) -> tuple[int, int]:
+        """Width and height as a loader sees them that knows no orientation."""
+        return (self.height, self.width) if self.turned else (self.width, self.height)
 
 
 class Pictures:
@@ -225,6 +232,7 @@ class Pictures:
             else:
                 animated = bool(getattr(image, "is_animated", False))
                 width, height = _loaded(image).size
+            turned = (width, height) != image.size
         except Exception as error:
             raise _unreadable(name, error) from error
         return PictureFacts(
@@ -235,6 +243,7 @@ class Pictures:
             format=image.format,
             mode=image.mode,
             animated=animated,
+            turned=turned,
         )
 
     def open(self, data: bytes, name: str = "the picture") -> Image:
@@ -248,6 +257,13 @@ class Pictures:
             return _loaded(image).convert("RGB")
         except Exception as error:
             raise _unreadable(name, error) from error
+
+    @staticmethod
+    def blank(width: int, height: int) -> Image:
+        """A picture of a size that shows nothing, for those who are asked about sizes."""
+        with optional("PIL", "asking about pictures"):
+            from PIL import Image
+        return Image.new("RGB", (width, height))
 
     def _header(self, data: bytes, name: str) -> Any:
         with optional("PIL", "reading pictures"):

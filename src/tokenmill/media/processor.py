@@ -151,6 +151,11 @@ class Processor:
                 (Path(directory) / "chat_template.jinja").write_text(text, encoding="utf-8")
 
     @property
+    def original(self) -> Any:
+        """The processor itself, an object of transformers."""
+        return self._processor
+
+    @property
     def tokenizer(self) -> Any:
         """Its tokenizer, an object of transformers."""
         return self._processor.tokenizer

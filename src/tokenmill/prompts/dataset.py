@@ -16,8 +16,10 @@ that row alone.
 
 from __future__ import annotations
 
+import os
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from heapq import merge
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
@@ -25,12 +27,11 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 import numpy as np
 
 from tokenmill.errors import RowError, StateError, UsageError
-from tokenmill.files import PrivateDirectory
+from tokenmill.files import PrivateDirectory, is_remote
 from tokenmill.origin import Origin, nothing_left
-from tokenmill.prompts import media
 from tokenmill.prompts.lengths import Int32Array, Int64Array, Kept, LengthIndex
 from tokenmill.prompts.lookup import OpenedIndex, Wanted, find_index
-from tokenmill.prompts.shaping import Prompt, shape_row
+from tokenmill.prompts.shaping import Prompt, Shaped, shape_row
 from tokenmill.prompts.spec import PromptSpec
 from tokenmill.sampling import (
     ORDER_VERSION,
@@ -46,6 +47,7 @@ from tokenmill.work import Executor, executor_for
 from tokenmill.work.inputs import Source, cache_of, open_sources
 
 if TYPE_CHECKING:
+    from tokenmill.prompts.media import AskedMedia, PromptPictures
     from tokenmill.prompts.rendering import PromptMaker
 
 ORDERS: dict[str, Any] = {"feistel": FeistelOrder, "miles": MilesOrder}
@@ -63,8 +65,9 @@ class PromptDataset(Sequence[Prompt]):
         tokenizer: Directory, ``tokenizer.json``, hub id, ``tokenizers.Tokenizer`` or a
             transformers tokenizer. None serves rows as they are: it needs
             ``apply_chat_template=False`` and no ``max_length``, and prompts then have no length.
-        processor: For media: ``processor(text=…, images=…, videos=…)["input_ids"]`` is then the
-            length of prompts with media.
+        processor: For media: directory, hub id or a transformers processor, or whatever is called
+            like one: ``processor(text=…, images=…, videos=…)["input_ids"]`` has the length of
+            prompts with media. Its tokenizer and template are used where no tokenizer is given.
         max_length: Most tokens of a prompt, counted without added special tokens; None: any.
         prompt_key: Column of the prompt: text, or messages.
         label_key: Column of the label.
@@ -82,6 +85,10 @@ class PromptDataset(Sequence[Prompt]):
         order: ``feistel``, or ``miles`` for the exact order of its eager dataset.
         convention: What happens to messages and tools on their way into the template:
             ``default``, ``miles`` or ``slime``; see `PromptSpec`.
+        media_root: Directory, or a list of them, that pictures are looked for in and may not lead
+            out of; None: that of each row's file. Under ``miles`` and ``slime`` None is the
+            working directory, and every file may be opened, as there.
+        media_urls: Open pictures at ``http://`` and ``https://`` addresses.
         on_bad_row: ``reject`` counts a row that is no prompt, ``raise`` makes the first an error.
         num_workers: Worker processes that measure; 0 runs inline, None takes the machine's cores.
         cache_dir: Where the indexes are kept.
@@ -111,6 +118,8 @@ class PromptDataset(Sequence[Prompt]):
         seed: int = 42,
         order: str = "feistel",
         convention: Literal["default", "miles", "slime"] = "default",
+        media_root: Source | Sequence[Source] | None = None,
+        media_urls: bool = False,
         on_bad_row: str = "reject",
         num_workers: int | None = None,
         cache_dir: Source | None = None,
@@ -126,13 +135,6 @@ class PromptDataset(Sequence[Prompt]):
             isinstance(max_length, bool) or not isinstance(max_length, int) or max_length < 1
         ):
             raise UsageError(f"max_length is {max_length!r}; it is a positive integer or None")
-        if tokenizer is None and (apply_chat_template or max_length is not None):
-            need = "max_length counts its tokens"
-            if apply_chat_template:
-                need = "apply_chat_template renders with its template and special tokens"
-            raise UsageError(
-                f"no tokenizer, but {need}: name a directory, a tokenizer.json or a hub id"
-            )
         spec = PromptSpec(
             prompt_key=prompt_key,
             label_key=label_key,
@@ -147,12 +149,31 @@ class PromptDataset(Sequence[Prompt]):
         seed = check_seed(seed)
         cache = cache_of(cache_dir)
         rows = open_sources(source, cache)
+        self._spec = spec
+        self._processor = processor
+        self._opening: dict[str, Any] = {
+            "media_root": media_root,
+            "media_urls": media_urls,
+            "trust_remote_code": trust_remote_code,
+            "cache_dir": cache.root,
+        }
+        if tokenizer is None and self._media is not None:
+            tokenizer, own_template = self._media.tokenizer, self._media.chat_template
+            tokenizer_backend = "transformers"
+            chat_template = own_template if chat_template is None else chat_template
+        if tokenizer is None and (apply_chat_template or max_length is not None):
+            need = "max_length counts its tokens"
+            if apply_chat_template:
+                need = "apply_chat_template renders with its template and special tokens"
+            raise UsageError(
+                f"no tokenizer, but {need}: name a directory, a tokenizer.json or a hub id"
+            )
         wanted = Wanted(
-            rows, spec, tokenizer, tokenizer_backend, chat_template, trust_remote_code, processor
+            rows, spec, tokenizer, tokenizer_backend, chat_template, trust_remote_code, self._media
         )
         with executor_for(executor, num_workers) as workers:
             found = find_index(wanted, cache.root, workers)
-        self._build(rows, spec, found, max_length, seed, order, processor)
+        self._build(rows, found, max_length, seed, order)
         self.hit = found.hit
         self.measured = found.measured
         if on_bad_row == "raise":
@@ -161,16 +182,12 @@ class PromptDataset(Sequence[Prompt]):
     def _build(
         self,
         rows: Rows,
-        spec: PromptSpec,
         found: OpenedIndex,
         max_length: int | None,
         seed: int,
         order: str,
-        processor: Any,
     ) -> None:
         self._rows = rows
-        self._processor = processor
-        self._spec = spec
         self._index: LengthIndex = found.index
         self._home: PrivateDirectory | None = found.home
         self.max_length = max_length
@@ -302,23 +319,38 @@ class PromptDataset(Sequence[Prompt]):
             index = self._index
             self._maker = PromptMaker(self._spec, index.template, index.special_tokens)
         shaped = shape_row(value, self._spec)
+        origin = self._rows.origin(row, value)
         length = int(self._index.lengths[row])
         return Prompt(
             prompt=self._maker.text(shaped),
             label=shaped.label,
             metadata=shaped.metadata,
             tools=shaped.tools,
-            origin=self._rows.origin(row, value),
+            origin=origin,
             row=row,
             messages=shaped.prompt if isinstance(shaped.prompt, list) else None,
-            multimodal_inputs=self._media(shaped.prompt),
+            multimodal_inputs=self._inputs(shaped, origin),
             length=length if length >= 0 else None,
         )
 
-    def _media(self, prompt: Any) -> dict[str, Any] | None:
-        if self._processor is None or not isinstance(prompt, list):
+    @cached_property
+    def _media(self) -> AskedMedia | PromptPictures | None:
+        """What measures and opens media, where a processor was given."""
+        if self._processor is None:
             return None
-        return media.extract(prompt, self._processor)
+        from tokenmill.prompts.media import open_media  # not without one
+
+        return open_media(self._processor, self._spec, **self._opening)
+
+    def _inputs(self, shaped: Shaped, origin: Origin) -> dict[str, Any] | None:
+        if self._media is None or not isinstance(shaped.prompt, list):
+            return None
+        path = origin.path
+        base = None if path is None or is_remote(path) else os.path.dirname(os.path.abspath(path))
+        try:
+            return self._media.opened(shaped, base)
+        except RowError as error:
+            raise RowError(error.message, reason=error.reason, **origin.location) from error
 
     @property
     def samples(self) -> PromptDataset:
@@ -426,14 +458,16 @@ class PromptDataset(Sequence[Prompt]):
             "seed": self.seed,
             "order": self.order,
             "processor": self._processor,
+            "opening": self._opening,
             "cursor": (self._epoch, self._position, self._shuffled),
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        spec = PromptSpec(**state["spec"])
+        self._spec = PromptSpec(**state["spec"])
+        self._processor, self._opening = state["processor"], state["opening"]
         found = OpenedIndex(LengthIndex(Path(state["directory"])), hit=True)
-        names = ("max_length", "seed", "order", "processor")
-        self._build(state["rows"], spec, found, *(state[name] for name in names))
+        names = ("max_length", "seed", "order")
+        self._build(state["rows"], found, *(state[name] for name in names))
         self.hit, self.measured = True, 0
         self._epoch, self._position, self._shuffled = state["cursor"]
 

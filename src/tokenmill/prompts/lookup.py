@@ -13,6 +13,7 @@ directory that lives as long as the dataset.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,9 +21,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tokenmill import fingerprint
+from tokenmill.build.externals import Externals, digest_of
 from tokenmill.errors import CacheError, CorruptionError
 from tokenmill.files import PrivateDirectory, Staging
-from tokenmill.prompts import media
 from tokenmill.prompts.lengths import (
     Int32Array,
     LengthIndex,
@@ -32,8 +33,10 @@ from tokenmill.prompts.lengths import (
     read_part,
     write_part,
 )
+from tokenmill.prompts.media import AskedMedia, Differs, PromptPictures
 from tokenmill.prompts.spec import PromptSpec
 from tokenmill.source import Block, Rows
+from tokenmill.source.shelf import Shelf
 from tokenmill.tokenizer import IdentityCard
 from tokenmill.work import Executor
 from tokenmill.work.blocks import BlockJob, BlockTask, MissingBlocks, size_of
@@ -43,6 +46,8 @@ from tokenmill.work.inputs import by_content, source_documents
 if TYPE_CHECKING:
     from tokenmill.prompts.measure import Measurer  # a hit must not pay for engines
 
+logger = logging.getLogger(__name__)
+
 MEASURE = "tokenmill.prompts.measure:open_measurer"
 INDEX_VERSION = 1
 
@@ -51,7 +56,7 @@ INDEX_VERSION = 1
 class Wanted:
     """What is asked for: arguments that lead to one index, named as in `tokenmill.prepare`.
 
-    Without a tokenizer no token is counted. A processor measures prompts with media.
+    Without a tokenizer no token is counted. ``media`` measures prompts with media.
     """
 
     rows: Rows
@@ -60,7 +65,7 @@ class Wanted:
     tokenizer_backend: Any = "auto"
     chat_template: Any = None
     trust_remote_code: bool = False
-    processor: Any = None
+    media: AskedMedia | PromptPictures | None = None
     engine: str = "auto"
 
     def shape(self, card: IdentityCard | None) -> dict[str, Any]:
@@ -70,9 +75,15 @@ class Wanted:
             # Plain text meets no template, so another template must not make another key.
             identity |= {"template": {}, "special_tokens": {}}
         shape = {"prompts": INDEX_VERSION, "spec": self.spec.document(), "tokenizer": identity}
-        if self.processor is not None:
-            shape["processor"] = media.identity(self.processor)
+        if self.media is not None:
+            shape["processor"] = self.media.key
         return shape
+
+    def externals(self, root: Path) -> Externals | None:
+        """What knows the pictures outside of the rows; None where none are looked at."""
+        if not isinstance(self.media, PromptPictures):
+            return None
+        return Externals(self.media, self.media.pictures, Shelf(root))
 
 
 @dataclass
@@ -94,7 +105,7 @@ class OpenedIndex:
 
 def find_index(wanted: Wanted, root: Path, executor: Executor) -> OpenedIndex:
     """Open the index of what is wanted, having it made where it is not there."""
-    nameless = wanted.processor is not None and media.identity(wanted.processor) is None
+    nameless = wanted.media is not None and wanted.media.key is None
     try:
         if not nameless:  # lengths by a processor that cannot say what it is are nobody else's
             return _find_or_make(wanted, root, executor)
@@ -122,34 +133,64 @@ def _find_or_make(wanted: Wanted, root: Path, executor: Executor) -> OpenedIndex
     shape = wanted.shape(card)
     blocks = wanted.rows.blocks
     document = {**shape, "sources": by_content(source_documents(blocks()))}
+    externals = wanted.externals(root)
+    if externals is not None:
+        digests = (digest_of(externals.of(block)) for block in blocks())
+        document["pictures"] = fingerprint.key_of_pieces(digest.encode() for digest in digests)
     place = root / "rows" / fingerprint.key(document)
     job = BlockJob(executor, root, card, comparison, wanted.engine)
     if place.is_dir():
         job.agree()
         return OpenedIndex(LengthIndex(place, document), hit=True)
-    making = _Making(wanted, root, card, fingerprint.key(shape))
-    if wanted.processor is None:  # else blocks are measured here: it is an object of this process
+    making = _Making(wanted, root, card, shape, externals)
+    if wanted.media is None:  # else blocks are measured here: it is an object of this process
         making.measure_missing(job)
     job.agree()
     serving: dict[str, Any] = {"template": None, "special_tokens": {}}
     if card is not None and wanted.spec.apply_chat_template:
         serving = {"template": card.template, "special_tokens": card.special_tokens}
-    publish_index(root, place, document, serving, making.parts())
+    try:
+        publish_index(root, place, document, serving, making.parts())
+    except Differs as difference:
+        logger.warning("prompts are measured by the processor itself: %s", difference)
+        making.by_processor()
+        publish_index(root, place, document, serving, making.parts())
     return OpenedIndex(LengthIndex(place, document), hit=False, measured=making.measured)
 
 
 class _Making:
     """An index that is being made: the parts of its blocks, then the whole."""
 
-    def __init__(self, wanted: Wanted, root: Path, card: IdentityCard | None, shape: str) -> None:
+    def __init__(
+        self,
+        wanted: Wanted,
+        root: Path,
+        card: IdentityCard | None,
+        shape: dict[str, Any],
+        externals: Externals | None,
+    ) -> None:
         self._wanted = wanted
         self._root = root
         self._card = card
         self._shape = shape
+        self._shape_key = fingerprint.key(shape)
+        self._externals = externals
+        self.measured = 0
+
+    def by_processor(self) -> None:
+        """Begin anew, believing nothing that was learned of the processor."""
+        assert isinstance(self._wanted.media, PromptPictures)
+        self._wanted.media.by_processor = True
+        self._shape_key = fingerprint.key({**self._shape, "expansion": "processor"})
         self.measured = 0
 
     def _key_of(self, block: Block) -> str:
-        return part_key(self._shape, block.kind, block.digest)
+        shape = self._shape_key
+        if self._externals is not None:
+            digests = self._externals.of(block)
+            if digests:
+                shape = fingerprint.key([shape, digest_of(digests)])
+        return part_key(shape, block.kind, block.digest)
 
     def _place(self, key: str) -> Path:
         return self._root / "rows" / key
@@ -197,4 +238,4 @@ class _Making:
         wanted, card, tokenizer = self._wanted, self._card, None
         if card is not None:
             tokenizer = load_copy(self._root / "tokenizers" / card.key, card.as_dict())
-        return Measurer(wanted.spec, tokenizer, wanted.engine, wanted.processor)
+        return Measurer(wanted.spec, tokenizer, wanted.engine, wanted.media, self._externals)

@@ -13,9 +13,10 @@ from typing import Any
 
 import numpy as np
 
+from tokenmill.build.externals import Externals
 from tokenmill.collector import without_collector
 from tokenmill.errors import RowError
-from tokenmill.prompts import media
+from tokenmill.media import Reference
 from tokenmill.prompts.lengths import (
     NO_LENGTH,
     REJECTED,
@@ -24,6 +25,7 @@ from tokenmill.prompts.lengths import (
     read_part,
     write_part,
 )
+from tokenmill.prompts.media import AskedMedia, PromptPictures, Read, has_media
 from tokenmill.prompts.rendering import PromptMaker
 from tokenmill.prompts.shaping import Messages, Shaped, shape_row
 from tokenmill.prompts.spec import PromptSpec
@@ -39,10 +41,17 @@ class Measurer:
     """Measures prompts; loaded once per worker, without a tokenizer where no token is counted."""
 
     def __init__(
-        self, spec: PromptSpec, tokenizer: Any, engine: str = "auto", processor: Any = None
+        self,
+        spec: PromptSpec,
+        tokenizer: Any,
+        engine: str = "auto",
+        media: AskedMedia | PromptPictures | None = None,
+        externals: Externals | None = None,
     ) -> None:
         self.spec = spec
-        self._processor = processor
+        self._media = media
+        self._externals = externals
+        self._read: Read = _nothing_to_read
         self._encoder: Encoder | None = None
         if tokenizer is None:
             self._maker = PromptMaker(spec, None, None)
@@ -66,12 +75,14 @@ class Measurer:
                 bad[number] = error
         texts: list[str] = []
         places: list[int] = []
+        first = True  # of the rows with media: audited
         for number, row, made in zip(numbers, shaped, self._maker.texts(shaped), strict=True):
             if isinstance(made, RowError):
                 bad[number] = made
-            elif self._processor is not None and media.has_media(row.prompt):
+            elif self._media is not None and has_media(row.prompt):
                 try:
-                    lengths[number] = self._with_media(row, made)
+                    lengths[number] = self._with_media(row, made, audited=first)
+                    first = False
                 except RowError as error:
                     bad[number] = error
             elif isinstance(made, str) and self._encoder is not None:
@@ -91,12 +102,29 @@ class Measurer:
         ]
         return lengths, said
 
-    def _with_media(self, row: Shaped, made: str | Messages) -> int:
-        assert isinstance(row.prompt, list)
+    def begin(self, block: Block) -> None:
+        """Take up a block: where the pictures of its rows are, and which ones they must be."""
+        if self._externals is None:
+            return
+        externals, digests = self._externals, self._externals.of(block)
+
+        def read(reference: Reference) -> bytes:
+            if reference.kind == "inline":
+                return externals.pictures.read(reference)
+            return externals.read(reference, block, digests)
+
+        self._read = read
+
+    def _with_media(self, row: Shaped, made: str | Messages, *, audited: bool) -> int:
+        assert self._media is not None
         if not isinstance(made, str):
-            media.extract(row.prompt, self._processor)  # refused here, not in the middle of a run
+            self._media.inputs(row, self._read)  # refused here, not in the middle of a run
             return NO_LENGTH
-        return media.measure(made, row.prompt, self._processor)
+        return self._media.length(made, row, self._read, audited=audited)
+
+
+def _nothing_to_read(reference: Reference) -> bytes:
+    raise AssertionError(f"{reference.name}: no block was taken up")
 
 
 def open_measurer(options: dict[str, Any]) -> Callable[[dict[str, Any]], dict[str, Any]]:
@@ -122,4 +150,5 @@ def open_measurer(options: dict[str, Any]) -> Callable[[dict[str, Any]], dict[st
 
 def measure_block(measurer: Measurer, block: Block) -> Measured:
     """Read and measure one block."""
+    measurer.begin(block)
     return measurer.measure(read_block(block).values)

@@ -7,7 +7,7 @@ be a prompt raises `RowError` (bad_shape) that says which column is wrong.
 Media: where ``multimodal_keys`` names columns, each placeholder (``<image>`` …) in a text becomes a
 typed part that holds the next item of its column, in order; text between them becomes text parts.
 As many placeholders as items, or the row is refused with both counts. A content that is a list of
-parts already stays as it is.
+parts already stays as it is; the items of its image parts that bring no picture are noted beside.
 
 A `Prompt` is what a dataset serves.
 """
@@ -57,12 +57,17 @@ class Prompt:
 
 @dataclass(slots=True)
 class Shaped:
-    """A row's columns, before rendering."""
+    """A row's columns, before rendering.
+
+    Attributes:
+        bare: Images of the column that parts without a picture stand for, in order.
+    """
 
     prompt: str | Messages
     label: Any = None
     metadata: dict[str, Any] = field(default_factory=dict)
     tools: list[Any] | None = None
+    bare: list[Any] = field(default_factory=list)
 
 
 def shape_row(row: Any, spec: PromptSpec) -> Shaped:
@@ -73,7 +78,7 @@ def shape_row(row: Any, spec: PromptSpec) -> Shaped:
     """
     if not isinstance(row, dict):
         raise RowError(f"a row must be an object, not {type(row).__name__}")
-    prompt = _prompt(row, spec)
+    prompt, bare = prompt_of(row, spec)
     if spec.label_key is not None and spec.label_key not in row:
         raise RowError(f"no column {spec.label_key!r} (label_key); {_columns(row)}")
     metadata = _metadata(row, spec.metadata_key)
@@ -83,7 +88,7 @@ def shape_row(row: Any, spec: PromptSpec) -> Shaped:
         if tools is not None:
             metadata = {**metadata, "tools": tools}
     label = None if spec.label_key is None else row[spec.label_key]
-    return Shaped(prompt, label, metadata, tools)
+    return Shaped(prompt, label, metadata, tools, bare)
 
 
 def _columns(row: dict[str, Any]) -> str:
@@ -91,22 +96,27 @@ def _columns(row: dict[str, Any]) -> str:
     return f"the row's columns are {names or 'none'}"
 
 
-def _prompt(row: dict[str, Any], spec: PromptSpec) -> str | Messages:
+def prompt_of(row: dict[str, Any], spec: PromptSpec) -> tuple[str | Messages, list[Any]]:
+    """The prompt of a row, and the images that its bare parts stand for.
+
+    Raises:
+        RowError: It has none.
+    """
     prompt = row.get(spec.prompt_key)
     if prompt is None:
         raise RowError(f"no column {spec.prompt_key!r} (prompt_key); {_columns(row)}")
     if isinstance(prompt, str):
         if not spec.as_conversation:
-            return prompt
+            return prompt, []
         prompt = [{"role": "user", "content": prompt}]
     if not isinstance(prompt, list):
         raise RowError(f"{spec.prompt_key!r} must be text or messages, not {type(prompt).__name__}")
     if not spec.as_conversation:
-        return prompt
+        return prompt, []
     _check_messages(prompt)
-    if spec.multimodal_keys:
-        prompt = _expanded(prompt, row, spec.multimodal_keys)
-    return prompt
+    if not spec.multimodal_keys:
+        return prompt, []
+    return _expanded(prompt, row, spec.multimodal_keys)
 
 
 def _check_messages(messages: list[Any]) -> None:
@@ -152,8 +162,10 @@ def _decoded(text: str, what: str) -> Any:
         raise RowError(f"{what} is a string but not JSON: {error}") from error
 
 
-def _expanded(messages: Messages, row: dict[str, Any], keys: Mapping[str, str]) -> Messages:
-    """Messages with their placeholders replaced by typed parts."""
+def _expanded(
+    messages: Messages, row: dict[str, Any], keys: Mapping[str, str]
+) -> tuple[Messages, list[Any]]:
+    """Messages with their placeholders replaced by typed parts, and images that are left."""
     items = {kind: _items(row.get(column), column) for kind, column in keys.items()}
     kinds = {MEDIA[kind]: kind for kind in items}
     pattern = re.compile("(" + "|".join(map(re.escape, kinds)) + ")")
@@ -193,7 +205,7 @@ def _expanded(messages: Messages, row: dict[str, Any], keys: Mapping[str, str]) 
                 f"{taken[kind]} {MEDIA[kind]} placeholders in the prompt, but "
                 f"{len(items[kind])} items in column {column!r}"
             )
-    return expanded
+    return expanded, items.get("image", [])[taken.get("image", 0) :]
 
 
 def _items(value: Any, column: str) -> list[Any]:

@@ -40,9 +40,10 @@ from tokenmill.sampling import Int64Array, make_order, unroll
 from tokenmill.store import Row, open_store
 
 TASK = "tokenmill"
-RECIPE_KEYS = set(Recipe.__struct_fields__) - {"sources", "tokenizer"}
 HOST_KEYS = {"dataset_name", "processor", "env_name", "split", "subset", "input_key", "output_key"}
-"""Names that NeMo RL's own sections have and that say nothing of our rows."""
+"""Names that NeMo RL's own sections have and that say nothing of our rows, ``processor`` a function
+of its own among them."""
+RECIPE_KEYS = set(Recipe.__struct_fields__) - {"sources", "tokenizer"} - HOST_KEYS
 
 Item = dict[str, Any]
 

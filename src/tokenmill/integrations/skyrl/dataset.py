@@ -11,12 +11,18 @@ trained one to the end, ``loss_mask`` says for each of those whether it is train
 ``sequence_lengths`` that cost no row, batched fetches, and ``dataset_lengths`` per source. Where
 SkyRL is loaded, it is a virtual subclass of its dataset classes, so that its mixing of several
 sources works. It pickles as a description, so workers may be spawned.
+
+Rows with pictures also have ``pixel_values`` and ``image_grid_thw``, made by the store's own
+processor when the row is asked for. SkyRL's head takes these two alone, and no batch in which some
+rows have pictures and others none; both are refused at the start. It drops such rows where they are
+too long, and so does this.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -24,16 +30,19 @@ import numpy.typing as npt
 from torch.utils import data as torch_data
 
 from tokenmill import fingerprint
-from tokenmill.dataset import View, as_view, concat, tokens_alone
+from tokenmill.dataset import View, as_view, concat, unweighted
 from tokenmill.errors import SourceError, UsageError
-from tokenmill.integrations.hosts import Items, check_positive, response_mask, rows_alone
+from tokenmill.integrations.hosts import Items, Pixels, check_positive, response_mask, rows_alone
 from tokenmill.sampling import Int64Array
 from tokenmill.store import Row, Store, open_store
+from tokenmill.work.processor import processor_of
 
 Item = dict[str, Any]
 Source = Store | View | str | os.PathLike[str]
 
 _HOST = "skyrl.train.dataset.sft_dataset"
+VISION = ("pixel_values", "image_grid_thw")
+"""What SkyRL hands to a vision model."""
 _CHUNK = 1 << 10  # overlong rows looked at a time
 
 
@@ -62,7 +71,7 @@ class SFTDataset(Items[Item], torch_data.Dataset[Item]):  # type: ignore[misc]
     Args:
         *sources: Stores, views or paths of stores; served behind each other.
         max_length: Longer rows are cut at their end; what has no trained token left is dropped,
-            as SkyRL does with pretokenized data.
+            as SkyRL does with pretokenized data, and so is a longer row with pictures.
     """
 
     def __init__(self, *sources: Source, max_length: int | None = None) -> None:
@@ -72,12 +81,49 @@ class SFTDataset(Items[Item], torch_data.Dataset[Item]):  # type: ignore[misc]
             check_positive("max_length", max_length)
         opened = (open_store(s) if isinstance(s, str | os.PathLike) else s for s in sources)
         self._sources = [as_view(source) for source in opened]
-        self.view = rows_alone(tokens_alone(concat(self._sources), "SkyRL"))
+        self.view = rows_alone(unweighted(concat(self._sources), "SkyRL"))
         self.max_length = max_length
         self._dropped = _without_loss(self.view, max_length)
+        self._check_pictures()
         if not len(self):
             raise SourceError(f"no row has a trained token within max_length={max_length}")
         _introduce_to_the_host()
+
+    def _check_pictures(self) -> None:
+        """Refuse before the run what SkyRL would refuse in the middle of it."""
+        if not self.view.has_media:
+            return
+        pictures = self.view.pictures_at(np.arange(len(self.view), dtype=np.int64))
+        if not pictures.any():
+            return
+        without = np.flatnonzero(pictures == 0)
+        if without.size:
+            raise UsageError(
+                "some rows have pictures and others none, and SkyRL takes no batch of both: serve "
+                'them apart, by store.filter("pictures > 0")',
+                **self.view[int(without[0])].origin.location,
+            )
+        names = set(self._pixels.of(self.view[0], "SkyRL"))
+        if names != set(VISION):
+            raise UsageError(
+                f"SkyRL takes {' and '.join(VISION)}, and the processor of these rows gives "
+                f"{', '.join(sorted(names))}"
+            )
+
+    @cached_property
+    def _pixels(self) -> Pixels:
+        stores = {store.processor_key: store for store in self.view.stores if store.has_media}
+        if len(stores) > 1:
+            raise UsageError("rows with pictures of different processors cannot be one dataset")
+        return Pixels(processor_of(*stores.values()))
+
+    def _item(self, row: Row) -> Item:
+        if not row.media:
+            return window(row, self.max_length)
+        return {**window(row), **self._pixels.of(row, "SkyRL")}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_pixels"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -114,11 +160,11 @@ class SFTDataset(Items[Item], torch_data.Dataset[Item]):  # type: ignore[misc]
         # The k-th dropped row d has d - k kept rows before it.
         before = self._dropped - np.arange(len(self._dropped))
         numbers = numbers + np.searchsorted(before, numbers, side="right")
-        return [window(row, self.max_length) for row in self.view.rows(numbers)]
+        return [self._item(row) for row in self.view.rows(numbers)]
 
 
 def _without_loss(view: View, max_length: int | None) -> npt.NDArray[np.int64]:
-    """Rows whose trained tokens all lie behind the cut; only rows that are cut are looked at."""
+    """Rows of which the cut leaves nothing to train, or not all pictures; only those it cuts."""
     if max_length is None:
         return np.zeros(0, dtype=np.int64)
     overlong = np.flatnonzero(view.lengths > max_length)
@@ -129,7 +175,7 @@ def _without_loss(view: View, max_length: int | None) -> npt.NDArray[np.int64]:
         dropped += [
             number
             for number, row in zip(numbers.tolist(), rows, strict=True)
-            if not row.loss_mask[1:max_length].any()
+            if row.media or not row.loss_mask[1:max_length].any()
         ]
     return np.asarray(dropped, dtype=np.int64)
 

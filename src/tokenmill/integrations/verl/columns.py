@@ -2,8 +2,8 @@
 
 verl asks every row for ``enable_thinking`` and hands it to the template. A store has one
 rendering, so a source whose rows differ is prepared once per value, and `SwitchedRows` takes each
-row from the store of its own value, in the order of the source. Rows with images or videos are
-refused: nothing here reads them.
+row from the store of its own value, in the order of the source. Rows with videos are refused, as
+are those with pictures where verl gave no processor.
 
 Every row is looked at, once per content: what was found is kept in the cache as a note.
 """
@@ -12,14 +12,15 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from tokenmill import fingerprint
+from tokenmill.chat.calls import IMAGE_PARTS
 from tokenmill.dataset import View, concat
 from tokenmill.dataset.view import Found
 from tokenmill.errors import CacheError, RowError, UsageError
@@ -103,52 +104,85 @@ class SwitchedRows(View):
         return self._all.trained[self._numbers]
 
 
-def switches(
-    files: Sequence[str], column: str | None, media: Sequence[str], cache_dir: str | None
-) -> set[Switch]:
-    """What the rows say in a column, none of them having media.
+class Said(NamedTuple):
+    """What the rows of a source say.
+
+    Attributes:
+        switches: Whether to think.
+        pictures: Whether any has pictures, in a column or in parts of its messages.
+    """
+
+    switches: set[Switch]
+    pictures: bool
+
+
+def said_by(
+    files: Sequence[str],
+    column: str | None,
+    images: str,
+    refused: Mapping[str, str],
+    cache_dir: str | None,
+) -> Said:
+    """What the rows say in their columns.
 
     Args:
         files: The source.
-        column: Name of the column; None: rows are not asked.
-        media: Names of the columns of media.
+        column: Name of the column that switches thinking; None: rows are not asked.
+        images: Name of the column of pictures.
+        refused: Columns of media that no row may have, and what to do about them.
         cache_dir: Where the note is kept.
 
     Raises:
-        UsageError: A row has media, or says neither true nor false nor null; with the row.
+        UsageError: A row has such media, or says neither true nor false nor null; with the row.
     """
     rows = open_rows(list(files), cache_dir=cache_dir)
     shelf = Shelf(Path(cache_dir or default_cache_dir()).absolute())
     sources = by_content(source_documents(rows.blocks()))
-    asked = {"what rows say in": column, "media": list(media), "sources": sources}
+    asked = {
+        "what rows say in": column, "images": images, "refused": dict(refused), "sources": sources
+    }  # fmt: skip
     key = fingerprint.key(asked)
     note = shelf.note(key)
     if note is None:
-        note = _look(rows, column, media)
+        note = _look(rows, column, images, refused)
         with contextlib.suppress(CacheError):  # a cache that cannot be written: looked at again
             shelf.write_note(key, note)
     if note["refused"] is not None:
         raise UsageError(note["refused"], **rows.origin(note["row"]).location)
-    return set(note["said"])
+    return Said(set(note["said"]), note["pictures"])
 
 
-def _look(rows: Rows, column: str | None, media: Sequence[str]) -> dict[str, Any]:
+def _look(
+    rows: Rows, column: str | None, images: str, refusals: Mapping[str, str]
+) -> dict[str, Any]:
     said: set[Switch] = set()
+    pictures = False
     for number, row in rows.scan():
         if isinstance(row, RowError):
             continue  # preparing rejects it
         refused = None
-        for name in media:
+        for name, advice in refusals.items():
             if row.get(name):
-                refused = f"a row has {name}: for images and videos use verl's own dataset"
+                refused = f"a row has {name}: {advice}"
+        pictures = pictures or bool(row.get(images)) or any(_pictures_in(row.values()))
         value = None if column is None else row.get(column)
         try:
             said.add(_switch(value))
         except ValueError:
             refused = f"{column} is {value!r}; it is true, false or null"
         if refused is not None:
-            return {"said": [], "refused": refused, "row": number}
-    return {"said": sorted(said, key=str), "refused": None, "row": None}
+            return {"said": [], "pictures": False, "refused": refused, "row": number}
+    told = sorted(said, key=str)
+    return {"said": told, "pictures": pictures, "refused": None, "row": None}
+
+
+def _pictures_in(columns: Iterable[Any]) -> Iterator[bool]:
+    """Whether parts of messages are pictures."""
+    for column in columns:
+        for message in column if isinstance(column, list) else ():
+            content = message.get("content") if isinstance(message, dict) else None
+            for part in content if isinstance(content, list) else ():
+                yield isinstance(part, dict) and part.get("type") in IMAGE_PARTS
 
 
 def _switch(value: Any) -> Switch:

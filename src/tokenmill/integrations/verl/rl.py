@@ -88,6 +88,8 @@ class RLDataset(Items[Item], torch_data.Dataset[Item]):  # type: ignore[misc]
                 metadata_key="extra_info",
                 multimodal_keys=None if processor is None else self._media(),
                 apply_chat_template=True,
+                # verl renders with the processor's template where there is one.
+                chat_template=getattr(processor, "chat_template", None),
                 apply_chat_template_kwargs=stated.get("apply_chat_template_kwargs") or None,
                 date=self.settings.date,
                 tokenizer_backend="transformers",

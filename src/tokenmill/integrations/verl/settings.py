@@ -45,6 +45,7 @@ class Settings:
         thinking_opener: SFT: ``prompt`` leaves thinking that the generation prompt opens untrained,
             as verl does, or ``trained``.
         trailing: SFT: ``trim`` cuts a user turn at the end, which trains nothing, or ``reject``.
+        media_root: SFT: directory of pictures; None: that of the row's file.
         date: For templates that print the date; None: the environment's ``TOKENMILL_DATE``.
         undo_shuffle: SFT: lay items out so that the shuffle of verl's SFT trainer yields our
             order; see `tokenmill.integrations.verl.SFTDataset`.
@@ -59,6 +60,7 @@ class Settings:
     turn_end: str = "turn"
     thinking_opener: str = "prompt"
     trailing: str = "trim"
+    media_root: str | None = None
     date: str | None = None
     undo_shuffle: bool = False
 

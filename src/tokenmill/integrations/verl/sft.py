@@ -7,13 +7,19 @@ every assistant turn trained up to the next turn as verl does it, but from one r
 conversation; a file that is a store's directory is opened as it is. Rows are prepared before any
 of verl's hooks could see them, so a subclass that overrides one is refused.
 
+Rows with pictures are prepared with verl's processor, and have ``multi_modal_inputs``: what the
+processor makes of their pictures, opened when the row is asked for. The positions of Qwen-VL models
+are computed by verl's own function, from the grids.
+
 verl shifts the masks of a whole batch by one token across its rows, so a row whose first token
 were trained would train the last token of the row before it: the first token never is.
 """
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -21,17 +27,19 @@ import torch
 from torch.utils import data as torch_data
 
 from tokenmill.build.recipe import Recipe, RunOptions
-from tokenmill.dataset import View, as_view, concat, tokens_alone
-from tokenmill.errors import SourceError
+from tokenmill.chat.pictures import COLUMNS
+from tokenmill.dataset import View, as_view, concat, unweighted
+from tokenmill.errors import SourceError, UsageError
 from tokenmill.integrations.hosts import (
     Items,
+    Pixels,
     check_one_of,
     is_store,
     predicted,
     prepared,
     rows_alone,
 )
-from tokenmill.integrations.verl.columns import SwitchedRows, switches
+from tokenmill.integrations.verl.columns import SwitchedRows, said_by
 from tokenmill.integrations.verl.settings import (
     DATE_FLAG,
     ItemRows,
@@ -40,18 +48,21 @@ from tokenmill.integrations.verl.settings import (
     plain,
     refuse_hooks,
 )
+from tokenmill.media import Processor
+from tokenmill.optional import optional
 from tokenmill.sampling import Int64Array
 from tokenmill.store import Row, open_store
 
-Item = dict[str, torch.Tensor]
+Item = dict[str, Any]
 
 PAD_MODES = ("right", "no_padding")
 TRUNCATIONS = ("error", "left", "right")
 OF_SETTINGS = ("date", "train_on", "turn_end", "thinking_opener", "trailing")
 UNCALLED = ("_read_files_and_process", "_build_messages", "_process_single_message")
-MEDIA_KEYS = {"image_key": "images", "video_key": "videos"}
+NO_VIDEOS = "for videos use verl's own dataset"
 QWEN_VL_AXES = 4
 """verl gives Qwen-VL models text, time, height and width positions; in text they are the same."""
+GRID = "image_grid_thw"
 
 
 class SFTDataset(Items[Item], torch_data.Dataset[Item]):  # type: ignore[misc]
@@ -65,8 +76,8 @@ class SFTDataset(Items[Item], torch_data.Dataset[Item]):  # type: ignore[misc]
         parquet_files: Raw files, or directories of stores, as verl's ``train_files``.
         tokenizer: verl's transformers tokenizer.
         config: verl's ``data`` config; beside its own names `Settings` under ``tokenmill``.
-        processor: verl's processor, where the checkpoint has one: its template, and the shape of
-            positions. Rows are text.
+        processor: verl's processor, where the checkpoint has one: its template, the shape of
+            positions, and what becomes of pictures.
         max_samples: At most so many rows, -1 for all.
     """
 
@@ -92,8 +103,10 @@ class SFTDataset(Items[Item], torch_data.Dataset[Item]):  # type: ignore[misc]
         files = file_list(parquet_files)
         self.settings = Settings.of(stated, files)
         preparing = _Preparing(tokenizer, processor, stated, self.settings, self._limit())
-        self.view = rows_alone(tokens_alone(preparing.view_of(files), "verl"))
+        self.view = rows_alone(unweighted(preparing.view_of(files), "verl"))
+        self._processor = processor
         self._check_lengths()
+        self._check_pictures()
         kind = type(getattr(processor, "image_processor", None)).__name__
         self._axes = QWEN_VL_AXES if "Qwen2VLImageProcessor" in kind else None
         pad = getattr(tokenizer, "pad_token_id", None)
@@ -120,6 +133,38 @@ class SFTDataset(Items[Item], torch_data.Dataset[Item]):  # type: ignore[misc]
                 **row.origin.location,
             )
 
+    def _check_pictures(self) -> None:
+        """Refuse before the run pictures that would not reach the model whole."""
+        if not self.view.has_media:
+            return
+        if self._processor is None:
+            raise UsageError("rows of a store with pictures need a processor, and verl gave none")
+        found = self._pixels.processor
+        for store in self.view.stores:
+            if store.has_media:
+                wanted = store.manifest["document"]["processor"]
+                if [wanted[name] for name in ANSWERS] != plain_answers(found):
+                    raise UsageError(
+                        "verl's processor is not the one that the rows were prepared with: its "
+                        "pixels would not fit the tokens",
+                        path=store.path,
+                    )
+        if self.truncation == "left":
+            cut = np.flatnonzero(self.view.lengths > self.max_length)
+            cut = cut[self.view.pictures_at(cut) > 0]
+            if cut.size:
+                row = self.view[int(cut[0])]
+                raise SourceError(
+                    f"{len(row)} tokens, data.max_length is {self.max_length}, and it has pictures,"
+                    f" which a cut on the left would part from their tokens ({cut.size:,} such "
+                    "rows): set data.truncation=right, which drops rows it would cut a picture of",
+                    **row.origin.location,
+                )
+
+    @cached_property
+    def _pixels(self) -> Pixels:
+        return Pixels(Processor.load(self._processor))
+
     def _laid_out(self) -> torch.Tensor | None:
         """Item → position in our order, under the trainer's shuffle of its first epoch."""
         if not self.settings.undo_shuffle:
@@ -132,7 +177,9 @@ class SFTDataset(Items[Item], torch_data.Dataset[Item]):  # type: ignore[misc]
         return layout
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_layout": None}  # made again: it grows with the rows
+        state = {**self.__dict__, "_layout": None}  # made again: it grows with the rows
+        state.pop("_pixels", None)
+        return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -167,10 +214,46 @@ class SFTDataset(Items[Item], torch_data.Dataset[Item]):  # type: ignore[misc]
                 )
                 for name, values in found.items()
             }
-        tensors = {name: torch.from_numpy(values) for name, values in found.items()}
+        tensors: Item = {name: torch.from_numpy(values) for name, values in found.items()}
+        inputs: dict[str, torch.Tensor] = {}
+        if row.media:
+            pixels = self._pixels.of(row, "verl")
+            inputs = {name: torch.from_numpy(values) for name, values in pixels.items()}
         if self._axes is not None:
-            tensors["position_ids"] = tensors["position_ids"].repeat(self._axes, 1)
+            axes = tensors["position_ids"].repeat(self._axes, 1)
+            if GRID in inputs:
+                axes[1:] = 0
+                seen = rope_index(self._processor, row.input_ids, inputs[GRID])[:, kept]
+                axes[1:, : seen.shape[1]] = seen
+            tensors["position_ids"] = axes
+        if inputs:
+            tensors["multi_modal_inputs"] = inputs
         return tensors
+
+
+ANSWERS = ("class", "image_token", "answers")
+"""What of a processor's identity says whether its pixels fit stored tokens."""
+
+
+def plain_answers(processor: Processor) -> list[Any]:
+    """Those of a processor, as a manifest has them."""
+    return [json.loads(json.dumps(processor.identity[name])) for name in ANSWERS]
+
+
+def rope_index(processor: Any, input_ids: Any, grid: torch.Tensor) -> torch.Tensor:
+    """Time, height and width of every token of a row, by verl's own function."""
+    with optional("verl", "the positions of pictures"):
+        from verl.models.transformers.qwen2_vl import get_rope_index
+    ids = torch.from_numpy(input_ids.astype(np.int64))
+    found: torch.Tensor = get_rope_index(
+        processor,
+        input_ids=ids,
+        image_grid_thw=grid,
+        video_grid_thw=None,
+        second_per_grid_ts=None,
+        attention_mask=torch.ones_like(ids),
+    )
+    return found
 
 
 @dataclass(frozen=True)
@@ -202,19 +285,28 @@ class _Preparing:
         """Raw files, each row rendered as it says itself whether to think."""
         settings = self.settings
         column = self.config.get("enable_thinking_key", "enable_thinking") or None
-        media = [str(self.config.get(name) or default) for name, default in MEDIA_KEYS.items()]
+        images = str(self.config.get("image_key") or COLUMNS[0])
+        refused = {str(self.config.get("video_key") or "videos"): NO_VIDEOS}
+        if self.processor is None:
+            refused[images] = "pictures need a processor, and verl gave none"
+        elif images not in COLUMNS:
+            refused[images] = f"the column of pictures must be called {' or '.join(COLUMNS)}"
         default = self.config.get("enable_thinking_default")
-        said = switches(files, column, media, settings.cache_dir)
-        carry = () if len(said) == 1 else (str(column),)
+        said = said_by(files, column, images, refused, settings.cache_dir)
+        carry = () if len(said.switches) == 1 else (str(column),)
         stores = {}
-        for switch in sorted(said, key=str):
+        for switch in sorted(said.switches, key=str):
             thinking = default if switch is None else switch
             variables = dict(self.config.get("apply_chat_template_kwargs") or {})
             if thinking is not None:
                 variables["enable_thinking"] = bool(thinking)
             stores[switch] = prepared(
-                self._recipe(files, variables, carry),
-                RunOptions(num_workers=settings.num_workers, cache_dir=settings.cache_dir),
+                self._recipe(files, variables, carry, pictures=said.pictures),
+                RunOptions(
+                    num_workers=settings.num_workers,
+                    cache_dir=settings.cache_dir,
+                    media_root=settings.media_root,
+                ),
                 flag=DATE_FLAG,
             )
         if len(stores) == 1:
@@ -222,7 +314,12 @@ class _Preparing:
         return SwitchedRows(stores, str(column))
 
     def _recipe(
-        self, files: list[str], variables: dict[str, Any], carry: tuple[str, ...]
+        self,
+        files: list[str],
+        variables: dict[str, Any],
+        carry: tuple[str, ...],
+        *,
+        pictures: bool,
     ) -> Recipe:
         config, settings = self.config, self.settings
         key = config.get("messages_key")
@@ -232,6 +329,7 @@ class _Preparing:
             sources=tuple(files),
             tokenizer=self.tokenizer,
             tokenizer_backend="transformers",
+            processor=self.processor if pictures else None,
             messages_key=None if key == "messages" else key,
             tools_key=config.get("tools_key") or "tools",
             chat_template=template if isinstance(template, str) else None,

@@ -1,0 +1,110 @@
+"""miles and slime: prompts with pictures that are opened when they are asked for."""
+
+from __future__ import annotations
+
+import copy
+import random
+import re
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integrations.hosts import flags, install
+from tests.prompts.making import write_rows
+from tokenmill.integrations import miles
+
+Image = pytest.importorskip("PIL.Image")
+pytest.importorskip("transformers")
+
+from tests.media.conftest import raw  # noqa: E402
+from tests.media.drawing import draw, encode  # noqa: E402
+from tests.prompts.test_pictures import resizing  # noqa: E402
+
+LIMIT = 30
+
+
+def process_vision_info(prompt: Any, processor: Any) -> dict[str, Any]:
+    """As the hosts write it."""
+    images, videos = resizing(prompt, image_patch_size=processor.image_processor.patch_size)
+    return {"images": images, "videos": videos}
+
+
+def eager(rows: list[dict[str, Any]], processor: Any) -> list[tuple[str, Any]]:
+    """The hosts' own dataset: prompts and inputs of all rows that are short enough."""
+    kept = []
+    for row in copy.deepcopy(rows):
+        waiting, parts = list(row["pics"]), []
+        for piece in filter(None, re.split("(<image>)", row["input"])):
+            image = piece == "<image>"
+            kind, value = ("image", waiting.pop(0)) if image else ("text", piece)
+            parts.append({"type": kind, kind: value})
+        prompt = [{"role": "user", "content": parts}]
+        text = processor.tokenizer.apply_chat_template(
+            prompt, tokenize=False, add_generation_prompt=True
+        )
+        inputs = process_vision_info(prompt, processor)
+        if inputs["images"] is None:
+            ids = processor.tokenizer(text, add_special_tokens=False)["input_ids"]
+        else:
+            ids = processor(text=text, **inputs)["input_ids"][0]
+        if len(ids) <= LIMIT:
+            kept.append((text, inputs))
+    return kept
+
+
+@pytest.mark.parametrize("host", ["miles", "slime"])
+def test_samples_with_pictures_are_the_hosts_own_and_opened_late(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: str
+) -> None:
+    processor = raw("qwen2_vl")
+    processor.tokenizer.chat_template = processor.chat_template
+    install(monkeypatch, host)
+    seen: list[Any] = []
+
+    def watched(prompt: Any, given: Any) -> dict[str, Any]:
+        found = process_vision_info(prompt, given)
+        seen.extend(part["image"] for part in prompt[0]["content"] if "image" in part)
+        return found
+
+    tools = types.ModuleType(f"{host}.utils.processing_utils")
+    tools.process_vision_info = watched  # type: ignore[attr-defined]
+    tools.load_processor = lambda *_, **__: processor  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, tools.__name__, tools)
+    monkeypatch.setenv("TOKENMILL_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr("tokenmill.prompts.media.AUDIT_ONE_IN", 1 << 62)
+    monkeypatch.chdir(tmp_path)
+    rng, rows = random.Random(3), []
+    for number in range(16):
+        names = [f"{number}-{part}.jpg" for part in range(number % 3)]
+        for name in names:
+            picture = draw(rng, rng.randint(20, 160), rng.randint(20, 160))
+            data = encode(picture, "JPEG", orientation=rng.choice((1, 6)))
+            (tmp_path / name).write_bytes(data)
+        rows.append({"input": "a<image>" * len(names) + f"b{number}", "pics": names})
+    monkeypatch.setattr(
+        "tokenmill.integrations.miles.host.Settings.tokenizer",
+        {"tokenizer": processor.tokenizer, "tokenizer_backend": "transformers"},
+    )
+    source = miles.DataSource(
+        flags(
+            prompt_data=str(write_rows(tmp_path / "rows.jsonl", rows)),
+            hf_checkpoint=str(tmp_path), apply_chat_template=True, rollout_shuffle=False,
+            multimodal_keys={"image": "pics"}, rollout_max_prompt_len=LIMIT,
+        )
+    )  # fmt: skip
+    real = [one for one in seen if isinstance(one, str)]
+    assert real == ["1-0.jpg"]  # the audited row; the others were measured by their headers
+    expected = eager(rows, processor)
+    assert 4 < len(expected) < 16
+    groups = source.get_samples(len(expected))
+    for (sample,), (text, inputs) in zip(groups, expected, strict=True):
+        assert sample.prompt == text
+        assert set(sample.multimodal_inputs) == {"images", "videos"}
+        found, wanted = sample.multimodal_inputs["images"], inputs["images"]
+        assert (found is None) == (wanted is None)
+        for mine, theirs in zip(found or (), wanted or (), strict=True):
+            assert (mine.size, mine.mode) == (theirs.size, theirs.mode)
+            assert mine.tobytes() == theirs.tobytes()
