@@ -89,14 +89,20 @@ def view_row(store: Store, number: int, tokenizer: Tokenizer) -> RowView:
 
 
 def attached_to(sidecars: Sequence[Sidecar], number: int) -> dict[str, float | list[float]]:
-    """What is attached to a row; where several made what has one name, each says which."""
-    named = Counter(sidecar.name for sidecar in sidecars)
+    """What is attached to a row, by the names of `labelled`."""
     found = {}
-    for sidecar in sidecars:
-        label = sidecar.name if named[sidecar.name] == 1 else f"{sidecar.name} {sidecar.made_by}"
+    for label, sidecar in labelled(sidecars):
         values = sidecar[number]
         found[label] = values if isinstance(values, float) else values.tolist()
     return found
+
+
+def labelled(sidecars: Sequence[Sidecar]) -> list[tuple[str, Sidecar]]:
+    """Sidecars by name; where several made what has one name, each says which."""
+    named = Counter(sidecar.name for sidecar in sidecars)
+    return [
+        (one.name if named[one.name] == 1 else f"{one.name} {one.made_by}", one) for one in sidecars
+    ]
 
 
 def answer_name(label: bool | None, place: int, size: int) -> str:

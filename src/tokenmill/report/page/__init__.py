@@ -17,6 +17,7 @@ from tokenmill.report.page.document import page, write_page
 from tokenmill.report.page.embedded_rows import select_rows
 from tokenmill.report.page.overview import overview
 from tokenmill.report.row import store_tokenizer
+from tokenmill.report.row_facts import RowFacts
 from tokenmill.report.source_excerpts import SourceExcerpts
 from tokenmill.store import Store
 
@@ -55,9 +56,10 @@ def make_page(
         ``html``, ``bytes``, ``rows_in_page``, ``rows`` and ``selection``, the sentence.
     """
     excerpts = SourceExcerpts(store, cache_dir, fetch=fetch)
-    about: dict[str, Any] = {"overview": overview(store, excerpts)}
+    facts = RowFacts(store)
+    about: dict[str, Any] = {"overview": overview(facts, excerpts)}
     taken, about["selection"] = select_rows(
-        store,
+        facts,
         store_tokenizer(store),
         most_bytes - len(page(about, rows={})) - SENTENCE_BYTES,
         rule=rule,

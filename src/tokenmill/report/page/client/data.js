@@ -56,6 +56,12 @@ const addressOf = (origin) => {
   return origin.line === null ? `${path}#${origin.row}` : `${path}:${origin.line}`;
 };
 
+// Of an order by a number, as `highest:reward`: the direction and the name, which may hold anything.
+const numberOrder = (order) => {
+  const found = /^(highest|lowest):([^]*)$/.exec(order);
+  return found ? [found[1], found[2]] : [null, null];
+};
+
 class FileData {
   constructor(about, rows) {
     this.overview = about.overview;
@@ -73,7 +79,9 @@ class FileData {
     this.ids = table.ids;
     this.pieceOf = new Map(table.ids.map((id, n) => [id, bytes(table.pieces[n])]));
     this.specialIds = new Set(table.special);
-    const { roles, ...steps } = await inflatedJson(this.embedded.index);
+    const { roles, drift, numbers, ...steps } = await inflatedJson(this.embedded.index);
+    this.drift = drift;
+    this.numbers = numbers;
     this.columns = Object.fromEntries(Object.entries(steps).map(([name, column]) => [name, running(column)]));
     this.roles = roles;
     this.size = roles.length;
@@ -91,7 +99,7 @@ class FileData {
 
   async decoded(number) {
     const block = this.embedded.blocks[number];
-    const [{ turns, runs, carried, attached, groups }, numbers] = await Promise.all([inflatedJson(block.rows), inflated(block.ids)]);
+    const [{ turns, runs, carried, findings, attached, groups }, numbers] = await Promise.all([inflatedJson(block.rows), inflated(block.ids)]);
     const ids = varints(numbers).map((at) => this.ids[at]);
     const first = number * this.embedded.block_rows;
     let start = 0;
@@ -104,6 +112,7 @@ class FileData {
         mask: maskOf(runs[n], known.length),
         turns: lengths.map(([role, tokens], at) => [role, ends[at] - tokens, ends[at]]),
         carried: carried[n],
+        findings: findings[n],
         attached: attached[n],
         group: groups[n],
       };
@@ -127,6 +136,8 @@ class FileData {
       source: column("source"),
       origin,
       address: addressOf(origin),
+      drift: this.drift === null ? null : CLASSES[this.drift[place]] || null,
+      numbers: Object.fromEntries(Object.entries(this.numbers).map(([name, values]) => [name, values[place]])),
       piece: (id) => this.pieceOf.get(id) || new Uint8Array(0),
       special: (id) => this.specialIds.has(id),
     };
@@ -153,7 +164,14 @@ class FileData {
   async find(query, progress, cancelled) {
     const { length, trained, source } = this.columns;
     const share = (n) => (length[n] ? trained[n] / length[n] : 0);
+    const wantedDrift = query.drift ? CLASSES.indexOf(query.drift) : null;
+    const number = this.numbers[query.number] || [];
+    const least = (n) => number[n] !== null && number[n] >= query.numberLeast;
+    const most = (n) => number[n] !== null && number[n] <= query.numberMost;
     let places = this.inOrder.filter((n) => (
+      (wantedDrift === null || this.drift[n] === wantedDrift) &&
+      (query.numberLeast === null || least(n)) &&
+      (query.numberMost === null || most(n)) &&
       (query.source === null || source[n] === query.source) &&
       (!query.role || this.roles[n].includes(query.role)) &&
       (query.least === null || length[n] >= query.least) &&
@@ -179,9 +197,14 @@ class FileData {
       shortest: (n) => length[n],
       "least-trained": share,
       "most-trained": (n) => -share(n),
+      drift: (n) => -this.drift[n],
     };
-    const weight = weights[query.order];
-    if (weight) places.sort((a, b) => weight(a) - weight(b));
+    const [direction, name] = numberOrder(query.order);
+    const values = this.numbers[name];
+    const sign = direction === "highest" ? -1 : 1;
+    // Rows without the number come last in both directions.
+    const weight = values ? (n) => (values[n] === null ? Infinity : sign * values[n]) : weights[query.order];
+    if (weight) places.sort((a, b) => (weight(a) === weight(b) ? 0 : weight(a) - weight(b)));
     return {
       total: places.length,
       searched: this.size,
@@ -235,6 +258,7 @@ class ServedData {
       source: query.source, role: query.role, least: query.least, most: query.most,
       share_least: query.shareLeast, share_most: query.shareMost, text: query.text,
       order: query.order, start: query.start || null, changed: query.changed ? 1 : null,
+      drift: query.drift, number: query.number, number_least: query.numberLeast, number_most: query.numberMost,
     };
     const first = await this.ask("rows", { ...given, first: 0, count: 60 });
     return {
