@@ -58,7 +58,8 @@ def store(room: Path) -> Store:
             injected = INJECTIONS[FAULTS[number // 5 % len(FAULTS)]](world, row, own)
             assert injected is not None
             row = injected.row
-        name: Any = {"g": [ATTACK, STEERING]} if group == HOSTILE else f"g{group}"
+        # The same names come again in later steps.
+        name: Any = {"g": [ATTACK, STEERING]} if group == HOSTILE else f"g{group % 2}"
         row["logprobs"] = [-own.expovariate(1) if bit else 0.0 for bit in row["loss_mask"]]
         row |= {"group": name, "step": group // 2, "reward": own.randrange(5) / 4}
         row |= {"advantage": own.gauss(0, 1)} if number != 7 else {}

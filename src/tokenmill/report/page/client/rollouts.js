@@ -145,7 +145,7 @@ function rolloutParts(overview, filter) {
     const together = steps.bins.length < steps.steps ? ` ${count(steps.steps)} steps, neighbours drawn together.` : "";
     parts.push(el("h3", { text: "Over steps" }), el("div", { class: "charts", id: "steps" },
       steps.numbers.includes("reward") ? quantileChart("reward", "Reward", "median, half and 80% of the rows", steps.bins, pick) : null,
-      quantileChart("length", "Length", "tokens: median, half and 80% of the rows", steps.bins, pick),
+      quantileChart("length", "Length", "tokens of a row, drawn alike", steps.bins, pick),
       drift ? driftChart(steps.bins, filter) : null),
     el("p", { class: "hint", text: `A bar shows the rows of its step when pressed.${together}` }));
   }
