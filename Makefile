@@ -10,12 +10,13 @@ PIN    := --constraint constraints.txt
 WORKERS ?= auto
 # Neighbours stay together, so that what they share is made once; who is done takes from the others.
 SPREAD := -n $(WORKERS) --dist worksteal
+VERSION = $(shell sed -n 's/^version = "\([0-9]*\.[0-9]*\).*/\1/p' pyproject.toml)
 # Tests start hundreds of interpreters and rewrite their asserts: compiled once, not each time.
-test quick soak: export PYTHONDONTWRITEBYTECODE :=
+test quick soak lowest: export PYTHONDONTWRITEBYTECODE :=
 
 # A recipe that fails leaves no half-made target behind.
 .DELETE_ON_ERROR:
-.PHONY: demo test quick check bench soak docs clean
+.PHONY: demo test quick check bench conformance soak docs docs-version lowest package clean
 
 demo: $(VENV)/.core
 	$(BIN)/tokenmill demo
@@ -28,19 +29,41 @@ quick: $(VENV)/.test
 	$(BIN)/python -m scripts.quick $(SPREAD) $(ARGS)
 
 check: $(VENV)/.dev
-	$(BIN)/ruff check src tests benchmarks scripts
-	$(BIN)/ruff format --check src tests benchmarks scripts
+	$(BIN)/ruff check src tests benchmarks conformance scripts
+	$(BIN)/ruff format --check src tests benchmarks conformance scripts
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
 bench: $(VENV)/.bench
 	$(BIN)/python -m benchmarks $(ARGS)
 
+# Trainers' own code on the same rows: HOSTS holds their checkouts (docs/conformance.md says which),
+# ROWS is how many rows of the corpora per template, TEMPLATES which templates.
+conformance: $(VENV)/.test
+	@test -n "$(HOSTS)" || { echo "say where the checkouts are: make conformance HOSTS=DIR" >&2; exit 2; }
+	$(BIN)/python -m conformance --hosts $(HOSTS) $(if $(ROWS),--rows $(ROWS)) \
+	  $(if $(TEMPLATES),--templates $(TEMPLATES)) $(ARGS)
+
 soak: $(VENV)/.test
 	$(BIN)/python -m pytest -m soak --timeout 3600 $(ARGS)
 
 docs: $(VENV)/.docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+# Keeps the site of this version beside those of others, on the local branch gh-pages; pushes nothing.
+docs-version: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mike deploy --update-aliases $(VERSION) latest
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mike set-default latest
+
+# The core tests with the lowest versions that pyproject.toml allows, in environments of their own
+# under build/: on each of these Pythons that there is, or on the one that is given as PYTHON=.
+PYTHONS := $(if $(filter file,$(origin PYTHON)),python3.11 python3.12 python3.13,$(PYTHON))
+lowest:
+	python3 -m scripts.lowest $(PYTHONS) -- $(SPREAD) $(ARGS)
+
+# dist/: a wheel and a source distribution, each installed alone and tried with the demo.
+package:
+	$(PYTHON) -m scripts.package
 
 clean:
 	rm -rf $(VENV) site build dist

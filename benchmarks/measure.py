@@ -39,18 +39,18 @@ def watched(command: Sequence[str], env: dict[str, str] | None = None) -> Watche
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env
     )
-    private = 0
+    most = 0
     peak = 0
     while process.poll() is None:
         peak = max(peak, _peak_resident(process.pid))
         for child in _children(process.pid):
-            private = max(private, _private(child))
+            most = max(most, private(child))
         time.sleep(SAMPLE_S)
     seconds = time.perf_counter() - start
     stdout, stderr = process.communicate()
     if process.returncode:
         raise RuntimeError(f"{command} failed:\n{stderr}")
-    return Watched(seconds, stdout, peak, private)
+    return Watched(seconds, stdout, peak, most)
 
 
 @contextlib.contextmanager
@@ -82,7 +82,8 @@ def _peak_resident(pid: int) -> int:
     return 0
 
 
-def _private(pid: int) -> int:
+def private(pid: int) -> int:
+    """Resident memory of a process without pages of mapped files; 0 where it is not known."""
     try:
         fields = Path(f"/proc/{pid}/statm").read_text().split()
         return (int(fields[1]) - int(fields[2])) * PAGE

@@ -1,30 +1,108 @@
-"""The lowest versions that pyproject.toml allows, as constraints for pip.
+"""The floors of pyproject.toml, tried: `make lowest`.
 
-``make lowest`` installs the core with exactly these and runs its tests: a floor that is stated is a
-floor that works. Only the core's own dependencies are pinned; test tools come as they are.
+For each Python that is asked for and there, an environment of its own gets the core with exactly
+the lowest versions that pyproject.toml allows it, and the *core tests* are run in it: those of the
+rooms that need none of the extras. A floor that is stated is a floor that works. Only the core's
+own dependencies are pinned; what they need, and the tools of the tests, come as they are.
 """
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
 import sys
 import tomllib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 PROJECT = Path(__file__).resolve().parent.parent
-_FLOOR = re.compile(r"^(?P<name>[\w.-]+)(?:\[[\w,]+\])?>=(?P<floor>[\w.]+)\s*(?:;.*)?$")
+PLACE = PROJECT / "build" / "lowest"  # one environment per Python
+TOOLS = ("pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "psutil")
+WITH_EXTRAS = ("golden", "integrations", "page", "remote", "test_documents.py")
+"""Tests about libraries that are no part of the core, by their names in ``tests``."""
+CORE_ONLY = {"TOKENMILL_TEST_CORE_ONLY": "1"}
+"""Other tests that miss such a library are skipped by its name."""
+
+_FLOOR = re.compile(r"^(?P<name>[\w.-]+)(?:\[[\w,]+\])?>=(?P<floor>[\w.]+)\s*(?P<marker>;.*)?$")
 
 
 def floors(requirements: Iterable[str]) -> Iterator[str]:
-    """``name==floor`` for each requirement; one without a floor is an error."""
+    """``name==floor`` for each requirement, for the machines that it is for.
+
+    One without a floor is an error.
+    """
     for requirement in requirements:
         found = _FLOOR.match(requirement)
         if found is None:
             raise SystemExit(f"pyproject.toml states no floor, or more than one: {requirement}")
-        yield f"{found['name']}=={found['floor']}"
+        yield f"{found['name']}=={found['floor']}{found['marker'] or ''}"
+
+
+def tools(extra: Iterable[str]) -> list[str]:
+    """What of an extra the core tests need."""
+    return [requirement for requirement in extra if re.split(r"[>\[]", requirement)[0] in TOOLS]
+
+
+def core_tests(rooms: Iterable[str]) -> list[str]:
+    """The tests to run, of the names in ``tests``."""
+    return [
+        f"tests/{name}"
+        for name in sorted(rooms)
+        if name not in WITH_EXTRAS and (name.startswith("test_") or "." not in name)
+    ]
+
+
+def usable(python: str) -> bool:
+    """Whether a Python is there, new enough and able to make environments."""
+    question = "import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 11))"
+    try:
+        return subprocess.run([python, "-c", question], capture_output=True).returncode == 0
+    except OSError:
+        return False
+
+
+def environment(python: str, project: dict[str, Any]) -> Path:
+    """The interpreter of an environment with the floors, made anew where they changed."""
+    place = PLACE / Path(python).name
+    wanted = "\n".join(floors(project["dependencies"])) + "\n"
+    made = place / "floors.txt"
+    own = place / "bin" / "python"
+    if made.is_file() and made.read_text(encoding="utf-8") == wanted:
+        return own
+    subprocess.run([python, "-m", "venv", "--clear", place], check=True)
+    constraints = place / "constraints.txt"
+    constraints.write_text(wanted, encoding="utf-8")
+    pip = [own, "-m", "pip", "--disable-pip-version-check", "--quiet", "install"]
+    needed = ["--editable", PROJECT, *tools(project["optional-dependencies"]["test"])]
+    subprocess.run([*pip, *needed, "--constraint", constraints], check=True)
+    constraints.rename(made)  # last: what was broken off is made again
+    return own
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Try each Python, named by its command or path; what follows ``--`` is for pytest."""
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    pythons, for_pytest = arguments[:end], arguments[end + 1 :]
+    project = tomllib.loads((PROJECT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    tests = core_tests(path.name for path in (PROJECT / "tests").iterdir() if path.name[0] != "_")
+    ended: dict[str, str] = {}
+    for python in pythons:
+        if not usable(python):
+            ended[python] = "skipped: not on this machine, or it makes no environments"
+            continue
+        own = environment(python, project)
+        # Old versions are told by newer ones what will go one day: that is no failure of a floor.
+        options = ["-m", "not slow and not soak and not shared", "-W", "ignore::DeprecationWarning"]
+        command = [own, "-m", "pytest", *options, *tests, *for_pytest]
+        failed = subprocess.run(command, cwd=PROJECT, env=os.environ | CORE_ONLY).returncode
+        ended[python] = f"failed ({failed})" if failed else "passed"
+    for python, how in ended.items():
+        print(f"lowest versions on {python}: {how}")
+    tried = [how for how in ended.values() if not how.startswith("skipped")]
+    return 0 if tried and set(tried) == {"passed"} else 1
 
 
 if __name__ == "__main__":
-    project = tomllib.loads((PROJECT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    sys.stdout.writelines(f"{line}\n" for line in floors(project["dependencies"]))
+    sys.exit(main(sys.argv[1:]))

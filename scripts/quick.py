@@ -53,6 +53,8 @@ def _asked_for(path: PurePosixPath, present: Collection[str]) -> str | None:
             return str(path)
         room = str(path.parent)
         return room if room != "tests" and room in present else None
+    if path.parts[0] == "conformance":
+        return "tests/conformance"
     if path.parts[:2] == ("src", "tokenmill"):
         # report/page/serve.py asks for tests/page, report/row.py for tests/report.
         for room in reversed(path.parts[2:-1] or (path.stem,)):

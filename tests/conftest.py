@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import importlib.util
 import os
 import signal
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.faults.tools import Zygote, compile_shim
 from tokenmill.chat import render
 from tokenmill.tokenizer import engine_cache, memo
 
@@ -28,6 +30,7 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 PROJECT = Path(__file__).resolve().parent.parent
+HOST_LIBRARIES = ("torch", "transformers")
 SHARED = PROJECT.parent / "shared" / "data"
 
 
@@ -82,12 +85,30 @@ def link_new_files(source: Path, target: Path) -> None:
 def identified(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What was found out about tokenizers, which takes seconds for each of the real ones.
 
-    By any process of this run: those of xdist have their directories side by side.
+    By any process of this run: those of xdist have their directories side by side. A test that asks
+    for this, or for the shared data, has it in its own cache.
     """
     own = tmp_path_factory.getbasetemp()
     place = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "identified"
     place.mkdir(exist_ok=True)
     return place
+
+
+@pytest.fixture(scope="session")
+def zygote() -> Iterator[Zygote]:
+    """Runs commands and programs in new processes for a tenth of what an interpreter costs."""
+    running = Zygote(compile_shim())
+    yield running
+    running.close()
+
+
+@pytest.fixture(scope="session")
+def host_zygote() -> Iterator[Zygote]:
+    """The same for programs that import what hosts do: torch and transformers are there."""
+    installed = [name for name in HOST_LIBRARIES if importlib.util.find_spec(name)]
+    running = Zygote(None, installed, HF_HUB_OFFLINE="1")
+    yield running
+    running.close()
 
 
 @pytest.fixture(autouse=True)
@@ -101,18 +122,50 @@ def own_cache(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
         engine_cache.forget()
     render.forget()
     cache = tmp_path / "tokenmill-cache"
-    known = None
-    if "shared" in request.fixturenames and not patches:
-        known = request.getfixturevalue("identified")
-        link_new_files(known, cache / memo.DIRECTORY)
-    with pytest.MonkeyPatch.context() as patch:
+    with contextlib.ExitStack() as around:
+        if "identified" in request.fixturenames or (
+            "shared" in request.fixturenames and not patches
+        ):
+            known = request.getfixturevalue("identified")
+            link_new_files(known, cache / memo.DIRECTORY)
+            if not patches:
+                around.callback(link_new_files, cache / memo.DIRECTORY, known)
+        patch = around.enter_context(pytest.MonkeyPatch.context())
         patch.setenv("TOKENMILL_CACHE_DIR", str(cache))
         patch.setenv("HF_HUB_OFFLINE", "1")
         yield cache
-    if known:
-        link_new_files(cache / memo.DIRECTORY, known)
     if patches:
         engine_cache.forget()
+
+
+CORE_ONLY = "TOKENMILL_TEST_CORE_ONLY"
+"""Set by `make lowest`, whose environments hold the core alone."""
+
+OUTSIDE = frozenset({"aiohttp", "datasets", "hatchling", "huggingface_hub", "ray", "torch",
+                     "transformers", "trl"})  # fmt: skip
+
+
+def missing_extra(error: BaseException | None) -> str | None:
+    """The library beyond the core for want of which something failed; None where it was not."""
+    while error is not None:
+        if isinstance(error, ModuleNotFoundError) and (name := str(error.name)) in OUTSIDE:
+            return name
+        error = error.__cause__ or error.__context__
+    return None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Where the core is tried alone, a test that asks for more is skipped by the name of it."""
+    report = yield
+    if CORE_ONLY in os.environ and report.failed and call.excinfo is not None:
+        name = missing_extra(call.excinfo.value)
+        if name is not None:
+            report.outcome = "skipped"
+            report.longrepr = (str(item.path), 0, f"Skipped: needs {name}")
+    return report
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

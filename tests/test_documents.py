@@ -1,5 +1,8 @@
 """The Python blocks of README.md and docs/*.md run, each document in a process of its own.
 
+The processes are forks of one that has the heavy libraries imported, and what one document found
+out about the bundled tokenizer serves the next; a user pays for both once, too.
+
 A block opens with exactly three backticks and `python`; anything else (`text`, `sh`, `yaml`) is
 prose. The blocks of a document are one program, run in a directory that holds what the examples
 bundle: ``chat.jsonl``, ``dirty.jsonl``, ``prompts.jsonl`` and the directory ``tokenizer``.
@@ -8,17 +11,15 @@ bundle: ``chat.jsonl``, ``dirty.jsonl``, ``prompts.jsonl`` and the directory ``t
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import tokenmill
+from tests.faults.tools import Zygote
 
 PROJECT = Path(__file__).resolve().parent.parent
 PACKAGE = Path(tokenmill.__file__).parent
@@ -50,20 +51,26 @@ def workplace(tmp_path: Path) -> Path:
     return place
 
 
+@pytest.mark.usefixtures("identified")
 @pytest.mark.parametrize(
     "path",
     [path for path in DOCUMENTS if program_of(path.read_text(encoding="utf-8")).strip()],
     ids=lambda path: str(path.relative_to(PROJECT)),
 )
-def test_document_runs(path: Path, workplace: Path) -> None:
-    # Not the bare stem: inspect.py would stand in the way of the standard library.
-    program = workplace / f"document_{path.stem}.py"
-    program.write_text(program_of(path.read_text(encoding="utf-8")), encoding="utf-8")
-    environment = {**os.environ, "PYTHONPATH": str(PACKAGE.parent)}
-    answer = subprocess.run(
-        [sys.executable, program], cwd=workplace, env=environment, capture_output=True, text=True
+def test_document_runs(path: Path, workplace: Path, host_zygote: Zygote, own_cache: Path) -> None:
+    program = program_of(path.read_text(encoding="utf-8"))
+    answer = host_zygote.program(
+        program, directory=str(workplace), environment={"TOKENMILL_CACHE_DIR": str(own_cache)}
     )
-    assert answer.returncode == 0, f"{path.name} (lines as in the document):\n{answer.stderr}"
+    assert answer.exit == 0, f"{path.name} (lines as in the document):\n{answer.stderr}"
+
+
+def test_document_that_fails_is_seen_with_its_line(host_zygote: Zygote, tmp_path: Path) -> None:
+    failed = host_zygote.program("import sys\n\nassert sys.argv[1:]\n", directory=str(tmp_path))
+    assert failed.exit == 1
+    assert "line 3, in <module>\nAssertionError" in failed.stderr
+    ended = host_zygote.program("import sys; sys.exit(len(sys.argv[1]))", "four")
+    assert (ended.exit, ended.stderr) == (4, "")
 
 
 def test_readme_names_both_commands_on_its_first_screen() -> None:

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import ast
 import builtins
-import os
 import re
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
 import pytest
 
 import tokenmill
+from tests.programs import python
 from tokenmill import errors
 
 PROJECT = Path(__file__).resolve().parent.parent
@@ -26,18 +24,15 @@ LEAST_DOCSTRING = 200  # characters: enough to introduce a module's nouns
 
 VERBS = ("check_rollouts", "export", "from_rollouts", "lint", "open_rows", "open_store", "prepare",
          "prepare_part", "mix", "split", "to_hf")  # fmt: skip
-NOUNS = ("Loader", "Origin", "Pack", "PromptDataset", "Recipe")
+NOUNS = ("Bridge", "Loader", "Origin", "Pack", "PromptDataset", "Recipe")
 EXCEPTIONS = ("TokenmillError", "UsageError", "SourceError", "SourceMissing", "SourceChanged",
-              "RowError", "TokenizerError", "TemplateError", "CacheError", "CorruptionError",
-              "NonDeterminismError", "WorkerError", "StateError")  # fmt: skip
+              "RowError", "TokenizerError", "TemplateError", "BridgeError", "CacheError",
+              "CorruptionError", "NonDeterminismError", "WorkerError", "StateError")  # fmt: skip
 
 
 def run(program: str, *arguments: str | Path) -> str:
     """What a program prints in a fresh interpreter."""
-    environment = {**os.environ, "PYTHONPATH": str(PACKAGE.parent)}
-    answer = subprocess.run(
-        [sys.executable, "-c", program, *arguments], env=environment, capture_output=True, text=True
-    )
+    answer = python(program, *arguments)
     assert answer.returncode == 0, answer.stderr
     return answer.stdout
 
@@ -53,7 +48,7 @@ def test_modules_open_with_their_nouns() -> None:
 
 def test_files_stay_small() -> None:
     long = {}
-    for room in ("src", "tests", "benchmarks", "scripts"):
+    for room in ("src", "tests", "benchmarks", "conformance", "scripts"):
         for path in (PROJECT / room).rglob("*.py"):
             lines = len(path.read_text(encoding="utf-8").splitlines())
             if lines > MOST_LINES:
@@ -104,6 +99,7 @@ def test_reading_names_load_none_of_the_heavy_libraries() -> None:
     assert run(program) == "[]\n"
 
 
+@pytest.mark.slow
 def test_reading_a_store_loads_none_of_the_heavy_libraries(tmp_path: Path) -> None:
     examples = PACKAGE / "examples"
     prepare = (

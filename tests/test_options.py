@@ -27,6 +27,7 @@ STRUCTS: dict[type[Options], tuple[Any, ...]] = {
 }
 OPEN = {
     "tokenizer",
+    "processor",
     "chat_template",
     "executor",
 }  # objects of any kind, checked where they are used
@@ -59,7 +60,7 @@ def test_wrong_value_is_refused_with_name_value_and_what_is_allowed(
             assert all(choice in error.message for choice in option.choices)
         else:
             assert not option.choices
-            paths = Path if name in ("sources", "carry", "cache_dir") else str
+            paths = Path if name in ("sources", "carry", "cache_dir", "media_root") else str
             assert isinstance(value, str | int | float | bool | paths), f"{made} has {name}"
     assert refused >= 4
 
@@ -77,7 +78,8 @@ def test_signature_of_prepare_is_the_declaration() -> None:
     arguments = dict(re.findall(r"^    (\w+): ((?:.|\n {8})+)", text, re.MULTILINE))
     for name, option in options.items():
         said = " ".join(arguments[name].split())
-        more = name in ("sources", "tokenizer", "executor")  # objects that no flag can be
+        # Objects that no flag can be.
+        more = name in ("sources", "tokenizer", "processor", "executor")
         assert said.startswith(option.help) if more else said == option.help, name
         if name in ("sources", "tokenizer"):
             continue

@@ -22,6 +22,7 @@ TESTS = {str(path.relative_to(PROJECT)) for path in (PROJECT / "tests").rglob("*
         (["tests/packing/test_fill.py", "src/tokenmill/packing/fill.py"], ["tests/packing"]),
         (["tests/chat/judge.py"], ["tests/chat"]),
         (["tests/packing/test_that_was_deleted.py"], ["tests/packing"]),
+        (["conformance/hosts/verl.py"], ["tests/conformance"]),
         (["docs/index.md", "README.md"], ["tests/test_documents.py"]),
         (["tests/test_house.py"], []),
     ],

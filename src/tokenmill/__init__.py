@@ -15,6 +15,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from tokenmill.errors import (
+    BridgeError,
     CacheError,
     CorruptionError,
     NonDeterminismError,
@@ -44,19 +45,21 @@ if TYPE_CHECKING:
         push,
         to_hf,
     )
+    from tokenmill.bridge import Bridge
     from tokenmill.build.recipe import Recipe
     from tokenmill.dataset import Mixture, View, as_view, concat, filtered, mix, split
     from tokenmill.loader import LengthGrouped, Loader, OrderedView
     from tokenmill.origin import Origin
     from tokenmill.packing import Align, MicroBatches, Pack
     from tokenmill.prompts import Prompt
-    from tokenmill.store import Row, Sidecar, Store, open_store
+    from tokenmill.store import Media, Row, Sidecar, Store, open_store
     from tokenmill.store.sidecar_writer import attach
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "Align": "tokenmill.packing",
+    "Bridge": "tokenmill.bridge",
     "LengthGrouped": "tokenmill.loader",
     "Loader": "tokenmill.loader",
     "MicroBatches": "tokenmill.packing",
@@ -67,6 +70,7 @@ _HOMES = {
     "Prompt": "tokenmill.prompts",
     "PromptDataset": "tokenmill.api",
     "Recipe": "tokenmill.build.recipe",
+    "Media": "tokenmill.store",
     "Row": "tokenmill.store",
     "Sidecar": "tokenmill.store",
     "Store": "tokenmill.store",
@@ -93,10 +97,13 @@ _HOMES = {
 
 __all__ = [
     "Align",
+    "Bridge",
+    "BridgeError",
     "CacheError",
     "CorruptionError",
     "LengthGrouped",
     "Loader",
+    "Media",
     "MicroBatches",
     "Mixture",
     "NonDeterminismError",

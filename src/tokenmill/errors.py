@@ -15,6 +15,7 @@ the room that calls the foreign library, with ``from``.
     │   └── RowError (ValueError)                one row is bad; carries a reason of REASONS
     ├── TokenizerError (ValueError)          a tokenizer cannot be loaded, or is ambiguous
     ├── TemplateError (ValueError)           a chat template cannot be compiled or must be pinned
+    │   └── BridgeError (ValueError)             a template would rewrite what a rollout holds
     ├── CacheError (OSError)                 the cache cannot be used: full, read-only, forbidden
     ├── CorruptionError (ValueError)         stored bytes are not what was written
     ├── NonDeterminismError (RuntimeError)   two builders made different bytes for one key
@@ -30,6 +31,8 @@ from typing import Any
 REASONS = (
     "bad_json",  # the bytes are not one JSON object
     "bad_shape",  # JSON, but not a conversation, text or pair that the format describes
+    "bad_media",  # a picture is missing, out of bounds, unreadable or nothing for the processor
+    "media_mismatch",  # as many pictures as places for them were expected, and there are not
     "bad_group",  # answers that cannot be compared: one is empty, none differs, a label is none
     "template_error",  # the chat template itself refused the row
     "template_drops_content",  # the template prints an assistant's text or tool call nowhere
@@ -132,10 +135,10 @@ class RowError(SourceError, ValueError):
     Args:
         message: What is wrong with the row.
         reason: One of `REASONS`.
-        path: As in `TokenmillError`, like the rest.
-        row: See there.
-        line: See there.
-        offset: See there.
+        path: The file it stands in.
+        row: Its number in that file, from 0.
+        line: Its line, from 1.
+        offset: Its first byte in the decompressed file.
     """
 
     def __init__(
@@ -160,6 +163,32 @@ class TokenizerError(TokenmillError, ValueError):
 
 class TemplateError(TokenmillError, ValueError):
     """A chat template cannot be compiled, or asks for something the recipe must pin."""
+
+
+class BridgeError(TemplateError, ValueError):
+    """A rollout cannot go on as it stands: the template would rewrite a turn of it.
+
+    Args:
+        message: What would be rewritten.
+        turn: Number of the message whose turn it is; None where it cannot be told.
+        before: What stands.
+        after: What the template would print in its place.
+        place: As in `TokenmillError`.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        turn: int | None = None,
+        before: str = "",
+        after: str = "",
+        **place: Any,
+    ) -> None:
+        super().__init__(message, **place)
+        self.turn = turn
+        self.before = before
+        self.after = after
 
 
 class CacheError(TokenmillError, OSError):

@@ -9,6 +9,7 @@ tokenizer's hub ids to the host frameworks; nothing else catches an `ImportError
 
 What is there but heavy is put off: a package whose names come from modules that load much has
 `first_use` for its ``__getattr__``.
+`transformers_muted` keeps that library quiet while it is asked.
 `installed_version` says which version of any package there is, without importing it.
 """
 
@@ -17,6 +18,8 @@ from __future__ import annotations
 import functools
 import os
 import sys
+import threading
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
@@ -25,7 +28,7 @@ from typing import Any
 from tokenmill.errors import TokenmillError, UsageError
 
 LIBRARIES: dict[str, tuple[str, str | None]] = {
-    "PIL": ("Pillow", "pillow"),
+    "PIL": ("Pillow", "tokenmill[vision]"),
     "datasets": ("Hugging Face datasets", "tokenmill[hf]"),
     "fastokens": ("fastokens", "fastokens"),
     "huggingface_hub": ("huggingface_hub", "tokenmill[hf]"),
@@ -83,6 +86,29 @@ def optional(
         if wanted is not None:
             message += f": {install_line(package)}"
         raise raises(message, path=path) from error
+
+
+_muting = threading.RLock()
+
+
+@contextmanager
+def transformers_muted() -> Iterator[None]:
+    """Mute what transformers says; what matters is in our own messages.
+
+    One thread at a time: two that put back each other's filters would leave the wrong ones.
+    """
+    import logging  # which a process that only reads does without
+
+    logger = logging.getLogger("transformers")
+    with _muting:
+        level = logger.level
+        logger.setLevel(logging.ERROR)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                yield
+        finally:
+            logger.setLevel(level)
 
 
 def first_use(package: str, **homes: str) -> Callable[[str], Any]:

@@ -89,8 +89,8 @@ def open_builder(options: dict[str, Any]) -> Work:
 class LyingRenderer(Renderer):
     """Writes a word of the row in capitals: of the same length, so every span still fits."""
 
-    def __init__(self, lie: Lie, *given: Any, renderer: str = "auto") -> None:
-        super().__init__(*given, renderer="jinja2")
+    def __init__(self, lie: Lie, *given: Any, renderer: str = "auto", **more: Any) -> None:
+        super().__init__(*given, renderer="jinja2", **more)
         self.lie, self.is_fast = lie, renderer == "auto"
 
     def render(self, rows: Sequence[Any], *digests: Any) -> Rendering:

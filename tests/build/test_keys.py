@@ -5,16 +5,14 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import tokenmill
 from tests.build.making import TOKENIZER, conversations, write_rows
+from tests.programs import python
 from tokenmill.api import explain_recipe
 
 Change = Callable[[Path, Path], dict[str, Any]]
@@ -179,13 +177,7 @@ print(api.run_recipe(sys.argv[1], sys.argv[2], progress=False, tokenizer_backend
 
 
 def key_elsewhere(source: Path, cwd: Path, **environment: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, os.fspath(source), str(TOKENIZER), json.dumps(BASE)],
-        env={**os.environ, "PYTHONPATH": str(Path(tokenmill.__file__).parent.parent)} | environment,
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-    )
+    done = python(PROGRAM, source, TOKENIZER, json.dumps(BASE), cwd=cwd, **environment)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 

@@ -95,8 +95,15 @@ def check_told(prepared: Prepared, room: str, caplog: pytest.LogCaptureFixture) 
     assert [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING] == [notice]
 
 
-@pytest.mark.parametrize("room", ROOMS)
-@pytest.mark.parametrize("where", [{}, LOCAL], ids=["inline", "local"])
+@pytest.mark.parametrize(
+    ("room", "where"),
+    [
+        pytest.param("render", {}, id="render-inline"),
+        pytest.param("encode", {}, id="encode-inline"),
+        pytest.param("encode", LOCAL, id="encode-local"),
+        pytest.param("render", LOCAL, id="render-local", marks=pytest.mark.soak),
+    ],
+)
 def test_lie_seen_in_the_last_slice_undoes_all_before(
     room: str,
     where: dict[str, Any],
@@ -116,7 +123,7 @@ def test_lie_seen_in_the_last_slice_undoes_all_before(
     assert len(wrong) == 3 * proof["slices_replaced"], "moved away, never deleted"
 
 
-@pytest.mark.parametrize("room", ROOMS)
+@pytest.mark.parametrize("room", ["render", pytest.param("encode", marks=pytest.mark.soak)])
 def test_one_liar_among_two_workers_is_out_in_both(
     room: str, lying: Any, honest: dict[str, bytes], tmp_path: Path
 ) -> None:
@@ -157,7 +164,7 @@ def test_slice_made_anew_with_the_same_bytes_is_left_alone(
     assert not (tmp_path / "cache" / "quarantine").exists()
 
 
-@pytest.mark.parametrize("room", ROOMS)
+@pytest.mark.parametrize("room", ["encode", pytest.param("render", marks=pytest.mark.soak)])
 def test_slice_of_a_worker_that_died_before_its_report_is_suspected(
     room: str, lying: Any, honest: dict[str, bytes], tmp_path: Path
 ) -> None:

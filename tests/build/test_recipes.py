@@ -44,6 +44,7 @@ EVERY_NAME: dict[str, Any] = {
     "engine": "hf",
     "renderer": "jinja2",
     "rehash": True,
+    "media_urls": True,
 }
 
 
@@ -74,6 +75,7 @@ def test_recipe_file_takes_every_name_and_paths_relative_to_itself(
     template.write_text((TOKENIZER / "chat_template.jinja").read_text())
     named = {*declared(tm.Recipe), *declared(RunOptions)}
     apart = {"sources", "tokenizer", "chat_template", "cache_dir", "executor"}
+    apart |= {"processor", "media_root"}
     assert named == set(EVERY_NAME) | apart, "a name without a test"
     (tmp_path / "tok").symlink_to(TOKENIZER)
     (tmp_path / "cache").mkdir()
@@ -84,10 +86,14 @@ def test_recipe_file_takes_every_name_and_paths_relative_to_itself(
         chat_template="own.jinja",
         cache_dir="cache",
         executor="inline",
+        media_root="data",
         **EVERY_NAME,
     )
     monkeypatch.chdir("/")
     recipe, options = resolve_call(str(path), None, {})
+    assert options.media_root == str(tmp_path / "data")
+    beside = write_recipe(tmp_path / "other.yaml", sources=["data/*.jsonl"], processor="tok")
+    assert resolve_call(str(beside), None, {})[0].processor == str(tmp_path / "tok")
     for name, value in EVERY_NAME.items():
         holder = recipe if hasattr(recipe, name) else options
         wanted = {"carry": ("id",), "max_rejected": 0.05}.get(name, value)

@@ -17,7 +17,7 @@ import pytest
 
 import tokenmill as tm
 from tests.build.making import TOKENIZER, conversations, files_of, small_cuts, write_rows
-from tests.consistency.child import PROJECT, environment
+from tests.programs import PROJECT, environment
 from tokenmill.errors import TokenizerError
 from tokenmill.tokenizer import Tokenizer, engines
 from tokenmill.work import Done, InlineExecutor, LocalExecutor, Setup, Task, blocks, local

@@ -275,9 +275,9 @@ def _odd() -> dict[str, Row]:
                 1: {"content": [{"type": "text", "text": t} for t in ("assistant1x0", "\n", "x")]},
             },
         ),
-        "an image": _with(
+        "a part of no known type": _with(
             "ua",
-            {0: {"content": [{"type": "image"}, {"type": "text", "text": "user0x0"}]}},
+            {0: {"content": [{"type": "citation"}, {"type": "text", "text": "user0x0"}]}},
         ),
         "untrained turn": _with("uauaua", {3: {"train": False}}),
         "weights": _with("uauaua", {1: {"weight": 0}, 5: {"weight": 1}}),

@@ -56,6 +56,7 @@ def test_renders_are_those_of_transformers(shared: Path, monkeypatch: pytest.Mon
     assert compared > 10 * refused > 0
 
 
+@pytest.mark.slow
 def test_hostile_templates_are_those_of_transformers() -> None:
     from transformers.utils.chat_template_utils import render_jinja_template
 

@@ -143,6 +143,7 @@ def test_outcome_is_the_same_in_either_order(templates: dict[str, str]) -> None:
     assert not wrong, "\n".join(wrong)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_outcome_depends_on_the_row_alone(
     templates: dict[str, str], real_rows: dict[str, Row]

@@ -161,8 +161,8 @@ def test_shape_reasoning_and_call_parts_find_their_place() -> None:
     assert found["tool_calls"] == [CALL]
 
 
-def test_shape_parts_with_images_stay_a_list() -> None:
-    parts = [{"type": "image", "image": "a.jpg"}, {"type": "text", "value": "Hi"}]
+def test_shape_parts_of_other_kinds_stay_a_list() -> None:
+    parts = [{"type": "document", "name": "a"}, {"type": "text", "value": "Hi"}]
     found = messages({"messages": [{"role": "user", "content": parts}, HELLO[1]]})[0]
     assert found["content"] == [parts[0], {"type": "text", "text": "Hi"}]
 

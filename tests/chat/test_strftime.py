@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
+from functools import cache
 
 import pytest
 
-import tokenmill
+from tests.programs import python
 
-PACKAGE = Path(tokenmill.__file__).parent
+DATES = ("2026-11-15", "2024-02-29", "1969-07-20")
 PROGRAM = """
 import json, locale, sys, time
 from datetime import datetime
@@ -22,7 +19,6 @@ try:
     locale.setlocale(locale.LC_ALL, "")
 except locale.Error:
     pass
-date = sys.argv[1]
 formats = [
     f"<%{flags}{width}{modifier}{conversion}>%%{conversion}"
     for flags in ("", "-", "_", "0", "^", "#", "-^", "^-", "_^", "0^")
@@ -30,28 +26,30 @@ formats = [
     for modifier in ("", "E", "O")
     for conversion in "aAbBcCdDeFgGhHIjklmMnpPrRsStTuUVwWxXyYzZ%f"
 ]
-ours = pinned_strftime(date)
-day = datetime.strptime(date, "%Y-%m-%d")
-print(json.dumps([{f: ours(f) for f in formats}, {f: day.strftime(f) for f in formats}]))
+found = {}
+for date in sys.argv[1:]:
+    ours, day = pinned_strftime(date), datetime.strptime(date, "%Y-%m-%d")
+    found[date] = [{f: ours(f) for f in formats}, {f: day.strftime(f) for f in formats}]
+print(json.dumps(found))
 """
 
 
-def printed(date: str, **environment: str) -> tuple[dict[str, str], dict[str, str]]:
-    """What we print and what the C library does, by format."""
-    answer = subprocess.run(
-        [sys.executable, "-c", PROGRAM, date], capture_output=True, text=True, check=True,
-        env={**os.environ, "PYTHONPATH": str(PACKAGE.parent), **environment},
-    )  # fmt: skip
-    ours, theirs = json.loads(answer.stdout)
-    return ours, theirs
+@cache
+def printed(zone: str, language: str) -> dict[str, list[dict[str, str]]]:
+    """By date, what we print and what the C library does, by format."""
+    answer = python(PROGRAM, *DATES, TZ=zone, LC_ALL=language)
+    assert answer.returncode == 0, answer.stderr
+    found: dict[str, list[dict[str, str]]] = json.loads(answer.stdout)
+    return found
 
 
-@pytest.mark.parametrize("date", ["2026-11-15", "2024-02-29", "1969-07-20"])
+@pytest.mark.slow
+@pytest.mark.parametrize("date", DATES)
 def test_pinned_date_is_the_c_librarys_in_utc_and_moves_with_no_zone_or_locale(date: str) -> None:
-    ours, theirs = printed(date, TZ="UTC", LC_ALL="C")
+    ours, theirs = printed("UTC", "C")[date]
     assert ours == theirs
     for zone in ("Asia/Kathmandu", "America/St_Johns", "XYZ-9:30"):
-        there, moved = printed(date, TZ=zone, LC_ALL="C")
+        there, moved = printed(zone, "C")[date]
         assert there == ours
         assert moved != theirs, "the zone is not known here: the test sees nothing"
-    assert printed(date, TZ="UTC", LC_ALL="de_DE.UTF-8")[0] == ours
+    assert printed("UTC", "de_DE.UTF-8")[date][0] == ours

@@ -143,7 +143,7 @@ def test_program_that_lies_is_out(
     if way == "traced":
         lying(monkeypatch, renderer._for(None).traced, change)
     else:
-        lying_unrolled(monkeypatch, renderer._for(None).unrolled, change)
+        lying_unrolled(monkeypatch, renderer._for(None).unrolled["none"], change)
     result = renderer.render(rows(100))
     same(result, expected)
     assert result.notes["mismatches"] == 1
@@ -208,6 +208,7 @@ def test_tools_are_remembered_by_everything_they_say() -> None:
     assert len(template._tools) == 5  # an empty list is no list
 
 
+@pytest.mark.slow
 def test_template_with_more_questions_than_levels_of_indentation_compiles() -> None:
     questions = "".join(
         f"{{% if '{n}' in messages[0].content %}}x{n}{{% endif %}}" for n in range(110)

@@ -19,7 +19,7 @@ from tests.chat.templates import ALL, HABITS
 from tokenmill.chat import ChatSpec
 from tokenmill.errors import RowError
 
-SHARE = 8  # of the pairs, `make test` judges one in so many
+SHARE = 8  # of the rows, `make test` judges one in so many, under one template of two
 
 SPECS = {
     "stop": ChatSpec(date=DATE),
@@ -50,21 +50,21 @@ def hold(total: Score, due: int, proven: float = 0.99) -> None:
 def test_zoo_masks_are_right(shared: Path) -> None:
     rows = sample(shared, 2)
     total = Score()
-    for number, (name, source) in enumerate(zoo(shared).items()):
+    for number, (name, source) in list(enumerate(zoo(shared).items()))[::2]:
         total.add(score(name, source, share(rows, number, SHARE)))
-    hold(total, due=700)
+    hold(total, due=350)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("form", ["turn", "expand", "last", "opener"])
 def test_zoo_masks_are_right_under_other_recipes(shared: Path, form: str) -> None:
-    """One in three templates, others for every recipe: compiling them takes the time."""
+    """One in five templates, others for every recipe: compiling them takes the time."""
     rows = {case: row for case, row in ODD.items() if "long" not in case}
     total = Score()
     for number, (name, source) in enumerate(zoo(shared).items()):
-        if number % 3 == list(SPECS).index(form) % 3:
-            total.add(score(name, source, share(rows, number, 2 * SHARE), spec=SPECS[form]))
+        if number % 5 == list(SPECS).index(form):
+            total.add(score(name, source, share(rows, number, SHARE), spec=SPECS[form]))
     hold(total, due=100)
 
 
@@ -81,10 +81,13 @@ def test_masks_of_every_habit_are_right(form: str) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_zoo_prompts_are_those_of_jinja2(shared: Path) -> None:
-    """`Renderer.prompts`, batched or one by one, gives what the template prints, or its refusal."""
+    """`Renderer.prompts`, batched or one by one, gives what the template prints, or its refusal.
+
+    Of the templates that `test_zoo_masks_are_right` leaves out.
+    """
     rows = sample(shared, 1)
     compared = 0
-    for number, (name, source) in enumerate(zoo(shared).items()):
+    for number, (name, source) in list(enumerate(zoo(shared).items()))[1::2]:
         template = oracle(name, source)
         talks = [
             (job.messages, job.tools)
@@ -103,7 +106,7 @@ def test_zoo_prompts_are_those_of_jinja2(shared: Path) -> None:
             texts = [None if isinstance(text, RowError) else text for text in made]
             assert texts == [*expected, *expected], name
         compared += sum(text is not None for text in expected)
-    assert compared > 600
+    assert compared > 300
 
 
 @pytest.mark.soak

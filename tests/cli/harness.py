@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -12,8 +11,8 @@ from typing import Any
 
 import pytest
 
-import tokenmill
 from tests.build.making import TOKENIZER
+from tests.programs import environment
 from tokenmill.cli import main
 
 ERROR = {"type", "message", "path", "row", "line", "offset"}
@@ -54,11 +53,6 @@ class Shell:
         code = main([str(argument) for argument in arguments])
         printed = self._capsys.readouterr()
         return Answer(code, printed.out, printed.err)
-
-
-def environment(**more: str) -> dict[str, str]:
-    source = str(Path(tokenmill.__file__).parent.parent)
-    return {**os.environ, "PYTHONPATH": source, **more}
 
 
 def process(*arguments: str | Path, **more: str) -> Answer:

@@ -6,9 +6,12 @@ import re
 import shutil
 from pathlib import Path
 
+import pytest
+
 from tests.build.making import conversations, write_rows
 from tests.cli.harness import QUICK, Shell
 from tokenmill import open_store
+from tokenmill.cli import main
 
 HOSTILE = "a\x1b[31mred\x07\x9b2Jgone\u202eback\rover"
 
@@ -96,3 +99,25 @@ def test_derived_and_reused_slices_are_told(shell: Shell, chat: Path) -> None:
         in shell("prepare", chat, *QUICK, "--max-length", "500").err
     )
     assert "found in" in shell("prepare", chat, *QUICK).err
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        ("tokenmill pr", ["prepare", "prompts"]),
+        ("tokenmill prepare --exec", ["--executor"]),
+        ("tokenmill prepare --executor ", ["local", "inline", "ray"]),
+    ],
+)
+def test_shell_completes_commands_options_and_values(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    typed: str,
+    offered: list[str],
+) -> None:
+    monkeypatch.setenv("_TOKENMILL_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", typed)
+    monkeypatch.setenv("COMP_CWORD", str(typed.count(" ")))
+    with pytest.raises(SystemExit, match=r"^0$"):
+        main([])
+    assert capsys.readouterr().out.split() == offered

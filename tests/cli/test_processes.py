@@ -16,7 +16,8 @@ import psutil
 import pytest
 
 from tests.build.making import TOKENIZER, conversations, write_rows
-from tests.cli.harness import Shell, environment, process
+from tests.cli.harness import Shell, process
+from tests.programs import environment, python
 from tokenmill import open_store
 
 HEAVY = ("pyarrow", "transformers", "torch", "tokenizers", "jinja2", "numpy", "rich")
@@ -39,9 +40,7 @@ def test_help_imports_nothing_heavy() -> None:
         "import sys; from tokenmill.cli import main; code = main(['--help']);"
         f"print('LOADED', sorted(set(sys.modules) & set({HEAVY!r})), code)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], env=environment(), capture_output=True, text=True
-    )
+    done = python(program)
     assert done.stdout.endswith("LOADED [] 0\n"), done.stdout + done.stderr
     assert "prepare" in done.stdout
 

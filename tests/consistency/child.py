@@ -21,8 +21,7 @@ import numpy as np
 
 from tests.consistency.cases import loader_of
 from tests.consistency.corpus import Corpus
-
-PROJECT = Path(__file__).resolve().parents[2]
+from tests.programs import environment
 
 
 def digest(batch: dict[str, Any]) -> str:
@@ -61,19 +60,17 @@ def serve(job: dict[str, Any]) -> dict[str, Any]:
     return {"batches": batches, "state": loader.state_dict(), "pid": os.getpid()}
 
 
-def environment(**more: str) -> dict[str, str]:
-    """So that a child finds the project and this package."""
-    return {**os.environ, "PYTHONPATH": f"{PROJECT / 'src'}:{PROJECT}", **more}
+def print_report(job: dict[str, Any]) -> int:
+    print(json.dumps(serve(job)))
+    return 0
 
 
 def in_fresh_interpreter(job: dict[str, Any], **more: str) -> dict[str, Any]:
-    """Run one job in an interpreter of its own; an empty report when it was killed."""
+    """Run one job in an interpreter of its own."""
     done = subprocess.run(
         [sys.executable, "-m", "tests.consistency.child"],
         input=json.dumps(job), capture_output=True, text=True, timeout=100, env=environment(**more),
     )  # fmt: skip
-    if done.returncode == -signal.SIGKILL:
-        return {}
     assert done.returncode == 0, done.stderr
     return dict(json.loads(done.stdout))
 
@@ -100,6 +97,7 @@ class Nursery:
 
     def close(self) -> None:
         assert self._process.stdin is not None
+        self._process.stdin.write("\n")
         self._process.stdin.close()
         self._process.wait(30)
         assert self._process.stdout is not None
@@ -108,12 +106,14 @@ class Nursery:
 
 def _jobs() -> Iterator[dict[str, Any]]:
     for line in sys.stdin:
+        if line == "\n":  # an end that no copy of the pipe in some forked process can hold up
+            return
         yield json.loads(line)
 
 
 def _main() -> None:
     if "--nursery" not in sys.argv:
-        print(json.dumps(serve(json.loads(sys.stdin.read()))))
+        print_report(json.loads(sys.stdin.read()))
         return
     for job in _jobs():
         child = os.fork()

@@ -129,27 +129,24 @@ class Trainer(RuleBasedStateMachine):
         self._enter(repeat=repeat)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", RANK_FREE)
-def test_any_sequence_of_actions_equals_the_lists(corpus: Corpus, name: str) -> None:
+def act(corpus: Corpus, name: str, sequences: int, steps: int) -> None:
     machine = type(f"Trainer_{name}", (Trainer,), {"corpus": corpus, "name": name})
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=25, stateful_step_count=20, deadline=None, database=None,
+            max_examples=sequences, stateful_step_count=steps, deadline=None, database=None,
             suppress_health_check=list(HealthCheck),
         ),
     )  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RANK_FREE)
+def test_any_sequence_of_actions_equals_the_lists(corpus: Corpus, name: str) -> None:
+    act(corpus, name, sequences=8, steps=20)
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("name", RANK_FREE)
 def test_any_sequence_of_actions_equals_the_lists_at_length(corpus: Corpus, name: str) -> None:
-    machine = type(f"Trainer_{name}", (Trainer,), {"corpus": corpus, "name": name})
-    run_state_machine_as_test(
-        machine,
-        settings=settings(
-            max_examples=500, stateful_step_count=60, deadline=None, database=None,
-            suppress_health_check=list(HealthCheck),
-        ),
-    )  # fmt: skip
+    act(corpus, name, sequences=500, steps=60)

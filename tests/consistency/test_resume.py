@@ -5,16 +5,24 @@ from __future__ import annotations
 import json
 import os
 import random
+import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.consistency.cases import CASES, loader_of
-from tests.consistency.child import Nursery, digest, in_fresh_interpreter
+from tests.consistency.child import Nursery, digest, in_fresh_interpreter, serve
 from tests.consistency.corpus import Corpus
+from tests.faults.tools import Zygote
 
 EPOCHS = 3
+REPORT = "tests.consistency.child:print_report"
+WHOLE = ("rows_keep", "packed", "mixed_budget")
+"""Streams of which `make test` tries every step in a process of its own; `make soak`: of all."""
+WHOLE_OR_SOAK = [
+    pytest.param(name, marks=() if name in WHOLE else pytest.mark.soak) for name in CASES
+]
 
 
 def uninterrupted(corpus: Corpus, name: str, **more: Any) -> tuple[list[str], list[dict[str, Any]]]:
@@ -35,38 +43,59 @@ def job(corpus: Corpus, name: str, state: Any, take: int | None, **more: Any) ->
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_resume_at_every_step_in_a_new_process(corpus: Corpus, nursery: Nursery, name: str) -> None:
+def resume_at_every_step(corpus: Corpus, nursery: Nursery, name: str, share: int) -> None:
+    """One step of so many in a new process, the others with new objects in this one."""
     batches, states = uninterrupted(corpus, name)
     assert len(batches) > 10
     pids = {os.getpid()}
     for step, state in enumerate(states):
         # Far enough to cross the next end of a window; every eleventh goes on to the very end.
         take = None if step % 11 == 0 else 3
-        report = nursery.run(job(corpus, name, state, take))
+        run = nursery.run if step % share == 0 else serve
+        report = run(job(corpus, name, state, take))
         pids.add(report["pid"])
         stop = len(batches) if take is None else min(step + take, len(batches))
         assert report["batches"] == batches[step:stop], f"resumed at step {step}"
         assert report["state"] == states[stop]
-    assert len(pids) == len(states) + 1
+    assert len(pids) == len(states[::share]) + 1
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_thirty_chained_resumes_in_new_processes(
-    corpus: Corpus, nursery: Nursery, name: str
-) -> None:
+@pytest.mark.parametrize("name", [name for name in CASES if name not in WHOLE])
+def test_resume_at_every_step(corpus: Corpus, nursery: Nursery, name: str) -> None:
+    resume_at_every_step(corpus, nursery, name, share=5)
+
+
+@pytest.mark.parametrize("name", WHOLE_OR_SOAK)
+def test_resume_at_every_step_in_a_new_process(corpus: Corpus, nursery: Nursery, name: str) -> None:
+    resume_at_every_step(corpus, nursery, name, share=1)
+
+
+def resume_in_a_chain(corpus: Corpus, nursery: Nursery, name: str, times: int) -> None:
+    """So many resumes, each in a new process and from the state of the one before."""
     batches, states = uninterrupted(corpus, name)
     steps = random.Random(name)
     served: list[str] = []
     state = None
-    for _ in range(30):
-        most = len(batches) // 30 + 1
+    for _ in range(times):
+        most = len(batches) // times + 1
         report = nursery.run(job(corpus, name, state, steps.randint(0, most)))
         served += report["batches"]
         state = report["state"]
         assert state == states[len(served)]
     served += nursery.run(job(corpus, name, state, None))["batches"]
     assert served == batches
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name not in WHOLE])
+def test_chained_resumes_in_new_processes(corpus: Corpus, nursery: Nursery, name: str) -> None:
+    resume_in_a_chain(corpus, nursery, name, times=8)
+
+
+@pytest.mark.parametrize("name", WHOLE_OR_SOAK)
+def test_thirty_chained_resumes_in_new_processes(
+    corpus: Corpus, nursery: Nursery, name: str
+) -> None:
+    resume_in_a_chain(corpus, nursery, name, times=30)
 
 
 @pytest.mark.slow
@@ -107,7 +136,7 @@ def test_resume_counts_what_was_handed_out_not_what_was_prefetched(
     "workers", [None, {"num_workers": 2, "prefetch_factor": 3}], ids=["thread", "workers"]
 )
 def test_crash_of_a_trainer_with_the_prefetch_full_loses_and_repeats_nothing(
-    corpus: Corpus, tmp_path: Path, workers: dict[str, Any] | None
+    corpus: Corpus, host_zygote: Zygote, tmp_path: Path, workers: dict[str, Any] | None
 ) -> None:
     """SIGKILL at several steps; the next process goes on from the last state on disk."""
     if workers is not None:
@@ -120,12 +149,14 @@ def test_crash_of_a_trainer_with_the_prefetch_full_loses_and_repeats_nothing(
         log.unlink(missing_ok=True)
         task = job(corpus, "rows_keep", state, take, log=str(log), die=True, torch=workers,
                    geometry={"prefetch": 0 if workers else 6})  # fmt: skip
-        assert in_fresh_interpreter(task) == {}
+        (crashed,) = host_zygote.run({"call": REPORT, "argument": task})
+        assert crashed.exit == -signal.SIGKILL, crashed
         steps = [json.loads(line) for line in log.read_text().splitlines()]
         assert len(steps) == take
         served += [step["batch"] for step in steps]
         state = steps[-1]["state"]
-    served += in_fresh_interpreter(job(corpus, "rows_keep", state, None))["batches"]
+    (last,) = host_zygote.run({"call": REPORT, "argument": job(corpus, "rows_keep", state, None)})
+    served += last.said["batches"]
     assert served == batches
 
 

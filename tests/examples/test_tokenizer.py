@@ -37,6 +37,7 @@ def renders(auto: Any) -> list[str]:
 
 
 def test_training_again_gives_the_same_bytes(tmp_path: Path) -> None:
+    pytest.importorskip("tokenizers", minversion="0.20")  # older ones write other names
     script = PROJECT / "scripts" / "train_tokenizer.py"
     subprocess.run([sys.executable, script, tmp_path], check=True, capture_output=True)
     for name in ("tokenizer.json", "tokenizer_config.json"):

@@ -1,14 +1,13 @@
-"""Fixtures of fault tests: one zygote for all, sources, and what a clean build of them shows."""
+"""Fixtures of fault tests: sources, and what a clean build of them shows."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
-from tests.faults.tools import Zygote, compile_shim
+from tests.faults.tools import Zygote
 from tests.faults.world import FILES, Picture, picture, prepare_arguments, write_sources
 
 
@@ -19,13 +18,6 @@ class Clean(NamedTuple):
     cache: Path
     picture: Picture
     said: dict[str, object]
-
-
-@pytest.fixture(scope="session")
-def zygote() -> Iterator[Zygote]:
-    running = Zygote(compile_shim())
-    yield running
-    running.close()
 
 
 def build_cleanly(zygote: Zygote, directory: Path, files: int) -> Clean:

@@ -27,7 +27,7 @@
 
 static char calls[256], directory[4096], action[16];
 static char opened_log[4096], opened_directory[4096];
-static long nth, sticky, code, seen, no_locks;
+static long nth, sticky, code, seen;
 
 #define REAL(name) ((__typeof__(&name))dlsym(RTLD_NEXT, #name))
 
@@ -42,7 +42,6 @@ void tokenmill_arm(const char *spec) {
 long tokenmill_seen(void) { return seen; }
 
 __attribute__((constructor)) static void begin(void) {
-    no_locks = getenv("TOKENMILL_NO_LOCKS") != NULL;
     const char *opened = getenv("TOKENMILL_OPENED");
     if (opened != NULL) sscanf(opened, "%4095[^|]|%4095[^|]", opened_log, opened_directory);
     tokenmill_arm(getenv("TOKENMILL_FAULT"));
@@ -182,12 +181,15 @@ int mkdir(const char *path, mode_t mode) {
     return REAL(mkdir)(path, mode);
 }
 
+/* Asked for every lock: a process that was forked may have been told since. */
+static int no_locks(void) { return getenv("TOKENMILL_NO_LOCKS") != NULL; }
+
 int flock(int descriptor, int operation) {
-    return no_locks ? 0 : REAL(flock)(descriptor, operation);
+    return no_locks() ? 0 : REAL(flock)(descriptor, operation);
 }
 
 int lockf(int descriptor, int command, off_t length) {
-    return no_locks ? 0 : REAL(lockf)(descriptor, command, length);
+    return no_locks() ? 0 : REAL(lockf)(descriptor, command, length);
 }
 
 #define CONTROLLING(name)                                                                 \
@@ -196,8 +198,8 @@ int lockf(int descriptor, int command, off_t length) {
         va_start(rest, command);                                                          \
         void *argument = va_arg(rest, void *);                                            \
         va_end(rest);                                                                     \
-        if (no_locks && (command == F_SETLK || command == F_SETLKW || command == F_OFD_SETLK || \
-                         command == F_OFD_SETLKW))                                        \
+        if ((command == F_SETLK || command == F_SETLKW || command == F_OFD_SETLK ||       \
+             command == F_OFD_SETLKW) && no_locks())                                      \
             return 0;                                                                     \
         return REAL(name)(descriptor, command, argument);                                 \
     }

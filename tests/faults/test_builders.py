@@ -12,13 +12,12 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.faults.conftest import Clean
-from tests.faults.tools import Outcome, Zygote, compile_shim, start_command
+from tests.faults.tools import Outcome, Zygote, start_command
 from tests.faults.world import committed, picture, prepare_arguments, write_sources
 from tokenmill.work import claims as claims_module
 from tokenmill.work.claims import Claims
@@ -43,27 +42,23 @@ def test_eight_builders_of_one_key_share_the_work(
     assert built <= 1.3 * clean.said["slices"]  # type: ignore[operator]
 
 
-@pytest.fixture
-def lockless() -> Iterator[Zygote]:
-    """A world in which every file lock is granted to whoever asks."""
-    if compile_shim() is None:
-        pytest.skip("needs gcc, to compile the shim that makes locks a no-op")
-    running = Zygote(compile_shim(), TOKENMILL_NO_LOCKS="1")
-    yield running
-    running.close()
-
-
 @pytest.mark.slow
-def test_builders_without_locks_agree(lockless: Zygote, clean: Clean, tmp_path: Path) -> None:
+def test_builders_without_locks_agree(zygote: Zygote, clean: Clean, tmp_path: Path) -> None:
+    """In a world in which every file lock is granted to whoever asks."""
+    if zygote.shim is None:
+        pytest.skip("needs gcc, to compile the shim that makes locks a no-op")
     for number in range(2):
         cache = tmp_path / f"cache-{number}"
         if number == 1:  # claims are no locks either: a place where none can be left
             (cache / "staging").mkdir(parents=True)
             (cache / "staging" / "claims").write_text("")
-        run = {"arguments": prepare_arguments(clean.sources, cache)}
-        built = check_all_succeeded(lockless.run(*[run] * 4), clean, cache)
+        run = {
+            "arguments": prepare_arguments(clean.sources, cache),
+            "environment": {"TOKENMILL_NO_LOCKS": "1"},
+        }
+        built = check_all_succeeded(zygote.run(*[run] * 4), clean, cache)
         assert built >= clean.said["slices"]  # type: ignore[operator]
-        lockless.judge(cache)
+        zygote.judge(cache)
 
 
 def kill_randomly(zygote: Zygote, clean: Clean, cache: Path, rng: random.Random) -> None:

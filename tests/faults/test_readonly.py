@@ -7,8 +7,6 @@ import io
 import os
 import shutil
 import stat
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -18,21 +16,14 @@ from typing import Any
 import pytest
 
 from tests.faults.conftest import Clean
-from tests.faults.tools import Outcome, Zygote, environment, fault, require_mounts
+from tests.faults.tools import Outcome, Zygote, fault, require_mounts, run_mounted
 from tests.faults.world import picture, prepare_arguments, write_sources
 
 
 def run_read_only(cache: Path, arguments: list[str]) -> Outcome:
     """A real command whose cache is mounted read-only."""
     script = f'mount --bind {cache} {cache} && mount -o remount,ro,bind {cache} && exec "$@"'
-    command = [sys.executable, "-m", "tokenmill", *arguments]
-    done = subprocess.run(
-        ["unshare", "--mount", "sh", "-c", script, "sh", *command],
-        capture_output=True,
-        text=True,
-        env=environment(),
-    )
-    return Outcome(done.returncode, False, 0, done.stdout, done.stderr)
+    return run_mounted(script, arguments)
 
 
 def test_hit_on_a_read_only_mount_works_and_a_miss_is_a_clear_error(

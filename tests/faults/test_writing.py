@@ -6,12 +6,11 @@ nothing that is not whole, leaves other stores alone; and the same command works
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import json
 import random
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -22,9 +21,9 @@ from tests.faults.tools import (
     Findings,
     Outcome,
     Zygote,
-    environment,
     fault,
     require_mounts,
+    run_mounted,
 )
 from tests.faults.world import picture, prepare_arguments, write_sources
 
@@ -146,14 +145,7 @@ def on_small_disk(options: str, arguments: list[str], cache: Path, log: Path) ->
         f"mount -t tmpfs -o {options} none {cache} && cp -a {cache}.old/. {cache}/ && "
         f'"$@" > {log}; code=$?; cp -a {cache} {cache}.after; exit $code'
     )
-    command = [sys.executable, "-m", "tokenmill", *arguments]
-    done = subprocess.run(
-        ["unshare", "--mount", "sh", "-c", script, "sh", *command],
-        capture_output=True,
-        text=True,
-        env=environment(),
-    )
-    return Outcome(done.returncode, False, 0, log.read_text(), done.stderr)
+    return dataclasses.replace(run_mounted(script, arguments), stdout=log.read_text())
 
 
 @pytest.mark.parametrize(

@@ -10,22 +10,19 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
-import os
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import tokenmill
+from tests import programs
 
-PACKAGES = Path(tokenmill.__file__).resolve().parent.parent
-PROJECT = Path(__file__).resolve().parents[2]
 CALLS = ("open", "write", "fsync", "close", "link", "rename", "mkdir")
 
 
@@ -53,10 +50,8 @@ class Outcome:
 
 
 def environment(**more: str) -> dict[str, str]:
-    """The environment of a process that imports this tokenmill and these tests."""
-    path = os.pathsep.join([str(PACKAGES), str(PROJECT)])
-    # Engines with threads of their own only make small runs slower.
-    return {**os.environ, "PYTHONPATH": path, "TOKENIZERS_PARALLELISM": "false", **more}
+    """Of a process without threads of an engine's own, which only make small runs slower."""
+    return programs.environment(TOKENIZERS_PARALLELISM="false", **more)
 
 
 def fault(
@@ -89,14 +84,20 @@ class Findings:
 
 
 class Zygote:
-    """A running zygote; see its module."""
+    """A running zygote; see its module.
 
-    def __init__(self, shim: Path | None, **more: str) -> None:
+    Args:
+        shim: What makes system calls fail; None: nothing does.
+        preload: Modules that every run finds imported, beside those of tokenmill.
+        more: Of the environment.
+    """
+
+    def __init__(self, shim: Path | None, preload: Sequence[str] = (), **more: str) -> None:
         self.shim = shim
         if shim is not None:
             more["LD_PRELOAD"] = str(shim)
         self._process = subprocess.Popen(
-            [sys.executable, "-W", "ignore", "-m", "tests.faults.zygote"],
+            [sys.executable, "-W", "ignore", "-m", "tests.faults.zygote", *preload],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -124,6 +125,13 @@ class Zygote:
         (outcome,) = self.run({"arguments": arguments, **more})
         return outcome
 
+    def program(self, source: str, *arguments: object, **more: Any) -> Outcome:
+        """Run a program of Python, in place of ``python -c`` where imports are not the point."""
+        (outcome,) = self.run(
+            {"program": source, "arguments": [str(one) for one in arguments], **more}
+        )
+        return outcome
+
     def judge(self, cache: Path) -> dict[str, Any]:
         """What a fresh reader sees in a cache; fails when something visible is not whole."""
         (outcome,) = self.run({"call": "tests.faults.world:judged", "argument": str(cache)})
@@ -133,7 +141,9 @@ class Zygote:
     def close(self) -> None:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._process.stdin.close()
+        with contextlib.suppress(BrokenPipeError):  # it may be gone already
+            self._process.stdin.write("\n")
+            self._process.stdin.close()
         self._process.wait(30)
         self._process.stdout.close()
 
@@ -162,6 +172,18 @@ def start_command(arguments: list[str], **more: str) -> subprocess.Popen[str]:
         text=True,
         env=environment(**more),
     )
+
+
+def run_mounted(script: str, arguments: list[str]) -> Outcome:
+    """A real command as ``"$@"`` of a shell script that may mount what it likes."""
+    command = [sys.executable, "-m", "tokenmill", *arguments]
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", script, "sh", *command],
+        capture_output=True,
+        text=True,
+        env=environment(),
+    )
+    return Outcome(done.returncode, False, 0, done.stdout, done.stderr)
 
 
 def require_strace() -> None:

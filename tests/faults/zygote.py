@@ -5,12 +5,14 @@ requests (JSON, one per line) from its standard input, forks a child per run, le
 request start at the same moment, waits for them and answers with how each ended. A child has read
 nothing of any cache and loaded no engine, so it is as fresh as a new interpreter for what is tried.
 
-A run is a command line of tokenmill, or ``call`` with a function's name and one argument. Its
-``fault`` arms the shim that the zygote was started with.
+A run is a command line of tokenmill, or ``call`` with a function's name and one argument, or
+``program`` with the source of one and its arguments. Its ``fault`` arms the shim that the zygote
+was started with. What the zygote was started with as arguments are modules to import beforehand.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import importlib
@@ -21,20 +23,32 @@ import pkgutil
 import signal
 import sys
 import tempfile
+import threading
 import time
 import traceback
+import types
+import weakref
 from pathlib import Path
 from typing import Any
 
 
-def preload() -> None:
+def preload(more: list[str]) -> None:
     """Import all of tokenmill but the doors to host frameworks, and what it imports lazily."""
     import tokenmill
 
-    names = [found.name for found in pkgutil.walk_packages(tokenmill.__path__, "tokenmill.")]
+    for name in more:
+        importlib.import_module(name)
+
+    rooms = pkgutil.iter_modules(tokenmill.__path__, "tokenmill.")
+    own = [room for room in rooms if room.name != "tokenmill.integrations"]
+    names = [room.name for room in own]
+    for room in own:
+        if room.ispkg:
+            inside = importlib.import_module(room.name).__path__
+            names += [found.name for found in pkgutil.walk_packages(inside, f"{room.name}.")]
     lazily = ["jinja2", "tokenizers", "rich.console", "tests.faults.world"]
     for name in [*names, *lazily]:
-        if "integrations" not in name and not name.endswith("__main__"):
+        if not name.endswith("__main__"):
             importlib.import_module(name)
     import numpy
     import pyarrow
@@ -51,6 +65,29 @@ def warm_up() -> None:
         main(["cache", "list", "--cache-dir", empty, "--json"])
 
 
+def run_program(source: str, arguments: list[str]) -> int:
+    """Run a program as an interpreter would that was started for it; its exit code."""
+    weakref.finalize._registry.clear()  # type: ignore[attr-defined]  # the zygote's own
+    main_module = types.ModuleType("__main__")
+    sys.modules["__main__"] = main_module
+    sys.argv = ["-c", *arguments]
+    sys.path[0] = ""
+    code: Any = 0
+    try:
+        exec(compile(source, "<program>", "exec"), main_module.__dict__)
+    except SystemExit as left:
+        code = left.code or 0
+        if isinstance(code, str):
+            print(code, file=sys.stderr)
+            code = 1
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    return int(code)
+
+
 def live(run: dict[str, Any], directory: Path, gate: int) -> None:
     """The child: wait for the start, do one run, leave what it printed; never returns."""
     code = 70
@@ -59,6 +96,7 @@ def live(run: dict[str, Any], directory: Path, gate: int) -> None:
         for number, name in ((1, "stdout"), (2, "stderr")):
             os.dup2(os.open(directory / name, os.O_WRONLY | os.O_CREAT), number)
         os.environ.update(run.get("environment", {}))
+        os.chdir(run.get("directory", "."))
         if "umask" in run:
             os.umask(run["umask"])
         os.read(gate, 1)
@@ -69,6 +107,8 @@ def live(run: dict[str, Any], directory: Path, gate: int) -> None:
         if "call" in run:
             module, _, function = run["call"].partition(":")
             code = getattr(importlib.import_module(module), function)(run["argument"])
+        elif "program" in run:
+            code = run_program(run["program"], run.get("arguments", []))
         else:
             from tokenmill.cli import main
 
@@ -124,9 +164,11 @@ def ending(pid: int, place: Path, deadline: float) -> dict[str, Any]:
 
 
 def main() -> None:
-    preload()
+    preload(sys.argv[1:])
     print("ready", flush=True)
     for line in sys.stdin:
+        if line == "\n":  # an end that no copy of the pipe in some forked process can hold up
+            break
         with tempfile.TemporaryDirectory(prefix="tokenmill-zygote-") as directory:
             print(json.dumps(answer(json.loads(line), Path(directory))), flush=True)
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-import tokenmill.files
+from tests.programs import environment
 
-PACKAGE = Path(tokenmill.files.__file__).parents[2]
 WRITERS = 8
 ROUNDS = 12
 
@@ -39,11 +37,10 @@ with Staging(root) as staging:
 
 @pytest.mark.parametrize("way", ["link", "rename", "directory"])
 def test_concurrent_publishers_agree_on_one_winner(way: str, tmp_path: Path) -> None:
-    environment = {**os.environ, "PYTHONPATH": str(PACKAGE)}
     writers = [
         subprocess.Popen(
             [sys.executable, "-c", PROGRAM, tmp_path, way, f"writer-{number}"],
-            env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1,
+            env=environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1,
         )
         for number in range(WRITERS)
     ]  # fmt: skip

@@ -6,8 +6,6 @@ import gc
 import os
 import re
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +14,7 @@ import pytest
 
 import tokenmill
 from tests.build.making import TOKENIZER, conversations, write_rows
+from tests.programs import python
 from tests.store.making import make_columns, make_store
 from tokenmill.files import (
     PrivateDirectory,
@@ -77,11 +76,8 @@ def test_child_that_ends_removes_nothing_and_its_parent_does(case: str, tmp_path
     source = write_rows(tmp_path / "chat.jsonl", conversations(20))
     (tmp_path / "scratch").mkdir()
     make, use = CASES[case]
-    answer = subprocess.run(
-        [sys.executable, "-c", PROGRAM.format(make=make, use=use), str(source), str(TOKENIZER),
-         str(tmp_path / "scratch")],
-        env={**os.environ, "PYTHONPATH": str(PACKAGE.parent)}, capture_output=True, text=True,
-    )  # fmt: skip
+    program = PROGRAM.format(make=make, use=use)
+    answer = python(program, source, TOKENIZER, tmp_path / "scratch")
     assert answer.returncode == 0, answer.stderr
     assert list((tmp_path / "scratch").iterdir()) == []
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import stat
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import tokenmill.files
+from tests.programs import python
 from tokenmill.errors import CacheError
 from tokenmill.files import (
     NewFile,
@@ -25,8 +23,6 @@ from tokenmill.files import (
     write_file,
     writing_errors,
 )
-
-PACKAGE = Path(tokenmill.files.__file__).parents[2]
 
 
 def mode(path: Path) -> int:
@@ -133,10 +129,7 @@ try:
 except CacheError as error:
     print(type(error.__cause__).__name__, error.__cause__.errno)
 """
-    environment = {**os.environ, "PYTHONPATH": str(PACKAGE)}
-    answer = subprocess.run(
-        [sys.executable, "-c", program, tmp_path], env=environment, capture_output=True, text=True
-    )
+    answer = python(program, tmp_path)
     assert answer.stdout.split() == ["OSError", str(errno.EFBIG)], answer.stderr
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 

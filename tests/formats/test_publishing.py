@@ -16,7 +16,8 @@ import pyarrow.parquet as pq
 import pytest
 
 import tokenmill as tm
-from tests.cli.harness import Shell, environment
+from tests.cli.harness import Shell
+from tests.programs import environment
 from tests.store.making import make_columns, make_store
 from tokenmill.errors import CacheError, UsageError
 from tokenmill.formats import FORMATS
@@ -162,10 +163,10 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["parquet", "megatron"])
 def test_memory_does_not_grow_with_rows(tmp_path: Path, name: str) -> None:
-    """8 and 64 times a store of 2.5 MB: what is held is a block, not the rows."""
+    """8 and 32 times a store of 2.5 MB: what is held is a block, not the rows."""
     base = make_store(tmp_path / "cache", [make_columns([500] * 1000)])
     peaks = []
-    for times in (8, 64):
+    for times in (8, 32):
         out = tmp_path / f"out-{times}"
         command = [sys.executable, "-c", PEAK, str(base.path), name, str(out), str(times)]
         done = subprocess.run(command, env=environment(), capture_output=True, text=True)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import pickle
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ import pytest
 
 import tokenmill
 from tests.integrations.hosts import EagerSource, Sample, flags, install
+from tests.programs import python
 from tokenmill import CorruptionError, StateError, UsageError, fingerprint
 from tokenmill.integrations import miles
 from tokenmill.integrations.miles import saved, source
@@ -435,11 +434,7 @@ def test_import_needs_neither_host_and_construction_says_so(
         "import sys, tokenmill.integrations.miles as m; m.DataSource, m.sft_rollout\n"
         "print([n for n in ('miles', 'slime', 'torch', 'transformers') if n in sys.modules])"
     )
-    answer = subprocess.run(
-        [sys.executable, "-c", program],
-        env={**os.environ, "PYTHONPATH": str(Path(tokenmill.__file__).parent.parent)},
-        capture_output=True, text=True,
-    )  # fmt: skip
+    answer = python(program)
     assert answer.stdout == "[]\n", answer.stderr
     for name in ("miles", "slime"):
         monkeypatch.setitem(sys.modules, f"{name}.utils.types", None)  # type: ignore[arg-type]

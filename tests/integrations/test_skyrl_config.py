@@ -193,7 +193,7 @@ def test_from_config_what_cannot_be_meant_is_refused(
 
 @pytest.mark.parametrize("name", ["qwen2.5", "qwen3"])
 def test_from_config_golden_rows_equal_skyrls_answers_where_those_are_right(
-    shared: Path, tmp_path: Path, name: str
+    shared: Path, tmp_path: Path, own_cache: Path, name: str
 ) -> None:
     """tests/golden names the one row whose mask differs and why: a token across the seam."""
     lines = (shared / "golden" / "skyrl" / f"{name}.jsonl").read_text().splitlines()
@@ -206,7 +206,7 @@ def test_from_config_golden_rows_equal_skyrls_answers_where_those_are_right(
         for limit in (None, 512):
             stated = host.config(
                 train_datasets=[str(source)], train_dataset_splits=["train"], max_length=limit,
-                train_on_what=mode, cache_dir=str(tmp_path / "cache"),
+                train_on_what=mode, cache_dir=str(own_cache),
             )  # fmt: skip
             dataset = skyrl.from_config(
                 stated, tokenizer=shared / "tokenizers" / name, date=DATE, carry=["number"]

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.consistency.child import environment
-from tests.store.making import make_columns, make_store
+from tests.programs import environment
+from tests.store.making import damage_slice, make_columns, make_store
 from tokenmill.dataset import as_view, mix
 from tokenmill.errors import CorruptionError, StateError, UsageError
 from tokenmill.loader import Loader, OrderedView
@@ -166,13 +166,7 @@ def test_dataloader_killed_worker_is_an_error_and_the_state_is_kept(store: Store
 
 def test_dataloader_error_in_a_worker_keeps_its_type(tmp_path: Path) -> None:
     store = make_store(tmp_path, [make_columns([5] * 40)])
-    (slice_file,) = (
-        path for path in (tmp_path / "slices").rglob("*.arrow") if ".meta." not in path.name
-    )
-    data = bytearray(slice_file.read_bytes())
-    data[len(data) // 2] ^= 1
-    slice_file.chmod(0o644)
-    slice_file.write_bytes(data)
+    damage_slice(tmp_path)
     with pytest.raises(CorruptionError, match="checksum"):
         list(tt.DataLoader(store, num_workers=1, epochs=1))
 

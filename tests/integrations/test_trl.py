@@ -8,7 +8,6 @@ processes, with two, and with a change in between. Likewise the prompts of GRPO.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +29,8 @@ from tokenmill.integrations import hf  # noqa: E402
 
 STEPS, STOP, BATCH, SEED = 20, 10, 4, 5
 PACK = Pack(length=160, window=16)
+# A change in between shows what either number alone would.
+SAME_WORKERS = [pytest.param(*same, marks=pytest.mark.soak) for same in ((0, 0), (2, 2))]
 
 # Third-party noise of a trainer on a machine without an accelerator.
 pytestmark = [
@@ -47,15 +48,6 @@ def view(tmp_path_factory: pytest.TempPathFactory) -> View:
     source = str(EXAMPLES / "conversations.jsonl")
     store = prepare(source, tokenizer=str(TOKENIZER), cache_dir=cache, **INLINE)
     return filtered(store, "length < 90")[:35]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """A model this small spends its time on waking threads."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")
@@ -140,7 +132,7 @@ def stopped_and_resumed(
     return first.seen + second.seen, second.model
 
 
-@pytest.mark.parametrize(("before", "after"), [(0, 0), (2, 2), (0, 2)])
+@pytest.mark.parametrize(("before", "after"), [*SAME_WORKERS, (0, 2)])
 def test_padded_run_resumed_sees_the_loaders_batches(
     view: View, tokenizer: Any, tmp_path: Path, before: int, after: int
 ) -> None:
@@ -153,7 +145,7 @@ def test_padded_run_resumed_sees_the_loaders_batches(
             np.testing.assert_array_equal(batch[name], expected[name], err_msg=name)
 
 
-@pytest.mark.parametrize(("before", "after"), [(0, 0), (2, 2)])
+@pytest.mark.parametrize(("before", "after"), [*SAME_WORKERS, (2, 0)])
 def test_packed_run_resumed_sees_the_loaders_packs(
     view: View, tokenizer: Any, tmp_path: Path, before: int, after: int
 ) -> None:
@@ -351,7 +343,7 @@ def test_prompts_for_grpo_are_rows_with_messages_in_our_order(prompts: tm.Prompt
         hf.for_grpo(prompts, epochs=0)
 
 
-@pytest.mark.parametrize(("before", "after"), [(0, 0), (2, 2)])
+@pytest.mark.parametrize(("before", "after"), [*SAME_WORKERS, (0, 2)])
 def test_grpo_resumed_is_given_our_prompts_in_our_order(
     prompts: tm.PromptDataset, tokenizer: Any, tmp_path: Path, before: int, after: int
 ) -> None:

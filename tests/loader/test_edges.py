@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import gc
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -13,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.consistency.child import environment
-from tests.store.making import make_columns, make_store
+from tests.programs import python
+from tests.store.making import damage_slice, make_columns, make_store
 from tokenmill.dataset import as_view, filtered, mix
 from tokenmill.errors import CorruptionError, UsageError
 from tokenmill.loader import Loader, OrderedView
@@ -55,13 +53,7 @@ def test_prefetch_thread_ends_when_the_iterator_is_dropped(store: Store) -> None
 
 def test_prefetch_error_reaches_the_trainer_with_its_type(tmp_path: Path) -> None:
     store = make_store(tmp_path, [make_columns([5] * 40)])
-    (slice_file,) = (
-        path for path in (tmp_path / "slices").rglob("*.arrow") if ".meta." not in path.name
-    )
-    data = bytearray(slice_file.read_bytes())
-    data[len(data) // 2] ^= 1
-    slice_file.chmod(0o644)
-    slice_file.write_bytes(data)
+    damage_slice(tmp_path)
     loader = Loader(store, prefetch=2)
     iterator = iter(loader)
     for _ in range(2):  # and again: an error does not turn into a silent end
@@ -76,8 +68,8 @@ def test_prefetching_process_exits_without_being_waited_for(store: Store) -> Non
         f"iterator = iter(Loader(open_store({str(store.path)!r}), prefetch=3))\n"
         "next(iterator)\nprint('served')\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], env=environment(), timeout=30,
-                          capture_output=True, text=True, check=True)  # fmt: skip
+    done = python(program)
+    assert done.returncode == 0
     assert done.stdout == "served\n"
     assert done.stderr == ""
 
@@ -93,9 +85,8 @@ def test_reading_imports_neither_pyarrow_nor_any_host_library(store: Store) -> N
         "         'datasets', 'torch', 'ray', 'fsspec', 'zstandard', 'typer', 'rich'}\n"
         "print(sorted(heavy & set(sys.modules)))\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], env=environment(), timeout=60,
-                          capture_output=True, text=True, check=True)  # fmt: skip
-    assert done.stdout == "[]\n"
+    done = python(program)
+    assert done.stdout == "[]\n", done.stderr
 
 
 # Refusals

@@ -68,6 +68,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 MICRO = {"batch_size": 2, "micro_batches": MicroBatches(64, balance="trained")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("data", DATA)
 def test_rank_opens_its_own_rows_only_and_counts_the_whole_batch(

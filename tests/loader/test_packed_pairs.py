@@ -33,6 +33,7 @@ def model() -> Any:
     return transformers.Qwen2ForCausalLM(config).eval()
 
 
+@pytest.mark.slow
 def test_packed_pairs_have_the_log_probabilities_of_padded_ones(model: Any, tmp_path: Path) -> None:
     columns = make_group_columns([2] * 12, pairs=True, longest=20)
     store = make_store(tmp_path, [columns])

@@ -158,6 +158,7 @@ def sequences(batch: dict[str, Any]) -> Any:
     return np.repeat(np.arange(len(bounds) - 1), np.diff(bounds))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 @pytest.mark.parametrize("kind", SHARDS)
 @pytest.mark.parametrize("layout", ["slab", "aligned", "packs", "padded"])

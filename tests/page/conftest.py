@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from tests.build.making import EXAMPLES, INLINE, TOKENIZER, write_rows
-from tests.cli.harness import environment
+from tests.programs import environment
 from tokenmill.api import run_recipe
 from tokenmill.report.page import make_page
 from tokenmill.store import Store

@@ -117,6 +117,19 @@ def test_excerpt_of_a_changed_source_is_a_note_and_no_text(made: Made, tmp_path:
     assert raws.excerpt(origin, 10)["cut"] == origin.length - 10
 
 
+def test_store_that_names_a_file_of_this_machine_gets_nothing_out_of_it(
+    made: Made, tmp_path: Path
+) -> None:
+    """Place and length of a row can be guessed: those of the lines of a private key, say."""
+    origin = made.store[0].origin
+    secret = tmp_path / "secret.jsonl"
+    line = "s" * origin.length
+    secret.write_text(f"{line}\n{line}\n")
+    shown = SourceExcerpts(made.store, str(made.cache)).excerpt(origin._replace(path=str(secret)))
+    assert shown["text"] is None
+    assert "not shown" in shown["note"]
+
+
 def test_trained_shares_are_between_none_and_all(store: Store) -> None:
     shares = trained_shares(store)
     assert np.all((shares > 0) & (shares < 1))

@@ -27,7 +27,7 @@ def digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-@pytest.mark.parametrize("tokenizer", ["qwen3", "llama3.1"])
+@pytest.mark.parametrize("tokenizer", ["qwen3", pytest.param("llama3.1", marks=pytest.mark.soak)])
 def test_golden_prompts_of_miles_are_given_exactly(
     shared: Path, warm: Path, tokenizer: str
 ) -> None:

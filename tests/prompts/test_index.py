@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import signal
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -15,6 +12,7 @@ import numpy as np
 import pytest
 
 import tokenmill
+from tests.programs import python
 from tests.prompts.making import PROMPTS, TOKENIZER, open_prompts, write_rows
 from tokenmill import CacheError, CorruptionError, NonDeterminismError, PromptDataset
 from tokenmill.prompts import lookup
@@ -242,11 +240,7 @@ def test_killed_builder_leaves_nothing_to_clean_and_its_parts_are_used(
     tmp_path: Path, own_cache: Path, counted: list[int], blocks: int, when: str
 ) -> None:
     rows = many_files(tmp_path / "files")
-    environment = {**os.environ, "PYTHONPATH": str(Path(tokenmill.__file__).parent.parent)}
-    died = subprocess.run(
-        [sys.executable, "-c", PROGRAM, rows, TOKENIZER, str(blocks), when],
-        env=environment, capture_output=True, text=True,
-    )  # fmt: skip
+    died = python(PROGRAM, rows, TOKENIZER, blocks, when)
     assert died.returncode == -signal.SIGKILL, died.stderr
     assert not list(own_cache.glob("rows/*/prompts.json"))
     prompts = open_prompts(rows)

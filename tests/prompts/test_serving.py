@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import pickle
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import tokenmill
+from tests.programs import python
 from tests.prompts.making import PROMPTS, TOKENIZER, open_prompts, write_rows
 from tokenmill import PromptDataset, StateError, UsageError
 from tokenmill.prompts import dataset as dataset_module
@@ -186,11 +183,7 @@ def test_opening_a_known_index_loads_no_tokenizer_and_no_template_engine(cache: 
         "heavy = ('tokenizers', 'fastokens', 'transformers', 'torch', 'pyarrow', 'jinja2')\n"
         "print([name for name in heavy if name in sys.modules])"
     )
-    answer = subprocess.run(
-        [sys.executable, "-c", program, PROMPTS, TOKENIZER, cache],
-        env={**os.environ, "PYTHONPATH": str(Path(tokenmill.__file__).parent.parent)},
-        capture_output=True, text=True,
-    )  # fmt: skip
+    answer = python(program, PROMPTS, TOKENIZER, cache)
     assert answer.stdout == "[]\n", answer.stderr
 
 

@@ -36,8 +36,15 @@ def source(directory: Path, form: str) -> Path:
     return path
 
 
-@pytest.mark.parametrize("form", ["jsonl", "parquet"])
-@pytest.mark.parametrize("how", [INLINE, LOCAL], ids=["inline", "local"])
+@pytest.mark.parametrize(
+    ("how", "form"),
+    [
+        pytest.param(INLINE, "jsonl", id="inline-jsonl"),
+        pytest.param(INLINE, "parquet", id="inline-parquet"),
+        pytest.param(LOCAL, "parquet", id="local-parquet"),
+        pytest.param(LOCAL, "jsonl", id="local-jsonl", marks=pytest.mark.soak),
+    ],
+)
 def test_store_from_elsewhere_is_the_store_from_here(
     elsewhere: Place,
     tmp_path: Path,

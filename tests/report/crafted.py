@@ -187,3 +187,14 @@ def tokenizer_with(directory: Path, post: str | None = None, **config: Any) -> P
         )
         made.save(str(target / "tokenizer.json"))
     return target
+
+
+GOLDEN_OF_PICTURES: dict[str, list[int]] = {
+    "missing_picture": [2],
+    "bad_media": [3],
+    "large_picture": [4],
+    "media_mismatch": [5],
+    "repeated_picture": [6],
+    "duplicate_picture": [7],
+}
+"""Rule → lines, for the rows of `tests.report.test_lint_pictures`."""

@@ -17,7 +17,7 @@ from benchmarks.simulated import ROWS, TOKENS, make_slices, make_sources, planne
 from tests.faults.tools import environment
 from tokenmill.store import Store
 
-SIZES = (1500, 4500)
+SIZES = (1000, 3000)
 
 COUNTING = """
 import gc, json, sys, tracemalloc

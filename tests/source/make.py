@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,10 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import zstandard
 
-import tokenmill.errors
 from tokenmill.source.limits import RACY_NS
-
-SOURCE_ROOT = str(Path(tokenmill.errors.__file__).parent.parent)
 
 Rows = list[dict[str, Any]]
 
@@ -128,15 +122,3 @@ def _written(path: Path, data: bytes) -> Path:
 def settle() -> None:
     """Wait until what was just written counts as having come to rest."""
     time.sleep(RACY_NS / 1e9 + 0.05)
-
-
-def python(code: str, *arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
-    """Run code in a fresh interpreter that sees this checkout's package."""
-    return subprocess.run(
-        [sys.executable, "-c", code, *arguments],
-        env={**os.environ, "PYTHONPATH": SOURCE_ROOT},
-        capture_output=True,
-        text=True,
-        timeout=100,
-        **options,
-    )

@@ -15,7 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.source.make import SOURCE_ROOT, as_lines, jsonl, jsonl_gz, parquet, python, settle
+from tests.programs import environment, python
+from tests.source.make import as_lines, jsonl, jsonl_gz, parquet, settle
 from tokenmill.errors import CacheError, CorruptionError
 from tokenmill.source import Rows, open_rows
 from tokenmill.source.bytefile import Signature
@@ -236,6 +237,7 @@ print(len(rows), rows.files[0].digest, sum(row["n"] for row in rows))
 """
 
 
+@pytest.mark.slow
 def test_concurrent_openers_of_one_index_agree(tmp_path: Path) -> None:
     path = jsonl(ROWS, tmp_path)
     cache = tmp_path / "cache"
@@ -243,7 +245,7 @@ def test_concurrent_openers_of_one_index_agree(tmp_path: Path) -> None:
     openers = [
         subprocess.Popen(
             [sys.executable, "-c", OPENER, str(path), str(cache), start, *(["-"] * (n % 2))],
-            env={**os.environ, "PYTHONPATH": SOURCE_ROOT},
+            env=environment(),
             stdout=subprocess.PIPE,
             text=True,
         )
@@ -266,7 +268,7 @@ def test_killed_indexer_leaves_nothing_that_harms(tmp_path: Path) -> None:
     for _ in range(8):
         opener = subprocess.Popen(
             [sys.executable, "-c", OPENER, str(path), str(cache), "0", "-"],
-            env={**os.environ, "PYTHONPATH": SOURCE_ROOT},
+            env=environment(),
             stdout=subprocess.DEVNULL,
         )
         deadline = time.time() + 20

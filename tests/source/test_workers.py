@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.source.make import TEXT_MAKERS, as_lines, jsonl, parquet, python, settle
+from tests.programs import python
+from tests.source.make import TEXT_MAKERS, as_lines, jsonl, parquet, settle
 from tokenmill.errors import SourceChanged, SourceError
 from tokenmill.source import Rows, open_rows
 from tokenmill.source.limits import OPEN_FILES
@@ -103,6 +104,7 @@ def descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
+@pytest.mark.slow
 def test_descriptors_many_files_stay_bounded(tmp_path: Path) -> None:
     count = 3 * OPEN_FILES
     expected = []
@@ -177,6 +179,7 @@ print(opened, private() - start)
 """
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_rows(tmp_path: Path) -> None:
     """P12 with a generous bound; the benchmark states the tight one."""
     grown = []

@@ -103,6 +103,15 @@ def without_mask_files(directory: Path) -> None:
         (directory / name).unlink()
 
 
+def damage_slice(root: Path) -> None:
+    """Flip a bit in the middle of the only slice of a cache."""
+    (file,) = (path for path in (root / "slices").rglob("*.arrow") if ".meta." not in path.name)
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.chmod(0o644)
+    file.write_bytes(data)
+
+
 def make_group_columns(
     sizes: Sequence[int], *, seed: int = 0, longest: int = 12, pairs: bool = False
 ) -> SliceColumns:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-import tokenmill
+from tests.programs import environment
 from tests.store.making import make_columns, make_store
 from tokenmill import CorruptionError, UsageError, fingerprint, open_store
 from tokenmill.store import CacheLayout
@@ -164,7 +164,6 @@ def test_store_that_cannot_be_read_stops_the_collection(tmp_path: Path) -> None:
 
 
 def test_staging_goes_on_proof_of_death_only(tmp_path: Path) -> None:
-    source = str(Path(tokenmill.__file__).parent.parent)
     program = (
         "import os, sys; from pathlib import Path; from tokenmill.files import Staging;"
         "s = Staging(Path(sys.argv[1])).__enter__(); s.write('x', b'1' * 99);"
@@ -172,7 +171,7 @@ def test_staging_goes_on_proof_of_death_only(tmp_path: Path) -> None:
     )
     with subprocess.Popen(
         [sys.executable, "-c", program, str(tmp_path)],
-        env={**os.environ, "PYTHONPATH": source},
+        env=environment(),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

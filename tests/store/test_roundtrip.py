@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import tokenmill
+from tests.programs import python
 from tests.store.making import make_columns, make_store
 from tokenmill import UsageError
 from tokenmill.errors import SourceMissing
@@ -147,11 +145,8 @@ def test_reading_a_store_loads_no_heavy_library(tmp_path: Path) -> None:
         f"row = open_store({str(store.path)!r})[1]; row.origin, row.turns, row.carried\n"
         f"print([m for m in {heavy} if m in sys.modules])"
     )
-    environment = {**os.environ, "PYTHONPATH": str(Path(tokenmill.__file__).parent.parent)}
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
-    )
-    assert done.stdout.strip() == "[]"
+    done = python(code)
+    assert done.stdout.strip() == "[]", done.stderr
 
 
 def test_names_of_a_slice_are_durable_before_its_record_has_one(

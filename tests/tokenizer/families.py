@@ -155,7 +155,7 @@ def family(name: str) -> OurTokenizer:
 
 
 def oracle_mask(data: bytes, text: str, spans: Spans | None) -> tuple[list[int], list[int]]:
-    """Ids and mask of one row, token by token, by the offsets of `tokenizers` alone."""
+    """Ids and mask of one row, token by token, by the offsets of `tokenizers`."""
     document = json.loads(data)
     document.update(truncation=None, padding=None, post_processor=None)
     return oracle_mask_by(_raw(json.dumps(document)), text, spans)
@@ -163,8 +163,13 @@ def oracle_mask(data: bytes, text: str, spans: Spans | None) -> tuple[list[int],
 
 def oracle_mask_by(raw: Tokenizer, text: str, spans: Spans | None) -> tuple[list[int], list[int]]:
     encoding = raw.encode(text, add_special_tokens=False)
+    added = {number: token.content for number, token in raw.get_added_tokens_decoder().items()}
     mask = []
-    for start, end in encoding.offsets:
+    for number, (start, end) in zip(encoding.ids, encoding.offsets, strict=True):
+        if number in added and added[number] in text[start:end]:
+            # White space that an added token swallows is nobody's.
+            start = text.index(added[number], start)
+            end = start + len(added[number])
         chars = range(start, max(end, start + 1))
         trained = spans is None or any(a <= char < b for char in chars for a, b in spans)
         mask.append(int(trained))

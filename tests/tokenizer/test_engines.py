@@ -17,6 +17,7 @@ import tokenmill
 from tests.tokenizer.families import FAMILIES, family
 from tokenmill.errors import TokenizerError, UsageError
 from tokenmill.tokenizer import Encoder, choose_engine, engines
+from tokenmill.tokenizer import encoder as encoder_module
 from tokenmill.tokenizer.engines import HfEngine, first_difference
 from tokenmill.tokenizer.parity_texts import parity_texts, probe_text
 
@@ -222,12 +223,14 @@ def test_forked_child_encodes_alike_and_does_not_hang(parallelism: str) -> None:
     assert (done.stdout.strip(), done.returncode) == ("0", 0), done.stderr
 
 
-def test_audit_takes_long_rows_as_often_as_short_ones() -> None:
+def test_audit_takes_long_rows_as_often_as_short_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     """A lie about long rows alone must be seen: none is too long to be compared."""
+    least = encoder_module.AUDIT_LEAST // 10  # for batches of a tenth
+    monkeypatch.setattr(encoder_module, "AUDIT_LEAST", least)
     encoder = Encoder(family("byte_level"), "hf")
     chosen = []
     for batch in range(40):
-        texts = [f"{batch}.{n} " + "word " * (4000 if n % 4 == 0 else 40) for n in range(40)]
+        texts = [f"{batch}.{n} " + "word " * (400 if n % 4 == 0 else 4) for n in range(40)]
         chosen += [row % 4 == 0 for row in _sample(encoder, texts)]  # a quarter of them is long
     assert sum(chosen) > 3
 

@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import PreTrainedTokenizerFast
 
 import tokenmill
 from tests.tokenizer.families import family_json
 from tokenmill.tokenizer import load, memo, recall, reload
+
+PreTrainedTokenizerFast = pytest.importorskip("transformers").PreTrainedTokenizerFast
 
 SOURCE_ROOT = str(Path(tokenmill.__path__[0]).parent)
 CONFIG = {

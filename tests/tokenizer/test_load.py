@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 import tokenizers
-from transformers import PreTrainedTokenizerFast
 
 from tests.tokenizer.families import family, family_json
 from tokenmill.errors import CorruptionError, TokenizerError, UsageError
 from tokenmill.tokenizer import Encoder, Tokenizer, auto_tokenizer, load
+
+PreTrainedTokenizerFast = pytest.importorskip("transformers").PreTrainedTokenizerFast
 
 CONFIG = {
     "tokenizer_class": "PreTrainedTokenizerFast",
@@ -129,13 +130,17 @@ def test_ambiguous_tokenizer_is_refused_and_each_choice_works(directory: Path) -
     assert load(directory / "tokenizer.json").key == file.key  # naming the file is a choice
 
 
-@pytest.mark.parametrize("name", ["gpt-4o-o200k", "phi-3-mini"])
+@pytest.mark.parametrize(
+    "name", ["phi-3-mini", pytest.param("gpt-4o-o200k", marks=pytest.mark.soak)]
+)
 def test_real_tokenizers_that_autotokenizer_changes_are_refused(name: str, shared: Path) -> None:
     with pytest.raises(TokenizerError, match="tokenizer_backend='transformers' or"):
         load(shared / "tokenizers" / name)
 
 
-@pytest.mark.parametrize("name", ["qwen2.5", "t5-small", "bert-base-uncased"])
+@pytest.mark.parametrize(
+    "name", ["t5-small", "bert-base-uncased", pytest.param("qwen2.5", marks=pytest.mark.soak)]
+)
 def test_real_tokenizers_that_autotokenizer_leaves_alone_are_not(name: str, shared: Path) -> None:
     tokenizer = load(shared / "tokenizers" / name)
     assert tokenizer.notes["auto_tokenizer"] == "encodes alike"

@@ -98,6 +98,20 @@ def test_invented_space_belongs_to_the_character_after_it() -> None:
     assert encoded.row(1)[1].tolist()[:2] == [0, 0]
 
 
+def test_added_token_that_swallows_white_space_of_an_answer_is_not_trained_with_it() -> None:
+    # <|im_start|> swallows what follows it, <|im_end|> what comes before.
+    text = "<|im_start|> \n Hello <|im_end|> \n<|im_start|>"
+    answer = text.index(" \n Hello"), text.index("<|im_end|>")
+    closed = answer[0], answer[1] + len("<|im_end|>")
+    encoded = encoder_of("stripping").encode([text] * 2, [[answer], [closed]])
+    pieces = family("stripping").pieces(encoded.row(0)[0])
+    trained = [
+        b"".join(p for p, bit in zip(pieces, encoded.row(n)[1], strict=True) if bit).decode()
+        for n in range(2)
+    ]
+    assert [one.strip() for one in trained] == ["Hello", "Hello<|im_end|>"]
+
+
 def test_token_that_straddles_a_span_is_trained_and_empty_spans_train_nothing() -> None:
     text = "Hello world"
     encoded = encoder_of("byte_level").encode([text] * 3, [[(4, 5)], [(2, 2)], []])

@@ -45,6 +45,8 @@ def test_file_that_autotokenizer_refuses_is_used_only_where_it_is_complete(
     model: dict[str, Any] | None,
     complete: bool,
 ) -> None:
+    pytest.importorskip("transformers")
+
     def refuses(*_: object, **__: object) -> None:
         raise auto_tokenizer.AutoTokenizerError("ImportError: some class is missing")
 
@@ -119,6 +121,7 @@ def test_tokens_named_beside_the_file_must_be_its_own(
 
 
 def test_token_that_only_transformers_knows_is_encoded_by_transformers(directory: Path) -> None:
+    pytest.importorskip("transformers")
     (directory / "tokenizer_config.json").write_text(json.dumps(added(im_start=2, tool=559)))
     tokenizer = load(directory, backend="transformers")
     assert Encoder(tokenizer, "hf").encode(["<|tool|>"]).ids.tolist() == [559]

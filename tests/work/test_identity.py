@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import errno
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 import tokenmill as tm
-from tests.consistency.child import environment
+from tests.programs import python
 from tokenmill.errors import CacheError, TokenizerError
 from tokenmill.tokenizer import recall
 from tokenmill.work import identity as identify
@@ -29,6 +28,7 @@ def test_auto_agreed_on_beside_the_build_is_remembered(tmp_path: Path) -> None:
 def test_disagreement_found_beside_the_build_commits_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    pytest.importorskip("transformers")
     monkeypatch.setattr(identify, "COMPARE", f"{__name__}:open_disagreement")
     monkeypatch.setattr(sys, "path", [str(Path(__file__).parents[2]), *sys.path])
     with pytest.raises(TokenizerError, match="tokenizer_backend"):
@@ -68,11 +68,8 @@ print(hidden, torch.__name__)
 def test_transformers_without_torch_loads_tokenizers_and_gives_torch_back() -> None:
     pytest.importorskip("torch")
     pytest.importorskip("transformers")
-    done = subprocess.run(
-        [sys.executable, "-c", WITHOUT_TORCH, str(EXAMPLES / "tokenizer")],
-        env=environment(), capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    assert done.stdout == "True torch\n"
+    done = python(WITHOUT_TORCH, EXAMPLES / "tokenizer")
+    assert done.stdout == "True torch\n", done.stderr
 
 
 def test_copy_that_the_disk_cannot_read_is_the_caches_error(

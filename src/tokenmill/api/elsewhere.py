@@ -47,6 +47,7 @@ def export(
     order: str | None = None,
     seed: int = 42,
     epochs: int = 1,
+    embed_media: bool = False,
 ) -> Exported:
     """Write rows in another library's format; the files appear all at once.
 
@@ -67,6 +68,7 @@ def export(
             order.
         seed: Of the order.
         epochs: How many epochs are written, one after the other.
+        embed_media: For parquet and arrow: the bytes of pictures beside what is said of them.
 
     Raises:
         UsageError: An argument is wrong, or something else is at ``out``.
@@ -88,7 +90,7 @@ def export(
             part, epochs=epochs, seed=seed, order=order, pack=pack, slots=slots,
             unit=unit_of(part, format),
         )  # fmt: skip
-        return ExportPlan(run, format, target, mask, layout, tuple(also))
+        return ExportPlan(run, format, target, mask, layout, tuple(also), embed_media)
 
     target = Path(out)
     if isinstance(data, Mapping):
@@ -96,17 +98,23 @@ def export(
     return write(plan(data, target))
 
 
-def push(store: Store | str | os.PathLike[str], target: str | os.PathLike[str]) -> Travelled:
+def push(
+    store: Store | str | os.PathLike[str],
+    target: str | os.PathLike[str],
+    *,
+    embed_media: bool = False,
+) -> Travelled:
     """Copy a store to any URL that fsspec can write, or to a directory.
 
     Args:
         store: A store of this machine, or its path.
         target: What will be the store's URL; `open_store` and `pull` take it.
+        embed_media: Bring the pictures of its rows along, each once.
     """
     from tokenmill.store.travel import push as push_store
 
     opened = store if isinstance(store, Store) else open_store(store)
-    return push_store(opened, os.fspath(target))
+    return push_store(opened, os.fspath(target), embed_media=embed_media)
 
 
 def pull(
@@ -114,6 +122,7 @@ def pull(
     *,
     out: str | os.PathLike[str] | None = None,
     cache_dir: str | os.PathLike[str] | None = None,
+    embed_media: bool = False,
 ) -> Store:
     """Copy a store from a URL into the local cache, every block checked.
 
@@ -121,8 +130,10 @@ def pull(
         source: Its URL, or a directory.
         out: Also make a self-contained copy here, and open that.
         cache_dir: The cache; None: the user's own.
+        embed_media: With ``out``: bring the pictures of its rows along, each once.
     """
-    return Store(pull_store(source, out=out, cache_dir=cache_dir).path)
+    done = pull_store(source, out=out, cache_dir=cache_dir, embed_media=embed_media)
+    return Store(done.path)
 
 
 def pull_store(
@@ -130,6 +141,7 @@ def pull_store(
     *,
     out: str | os.PathLike[str] | None = None,
     cache_dir: str | os.PathLike[str] | None = None,
+    embed_media: bool = False,
 ) -> Travelled:
     """`pull`, returning what was transferred, for the command line."""
     from pathlib import Path
@@ -140,4 +152,5 @@ def pull_store(
         os.fspath(source),
         None if cache_dir is None else Path(cache_dir),
         None if out is None else Path(out),
+        embed_media=embed_media,
     )

@@ -78,6 +78,7 @@ def prepare(
     tokenizer: Any = None,
     *,
     tokenizer_backend: Literal["auto", "transformers", "file"] = "auto",
+    processor: Any = None,
     trust_remote_code: bool = False,
     format: Literal[  # noqa: A002 - a name of the contract
         "auto",
@@ -107,7 +108,7 @@ def prepare(
     | None = None,
     turn_end: Literal["stop", "turn"] = "stop",
     thinking_opener: Literal["prompt", "trained"] = "prompt",
-    expand: Literal["none", "turns"] = "none",
+    expand: Literal["none", "turns", "append"] = "none",
     trailing: Literal["reject", "trim"] = "reject",
     append_eos: bool = True,
     max_length: int | None = None,
@@ -123,6 +124,8 @@ def prepare(
     engine: Literal["auto", "fastokens", "hf"] = "auto",
     renderer: Literal["auto", "jinja2"] = "auto",
     rehash: bool = False,
+    media_root: str | os.PathLike[str] | None = None,
+    media_urls: bool = False,
     progress: Any = None,
 ) -> Store:
     """Make a store of tokens and loss masks from raw rows, or find the one that is there.
@@ -130,11 +133,13 @@ def prepare(
     Args:
         sources: Files, directories, globs, each with an optional ``@[a:b]``. Or a `Recipe`, or a
             path to ``recipe.yaml``: every other argument that is given overrides it.
-        tokenizer: Directory, ``tokenizer.json`` or hub id. Or a ``tokenizers.Tokenizer``, or a
-            transformers tokenizer.
+        tokenizer: Directory, ``tokenizer.json`` or hub id; when not given, the processor's. Or a
+            ``tokenizers.Tokenizer``, or a transformers tokenizer.
         tokenizer_backend: Who reads the tokenizer; ``auto`` refuses where AutoTokenizer and
             ``tokenizer.json`` would encode differently, or where that cannot be found out.
-        trust_remote_code: Allow a tokenizer to bring code of its own.
+        processor: For rows with pictures: directory or hub id of the model's processor. Or a
+            transformers processor.
+        trust_remote_code: Allow a tokenizer or processor to bring code of its own.
         format: Format of the rows; ``auto`` looks at each row's columns. ``tokens``, for rows
             that are tokenized already, and ``rollouts``, for recorded ones, must be asked for.
             ``preference``, ``kto`` and ``ranked`` rows hold answers that belong together: each
@@ -156,7 +161,8 @@ def prepare(
             next turn starts (``turn``).
         thinking_opener: Whether a thinking opener that is already in the generation prompt belongs
             to the ``prompt`` or is ``trained``.
-        expand: ``turns`` makes one row of every assistant turn, with the turns before it.
+        expand: ``turns`` makes one row of every assistant turn, with the turns before it;
+            ``append`` joins those of which one goes on where another ends, as a rollout does.
         trailing: Reject a conversation that ends with a user turn, or trim it to its last
             assistant turn.
         append_eos: End text and string completions with the end-of-sequence token.
@@ -176,7 +182,10 @@ def prepare(
         engine: Which library encodes; never changes the result.
         renderer: What renders chat templates; ``jinja2`` is the reference. Never changes the
             result.
-        rehash: Read source files again even where they seem unchanged.
+        rehash: Read source files and pictures again even where they seem unchanged.
+        media_root: Directory that the rows' paths of pictures start from and may not leave; when
+            not given, that of each source file.
+        media_urls: Fetch pictures whose rows give an address.
         progress: True, False, or a callable; None shows progress on a terminal.
     """
     raise NotImplementedError  # `_only_given` calls `run_recipe`
@@ -320,7 +329,7 @@ def resolve_call(
     stated.update(given)
     if tokenizer is not None:
         stated["tokenizer"] = tokenizer
-    if stated.get("tokenizer") is None:
+    if stated.get("tokenizer") is None and stated.get("processor") is None:
         raise UsageError("no tokenizer: name a directory, a tokenizer.json or a hub id")
     if not stated.get("sources"):
         raise UsageError(NO_SOURCES)

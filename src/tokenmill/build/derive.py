@@ -93,6 +93,7 @@ def kept_columns(reader: SliceReader, limit: int | None) -> SliceColumns:
         },
         groups=None if record.groups is None else reader.group_columns().take(keep),
         weights=_weights(reader, mask, starts, kept_tokens),
+        media=None if (media := reader.media_columns()) is None else media.take(keep),
     )
 
 

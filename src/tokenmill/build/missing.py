@@ -14,13 +14,17 @@ by the reference, which replaces what turns out to be wrong.
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from tokenmill.build.plan import WHOLE, Plan, Share, slice_key
+import msgspec
+
+from tokenmill.build.plan import WHOLE, Plan, Share
 from tokenmill.build.proof import ROOMS, Account, fast_rooms
-from tokenmill.build.recipe import RunOptions, to_travel
+from tokenmill.build.recipe import Recipe, RunOptions, to_travel
+from tokenmill.chat import ChatSpec
 from tokenmill.errors import CorruptionError
 from tokenmill.files import make_directory
 from tokenmill.source import Block
@@ -29,6 +33,7 @@ from tokenmill.store.slices import read_record
 from tokenmill.work import Executor, Setup
 from tokenmill.work.blocks import BlockJob, BlockTask, MissingBlocks, size_of
 from tokenmill.work.identity import Comparison
+from tokenmill.work.processor import ProcessorCard
 from tokenmill.work.progress import Progress
 
 # What workers run, by name: what it imports (template engines, Arrow) is not for this process.
@@ -86,6 +91,12 @@ class Builder:
         self._job = BlockJob(executor, cache.root, plan.card, comparison, options.engine)
         self._counted = bytearray(plan.slices)  # 1 when progress was told of it
         self._makers = bytearray(plan.slices)  # bits of the rooms whose fast engine made it here
+
+    @property
+    def media_root(self) -> str | None:
+        """Where pictures were looked for, if not beside the sources."""
+        root = self._options.media_root
+        return None if root is None else os.path.abspath(root)
 
     def build_all(self) -> None:
         """Return when every slice of the share is published and the tokenizer is agreed on."""
@@ -148,12 +159,15 @@ class Builder:
             recipe=to_travel(self._plan.recipe),
             renderer=self._options.renderer,
             rebuild=self._options.force_recache,
+            media=media_options(self._plan.recipe, self._options, self._plan.processor),
         )
 
     def _told(self, tasks: Iterable[BlockTask], *, again: bool = False) -> Iterator[BlockTask]:
         """Tasks that say which engines were caught when they were handed out."""
         for task in tasks:
-            more = {"distrusted": sorted(self._account.caught), "again": again}
+            more: dict[str, Any] = {"distrusted": sorted(self._account.caught), "again": again}
+            if self._plan.processor is not None:
+                more["pictures"] = self._plan.pictures.of(task.block)
             yield BlockTask(task.number, task.block, task.key, more)
 
     def _has_suspects(self) -> bool:
@@ -193,10 +207,28 @@ class Builder:
     def _source_of(self, block: Block, shapes: dict[int | None, str]) -> str | None:
         """The slice of another limit that holds every row that this plan would keep."""
         for limit, shape in shapes.items():
-            key = slice_key(shape, block)
+            key = self._plan.key_of(block, shape)
             if can_serve(self._cache, key, limit, self._plan.recipe.max_length):
                 return key
         return None
+
+
+def media_options(
+    recipe: Recipe, options: RunOptions, processor: ProcessorCard | None
+) -> dict[str, Any] | None:
+    """What workers are told about pictures; None where rows may have none."""
+    if processor is None:
+        return None
+    root = options.media_root
+    return {
+        "processor": msgspec.to_builtins(processor),
+        "tokens": [processor.image_token, processor.video_token],
+        "spec": {name: getattr(recipe, name) for name in ChatSpec.__struct_fields__},
+        "root": None if root is None else os.path.abspath(root),
+        "urls": options.media_urls,
+        "trust_remote_code": recipe.trust_remote_code,
+        "rehash": options.rehash,
+    }
 
 
 def known_limits(root: Path, base: str) -> list[int | None]:

@@ -45,12 +45,13 @@ class Prepared:
         """Where the store lies."""
         return self.store.path
 
-    def copied_to(self, target: Path) -> Prepared:
+    def copied_to(self, target: Path, *, embed_media: bool = False) -> Prepared:
         """The same, with a self-contained copy of the store in place of the cache's."""
         from tokenmill.store.copies import copy_store
 
         paths = [str(path) for path in self.store.sources]
-        return replace(self, store=Store(copy_store(self.store, target), paths=paths))
+        copied = copy_store(self.store, target, embed_media=embed_media)
+        return replace(self, store=Store(copied, paths=paths))
 
     def summary(self) -> dict[str, Any]:
         """The object that ``tokenmill prepare --json`` prints."""

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
@@ -23,13 +23,21 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from tokenmill.build.expansion import (
+    Differs,
+    Expander,
+    TextMedia,
+    media_columns,
+    whole_media,
+)
 from tokenmill.build.grouping import group_columns, rejections, whole_groups
 from tokenmill.build.proof import ROOMS
 from tokenmill.build.recipe import Recipe
 from tokenmill.chat import GROUPED, Renderer, Rendering
+from tokenmill.chat.pictures import MediaTokens
 from tokenmill.chat.weights import row_weight
 from tokenmill.errors import RowError
-from tokenmill.source import BlockRows
+from tokenmill.source import Block, BlockRows
 from tokenmill.source.block import ParsedRows
 from tokenmill.store.columns import SliceColumns, weights_or_none
 from tokenmill.store.record import RejectedRow, role_type
@@ -52,16 +60,27 @@ class Pipeline:
         tokenizer: The tokenizer, loaded.
         engine: Which engine may encode; never changes the result.
         renderer: Which engine may render; never changes the result.
+        expander: Puts the processor's expansions in for pictures, where rows may have some.
+        media: What stands for media in texts, likewise.
 
     Attributes:
         distrusted: Rooms that are left to their reference, because their fast engine differed.
     """
 
     def __init__(
-        self, recipe: Recipe, tokenizer: Tokenizer, engine: str = "auto", renderer: str = "auto"
+        self,
+        recipe: Recipe,
+        tokenizer: Tokenizer,
+        engine: str = "auto",
+        renderer: str = "auto",
+        *,
+        expander: Expander | None = None,
+        media: MediaTokens | None = None,
     ) -> None:
         self.recipe = recipe
         self.tokenizer = tokenizer
+        self.expander = expander
+        self.media = media
         self.renderer = self._new_renderer(renderer)
         self.encoder = Encoder(tokenizer, engine)
         self.distrusted: set[str] = set()
@@ -69,7 +88,9 @@ class Pipeline:
 
     def _new_renderer(self, renderer: str) -> Renderer:
         template, special_tokens = self.tokenizer.template, self.tokenizer.special_tokens
-        return Renderer(self.recipe.chat_spec(), template, special_tokens, renderer=renderer)
+        return Renderer(
+            self.recipe.chat_spec(), template, special_tokens, renderer=renderer, media=self.media
+        )
 
     def distrust(self, rooms: Iterable[str]) -> None:
         """Leave these rooms to their references from now on."""
@@ -77,6 +98,9 @@ class Pipeline:
             self.distrusted.add(room)
             if room == "render":
                 self.renderer = self._new_renderer(ROOMS[room].reference)
+            elif room == "expand":
+                if self.expander is not None:
+                    self.expander = self.expander.by_reference()
             else:
                 self.encoder.engine = self.encoder.reference
 
@@ -84,7 +108,15 @@ class Pipeline:
     def by_reference(self) -> Pipeline:
         """The same by the references alone."""
         references = ROOMS["encode"].reference, ROOMS["render"].reference
-        return Pipeline(self.recipe, self.tokenizer, *references)
+        expander = None if self.expander is None else self.expander.by_reference()
+        return Pipeline(
+            self.recipe, self.tokenizer, *references, expander=expander, media=self.media
+        )
+
+    def begin(self, block: Block, pictures: str) -> None:
+        """Take up a block whose rows refer to these pictures."""
+        if self.expander is not None:
+            self.expander.begin(block, pictures)
 
     def run(self, rows: BlockRows) -> tuple[SliceColumns, dict[str, Any]]:
         """Render, encode and mask one block; also what the rooms noted on the way."""
@@ -94,22 +126,53 @@ class Pipeline:
         bad: list[Bad] = list(rendering.rejected)
         source = np.asarray(rendering.source, np.int32)
         part = np.asarray(rendering.part, np.int32)
+        chosen_by = digests[source] ^ (part.astype(np.uint64) * _SPREAD)
+        encoded, media, notes = self.encoded(rendering, chosen_by)
         with self._stage("encode", "mask", self.encoder):
-            chosen_by = digests[source] ^ (part.astype(np.uint64) * _SPREAD)
-            encoded = self.encoder.encode(
-                rendering.texts, rendering.spans, rendering.ends, chosen_by
-            )
+            if self.recipe.overlong == "truncate":
+                encoded = whole_media(encoded, media, self.recipe.max_length)
             encoded = apply_length(encoded, self.recipe.max_length, self.recipe.overlong)
             encoded = whole_groups(encoded, rendering.groups)
             lost = rejections(encoded, rendering.groups, part)
             bad += [(int(source[i]), number, error) for i, number, error in lost]
-            columns = self._columns(rows, rendering, encoded, source, part, digests, bad)
-        notes = {"render": dict(rendering.notes), "encode": dict(encoded.notes)}
+            columns = self._columns(rows, rendering, encoded, source, part, digests, bad, media)
+        notes = {"render": dict(rendering.notes), "encode": dict(encoded.notes), **notes}
         self.distrust(room for room, noted in notes.items() if noted.get("mismatches"))
         return columns, notes
 
+    def encoded(
+        self, rendering: Rendering, digests: NDArray[np.uint64]
+    ) -> tuple[Encoded, dict[int, TextMedia], dict[str, Any]]:
+        """Tokens and masks of a rendering, and what is known of its pictures."""
+        if self.expander is None:
+            with self._stage("encode", "mask", self.encoder):
+                texts = rendering.texts, rendering.spans, rendering.ends
+                return self.encoder.encode(*texts, digests), {}, {}
+        notes: Counter[str] = Counter()
+        try:
+            encoded, media = self._expanded(self.expander, rendering, digests, notes)
+        except Differs:
+            # Out for good: each text of this batch and of every later one is compared.
+            self.expander = self.expander.by_reference()
+            encoded, media = self._expanded(self.expander, rendering, digests, notes)
+        return encoded, media, {"expand": {"expansion": self.expander.engine, **notes}}
+
+    def _expanded(
+        self,
+        expander: Expander,
+        rendering: Rendering,
+        digests: NDArray[np.uint64],
+        notes: Counter[str],
+    ) -> tuple[Encoded, dict[int, TextMedia]]:
+        with self._stage("pictures", "pictures", expander):
+            made = expander.expand(rendering)
+        with self._stage("encode", "mask", self.encoder):
+            encoded = self.encoder.encode(made.texts, made.spans, made.marks, digests)
+        with self._stage("pictures", "pictures", expander):
+            return expander.settle(made, encoded, digests, notes)
+
     @contextmanager
-    def _stage(self, engine: str, rest: str, room: Renderer | Encoder) -> Iterator[None]:
+    def _stage(self, engine: str, rest: str, room: Renderer | Encoder | Expander) -> Iterator[None]:
         """Add the room's own engine's time to one stage and what is around it to another."""
         start, before, parsed = time.perf_counter(), room.engine_seconds, self.seconds["parse"]
         try:
@@ -140,6 +203,7 @@ class Pipeline:
         part: NDArray[np.int32],
         digests: NDArray[np.uint64],
         bad: list[Bad],
+        media: Mapping[int, TextMedia] | None = None,
     ) -> SliceColumns:
         kept = encoded.kept
         served = source[kept]
@@ -167,6 +231,7 @@ class Pipeline:
             rejected=[_rejected_row(rows, entry) for entry in sorted(bad, key=lambda b: b[:2])],
             groups=group_columns(encoded, rendering.groups) if has_groups else None,
             weights=_weights(rendering, encoded),
+            media=media_columns(media or {}, kept),
         )
 
     def _carried(
@@ -204,6 +269,7 @@ class TokenizedPipeline(Pipeline):
     def __init__(self, recipe: Recipe, tokenizer: Tokenizer) -> None:
         self.recipe = recipe
         self.tokenizer = tokenizer
+        self.expander = None
         self.distrusted = set()
         self.seconds = defaultdict(float)
 
@@ -245,7 +311,15 @@ class TokenizedPipeline(Pipeline):
         return columns, {}
 
 
-def pipeline_of(recipe: Recipe, tokenizer: Tokenizer, engine: str, renderer: str) -> Pipeline:
+def pipeline_of(
+    recipe: Recipe,
+    tokenizer: Tokenizer,
+    engine: str,
+    renderer: str,
+    *,
+    expander: Expander | None = None,
+    media: MediaTokens | None = None,
+) -> Pipeline:
     """The pipeline that a recipe's rows need."""
     if recipe.format == "tokens":
         return TokenizedPipeline(recipe, tokenizer)
@@ -253,7 +327,7 @@ def pipeline_of(recipe: Recipe, tokenizer: Tokenizer, engine: str, renderer: str
         from tokenmill.build.recorded import RolloutPipeline
 
         return RolloutPipeline(recipe, tokenizer, engine, renderer)
-    return Pipeline(recipe, tokenizer, engine, renderer)
+    return Pipeline(recipe, tokenizer, engine, renderer, expander=expander, media=media)
 
 
 def digests_of(rows: BlockRows) -> NDArray[np.uint64]:

@@ -6,9 +6,10 @@ place in the store. Nothing is kept per slice: blocks are walked again whenever 
 a million of them are never Python objects at once.
 
 A *slice key* is the fingerprint of (format, row-shaping fields, tokenizer identity, kind and digest
-of the slice's bytes). A *store key* is the fingerprint of (format, row-shaping fields, tokenizer
-identity, the sources by content, in order). Neither holds a path, a time, a worker count, an engine
-or a library's version (promise P5).
+of the slice's bytes), with a processor also of its identity and the pictures that rows refer to. A
+*store key* is the fingerprint of (format, row-shaping fields, tokenizer identity, the sources by
+content, in order), likewise. Neither holds a path, a time, a worker count, an engine or a library's
+version (promise P5).
 
 A `Share` is written ``i/n`` and means every n-th slice from the i-th on, counted from 1: neighbours
 in a file are about equally costly, so shares are too. ``0/n`` is another name of ``n/n``, so job
@@ -35,6 +36,7 @@ from tokenmill.store import FORMAT, CacheLayout
 from tokenmill.store.commit import Placement
 from tokenmill.tokenizer import IdentityCard
 from tokenmill.work.inputs import by_content, source_documents
+from tokenmill.work.processor import ProcessorCard
 
 Document = dict[str, Any]
 
@@ -49,19 +51,42 @@ def base_key(recipe: Document, identity: str) -> str:
     return shape_key({**recipe, "max_length": None, "overlong": None}, identity)
 
 
-def slice_key(shape: str, block: Block) -> str:
-    """The key of the slice that a block becomes."""
-    return fingerprint.key({"shape": shape, "kind": block.kind, "digest": block.digest})
+def slice_key(shape: str, block: Block, pictures: str = "") -> str:
+    """The key of the slice that a block becomes, and the pictures that its rows refer to."""
+    document = {"shape": shape, "kind": block.kind, "digest": block.digest}
+    return fingerprint.key({**document, "pictures": pictures} if pictures else document)
 
 
-def store_document(recipe: Document, identity: Document, sources: list[Document]) -> Document:
+def store_document(
+    recipe: Document, identity: Document, sources: list[Document], media: Document
+) -> Document:
     """The whole key document of a store: what its key is the fingerprint of."""
     return {
         "format": FORMAT,
         "recipe": recipe,
         "tokenizer": identity,
         "sources": by_content(sources),
+        **media,
     }
+
+
+class PicturesOfBlocks:
+    """The digests of the pictures that blocks refer to, for the blocks that do."""
+
+    def __init__(self) -> None:
+        self._digests: dict[tuple[int, int], str] = {}
+
+    def add(self, block: Block, digest: str) -> None:
+        if digest:
+            self._digests[block.file, block.first_row] = digest
+
+    def of(self, block: Block) -> str:
+        """The digest of a block's pictures; empty where it refers to none."""
+        return self._digests.get((block.file, block.first_row), "")
+
+    def digest(self) -> str:
+        """Of all of them, in the order of the blocks."""
+        return fingerprint.key({"pictures": [self._digests[at] for at in sorted(self._digests)]})
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +145,8 @@ class Plan:
     Attributes:
         recipe: What is to be made.
         card: The tokenizer's identity card.
+        processor: The processor's, for rows with pictures.
+        pictures: What the rows refer to outside of themselves.
         document: The store's key document.
         key: The store's key.
         shape: Key of everything that shapes a row.
@@ -130,16 +157,29 @@ class Plan:
         paths: The source files of this call that have rows, in order.
     """
 
-    def __init__(self, recipe: Recipe, card: IdentityCard, rows: Rows) -> None:
+    def __init__(
+        self,
+        recipe: Recipe,
+        card: IdentityCard,
+        rows: Rows,
+        processor: ProcessorCard | None = None,
+        pictures: PicturesOfBlocks | None = None,
+    ) -> None:
         self.recipe = recipe
         self.card = card
+        self.processor = processor
+        self.pictures = pictures or PicturesOfBlocks()
         self._rows = rows
         self._shaping = recipe.document()
+        media: Document = {}
+        if processor is not None:
+            self._shaping["processor"] = processor.key
+            media = {"processor": processor.identity, "pictures": self.pictures.digest()}
         self.shape = shape_key(self._shaping, card.key)
         self.base = base_key(self._shaping, card.key)
         self.slices = 0
         sources = source_documents(self._counted(rows.blocks()))
-        self.document = store_document(self._shaping, card.identity, sources)
+        self.document = store_document(self._shaping, card.identity, sources, media)
         self.key = fingerprint.key(self.document)
         self.rows = sum(source["rows"] for source in sources)
         self.bytes = sum(source["bytes"] for source in sources)
@@ -203,9 +243,9 @@ class Plan:
         """The block that each slice is made of, in order."""
         return self._rows.blocks()
 
-    def key_of(self, block: Block) -> str:
-        """The key of the slice that a block becomes."""
-        return slice_key(self.shape, block)
+    def key_of(self, block: Block, shape: str | None = None) -> str:
+        """The key of the slice that a block becomes, or would become with another shape."""
+        return slice_key(shape or self.shape, block, self.pictures.of(block))
 
     def shape_with_limit(self, limit: int | None) -> str:
         """The shape of the same recipe under another ``max_length``."""

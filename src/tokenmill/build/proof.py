@@ -22,7 +22,7 @@ from typing import Any
 
 from tokenmill.optional import installed_version
 
-LIBRARIES = ("tokenmill", "tokenizers", "fastokens", "jinja2", "transformers",
+LIBRARIES = ("tokenmill", "tokenizers", "fastokens", "jinja2", "transformers", "pillow",
              "pyarrow", "msgspec", "numpy")  # fmt: skip
 
 COUNTERS: dict[str, frozenset[str]] = {
@@ -30,7 +30,9 @@ COUNTERS: dict[str, frozenset[str]] = {
         "audited", "mismatches", "rows_traced", "rows_reference",
         "rows_without_closer", "generation_drops", "trailing_user", "trimmed_trailing",
         "trimmed_tool_turns", "null_as_empty", "arguments_as_text", "prompts_differ",
+        "texts_as_parts",
     }),
+    "expand": frozenset({"audited", "mismatches", "pictures"}),
     "encode": frozenset({"audited", "mismatches", "engine_failures", "reference_rows"}),
 }  # fmt: skip
 """Room → the counters of its reports, apart from those that `UNTRACED` opens."""
@@ -41,7 +43,7 @@ UNTRACED = "untraced:"
 
 @dataclass(frozen=True)
 class EngineKind:
-    """One of the two places where a fast engine may stand in for a reference.
+    """One of the three places where a fast engine may stand in for a reference.
 
     Attributes:
         name: What people call it.
@@ -59,6 +61,7 @@ class EngineKind:
 ROOMS = {
     "render": EngineKind("renderer", "renderer", "jinja2", "traced"),
     "encode": EngineKind("encoder", "engine", "hf", "fastokens"),
+    "expand": EngineKind("expansion", "expansion", "processor", "learned"),
 }
 """The rooms that report notes, and the engine of each."""
 
@@ -158,11 +161,14 @@ class Account:
         ]
 
 
-def proof_document(paths: list[str], account: Account) -> dict[str, Any]:
+def proof_document(
+    paths: list[str], account: Account, media_root: str | None = None
+) -> dict[str, Any]:
     """What ``proof.json`` says."""
     counts = {room: account.counts(room) for room in ROOMS}
     return {
         "paths": paths,
+        **({} if media_root is None else {"media_root": media_root}),
         "made": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "engine": account.name("encode"),
         "renderer": account.name("render"),

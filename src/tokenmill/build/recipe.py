@@ -36,7 +36,8 @@ class _ByName(ChatSpec, frozen=True, kw_only=True):
     Args:
         tokenizer_backend: Who reads the tokenizer; ``auto`` refuses where AutoTokenizer and
             ``tokenizer.json`` would encode differently, or where that cannot be found out.
-        trust_remote_code: Allow a tokenizer to bring code of its own.
+        processor: For rows with pictures: directory or hub id of the model's processor.
+        trust_remote_code: Allow a tokenizer or processor to bring code of its own.
         chat_template: Jinja source, or a file that holds it; when not given, the tokenizer's own.
         max_length: Most tokens of a row.
         overlong: What happens to rows over ``max_length``.
@@ -44,6 +45,7 @@ class _ByName(ChatSpec, frozen=True, kw_only=True):
     """
 
     tokenizer_backend: Literal["auto", "transformers", "file"] = "auto"
+    processor: Any = None
     trust_remote_code: bool = False
     chat_template: Any = None
     max_length: Count | None = None
@@ -56,11 +58,11 @@ class Recipe(_ByName, frozen=True):
 
     Args:
         sources: Files, directories, globs, each with an optional ``@[a:b]``.
-        tokenizer: Directory, ``tokenizer.json`` or hub id.
+        tokenizer: Directory, ``tokenizer.json`` or hub id; when not given, the processor's.
     """
 
     sources: tuple[str, ...]
-    tokenizer: Any
+    tokenizer: Any = None
 
     def __post_init__(self) -> None:
         force_setattr(self, "sources", _texts("sources", self.sources, "a path", "paths"))
@@ -81,7 +83,8 @@ class Recipe(_ByName, frozen=True):
     def document(self) -> dict[str, Any]:
         """Every field that can change a row's tokens or mask, apart from tokenizer and template.
 
-        Those two are in the tokenizer's identity, by content instead of by name.
+        Those two are in the tokenizer's identity, by content instead of by name, and the processor
+        is in a document of its own.
         """
         spec = super().document()
         order = fingerprint.own_order(spec["template_kwargs"])
@@ -113,7 +116,10 @@ class RunOptions(Options, frozen=True, kw_only=True):
         engine: Which library encodes; never changes the result.
         renderer: What renders chat templates; ``jinja2`` is the reference. Never changes the
             result.
-        rehash: Read source files again even where they seem unchanged.
+        rehash: Read source files and pictures again even where they seem unchanged.
+        media_root: Directory that the rows' paths of pictures start from and may not leave; when
+            not given, that of each source file.
+        media_urls: Fetch pictures whose rows give an address.
     """
 
     on_bad_row: Literal["reject", "raise"] = "reject"
@@ -128,6 +134,8 @@ class RunOptions(Options, frozen=True, kw_only=True):
     engine: Literal["auto", "fastokens", "hf"] = "auto"
     renderer: Literal["auto", "jinja2"] = "auto"
     rehash: bool = False
+    media_root: str | os.PathLike[str] | None = None
+    media_urls: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -145,6 +153,7 @@ def to_travel(recipe: Recipe) -> dict[str, Any]:
         **asdict(recipe),
         "sources": ["-"],
         "tokenizer": None,
+        "processor": None,
         "chat_template": None,  # it is in the tokenizer's copy
         "carry": list(recipe.carry),
     }
@@ -184,7 +193,7 @@ def load_recipe_file(path: str | os.PathLike[str]) -> dict[str, Any]:
     path = Path(path)
     document = read_yaml(path)
     refuse_unknown(document, [*declared(Recipe), *declared(RunOptions)], "names", path=path)
-    for name in ("sources", "tokenizer", "chat_template", "cache_dir"):
+    for name in ("sources", "tokenizer", "processor", "chat_template", "cache_dir", "media_root"):
         if name in document:
             document[name] = _relative_to(path.parent, document[name])
     if not isinstance(document.get("executor", ""), str):

@@ -17,31 +17,35 @@ import contextlib
 import logging
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tokenmill.build.missing import Builder
+from tokenmill.build.missing import Builder, media_options
 from tokenmill.build.outcome import Prepared, Unfinished
-from tokenmill.build.plan import WHOLE, Plan, Share
+from tokenmill.build.plan import WHOLE, PicturesOfBlocks, Plan, Share
 from tokenmill.build.proof import Account, proof_document
 from tokenmill.build.recipe import Recipe, RunOptions
 from tokenmill.errors import CacheError, CorruptionError, SourceError, UsageError
 from tokenmill.files import PrivateDirectory, Staging
 from tokenmill.fingerprint import KEY_HEX
-from tokenmill.source import Block
+from tokenmill.source import Block, Rows
 from tokenmill.store import CacheLayout, Store
 from tokenmill.store.ahead import ahead
 from tokenmill.store.commit import commit_store
 from tokenmill.store.quarantine import quarantine_of
 from tokenmill.work import Executor, InlineExecutor, executor_for
+from tokenmill.work.blocks import BlockJob, BlockTask, size_of
 from tokenmill.work.identity import Comparison, identity_card
 from tokenmill.work.inputs import cache_of, open_sources
+from tokenmill.work.processor import ProcessorCard, processor_card, tokenizer_choice
 from tokenmill.work.progress import open_progress
 
 MOST_LOOKED_AT = 4096  # slices whose files a hit looks for one by one: about 30 ms
+HASH = "tokenmill.build.externals:open_hasher"  # by name: this process opens no picture
 STRETCH = 8192  # slices looked at together
 log = logging.getLogger("tokenmill.build")  # unless the program says otherwise, it ends on stderr
 
@@ -106,7 +110,8 @@ def _run_share(
             return Unfinished(share, planned.key, planned.rows, missing, account, seconds)
     elif comparison is not None:
         comparison.agree(planned.card, cache.root)
-    store = Store(layout.directory, paths=planned.paths)
+    media = {"media_root": options.media_root, "media_urls": options.media_urls}
+    store = Store(layout.directory, paths=planned.paths, **media)  # type: ignore[arg-type]
     store.private_directory = private  # removed when nobody holds the store any more
     return Prepared(store, hit, account, time.perf_counter() - start, options)
 
@@ -115,11 +120,36 @@ def plan(
     recipe: Recipe, options: RunOptions, executor: Executor, cache: CacheLayout
 ) -> tuple[Plan, Comparison | None]:
     """What a recipe needs, and what must still agree to its tokenizer; builds nothing."""
-    card, comparison = identity_card(recipe, cache.root, executor)
+    processor = processor_card(recipe, cache, executor)
+    card, comparison = identity_card(tokenizer_choice(recipe, processor), cache.root, executor)
     rows = open_sources(recipe.sources, cache, rehash=options.rehash)
     if not len(rows):
         raise SourceError("no rows: every source is empty", path=recipe.sources[0])
-    return Plan(recipe, card, rows), comparison
+    pictures = None
+    if processor is not None:
+        pictures = _hashed_pictures(recipe, options, processor, rows, cache, executor)
+    return Plan(recipe, card, rows, processor, pictures), comparison
+
+
+def _hashed_pictures(
+    recipe: Recipe,
+    options: RunOptions,
+    processor: ProcessorCard,
+    rows: Rows,
+    cache: CacheLayout,
+    executor: Executor,
+) -> PicturesOfBlocks:
+    """What the rows refer to outside of themselves, which is part of the keys."""
+    found = PicturesOfBlocks()
+    job = BlockJob(executor, cache.root, None)
+
+    def tasks() -> Iterator[BlockTask]:
+        return (BlockTask(number, block) for number, block in enumerate(rows.blocks()))
+
+    media = media_options(recipe, options, processor)
+    setup = job.setup(HASH, size_of(tasks()), media=media)
+    job.run(setup, tasks(), lambda task, result: found.add(task.block, result["digest"]))
+    return found
 
 
 def _require_reachable(planned: Plan, executor: Executor) -> None:
@@ -211,7 +241,7 @@ def _build_and_commit(
             if missing:
                 return missing
             builder.share = WHOLE  # whatever turns out to be corrupt is ours to mend
-            proof = proof_document(planned.paths, account)
+            proof = proof_document(planned.paths, account, builder.media_root)
             commit_store(cache, planned.document, planned.placements(), planned.tokenizer, proof)
             if _all_there(planned, cache):
                 return 0
@@ -227,7 +257,8 @@ def _require_tokenizer(planned: Plan, cache: CacheLayout, executor: Executor) ->
     """See that the tokenizer's copy is there, which workers load; it may be in quarantine now."""
     copy = cache.tokenizer(planned.card.key)
     if not copy.is_dir():
-        card, comparison = identity_card(planned.recipe, cache.root, executor)
+        choice = tokenizer_choice(planned.recipe, planned.processor)
+        card, comparison = identity_card(choice, cache.root, executor)
         if comparison is not None:
             comparison.agree(card, cache.root)
     if not copy.is_dir():

@@ -16,8 +16,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from tokenmill.build.pipeline import Pipeline, pipeline_of
 from tokenmill.build.recipe import Recipe
+from tokenmill.chat.pictures import MediaTokens
+from tokenmill.collector import without_collector
 from tokenmill.errors import NonDeterminismError
 from tokenmill.source import Block, read_block
 from tokenmill.store import CacheLayout
@@ -25,14 +29,16 @@ from tokenmill.store.quarantine import quarantine_slice, slice_is_intact
 from tokenmill.store.slice_writer import EncodedSlice, encode_slice, publish_slice, replace_slice
 from tokenmill.work.blocks import block_of
 from tokenmill.work.identity import load_copy
-from tokenmill.work.tasks import Rest, Work, without_collector
+from tokenmill.work.tasks import Rest, Work
 
 
 def open_builder(options: dict[str, Any]) -> Work:
     """Load what building needs and return the function that builds one slice."""
     recipe = Recipe(**options["recipe"])
     tokenizer = load_copy(Path(options["tokenizer"]), options["card"])
-    pipeline = pipeline_of(recipe, tokenizer, options["engine"], options["renderer"])
+    pipeline = pipeline_of(
+        recipe, tokenizer, options["engine"], options["renderer"], **media_of(options)
+    )
     layout = CacheLayout(Path(options["cache"]))
     rebuild = bool(options["rebuild"])
     turn = threading.Lock()  # the rest of a slice may need the engines while the next is made
@@ -47,7 +53,7 @@ def open_builder(options: dict[str, Any]) -> Work:
             if not slice_is_intact(files):
                 quarantine_slice(layout, key)
         with turn:
-            encoded, counters = make_slice(pipeline, key, block)
+            encoded, counters = make_slice(pipeline, key, block, payload.get("pictures", ""))
 
         def publish() -> dict[str, Any]:
             start = time.perf_counter()
@@ -60,7 +66,9 @@ def open_builder(options: dict[str, Any]) -> Work:
                 # An engine lied in this run, so what is published may be its work. The references
                 # decide, and they alone.
                 with turn:
-                    by_reference, _ = make_slice(pipeline.by_reference, key, block)
+                    by_reference, _ = make_slice(
+                        pipeline.by_reference, key, block, payload.get("pictures", "")
+                    )
                 record, replaced = replace_slice(layout, by_reference)
             counters["seconds"]["publish"] = time.perf_counter() - start
             return {**counters, "replaced": replaced, "rows": record.rows, "tokens": record.tokens}
@@ -70,13 +78,49 @@ def open_builder(options: dict[str, Any]) -> Work:
     return build
 
 
+def media_of(options: dict[str, Any], *, hashed: bool = True) -> dict[str, Any]:
+    """What a pipeline needs for rows with pictures.
+
+    Args:
+        options: Of a worker.
+        hashed: Whether pictures must be those of the digests in the key.
+    """
+    told = options.get("media")
+    if told is None:
+        return {}
+    from tokenmill.build.expansion import Expander
+    from tokenmill.build.externals import Unhashed, externals_of
+    from tokenmill.work.processor import ProcessorCard, load_processor
+
+    card = msgspec.convert(told["processor"], ProcessorCard)
+    copy = CacheLayout(Path(options["cache"])).processor(card.key)
+    externals = externals_of(options)
+    expander = Expander(
+        load_processor(copy, card.identity, trust_remote_code=told["trust_remote_code"]),
+        card.media_token_ids,
+        externals.pictures,
+        externals if hashed else Unhashed(externals.pictures),
+    )
+    return {"expander": expander, "media": MediaTokens(*told["tokens"])}
+
+
 @without_collector()
-def make_slice(pipeline: Pipeline, key: str, block: Block) -> tuple[EncodedSlice, dict[str, Any]]:
-    """Read and tokenize one slice; its files' bytes and its counters."""
+def make_slice(
+    pipeline: Pipeline, key: str, block: Block, pictures: str = ""
+) -> tuple[EncodedSlice, dict[str, Any]]:
+    """Read and tokenize one slice; its files' bytes and its counters.
+
+    Args:
+        pipeline: What makes it.
+        key: Its name.
+        block: Its rows.
+        pictures: The digest of what they refer to, which must still be that.
+    """
     before = dict(pipeline.seconds)
     start = time.perf_counter()
     rows = read_block(block)
     parsed = time.perf_counter()
+    pipeline.begin(block, pictures)
     columns, notes = pipeline.run(rows)
     writing = time.perf_counter()
     encoded = encode_slice(key, columns)

@@ -8,14 +8,15 @@ here, and nothing else (promise P14):
 * a call's ``arguments`` that are the JSON text of an object become that object; for a template that
   fails on objects and takes texts they are the text;
 * content parts of type text (``text`` or ``value``) are joined to one string; reasoning parts
-  become ``reasoning_content``, tool_call parts ``tool_calls``; where other parts (images) remain,
-  the content stays a list, its text parts spelled ``{"type": "text", "text": …}``.
+  become ``reasoning_content``, tool_call parts ``tool_calls``; where other parts remain, the
+  content stays a list, its text parts spelled ``{"type": "text", "text": …}``. Parts with pictures
+  are rejected, unless a processor was given: then every list of parts stays one, see `pictures`.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -25,6 +26,10 @@ from tokenmill.errors import RowError
 TEXT_PARTS = ("text", "input_text", "output_text")
 REASONING_PARTS = ("reasoning", "thinking")
 CALL_PARTS = ("tool_call", "function_call")
+IMAGE_PARTS = ("image", "image_url", "input_image")
+VIDEO_PARTS = ("video", "video_url", "input_video")
+AUDIO_PARTS = ("audio", "audio_url", "input_audio")
+MEDIA_PARTS = frozenset((*IMAGE_PARTS, *VIDEO_PARTS, *AUDIO_PARTS))
 
 
 def decode(text: str, what: str) -> Any:
@@ -57,6 +62,8 @@ def tool_list(value: Any) -> list[Any] | None:
         return [value]
     if not isinstance(value, list):
         raise RowError(f"tools must be a list, not {type(value).__name__}")
+    if set(map(type, value)) == {dict}:  # nearly always
+        return value
     tools = [decode(tool, "a tool") if isinstance(tool, str) else tool for tool in value]
     for tool in tools:
         if not isinstance(tool, dict):
@@ -131,10 +138,17 @@ def function_call(value: Any, what: str) -> list[dict[str, Any]]:
     return call_list(named)
 
 
-def join_parts(message: dict[str, Any], parts: list[Any]) -> dict[str, Any]:
-    """A message whose content is a list of typed parts, with the known parts put in place."""
+def join_parts(message: dict[str, Any], parts: list[Any], *, joined: bool = True) -> dict[str, Any]:
+    """A message whose content is a list of typed parts, with the known parts put in place.
+
+    Args:
+        message: The message.
+        parts: Its content.
+        joined: Texts alone become one text, and pictures are refused; else the content stays a
+            list, for a template of pictures.
+    """
     texts: list[str] = []
-    others: list[Any] = []
+    shown: list[tuple[Any, str | None]] = []  # parts that stay where not all are text, and its text
     reasoning: list[str] = []
     calls: list[dict[str, Any]] = []
     mixed = False
@@ -147,15 +161,19 @@ def join_parts(message: dict[str, Any], parts: list[Any]) -> dict[str, Any]:
         if kind in TEXT_PARTS:
             text = _text(part, "text")
             texts.append(text)
-            others.append({**_without(part, ("value",)), "type": "text", "text": text})
+            shown.append((part, text))
         elif kind in REASONING_PARTS:
             reasoning.append(_text(part, str(kind)))
         elif kind in CALL_PARTS:
             calls += function_call(part.get("value", part.get("text", part)), "a tool_call part")
         else:
+            if joined and is_media(part):
+                raise _refused(part)
             mixed = True
-            others.append(part)
-    result = {**message, "content": others if mixed else "".join(texts)}
+            shown.append((part, None))
+    as_list = mixed or (not joined and bool(shown))
+    content = [_spelled(part, text) for part, text in shown] if as_list else "".join(texts)
+    result = {**message, "content": content}
     if reasoning and result.get("reasoning_content") is None:
         result["reasoning_content"] = "".join(reasoning)
     if calls:
@@ -163,8 +181,28 @@ def join_parts(message: dict[str, Any], parts: list[Any]) -> dict[str, Any]:
     return result
 
 
-def _without(part: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
-    return {name: value for name, value in part.items() if name not in names}
+def _spelled(part: dict[str, Any], text: str | None) -> dict[str, Any]:
+    """A part as templates know it."""
+    if text is None:
+        return part
+    rest = {name: value for name, value in part.items() if name != "value"}
+    return {**rest, "type": "text", "text": text}
+
+
+def is_media(part: Mapping[str, Any]) -> bool:
+    """Whether a typed part is a picture, a video or a sound."""
+    kind = part.get("type")
+    if kind:
+        return kind in MEDIA_PARTS
+    return any(part.get(name) is not None for name in ("image", "image_url"))
+
+
+def _refused(part: Mapping[str, Any]) -> RowError:
+    kind = part.get("type") or "image"
+    return RowError(
+        f"a content part of type {kind!r}: prepare rows with pictures with processor=",
+        reason="bad_media",
+    )
 
 
 def _text(part: dict[str, Any], kind: str) -> str:

@@ -12,7 +12,7 @@ import functools
 import operator
 from collections.abc import Callable, Mapping
 from types import NoneType
-from typing import Any
+from typing import Any, TypeVar
 
 import jinja2
 import jinja2.filters
@@ -89,6 +89,9 @@ SIGNS = {
 }  # fmt: skip
 
 
+Known = TypeVar("Known")
+
+
 def line_of(node: nodes.Node) -> int:
     """The line of the template at which a node stands."""
     return getattr(node, "lineno", 0) or 0
@@ -108,48 +111,69 @@ class Names:
         for name in self.macros:
             if name in self.assigned:
                 raise Untraceable("a macro's name assigned again")
-        self._reads: dict[int, tuple[str, ...]] = {}
-        self._macro_reads: dict[int, tuple[str, ...]] = {}
-        self._pure: dict[int, bool] = {}
-        self._kept: list[nodes.Node] = []
+        self._known: dict[tuple[str, int], Any] = {}
+        self._kept: list[nodes.Node] = []  # a node that is gone could leave its id to another
+
+    def _once(self, question: str, node: nodes.Node, answer: Callable[[], Known]) -> Known:
+        """What is known of a node, found once: walks through a tree take longer than most rows."""
+        key = question, id(node)
+        if key not in self._known:
+            self._kept.append(node)
+            self._known[key] = answer()
+        known: Known = self._known[key]
+        return known
 
     def _loaded(self, node: nodes.Node) -> set[str]:
-        names = {n.name for n in node.find_all(nodes.Name) if n.ctx == "load"}
-        return names | {n.name for n in node.find_all(nodes.NSRef)}
+        def find() -> set[str]:
+            names = {n.name for n in node.find_all(nodes.Name) if n.ctx == "load"}
+            return names | {n.name for n in node.find_all(nodes.NSRef)}
+
+        return self._once("loaded", node, find)
 
     def reads(self, node: nodes.Node) -> tuple[str, ...]:
         """Names read inside a node that are assigned somewhere in the template."""
-        key = id(node)
-        if key not in self._reads:
-            self._kept.append(node)
-            self._reads[key] = tuple(sorted(self._loaded(node) & self.assigned - {"loop"}))
-        return self._reads[key]
+        return self._once(
+            "reads", node, lambda: tuple(sorted(self._loaded(node) & self.assigned - {"loop"}))
+        )
 
     def loads(self, node: nodes.Node, name: str) -> bool:
         """Whether a part reads a name that the template itself never assigns."""
         return name in self._loaded(node) - self.assigned
 
+    def literal(self, node: nodes.Node) -> int:
+        """How many characters of the template's own text a part holds."""
+        return self._once(
+            "literal", node, lambda: sum(len(d.data) for d in node.find_all(nodes.TemplateData))
+        )
+
+    def takes_anything(self, macro: nodes.Macro) -> bool:
+        """Whether a macro looks at who called it, or at arguments that it does not name."""
+        unnamed = {"caller", "varargs", "kwargs"}
+        return self._once(
+            "takes", macro, lambda: any(n.name in unnamed for n in macro.find_all(nodes.Name))
+        )
+
     def pure(self, node: nodes.Node) -> bool:
         """Whether a part sets nothing outside itself and looks at nothing but what it is given."""
-        key = id(node)
-        if key not in self._pure:
-            self._kept.append(node)
+
+        def find() -> bool:
             parts = [node, *(self.macros[name] for name in self._called(node))]
-            self._pure[key] = not any(
+            return not any(
                 isinstance(part, nodes.NSRef) or getattr(part, "name", "") == "messages"
                 for one in parts
                 for part in one.find_all((nodes.NSRef, nodes.Name))
             )
-        return self._pure[key]
+
+        return self._once("pure", node, find)
 
     def macro_reads(self, node: nodes.Node) -> tuple[str, ...]:
         """Names at the top of the template that macros called from a node may read."""
-        key = id(node)
-        if key not in self._macro_reads:
-            self._kept.append(node)
+
+        def find() -> tuple[str, ...]:
             read = [self._loaded(self.macros[name]) & self.assigned for name in self._called(node)]
-            self._macro_reads[key] = tuple(sorted(set().union(*read) - {"loop"}))
-        return self._macro_reads[key]
+            return tuple(sorted(set().union(*read) - {"loop"}))
+
+        return self._once("macro reads", node, find)
 
     def _called(self, node: nodes.Node) -> set[str]:
         """Macros that a part calls, by way of other macros, too."""

@@ -13,7 +13,8 @@ list contents included, and the generation prompt follows. A sample of what path
 the reference renders, too; one difference, and the paths are out.
 
 A `Rendering` holds the accepted texts in the order of the rows; under ``expand="turns"`` one row
-gives several, numbered by ``part``. So does a row with a group of answers (`groups`): one text for
+gives several, numbered by ``part``, and under ``expand="append"`` as many as a rollout of it would
+have to begin anew (`append`). So does a row with a group of answers (`groups`): one text for
 each, each rendered by itself; if one of them is rejected, all are.
 """
 
@@ -31,15 +32,25 @@ from typing import Any
 import msgspec
 import xxhash
 
+from tokenmill.chat.append import join, sampled
 from tokenmill.chat.groups import Group, incomparable, read_row
+from tokenmill.chat.outline import Outline, outline_of
+from tokenmill.chat.pictures import (
+    MediaTokens,
+    Picture,
+    image_parts,
+    refuse_pictures,
+    refuse_tokens,
+    take_pictures,
+)
 from tokenmill.chat.program import NullPrinted, Run
 from tokenmill.chat.shapes import Conversation, Plain
-from tokenmill.chat.spec import TURNS_OF_GROUPS, ChatSpec
+from tokenmill.chat.spec import ChatSpec, turns_of_groups
 from tokenmill.chat.template import ReferenceTemplate
 from tokenmill.chat.thinking import before_thinking, literals, thinking_tags
 from tokenmill.chat.traced import NotTraced, TracedTemplate
 from tokenmill.chat.turns import Judge, Openings, Settled, Span, unproven
-from tokenmill.chat.unrolled import Unrolled
+from tokenmill.chat.unrolled import Known, Unrolled
 from tokenmill.chat.weights import message_weight, of_turns, row_weight, scaled
 from tokenmill.errors import RowError, UsageError
 
@@ -91,6 +102,8 @@ class Rendering:
     """Of every group, by the number of its first text; the others follow it."""
     weights: dict[int, Sequence[float]] = field(default_factory=dict)
     """What each turn of a text counts in the loss, by the text's number, where one is not 1."""
+    pictures: dict[int, Sequence[Picture]] = field(default_factory=dict)
+    """The pictures of a text in order, by the text's number, where it has any."""
 
     @property
     def turns(self) -> list[list[tuple[str, int]]]:
@@ -114,6 +127,10 @@ class Job:
     template: Template
     weights: tuple[float, ...] = ()
     """What each message of ``trained`` counts in the loss; empty where each counts 1."""
+    outlined: tuple[Outline, list[Any]] | None = None
+    """Outline and leaves of the conversation, where they are known."""
+    rendered: list[dict[str, Any]] | None = None
+    """The messages in the form that the template took, where that is not the conversation's."""
 
 
 class Differs(Exception):
@@ -142,8 +159,10 @@ class Template:
             thinking_tags(literals(self.reference.tree)),
             self.reference.has_generation,
         )
-        self.unrolled = Unrolled(self.reference, self.judge)
-        self.unrolled_without_any = Unrolled(self.reference, self.judge, tools=[])
+        self.unrolled = {
+            tools: Unrolled(self.reference, self.traced, self.judge)
+            for tools in ("none", "empty", "some")
+        }
 
     @cached_property
     def asking(self) -> TracedTemplate:
@@ -209,6 +228,8 @@ class Renderer:
         special_tokens: Names and texts of the tokenizer's special tokens, as templates see them.
         renderer: ``auto`` or ``jinja2``, which renders every row by the reference; never changes
             the result.
+        media: What stands for pictures in texts, where rows may have some; without it such rows
+            are rejected.
     """
 
     def __init__(
@@ -218,19 +239,21 @@ class Renderer:
         special_tokens: Mapping[str, str] | None = None,
         *,
         renderer: str = "auto",
+        media: MediaTokens | None = None,
     ) -> None:
         if renderer not in RENDERERS:
             raise UsageError(f"renderer={renderer!r}: choose one of {', '.join(RENDERERS)}")
         self.spec = spec
         self.special_tokens = dict(special_tokens or {})
         self.renderer = renderer
+        self.media = media
         self._sources: dict[str, str] = {}
         if isinstance(template, str):
             self._sources = {"default": template}
         elif template is not None:
             self._sources = dict(template)
         self._templates: dict[str, Template] = {}
-        self._traced = 0
+        self._traced = self._printed = 0
         self._digests: Sequence[int] | None = None
         self._trained: dict[tuple[Any, ...], tuple[int, ...]] = {}
         self.engine_seconds = 0.0
@@ -262,6 +285,10 @@ class Renderer:
         """The reference template that renders a conversation with these tools."""
         return self._for(tools).reference
 
+    def judge(self, tools: list[Any] | None = None) -> Judge:
+        """What tells the turns of such a conversation apart."""
+        return self._for(tools).judge
+
     def prompt(self, messages: list[dict[str, Any]], tools: list[Any] | None = None) -> str:
         """A conversation as it is, with the generation prompt after it, by the reference.
 
@@ -279,6 +306,38 @@ class Renderer:
             except Differs:
                 self.renderer = "jinja2"  # this batch and every later one is the reference's
         return [self._reference_prompt(*one) for one in conversations]
+
+    def printed(
+        self, messages: list[dict[str, Any]], tools: list[Any] | None, *, prompt: bool
+    ) -> tuple[str, Run | None]:
+        """A conversation as the template prints it, and the run that says what is whose.
+
+        The run is None where the template cannot be traced.
+
+        Args:
+            messages: The conversation, as it is.
+            tools: Its tools.
+            prompt: Whether the generation prompt follows.
+
+        Raises:
+            RowError: The template refuses it.
+            TemplateError: It asks for a date that is not pinned.
+        """
+        template = self._for(tools)
+        traced = template.asking if prompt else template.traced
+        run = None
+        try:
+            run = traced.follow(messages, tools)
+            number, self._printed = self._printed, self._printed + 1
+            if self.renderer == "auto" and not audited(number, digest_of(run.text)):
+                return run.text, run
+        except NotTraced:
+            pass
+        text = template.reference.render(messages, tools, add_generation_prompt=prompt)
+        if run is not None and run.text != text:
+            traced.ban("a conversation that both rendered")
+            self.renderer, run = "jinja2", None
+        return text, run
 
     def _prompt(
         self, number: int, messages: list[dict[str, Any]], tools: list[Any] | None
@@ -340,7 +399,7 @@ class Renderer:
         for index, row in enumerate(rows):
             jobs: Sequence[Job] = ()
             try:
-                found = read_row(row, self.spec)
+                found = self.read(row)
                 weight = row_weight(row)
                 if isinstance(found, Plain):
                     self._accept(result, index, 0, _scaled(self._plain(found), weight))
@@ -351,18 +410,83 @@ class Renderer:
                 jobs = self._jobs(index, found, result)
             except RowError as error:
                 result.rejected.append((index, 0, error))
+            if self.spec.expand == "append":
+                self._append(jobs, result, auto, weight)
+                continue
             for job in jobs:
                 try:
                     self._accept_settled(job, self._settle(job, result, auto), result, weight)
                 except RowError as error:
                     result.rejected.append((index, job.part, error))
 
+    def read(self, row: Any) -> Conversation | Plain | Group:
+        """One row, with its pictures where it may have some.
+
+        Raises:
+            RowError: It has no format that is known, or pictures that nobody can place.
+        """
+        if self.media is None:
+            refuse_pictures(row)
+            return read_row(row, self.spec)
+        if not isinstance(row, dict):
+            return read_row(row, self.spec)
+        row, pictures = take_pictures(row, self.spec, self.media)
+        found = read_row(row, self.spec)
+        for side in found.sides if isinstance(found, Group) else [found]:
+            if isinstance(side, Plain):
+                (side.prompt, side.text), side.pictures = pictures.replace_in(
+                    (side.prompt, side.text), self.media.image
+                )
+                continue
+            refuse_tokens([side.messages, side.tools], self.media, placeholders=pictures)
+            if pictures or not side.simple:
+                side.illustrate(pictures)
+        return found
+
+    def _append(self, jobs: Sequence[Job], result: Rendering, auto: bool, weight: float) -> None:
+        """Rows of one turn each, put together where one goes on from the other."""
+        held: list[Job] = []
+        turns: list[tuple[str, Settled]] = []
+        for job in jobs:
+            try:
+                settled = self._trained_settled(job, self._settle(job, result, auto))
+                given = job.rendered or job.conversation.messages
+                prompt = self._prompt_of(len(result.texts), given[:-1], job, auto)
+                turns.append((prompt, sampled(settled, prompt, len(given) - 1)))
+                held.append(job)
+            except RowError as error:
+                result.rejected.append((job.source, job.part, error))
+        for stretch in join(turns):
+            members = [held[number] for number in stretch.turns]
+            whole = dataclasses.replace(
+                members[-1],
+                part=members[0].part,
+                trained=tuple(k for job in members for k in job.trained or ()),
+                weights=tuple(weight for job in members for weight in job.weights),
+            )
+            try:
+                self._accept_settled(whole, stretch.settled, result, weight)
+            except RowError as error:
+                result.rejected.append((whole.source, whole.part, error))
+
+    def _prompt_of(self, number: int, messages: list[dict[str, Any]], job: Job, auto: bool) -> str:
+        """What a model is given to go on with."""
+        tools = job.conversation.tools
+        prompt = (
+            self._prompt(number, messages, tools)
+            if auto
+            else self._reference_prompt(messages, tools)
+        )
+        if isinstance(prompt, RowError):
+            raise prompt
+        return prompt
+
     def _group(
         self, index: int, group: Group, result: Rendering, auto: bool, weight: float
     ) -> None:
         """Render every side of a group by itself; all of them are accepted, or none."""
-        if self.spec.expand == "turns":
-            raise incomparable(TURNS_OF_GROUPS)
+        if self.spec.expand != "none":
+            raise incomparable(turns_of_groups(self.spec.expand))
         settled: list[Settled] = []
         for number, side in enumerate(group.sides):
             try:
@@ -379,7 +503,7 @@ class Renderer:
         texts = [side.text for side in settled]
         if len(texts) > 1 and len(set(texts)) == 1:
             raise incomparable("the answers do not differ")
-        prompts = {text[: _trained_from(settled)] for text in texts}
+        prompts = {(text[: _trained_from(settled)], shown) for text, shown in _illustrated(settled)}
         if len(prompts) > 1:
             result.note("prompts_differ")
         first = len(result.texts)
@@ -393,35 +517,56 @@ class Renderer:
 
     def _settle(self, job: Job, result: Rendering, auto: bool) -> Settled:
         """Render one conversation and settle its turns."""
-        messages, tools = job.conversation.messages, job.conversation.tools
-        unrolled = job.template.unrolled if tools is None else job.template.unrolled_without_any
-        new = False
-        if auto and job.conversation.simple and not tools:
-            found = self._settle_unrolled(unrolled, job, messages, result)
-            if found is not None:
-                return found
-            new = unrolled.worth_learning
+        conversation = job.conversation
+        messages, tools = conversation.messages, conversation.tools
+        unrolled = None
+        if auto and job.outlined is not None:
+            unrolled = job.template.unrolled[
+                "some" if tools else "none" if tools is None else "empty"
+            ]
+            settled = self._settle_unrolled(unrolled, job, result)
+            if settled is not None:
+                return settled
         try:
-            if job.conversation.nulls:
+            if conversation.nulls:
                 run, messages = self._with_nulls(job, result, auto)
+                job.rendered = messages
             else:
                 run = self._follow(job, messages, result, auto)
             self._count(result, auto)
             settled = job.template.judge.settle(run, messages, job.trained)
-            if job.conversation.nulls and messages is job.conversation.messages:
-                result.note("null_as_empty")
         except (NotTraced, RowError) as error:
             other = self._in_another_form(job, error, result, auto)
+            if other is None and self.media is not None:
+                other = self._in_parts(job, error, result, auto)
             if other is None and isinstance(error, NotTraced):
                 return self._untraced(job, error, result)
             if other is None:
                 raise
             settled = other
-        if new:
-            unrolled.learn(messages, run)
+        else:
+            settled.emptied = bool(conversation.nulls) and messages is conversation.messages
+            if unrolled is not None and unrolled.worth_learning:
+                self._learn(unrolled, job, run, settled.emptied)
+        if self.media is not None and job.trained is not None and not settled.spans:
+            settled = self._in_parts(job, None, result, auto) or settled
+        self._note(settled, result)
+        return settled
+
+    def _learn(self, unrolled: Unrolled, job: Job, run: Run, emptied: bool) -> None:
+        assert job.outlined is not None
+        found = job.conversation
+        tools, memo = (
+            job.template.traced.interned(found.tools) if found.tools else (found.tools, None)
+        )
+        known = Known(*job.outlined, found.messages, found.nulls, tools, memo)
+        unrolled.learn(known, run, emptied)
+
+    def _note(self, settled: Settled, result: Rendering) -> None:
         if settled.dropped:
             result.note("generation_drops")
-        return settled
+        if settled.emptied:
+            result.note("null_as_empty")
 
     def _count(self, result: Rendering, auto: bool) -> None:
         if auto:
@@ -429,14 +574,24 @@ class Renderer:
         else:
             result.note("rows_reference")
 
-    def _settle_unrolled(
-        self, unrolled: Unrolled, job: Job, messages: list[dict[str, Any]], result: Rendering
-    ) -> Settled | None:
-        """Render and settle a conversation of roles and texts, where its path is known."""
+    def _settle_unrolled(self, unrolled: Unrolled, job: Job, result: Rendering) -> Settled | None:
+        """Render and settle a conversation, where its path is known."""
+        assert job.outlined is not None
+        conversation = job.conversation
+        messages = conversation.messages
         start = time.perf_counter()
-        settled = unrolled.settle(messages, job.trained)
+        try:
+            settled = unrolled.settle(*job.outlined, messages, job.trained, conversation.tools)
+        except RowError:  # it may have other forms: the general way knows them
+            settled = None
         self.engine_seconds += time.perf_counter() - start
+        if self.media is not None and settled and job.trained is not None and not settled.spans:
+            return None  # its texts may have to be parts
         if settled is not None:
+            if conversation.nulls:
+                self._note(settled, result)
+                if not settled.emptied:
+                    messages = job.rendered = conversation.form(nulls=True, texts=False)
             self._audit(job, messages, settled.text, result)
             self._traced += 1
         return settled
@@ -487,8 +642,26 @@ class Renderer:
                 self._count(result, auto)
             if texts:
                 result.note("arguments_as_text")
+            job.rendered = messages
             return settled
         return None
+
+    def _in_parts(
+        self, job: Job, error: Exception | None, result: Rendering, auto: bool
+    ) -> Settled | None:
+        """A conversation whose texts the template takes as parts only, as it takes pictures."""
+        messages = job.conversation.in_parts()
+        try:
+            run = self._follow(job, messages, result, auto)
+            settled = job.template.judge.settle(run, messages, job.trained)
+        except (NotTraced, RowError):
+            return None
+        job.rendered = messages
+        if isinstance(error, NotTraced):
+            self._count(result, auto)
+        result.note("texts_as_parts")
+        job.rendered = messages
+        return settled
 
     def _follow(
         self,
@@ -588,7 +761,7 @@ class Renderer:
             spans = [(len(found.prompt), len(text))]
         if len(text) == (len(found.prompt) if spans else 0):
             raise RowError("there is no text to train on", reason="no_trained_tokens")
-        return Settled(text, spans, roles, ends)
+        return Settled(text, spans, roles, ends, pictures=found.pictures)
 
     def _accept(
         self,
@@ -599,6 +772,8 @@ class Renderer:
     ) -> None:
         if settled.weights:
             result.weights[len(result.texts)] = settled.weights
+        if settled.pictures:
+            result.pictures[len(result.texts)] = settled.pictures
         result.texts.append(settled.text)
         result.source.append(source)
         result.part.append(part)
@@ -609,19 +784,21 @@ class Renderer:
     def _jobs(self, index: int, found: Conversation, result: Rendering) -> list[Job]:
         """The texts that one conversation gives, and what is trained in each."""
         template = self._for(found.tools)
-        # Of a conversation of roles and texts that ends with an answer, the roles say it all.
+        # Of a conversation that ends with an answer the outline says what is trained.
         plain = None
-        if found.simple and found.messages[-1]["role"] == "assistant":
-            roles = tuple([message["role"] for message in found.messages])
-            plain = (found.shape, found.completion, roles)
+        outlined = _outlined(found)
+        if outlined is not None and found.messages[-1]["role"] == "assistant":
+            plain = (found.shape, found.completion, outlined[0])
             known = self._trained.get(plain)
             if known is not None:
-                return [Job(index, 0, found, known, template)]
+                return [Job(index, 0, found, known, template, (), outlined)]
         train_on = self.spec.trained(found.shape)
         if train_on == "everything":
-            return [Job(index, 0, found, None, template)]
-        _trim(found, self.spec.trailing, result)
+            return [Job(index, 0, found, None, template, (), outlined)]
         messages = found.messages
+        _trim(found, self.spec.trailing, result)
+        if found.messages is not messages:
+            messages, outlined = found.messages, _outlined(found)
         assistants = [i for i, m in enumerate(messages) if m["role"] == "assistant"]
         wanted = assistants
         weights: dict[int, float] = {}  # what messages count, where they may say so
@@ -635,27 +812,24 @@ class Renderer:
         if not wanted:
             raise RowError("no assistant turn of this row is to be trained",
                            reason="no_trained_tokens")  # fmt: skip
-        if self.spec.expand != "turns":
+        if self.spec.expand == "none":
             if plain is not None and len(self._trained) < ROLES_KNOWN:
                 self._trained[plain] = tuple(wanted)
             counted = tuple([weights[i] for i in wanted]) if weights else ()
-            return [Job(index, 0, found, tuple(wanted), template, counted)]
+            return [Job(index, 0, found, tuple(wanted), template, counted, outlined)]
         chosen = set(wanted)
-        return [
-            Job(
-                index,
-                turn,
-                dataclasses.replace(found, messages=messages[: i + 1]),
-                (i,),
-                template,
-                (weights[i],) if weights else (),
-            )
-            for turn, i in enumerate(assistants)
-            if i in chosen
-        ]
+        jobs = []
+        for turn, i in enumerate(assistants):
+            if i in chosen:
+                part = dataclasses.replace(found, messages=messages[: i + 1])
+                counted = (weights[i],) if weights else ()
+                jobs.append(Job(index, turn, part, (i,), template, counted, _outlined(part)))
+        return jobs
 
     def _accept_settled(self, job: Job, settled: Settled, result: Rendering, weight: float) -> None:
-        _scaled(self._trained_settled(job, settled), weight)
+        self._trained_settled(job, settled)
+        if weight != 1:
+            _scaled(settled, weight)
         self._note_unclosed(settled, result)
         self._accept(result, job.source, job.part, settled)
 
@@ -663,8 +837,11 @@ class Renderer:
         if job.trained is not None and not settled.spans:
             raise RowError("the template prints nothing of what is to be trained",
                            reason="no_trained_tokens")  # fmt: skip
-        if any(weight != 1 for weight in job.weights):
+        if job.weights and any(weight != 1 for weight in job.weights):
             settled.weights = self._of_turns(job, settled)
+        known = job.conversation.pictures
+        if known:
+            settled.pictures = [known[id(p)] for p in image_parts(job.conversation.messages)]
         return settled
 
     def _of_turns(self, job: Job, settled: Settled) -> list[float]:
@@ -677,6 +854,19 @@ class Renderer:
         if not settled.closed:
             result.note("rows_without_closer")
             result.unclosed.append(len(result.texts))
+
+
+def _outlined(found: Conversation) -> tuple[Outline, list[Any]] | None:
+    """Outline and leaves of a conversation, where it has one."""
+    if found.simple:
+        messages = found.messages
+        return tuple([m["role"] for m in messages]), [m["content"] for m in messages]
+    return outline_of(found.messages, found.nulls)
+
+
+def _illustrated(sides: Sequence[Settled]) -> list[tuple[str, str]]:
+    """The texts of a group, each with what tells its pictures from others."""
+    return [(side.text, repr([one.value for one in side.pictures])) for side in sides]
 
 
 def _trained_from(sides: Sequence[Settled]) -> int:

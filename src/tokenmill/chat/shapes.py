@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tokenmill.chat.calls import call_list, function_call, join_parts, text_arguments, tool_list
+from tokenmill.chat.pictures import Parts, Picture, RowPictures
 from tokenmill.chat.spec import TRAINABLE, ChatSpec
 from tokenmill.errors import RowError
 
@@ -61,6 +62,31 @@ class Conversation:
     """The calls of messages as the row has them, by their `id`."""
     hollow: frozenset[int] = frozenset()
     """`id` of the messages that are nothing but a call and whose content the row does not know."""
+    pictures: dict[int, Picture] = field(default_factory=dict)
+    """The pictures of parts, by their `id`."""
+
+    def illustrate(self, found: RowPictures) -> None:
+        """Give every picture of the row its part in the messages.
+
+        Raises:
+            RowError: There are more or fewer pictures than places for them.
+        """
+        messages, self.pictures = found.place(self.messages)
+        renamed = {id(old): id(new) for old, new in zip(self.messages, messages, strict=True)}
+        self.nulls = frozenset(renamed[old] for old in self.nulls)
+        self.hollow = frozenset(renamed[old] for old in self.hollow)
+        self.calls = {renamed[old]: calls for old, calls in self.calls.items()}
+        self.simple = self.simple and messages == self.messages
+        self.messages = messages
+
+    def in_parts(self) -> list[Message]:
+        """The messages with every text as a part, for templates that know nothing else."""
+        return [
+            {**message, "content": [{"type": "text", "text": content}] if content else []}
+            if isinstance(content := message.get("content"), str)
+            else message
+            for message in self.messages
+        ]
 
     def form(self, *, nulls: bool, texts: bool) -> list[Message]:
         """The messages as a template may want them.
@@ -88,6 +114,7 @@ class Plain:
     shape: str
     prompt: str
     text: str
+    pictures: list[Picture] = field(default_factory=list)
 
 
 def shape_of(row: Any, spec: ChatSpec) -> str:
@@ -175,19 +202,21 @@ def conversation(shape: str, turns: list[Any]) -> Conversation:
     """OpenAI messages, rewritten only where the documented normalisations say so."""
     if _is_simple(turns):
         return Conversation(shape, turns, simple=True)
-    messages = [_message(turn) for turn in turns]
-    simple = all(len(turn) == 2 and type(turn["content"]) is str for turn in messages)
-    nulls = frozenset(
-        id(message)
-        for turn, message in zip(turns, messages, strict=True)
-        if turn.get("content") is None
-    )
-    calls = {
-        id(message): turn.get("tool_calls") or message["tool_calls"]
-        for turn, message in zip(turns, messages, strict=True)
-        if message.get("tool_calls")
-    }
-    return Conversation(shape, messages, simple=simple and not nulls, nulls=nulls, calls=calls)
+    messages: list[Message] = []
+    simple = True
+    nulls: list[int] = []
+    calls: dict[int, Any] = {}
+    for turn in turns:
+        message = _message(turn)
+        messages.append(message)
+        if turn.get("content") is None:
+            nulls.append(id(message))
+        if len(message) != 2 or type(message["content"]) is not str:
+            simple = False
+            if message.get("tool_calls"):
+                calls[id(message)] = turn.get("tool_calls") or message["tool_calls"]
+    known = frozenset(nulls)
+    return Conversation(shape, messages, simple=simple and not nulls, nulls=known, calls=calls)
 
 
 def _sharegpt_conversation(turns: list[Any]) -> Conversation:
@@ -239,13 +268,13 @@ def _message(value: Any) -> Message:
     if content is None:
         turn = {**turn, "content": ""}
     elif isinstance(content, list):
-        turn = join_parts(turn, content)
+        turn = join_parts(turn, content, joined=type(content) is not Parts)
     elif isinstance(content, dict) and content.get("type"):
         turn = join_parts(turn, [content])
     elif not isinstance(content, str):
         raise RowError(f"content must be text or parts, not {type(content).__name__}")
-    calls = turn.get("tool_calls")
-    if calls is not None:
+    calls = value.get("tool_calls")
+    if calls is not None and turn["tool_calls"] is calls:  # `join_parts` rewrites those it adds to
         rewritten = call_list(calls)
         if type(calls) is not list or any(map(operator.is_not, rewritten, calls)):
             turn = {**turn, "tool_calls": rewritten}

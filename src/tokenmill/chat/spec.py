@@ -19,7 +19,7 @@ from msgspec.structs import force_setattr
 from tokenmill.errors import UsageError
 from tokenmill.options import Column, Options, Variables
 
-RENDERER_VERSION = 5
+RENDERER_VERSION = 6
 
 GROUPED = ("preference", "kto", "ranked")
 """Formats whose rows hold a group of answers to one prompt; see `tokenmill.chat.groups`."""
@@ -46,10 +46,14 @@ TRAINABLE: dict[str, tuple[str, ...]] = {
     "rollouts": (),  # None: what was sampled
 }
 
-TURNS_OF_GROUPS = (
-    "expand='turns' makes one row of every turn, and a group of answers one row of every answer:"
-    " choose one"
-)
+
+def turns_of_groups(expand: str) -> str:
+    """Why a group of answers is not expanded."""
+    return (
+        f"expand={expand!r} makes rows of turns, and a group of answers is one row of every"
+        " answer: choose one"
+    )
+
 
 # The names under which the renderer itself speaks to a template.
 RESERVED_KWARGS = ("messages", "tools", "add_generation_prompt")
@@ -79,7 +83,8 @@ class ChatSpec(Options, frozen=True, kw_only=True):
             next turn starts (``turn``).
         thinking_opener: Whether a thinking opener that is already in the generation prompt belongs
             to the ``prompt`` or is ``trained``.
-        expand: ``turns`` makes one row of every assistant turn, with the turns before it.
+        expand: ``turns`` makes one row of every assistant turn, with the turns before it;
+            ``append`` joins those of which one goes on where another ends, as a rollout does.
         trailing: Reject a conversation that ends with a user turn, or trim it to its last
             assistant turn.
         append_eos: End text and string completions with the end-of-sequence token.
@@ -112,7 +117,7 @@ class ChatSpec(Options, frozen=True, kw_only=True):
     ) = None
     turn_end: Literal["stop", "turn"] = "stop"
     thinking_opener: Literal["prompt", "trained"] = "prompt"
-    expand: Literal["none", "turns"] = "none"
+    expand: Literal["none", "turns", "append"] = "none"
     trailing: Literal["reject", "trim"] = "reject"
     append_eos: bool = True
 
@@ -122,15 +127,22 @@ class ChatSpec(Options, frozen=True, kw_only=True):
         if self.train_on is not None:
             if self.format != "auto":
                 self.trained(self.format)
-            if self.train_on == "everything" and self.expand == "turns":
+            if self.train_on == "everything" and self.expand != "none":
                 raise UsageError(
-                    "expand='turns' trains one turn per row, train_on='everything' all of it:"
-                    " choose one"
+                    f"expand={self.expand!r} trains each turn in one row, train_on='everything'"
+                    " all of it: choose one"
                 )
-        if self.expand == "turns" and self.format in UNRENDERED:
-            raise UsageError(f"expand='turns' needs conversations, format={self.format!r} has none")
-        if self.expand == "turns" and self.format in GROUPED:
-            raise UsageError(TURNS_OF_GROUPS)
+        if self.expand != "none" and self.format in UNRENDERED:
+            raise UsageError(
+                f"expand={self.expand!r} needs conversations, format={self.format!r} has none"
+            )
+        if self.expand != "none" and self.format in GROUPED:
+            raise UsageError(turns_of_groups(self.expand))
+        if self.expand == "append" and self.turn_end == "turn":
+            raise UsageError(
+                "expand='append' makes rows as a model samples them, which ends with the"
+                " end-of-turn token: turn_end='turn' trains what nobody samples"
+            )
         for name in RESERVED_KWARGS:
             if name in (self.template_kwargs or ()):
                 raise UsageError(f"template_kwargs[{name!r}] is set by the renderer itself")

@@ -378,7 +378,7 @@ class Tracer(Expressions):
     def _do_For(self, node: nodes.For) -> None:
         if node.recursive:
             raise Untraceable("a recursive loop", line_of(node))
-        literal = sum(len(data.data) for data in node.find_all(nodes.TemplateData))
+        literal = self._names.literal(node)
         items = self._items(self._value(node.iter))
         if node.test is not None:
             items = self._filtered(node, items)
@@ -503,7 +503,7 @@ class Tracer(Expressions):
         macro = self._names.macros[name]
         if node.dyn_args is not None or node.dyn_kwargs is not None:
             raise Untraceable("a macro called with * or **", line_of(node))
-        if any(n.name in ("caller", "varargs", "kwargs") for n in macro.find_all(nodes.Name)):
+        if self._names.takes_anything(macro):
             raise Untraceable("a macro with caller, varargs or kwargs", line_of(macro))
         given = [self._value(argument) for argument in node.args]
         named = {keyword.key: self._value(keyword.value) for keyword in node.kwargs}

@@ -9,6 +9,7 @@ be traced is `NotTraced`, with the cause.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -68,7 +69,11 @@ class TracedTemplate:
         self.differed = ""
         """What was seen the first time the program differed from the reference."""
         self._tools: dict[bytes, tuple[list[Any], Memo]] = {}
-        self._last_tools: tuple[list[Any] | None, tuple[list[Any], Memo] | None] = (None, None)
+        self._last_tools: tuple[list[Any] | None, bytes, tuple[list[Any], Memo]] = (
+            None,
+            b"",
+            ([], {}),
+        )
         self._tracer: Tracer | None = None
         self._untraceable: NotTraced | None = None
         self._start()
@@ -109,7 +114,7 @@ class TracedTemplate:
         given = alias_reasoning(messages)
         memo: Memo | None = None
         if tools:
-            tools, memo = self._interned(tools)
+            tools, memo = self.interned(tools)
         try:
             return self._tracer.program.run(given, tools, memo, nulls=nulls)
         except Unlearned:
@@ -119,22 +124,37 @@ class TracedTemplate:
         except Exception as error:
             raise _not_traced(error) from error
 
-    def _interned(self, tools: list[Any]) -> tuple[list[Any], Memo | None]:
+    def interned(self, tools: list[Any]) -> tuple[list[Any], Memo | None]:
         """The same list for equal tools, with what is known of it."""
-        last, seen = self._last_tools
-        if tools is last and seen is not None:  # one row may be rendered in two forms
-            return seen
+        last, last_key, known = self._last_tools
+        if tools is last:  # one row may be rendered in two forms
+            return known
         try:
             key = msgspec.json.encode(tools)
         except (msgspec.MsgspecError, ValueError, OverflowError, TypeError, RecursionError):
             return tools, None  # not of JSON: a caller's own objects
-        known = self._tools.get(key)
-        if known is None:
-            if len(self._tools) >= MOST_TOOLS:
-                self._tools.clear()
-            known = self._tools[key] = (tools, {})
-        self._last_tools = tools, known
+        if key != last_key:  # data sets with one list of tools: not even hashed
+            found = self._tools.get(key)
+            if found is None:
+                if len(self._tools) >= MOST_TOOLS:
+                    self._tools.clear()
+                found = self._tools[key] = (tools, {})
+            known = found
+        self._last_tools = tools, key, known
         return known
+
+    def loop_over_tools(self, loop: tuple[Any, ...]) -> Callable[..., Any]:
+        """The body of a loop over the tools, by the first part of its block's name.
+
+        Raises:
+            Unlearned: No row has come to it.
+        """
+        assert self._tracer is not None
+        for stands in (False, True):
+            name = (*loop, stands, 0)  # tools are nobody's words
+            if name in self._tracer.program.blocks:
+                return self._tracer.program.compiled(name)
+        raise Unlearned
 
     def _learn(
         self, messages: list[dict[str, Any]], given: list[dict[str, Any]], tools: list[Any] | None

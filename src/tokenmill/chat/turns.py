@@ -27,6 +27,7 @@ from itertools import accumulate, pairwise
 from typing import Any
 
 from tokenmill.chat.calls import strings
+from tokenmill.chat.pictures import Picture
 from tokenmill.chat.program import Run
 from tokenmill.chat.template import REASONING_KEYS
 from tokenmill.chat.thinking import REASONING, TAG, TEXT, any_of, before_thinking, cut
@@ -52,6 +53,10 @@ class Settled:
     dropped: str = ""
     weights: Sequence[float] = ()
     """What each turn counts in the loss; empty where each counts 1."""
+    emptied: bool = False
+    """Whether the template was given empty texts for null contents."""
+    pictures: Sequence[Picture] = ()
+    """Those of the conversation, in order."""
 
 
 def common_prefix(left: str, right: str) -> str:
@@ -220,8 +225,8 @@ class Openings:
                     asked, unasked = self._follow(messages, True), self._follow(messages, False)
                 except RowError:
                     continue
-                tail = _tail(asked)
-                self._standing = bool(tail.strip()) and tail == _tail(unasked)
+                last = tail(asked)
+                self._standing = bool(last.strip()) and last == tail(unasked)
                 break
         return self._standing
 
@@ -234,8 +239,8 @@ class Openings:
     def _find_closer(self) -> str:
         user, assistant = _message("user"), _message("assistant")
         try:
-            if tail := _tail(self._follow([user, assistant], False)).rstrip():
-                return tail
+            if last := tail(self._follow([user, assistant], False)).rstrip():
+                return last
             first = _turn(self._follow([user, assistant], False), 0)
             later = _turn(self._follow([user, assistant, user], False), 2)
         except RowError:
@@ -264,7 +269,7 @@ class Openings:
         return self._leads
 
 
-def _tail(run: Run) -> str:
+def tail(run: Run) -> str:
     """What was printed after the last message."""
     return "".join(run.out[run.marks[-1][0] :]) if run.marks else ""
 
@@ -280,9 +285,9 @@ def _turn(run: Run, k: int) -> str:
 
 def _difference(asked: Run, unasked: Run) -> str:
     """The generation prompt: printed after the last message, or in its turn when asked for."""
-    tail = _tail(asked)
-    if tail.strip():
-        return tail
+    last = tail(asked)
+    if last.strip():
+        return last
     with_prompt, without = "".join(asked.out), "".join(unasked.out)
     return with_prompt[len(without) :] if with_prompt.startswith(without) else ""
 
@@ -347,6 +352,34 @@ class Judge:
         else:
             self._settle_turns(settled, run, messages, position, pieces, trained)
         return settled
+
+    def closing(self, run: Run, k: int) -> tuple[int, int | None]:
+        """Where an assistant's own words end in a render, and where what closes its turn does.
+
+        Nothing is checked but that the turn is in one piece: what a model sampled may be anything.
+        Its end is None where the template prints other messages in the same turn.
+
+        Raises:
+            RowError: The template prints the turn in several places, or not at all.
+        """
+        position = list(accumulate(map(len, run.out), initial=0))
+        pieces = pieces_of(run, position)
+        if run.taken:
+            add_unlooped(run, position, pieces)
+        first, stop = pieces.get(k, (-1, -1))
+        if first < 0:
+            raise unproven(f"the template prints the turn {k} in several places, or nowhere")
+        others = {place for place, owner in run.taken if owner != k}
+        own = run.own[bisect_left(run.own, first) : bisect_left(run.own, stop)]
+        last = max((place for place in own if place not in others), default=first - 1)
+        words, end = position[last + 1], position[stop]
+        if any(run.out[place] and last < place < stop for place in others):
+            return words, None
+        tail = run.text[words:end]
+        if tail.strip():
+            return words, words + len(tail.rstrip())
+        closer = "" if tail else self.openings.closer()
+        return words, end + (len(closer) if run.text.startswith(closer, end) else 0)
 
     def _settle_turns(
         self,

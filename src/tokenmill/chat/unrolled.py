@@ -1,14 +1,17 @@
 r"""Whole conversations as one path each: what most rows are, rendered and settled in one step.
 
-Most rows of most data sets are messages that hold a role and a text and nothing else, in a handful
-of orders: user, assistant; system, user, assistant. With the roles known, a template's loops unroll
-and nearly all of its questions answer themselves. What is left is a few questions about the texts
-and a list of fragments, and where turns begin and trained spans end is known as a fragment and a
-distance into it::
+Most rows of most data sets are built like many others (`outline`): user, assistant; system, user,
+a call, its result, an answer. With the outline known, a template's loops unroll and nearly all of
+its questions answer themselves. What is left is a few questions about the texts and a list of
+fragments, and where turns begin and trained spans end is known as a fragment and a distance into
+it::
 
     ("user", "assistant")
       "</think>" in text 1?  no  →  ['<|im_start|>user\n', text 0, '<|im_end|>\n<|im_start|>…\n', …]
                                      └──────── turn of user ─────────────────┘└ turn of assistant …
+
+Arguments of calls and lists of tools are looked into by nobody here: they are printed as JSON, or
+tools by a loop that looks at nothing else, which the general way's program runs.
 
 `Unrolled` is asked first, for such rows, by `tokenmill.chat.render`. What it does not know goes the
 general way (`traced`, then `turns`), and from what came out there it learns: a path is taken up
@@ -19,37 +22,50 @@ about the spans could depend on the texts. It never changes an outcome.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import Any, NoReturn
+from math import isfinite
+from types import NoneType
+from typing import Any, NamedTuple, NoReturn
 
 from jinja2 import Undefined, nodes
 
 from tokenmill.chat.expressions import line_of
+from tokenmill.chat.outline import Outline, with_leaves
 from tokenmill.chat.program import (
     MIXED,
     MOST_SIZE,
     MOST_WORK,
     NOBODY,
+    SCALARS,
     Inconsistent,
+    Memo,
     Namespace,
+    Refused,
     Run,
+    Unlearned,
+    run_loop,
+    run_pure,
 )
 from tokenmill.chat.symbols import (
+    NOTHING,
     Frame,
+    Function,
     Joined,
     LoopVariable,
     Method,
     Symbol,
     Untraceable,
+    class_of,
     parts_of,
     sources_of,
 )
-from tokenmill.chat.template import ReferenceTemplate
+from tokenmill.chat.template import REASONING_KEYS, ReferenceTemplate, alias_reasoning
 from tokenmill.chat.thinking import before_thinking
 from tokenmill.chat.trace import Break, Continue, Tracer, says_something
+from tokenmill.chat.traced import TracedTemplate
 from tokenmill.chat.turns import (
     ATOM,
     Judge,
@@ -65,10 +81,12 @@ from tokenmill.chat.turns import (
 from tokenmill.errors import RowError
 
 MOST_MESSAGES = 64  # of a conversation
-MOST_ORDERS = 512  # of roles that are known
+MOST_OUTLINES = 512  # that are known
 MOST_OPERATIONS = 100_000
-WORTH_IT = 3  # rows of the same roles before the next is learned from
+WORTH_IT = 3  # rows of one outline before the next is learned from
 LEAST_PRICE = 24  # steps of whatever makes a text (see `program`)
+REFUSED = object()  # in place of a plan: the template refuses the conversation in this form
+WORDS = {str, int, bool, NoneType}  # are in JSON what they are to whoever looks for them
 MOST_CALLS = 20  # of macros from macros
 
 _STRIPPED = re.compile(r"env\[(\d+)\](?:\.[lr]?strip\((?:|'\\n')\))?")
@@ -83,8 +101,8 @@ _METHODS = {
 }  # fmt: skip
 
 
-class Text(Symbol):
-    """The text of a message: whatever looks at it past the tracer would see something else."""
+class Leaf(Symbol):
+    """A leaf of a conversation: whatever looks at it past the tracer would see something else."""
 
     def _seen(self, *_: Any) -> NoReturn:
         raise Untraceable("a message looked at as a whole")
@@ -99,38 +117,75 @@ class Plan:
     """Where turns end and trained spans lie in the fragments of one path.
 
     Attributes:
+        roles: Of every message.
         most: Characters of a conversation up to which the general way surely takes it, too.
         ends: Of every message, the fragment before which its turn ends.
         spans: Of every assistant: its number, and fragment and distance of begin and end.
-        checks: Assistants whose text is not printed as it is, with the fragments taken from it.
+        checks: Assistants of whom is not known that all they say is printed.
+        emptied: Whether null contents are given to the template as empty text.
     """
 
+    roles: tuple[str, ...]
     most: int
     ends: list[int]
     spans: list[tuple[int, int, int, int, int]]
-    checks: list[tuple[int, list[int]]]
+    checks: list[Check]
+    emptied: bool
+
+
+@dataclass(slots=True)
+class Check:
+    """What is to be looked for in an assistant's turn.
+
+    Attributes:
+        k: Its number.
+        own: The fragments taken from its message.
+        first: The first fragment of the turn.
+        stop: The fragment behind the turn.
+        arguments: Where all but odd arguments of calls are known to be printed: those arguments,
+            as numbers of leaves.
+    """
+
+    k: int
+    own: list[int]
+    first: int
+    stop: int
+    arguments: list[int] | None
 
 
 class Unroller(Tracer):
     """Takes conversations through a template whose roles are known, all in one block."""
 
-    def follow(
-        self, roles: Sequence[str], contents: Sequence[str], tools: list[Any] | None
-    ) -> tuple[list[Any], Run]:
-        """Take one conversation, without tools or with an empty list of them, through the template.
+    def follow(self, conversation: Known, *, null: bool) -> tuple[list[Any], Run]:
+        """Take one conversation through the template.
+
+        Args:
+            conversation: The conversation.
+            null: Whether contents that are null in the row are given as that, not as empty text.
 
         Returns:
             What it prints, texts of the template and symbols; and the same as a run.
         """
-        block = self.program.block(tuple(roles))
+        block = self.program.block((conversation.outline, null))
         frame = self._frame = Frame(block, [{}])
-        texts = [Text(f"env[{k}]", text, frozenset((k,))) for k, text in enumerate(contents)]
-        frame.kinds = {text.code: str for text in texts}
-        given = [{"role": role, "content": text} for role, text in zip(roles, texts, strict=True)]
+        self.leaves: list[tuple[int, str]] = []
+        """Of every leaf, the number of its message and its key."""
+
+        def leaf(k: int, key: str, value: Any) -> Leaf:
+            made = Leaf(f"env[{len(self.leaves)}]", value, frozenset((k,)))
+            frame.kinds[made.code] = type(value)
+            self.leaves.append((k, key))
+            return made
+
+        given = with_leaves(conversation.messages, conversation.nulls, leaf, null)
+        given = alias_reasoning(given)
         self._messages: Any = given
-        self._tools: Any = tools
+        self._tools: Any = conversation.tools
+        self._run = Run([], conversation.tools, conversation.memo)
+        if conversation.tools:
+            self._tools = Leaf("items", conversation.tools, NOTHING)
+            frame.kinds["items"] = list
         self._owners = {id(message): k for k, message in enumerate(given)}
-        self._run = Run([], None, None)
         self._fragments: list[Any] = []
         self._calls = 0
         self._body(self.tree.body)
@@ -146,6 +201,20 @@ class Unroller(Tracer):
     def give_up(self) -> None:
         """End the path that was being followed: rows that come along it go the general way."""
         self._emit("leaf", "None", ())
+
+    def refuse(self) -> None:
+        """End the path that was being followed: the template refuses what comes along it."""
+        self._emit("leaf", self.program.constant(REFUSED), ())
+
+    def is_empty(self, code: str) -> bool:
+        """Whether a text was found empty on the path that was followed."""
+        return self._frame.facts.get(code) is False
+
+    def unprinted(self, fragments: Iterable[Any]) -> bool:
+        """Whether JSON was made on the path that is printed nowhere."""
+        printed = {part.code for part in fragments if isinstance(part, Symbol)}
+        made = self._frame.made
+        return any(name not in printed for code, name in made.items() if "F_tojson" in code)
 
     def made_of(self, symbol: Symbol) -> str:
         """The code that a symbol's value comes from."""
@@ -220,6 +289,9 @@ class Unroller(Tracer):
 
     def _do_For(self, node: nodes.For) -> None:
         items = self._value(node.iter)
+        if items is self._tools and isinstance(items, Leaf):
+            self._print(self._loop_over_tools(node))
+            return
         if isinstance(items, (Symbol, Joined)) or node.recursive:
             raise Untraceable("a loop over something of a text", line_of(node))
         self._refuse_keys(items)
@@ -234,6 +306,27 @@ class Unroller(Tracer):
         owners = [self._owners.get(id(item), self._run.me) for item in items]
         stands = self._run.me == NOBODY and says_something(node)
         self._loop_over(node, items, owners, stands)
+
+    def _loop_over_tools(self, node: nodes.For) -> Symbol:
+        """What a loop over the tools prints that looks at nothing else but a few constants."""
+        if node.test is not None or node.else_ or node.recursive or not self._names.pure(node):
+            raise Untraceable("a loop over tools that looks at other things", line_of(node))
+        values = [self._lookup(name) for name in self._names.reads(node)]
+        values += [self._top(name) for name in self._names.macro_reads(node)]
+        if any(type(value) not in (*SCALARS, Function) for value in values):
+            raise Untraceable("a loop over tools that is handed something", line_of(node))
+        loop = (id(node), False, tuple(class_of(value, False) for value in values))
+        literal = sum(len(data.data) for data in node.find_all(nodes.TemplateData))
+        env = tuple(None if isinstance(value, Function) else value for value in values)
+        codes = "".join(self._code(value) + "," for value in env)
+        run = Run([], self._tools.value, self._run.memo)
+        print_tools = self.program.names["print_tools"]
+        return self._attempt(
+            f"print_tools(R, {loop}, {literal}, ({codes}))",
+            lambda: print_tools(run, loop, literal, env),
+            NOTHING,
+            str,
+        )
 
     def _passes(self, node: nodes.For, item: Any) -> bool:
         assert node.test is not None
@@ -353,6 +446,8 @@ class Unroller(Tracer):
         namespace.values[target.attr] = value
 
     def _member(self, base: Any, key: Any, *, item: bool) -> Any:
+        if isinstance(base, Leaf) and not isinstance(base.value, str):
+            raise Untraceable("a member of arguments or tools")
         if isinstance(base, Namespace):
             return base.values.get(key, self.program.names["U"])
         return super()._member(base, key, item=item)
@@ -361,6 +456,9 @@ class Unroller(Tracer):
         self._assign(node.target, self._value(node.node))
 
     # -- what is left to the general way ------------------------------------------------------
+
+    def _refuse(self, why: str) -> NoReturn:
+        raise Refused(why)  # whether the path ends here is for `Unrolled` to say
 
     def _refuse_keys(self, value: Any) -> None:
         """Refuse to go through a message's keys: rows differ in their order."""
@@ -378,7 +476,8 @@ class Unroller(Tracer):
         by_role = name in _BY_ROLE and given[:1] == ["role"]
         if name not in _WHOLE_MESSAGES and not by_role and _holds_text([value, *given]):
             raise Untraceable(f"the filter {name} on whole messages")
-        if isinstance(value, (Symbol, Joined)) and name not in _FILTERS:
+        as_json = name == "tojson" and isinstance(value, Leaf) and not isinstance(value.value, str)
+        if isinstance(value, (Symbol, Joined)) and name not in _FILTERS and not as_json:
             raise Untraceable(f"the filter {name}")
         return super()._apply(name, value, given, named)
 
@@ -420,130 +519,234 @@ def _holds_text(values: Iterable[Any]) -> bool:
     return False
 
 
+class Known(NamedTuple):
+    """A conversation that went the general way.
+
+    Attributes:
+        outline: Its outline.
+        leaves: Its leaves.
+        messages: Its messages, null contents as empty text.
+        nulls: `id` of the messages whose content is null in the row.
+        tools: Its tools.
+        memo: What the general way's program remembers of them.
+    """
+
+    outline: Outline
+    leaves: list[Any]
+    messages: Messages
+    nulls: Collection[int]
+    tools: list[Any] | None
+    memo: Memo | None
+
+
 class Unrolled:
     """Known whole conversations of one template.
 
+    One of these is for conversations without tools, one for an empty list of tools, which is
+    something else, and one for all others.
+
     Args:
         reference: The template.
+        traced: The general way.
         judge: Settles renders of it.
-        tools: What the template is told of tools: None, or an empty list, which is something else.
     """
 
-    def __init__(
-        self, reference: ReferenceTemplate, judge: Judge, tools: list[Any] | None = None
-    ) -> None:
-        self._tools = tools
+    def __init__(self, reference: ReferenceTemplate, traced: TracedTemplate, judge: Judge) -> None:
         self._judge = judge
         self._reference = reference
+        self._traced = traced
         self._unroller: Unroller | None = None
-        self._functions: dict[tuple[str, ...], Callable[..., Any] | None] = {}
-        self._met: dict[tuple[str, ...], int] = {}
-        self._run = Run([], None, None)  # which a path of whole texts leaves as it is
+        self._functions: dict[Outline, Callable[..., Any] | None] = {}
+        self._met: dict[Outline, int] = {}
+        self._run = Run([], None, None)  # which a path without tools leaves as it is
         self.differed: list[str] = []
         """What should never have been: paths that gave something else than the general way."""
         self.worth_learning = False
         """Whether the path of the row just asked for is not known and may be learned."""
 
-    def settle(self, messages: Messages, trained: Sequence[int] | None) -> Settled | None:
-        """Render and settle a conversation of roles and texts; None where its path is not known.
+    def settle(
+        self,
+        outline: Outline,
+        leaves: list[Any],
+        messages: Messages,
+        trained: Sequence[int] | None,
+        tools: list[Any] | None = None,
+    ) -> Settled | None:
+        """Render and settle a conversation; None where its path is not known.
 
         Raises:
             RowError: As `Judge.settle`.
         """
-        roles = tuple([message["role"] for message in messages])
         self.worth_learning = False
         try:
-            function = self._functions[roles]
+            function = self._functions[outline]
         except KeyError:
-            self._meet(roles)
+            self._meet(outline)
             return None
         if function is None:
             return None
-        contents = [message["content"] for message in messages]
+        run = self._run
+        if tools:
+            tools, memo = self._traced.interned(tools)
+            run = Run([], tools, memo)
         try:
-            found = function(self._run, None, 0, 0, (), contents)
+            plan, out = function(run, None, 0, 0, tools, leaves)
         except Exception:  # a question not answered before, or one that the reference must answer
             self.worth_learning = True
             return None
-        plan, out = found
-        if plan is None or sum(map(len, contents)) > plan.most:
-            return None
         text = "".join(out)
-        position = [0, *accumulate(map(len, out))]
+        if plan is None or sum(map(len, leaves), len(text)) + run.size + 16 * run.work > plan.most:
+            return None
+        position = list(accumulate(map(len, out), initial=0))
         ends = [position[place] for place in plan.ends]
         spans = None
         if trained is not None:
             if plan.checks:
-                self._check(plan, messages, out, text)
+                self._check(plan, messages, leaves, out, text, position)
             spans = [
                 (position[first] + begin, position[last] + end)
                 for k, first, begin, last, end in plan.spans
                 if k in trained
             ]
-        return Settled(text, spans, roles, ends)
+        return Settled(text, spans, plan.roles, ends, emptied=plan.emptied)
 
-    def _meet(self, roles: tuple[str, ...]) -> None:
-        """Roles that are not known: learned from once they have come a few times."""
-        met = self._met.get(roles, 0) + 1
+    def _meet(self, outline: Outline) -> None:
+        """An outline that is not known: learned from once it has come a few times."""
+        met = self._met.get(outline, 0) + 1
         if met >= WORTH_IT:
             self.worth_learning = True
-        elif len(self._met) < 4 * MOST_ORDERS:
-            self._met[roles] = met
+        elif len(self._met) < 4 * MOST_OUTLINES:
+            self._met[outline] = met
 
-    def _check(self, plan: Plan, messages: Messages, out: list[str], text: str) -> None:
+    def _check(
+        self,
+        plan: Plan,
+        messages: Messages,
+        leaves: list[Any],
+        out: list[str],
+        text: str,
+        position: list[int],
+    ) -> None:
         last = plan.spans[-1][0]
-        for k, places in plan.checks:
-            said = [out[place] for place in places]
-            check_printed(messages[k], k, said, text, k == last, self._judge.thinking)
+        for check in plan.checks:
+            if check.arguments is not None and all(
+                _is_ordinary(leaves[place]) for place in check.arguments
+            ):
+                continue
+            said = [out[place] for place in check.own]
+            turn = text[position[check.first] : position[check.stop]]
+            k = check.k
+            check_printed(messages[k], k, said, text, k == last, self._judge.thinking, turn)
 
-    def learn(self, messages: Messages, run: Run) -> None:
+    def _print_tools(
+        self, run: Run, loop: tuple[Any, ...], literal: int, env: tuple[Any, ...]
+    ) -> str:
+        """What a loop over the tools prints, by the general way's program."""
+        body = self._traced.loop_over_tools(loop)
+        tools = run.tools
+        run.work += 2 + len(tools)
+        run.size += literal * len(tools)
+        first = len(run.out)
+        try:
+            run_pure(run, run_loop, body, tools, env)
+            if any(run.ownership()):
+                raise Unlearned
+            return "".join(run.out[first:])
+        finally:
+            del run.out[first:]
+
+    def learn(self, conversation: Known, run: Run, emptied: bool) -> None:
         """Take up the path of a conversation that went the general way.
 
         Args:
-            messages: The conversation, of roles and texts alone.
+            conversation: The conversation.
             run: Its render.
+            emptied: Whether it has null contents and was rendered with empty texts for them.
         """
-        roles = tuple([message["role"] for message in messages])
-        if self._judge.generation or len(roles) > MOST_MESSAGES:
-            self._functions[roles] = None
+        outline, messages = conversation.outline, conversation.messages
+        if self._judge.generation or len(messages) > MOST_MESSAGES:
+            self._functions[outline] = None
             return
         if self._unroller is None:
             self._unroller = self._reference.tracer(Unroller, add_generation_prompt=False)
+            self._unroller.program.names["print_tools"] = self._print_tools
         unroller = self._unroller
-        if len(self._functions) >= MOST_ORDERS or unroller.program.size() > MOST_OPERATIONS:
-            self._functions.setdefault(roles, None)
+        if len(self._functions) >= MOST_OUTLINES or unroller.program.size() > MOST_OPERATIONS:
+            self._functions.setdefault(outline, None)
             return
+        roles = tuple([message["role"] for message in messages])
         assistants = [k for k, role in enumerate(roles) if role == "assistant"]
         try:
             wanted = self._judge.settle(run, messages, assistants)
-            wanted.roles = roles
         except RowError:
             return
+        wanted.roles, wanted.emptied = roles, emptied
+        forms = [True, False] if conversation.nulls else [False]  # contents as null, as text
+        taken = not emptied and bool(conversation.nulls)
         try:
-            contents = [message["content"] for message in messages]
-            fragments, unrolled = unroller.follow(roles, contents, self._tools)
-            plan = self._plan(fragments, unrolled, messages)
-            if plan is not None:
-                plan.most = min(
-                    16 * (MOST_WORK - run.work) // max(run.reads, 1),
-                    MOST_SIZE // (run.work // LEAST_PRICE + 1) - len(run.text),
-                )
-                unroller.finish(unroller.program.constant(plan), fragments)
+            for null in forms[: forms.index(taken) + 1]:
+                self._follow(conversation, null, run, taken=null is taken)
+        except Inconsistent as error:
+            self._distrust(outline, str(error))
+            return
+        for null in forms:
+            unroller.program.block((outline, null))  # also where nothing is known of it yet
+        functions = [unroller.program.compiled((outline, null)) for null in forms]
+        self._functions[outline] = functions[0] if len(functions) == 1 else _either(*functions)
+        found = self.settle(outline, conversation.leaves, messages, assistants, conversation.tools)
+        if self.worth_learning or (found is not None and found != wanted):
+            self._distrust(outline, f"{found} instead of {wanted}")
+
+    def _follow(self, conversation: Known, null: bool, run: Run, *, taken: bool) -> None:
+        """Grow the block of one form of a conversation.
+
+        Args:
+            conversation: The conversation.
+            null: Whether null contents are given to the template as that.
+            run: The render of the form that the template took.
+            taken: Whether that is this form.
+        """
+        unroller = self._unroller
+        assert unroller is not None
+        try:
+            fragments, unrolled = unroller.follow(conversation, null=null)
+            plan = None
+            if taken and not unroller.unprinted(fragments):
+                plan = self._plan(fragments, unrolled, conversation.messages)
+            if plan is None:
+                unroller.give_up()
+                return
+            plan.emptied = bool(conversation.nulls) and not null
+            plan.most = min(
+                16 * (MOST_WORK - run.work) // max(run.reads, 1),
+                MOST_SIZE // (run.work // LEAST_PRICE + 1) - len(run.text),
+            )
+            unroller.finish(unroller.program.constant(plan), fragments)
+        except Inconsistent:
+            raise
+        except Refused as error:
+            if not taken and self._is_refused(conversation, str(error)):
+                unroller.refuse()
             else:
                 unroller.give_up()
-        except Inconsistent as error:
-            self._distrust(roles, str(error))
-            return
-        except Exception:  # not unrolled, or refused: the general way says why
+        except Exception:  # not unrolled: the general way says why
             unroller.give_up()
-        self._functions[roles] = unroller.program.compiled(roles)
-        found = self.settle(messages, assistants)
-        if self.worth_learning or (found is not None and found != wanted):
-            self._distrust(roles, f"{found} instead of {wanted}")
 
-    def _distrust(self, roles: tuple[str, ...], why: str) -> None:
-        self.differed.append(f"{roles}: {why}")
-        self._functions[roles] = None
+    def _is_refused(self, conversation: Known, why: str) -> bool:
+        """Whether the reference refuses a conversation with its null contents, for this reason."""
+        messages = [
+            {**message, "content": None} if id(message) in conversation.nulls else message
+            for message in conversation.messages
+        ]
+        try:
+            self._reference.render(messages, conversation.tools)
+        except RowError as error:
+            return error.reason == "template_error" and why in error.message
+        return False
+
+    def _distrust(self, outline: Outline, why: str) -> None:
+        self.differed.append(f"{outline}: {why}")
+        self._functions[outline] = None
 
     # -- where everything lies ----------------------------------------------------------------
 
@@ -564,7 +767,8 @@ class Unrolled:
             if k in pieces and 0 <= pieces[k][0] < following:
                 following = pieces[k][0]
         ends.reverse()
-        plan = Plan(0, ends, [], [])
+        roles = tuple([message["role"] for message in messages])
+        plan = Plan(roles, 0, ends, [], [], emptied=False)
         for k, message in enumerate(messages):
             if message["role"] != "assistant":
                 continue
@@ -582,22 +786,65 @@ class Unrolled:
             skip = _given(opening, lead, self._judge.openings)
             if not closer or skip is None or not all(literal[words + 1 : stop]):
                 return None
-            last, end = stop, len(closer) - len(tail)
+            place, end = stop, len(closer) - len(tail)
             whole = self._judge.turn_end == "turn"
             if whole and (k + 1 < len(messages) or not self._judge.openings.standing):
                 if ends[k] < stop:
                     return None
-                last, end = ends[k], 0
-            plan.spans.append((k, first, skip, last, end))
-            if len(own) != 1 or not self._as_it_is(fragments[own[0]], k):
-                plan.checks.append((k, own))
+                place, end = ends[k], 0
+            plan.spans.append((k, first, skip, place, end))
+            last = "assistant" not in roles[k + 1 :]
+            arguments = self._unchecked(k, [fragments[place] for place in own], last)
+            if arguments != []:
+                plan.checks.append(Check(k, own, first, stop, arguments))
         return plan
 
-    def _as_it_is(self, symbol: Symbol, k: int) -> bool:
-        """Whether a symbol is a message's text, but for whitespace around it."""
-        assert self._unroller is not None
-        found = _STRIPPED.fullmatch(self._unroller.made_of(symbol))
-        return found is not None and int(found[1]) == k
+    def _unchecked(self, k: int, printed: Iterable[Symbol], last: bool) -> list[int] | None:
+        """Arguments that are left to look at where all else that an assistant says is printed.
+
+        Its text and its last reasoning but for whitespace around them, the names of its calls, and
+        their arguments as they are or as JSON; what `check_printed` looks for. None where
+        something of it is not printed, or in another form.
+        """
+        unroller = self._unroller
+        assert unroller is not None
+        codes = {unroller.made_of(symbol) for symbol in printed}
+        whole = {int(found[1]) for code in codes if (found := _STRIPPED.fullmatch(code))}
+        arguments, said = [], True
+        for place, (whose, key) in enumerate(unroller.leaves):
+            code = f"env[{place}]"
+            if whose != k:
+                continue
+            if key == "call.arguments" and f"F_tojson({code})" in codes:
+                arguments.append(place)
+            elif key in ("call.name", "call.arguments"):
+                said = said and code in codes
+            elif key == "content" or (last and key in REASONING_KEYS):
+                said = said and (place in whole or unroller.is_empty(code))
+        return arguments if said else None
+
+
+def _either(first: Callable[..., Any], second: Callable[..., Any]) -> Callable[..., Any]:
+    """What the first form of a conversation gives, or the second where that is refused."""
+
+    def function(*given: Any) -> Any:
+        found = first(*given)
+        return second(*given) if found[0] is REFUSED else found
+
+    return function
+
+
+def _is_ordinary(value: Any) -> bool:
+    """Whether JSON prints all of a value as `check_printed` looks for it."""
+    kind = type(value)
+    if kind is dict:
+        for key, item in value.items():
+            if type(key) is not str or (type(item) not in WORDS and not _is_ordinary(item)):
+                return False
+        return True
+    if kind is list:
+        return all(map(_is_ordinary, value))
+    return kind in WORDS or (kind is float and isfinite(value))
 
 
 def _until_text(literal: list[str]) -> str:

@@ -48,6 +48,7 @@ RECIPE = tuple(
 )
 CACHE = (RUN_OPTIONS["cache_dir"],)
 WHERE = (RUN_OPTIONS["num_workers"], RUN_OPTIONS["executor"], *CACHE)
+MEDIA = (RUN_OPTIONS["media_root"], RUN_OPTIONS["media_urls"])
 ENGINES = (RUN_OPTIONS["engine"], RUN_OPTIONS["renderer"])
 
 METAVARS = {"carry": "COLUMN", "config": "FILE", "cache_dir": "DIR"}
@@ -60,6 +61,10 @@ StorePath = Annotated[
 ]
 OutDirectory = Annotated[
     str | None, typer.Option(metavar="DIR", help="Also make a self-contained copy here.")
+]
+EmbedMedia = Annotated[
+    bool,
+    typer.Option("--embed-media", help="Bring the pictures of rows along in the copy, each once."),
 ]
 Order = Literal["feistel", "miles", "sequential", "length_grouped"]
 Seed = Annotated[int, typer.Option(help="Seed of the order.")]

@@ -8,6 +8,8 @@ and views have the same as methods: see `tokenmill.store.ViewMethods`.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from tokenmill.dataset.choices import (
     filtered,
     rows_of_groups,
@@ -29,9 +31,14 @@ from tokenmill.dataset.view import (
     View,
     as_view,
     concat,
+    tokens_alone,
     unweighted,
 )
 from tokenmill.dataset.where import Where
+from tokenmill.optional import first_use
+
+if TYPE_CHECKING:
+    from tokenmill.dataset.pictures import StoredPictures, pictures_of
 
 __all__ = [
     "ConcatView",
@@ -42,6 +49,7 @@ __all__ = [
     "ShuffledView",
     "SliceView",
     "StoreView",
+    "StoredPictures",
     "View",
     "ViewSidecar",
     "Where",
@@ -50,10 +58,14 @@ __all__ = [
     "filtered",
     "mapped",
     "mix",
+    "pictures_of",
     "rows_of_groups",
     "select",
     "shuffle",
     "split",
     "split_points",
+    "tokens_alone",
     "unweighted",
 ]
+
+__getattr__ = first_use(__name__, pictures="StoredPictures pictures_of")

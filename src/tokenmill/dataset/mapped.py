@@ -118,6 +118,14 @@ class _Mapped:
     def trained(self) -> npt.NDArray[np.int32]:
         return self._store.trained
 
+    @property
+    def pictures(self) -> npt.NDArray[np.int32]:
+        return self._store.pictures
+
+    @property
+    def patches(self) -> npt.NDArray[np.int32]:
+        return self._store.patches
+
     def batch(self, indices: Iterable[SupportsIndex]) -> list[Row]:
         return [_transformed(row, self._function) for row in self._store.batch(indices)]
 

@@ -47,6 +47,14 @@ class Served(Protocol):
     def trained(self) -> npt.NDArray[np.int32]:
         """Trained tokens per row, as stored."""
 
+    @property
+    def pictures(self) -> npt.NDArray[np.int32]:
+        """Pictures per row."""
+
+    @property
+    def patches(self) -> npt.NDArray[np.int32]:
+        """Patches per row."""
+
     def batch(self, indices: Iterable[SupportsIndex]) -> list[Row]:
         """Rows by number."""
 
@@ -98,6 +106,11 @@ class View(ViewMethods, Sequence[Row], abc.ABC):
     def has_weights(self) -> bool:
         """Whether trained tokens count other than 1 in the loss, in any of the stores beneath."""
         return any(store.has_weights for store in self.stores)
+
+    @property
+    def has_media(self) -> bool:
+        """Whether rows have pictures, in any of the stores beneath."""
+        return any(store.has_media for store in self.stores)
 
     # Groups: rows that belong together follow each other in every view, and are there or not.
 
@@ -198,6 +211,14 @@ class View(ViewMethods, Sequence[Row], abc.ABC):
     def trained_at(self, indices: Int64Array) -> Int64Array:
         """Trained tokens of many rows."""
         return self._gather(indices, "trained")
+
+    def pictures_at(self, indices: Int64Array) -> Int64Array:
+        """Pictures of many rows."""
+        return self._gather(indices, "pictures")
+
+    def patches_at(self, indices: Int64Array) -> Int64Array:
+        """What the pictures of many rows cost a vision model."""
+        return self._gather(indices, "patches")
 
     def trained_within(
         self, indices: Int64Array, starts: Int64Array, stops: Int64Array
@@ -613,3 +634,21 @@ def unweighted(view: View, reader: str) -> View:
             "of 0 and 1"
         )
     return view
+
+
+def tokens_alone(view: View, reader: str) -> View:
+    """A view for a reader that knows tokens and masks and nothing else.
+
+    Args:
+        view: The rows.
+        reader: What would read them.
+
+    Raises:
+        UsageError: Trained tokens count other than 1, or rows have pictures.
+    """
+    if view.has_media:
+        raise UsageError(
+            f"rows of this data have pictures, and {reader} would train on their tokens as if "
+            "there were none: serve it with a Loader (media='pixels', docs/images.md)"
+        )
+    return unweighted(view, reader)

@@ -33,6 +33,8 @@ NAMES = {
     "trained": "trained",  # trained tokens of the row
     "source": "source",  # path of its file, as origins name it
     "file": "source",  # the last part of that path
+    "pictures": "pictures",  # pictures of the row
+    "patches": "patches",  # what they cost a vision model
 }
 """Names an expression may use, and the stored column each comes from."""
 

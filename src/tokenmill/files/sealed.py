@@ -238,7 +238,7 @@ class SealedKind:
             raise CacheError(message, path=place) from error
         try:
             record, why = self.form.decode(data), "not the bytes that were written"
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
+        except (msgspec.MsgspecError, ValueError, KeyError, TypeError, RecursionError) as error:
             record, why = None, f"not the summary of a {self.name} ({error})"
         if record is None:
             raise CorruptionError(f"{why}; {self.remedy}", path=summary)

@@ -32,6 +32,8 @@ TRAINERS = ("hf", "axolotl", "llama-factory")
 groups they hold a record per group, every other format a record per row."""
 UNWEIGHTED = ("axolotl", "llama-factory", "megatron", "packed-parquet")
 """Formats whose readers know masks alone; the others have a column of weights where there are."""
+ILLUSTRATED = ("parquet", "arrow", "jsonl")
+"""Formats that say which pictures a row has."""
 LENGTHS = ("length", "lengths")
 """Columns with the number of a row's tokens: transformers calls it so, and ms-swift."""
 
@@ -59,6 +61,7 @@ class ExportPlan:
         mask: ``loss_mask`` or ``labels``: which of the two a record of a row holds.
         layout: Columns of packs: ours, or those that Megatron-Bridge reads.
         also: More columns for a trainer: origin, length, lengths, or carried ones.
+        embed_media: Whether the bytes of pictures stand beside what is said of them.
     """
 
     run: WholeRun
@@ -67,6 +70,7 @@ class ExportPlan:
     mask: str = "loss_mask"
     layout: str = "tokenmill"
     also: tuple[str, ...] = ()
+    embed_media: bool = False
 
     def __post_init__(self) -> None:
         for name, value, known in (
@@ -94,6 +98,16 @@ class ExportPlan:
         if self.format in UNWEIGHTED or self.run.unit == "groups":
             groups = " of groups" * (self.run.unit == "groups")
             unweighted(self.run.view, f"format {self.format}{groups}")
+        if self.format not in ILLUSTRATED and self.run.view.has_media:
+            raise UsageError(
+                f"rows of this data have pictures, and format {self.format} has no place for them: "
+                f"its reader would train on them as if there were none; {', '.join(ILLUSTRATED)} "
+                "hold them"
+            )
+        if self.embed_media and not self.run.view.has_media:
+            raise UsageError("embed_media is for rows with pictures, and these have none")
+        if self.embed_media and self.format == "jsonl":
+            raise UsageError("embed_media is for parquet and arrow: JSON holds no bytes")
         suffix = self.target.suffix
         if suffix in SUFFIXES.values() and not self.one_file:
             raise UsageError(f"{self.target.name} does not name a target of format {self.format}")

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 
 from tokenmill.formats.carried import carried_names
 from tokenmill.formats.plan import ExportPlan
-from tokenmill.formats.tables import WEIGHTS, labels_of, origin_of, weights_of
+from tokenmill.formats.tables import WEIGHTS, labels_of, media_of, origin_of, weights_of
 from tokenmill.packing import Packs
 
 
@@ -70,6 +70,7 @@ def json_lines(plan: ExportPlan, blocks: Iterable[Packs]) -> Iterator[bytes]:
     """One object per row; a carried value is written as the store holds it."""
     view = plan.run.view
     own = ("input_ids", plan.mask, *[WEIGHTS] * view.has_weights, "origin")
+    own += ("media",) * view.has_media
     titles = {name: f"carried.{name}" if name in own else name for name in carried_names(view)}
     for block in blocks:
         lines = []
@@ -81,6 +82,7 @@ def json_lines(plan: ExportPlan, blocks: Iterable[Packs]) -> Iterator[bytes]:
                 plan.mask: marks.tolist(),
                 **({WEIGHTS: weights_of(row, plan.mask).tolist()} if view.has_weights else {}),
                 "origin": origin_of(row),
+                **({"media": media_of(row)} if view.has_media else {}),
             }
             for name, text in row.carried_json.items():
                 record[titles[name]] = msgspec.Raw(text.encode())

@@ -69,7 +69,7 @@ def maker_of(plan: ExportPlan) -> TableMaker:
         return GroupTables(plan)
     if plan.format in TRAINERS:
         return TrainerTables(plan.run.view, plan.also)
-    return RowTables(plan.run.view, plan.mask)
+    return RowTables(plan.run.view, plan.mask, embed_media=plan.embed_media)
 
 
 def listed(pieces: Sequence[npt.NDArray[Any]], kind: Any) -> pa.ListArray:
@@ -92,15 +92,20 @@ class RowTables:
     Args:
         view: The rows.
         mask: ``loss_mask`` or ``labels``.
+        embed_media: Whether the bytes of pictures stand beside what is said of them.
     """
 
-    def __init__(self, view: View, mask: str) -> None:
+    def __init__(self, view: View, mask: str, *, embed_media: bool = False) -> None:
         self._view = view
         self._mask = mask
+        self._embed = embed_media
         kind = _INT8 if mask == "loss_mask" else _INT64
         own = [pa.field("input_ids", _INT32), pa.field(mask, kind)]
         own += [pa.field(WEIGHTS, _FLOAT)] * view.has_weights
         own.append(pa.field("origin", ORIGIN))
+        if view.has_media:
+            picture = pa.struct([*PICTURE, *[pa.field("bytes", pa.binary())] * embed_media])
+            own.append(pa.field("media", pa.list_(picture)))
         self._carried = CarriedColumns(view, [field.name for field in own])
         self.schema = pa.schema([*own, *self._carried.fields])
 
@@ -113,10 +118,21 @@ class RowTables:
                 self._masks(rows),
                 *weight_columns(self._view, rows, self._mask),
                 pa.array([origin_of(row) for row in rows], ORIGIN),
+                *self._media(rows),
                 *self._carried.arrays(rows),
             ],
             schema=self.schema,
         )
+
+    def _media(self, rows: list[Row]) -> list[pa.Array]:
+        if not self._view.has_media:
+            return []
+        made = [media_of(row) for row in rows]
+        if self._embed:
+            for row, pictures in zip(rows, made, strict=True):
+                for number, picture in enumerate(pictures):
+                    picture["bytes"] = row.picture(number)
+        return [pa.array(made, self.schema.field("media").type)]
 
     def _masks(self, rows: list[Row]) -> pa.ListArray:
         if self._mask == "loss_mask":
@@ -141,6 +157,24 @@ def origin_of(row: Row) -> dict[str, Any]:
     """A row's origin by names."""
     origin = row.origin
     return {name: getattr(origin, name) for name in ("path", "row", "line", "offset", "length")}
+
+
+PICTURE = (
+    pa.field("kind", pa.string()),
+    pa.field("reference", pa.string()),
+    pa.field("digest", pa.string()),
+    pa.field("width", pa.int32()),
+    pa.field("height", pa.int32()),
+    pa.field("start", pa.int32()),
+    pa.field("count", pa.int32()),
+    pa.field("grid", pa.list_(pa.int32())),
+)
+"""What is said of a picture, as `tokenmill.Media` has it."""
+
+
+def media_of(row: Row) -> list[dict[str, Any]]:
+    """A row's pictures by names."""
+    return [{field.name: getattr(one, field.name) for field in PICTURE} for one in row.media]
 
 
 def trainer_columns(pieces: Sequence[Piece]) -> list[pa.Array]:

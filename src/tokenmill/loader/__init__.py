@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from tokenmill.loader.cursor import Cursor, Passport
 from tokenmill.loader.loader import Loader, LoaderIterator
+from tokenmill.loader.media import PlacedMedia
 from tokenmill.loader.ordered import OrderedView
 from tokenmill.loader.stream import LengthGrouped, Stream
 from tokenmill.loader.whole_run import WholeRun
@@ -20,6 +21,7 @@ __all__ = [
     "LoaderIterator",
     "OrderedView",
     "Passport",
+    "PlacedMedia",
     "Stream",
     "WholeRun",
 ]

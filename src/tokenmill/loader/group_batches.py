@@ -114,7 +114,7 @@ class GroupFiller:
     def _of_rows(self, batch: Batch, rows: list[Row], firsts: NDArray[np.bool_]) -> Batch:
         """What is known of every row; packed, of every segment, tails included."""
         packed = "cu_seqlens" in batch
-        places = _segments(batch)[: len(rows)] if packed else np.arange(len(rows))
+        places = segments_of_rows(batch)[: len(rows)] if packed else np.arange(len(rows))
         height = len(batch["cu_seqlens"]) - 1 if packed else batch["input_ids"].shape[0]
         group_idx = np.full(height, -1, np.int64)
         label = np.full(height, -1, np.int8)
@@ -186,7 +186,7 @@ def group_counts(view: View) -> dict[str, int]:
     return counts
 
 
-def _segments(batch: Batch) -> Int64Array:
+def segments_of_rows(batch: Batch) -> Int64Array:
     """The segments that hold rows: behind each pack's rows there may be a tail of padding."""
     bounds = batch["cu_seqlens_padded" if "cu_seqlens_padded" in batch else "cu_seqlens"]
     firsts = bounds[:-1][np.diff(bounds) > 0]

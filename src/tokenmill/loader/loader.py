@@ -15,6 +15,7 @@ next cursor. It is what adapters for host frameworks build on.
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -60,6 +61,12 @@ class Loader:
             parted.
         layout: How pairs are served: sides (``chosen_*`` and ``rejected_*``) or interleaved (one
             matrix, row by row). Other groups are always interleaved, and packs lie as they do.
+        media: Of rows with pictures: references names them (``media``), pixels also hands out what
+            the processor makes of them, under its model's names; see ``docs/images.md``. None
+            serves their ids alone, which is warned of.
+        max_patches: A second budget beside ``max_tokens``, of micro-batches and packs: patches of
+            their pictures.
+        processor: Makes the pixels; None takes the copy that the stores keep.
     """
 
     def __init__(
@@ -85,6 +92,9 @@ class Loader:
         sidecars: Wanted = None,
         unit: str = "auto",
         layout: str = "sides",
+        media: str | None = None,
+        max_patches: int | None = None,
+        processor: Any = None,
     ) -> None:
         if epochs is not None and (
             isinstance(epochs, bool) or not isinstance(epochs, int) or epochs < 1
@@ -111,7 +121,16 @@ class Loader:
             sidecars=sidecars,
             unit=unit,
             layout=layout,
+            media=media,
+            max_patches=max_patches,
+            processor=processor,
         )
+        if media is None and self.stream.view.has_media:
+            warnings.warn(
+                "rows of this data have pictures, and batches will have their tokens alone: say "
+                "media='pixels' to serve what the model sees, or media='references'",
+                stacklevel=2,
+            )
         self.epochs = epochs
         self.prefetch = prefetch
         self._cursor = Cursor()

@@ -30,6 +30,7 @@ class MicroFiller:
         rank: This rank among all.
         world_size: All ranks, those that share a slab included.
         groups: Adds what belongs to groups, where samples are groups.
+        max_patches: Of the pictures of a micro-batch, at most; None sets no bound.
     """
 
     filler: Filler
@@ -37,6 +38,7 @@ class MicroFiller:
     rank: int
     world_size: int
     groups: GroupFiller | None = None
+    max_patches: int | None = None
 
     def fill(self, step: Step) -> list[Batch]:
         """The micro-batches of this rank: as many as every rank has."""
@@ -45,7 +47,10 @@ class MicroFiller:
         trained = self.filler.trained(packs, 0, packs.rows.size)
         weighed = self.filler.weighed(packs)
         length = self.filler.pack_length
-        numbers, each = self.wish.plan(packs, trained, self.world_size // shared, length)
+        patches = None
+        if self.max_patches is not None:
+            patches = self.filler.view.patches_at(packs.rows), self.max_patches
+        numbers, each = self.wish.plan(packs, trained, self.world_size // shared, length, patches)
         own = np.flatnonzero(numbers // each == owner)
         own = own[np.argsort(numbers[own], kind="stable")]
         mine = packs.take(own)

@@ -16,7 +16,7 @@ import numpy as np
 from tokenmill.errors import StateError
 from tokenmill.loader.cursor import Cursor
 from tokenmill.loader.units import Units
-from tokenmill.packing import Pack, Packs, pack_window
+from tokenmill.packing import Pack, Packs, pack_window, share_of
 from tokenmill.sampling import (
     PURPOSE_PACKS,
     Int64Array,
@@ -93,16 +93,24 @@ class PackSamples:
         pack: How to pack.
         ranks: Data-parallel ranks, which only `balanced` asks for.
         seed: For the shuffle of packs; None leaves them in the order of their first rows.
+        max_patches: Patches of a pack's pictures, at most; None sets no bound.
     """
 
     def __init__(
-        self, order: Order, units: Units, pack: Pack, ranks: int, seed: int | None
+        self,
+        order: Order,
+        units: Units,
+        pack: Pack,
+        ranks: int,
+        seed: int | None,
+        max_patches: int | None = None,
     ) -> None:
         self._order = order
         self._units = units
         self._pack = pack
         self._ranks = ranks
         self._seed = seed
+        self._max_patches = max_patches
         self.window = pack.window
         self.windows = -(-order.rows // pack.window)
         self.packed = Recent(self._packed)
@@ -114,9 +122,17 @@ class PackSamples:
         rows = self._order.indices(epoch, np.arange(start, stop, dtype=np.int64))
         return rows, self._units.lengths_at(rows)
 
+    def _pack_window(self, epoch: int, window: int) -> Packs:
+        shares = None if self._max_patches is None else self._shares
+        return pack_window(*self._rows(epoch, window), self._pack, self._ranks, shares)
+
+    def _shares(self, units: Int64Array) -> Int64Array:
+        assert self._max_patches is not None
+        return share_of(self._units.patches_at(units), self._max_patches, self._pack.length)
+
     def _packed(self, epoch: int, window: int) -> Packs:
         """The packs of a window, as pieces of units."""
-        packs = pack_window(*self._rows(epoch, window), self._pack, self._ranks)
+        packs = self._pack_window(epoch, window)
         if self._seed is None or not len(packs):
             return packs
         key = derive_key(PURPOSE_PACKS, self._seed, epoch, window)
@@ -163,16 +179,13 @@ class PackSamples:
 
     def window_counts(self, epoch: int) -> list[int]:
         """Packs of every window of an epoch: packs each of them once."""
-        return [
-            len(pack_window(*self._rows(epoch, window), self._pack, self._ranks))
-            for window in range(self.windows)
-        ]
+        return [len(self._pack_window(epoch, window)) for window in range(self.windows)]
 
     def fill(self, epoch: int) -> tuple[int, int]:
         """Packs and tokens in them, of a whole epoch."""
         packs = tokens = 0
         for window in range(self.windows):
-            packed = pack_window(*self._rows(epoch, window), self._pack, self._ranks)
+            packed = self._pack_window(epoch, window)
             packs += len(packed)
             tokens += packed.tokens
         return packs, tokens

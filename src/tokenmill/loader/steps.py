@@ -6,7 +6,8 @@ nothing in between, so the same cursor always gives the same step, in any proces
 
 `BatchStepper` cuts the stream into global batches of ``batch_size × world_size`` samples, of
 which rank r gets the r-th contiguous block. `BudgetStepper` cuts it greedily into micro-batches
-of at most ``max_tokens`` (rows × longest, padded), of which a step holds one per rank. Where an
+of at most ``max_tokens`` (rows × longest, padded) and ``max_patches``, of which a step holds one
+per rank. Where an
 epoch ends, ``last`` decides: wrap takes on samples of the next, drop leaves the rest out, keep
 makes a short step. A step belongs to the epoch in which it begins; the cursor behind the last step
 of an epoch stands in the next, so that whole epochs, one after the other, are the whole stream.
@@ -169,6 +170,7 @@ class BudgetStepper:
         geometry: How micro-batches are shared; its batch size plays no part.
         max_tokens: Rows × longest, padded, per rank.
         multiple: What the longest is rounded up to.
+        max_patches: Of the pictures of a micro-batch; None sets no bound.
     """
 
     _BLOCK = 1024  # positions looked up at a time
@@ -183,23 +185,29 @@ class BudgetStepper:
         geometry: Geometry,
         max_tokens: int,
         multiple: int | None,
+        max_patches: int | None = None,
     ) -> None:
         self._order = order
         self._units = units
         self._geometry = geometry
         self._max_tokens = max_tokens
         self._multiple = multiple
+        self._max_patches = max_patches
         self._block = Recent(self._look_up, keep=4)
         self._cuts = Recent(self._cut_step)
         self._counts = Recent(self._count)
         self._start = (0, Cursor())
 
-    def _look_up(self, epoch: int, number: int) -> tuple[list[int], list[int], list[int]]:
+    def _look_up(self, epoch: int, number: int) -> list[tuple[int, int, int, int]]:
+        """Units, with their rows, the tokens of the longest, and patches where they count."""
         start = number * self._BLOCK
         stop = min(start + self._BLOCK, self._order.rows)
         units = self._order.indices(epoch, np.arange(start, stop, dtype=np.int64))
         rows, longest = self._units.shapes_at(units)
-        return units.tolist(), rows.tolist(), longest.tolist()
+        counted = self._max_patches is not None
+        patches = self._units.patches_at(units) if counted else np.zeros_like(units)
+        columns = (units.tolist(), rows.tolist(), longest.tolist(), patches.tolist())
+        return list(zip(*columns, strict=True))
 
     def step(self, cursor: Cursor, end: int | None) -> tuple[Step, Cursor] | None:
         """Cut one micro-batch per rank."""
@@ -241,16 +249,18 @@ class BudgetStepper:
     def _cut(self, cursor: Cursor, units: list[int]) -> Cursor:
         """Append the rows, or groups, of one micro-batch; the cursor behind it."""
         epoch, position = cursor.epoch, cursor.position
-        held = longest = 0
+        held = longest = seen = 0
+        most_patches = self._max_patches or 0
         while True:
             number, place = divmod(position, self._BLOCK)
-            block_units, block_rows, block_lengths = self._block(epoch, number)
-            rows, length = block_rows[place], block_lengths[place]
+            unit, rows, length, patches = self._block(epoch, number)[place]
             width = padded_width(max(longest, length), self._multiple)
-            if held and (held + rows) * width > self._max_tokens:
+            over = (held + rows) * width > self._max_tokens or seen + patches > most_patches
+            if held and over:
                 return Cursor(epoch, position)
-            units.append(block_units[place])
+            units.append(unit)
             held += rows
+            seen += patches
             longest = max(longest, length)
             position += 1
             if position == self._order.rows:

@@ -21,7 +21,8 @@ from tokenmill.loader.account import Account, served
 from tokenmill.loader.attached import Attached, Wanted
 from tokenmill.loader.cursor import Cursor, Passport, Scheduled
 from tokenmill.loader.filler import Filler
-from tokenmill.loader.group_batches import GroupFiller
+from tokenmill.loader.group_batches import GroupFiller, group_kind
+from tokenmill.loader.media import WAYS, MediaFiller, Pixels
 from tokenmill.loader.micro import MicroFiller
 from tokenmill.loader.samples import PackSamples, RowSamples, Samples
 from tokenmill.loader.steps import BatchStepper, BudgetStepper, Geometry, Step, Stepper
@@ -38,7 +39,7 @@ from tokenmill.sampling import (
 )
 from tokenmill.store import Store
 
-BatchFiller = Filler | GroupFiller | MicroFiller
+BatchFiller = Filler | GroupFiller | MicroFiller | MediaFiller
 """What turns a step into a batch, or a list of them."""
 
 ORDERS = ("feistel", "miles", "sequential", "length_grouped")
@@ -87,6 +88,9 @@ class Stream:
         sidecars: Wanted = (),
         unit: str = "auto",
         layout: str = "sides",
+        media: str | None = None,
+        max_patches: int | None = None,
+        processor: Any = None,
     ) -> None:
         self.mixture = data if isinstance(data, Mixture) else None
         self.view = data.view if isinstance(data, Mixture) else as_view(data)
@@ -102,7 +106,7 @@ class Stream:
             if pack is not None and micro_batches.sequence > 1:
                 slots = Slots(micro_batches.sequence)
         self.slots = slots
-        self.max_tokens = max_tokens
+        self.max_tokens, self.max_patches = max_tokens, max_patches
         if not len(self.view):
             raise UsageError("there is nothing to serve: the data has no rows")
         self._check_shape(pad_side, pad_to_multiple_of)
@@ -112,6 +116,7 @@ class Stream:
                 f"a group is not cut: Pack(oversize={pack.oversize!r}) has no meaning here; choose "
                 "error or drop"
             )
+        self._check_media(media, processor)
         name, grouping = _order_name(order, shuffle)
         self.order = self._make_order(name, grouping)
         self.samples = self._make_samples(shuffled=name != "sequential")
@@ -122,15 +127,20 @@ class Stream:
             pad_side=pad_side,
             multiple=pad_to_multiple_of,
             pack_length=None if pack is None else pack.length,
-            indices=indices,
+            indices=indices or self._illustrates(media),
             attached=Attached.of(self.view, sidecars),
         )
         self.filler: BatchFiller = self.reader
         groups = self._group_filler(layout) if self.units.grouped else None
         if micro_batches is not None:
-            self.filler = MicroFiller(self.reader, micro_batches, rank, world_size, groups)
+            self.filler = MicroFiller(
+                self.reader, micro_batches, rank, world_size, groups, max_patches
+            )
         elif groups is not None:
             self.filler = groups
+        if self._illustrates(media):
+            pixels = Pixels(self.view, processor) if media == "pixels" else None
+            self.filler = MediaFiller(self.filler, self.view, indices, pixels)
         numbers = "" if grouping is None else f"/{grouping.window}/{grouping.group}"
         numbers += "/groups" * self.units.grouped
         self.passport = Passport(
@@ -177,12 +187,58 @@ class Stream:
 
     def _packing(self, pack: Pack) -> dict[str, Any]:
         slots = {} if self.slots is None else {"slots": asdict(self.slots)}
-        return pack.document(self.geometry.world_size) | slots
+        patches = {} if self.max_patches is None else {"max_patches": self.max_patches}
+        return pack.document(self.geometry.world_size) | slots | patches
+
+    def _illustrates(self, media: str | None) -> bool:
+        """Whether batches are to say which pictures they have."""
+        return media is not None and self.view.has_media
+
+    def _check_media(self, media: str | None, processor: Any) -> None:
+        if media is not None and media not in WAYS:
+            raise UsageError(f"media must be one of {', '.join(WAYS)} or None, not {media!r}")
+        if processor is not None and media != "pixels":
+            raise UsageError("processor= makes pixels: say media='pixels'")
+        if self.max_patches is not None and (self.max_tokens, self.pack, self.micro_batches) == (
+            None, None, None,
+        ):  # fmt: skip
+            raise UsageError(
+                "max_patches is a second budget: it goes with max_tokens, pack or micro_batches"
+            )
+        if not self.view.has_media:
+            return
+        if self.micro_batches is not None and self.micro_batches.context_parallel > 1:
+            raise UsageError(
+                "rows of this data have pictures, which shards would cut through: leave "
+                "context_parallel=1, set Align(sequence=…), and let the model shard its embeddings"
+            )
+        if self.pack is not None and self.pack.oversize in ("truncate", "split"):
+            unit, length = self._longest(self._illustrated_lengths)
+            if length > self.pack.length:
+                raise UsageError(
+                    f"row {unit} has pictures and {length} tokens, and a pack only "
+                    f"{self.pack.length}; rows with pictures are not cut: choose "
+                    "Pack(oversize='drop'), a larger length, or leave such rows out "
+                    f"(data.filter('pictures == 0 or length <= {self.pack.length}'))"
+                )
+        if media == "pixels" and self.units.grouped and group_kind(self.view) == "kto":
+            raise UsageError(
+                "the mismatched answers of KTO rows come without pixels: media='references' serves "
+                "them"
+            )
+
+    def _illustrated_lengths(self, units: Int64Array) -> Int64Array:
+        """Tokens of the rows that have pictures, 0 of others."""
+        return self.units.lengths_at(units) * (self.view.pictures_at(units) > 0)
 
     def _check_shape(self, pad_side: str, multiple: int | None) -> None:
         if pad_side not in ("right", "left"):
             raise UsageError(f"pad_side must be right or left, not {pad_side!r}")
-        for name, value in (("pad_to_multiple_of", multiple), ("max_tokens", self.max_tokens)):
+        for name, value in (
+            ("pad_to_multiple_of", multiple),
+            ("max_tokens", self.max_tokens),
+            ("max_patches", self.max_patches),
+        ):
             if value is not None and (
                 isinstance(value, bool) or not isinstance(value, int) or value < 1
             ):
@@ -259,6 +315,8 @@ class Stream:
         return order
 
     def _make_samples(self, *, shuffled: bool) -> Samples:
+        if self.max_patches is not None:
+            self._refuse_more_patches(self.max_patches)
         if self.pack is None:
             return RowSamples(self.order, self.units)
         if self.pack.oversize == "error":
@@ -271,6 +329,7 @@ class Stream:
             self.pack,
             self.geometry.world_size,
             self.seed if shuffled else None,
+            self.max_patches,
         )
 
     def _make_stepper(self, multiple: int | None) -> Stepper:
@@ -289,7 +348,17 @@ class Stream:
                 f"{self._unit} {unit} takes {width} tokens and max_tokens is {self.max_tokens}: "
                 f"leave it out (data.filter('length <= {self.max_tokens}')) or raise it"
             )
-        return BudgetStepper(self.order, self.units, self.geometry, self.max_tokens, multiple)
+        return BudgetStepper(
+            self.order, self.units, self.geometry, self.max_tokens, multiple, self.max_patches
+        )
+
+    def _refuse_more_patches(self, max_patches: int) -> None:
+        unit, patches = self._longest(self.units.patches_at)
+        if patches > max_patches:
+            raise UsageError(
+                f"{self._unit} {unit} has {patches} patches and max_patches is {max_patches}: "
+                f"leave it out (data.filter('patches <= {max_patches}')) or raise it"
+            )
 
     def _refuse_longer(self, wish: MicroBatches) -> None:
         """A row, or a group, that takes more than a whole micro-batch."""

@@ -77,6 +77,13 @@ class Units:
         rows, bounds = self._rows(units)
         return self._sums(self.view.trained_at(rows), bounds)
 
+    def patches_at(self, units: Int64Array) -> Int64Array:
+        """What their pictures cost a vision model."""
+        if not self.grouped:
+            return self.view.patches_at(units)
+        rows, bounds = self._rows(units)
+        return self._sums(self.view.patches_at(rows), bounds)
+
     def shapes_at(self, units: Int64Array) -> tuple[Int64Array, Int64Array]:
         """How many rows each has, and the tokens of its longest."""
         rows, bounds = self._rows(units)

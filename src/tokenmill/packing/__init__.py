@@ -27,6 +27,7 @@ from tokenmill.packing.packs import (
     Slots,
     oversize_error,
     pack_window,
+    share_of,
 )
 from tokenmill.packing.slabs import fill_slabs, shard
 
@@ -50,4 +51,5 @@ __all__ = [
     "padded_width",
     "padded_widths",
     "shard",
+    "share_of",
 ]

@@ -160,6 +160,7 @@ def cut(
     budget: int,
     *,
     adds_up: bool = False,
+    loads: tuple[Int64Array, int] | None = None,
 ) -> tuple[Int64Array, int]:
     """Micro-batch of every unit where rows are padded, and how many each rank has.
 
@@ -171,6 +172,7 @@ def cut(
         ranks: Among which micro-batches are shared.
         budget: Lines × longest, at most.
         adds_up: The cost is that of the unit, whatever the width of its batch.
+        loads: What every unit takes of a second budget, each at most that, and the budget.
     """
     descending = np.lexsort((-cost, -widths))
     costs = cost[descending]
@@ -179,6 +181,10 @@ def cut(
     most_lines = (budget // np.maximum(widths[descending], 1)).tolist()
     line_costs = np.maximum(costs, 1).tolist()
     units = widths.size
+    load_before, most_load = [0] * (units + 1), 0
+    if loads is not None:
+        load_before = np.concatenate(([0], np.cumsum(loads[0][descending]))).tolist()
+        most_load = loads[1]
 
     def stretches(most: int) -> list[int]:
         """Where stretches of at most this cost begin; a single unit may cost more."""
@@ -191,6 +197,7 @@ def cut(
             stop = bisect_right(lines_before, lines_before[place] + held) - 1
             if adds_up:
                 stop = min(stop, bisect_right(cost_before, cost_before[place] + most) - 1)
+            stop = min(stop, bisect_right(load_before, load_before[place] + most_load) - 1)
             place = max(stop, place + 1)
         return starts
 

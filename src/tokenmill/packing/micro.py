@@ -19,7 +19,7 @@ import numpy as np
 from tokenmill.errors import UsageError
 from tokenmill.packing.balance import cut, level
 from tokenmill.packing.fit import Int64Array
-from tokenmill.packing.packs import Packs
+from tokenmill.packing.packs import Packs, share_of
 
 BALANCE = ("tokens", "work", "trained")
 LAYOUTS = ("slab", "padded")
@@ -111,7 +111,12 @@ class MicroBatches:
         return -(-lengths // self.sequence) * self.sequence
 
     def plan(
-        self, packs: Packs, trained: Int64Array, ranks: int, length: int | None = None
+        self,
+        packs: Packs,
+        trained: Int64Array,
+        ranks: int,
+        length: int | None = None,
+        patches: tuple[Int64Array, int] | None = None,
     ) -> tuple[Int64Array, int]:
         """Micro-batch of every sample of a step, and how many each rank has.
 
@@ -122,20 +127,25 @@ class MicroBatches:
             trained: Trained tokens of every piece.
             ranks: That have different samples.
             length: Tokens of every sample, where samples are packs.
+            patches: Of every piece, and how many a micro-batch may have, where that is bounded.
         """
+        loads = None if patches is None else (packs.per_pack(patches[0]), patches[1])
         places = self.places(packs.lengths)
         by_trained = self.balance == "trained"
         if length is None and self.layout == "padded":
             widths, lines = packs.longest(places), np.diff(packs.bounds)
             cost = packs.per_pack(trained) if by_trained else self._cost(widths)
-            return cut(widths, lines, cost, ranks, self.budget, adds_up=by_trained)
+            return cut(widths, lines, cost, ranks, self.budget, adds_up=by_trained, loads=loads)
         tokens = packs.per_pack(places)
         if length is not None:
             tokens = np.full(len(packs), length, dtype=np.int64)
+        taken = tokens
+        if loads is not None:
+            taken = np.maximum(tokens, share_of(*loads, self.budget))
         if self.balance == "tokens":
-            return level(tokens, tokens, ranks, self.budget)
+            return level(taken, tokens, ranks, self.budget)
         cost = packs.per_pack(trained if by_trained else self._cost(places))
-        return level(tokens, cost, ranks, self.budget)
+        return level(taken, cost, ranks, self.budget)
 
     def _cost(self, places: Int64Array) -> Int64Array:
         if self.balance == "tokens":

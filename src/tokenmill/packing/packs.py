@@ -152,7 +152,13 @@ class Packs:
         )
 
 
-def pack_window(rows: Int64Array, lengths: Int64Array, pack: Pack, ranks: int = 1) -> Packs:
+def pack_window(
+    rows: Int64Array,
+    lengths: Int64Array,
+    pack: Pack,
+    ranks: int = 1,
+    shares: Callable[[Int64Array], Int64Array] | None = None,
+) -> Packs:
     """Pack the rows of one window.
 
     Args:
@@ -160,16 +166,18 @@ def pack_window(rows: Int64Array, lengths: Int64Array, pack: Pack, ranks: int = 
         lengths: Their token counts.
         pack: What is wished.
         ranks: Data-parallel ranks, for `balanced` only.
+        shares: What rows take of another budget of a pack, as `share_of` says it.
     """
     rows = np.asarray(rows, dtype=np.int64)
     pieces = _pieces(rows, np.asarray(lengths, dtype=np.int64), pack)
+    sizes = pieces[2] if shares is None else np.maximum(pieces[2], shares(pieces[0]))
     methods: dict[str, Callable[[], Int64Array]] = {
-        "best_fit": lambda: fit.best_fit(pieces[2], pack.length),
-        "first_fit": lambda: fit.first_fit(pieces[2], pack.length),
-        "sequential": lambda: fit.sequential(pieces[2], pack.length),
-        "balanced": lambda: fit.balanced(pieces[2], pack.length, ranks),
+        "best_fit": lambda: fit.best_fit(sizes, pack.length),
+        "first_fit": lambda: fit.first_fit(sizes, pack.length),
+        "sequential": lambda: fit.sequential(sizes, pack.length),
+        "balanced": lambda: fit.balanced(sizes, pack.length, ranks),
     }
-    numbers = methods[pack.method]() if pieces[2].size else np.zeros(0, dtype=np.int64)
+    numbers = methods[pack.method]() if sizes.size else np.zeros(0, dtype=np.int64)
     packs = _sorted_by_pack(*pieces, numbers)
     if pack.method == "balanced":
         # Packs without a piece have no number yet; they are real, so that all ranks have as many.
@@ -177,6 +185,14 @@ def pack_window(rows: Int64Array, lengths: Int64Array, pack: Pack, ranks: int = 
         bounds = np.concatenate((packs.bounds, np.repeat(packs.bounds[-1:], missing)))
         packs = Packs(packs.rows, packs.starts, packs.lengths, bounds)
     return packs
+
+
+def share_of(amounts: Int64Array, most: int, tokens: int) -> Int64Array:
+    """What amounts take of a budget, in tokens of a budget of tokens.
+
+    Whoever adds up, of every row, the larger of this and its tokens keeps both budgets.
+    """
+    return -(-amounts * tokens // most)
 
 
 def _pieces(

@@ -200,7 +200,7 @@ def read_part(place: Path, rows: int) -> Measured | None:
         if len(lengths) != rows or document["rows"] != rows:
             return None
         return lengths, [Rejection(*rejection) for rejection in document["rejected"]]
-    except (ValueError, KeyError, TypeError):
+    except (msgspec.MsgspecError, ValueError, KeyError, TypeError):
         return None
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from tokenmill.collector import without_collector
 from tokenmill.errors import RowError
 from tokenmill.prompts import media
 from tokenmill.prompts.lengths import (
@@ -30,7 +31,6 @@ from tokenmill.source import Block, read_block
 from tokenmill.tokenizer import Encoder
 from tokenmill.work.blocks import block_of
 from tokenmill.work.identity import load_copy
-from tokenmill.work.tasks import without_collector
 
 _DETAIL_CHARS = 300  # a rejection's detail is for a person; a template can raise a whole document
 

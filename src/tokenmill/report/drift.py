@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenmill.build.recipe import Recipe, RunOptions, to_travel
+from tokenmill.collector import without_collector
 from tokenmill.errors import RowError, SourceError, UsageError
 from tokenmill.origin import Origin
 from tokenmill.report.lint.row_origins import RowOrigins
@@ -31,7 +32,6 @@ from tokenmill.work.blocks import BlockJob, BlockTask, block_of, size_of
 from tokenmill.work.identity import identity_card, load_copy
 from tokenmill.work.inputs import cache_of, open_sources
 from tokenmill.work.progress import open_progress
-from tokenmill.work.tasks import without_collector
 
 ENTRY = "tokenmill.report.drift:open_checker"
 MOST_FINDINGS = 10_000

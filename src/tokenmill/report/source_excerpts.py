@@ -3,24 +3,28 @@
 In go a store and an origin; out comes text for ``tokenmill inspect`` and for the page's rejected
 rows. A `SourceExcerpts` opens the sources of a store, each once and only when asked, and answers
 with an *excerpt*: a document with the first bytes of the row as text, how many more there are, and
-a note. A source that is gone, or whose row is no longer what it was, gives a note and no text: what
-is shown is never another row's. Whether the file as a whole is the one that was prepared is said
-too, because of a rejected row only place and length are known.
+a note. A source that is gone or changed gives a note and no text: what is shown is never another
+row's.
 
 The paths are what the store's proof says, and a store may come from anybody: only what stands on
-this machine's file systems is opened, and nothing is fetched unless the caller allows it.
+this machine's file systems is opened, nothing is fetched unless the caller allows it, and nothing
+is shown but out of the very bytes that a slice of the store was made of. Its key holds their
+digest, so a store that names a file of this machine as its source gets nothing out of it that it
+did not know before; pages with excerpts are handed on.
 """
 
 from __future__ import annotations
 
 import os
+from bisect import bisect_right
+from functools import cached_property
 from typing import Any
 
+from tokenmill.build.plan import shape_key, slice_key
 from tokenmill.errors import TokenmillError
 from tokenmill.origin import Origin
 from tokenmill.source import Rows, open_rows
 from tokenmill.store import Store
-from tokenmill.work.inputs import source_documents
 
 MOST_BYTES = 2048
 """Bytes of an excerpt; a person sees what is wrong in the first lines."""
@@ -39,7 +43,7 @@ class SourceExcerpts:
         self._store = store
         self._cache_dir = cache_dir
         self._fetch = fetch
-        self._opened: dict[str, tuple[Rows | None, str]] = {}
+        self._opened: dict[str, tuple[Rows, _Prepared] | str] = {}
 
     def excerpt(self, origin: Origin, most: int = MOST_BYTES) -> dict[str, Any]:
         """``{text, bytes, note}``; text is None where the note says why."""
@@ -51,34 +55,55 @@ class SourceExcerpts:
                 "the source cannot be read here; if it is elsewhere, --fetch-sources asks for it "
                 "there"
             )
-        rows, note = self._open(origin.path)
-        if rows is None:
-            return _without(note)
+        opened = self._open(origin.path)
+        if isinstance(opened, str):
+            return _without(opened)
+        rows, prepared = opened
         try:
             there = rows.origin(origin.row)
             raw = rows.raw(origin.row)
         except (TokenmillError, IndexError) as error:
             return _without(f"the source has no such row any more: {error}")
-        if len(raw) != origin.length or there.offset != origin.offset:
-            return _without("the source changed since: this row is not what it was")
+        same = len(raw) == origin.length and there.offset == origin.offset
+        if not same or not prepared.has(origin.row):
+            return _without(
+                "the source changed since, or only a part of it was prepared: what stands here now "
+                "is not shown"
+            )
         text = raw[:most].decode("utf-8", "backslashreplace")
-        return {"text": text, "bytes": len(raw), "cut": max(0, len(raw) - most), "note": note}
+        return {"text": text, "bytes": len(raw), "cut": max(0, len(raw) - most), "note": ""}
 
-    def _open(self, path: str) -> tuple[Rows | None, str]:
+    def _open(self, path: str) -> tuple[Rows, _Prepared] | str:
         if path not in self._opened:
             try:
                 rows = open_rows(path, cache_dir=self._cache_dir)
-                self._opened[path] = (rows, self._doubt(rows))
+                self._opened[path] = rows, _Prepared(rows, self._shape, self._keys)
             except (TokenmillError, OSError) as error:
-                self._opened[path] = (None, f"the source cannot be read here: {error}")
+                self._opened[path] = f"the source cannot be read here: {error}"
         return self._opened[path]
 
-    def _doubt(self, rows: Rows) -> str:
-        known = {source["digest"] for source in self._store.manifest["document"]["sources"]}
-        now = {source["digest"] for source in source_documents(rows.blocks())}
-        if now <= known:
-            return ""
-        return "this file as a whole is not what was prepared: a part of it was, or it changed"
+    @cached_property
+    def _shape(self) -> str:
+        manifest = self._store.manifest
+        return shape_key(manifest["document"].get("recipe"), manifest["tokenizer"]["identity"])
+
+    @cached_property
+    def _keys(self) -> set[str]:
+        return set(self._store.slice_keys())
+
+
+class _Prepared:
+    """Which rows of a file, as it is now, stand in blocks that slices were made of."""
+
+    def __init__(self, rows: Rows, shape: str, keys: set[str]) -> None:
+        self._firsts: list[int] = []
+        self._known: list[bool] = []
+        for block in rows.blocks():
+            self._firsts.append(block.first_row)
+            self._known.append(slice_key(shape, block) in keys)
+
+    def has(self, row: int) -> bool:
+        return self._known[bisect_right(self._firsts, row) - 1]
 
 
 def _without(note: str) -> dict[str, Any]:

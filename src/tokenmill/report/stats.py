@@ -43,6 +43,17 @@ def store_stats(store: Store) -> dict[str, Any]:
         "sources": _per_source(store),
         "roles": per_role(store),
         "sidecars": sidecar_stats(store),
+        **picture_stats(store),
+    }
+
+
+def picture_stats(store: Store) -> dict[str, int]:
+    """Rows with pictures, pictures and patches, counted with their repetitions."""
+    pictures = store.pictures
+    return {
+        "rows_with_pictures": int(np.count_nonzero(pictures)),
+        "pictures": int(pictures.sum(dtype=np.int64)),
+        "patches": int(store.patches.sum(dtype=np.int64)),
     }
 
 

@@ -105,7 +105,12 @@ class RowForm:
     def _validated(self, batch: Any) -> Any:
         # Bytes from outside: an offset that points nowhere must be an error, not a crash.
         batch.validate(full=True)
-        return batch.cast(self._target, safe=True) if self._casts else batch
+        if not self._casts:
+            return batch
+        # Column by column: batches as a whole are cast only from pyarrow 16 on.
+        columns = zip(batch.columns, self._target.types, strict=True)
+        cast = [column.cast(kind, safe=True) for column, kind in columns]
+        return pa.RecordBatch.from_arrays(cast, schema=self._target)
 
 
 def _members(fields: list[tuple[str, Convert | None]]) -> Convert:

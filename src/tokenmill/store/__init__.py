@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from tokenmill.store.groups import Group, Groups
 from tokenmill.store.layout import FORMAT, CacheLayout, StoreLayout
-from tokenmill.store.record import CARRIED
+from tokenmill.store.record import CARRIED, Media
 from tokenmill.store.sidecars import Sidecar
 from tokenmill.store.store import Row, Store, open_store
 from tokenmill.store.views import ViewMethods
@@ -25,6 +25,7 @@ __all__ = [
     "CacheLayout",
     "Group",
     "Groups",
+    "Media",
     "Row",
     "Sidecar",
     "Store",

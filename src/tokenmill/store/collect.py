@@ -74,6 +74,8 @@ def survey(root: Path) -> dict[str, Any]:
         "stores",
         "sidecars",
         "tokenizers",
+        "processors",
+        "pictures",
         "rows",
         "blocks",
         "staging",

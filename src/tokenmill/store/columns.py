@@ -17,7 +17,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from tokenmill.fingerprint import canonical
-from tokenmill.store.record import GROUP_COLUMNS, RejectedRow
+from tokenmill.store.record import GROUP_COLUMNS, MEDIA_COLUMNS, RejectedRow
 from tokenmill.store.runs import WeightRuns, runs_of, weight_runs_of
 
 Int32 = NDArray[np.int32]
@@ -62,6 +62,28 @@ class GroupColumns:
         }
 
 
+@dataclass(frozen=True)
+class MediaColumns:
+    """What a slice with pictures knows of each row beside the rest.
+
+    Attributes:
+        told: JSON text of each row's pictures, as `tokenmill.store.record.Media` is read from.
+        pictures: How many each row has.
+        patches: What they cost a vision model.
+    """
+
+    told: Sequence[str]
+    pictures: Int32
+    patches: Int32
+
+    def take(self, rows: NDArray[np.bool_]) -> MediaColumns | None:
+        """The columns of some rows; None where none of them has a picture."""
+        if not self.pictures[rows].any():
+            return None
+        told = [text for text, kept in zip(self.told, rows.tolist(), strict=True) if kept]
+        return MediaColumns(told, self.pictures[rows], self.patches[rows])
+
+
 def weights_or_none(
     weights: NDArray[np.float32], mask: NDArray[np.uint8]
 ) -> NDArray[np.float32] | None:
@@ -78,7 +100,7 @@ class SliceColumns:
         mask: 1 where a token is trained, as long as ``ids``.
         starts: Where each row starts in ``ids``; one more entry than rows.
         row: Number of each served row within the slice's source rows.
-        part: Turn number under ``expand="turns"``, number within its group, else 0.
+        part: Number of its (first) turn under ``expand``, number within its group, else 0.
         line: Physical line within the slice, from 0; -1 when the format has none.
         offset: Byte offset within the slice; -1 when the format has none.
         raw_length: Bytes of the source row.
@@ -94,6 +116,7 @@ class SliceColumns:
         groups: What is known of answers; None where the slice has no groups.
         weights: What each token counts in the loss, 0 where it is untrained, as long as ``ids``;
             None where every trained one counts 1.
+        media: What is known of pictures; None where no row has one.
     """
 
     ids: Int32
@@ -115,6 +138,7 @@ class SliceColumns:
     carried: Mapping[str, Sequence[str]] = field(default_factory=dict)
     groups: GroupColumns | None = None
     weights: NDArray[np.float32] | None = None
+    media: MediaColumns | None = None
 
     def __post_init__(self) -> None:
         rows = len(self.row)
@@ -164,6 +188,8 @@ class SliceColumns:
             arrays += [getattr(self.groups, name) for name in GROUP_COLUMNS]
         if self.weights is not None:
             arrays.append(self.weights)
+        if self.media is not None:
+            arrays += [getattr(self.media, name) for name in MEDIA_COLUMNS]
         for array in arrays:
             little = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
             hasher.update(f"{array.dtype.str[1:]}:{len(array)};".encode())
@@ -174,6 +200,7 @@ class SliceColumns:
             "rows_in": self.rows_in,
             "carried": {name: list(texts) for name, texts in self.carried.items()},
             "rejected": list(self.rejected),
+            **({} if self.media is None else {"media": list(self.media.told)}),
         }
         hasher.update(canonical(rest))
         return hasher.hexdigest()

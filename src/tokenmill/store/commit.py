@@ -72,6 +72,7 @@ class _Tally:
     slices: int = 0
     runs: int = 0
     weight_runs: int = 0
+    pictures: int = 0
     rejected: Counter[str] = field(default_factory=Counter)
     groups: Counter[str] = field(default_factory=Counter)
     ungrouped: int = 0
@@ -100,6 +101,7 @@ class _Tally:
             "slices": self.slices,
             "rejected": dict(sorted(self.rejected.items())),
             **({"groups": self._group_counts()} if self.groups else {}),
+            **({"pictures": self.pictures} if self.pictures else {}),
         }
 
     def _group_counts(self) -> Document:
@@ -188,7 +190,12 @@ def _write_columns(
     with NewFile(body) as table, ExitStack() as opened:
         columns = {
             name: opened.enter_context(NewFile(staged / name))
-            for name in (*names.ROW_ARRAYS, *names.GROUP_FILES, *names.WEIGHT_FILES)
+            for name in (
+                *names.ROW_ARRAYS,
+                *names.GROUP_FILES,
+                *names.WEIGHT_FILES,
+                *names.MEDIA_FILES,
+            )
         }
         stream = iter(placements)
         together = iter(lambda: list(islice(stream, _TOGETHER)), [])
@@ -207,6 +214,9 @@ def _write_columns(
             ends = weights.bounds[1:] + tally.weight_runs
             columns[names.WEIGHT_RUN_ENDS].write(ends.astype("<i8").data)
             tally.weight_runs += len(weights.places)
+            columns[names.PICTURES].write(counts.media["pictures"].astype("<i4").data)
+            columns[names.PATCHES].write(counts.media["patches"].astype("<i4").data)
+            tally.pictures += int(counts.media["pictures"].sum(dtype=np.int64))
             for placement, (record, digest) in zip(some, counts.records, strict=True):
                 table.write(_table_row(placement, record, digest, tally.rows))
                 tally.add(record)
@@ -215,6 +225,7 @@ def _write_columns(
     # Every row for itself, every trained token as much as any other: nobody needs to be told.
     unneeded = [] if tally.groups else list(names.GROUP_FILES)
     unneeded += [] if tally.weight_runs else names.WEIGHT_FILES
+    unneeded += [] if tally.pictures else names.MEDIA_FILES
     for name in unneeded:
         del columns[name]
         (staged / name).unlink()

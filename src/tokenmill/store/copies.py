@@ -15,18 +15,22 @@ from tokenmill.errors import TokenmillError, UsageError
 from tokenmill.files import Staging, copy_or_link, publish_directory, writing_errors
 from tokenmill.store import layout as names
 from tokenmill.store.commit import file_document, state_json
+from tokenmill.store.embedded import counted, distinct_pictures, place_of
 from tokenmill.store.layout import SliceFiles, StoreLayout
 from tokenmill.store.manifest import encode_manifest, with_files
+from tokenmill.store.record import Media
 from tokenmill.store.sidecars import KIND, Sidecar
 from tokenmill.store.store import Store
 
 
-def copy_store(store: Store, target: Path) -> Path:
+def copy_store(store: Store, target: Path, *, embed_media: bool = False) -> Path:
     """Make a self-contained copy of a store at ``target``.
 
     Args:
         store: An open store.
         target: A directory that does not exist, is empty, or already is a copy of this store.
+        embed_media: Bring the pictures of its rows along, each once; one that has some does so in
+            any case.
 
     Returns:
         The target.
@@ -41,6 +45,7 @@ def copy_store(store: Store, target: Path) -> Path:
         with writing_errors(target):
             _link_slices(store, staged)
             _link_tokenizer(store, staged)
+            _link_files(processor_files(store), staged / "processor")
             for name in store.manifest["files"]:
                 if name != names.STATE:
                     copy_or_link(store.path / name, staged / name)
@@ -48,7 +53,10 @@ def copy_store(store: Store, target: Path) -> Path:
                 copy_or_link(store.path / names.PROOF, staged / names.PROOF)
         staging.write(names.STATE, state_json(staged / names.TABLE, store.key, "slices"))
         files = {**store.manifest["files"], names.STATE: file_document(staged / names.STATE)}
-        manifest = with_files(store.manifest, files)
+        media = None
+        if embed_media or "media" in store.manifest:
+            media = counted([_embed(store, one, staging) for one in distinct_pictures(store)])
+        manifest = with_files(store.manifest, files, media)
         staging.write(names.MANIFEST, encode_manifest(manifest))
         with writing_errors(target):
             if not publish_directory(staged, target):
@@ -111,14 +119,34 @@ def _link_slices(store: Store, staged: Path) -> None:
 
 def _link_tokenizer(store: Store, staged: Path) -> None:
     (staged / "tokenizer").mkdir(parents=True)
-    for name, path in tokenizer_files(store):
-        copied = staged / "tokenizer" / name
+    _link_files(tokenizer_files(store), staged / "tokenizer")
+
+
+def _link_files(files: list[tuple[str, Path]], target: Path) -> None:
+    for name, path in files:
+        copied = target / name
         copied.parent.mkdir(parents=True, exist_ok=True)
         copy_or_link(path, copied)
 
 
+def _embed(store: Store, media: Media, staging: Staging) -> int:
+    """Have a picture beneath the copy; its size."""
+    data = store.picture(media)
+    staging.write(place_of(media.digest), data)
+    return len(data)
+
+
 def tokenizer_files(store: Store) -> list[tuple[str, Path]]:
     """The files of a store's tokenizer, by their names within its copy."""
-    root = store.tokenizer_path
+    return _files_below(store.tokenizer_path)
+
+
+def processor_files(store: Store) -> list[tuple[str, Path]]:
+    """The files of a store's processor, likewise; none where it has none."""
+    path = store.processor_path
+    return [] if path is None else _files_below(path)
+
+
+def _files_below(root: Path) -> list[tuple[str, Path]]:
     paths = sorted(path for path in root.rglob("*") if path.is_file())
     return [(path.relative_to(root).as_posix(), path) for path in paths]

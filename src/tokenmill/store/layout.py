@@ -24,6 +24,8 @@ GROUPS_FORMAT = "1+groups"
 """The format of slices and stores that have groups; a reader of format 1 refuses them by name."""
 WEIGHTS_FORMAT = "1+weights"
 """Of those in which trained tokens weigh other than 1, likewise."""
+MEDIA = "+media"
+"""Ends the format of those with rows that have pictures, likewise."""
 
 MANIFEST = "manifest.json"
 TABLE = "slices.bin"
@@ -36,6 +38,8 @@ GROUP_ENDS = "group_ends.bin"
 WEIGHT_RUNS = "weight_runs.bin"
 RUN_WEIGHTS = "run_weights.bin"
 WEIGHT_RUN_ENDS = "weight_run_ends.bin"
+PICTURES = "pictures.bin"
+PATCHES = "patches.bin"
 STATE = "state.json"
 DATASET_INFO = "dataset_info.json"
 PROOF = "proof.json"
@@ -66,14 +70,22 @@ WEIGHT_FILES = {WEIGHT_RUNS: "<i4", RUN_WEIGHTS: "<f4", WEIGHT_RUN_ENDS: "<i8"}
 """Files of the weights of tokens, see `runs`; only stores with weights have them."""
 
 
-def format_of(*, groups: bool, weights: bool) -> int | str:
-    """The format of what has groups, or weights, or both, or neither."""
+MEDIA_FILES = {PICTURES: "<i4", PATCHES: "<i4"}
+"""Pictures of every row, and what they cost a vision model; only stores with media have them."""
+
+
+def format_of(*, groups: bool, weights: bool, media: bool) -> int | str:
+    """The format of what has groups, weights or media, some of them or none."""
+    plain: int | str = GROUPS_FORMAT if groups else WEIGHTS_FORMAT if weights else FORMAT
     if groups and weights:
-        return f"{GROUPS_FORMAT}+weights"
-    return GROUPS_FORMAT if groups else WEIGHTS_FORMAT if weights else FORMAT
+        plain = f"{GROUPS_FORMAT}+weights"
+    return f"{plain}{MEDIA}" if media else plain
 
 
-FORMATS = tuple(format_of(groups=g, weights=w) for g in (False, True) for w in (False, True))
+_BOTH = (False, True)
+FORMATS = tuple(
+    format_of(groups=g, weights=w, media=m) for m in _BOTH for g in _BOTH for w in _BOTH
+)
 """All that this version reads."""
 
 _KEY = re.compile(rf"[0-9a-f]{{{KEY_HEX}}}")
@@ -139,6 +151,24 @@ class CacheLayout:
     def tokenizers(self) -> Path:
         """Directory of tokenizer copies and of the memo of their identities."""
         return self.root / "tokenizers"
+
+    @property
+    def processors(self) -> Path:
+        """Directory of processor copies and of the memo of their identities."""
+        return self.root / "processors"
+
+    @property
+    def pictures(self) -> Path:
+        """Directory of pictures that stores brought along."""
+        return self.root / "pictures"
+
+    def picture(self, digest: str) -> Path:
+        """The copy of one picture."""
+        return self.pictures / digest[:2] / digest
+
+    def processor(self, identity: str) -> Path:
+        """The copy of one processor."""
+        return self.processors / identity
 
     @property
     def rows(self) -> Path:
@@ -244,6 +274,19 @@ class StoreLayout:
         if self.is_self_contained:
             return self.directory / SIDECARS
         return self.directory.parent.parent / SIDECARS / self.directory.name
+
+    def picture(self, digest: str) -> Path:
+        """The copy of a picture, where this store or its cache has one."""
+        root = self.directory / "media"
+        if not self.is_self_contained:
+            root = self.directory.parent.parent / "pictures"
+        return root / digest[:2] / digest
+
+    def processor(self, identity: str) -> Path:
+        """The copy of this store's processor."""
+        if self.is_self_contained:
+            return self.directory / "processor"
+        return self.directory.parent.parent / "processors" / identity
 
     def tokenizer(self, identity: str) -> Path:
         """The copy of this store's tokenizer."""

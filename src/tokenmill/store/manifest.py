@@ -34,6 +34,8 @@ from tokenmill.store.layout import (
     FORMATS,
     GROUP_FILES,
     MASK_FILES,
+    MEDIA_FILES,
+    PICTURES,
     TABLE,
     WEIGHT_FILES,
     WEIGHT_RUNS,
@@ -54,20 +56,28 @@ def make_manifest(
     totals: Document,
     tokenizer: Document,
     files: dict[str, Document],
+    media: Document | None = None,
 ) -> Document:
     """Compose a manifest and sign it with its own digest.
 
-    Totals that count groups, and files of weights, make it one of another format.
+    Totals that count groups, and files of weights or media, make it one of another format.
     """
     manifest = {
-        "format": format_of(groups="groups" in totals, weights=WEIGHT_RUNS in files),
+        "format": _format(totals, files),
         "key": fingerprint.key(document),
         "document": document,
         "totals": totals,
         "tokenizer": tokenizer,
         "files": files,
+        **({} if media is None else {"media": media}),
     }
     return {**manifest, "digest": fingerprint.key(manifest)}
+
+
+def _format(totals: Document, files: dict[str, Document]) -> int | str:
+    return format_of(
+        groups="groups" in totals, weights=WEIGHT_RUNS in files, media=PICTURES in files
+    )
 
 
 def without_masks(manifest: Document) -> Document:
@@ -76,9 +86,18 @@ def without_masks(manifest: Document) -> Document:
     return with_files(manifest, files)
 
 
-def with_files(manifest: Document, files: dict[str, Document]) -> Document:
-    """The manifest of the same store over other files, signed anew."""
-    return make_manifest(manifest["document"], manifest["totals"], manifest["tokenizer"], files)
+def with_files(
+    manifest: Document, files: dict[str, Document], media: Document | None = None
+) -> Document:
+    """The manifest of the same store over other files, signed anew.
+
+    Args:
+        manifest: The store's.
+        files: The files of the other.
+        media: What is said of the pictures that it brings along; None: as it was.
+    """
+    document, totals, tokenizer = (manifest[n] for n in ("document", "totals", "tokenizer"))
+    return make_manifest(document, totals, tokenizer, files, media or manifest.get("media"))
 
 
 def encode_manifest(manifest: Document) -> bytes:
@@ -157,21 +176,33 @@ def _check_members(manifest: Document, path: Path) -> None:
         raise CorruptionError("says nothing of its tokenizer, or no token ids", path=path)
     check_key(tokenizer.get("identity", ""), path)
     wanted = set(CHECKED_FILES)
-    stated, weights = manifest["format"], isinstance(files, dict) and WEIGHT_RUNS in files
-    if stated != format_of(groups="groups" in totals, weights=weights):
-        told = [kind for kind, has in (("groups", "groups" in totals), ("weights", weights)) if has]
+    stated, named = manifest["format"], files if isinstance(files, dict) else {}
+    has = {
+        "groups": "groups" in totals,
+        "weights": WEIGHT_RUNS in named,
+        "media": PICTURES in named,
+    }
+    if stated != format_of(**has):
+        told = [kind for kind, there in has.items() if there]
         raise CorruptionError(
             f"has {' and '.join(told) or 'no more'}, but is of format {stated}", path=path
         )
     if "groups" in totals:
         _check_groups(totals, path)
         wanted |= set(GROUP_FILES)
-    if weights:
+    if has["weights"]:
         wanted |= set(WEIGHT_FILES)
+    if has["media"]:
+        wanted |= set(MEDIA_FILES)
     if not isinstance(files, dict) or set(files) - set(MASK_FILES) != wanted:
         raise CorruptionError(f"must name the files {', '.join(sorted(wanted))}", path=path)
     if len(files) not in (len(wanted), len(wanted) + len(MASK_FILES)):
         raise CorruptionError(f"must name all of {', '.join(MASK_FILES)}, or none", path=path)
+    media = manifest.get("media")
+    if media is not None and not (
+        isinstance(media, dict) and all(_is_count(media.get(n)) for n in ("pictures", "bytes"))
+    ):
+        raise CorruptionError("must count the pictures that it brings along", path=path)
     for name, stated in files.items():
         if not isinstance(stated, dict) or not (
             _is_count(stated.get("size")) and isinstance(stated.get("checksum"), str)

@@ -18,6 +18,7 @@ import msgspec
 
 from tokenmill.errors import CorruptionError, TokenmillError
 from tokenmill.fingerprint import canonical_of_parsed
+from tokenmill.origin import Origin
 from tokenmill.store.layout import FORMAT, FORMATS, SliceFiles, format_of
 
 BLOCK_BYTES = 1 << 20
@@ -69,6 +70,48 @@ MASK_RUNS = "mask_runs"
 WEIGHT_RUNS, RUN_WEIGHTS = "weight_runs", "run_weights"
 """Columns of the tokens at which each row's weight changes, and what it is from there on; only
 slices in which a trained token weighs other than 1 have them, see `runs`."""
+
+
+MEDIA = "media"
+"""Column of what is known of each row's pictures, as JSON text; see `Media`."""
+
+MEDIA_COLUMNS = {"pictures": "int32", "patches": "int32"}
+"""Further columns of a slice that has rows with pictures: how many, and what they cost a model."""
+
+
+class Media(msgspec.Struct, frozen=True, array_like=True):
+    """One picture of a row.
+
+    Attributes:
+        kind: ``image``.
+        reference: Where it is: a path, ``archive::member`` or an address, as the row says it, or
+            ``#/keys/to/it`` of a picture within the row.
+        digest: Of its bytes.
+        width: In pixels, as the processor sees it: its orientation applied.
+        height: Likewise.
+        start: Its first token.
+        count: How many tokens stand for it, with whatever the processor puts around them.
+        grid: Frames, rows and columns of patches, where the model is told.
+        origin: The source row.
+    """
+
+    kind: str
+    reference: str
+    digest: str
+    width: int
+    height: int
+    start: int
+    count: int
+    grid: tuple[int, ...] | None
+    origin: Origin | None = None
+
+
+_media = msgspec.json.Decoder(list[Media])
+
+
+def decode_media(text: memoryview | bytes, origin: Origin | None) -> list[Media]:
+    """What a slice keeps of the pictures of one row, which is all of them but the origin."""
+    return [msgspec.structs.replace(one, origin=origin) for one in _media.decode(text)]
 
 
 CARRIED = "carried."
@@ -137,6 +180,11 @@ class CommitRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
         return f"{WEIGHT_RUNS}.offsets" in self.meta_file.buffers
 
     @property
+    def has_media(self) -> bool:
+        """Whether it has rows with pictures."""
+        return f"{MEDIA}.offsets" in self.meta_file.buffers
+
+    @property
     def units(self) -> int:
         """What the account counts: groups where there are any, else rows."""
         return self.rows if self.groups is None else count_groups(self.groups)
@@ -157,7 +205,9 @@ def decode_record(data: bytes, files: SliceFiles) -> CommitRecord:
         record = _decoder.decode(data)
     except UNREADABLE as error:
         raise _refusal(data, files, error) from error
-    if record.format != format_of(groups=record.groups is not None, weights=record.has_weights):
+    if record.format != format_of(
+        groups=record.groups is not None, weights=record.has_weights, media=record.has_media
+    ):
         raise _other_format(record.format, files)
     if record.slice != files.key:
         raise CorruptionError(
@@ -179,9 +229,13 @@ def _names_meta_buffers(record: CommitRecord) -> bool:
     lists = (*_LISTS, *(CARRIED + name for name in record.carried))
     if record.has_weights:
         lists = (*lists, WEIGHT_RUNS, RUN_WEIGHTS)
+    if record.has_media:
+        lists = (*lists, MEDIA)
     wanted = {*META_COLUMNS, *(name + part for name in lists for part in (".offsets", ".values"))}
     if record.groups is not None:
         wanted |= set(GROUP_COLUMNS)
+    if record.has_media:
+        wanted |= set(MEDIA_COLUMNS)
     more = set(record.meta_file.buffers) - wanted
     return len(record.meta_file.buffers) == len(wanted) + len(more) and more in (
         set(),

@@ -39,6 +39,7 @@ class RemoteStore(Store):
         verify: As for `Store`.
         paths: As for `Store`.
         cache_dir: Where blocks are kept; None: the user's own cache.
+        media: As for `Store`: media_root, media_urls.
     """
 
     def __init__(
@@ -48,13 +49,14 @@ class RemoteStore(Store):
         *,
         paths: Any = None,
         cache_dir: str | os.PathLike[str] | None = None,
+        **media: Any,
     ) -> None:
         if protocol_of(path) in ("http", "https") and "?" in path:
             raise UsageError(
                 "a store's URL has no query: it is a directory of many files", path=path
             )
         self._cache_dir = cache_dir
-        super().__init__(path, verify, paths=paths)
+        super().__init__(path, verify, paths=paths, **media)
 
     def _locate(self, path: str | os.PathLike[str]) -> Path:
         root = Path(self._cache_dir or default_cache_dir()).absolute()
@@ -92,12 +94,28 @@ class RemoteStore(Store):
 
         return fetch_tokenizer(self)
 
+    @property
+    def processor_path(self) -> Path | None:
+        """A local copy of the processor, fetched when first asked for."""
+        from tokenmill.store.travel import fetch_processor
+
+        return fetch_processor(self) if self.processor_key else None
+
     def __reduce__(self) -> Any:
-        return _reopen, (str(self.path), self._verify, self._given_paths, self._cache_dir)
+        paths = str(self.path), self._verify, self._given_paths, self._cache_dir
+        return _reopen, (*paths, *self._given_media)
 
 
-def _reopen(path: str, verify: str, paths: Any, cache_dir: Any) -> RemoteStore:
-    return RemoteStore(path, verify, paths=paths, cache_dir=cache_dir)
+def _reopen(
+    path: str,
+    verify: str,
+    paths: Any,
+    cache_dir: Any,
+    media_root: str | None = None,
+    media_urls: bool = False,
+) -> RemoteStore:
+    media = {"media_root": media_root, "media_urls": media_urls}
+    return RemoteStore(path, verify, paths=paths, cache_dir=cache_dir, **media)
 
 
 def fetch_file(path: RemotePath, stated: Document, *, check: bool) -> Path:

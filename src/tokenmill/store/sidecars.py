@@ -53,9 +53,9 @@ RESERVED = frozenset(
         # What batches hold under these names.
         "input_ids", "labels", "attention_mask", "loss_mask", "position_ids", "seq_idx",
         "cu_seqlens", "cu_seqlens_padded", "max_seqlen", "shift_labels", "num_trained_tokens",
-        "indices",
+        "indices", "media", "mm_token_type_ids",
         # What filters know by these names.
-        "length", "trained", "source", "file", "carried",
+        "length", "trained", "pictures", "patches", "source", "file", "carried",
     }
 )  # fmt: skip
 """Names that a sidecar cannot have: batches and filters would not know which is meant."""

@@ -35,6 +35,8 @@ from tokenmill.store.record import (
     CARRIED,
     GROUP_COLUMNS,
     MASK_RUNS,
+    MEDIA,
+    MEDIA_COLUMNS,
     META_COLUMNS,
     RUN_WEIGHTS,
     WEIGHT_RUNS,
@@ -57,10 +59,14 @@ class EncodedSlice:
 
 
 def encode_slice(key: str, columns: SliceColumns) -> EncodedSlice:
-    """Lay a slice out as format 1, with groups and weights where it has them."""
+    """Lay a slice out as format 1, with groups, weights and media where it has them."""
     content = columns.content()
     groups = columns.groups
-    version = format_of(groups=groups is not None, weights=columns.weights is not None)
+    version = format_of(
+        groups=groups is not None,
+        weights=columns.weights is not None,
+        media=columns.media is not None,
+    )
     starts = _plain(columns.starts, pa.int32())
     token_batch = {
         "input_ids": pa.ListArray.from_arrays(starts, _plain(columns.ids, pa.int32())),
@@ -118,6 +124,10 @@ def _meta_batch(columns: SliceColumns) -> dict[str, pa.Array]:
     if columns.groups is not None:
         for name, kind in GROUP_COLUMNS.items():
             batch[name] = _plain(getattr(columns.groups, name), pa.type_for_alias(kind))
+    if columns.media is not None:
+        for name, kind in MEDIA_COLUMNS.items():
+            batch[name] = _plain(getattr(columns.media, name), pa.type_for_alias(kind))
+        batch[MEDIA] = pa.array(columns.media.told, pa.string())
     runs, run_starts = columns.mask_runs
     batch[MASK_RUNS] = pa.ListArray.from_arrays(
         _plain(run_starts, pa.int32()), _plain(runs, pa.int32())

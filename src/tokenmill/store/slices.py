@@ -24,18 +24,23 @@ from numpy.typing import NDArray
 
 from tokenmill.errors import CorruptionError
 from tokenmill.files.remote_path import as_remote
+from tokenmill.origin import Origin
 from tokenmill.store.access import GuardedFile, open_bytes, open_guarded, reading_errors
-from tokenmill.store.columns import GroupColumns
+from tokenmill.store.columns import GroupColumns, MediaColumns
 from tokenmill.store.layout import SliceFiles
 from tokenmill.store.record import (
     CARRIED,
     GROUP_COLUMNS,
     MASK_RUNS,
+    MEDIA,
+    MEDIA_COLUMNS,
     META_COLUMNS,
     RUN_WEIGHTS,
     UNREADABLE,
     WEIGHT_RUNS,
     CommitRecord,
+    Media,
+    decode_media,
     decode_record,
     role_type,
 )
@@ -87,6 +92,7 @@ class RowCounts(NamedTuple):
         run_starts: Where each row's begin; one more entry than rows.
         group_ends: One past the last row of every group; where there are none, of every row.
         weights: How the weights of the rows run.
+        media: Of every row, the numbers of `MEDIA_COLUMNS`.
     """
 
     records: list[tuple[CommitRecord, str]]
@@ -96,6 +102,7 @@ class RowCounts(NamedTuple):
     run_starts: NDArray[np.int64]
     group_ends: NDArray[np.int64]
     weights: WeightRuns
+    media: dict[str, NDArray[np.int32]]
 
 
 def read_counts(slices: Sequence[SliceFiles]) -> RowCounts:
@@ -141,7 +148,16 @@ def _read_counts(files: SliceFiles) -> RowCounts:
     if record.groups is not None:
         group_ends = _group_ends(meta, record)
     weights = _weights(meta, record)
-    return RowCounts([(record, digest)], lengths, trained, runs, run_starts, group_ends, weights)
+    media = {name: _media_column(meta, record, name) for name in MEDIA_COLUMNS}
+    return RowCounts(
+        [(record, digest)], lengths, trained, runs, run_starts, group_ends, weights, media
+    )
+
+
+def _media_column(meta: GuardedFile, record: CommitRecord, name: str) -> NDArray[np.int32]:
+    if not record.has_media:
+        return np.zeros(record.rows, np.int32)
+    return np.frombuffer(meta.read_blocks(*_sized(meta, name, 4 * record.rows)), "<i4")
 
 
 def _weights(meta: GuardedFile, record: CommitRecord) -> WeightRuns:
@@ -188,6 +204,7 @@ def _joined(each: list[RowCounts]) -> RowCounts:
         np.concatenate([*starts, [sum(len(one.runs) for one in each)]]),
         np.concatenate(ends),
         _joined_weights([one.weights for one in each]),
+        {name: np.concatenate([one.media[name] for one in each]) for name in MEDIA_COLUMNS},
     )
 
 
@@ -317,7 +334,7 @@ class SliceReader:
 
     def column(self, name: str) -> np.ndarray[Any, Any]:
         """One fixed-width column of the meta file."""
-        dtype = np.dtype(META_COLUMNS.get(name) or GROUP_COLUMNS[name])
+        dtype = np.dtype({**META_COLUMNS, **GROUP_COLUMNS, **MEDIA_COLUMNS}[name])
         if name in GROUP_COLUMNS and self.record.groups is None:
             return np.full(self.record.rows, np.nan if dtype.kind == "f" else -1, dtype)
         place = _sized(self.meta, name, dtype.itemsize * self.record.rows)
@@ -368,11 +385,30 @@ class SliceReader:
         weights = self.meta.view(weights_at + 4 * first, 4 * (last - first))
         return np.frombuffer(places, "<i4"), np.frombuffer(weights, "<f4")
 
+    def media(self, number: int, origin: Origin | None) -> list[Media]:
+        """The pictures of one row."""
+        if not self.record.has_media:
+            return []
+        try:
+            return decode_media(self._text(MEDIA, number), origin)
+        except UNREADABLE as error:
+            raise CorruptionError(
+                f"what it says of pictures cannot be read: {error}", path=self.files.meta
+            ) from error
+
+    def media_columns(self) -> MediaColumns | None:
+        """What is known of the pictures of all rows; None where no row has one."""
+        if not self.record.has_media:
+            return None
+        told = [str(self._text(MEDIA, row), "utf-8") for row in range(self.record.rows)]
+        return MediaColumns(told, self.column("pictures"), self.column("patches"))
+
     def carried(self, number: int) -> dict[str, Any]:
         """The carried columns of one row, decoded."""
         try:
             return {
-                name: msgspec.json.decode(self._text(name, number)) for name in self.record.carried
+                name: msgspec.json.decode(self._text(CARRIED + name, number))
+                for name in self.record.carried
             }
         except UNREADABLE as error:
             raise CorruptionError(
@@ -381,16 +417,18 @@ class SliceReader:
 
     def carried_json(self, number: int) -> dict[str, str]:
         """The carried columns of one row, as the JSON text that is stored."""
-        return {name: str(self._text(name, number), "utf-8") for name in self.record.carried}
+        return {
+            name: str(self._text(CARRIED + name, number), "utf-8") for name in self.record.carried
+        }
 
     def carried_texts(self, name: str) -> list[str]:
         """One carried column of the whole slice, as JSON text."""
-        return [str(self._text(name, row), "utf-8") for row in range(self.record.rows)]
+        return [str(self._text(CARRIED + name, row), "utf-8") for row in range(self.record.rows)]
 
     def _text(self, name: str, number: int) -> memoryview:
-        at, size = self.meta.buffer(f"{CARRIED}{name}.offsets")
+        at, size = self.meta.buffer(f"{name}.offsets")
         bounds = self.meta.view(at, size).cast("i")
-        values_at, _ = self.meta.buffer(f"{CARRIED}{name}.values")
+        values_at, _ = self.meta.buffer(f"{name}.values")
         return self.meta.view(values_at + bounds[number], bounds[number + 1] - bounds[number])
 
     def check_all(self) -> int:

@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 from numpy.typing import NDArray
 
+from tokenmill import fingerprint
 from tokenmill.errors import CorruptionError, UsageError
 from tokenmill.files import ProcessLock, is_network, is_remote
 from tokenmill.files.remote import local_path
@@ -40,7 +41,7 @@ from tokenmill.store.manifest import (
     read_proof,
     units_out,
 )
-from tokenmill.store.record import CARRIED, GROUP_COLUMNS, META_COLUMNS
+from tokenmill.store.record import CARRIED, GROUP_COLUMNS, MEDIA_COLUMNS, META_COLUMNS, Media
 from tokenmill.store.runs import trained_within, weighed_within, weights_along
 from tokenmill.store.sidecars import (
     COLUMN,
@@ -52,10 +53,10 @@ from tokenmill.store.sidecars import (
 )
 from tokenmill.store.slices import SliceReader
 from tokenmill.store.table import load_table
-from tokenmill.store.views import ViewMethods
+from tokenmill.store.views import ViewMethods, pictures_of
 
 if TYPE_CHECKING:
-    from tokenmill.dataset import View
+    from tokenmill.dataset import StoredPictures, View
 
 VERIFY = ("lazy", "open", "off")
 CHECKED_AT_OPEN_BYTES = 256 << 20
@@ -103,8 +104,18 @@ class Row(msgspec.Struct, eq=False):
         return weights_along(*runs, self.loss_mask)
 
     @property
+    def media(self) -> list[Media]:
+        """Its pictures in order, with the tokens that stand for them; none without pictures."""
+        reader = self._store.slice_at(self._slice)
+        return reader.media(self._number, self.origin if reader.record.has_media else None)
+
+    def picture(self, number: int = 0) -> bytes:
+        """The bytes of one of its pictures; see `Store.picture`."""
+        return self._store.picture(self.media[number])
+
+    @property
     def part(self) -> int:
-        """Number within its group, or of its turn under ``expand="turns"``, else 0."""
+        """Number within its group, or of its (first) turn under ``expand``, else 0."""
         return int(self._store.slice_at(self._slice).column("part")[self._number])
 
     @property
@@ -162,6 +173,9 @@ class Store(ViewMethods, Sequence[Row]):
             but sizes.
         paths: The source files of this call, in the manifest's order; None takes those that
             ``proof.json`` remembers.
+        media_root: Directory that paths of pictures start from; None takes the one that
+            ``proof.json`` remembers, if any.
+        media_urls: Whether pictures at addresses are fetched.
     """
 
     def __init__(
@@ -170,6 +184,8 @@ class Store(ViewMethods, Sequence[Row]):
         verify: str = "lazy",
         *,
         paths: Sequence[str] | None = None,
+        media_root: str | os.PathLike[str] | None = None,
+        media_urls: bool = False,
     ) -> None:
         if verify not in VERIFY:
             raise UsageError(f"verify is {verify!r}; it is one of {', '.join(VERIFY)}")
@@ -181,6 +197,8 @@ class Store(ViewMethods, Sequence[Row]):
         self._mapped = as_remote(self.path) is None and not is_network(self.path)
         self._given_paths = tuple(paths) if paths is not None else None
         self._known_paths: tuple[str | None, ...] | None = None
+        self._given_media = (None if media_root is None else os.fspath(media_root), media_urls)
+        self._pictures: StoredPictures | None = None
         self._proof: Document | None = None
         self._lock = ProcessLock()
         self._open: dict[int, SliceReader] = {}
@@ -321,8 +339,84 @@ class Store(ViewMethods, Sequence[Row]):
         """Sum of the weights of tokens ``start`` to ``stop`` of each row; no row is opened."""
         return weighed_within(self, rows, starts, stops)
 
+    # Pictures
+
+    @property
+    def has_media(self) -> bool:
+        """Whether rows have pictures."""
+        return names.PICTURES in self.manifest["files"]
+
+    @property
+    def pictures(self) -> NDArray[np.int32]:
+        """How many pictures every row has."""
+        return self._of_media(names.PICTURES)
+
+    @property
+    def patches(self) -> NDArray[np.int32]:
+        """What the pictures of every row cost a vision model, in patches."""
+        return self._of_media(names.PATCHES)
+
+    def _of_media(self, name: str) -> NDArray[np.int32]:
+        return self.own_array(name) if self.has_media else np.zeros(self._rows, np.int32)
+
+    @property
+    def media_root(self) -> str | None:
+        """Where paths of pictures start from: of this call, else as first seen; else see rows."""
+        known = self._given_media[0] or self.proof.get("media_root")
+        return known if isinstance(known, str) else None
+
+    @property
+    def media_urls(self) -> bool:
+        """Whether pictures at addresses are fetched."""
+        return self._given_media[1]
+
+    @property
+    def cache_root(self) -> Path | None:
+        """The cache on this machine that this store belongs to; None when it stands alone."""
+        return self._layout.cache_root
+
+    def picture(self, media: Media) -> bytes:
+        """The bytes of a picture of a row, which are those that the row was prepared from.
+
+        Args:
+            media: Of `Row.media`.
+
+        Raises:
+            SourceMissing: It is not where it was.
+            SourceChanged: It is another one by now.
+        """
+        if self._pictures is None:
+            self._pictures = pictures_of(self)
+        return self._pictures.read(media)
+
+    def embedded_picture(self, digest: str) -> bytes | None:
+        """The store's own copy of a picture; None where it has none."""
+        from tokenmill.store.embedded import read_embedded
+
+        return read_embedded(self, digest)
+
+    @property
+    def layout(self) -> StoreLayout:
+        """Where the parts of this store are."""
+        return self._layout
+
+    @property
+    def processor_path(self) -> Path | None:
+        """The copy of the processor this store was made with; None where there was none."""
+        if not self.processor_key:
+            return None
+        path = self._layout.processor(self.processor_key)
+        self._layout.require_inside(path)
+        return path
+
+    @property
+    def processor_key(self) -> str:
+        """The name of that processor; empty where there was none."""
+        identity = self.manifest["document"].get("processor")
+        return "" if identity is None else fingerprint.key_of_parsed(identity)
+
     def own_array(self, name: str) -> NDArray[Any]:
-        """An array of `ROW_ARRAYS`, `GROUP_FILES` or `WEIGHT_FILES`; a large one is checked now."""
+        """One of the arrays that `layout` names; a large one is checked now."""
         array = self._arrays.get(name)
         if array is None:
             stated, path = self.manifest["files"][name], self._own_file(name)
@@ -335,7 +429,8 @@ class Store(ViewMethods, Sequence[Row]):
                 count = int(self.own_array(names.WEIGHT_RUN_ENDS)[-1])
             elif name in names.GROUP_FILES:
                 count = self.group_count
-            kind = {**names.ROW_ARRAYS, **names.GROUP_FILES, **names.WEIGHT_FILES}[name]
+            kinds = (names.ROW_ARRAYS, names.GROUP_FILES, names.WEIGHT_FILES, names.MEDIA_FILES)
+            kind = next(known[name] for known in kinds if name in known)
             array = load_array(path, kind, count, mapped=self._maps_own)
             self._arrays[name] = array
         return array
@@ -407,6 +502,10 @@ class Store(ViewMethods, Sequence[Row]):
                     columns[name] = sidecars[name].batch(rows)
                 elif name in META_COLUMNS or name in GROUP_COLUMNS:
                     columns[name] = reader.column(name)
+                elif name in MEDIA_COLUMNS:
+                    has = reader.record.has_media
+                    zeros = np.zeros(reader.record.rows, np.int32)
+                    columns[name] = reader.column(name) if has else zeros
                 elif name in (carried := [CARRIED + one for one in reader.record.carried]):
                     columns[name] = reader.carried_texts(name.removeprefix(CARRIED))
                 else:
@@ -565,6 +664,14 @@ class Store(ViewMethods, Sequence[Row]):
                 self._check_lengths(at)
             except CorruptionError as error:
                 errors.append(error)
+        if "media" in self.manifest:
+            from tokenmill.store.embedded import distinct_pictures
+
+            for media in distinct_pictures(self):
+                try:
+                    checked += len(self.embedded_picture(media.digest) or b"")
+                except CorruptionError as error:
+                    errors.append(error)
         for check in sidecar_checks(self):
             try:
                 checked += check()
@@ -593,26 +700,39 @@ class Store(ViewMethods, Sequence[Row]):
                     raise CorruptionError(
                         "weights differ from the store's own", path=reader.files.meta
                     )
+        if self.has_media and reader.record.has_media:
+            for name, array in (("pictures", self.pictures), ("patches", self.patches)):
+                stated = array[first : first + reader.record.rows]
+                if not np.array_equal(reader.column(name), stated):
+                    raise CorruptionError(
+                        f"column {name!r} differs from the store's own", path=reader.files.meta
+                    )
         if self.has_groups:
             begin = np.flatnonzero(reader.column("part") == 0) + first
             ends = self.own_array(names.GROUP_ENDS)
             number = int(np.searchsorted(ends, first, side="right"))
-            stated = self.group_starts(np.arange(number, number + len(begin), dtype=np.int64))
-            if not np.array_equal(begin, stated):
+            begins = self.group_starts(np.arange(number, number + len(begin), dtype=np.int64))
+            if not np.array_equal(begin, begins):
                 raise CorruptionError(
                     "groups begin elsewhere than the store says", path=reader.files.meta
                 )
 
     def __reduce__(self) -> Any:
-        return _reopen, (str(self.path), self._verify, self._given_paths)
+        return _reopen, (str(self.path), self._verify, self._given_paths, *self._given_media)
 
     def __repr__(self) -> str:
         totals = self.manifest["totals"]
         return f"Store({self.key[:12]}, {totals['rows']:,} rows, {totals['tokens']:,} tokens)"
 
 
-def _reopen(path: str, verify: str, paths: tuple[str, ...] | None) -> Store:
-    return Store(path, verify, paths=paths)
+def _reopen(
+    path: str,
+    verify: str,
+    paths: tuple[str, ...] | None,
+    media_root: str | None = None,
+    media_urls: bool = False,
+) -> Store:
+    return Store(path, verify, paths=paths, media_root=media_root, media_urls=media_urls)
 
 
 def _most_open() -> int:
@@ -631,6 +751,8 @@ def open_store(
     verify: str = "lazy",
     *,
     cache_dir: str | os.PathLike[str] | None = None,
+    media_root: str | os.PathLike[str] | None = None,
+    media_urls: bool = False,
 ) -> Store:
     """Open a finished store.
 
@@ -640,6 +762,9 @@ def open_store(
         verify: ``lazy`` checks every block before its first row is served, ``open`` checks all of
             it now, ``off`` trusts the bytes.
         cache_dir: Where blocks of a store elsewhere are kept; None: the user's own cache.
+        media_root: Directory that paths of pictures start from; when not given, the one that the
+            rows were prepared with.
+        media_urls: Fetch pictures whose rows give an address.
 
     Raises:
         CorruptionError: The store's own files are not what was written.
@@ -650,5 +775,12 @@ def open_store(
     if is_remote(path):
         from tokenmill.store.remote import RemoteStore
 
-        return RemoteStore(os.fspath(path), verify, cache_dir=cache_dir)
-    return Store(local_path(os.fspath(path)), verify)
+        return RemoteStore(
+            os.fspath(path),
+            verify,
+            cache_dir=cache_dir,
+            media_root=media_root,
+            media_urls=media_urls,
+        )
+    place = local_path(os.fspath(path))
+    return Store(place, verify, media_root=media_root, media_urls=media_urls)

@@ -38,17 +38,18 @@ from tokenmill.fingerprint import canonical, checksum
 from tokenmill.store import layout as names
 from tokenmill.store.access import GuardedFile, reading_errors
 from tokenmill.store.commit import Placement, commit_store, state_json
-from tokenmill.store.copies import carry, copy_store, tokenizer_files
+from tokenmill.store.copies import carry, copy_store, processor_files, tokenizer_files
+from tokenmill.store.embedded import counted, distinct_pictures, place_of
 from tokenmill.store.layout import CacheLayout, SliceFiles, StoreLayout
 from tokenmill.store.manifest import encode_manifest, read_manifest, with_files
-from tokenmill.store.record import UNREADABLE, FileRecord
+from tokenmill.store.record import UNREADABLE, FileRecord, Media
 from tokenmill.store.remote import RemoteStore
 from tokenmill.store.slices import read_record
 from tokenmill.store.store import Store, open_store
 
 AT_ONCE = 4  # files on their way at the same time
 CONTENTS = "contents.json"
-"""Beside a pushed manifest: the tokenizer's files, for places that cannot list."""
+"""Beside a pushed manifest: the tokenizer's and processor's files, for places that cannot list."""
 
 
 class _Stated(msgspec.Struct, frozen=True):
@@ -97,12 +98,13 @@ class Travelled:
         return {name: getattr(self, name) for name in members}
 
 
-def push(store: Store, target: str) -> Travelled:
+def push(store: Store, target: str, *, embed_media: bool = False) -> Travelled:
     """Copy a store to a place elsewhere.
 
     Args:
         store: A store of this machine.
         target: URL of the directory that is to be the store; a path makes a copy as ``--out`` does.
+        embed_media: As for `copy_store`.
 
     Raises:
         CacheError: Something else is there, or it cannot be written.
@@ -111,11 +113,16 @@ def push(store: Store, target: str) -> Travelled:
     if isinstance(store, RemoteStore):
         raise UsageError("lies elsewhere itself: pull it first", path=store.path)
     if not is_remote(target):
-        return _copied(store, Path(target))
+        return _copied(store, Path(target), embed_media)
     if protocol_of(target) in ("http", "https"):
         raise UsageError("an HTTP server cannot be pushed to", path=target)
     place = RemotePath(target, BlockCache(default_cache_dir()))
     manifest, state = _portable(store)
+    embed_media = embed_media or "media" in store.manifest
+    if embed_media:
+        # Read twice, so that what the manifest counts is known before anything is sent.
+        sizes = [len(store.picture(one)) for one in distinct_pictures(store)]
+        manifest = with_files(manifest, manifest["files"], counted(sizes))
     _require_room(place, manifest)
     done = Travelled(str(place), len(store))
     uploader = Uploader(place.url)
@@ -123,15 +130,15 @@ def push(store: Store, target: str) -> Travelled:
     def send(one: Upload) -> None:
         done.add(one.size, skipped=uploader.send(one))
 
-    _all_at_once(send, _contents(store, state))
+    _all_at_once(send, _contents(store, state, embed_media))
     # In this order: a manifest says that everything else is there.
     send(Upload(CONTENTS, _listing(store)))
     send(Upload(names.MANIFEST, encode_manifest(manifest)))
     return done
 
 
-def _copied(store: Store, target: Path) -> Travelled:
-    path = copy_store(store, target)
+def _copied(store: Store, target: Path, embed_media: bool) -> Travelled:
+    path = copy_store(store, target, embed_media=embed_media)
     sizes = [file.stat().st_size for file in path.rglob("*") if file.is_file()]
     return Travelled(str(path), len(store), sum(sizes), len(sizes))
 
@@ -173,7 +180,7 @@ def _require_room(place: RemotePath, manifest: dict[str, Any]) -> None:
         )
 
 
-def _contents(store: Store, state: bytes) -> Iterator[Upload]:
+def _contents(store: Store, state: bytes, embed_media: bool) -> Iterator[Upload]:
     """Every file of a portable store but the two that come last."""
     seen: set[str] = set()
     for at, key in enumerate(store.slice_keys()):
@@ -183,8 +190,10 @@ def _contents(store: Store, state: bytes) -> Iterator[Upload]:
             files = store.files_of(key)
             for path in (files.tokens, files.meta, files.record):
                 yield Upload(f"slices/{key[:2]}/{path.name}", path)
-    for name, path in tokenizer_files(store):
-        yield Upload(f"tokenizer/{name}", path)
+    for name, path in _own_models(store):
+        yield Upload(name, path)
+    for media in distinct_pictures(store) if embed_media else ():
+        yield Upload(place_of(media.digest), store.picture(media))
     for name in store.manifest["files"]:
         if name != names.STATE:
             yield Upload(name, store.path / name)
@@ -194,11 +203,23 @@ def _contents(store: Store, state: bytes) -> Iterator[Upload]:
         yield Upload(names.PROOF, store.path / names.PROOF, any_content=True)
 
 
+def _own_models(store: Store) -> list[tuple[str, Path]]:
+    """Files of the tokenizer and of the processor, by their names below the store."""
+    return [
+        (f"{kind}/{name}", path)
+        for kind, files in (
+            ("tokenizer", tokenizer_files(store)),
+            ("processor", processor_files(store)),
+        )
+        for name, path in files
+    ]
+
+
 def _listing(store: Store) -> bytes:
     files = {}
-    for name, path in tokenizer_files(store):
+    for name, path in _own_models(store):
         data = path.read_bytes()
-        files[f"tokenizer/{name}"] = {"size": len(data), "checksum": checksum(data)}
+        files[name] = {"size": len(data), "checksum": checksum(data)}
     return canonical({"key": store.key, "files": files}) + b"\n"
 
 
@@ -220,13 +241,20 @@ def _all_at_once(work: Callable[[Any], None], items: Iterable[Any]) -> None:
             raise
 
 
-def pull(source: str, cache_dir: Path | None = None, out: Path | None = None) -> Travelled:
+def pull(
+    source: str,
+    cache_dir: Path | None = None,
+    out: Path | None = None,
+    *,
+    embed_media: bool = False,
+) -> Travelled:
     """Bring a store into the local cache.
 
     Args:
         source: Its URL, or a directory.
         cache_dir: The cache; None: the user's own.
         out: Also make a self-contained copy here, which is then what is returned.
+        embed_media: As for `copy_store`, for that copy.
 
     Raises:
         CorruptionError: What lies there is not what was written.
@@ -242,6 +270,10 @@ def pull(source: str, cache_dir: Path | None = None, out: Path | None = None) ->
 
     _all_at_once(take, keys.items())
     _take_tokenizer(store, cache, done)
+    _take_processor(store, cache, done)
+    if "media" in store.manifest:
+        _all_at_once(lambda one: _take_picture(store, cache, one, done), distinct_pictures(store))
+        embed_media = True
     layout = commit_store(
         cache, store.manifest["document"], _placements(store), store.manifest["tokenizer"],
         store.proof,
@@ -251,7 +283,8 @@ def pull(source: str, cache_dir: Path | None = None, out: Path | None = None) ->
         done.add(sidecar.bytes, skipped=not carry(sidecar, layout))
     for stated in found.manifest["files"].values():
         done.add(stated["size"], skipped=False)
-    done.path = str(found.path if out is None else copy_store(found, out))
+    copied = None if out is None else copy_store(found, out, embed_media=embed_media)
+    done.path = str(copied or found.path)
     return done
 
 
@@ -332,6 +365,30 @@ def _take_tokenizer(store: Store, cache: CacheLayout, done: Travelled) -> None:
                 done.add(path.stat().st_size, skipped=False)
 
 
+def _take_processor(store: Store, cache: CacheLayout, done: Travelled) -> None:
+    path = store.processor_path
+    if path is None:
+        return
+    target = cache.processor(path.name if path.name != "processor" else store.processor_key)
+    if not target.is_dir():
+        files = {name: one.read_bytes() for name, one in processor_files(store)}
+        publish_files(cache.root, target, files)
+    for one in target.rglob("*"):
+        if one.is_file():
+            done.add(one.stat().st_size, skipped=False)
+
+
+def _take_picture(store: Store, cache: CacheLayout, media: Media, done: Travelled) -> None:
+    target = cache.picture(media.digest)
+    data = store.embedded_picture(media.digest)
+    assert data is not None, "the manifest counts it"
+    there = target.exists()
+    if not there:
+        with Staging(cache.root) as staging:
+            staging.publish(staging.write("picture", data), target)
+    done.add(len(data), skipped=there)
+
+
 def fetch_tokenizer(store: RemoteStore, cache: CacheLayout | None = None) -> Path:
     """The tokenizer of a store elsewhere, in the local cache.
 
@@ -340,6 +397,20 @@ def fetch_tokenizer(store: RemoteStore, cache: CacheLayout | None = None) -> Pat
     """
     cache = cache or CacheLayout(store.remote.blocks.root)
     target = cache.tokenizer(store.manifest["tokenizer"]["identity"])
+    return _fetched(store, cache, "tokenizer", target)
+
+
+def fetch_processor(store: RemoteStore) -> Path:
+    """The processor of a store elsewhere, in the local cache.
+
+    Raises:
+        CorruptionError: One of its files is not what was pushed.
+    """
+    cache = CacheLayout(store.remote.blocks.root)
+    return _fetched(store, cache, "processor", cache.processor(store.processor_key))
+
+
+def _fetched(store: RemoteStore, cache: CacheLayout, kind: str, target: Path) -> Path:
     if target.is_dir():
         return target
     listing = store.remote / CONTENTS
@@ -351,8 +422,11 @@ def fetch_tokenizer(store: RemoteStore, cache: CacheLayout | None = None) -> Pat
     files = {}
     for name, stated in found.files.items():
         parts = name.split("/")
-        if parts[0] != "tokenizer" or ".." in parts or "" in parts or "\\" in name:
+        known = parts[0] in ("tokenizer", "processor")
+        if not known or ".." in parts or "" in parts or "\\" in name:
             raise CorruptionError(f"names the file {name!r}", path=listing)
+        if parts[0] != kind:
+            continue
         with reading_errors(listing):  # type: ignore[arg-type]
             data = (store.remote / name).read_bytes()
         if checksum(data) != stated.checksum:

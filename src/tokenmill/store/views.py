@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
 if TYPE_CHECKING:
-    from tokenmill.dataset import View
+    from tokenmill.dataset import StoredPictures, View
     from tokenmill.integrations.torch import DataLoader
 
 
@@ -27,7 +27,8 @@ class ViewMethods:
                 that is given the ``columns``, each an array over many rows at once, and gives one
                 truth value per row. It must look at each row by itself.
             columns: What the function is given, in this order: ``length``, ``trained``, ``source``,
-                ``file``, ``carried.<name>``, and what is attached per row, by its name.
+                ``file``, ``pictures``, ``patches``, ``carried.<name>``, and what is attached per
+                row, by its name.
         """
         view: View = _dataset().filtered(self, where, columns)
         return view
@@ -75,6 +76,12 @@ class ViewMethods:
     def _range(self, numbers: range) -> View:
         view: View = _dataset().SliceView(_dataset().as_view(self), numbers)
         return view
+
+
+def pictures_of(store: Any) -> StoredPictures:
+    """What reads the pictures of a store."""
+    found: StoredPictures = _dataset().pictures_of(store)
+    return found
 
 
 def _dataset() -> Any:

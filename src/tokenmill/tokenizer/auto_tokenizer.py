@@ -10,15 +10,13 @@ imports transformers, and nobody's remote code runs unless the caller said so.
 from __future__ import annotations
 
 import contextlib
-import logging
 import sys
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from tokenmill.errors import TokenizerError
-from tokenmill.tokenizer.backend import added_tokens, canonical_backend, parse_backend
+from tokenmill.optional import transformers_muted
 from tokenmill.tokenizer.identity import ALWAYS_COUNTED, Template
 from tokenmill.tokenizer.location import INSTALL
 from tokenmill.tokenizer.location import is_installed as is_installed
@@ -28,20 +26,6 @@ from tokenmill.tokenizer.tokenizer import Tokenizer
 
 class AutoTokenizerError(Exception):
     """AutoTokenizer itself cannot load this directory; the message says why."""
-
-
-@contextlib.contextmanager
-def _quietly() -> Iterator[None]:
-    """Mute what transformers says while loading; what matters is in our own messages."""
-    logger = logging.getLogger("transformers")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logger.setLevel(level)
 
 
 @contextlib.contextmanager
@@ -71,7 +55,7 @@ def load_auto(directory: Path, *, trust_remote_code: bool) -> Any:
     """
     if not is_installed():
         raise TokenizerError(f"tokenizer_backend='transformers' needs transformers: {INSTALL}")
-    with _quietly():
+    with transformers_muted():
         from transformers import AutoTokenizer
 
         try:
@@ -131,18 +115,15 @@ def difference(auto: Any, ours: Tokenizer, *, template_matters: bool) -> str | N
 
 
 def _text_encoded_differently(auto: Any, theirs: Tokenizer | None, ours: Tokenizer) -> str | None:
-    mine = parse_backend(ours.data, path=ours.path)
-    added = {token["content"] for token in added_tokens(mine)} | set(ours.special_tokens.values())
+    if theirs is not None and theirs.backend_digest == ours.backend_digest:
+        return None
+    added = {*ours.added_contents, *ours.special_tokens.values()}
     if theirs is not None:
-        other = parse_backend(theirs.data)
-        if canonical_backend(mine) == canonical_backend(other):
-            return None
-        added |= {token["content"] for token in added_tokens(other)}
-        added |= set(theirs.special_tokens.values())
+        added |= {*theirs.added_contents, *theirs.special_tokens.values()}
     texts = parity_texts(added)
     texts += vocabulary_texts(ours.pieces(range(len(ours.table))))
     reference = ours.reference.encode_batch(texts, add_special_tokens=False)
-    with _quietly():
+    with transformers_muted():
         for text, encoding in zip(texts, reference, strict=True):
             if auto.encode(text, add_special_tokens=False) != encoding.ids:
                 return text

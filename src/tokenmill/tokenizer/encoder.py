@@ -113,7 +113,7 @@ class Encoder:
                 _refuse_mismatch(rest, ids, row_starts, wanted, starts)
             else:
                 starts = row_starts[rest]
-            self._place_by_offsets(batch, rest, starts, offsets, row_starts, mask, ends)
+            self._place_by_offsets(batch, rest, starts, offsets, ids, row_starts, mask, ends)
         for row in batch.whole:
             mask[row_starts[row] : row_starts[row + 1]] = 1
         return _finish(batch, ids, row_starts, mask, ends, notes)
@@ -191,6 +191,7 @@ class Encoder:
         rows: np.ndarray,
         starts: np.ndarray,
         offsets: np.ndarray,
+        ids: np.ndarray,
         row_starts: np.ndarray,
         mask: np.ndarray,
         ends: np.ndarray,
@@ -205,6 +206,8 @@ class Encoder:
                 if row not in batch.whole:
                     batch.reject(row, "the tokenizer's offsets do not say where its tokens lie")
                 opens = np.maximum.accumulate(opens)  # good enough to show where turns end
+            else:
+                opens, closes = self._unswallowed(batch.texts[row], ids[begin:end], opens, closes)
             closes = np.maximum(closes, opens + 1)
             zeros = np.zeros(spans.stop - spans.start, dtype=np.int64)
             mask[begin:end] = masks.trained_tokens(
@@ -212,6 +215,24 @@ class Encoder:
             )
             zeros = np.zeros(turns.stop - turns.start, dtype=np.int64)
             ends[turns] = masks.tokens_before(opens, one, batch.end_chars[turns], zeros)
+
+    def _unswallowed(
+        self, text: str, ids: np.ndarray, opens: np.ndarray, closes: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Offsets in which an added token is its own text, without white space it swallows.
+
+        The offsets of `tokenizers` count that as part of the token: a header's last token would
+        reach into an answer that begins with a blank, and be trained with it.
+        """
+        swallowing = np.flatnonzero(self.table.is_added[ids])
+        pieces = self.table.pieces(ids[swallowing])
+        opens, closes = opens.copy(), closes.copy()
+        for place, piece in zip(swallowing.tolist(), pieces, strict=True):
+            own = piece.decode("utf-8", "replace")
+            at = text.find(own, opens[place], closes[place])
+            if at >= 0:
+                opens[place], closes[place] = at, at + len(own)
+        return opens, closes
 
 
 class _Batch:

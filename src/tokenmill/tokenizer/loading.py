@@ -24,6 +24,7 @@ import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tokenmill.collector import without_collector
 from tokenmill.errors import TokenizerError, UsageError
 from tokenmill.tokenizer import auto_tokenizer, memo
 from tokenmill.tokenizer.backend import (
@@ -50,6 +51,7 @@ BACKENDS = ("auto", "file", "transformers")
 _TRUST = "trust_remote_code=True to run the code it brings, or "
 
 
+@without_collector()
 def load(
     source: Any,
     *,

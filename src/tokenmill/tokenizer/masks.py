@@ -1,6 +1,7 @@
 """Masks: from trained characters to trained tokens, for many rows at once.
 
-The rule: a token is trained when any of its bytes lies in a trained span. Three steps, all on
+The rule: a token is trained when any of its bytes lies in a trained span. White space that an
+added token swallows around itself is none of its bytes. Three steps, all on
 flat arrays. `prove` shows for which rows the tokens' bytes, joined, are exactly the text's bytes:
 only there is the running sum of byte lengths the table of offsets. `byte_places` turns the spans'
 characters into bytes. `trained_tokens` and `tokens_before` turn places into tokens.

@@ -141,7 +141,7 @@ def _recall_card(cache_dir: Path, name: str | None) -> IdentityCard | None:
     data = None if name is None else _sealed(cache_dir, f"{name}.json")
     try:
         return None if data is None else IdentityCard.from_dict(msgspec.json.decode(data))
-    except (ValueError, TypeError, RecursionError):
+    except (msgspec.MsgspecError, ValueError, TypeError, RecursionError):
         return None  # another version's
 
 
@@ -179,7 +179,7 @@ def recall_answer(cache_dir: Path, name: str) -> Answer | None:
     data = _sealed(cache_dir, f"{name}.json")
     try:
         return None if data is None else Answer(msgspec.json.decode(data)["difference"])
-    except (ValueError, TypeError, KeyError):
+    except (msgspec.MsgspecError, ValueError, TypeError, KeyError):
         return None
 
 
@@ -264,7 +264,7 @@ def share_table(tokenizer: Tokenizer, cache_dir: Path) -> None:
 
     def find() -> PieceTable:
         data = _sealed(cache_dir, file)
-        with contextlib.suppress(ValueError, TypeError, KeyError):
+        with contextlib.suppress(msgspec.MsgspecError, ValueError, TypeError, KeyError):
             table = None if data is None else PieceTable.from_bytes(data)
             if table is not None:
                 return table

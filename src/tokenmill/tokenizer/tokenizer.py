@@ -19,6 +19,7 @@ import msgspec
 import numpy as np
 
 from tokenmill import fingerprint
+from tokenmill.collector import without_collector
 from tokenmill.errors import TokenizerError
 from tokenmill.files.sealed import JsonForm, SealedKind
 from tokenmill.tokenizer import engine_cache
@@ -100,6 +101,7 @@ class Tokenizer:
     def table(self) -> PieceTable:
         return engine_cache.once(self.checksum, "table", self.make_table)
 
+    @without_collector()
     def make_table(self) -> PieceTable:
         """Make the table of the tokenizer.json, which takes a while; `table` gives it."""
         return PieceTable(skim_backend(self.data, path=self.path))
@@ -112,6 +114,11 @@ class Tokenizer:
     def added_contents(self) -> tuple[str, ...]:
         """The added tokens as text, by id."""
         return tuple(token["content"] for token in self._added)
+
+    @cached_property
+    def left_stripping(self) -> frozenset[int]:
+        """Ids of the added tokens that take the white space before them."""
+        return frozenset(int(token["id"]) for token in self._added if token["lstrip"])
 
     @cached_property
     def _ids_of_special_tokens(self) -> dict[str, int]:
@@ -135,13 +142,18 @@ class Tokenizer:
         return self._ids_of_special_tokens.get("bos_token")
 
     @cached_property
+    @without_collector()
+    def backend_digest(self) -> str:
+        """What it encodes with, as one name for all spellings of one tokenizer.json."""
+        return backend_digest(parse_backend(self.data, path=self.path))
+
+    @cached_property
     def card(self) -> IdentityCard:
         """Identity and all that can be known without loading an engine."""
-        document = parse_backend(self.data, path=self.path)
-        refuse_randomness(document, path=self.path)
-        probe = probe_text([token["content"] for token in added_tokens(document)])
+        refuse_randomness(read_head(self.data, path=self.path), path=self.path)
+        probe = probe_text(self.added_contents)
         identity = identity_document(
-            backend=backend_digest(document),
+            backend=self.backend_digest,
             template=self.template,
             special_tokens=self.special_tokens,
             probe_ids=self.reference.encode(probe, add_special_tokens=False).ids,

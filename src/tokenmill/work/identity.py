@@ -17,7 +17,6 @@ others wait for what it remembers. As with slices, a claim saves work and nothin
 from __future__ import annotations
 
 import contextlib
-import gc
 import os
 import threading
 import time
@@ -92,7 +91,7 @@ class Comparison:
         def ask() -> None:
             payload = {**self._arguments, "cache_dir": str(self._cache_dir)}
             # Not pinned: it takes whatever core the builders leave.
-            _ask(LocalExecutor(1, pin=False), COMPARE, payload)
+            ask_worker(LocalExecutor(1, pin=False), COMPARE, payload)
 
         try:
             answer = _once(
@@ -134,8 +133,8 @@ def identity_card(
         remember(tokenizer, cache_dir)
         return tokenizer.card, None
     # Whoever looks at it may have another working directory.
-    arguments["source"] = _absolute(os.fspath(choice.tokenizer))
-    arguments["chat_template"] = _absolute(choice.chat_template)
+    arguments["source"] = absolute(os.fspath(choice.tokenizer))
+    arguments["chat_template"] = absolute(choice.chat_template)
     known = _recalled(arguments, cache_dir)
     if known is not None:
         return known, None
@@ -176,7 +175,7 @@ def _found(arguments: dict[str, Any], cache_dir: Path, executor: Executor) -> Id
 
     def ask() -> IdentityCard:
         payload = {**arguments, "cache_dir": str(cache_dir)}
-        return IdentityCard.from_dict(_ask(executor, IDENTIFY, payload))
+        return IdentityCard.from_dict(ask_worker(executor, IDENTIFY, payload))
 
     name = memo_key(**arguments)
     if name is None:
@@ -197,7 +196,7 @@ def _once(
         return known
 
 
-def _absolute(name: Any) -> Any:
+def absolute(name: Any) -> Any:
     """A path that exists as an absolute one; hub ids, template sources and the like stay."""
     if not isinstance(name, str | os.PathLike):
         return name
@@ -207,7 +206,8 @@ def _absolute(name: Any) -> Any:
         return name
 
 
-def _ask(executor: Executor, entry: str, payload: dict[str, Any]) -> dict[str, Any]:
+def ask_worker(executor: Executor, entry: str, payload: dict[str, Any]) -> dict[str, Any]:
+    """What one worker answers to one question about a tokenizer or processor."""
     # A local worker is a process of our own; whatever else runs tasks may go on to other work.
     options = {"own_process": isinstance(executor, LocalExecutor)}
     shared = (payload["cache_dir"],) if "cache_dir" in payload else ()
@@ -282,10 +282,8 @@ def open_comparer(options: dict[str, Any]) -> Callable[[dict[str, Any]], dict[st
 def _lightly(
     options: dict[str, Any], payload: dict[str, Any]
 ) -> contextlib.AbstractContextManager[None]:
-    """In a process of our own that ends afterwards, go without what only costs time."""
+    """In a process of our own that ends afterwards, go without torch, which only costs time."""
     from tokenmill.tokenizer.auto_tokenizer import without_torch
 
-    if options["own_process"]:
-        gc.disable()  # it would look through vocabularies again and again: half of parsing them
     quick = options["own_process"] and not payload["trust_remote_code"]
     return without_torch() if quick else contextlib.nullcontext()

@@ -17,7 +17,6 @@ or on another machine. The contract that every executor keeps, and that one test
 from __future__ import annotations
 
 import contextlib
-import gc
 import importlib
 import os
 import time
@@ -141,22 +140,6 @@ def run_tasks(
     with contextlib.closing(executor.run(setup, tasks)) as finished:  # type: ignore[type-var]
         for done in finished:
             take(done)
-
-
-@contextlib.contextmanager
-def without_collector() -> Iterator[None]:
-    """Pause the cycle collector: parsed JSON has no cycles, and looking for them costs a tenth.
-
-    Where it ends, parsed rows must be dead: the collector's first look is at all that was made
-    meanwhile. So it belongs around a call, or on a function, whose locals they are.
-    """
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 def finish(outcome: dict[str, Any] | Rest) -> dict[str, Any]:

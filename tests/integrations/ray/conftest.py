@@ -7,7 +7,6 @@ not lie below pytest's.
 
 from __future__ import annotations
 
-import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -18,7 +17,7 @@ import pytest
 
 pytest.importorskip("ray")
 
-from tests.faults.tools import PACKAGES, PROJECT
+from tests import programs
 from tests.faults.world import Picture, picture, write_sources
 from tokenmill.api import run_recipe
 
@@ -31,7 +30,7 @@ def ray_environment() -> Iterator[Path]:
     """The environment of every cluster here; gives the directory of Ray's sessions."""
     sessions = Path(tempfile.mkdtemp(prefix="tm-ray-"))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", os.pathsep.join([str(PACKAGES), str(PROJECT)]))
+        patch.setenv("PYTHONPATH", programs.environment()["PYTHONPATH"])
         patch.setenv("RAY_AUTH_MODE", "disabled")  # no token in the user's home
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         patch.setenv("TOKENIZERS_PARALLELISM", "false")
@@ -70,7 +69,7 @@ def expected(sources: Path, tmp_path_factory: pytest.TempPathFactory) -> Picture
     return picture(cache)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def joined(ray_environment: Path) -> Iterator[str]:
     """This process belongs to a cluster of eight CPUs (of two real ones, perhaps)."""
     import ray

@@ -50,13 +50,6 @@ def test_bytes_on_ray_are_those_of_an_inline_build(
     assert list((tmp_path / "staging").iterdir()) == [tmp_path / "staging" / "claims"]
 
 
-def test_bytes_of_eight_local_workers_are_those_of_an_inline_build(
-    sources: Path, expected: Picture, tmp_path: Path
-) -> None:
-    build(sources, tmp_path, executor="local", num_workers=8)
-    assert picture(tmp_path) == expected
-
-
 @pytest.mark.parametrize("room", ["render", "encode"])
 def test_engine_caught_in_one_task_is_out_in_all(
     sources: Path, expected: Picture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: str

@@ -146,6 +146,10 @@ def test_interrupted_driver_leaves_what_is_finished(
     assert 2 <= len(committed(tmp_path)) < FILES
     assert there.items() <= expected.items()
     staged = tmp_path / "staging"
+    # Interrupted tasks clean up behind themselves, on a busy machine after the driver has ended.
+    deadline = time.monotonic() + 30
+    while list((staged / "claims").iterdir()) and time.monotonic() < deadline:
+        time.sleep(0.1)
     assert [path.name for path in staged.iterdir()] == ["claims"]
     assert not list((staged / "claims").iterdir())
 

@@ -14,6 +14,7 @@ import typer
 
 from tokenmill.cli.app import app
 from tokenmill.cli.options import (
+    EmbedMedia,
     Order,
     PackMethod,
     PackOversize,
@@ -89,6 +90,7 @@ def export(
     ] = None,
     seed: Seed = 42,
     epochs: Annotated[int, typer.Option(help="Epochs written one after the other.")] = 1,
+    embed_media: EmbedMedia = False,
 ) -> None:
     """Write a store's rows in another library's format."""
     from tokenmill.api import export as write
@@ -109,6 +111,7 @@ def export(
         order=order,
         seed=seed,
         epochs=epochs,
+        embed_media=embed_media,
     )
     document = {
         "path": str(made.path),

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from tokenmill.cli.app import app
-from tokenmill.cli.options import ENGINES, RECIPE, WHERE, Given, command, recipe_arguments
+from tokenmill.cli.options import ENGINES, MEDIA, RECIPE, WHERE, Given, command, recipe_arguments
 from tokenmill.cli.output import Output, one_line
 from tokenmill.report.lint.rules import RULES, SAMPLE_ROWS
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 PLACES_SHOWN = 5  # of a finding's places; --json has more
 
 
-@command(app, *RECIPE, *WHERE, *ENGINES)
+@command(app, *RECIPE, *WHERE, *MEDIA, *ENGINES)
 def lint(
     output: Output,
     given: Given,

@@ -15,6 +15,7 @@ from tokenmill.cli.app import app
 from tokenmill.cli.options import (
     RECIPE,
     RUN_OPTIONS,
+    EmbedMedia,
     Given,
     OutDirectory,
     command,
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 HINTS = {
     "bad_json": "one line is one JSON object, in UTF-8",
     "bad_shape": "name the columns (--format, --messages-key …) or fix the row",
+    "bad_media": "look at the picture, --media-root and --media-urls; pictures need --processor",
+    "media_mismatch": "a row has as many pictures as <image> or image parts without a picture",
     "template_error": "the chat template itself refuses this conversation",
     "template_drops_content": "the template prints this content nowhere; use one that does",
     "mask_unproven": "no method could show which text is the assistant's; see docs/masks.md",
@@ -46,6 +49,7 @@ def prepare(
     output: Output,
     given: Given,
     out: OutDirectory = None,
+    embed_media: EmbedMedia = False,
     part: Annotated[
         str | None,
         typer.Option(metavar="I/N", help="Build only this share of the slices, on many machines."),
@@ -75,7 +79,7 @@ def prepare(
     report(output, outcome)
     outcome.judge()
     if out is not None:
-        outcome = outcome.copied_to(Path(out))
+        outcome = outcome.copied_to(Path(out), embed_media=embed_media)
     output.result(outcome.summary() | also)
 
 

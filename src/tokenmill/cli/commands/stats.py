@@ -115,6 +115,11 @@ def show_stats(console: Console, document: dict[str, Any]) -> None:
     groups = {name: count for name, count in document.get("groups", {}).items() if count}
     if groups:
         console.print("groups: " + ", ".join(f"{count:,} {name}" for name, count in groups.items()))
+    if document["pictures"]:
+        console.print(
+            f"{document['pictures']:,} pictures of {document['patches']:,} patches in "
+            f"{document['rows_with_pictures']:,} rows"
+        )
     lengths = _table("per row", *document["percentiles"])
     _add(lengths, "tokens", document["percentiles"].values())
     _add(lengths, "trained", document["trained_percentiles"].values())

@@ -16,7 +16,7 @@ from typing import Annotated
 import typer
 
 from tokenmill.cli.app import app
-from tokenmill.cli.options import CACHE, Given, OutDirectory, StorePath, command
+from tokenmill.cli.options import CACHE, EmbedMedia, Given, OutDirectory, StorePath, command
 from tokenmill.cli.output import Output
 
 
@@ -27,6 +27,7 @@ def push(
     target: Annotated[
         str, typer.Argument(metavar="TARGET", help="URL of the directory that becomes the store.")
     ],
+    embed_media: EmbedMedia = False,
 ) -> None:
     """Copy a store to S3 or another place that fsspec can write."""
     from tokenmill.api import push as push_store
@@ -34,7 +35,7 @@ def push(
     from tokenmill.store import open_store
 
     opened = open_store(store)
-    done = push_store(opened, target)
+    done = push_store(opened, target, embed_media=embed_media)
     new = done.files - done.skipped
     output.say(f"{new:,} of {done.files:,} files sent, {done.rows:,} rows, {done.bytes:,} bytes")
     staying = [sidecar.name for sidecar in opened.sidecars] if is_remote(target) else []
@@ -51,10 +52,11 @@ def pull(
         str, typer.Argument(metavar="SOURCE", help="URL that `tokenmill push` printed.")
     ],
     out: OutDirectory = None,
+    embed_media: EmbedMedia = False,
 ) -> None:
     """Bring a store from S3 or another place into the cache."""
     from tokenmill.api import pull_store
 
-    done = pull_store(source, out=out, **given)
+    done = pull_store(source, out=out, embed_media=embed_media, **given)
     output.say(f"{done.rows:,} rows, {done.bytes:,} bytes, every block checked")
     output.result(done.document())

@@ -11,13 +11,13 @@ import json
 from typing import Any
 
 from tokenmill.cli.app import app
-from tokenmill.cli.options import RECIPE, WHERE, Given, command, recipe_arguments
+from tokenmill.cli.options import MEDIA, RECIPE, WHERE, Given, command, recipe_arguments
 from tokenmill.cli.output import Output, one_line
 
 SHOWN_CHARS = 60  # of a value; the whole one is in --json
 
 
-@command(app, *RECIPE, *WHERE)
+@command(app, *RECIPE, *WHERE, *MEDIA)
 def why(output: Output, given: Given) -> None:
     """Say whether `prepare` would find its store, and if not, why."""
     from tokenmill.api import explain_recipe

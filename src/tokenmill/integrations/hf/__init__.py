@@ -4,6 +4,7 @@
     for_trl      a whole run for TRL's `SFTTrainer`: a dataset in our order, and what its config
                  needs; of groups, for `DPOTrainer`, `KTOTrainer` or `RewardTrainer`
     for_grpo     the same of prompts, for `GRPOTrainer` and those of its kind
+    VisionCollator  the collator for `for_trl` of rows with pictures
     as_prepared  a class of the trainers for groups that tokenizes nothing
     in_order     a trainer class that does not shuffle, for transformers without such a setting
 
@@ -20,5 +21,6 @@ with optional("datasets"):
     from tokenmill.integrations.hf.preference import as_prepared
     from tokenmill.integrations.hf.prompts import for_grpo
     from tokenmill.integrations.hf.trl import for_trl, in_order
+    from tokenmill.integrations.hf.vision import VisionCollator
 
-    __all__ = ["as_prepared", "for_grpo", "for_trl", "in_order", "to_hf"]
+    __all__ = ["VisionCollator", "as_prepared", "for_grpo", "for_trl", "in_order", "to_hf"]

@@ -9,6 +9,7 @@ hashes nothing and finds its own cached maps again in another process. Its colum
     assistant_masks
                  input_ids int32, assistant_masks int8: what TRL makes labels of
     packs        input_ids, labels, seq_lengths int64: rows of a pack behind each other, no padding
+    rows         row int64: the numbers of the rows, for a collator that reads them itself
 
 Labels follow the loader's rule: unshifted, and -100 at the first token of every row, since nothing
 before it predicts it; ``assistant_masks`` is 0 there, too, so that TRL's labels are these. The
@@ -31,7 +32,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from tokenmill import fingerprint
-from tokenmill.dataset import Mixture, View, unweighted
+from tokenmill.dataset import Mixture, View, tokens_alone
 from tokenmill.integrations.hf.table import LazyTable
 from tokenmill.integrations.hosts import check_one_of, labels, predicted
 from tokenmill.loader import WholeRun
@@ -44,6 +45,7 @@ SCHEMAS = {
     "loss_mask": pa.schema({"input_ids": _IDS, "loss_mask": _MASK}),
     "labels": pa.schema({"input_ids": _IDS, "labels": _LABELS}),
     "assistant_masks": pa.schema({"input_ids": _IDS, "assistant_masks": _MASK}),
+    "rows": pa.schema({"row": pa.int64()}),
     "packs": pa.schema({"input_ids": _IDS, "labels": _LABELS, "seq_lengths": _LABELS}),
 }
 
@@ -65,8 +67,8 @@ def to_hf(data: Store | View | Mixture, mask: str = "labels") -> datasets.Datase
     """
     check_one_of("mask", mask, MASKS)
     samples = WholeRun(data, order="sequential")
-    if mask == "assistant_masks":
-        unweighted(samples.view, f"a dataset with {mask}")
+    if samples.view.has_media or mask == "assistant_masks":
+        tokens_alone(samples.view, f"a dataset with {mask}")
     return lazy_dataset(samples, mask)
 
 
@@ -104,7 +106,11 @@ class ShapedSamples:
     def schema(self) -> pa.Schema:
         """Columns and their types."""
         own = SCHEMAS[self.shape]
-        return own.append(WEIGHTS) if self.samples.view.has_weights else own
+        return own.append(WEIGHTS) if self._weighs else own
+
+    @property
+    def _weighs(self) -> bool:
+        return self.samples.view.has_weights and self.shape != "rows"
 
     @property
     def nbytes(self) -> int:
@@ -113,8 +119,11 @@ class ShapedSamples:
 
     def read(self, indices: Sequence[int]) -> pa.Table:
         """Samples by number."""
+        if self.shape == "rows":
+            numbers = self.samples.packs(indices).rows
+            return pa.table([pa.array(numbers)], schema=SCHEMAS[self.shape])
         table = self._of_masks(indices)
-        if not self.samples.view.has_weights:
+        if not self._weighs:
             return table
         weights = [row.weights for row in self.samples.view.rows(self.samples.packs(indices).rows)]
         if self.shape == "labels":

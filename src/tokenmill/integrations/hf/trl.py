@@ -22,7 +22,7 @@ from typing import Any
 
 import datasets
 
-from tokenmill.dataset import Mixture, View, as_view, unweighted
+from tokenmill.dataset import Mixture, View, as_view, tokens_alone, unweighted
 from tokenmill.errors import UsageError
 from tokenmill.integrations.hf.dataset import lazy_dataset
 from tokenmill.integrations.hf.preference import group_dataset
@@ -71,6 +71,8 @@ def for_trl(
             answer: then that model is not called. For dpo, and for kto with a loss that has no KL
             term (``apo_zero_unpaired``).
 
+    Rows with pictures come as row numbers: give the trainer a `VisionCollator` of the same data.
+
     Returns:
         The dataset, and keyword arguments for ``SFTConfig``, ``DPOConfig``, ``KTOConfig`` or
         ``RewardConfig``. They must win over your own.
@@ -79,6 +81,11 @@ def for_trl(
         UsageError: The installed TRL is too old for labels, or for rows behind each other.
     """
     view = unweighted(data.view if isinstance(data, Mixture) else as_view(data), "TRL")
+    if view.has_media:
+        if pack is not None or padding_free:
+            raise UsageError("TRL does not pack pictures: serve packs of them with a Loader")
+        if view.has_groups:
+            tokens_alone(view, "TRL's trainer of groups")
     if view.has_groups:
         if pack is not None or padding_free:
             raise UsageError("TRL does not pack groups: serve packs of them with a Loader")
@@ -94,7 +101,8 @@ def for_trl(
     samples = WholeRun(
         data, epochs=epochs, seed=seed, order=order, pack=pack, world_size=world_size
     )
-    dataset = lazy_dataset(samples, "labels" if pack is None else "packs")
+    shape = "rows" if view.has_media else "labels" if pack is None else "packs"
+    dataset = lazy_dataset(samples, shape)
     arguments = _in_our_order() | {
         "dataset_kwargs": {"skip_prepare_dataset": True},
         # With packs also `packing`: TRL asks it where packs would be wrong (context parallelism).

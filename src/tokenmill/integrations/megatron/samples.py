@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tokenmill.dataset import View, unweighted
+from tokenmill.dataset import View, tokens_alone
 from tokenmill.loader import WholeRun
 from tokenmill.packing import Pack, Slots
 
@@ -52,7 +52,7 @@ class PackedSamples:
         context_parallel: int = 1,
     ) -> None:
         slots = Slots(1 if context_parallel <= 1 else 2 * context_parallel)
-        epochs, view = 1, unweighted(view, "Megatron-LM")
+        epochs, view = 1, tokens_alone(view, "Megatron-LM")
         while True:
             self.run = WholeRun(view, epochs=epochs, seed=seed, order=order, pack=pack, slots=slots)
             if count is None or len(self.run) >= count:

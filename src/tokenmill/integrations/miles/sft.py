@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from tokenmill.build.recipe import Recipe, RunOptions
-from tokenmill.dataset import as_view, unweighted
+from tokenmill.dataset import as_view, tokens_alone
 from tokenmill.errors import SourceError, UsageError
 from tokenmill.fingerprint import checksum64
 from tokenmill.integrations.hosts import prepared, response_mask
@@ -40,14 +40,14 @@ class Lookup:
 
     def __init__(self, store: Store) -> None:
         self.store = store
-        unweighted(as_view(store), "sft_rollout of miles and slime")
+        tokens_alone(as_view(store), "sft_rollout of miles and slime")
         digests = np.zeros(len(store), dtype=np.uint64)
         for first, columns in store.columns(["digest", "part"]):
             size = len(columns["digest"])
             digests[first : first + size] = columns["digest"]
             if np.any(columns["part"]):
                 raise UsageError(
-                    "this store has one row per turn (expand='turns'), so a conversation is "
+                    "this store has rows of single turns (expand=), so a conversation is "
                     "several of its rows; prepare it with expand='none'",
                     path=store.path,
                 )

@@ -25,7 +25,7 @@ import torch
 from torch.utils import data as torch_data
 
 from tokenmill.build.recipe import Recipe, RunOptions
-from tokenmill.dataset import View, as_view, split, unweighted
+from tokenmill.dataset import View, as_view, split, tokens_alone
 from tokenmill.errors import UsageError
 from tokenmill.integrations.hosts import (
     Items,
@@ -74,7 +74,7 @@ class MessageLogs(Items[Item], torch_data.Dataset[Item]):  # type: ignore[misc]
 
     def __init__(self, view: View, seed: int | None = 42, epochs: int = 1) -> None:
         check_positive("epochs", epochs)
-        self.view, self.epochs = rows_alone(unweighted(view, "NeMo RL")), epochs
+        self.view, self.epochs = rows_alone(tokens_alone(view, "NeMo RL")), epochs
         self._order = make_order("sequential" if seed is None else "feistel", len(view), seed or 0)
 
     def __len__(self) -> int:

@@ -63,8 +63,8 @@ def eval_from_config(
 
     Args:
         config: As for `from_config`.
-        tokenizer: See there.
-        **more: See there.
+        tokenizer: As for `from_config`.
+        **more: As for `from_config`.
     """
     limit, stated = _get(config, "max_length"), _get(config, "eval_dataset_names")
     paths = _get(config, "eval_pretokenized_dataset_paths")

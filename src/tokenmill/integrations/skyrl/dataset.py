@@ -24,7 +24,7 @@ import numpy.typing as npt
 from torch.utils import data as torch_data
 
 from tokenmill import fingerprint
-from tokenmill.dataset import View, as_view, concat, unweighted
+from tokenmill.dataset import View, as_view, concat, tokens_alone
 from tokenmill.errors import SourceError, UsageError
 from tokenmill.integrations.hosts import Items, check_positive, response_mask, rows_alone
 from tokenmill.sampling import Int64Array
@@ -72,7 +72,7 @@ class SFTDataset(Items[Item], torch_data.Dataset[Item]):  # type: ignore[misc]
             check_positive("max_length", max_length)
         opened = (open_store(s) if isinstance(s, str | os.PathLike) else s for s in sources)
         self._sources = [as_view(source) for source in opened]
-        self.view = rows_alone(unweighted(concat(self._sources), "SkyRL"))
+        self.view = rows_alone(tokens_alone(concat(self._sources), "SkyRL"))
         self.max_length = max_length
         self._dropped = _without_loss(self.view, max_length)
         if not len(self):

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch.utils import data as torch_data
 
-from tokenmill.dataset import Mixture, View, as_view, unweighted
+from tokenmill.dataset import Mixture, View, as_view, tokens_alone
 from tokenmill.errors import UsageError
 from tokenmill.integrations.hosts import Items, labels, predicted, rows_alone
 from tokenmill.loader import LengthGrouped, OrderedView
@@ -65,7 +65,7 @@ class Dataset(Items[Item], torch_data.Dataset[Item]):  # type: ignore[misc]
         pad_side: str = "right",
         pad_to_multiple_of: int | None = None,
     ) -> None:
-        self.view = rows_alone(unweighted(as_view(data), "a map-style dataset"))
+        self.view = rows_alone(tokens_alone(as_view(data), "a map-style dataset"))
         self._pad_id = self.view.pad_id if pad_id is None else pad_id
         self._pad_side = pad_side
         self._multiple = pad_to_multiple_of

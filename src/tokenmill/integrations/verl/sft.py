@@ -21,7 +21,7 @@ import torch
 from torch.utils import data as torch_data
 
 from tokenmill.build.recipe import Recipe, RunOptions
-from tokenmill.dataset import View, as_view, concat, unweighted
+from tokenmill.dataset import View, as_view, concat, tokens_alone
 from tokenmill.errors import SourceError
 from tokenmill.integrations.hosts import (
     Items,
@@ -92,7 +92,7 @@ class SFTDataset(Items[Item], torch_data.Dataset[Item]):  # type: ignore[misc]
         files = file_list(parquet_files)
         self.settings = Settings.of(stated, files)
         preparing = _Preparing(tokenizer, processor, stated, self.settings, self._limit())
-        self.view = rows_alone(unweighted(preparing.view_of(files), "verl"))
+        self.view = rows_alone(tokens_alone(preparing.view_of(files), "verl"))
         self._check_lengths()
         kind = type(getattr(processor, "image_processor", None)).__name__
         self._axes = QWEN_VL_AXES if "Qwen2VLImageProcessor" in kind else None

@@ -13,17 +13,22 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import xxhash
 
+from tokenmill.build.externals import base_of
+from tokenmill.build.pipeline import Pipeline
 from tokenmill.build.recipe import Recipe
+from tokenmill.build.slices import media_of
 from tokenmill.chat import Renderer, Rendering
-from tokenmill.chat.groups import Group, read_row
+from tokenmill.chat.groups import Group
+from tokenmill.chat.render import digest_of
 from tokenmill.chat.shapes import Conversation, Plain
 from tokenmill.chat.thinking import THINKING
+from tokenmill.collector import without_collector
 from tokenmill.errors import RowError
 from tokenmill.report.lint import minhash
 from tokenmill.report.lint.content import (
@@ -35,12 +40,12 @@ from tokenmill.report.lint.content import (
 )
 from tokenmill.report.lint.findings import Collector, excerpt
 from tokenmill.report.lint.groups import Side, balance, comparisons, side_of, sides_of
+from tokenmill.report.lint.pictures import PictureCritic
 from tokenmill.report.lint.template import TemplateCritic
-from tokenmill.source import BlockRows, read_block
+from tokenmill.source import Block, BlockRows, read_block
 from tokenmill.tokenizer import Encoded, Encoder, Tokenizer
 from tokenmill.work.blocks import block_of
 from tokenmill.work.identity import load_copy
-from tokenmill.work.tasks import without_collector
 
 ENTRY = "tokenmill.report.lint.linter:open_linter"
 RAW_SHOWN = 200  # bytes of a row that could not be parsed
@@ -52,7 +57,8 @@ def open_linter(options: dict[str, Any]) -> Callable[[dict[str, Any]], dict[str,
 
     def lint(payload: dict[str, Any]) -> dict[str, Any]:
         with without_collector():
-            return linter.lint(read_block(block_of(payload)), payload["rows"])
+            block = block_of(payload)
+            return linter.lint(read_block(block), payload["rows"], block)
 
     return lint
 
@@ -71,30 +77,22 @@ class Linter:
     """Looks at rows.
 
     Args:
-        recipe: How rows are read, rendered and trained.
-        tokenizer: The tokenizer, loaded; a copy may flag other tokens as special than the one
-            that was given.
+        pipeline: What a build would take the rows through. Its tokenizer is a copy, which may flag
+            other tokens as special than the one that was given.
         control_tokens: The tokens that the one given flags as special, as text.
         rules: The rules that run.
-        engine: Which engine may encode.
-        renderer: Which engine may render.
+        pictures: Looks at pictures, where rows may have some.
     """
 
     def __init__(
         self,
-        recipe: Recipe,
-        tokenizer: Tokenizer,
+        pipeline: Pipeline,
         control_tokens: Sequence[str],
         rules: frozenset[str],
-        engine: str = "auto",
-        renderer: str = "auto",
+        pictures: PictureCritic | None = None,
     ) -> None:
-        self.recipe, self.rules, self.tokenizer = recipe, rules, tokenizer
-        self.spec = recipe.chat_spec()
-        self.renderer = Renderer(
-            self.spec, tokenizer.template, tokenizer.special_tokens, renderer=renderer
-        )
-        self.encoder = Encoder(tokenizer, engine)
+        self.pipeline, self.rules, self._pictures = pipeline, rules, pictures
+        self.spec = self.recipe.chat_spec()
         self.critic = TemplateCritic(self.renderer)
         self._control = ControlText(self._control_tokens(control_tokens))
         self._about_tokenizer = self._look_at_tokenizer()
@@ -105,8 +103,34 @@ class Linter:
         recipe = Recipe(**options["recipe"])
         tokenizer = load_copy(Path(options["tokenizer"]), options["card"])
         engines = options["engine"], options["renderer"]
+        media = media_of(options, hashed=False)
+        pipeline = Pipeline(recipe, tokenizer, *engines, **media)
+        critic = None
+        if media:
+            opener = media["expander"].pictures
+            critic = PictureCritic(opener, recipe.chat_spec(), media["media"])
         control_tokens = options["card"]["control_tokens"]
-        return cls(recipe, tokenizer, control_tokens, frozenset(options["rules"]), *engines)
+        return cls(pipeline, control_tokens, frozenset(options["rules"]), critic)
+
+    @property
+    def recipe(self) -> Recipe:
+        """How rows are read, rendered and trained."""
+        return self.pipeline.recipe
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer's copy."""
+        return self.pipeline.tokenizer
+
+    @property
+    def renderer(self) -> Renderer:
+        """What renders; another one after one was caught differing."""
+        return self.pipeline.renderer
+
+    @property
+    def encoder(self) -> Encoder:
+        """What encodes."""
+        return self.pipeline.encoder
 
     def _control_tokens(self, control_tokens: Sequence[str]) -> set[str]:
         """Special tokens, and added ones that the template prints around any conversation.
@@ -139,13 +163,25 @@ class Linter:
         ids = encoder.encode("x", add_special_tokens=True).ids
         return bos is not None and bool(ids) and ids[0] == bos
 
-    def lint(self, rows: BlockRows, chosen: list[int] | None) -> dict[str, Any]:
-        """Look at the rows of one block, or at some of them."""
+    def lint(
+        self, rows: BlockRows, chosen: list[int] | None, block: Block | None = None
+    ) -> dict[str, Any]:
+        """Look at the rows of one block, or at some of them.
+
+        Args:
+            rows: The block's.
+            chosen: Numbers of those to look at; None: all.
+            block: Where they stand, for what they refer to.
+        """
+        if block is not None:
+            self.pipeline.begin(block, "")
+        base = None if block is None else base_of(block)
         seen = Collector(self.rules)
         numbers = list(range(len(rows.values))) if chosen is None else chosen
         values = dict(zip(numbers, map(rows.values.__getitem__, numbers), strict=True))
         good: list[int] = []
         parsed_rows: dict[int, list[Side]] = {}
+        shown: list[tuple[int, int, int]] = []
         for number in numbers:
             value = values[number]
             if isinstance(value, RowError):
@@ -153,8 +189,13 @@ class Linter:
                 seen.add(value.reason, number, value.message, excerpt(raw))
                 continue
             good.append(number)
+            if self._pictures is not None and isinstance(value, dict):
+                look = self._pictures.look(value, base)
+                shown += [(number, *named) for named in look.named]
+                for rule, detail, _ in look.sightings:
+                    seen.add(rule, number, detail)
             try:
-                parsed = read_row(value, self.spec)
+                parsed = self.renderer.read(value)
             except RowError:
                 continue  # the renderer says the same, and is asked below
             parsed_rows[number] = sides_of(parsed)
@@ -174,7 +215,8 @@ class Linter:
             "findings": seen.document(),
             "tokenizer": self._about_tokenizer,
             "balance": balance(rendering, encoded),
-            **self._digests(rendering, encoded, sources),
+            "pictures": packed(np.array(shown, np.uint64).reshape(-1, 3)),
+            **self._digests(rendering, encoded, sources, shown),
         }
 
     def _look_at_content(
@@ -195,6 +237,8 @@ class Linter:
     def _look_at_rejected(
         self, seen: Collector, number: int, parsed: Conversation | Plain | None, error: RowError
     ) -> None:
+        if error.reason == "bad_media" and seen.has("missing_picture", number):
+            return
         sighting = error.reason, error.message, ""
         if isinstance(parsed, Conversation):
             if error.reason == "template_error":
@@ -212,7 +256,8 @@ class Linter:
             [_body_start(text, parsed)]
             for text, parsed in zip(rendering.texts, parsed_rows, strict=True)
         ]
-        return self.encoder.encode(rendering.texts, rendering.spans, bodies)
+        digests = np.fromiter(map(digest_of, rendering.texts), np.uint64, len(bodies))
+        return self.pipeline.encoded(replace(rendering, ends=bodies), digests)[0]
 
     def _look_at_accepted(
         self,
@@ -223,7 +268,9 @@ class Linter:
         parsed_texts: list[Side],
     ) -> None:
         for place, error in encoded.rejected:
-            seen.add(error.reason, sources[place], error.message, excerpt(rendering.texts[place]))
+            if error.reason != "bad_media" or not seen.has("missing_picture", sources[place]):
+                text = rendering.texts[place]
+                seen.add(error.reason, sources[place], error.message, excerpt(text))
         unclosed = set(rendering.unclosed)
         trained = encoded.trained
         for place in encoded.kept.tolist():
@@ -284,11 +331,17 @@ class Linter:
         return "history_differs", f"as the last turn {last!r}, as history {history!r}", ""
 
     def _digests(
-        self, rendering: Rendering, encoded: Encoded, sources: list[int]
+        self,
+        rendering: Rendering,
+        encoded: Encoded,
+        sources: list[int],
+        shown: list[tuple[int, int, int]],
     ) -> dict[str, Any]:
         """Row numbers, digests and sketches of the accepted rows; of parts, the last counts.
 
-        A group is the same as another where all its texts are.
+        A group is the same as another where all its texts are. Rows with pictures are the same
+        where those are, too; nobody says how nearly two pictures are alike, so they are no
+        near-duplicates of anything.
         """
         places = {sources[place]: place for place in encoded.kept.tolist()}
         numbers = sorted(places)
@@ -296,10 +349,15 @@ class Linter:
         for first, facts in rendering.groups.items():
             members = rendering.texts[first : first + len(facts.labels)]
             texts[sources[first]] = "\0".join(members)
-        digests = [xxhash.xxh3_64_intdigest(texts[number].encode("utf-8")) for number in numbers]
+        seen_in: dict[int, str] = {}
+        for number, content, _ in shown:
+            seen_in[number] = f"{seen_in.get(number, '')}\0{content:x}"
+        digests = [digest_of(texts[number] + seen_in.get(number, "")) for number in numbers]
         sketched, hashed = [], []
         if "near_duplicate" in self.rules:
             for number in numbers:
+                if number in seen_in:
+                    continue
                 found = minhash.shingles(body(encoded, places[number]))
                 if len(found) >= minhash.LEAST:
                     sketched.append(number)

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from tokenmill.chat.groups import read_row
 from tokenmill.report.lint import minhash
 from tokenmill.report.lint.groups import side_of, sides_of
 from tokenmill.report.lint.linter import Linter, body
@@ -55,7 +54,7 @@ def shingle_sets(linter: Linter, values: Sequence[dict[str, Any]]) -> list[minha
     """Each row's shingles, each once; rows that are not accepted have none."""
     rendering = linter.renderer.render(values)
     parsed_rows = [
-        side_of(sides_of(read_row(values[place], linter.spec)), part)
+        side_of(sides_of(linter.renderer.read(values[place])), part)
         for place, part in zip(rendering.source, rendering.part, strict=True)
     ]
     encoded = linter.encode(rendering, parsed_rows)

@@ -21,11 +21,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tokenmill.build.missing import media_options
 from tokenmill.build.recipe import Recipe, RunOptions, to_travel
 from tokenmill.errors import SourceError, UsageError
 from tokenmill.report.lint import linter, minhash, pairs
 from tokenmill.report.lint.findings import PLACES, Finding, LintReport, Merged, in_order
 from tokenmill.report.lint.groups import one_sided
+from tokenmill.report.lint.pictures import copies
 from tokenmill.report.lint.row_origins import RowOrigins
 from tokenmill.report.lint.rules import RULES, SAMPLE_ROWS, chosen_rules
 from tokenmill.report.lint.sample import Choice, choose, described, ranks_of
@@ -34,6 +36,7 @@ from tokenmill.work import Done, Executor, Setup, Task, run_tasks
 from tokenmill.work.blocks import BlockJob, BlockTask, size_of
 from tokenmill.work.identity import identity_card
 from tokenmill.work.inputs import cache_of, open_sources
+from tokenmill.work.processor import processor_card, tokenizer_choice
 from tokenmill.work.progress import open_progress
 
 Positions = npt.NDArray[np.int64]
@@ -67,7 +70,9 @@ def run_lint(
         )
     rules = chosen_rules(only, ignore)
     cache = cache_of(options.cache_dir)
-    card, comparison = identity_card(recipe, cache.root, executor)
+    processor = processor_card(recipe, cache, executor)
+    choice = tokenizer_choice(recipe, processor)
+    card, comparison = identity_card(choice, cache.root, executor)
     rows = open_sources(recipe.sources, cache, rehash=options.rehash)
     if not len(rows):
         raise SourceError("no rows: every source is empty", path=recipe.sources[0])
@@ -82,6 +87,7 @@ def run_lint(
         recipe=to_travel(recipe),
         renderer=options.renderer,
         rules=sorted(rules),
+        media=media_options(recipe, options, processor),
         sources=[pairs.absolute(source) for source in recipe.sources],
     )
     with open_progress(progress, total_rows=ranks[-1]) as shown:
@@ -94,6 +100,8 @@ def run_lint(
         job.run(setup, _tasks(rows, chosen), take)
     job.agree()
     tally.find_duplicates()
+    if "duplicate_picture" in rules:
+        tally.find_copied_pictures()
     if "near_duplicate" in rules:
         tally.find_near_duplicates(executor, replace(setup, entry=pairs.ENTRY))
     return LintReport(
@@ -132,6 +140,7 @@ class _Tally:
         self._digests: dict[int, tuple[Positions, npt.NDArray[np.uint64]]] = {}
         self._sketches: dict[int, tuple[Positions, minhash.Sketches]] = {}
         self._copies: Positions = np.zeros(0, np.int64)
+        self._pictures: dict[int, npt.NDArray[np.uint64]] = {}
         self._compared = 0
 
     def add(self, number: int, result: dict[str, Any]) -> None:
@@ -144,6 +153,9 @@ class _Tally:
         self._digests[number] = positions, linter.unpacked(result["digests"], np.uint64)
         sketched = linter.unpacked(result["sketched"], np.int32).astype(np.int64) + start
         bands = linter.unpacked(result["sketches"], np.uint32).reshape(-1, minhash.BANDS)
+        pictures = linter.unpacked(result["pictures"], np.uint64).reshape(-1, 3).copy()
+        pictures[:, 0] += np.uint64(start)
+        self._pictures[number] = pictures
         # By rank and not by arrival, so that the same rows are compared whoever is quicker.
         most = max(0, minhash.MOST_ROWS - self._ranks[number])
         self._sketches[number] = sketched[:most], bands[:most]
@@ -166,6 +178,18 @@ class _Tally:
         if len(copies) and "duplicate" in self._rules:
             detail = f"the same text as {self._places.origin(int(originals[sort][0]))}"
             self._found("duplicate", self._copies, detail)
+
+    def find_copied_pictures(self) -> None:
+        """Rows with a picture that an earlier row has under another name."""
+        blocks = [self._pictures[number] for number in sorted(self._pictures)]
+        if not blocks:
+            return
+        pictures = np.concatenate(blocks)
+        found = copies(pictures[:, 0].astype(np.int64), pictures[:, 1:])
+        if found:
+            detail = f"a picture of {self._places.origin(found[0][1])}, under another name"
+            rows = np.array(list(dict.fromkeys(row for row, _ in found)), np.int64)
+            self._found("duplicate_picture", rows, detail)
 
     def find_near_duplicates(self, executor: Executor, setup: Setup) -> None:
         """Rows that nearly repeat an earlier one; exact copies are not looked at again."""

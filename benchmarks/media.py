@@ -1,0 +1,206 @@
+"""A picture's tokens from its header and the learned expansion, beside running the processor.
+
+Ours: the file is read, its header looked at, and a text with its image token expanded. The peer
+opens the file as transformers does and runs the processor on the same text, which is what trainers
+do for every row at every step. Pictures are JPEG and PNG files of about a megapixel, as photos and
+screenshots are. *Known sizes*: pictures of four sizes that were seen before. *A new size each*: no
+size was seen before. *Serving*: a batch of four rows, one picture each, from a store, beside TRL's
+collator on the same rows, which renders and encodes them as well; both run the image processor,
+which is most of it. Memory is what a loader with prefetching gains between its tenth and its
+hundredth batch, of 1,000 and of a million rows. Processors are made from their classes over the
+bundled tokenizer. Llama 4's needs torchvision, for whose functions the tests have a stand-in: its
+ratios carry no bound.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from benchmarks.measure import one_core, private
+from benchmarks.report import Report, seconds
+
+KNOWN = ((640, 480), (1024, 768), (768, 1024), (1280, 720))
+PICTURES = 24  # of which the peer, which is slow, runs a few
+PEER_PICTURES = 4
+STAND_IN = ("llama4",)
+
+
+def _draw(path: Path, rng: random.Random, size: tuple[int, int]) -> Path:
+    from PIL import Image
+
+    coarse = Image.frombytes("RGB", (40, 30), rng.randbytes(40 * 30 * 3))
+    coarse.resize(size, Image.Resampling.BICUBIC).save(path)
+    return path
+
+
+def run(report: Report) -> None:
+    """Measure every family."""
+    from tests.media import processors
+
+    rng = random.Random(16)
+    with tempfile.TemporaryDirectory() as directory, one_core():
+        known = [
+            _draw(Path(directory, f"known{at}.{('jpg', 'png')[at % 2]}"), rng, KNOWN[at % 4])
+            for at in range(PICTURES)
+        ]
+        sizes = rng.sample([(w, h) for w in range(600, 1300, 7) for h in range(500, 1000, 7)], 72)
+        new = [
+            _draw(Path(directory, f"new{at}.{('jpg', 'png')[at % 2]}"), rng, size)
+            for at, size in enumerate(sizes)
+        ]
+        _headers(report, known)
+        for name in processors.NAMES:
+            _measure(report, name, known, new)
+        for name in ("qwen2_vl", "llava"):
+            _serve(report, name, known[:8])
+        _memory(report, Path(directory))
+
+
+def _headers(report: Report, files: list[Path]) -> None:
+    from tokenmill.media import Pictures, reference_of
+
+    pictures = Pictures("/")
+    references = [reference_of(str(path)) for path in files]
+
+    def headers() -> None:
+        for reference in references:
+            pictures.facts(pictures.read(reference))
+
+    report.figure(
+        "a picture's file read and its header", seconds(headers, 5) / len(files) * 1e6, "µs"
+    )
+
+
+def _measure(report: Report, name: str, known: list[Path], new: list[Path]) -> None:
+    from tests.media import processors
+    from transformers.image_utils import load_image
+
+    from tokenmill.media import Pictures, Processor, reference_of
+
+    options = processors.OPTIONS.get(name, {})
+    made = processors.make(name)
+    processor = Processor(made, options)
+    text = f"Look at this: {processor.image_token} What is it?\n"
+    pictures = Pictures("/")
+
+    def ours(files: list[Path]) -> None:
+        for path in files:
+            facts = pictures.facts(pictures.read(reference_of(str(path))))
+            processor.expand(text, [(facts.width, facts.height)])
+
+    def peer(files: list[Path]) -> Any:
+        for path in files:
+            made(
+                text=[text],
+                images=[[load_image(str(path))]],
+                text_kwargs={"add_special_tokens": False},
+                images_kwargs={"return_tensors": "pt"},
+                **options,
+            )
+
+    ours(known)  # now they are
+    peer(known[:1])
+    their = min(seconds(lambda: peer(known[:PEER_PICTURES])) for _ in range(2)) / PEER_PICTURES
+    our = seconds(lambda: ours(known), 5) / len(known)
+    report.ratio(
+        f"{name}: known sizes",
+        ours=our,
+        peer=their,
+        at_least=None if name in STAND_IN else 100,
+        note=f"{our * 1e6:.0f} µs, the processor {their * 1e3:.0f} ms",
+    )
+    thirds = [new[at::3] for at in range(3)]  # a size is new once
+    our = min(seconds(lambda files=files: ours(files)) / len(files) for files in thirds)
+    their = min(seconds(lambda: peer(new[:PEER_PICTURES])) for _ in range(2)) / PEER_PICTURES
+    report.ratio(
+        f"{name}: a new size each",
+        ours=our,
+        peer=their,
+        at_least=None if name in STAND_IN else 20,
+        note=f"{our * 1e3:.2f} ms, the processor {their * 1e3:.0f} ms",
+    )
+
+
+def _store_of(name: str, files: list[Path]) -> tuple[Any, Any]:
+    """A store of rows with one picture each, and the processor."""
+    from tests.media import processors
+
+    from tokenmill.api.recipes import run_recipe
+
+    made = processors.make(name)
+    made.tokenizer.pad_token = "<|im_end|>"
+    source = files[0].parent / "rows.jsonl"
+    rows = [{"messages": _messages({"type": "image", "image": path.name})} for path in files]
+    source.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    given = {"executor": "inline", "progress": False, "judge": False}
+    cache = files[0].parent / "cache"
+    return run_recipe(str(source), processor=made, cache_dir=cache, **given).store, made
+
+
+def _messages(picture: dict[str, Any]) -> list[dict[str, Any]]:
+    words = " ".join(f"word {number}" for number in range(200))
+    asked = [picture, {"type": "text", "text": f"What is it? {words}"}]
+    return [{"role": "user", "content": asked}, {"role": "assistant", "content": words}]
+
+
+def _serve(report: Report, name: str, files: list[Path]) -> None:
+    from transformers.image_utils import load_image
+    from trl.trainer.sft_trainer import DataCollatorForVisionLanguageModeling
+
+    from tokenmill.integrations.hf import VisionCollator
+
+    store, made = _store_of(name, files)
+    collator = VisionCollator(store, pad_id=made.tokenizer.pad_token_id)
+    theirs = DataCollatorForVisionLanguageModeling(made)
+    batches = [range(first, first + 4) for first in range(0, len(files), 4)]
+
+    def ours() -> None:
+        for rows in batches:
+            collator([{"row": row} for row in rows])
+
+    def peer() -> None:
+        for rows in batches:
+            theirs(
+                [
+                    {
+                        "messages": _messages({"type": "image"}),
+                        "images": [load_image(str(files[row]))],
+                    }
+                    for row in rows
+                ]
+            )
+
+    ours()
+    peer()
+    times = [(seconds(ours), seconds(peer)) for _ in range(5)]  # in turns: they differ by little
+    our, their = (min(each) / len(files) for each in zip(*times, strict=True))
+    note = f"{our * 1e3:.0f} ms a row, TRL's collator {their * 1e3:.0f} ms"
+    report.ratio(f"{name}: batches with pixels", ours=our, peer=their, note=note)
+
+
+def _memory(report: Report, directory: Path) -> None:
+    import numpy as np
+    from PIL import Image
+
+    from tokenmill import Loader
+
+    small = []
+    for number in range(8):
+        small.append(directory / f"small{number}.png")
+        Image.new("RGB", (280, 280), (number, 0, 0)).save(small[-1])
+    store, _ = _store_of("qwen2_vl", small)
+    for count in (1000, 1_000_000):
+        rows = store.select(np.arange(count) % len(store))
+        batches = iter(Loader(rows, batch_size=8, media="pixels", prefetch=2, pad_id=0))
+        for _ in range(10):
+            next(batches)
+        before = private(os.getpid())
+        for _ in range(90):
+            next(batches)
+        gained = (private(os.getpid()) - before) / 2**20
+        report.figure(f"memory gained by 90 batches of {count:,} rows", gained, "MiB", at_most=64)

@@ -1,0 +1,58 @@
+"""TRL, DPO: the chosen side of pairs as `DPOTrainer` prepares them.
+
+A pair is the row's conversation, its last answer against another one. The chosen side is the prompt
+and the completion, and the loss is on the completion.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from typing import Any
+
+from conformance.hosts import Prepared, in_halves
+from conformance.hosts.trl_sft import CHECKOUT, PACKAGE, PATHS, STAND_INS, arrow, tiny_model
+
+__all__ = ["CHECKOUT", "HOW", "NAME", "PACKAGE", "PATHS", "STAND_INS", "TRAINS", "prepare"]
+
+NAME = "TRL, DPO"
+TRAINS = "last"
+HOW = "`DPOTrainer`, the chosen side"
+
+
+def _pair(row: dict[str, Any]) -> dict[str, Any]:
+    made = {
+        "prompt": row["messages"][:-1],
+        "chosen": row["messages"][-1:],
+        "rejected": [{"role": "assistant", "content": "I would rather not say."}],
+    }
+    return {**made, "tools": row["tools"]} if row.get("tools") else made
+
+
+def prepare(rows: list[dict[str, Any]], tokenizer: Any, template: str) -> list[Prepared]:
+    """All pairs at once; where that raises, in halves, to see which."""
+    from trl import DPOConfig, DPOTrainer
+
+    model, reference = tiny_model(tokenizer), tiny_model(tokenizer)
+
+    def made(some: list[dict[str, Any]]) -> list[Prepared]:
+        with tempfile.TemporaryDirectory() as directory:
+            config = DPOConfig(
+                output_dir=directory, max_length=None, report_to="none", use_cpu=True, bf16=False
+            )
+            trainer = DPOTrainer(
+                model,
+                ref_model=reference,
+                args=config,
+                processing_class=tokenizer,
+                train_dataset=arrow([_pair(row) for row in some]),
+            )
+            dataset = list(trainer.train_dataset)
+        return [
+            (
+                list(row["prompt_ids"]) + list(row["chosen_ids"]),
+                [0] * len(row["prompt_ids"]) + [1] * len(row["chosen_ids"]),
+            )
+            for row in dataset
+        ]
+
+    return in_halves(rows, made)

@@ -1,0 +1,80 @@
+"""TRL, SFT: the dataset as `SFTTrainer` prepares it, with the loss on assistants only.
+
+The trainer is made with a model of one tiny layer, since it has none that prepares data only. It
+swaps templates that it knows for training twins of its own; for others it raises, which is the
+answer for every row. What Arrow does to rows of different shapes is not TRL's: values that
+differ in shape come as its ``Json`` type, as TRL's documentation advises.
+"""
+
+from __future__ import annotations
+
+import copy
+import tempfile
+from typing import Any
+
+from conformance.hosts import Prepared, describe, from_labels, in_halves
+
+NAME = "TRL, SFT"
+CHECKOUT = None
+PATHS = ()
+PACKAGE = "trl"
+STAND_INS = ()
+TRAINS = "every"
+HOW = "`SFTTrainer` with `assistant_only_loss=True`"
+
+
+def tiny_model(tokenizer: Any) -> Any:
+    """The smallest model that a trainer takes."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    return LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=len(tokenizer) + 8,
+            hidden_size=2,
+            intermediate_size=2,
+            num_hidden_layers=1,
+            num_attention_heads=1,
+        )
+    )
+
+
+def arrow(rows: list[dict[str, Any]]) -> Any:
+    """Rows as a dataset; of mixed shapes as JSON. The first row's names are the columns."""
+    from datasets import Dataset
+
+    columns = dict.fromkeys(name for row in rows for name in row)
+    alike = [{name: copy.deepcopy(row.get(name)) for name in columns} for row in rows]
+    return Dataset.from_list(alike, on_mixed_types="use_json")
+
+
+def prepare(rows: list[dict[str, Any]], tokenizer: Any, template: str) -> list[Prepared]:
+    """The whole dataset at once; where that raises, in halves, to see which."""
+    from trl import SFTConfig, SFTTrainer
+
+    model = tiny_model(tokenizer)
+
+    def train_on(some: list[dict[str, Any]]) -> list[Prepared]:
+        with tempfile.TemporaryDirectory() as directory:
+            config = SFTConfig(
+                output_dir=directory,
+                assistant_only_loss=True,
+                max_length=None,
+                report_to="none",
+                use_cpu=True,
+                bf16=False,
+                dataset_num_proc=None,
+            )
+            trainer = SFTTrainer(
+                model, args=config, processing_class=tokenizer, train_dataset=arrow(some)
+            )
+            made = [from_labels(row["input_ids"], row["labels"]) for row in trainer.train_dataset]
+        if len(made) < len(some):
+            raise LookupError("left out: no trained token")  # and which, is found by halving
+        return made
+
+    try:
+        train_on(rows[:1])
+    except ValueError as error:
+        if "chat template" in str(error):  # refused before any row is looked at
+            return [describe(error)] * len(rows)
+    return in_halves(rows, train_on)

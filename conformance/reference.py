@@ -1,0 +1,120 @@
+"""The model's own word: what transformers renders and encodes, and how a template builds its turns.
+
+A `Model` is a directory with tokenizer and chat template, loaded as trainers load it. It gives the
+`Glue` of the template, learned from a conversation of planted words: the header before an answer,
+and the ids that end one. `pieces` gives the bytes of each token, which is all that the judge knows
+of a tokenizer.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from conformance.conversations import Case, forms
+
+BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>\Z")
+THINKING = re.compile(rb"\s*<think>.*", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Glue:
+    """What a template prints around an answer."""
+
+    header: bytes
+    """The end of what is printed before an answer and not by the model, without white space."""
+    closers: frozenset[int]
+    """Ids that end an answer; empty where the template has none."""
+
+
+class Model:
+    """A tokenizer with its chat template."""
+
+    def __init__(self, name: str, directory: Path) -> None:
+        from transformers import AutoTokenizer
+
+        self.name = name
+        self.tokenizer: Any = AutoTokenizer.from_pretrained(str(directory))
+
+    def ids(self, case: Case) -> list[int]:
+        """The whole conversation, rendered and encoded by transformers itself.
+
+        In the form of which the template prints the most words; the first, where it makes no
+        difference.
+
+        Raises:
+            ValueError: The template refuses every form.
+        """
+        given = {"tools": case.row.get("tools"), "return_dict": False}
+        best, most = None, -1
+        for row in forms(case.row):
+            try:
+                text = self.tokenizer.apply_chat_template(row["messages"], tokenize=False, **given)
+            except Exception:  # whatever a template raises, it refuses this form
+                continue
+            printed = sum(word.text in text for word in case.words)
+            if printed > most:
+                best, most = row["messages"], printed
+        if best is None:
+            raise ValueError(f"the template of {self.name} refuses {case.name}")
+        return list(self.tokenizer.apply_chat_template(best, tokenize=True, **given))
+
+    def pieces(self, ids: list[int]) -> list[bytes]:
+        """The bytes that each token stands for."""
+        return [self._piece(token) for token in ids]
+
+    def _piece(self, token: int) -> bytes:
+        added = self._added.get(token)
+        if added is not None:
+            return added
+        text = self.tokenizer.convert_ids_to_tokens(token) or ""
+        if self._byte_level:
+            return bytes(self._bytes_of[char] for char in text if char in self._bytes_of)
+        if single := BYTE_TOKEN.match(text):
+            return bytes.fromhex(single[1])
+        return text.replace("▁", " ").encode()
+
+    @cached_property
+    def _added(self) -> dict[int, bytes]:
+        decoder = self.tokenizer.added_tokens_decoder
+        return {number: str(token.content).encode() for number, token in decoder.items()}
+
+    @cached_property
+    def _byte_level(self) -> bool:
+        return "ByteLevel" in self.tokenizer.backend_tokenizer.decoder.__repr__()
+
+    @cached_property
+    def _bytes_of(self) -> dict[str, int]:
+        """The alphabet of byte-level vocabularies: printable bytes stand for themselves."""
+        plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
+        rest = [byte for byte in range(256) if byte not in plain]
+        return {chr(b): b for b in plain} | {chr(256 + n): b for n, b in enumerate(rest)}
+
+    @cached_property
+    def glue(self) -> Glue:
+        """Header and closers, from a conversation of two answers."""
+        say = self.tokenizer.apply_chat_template
+        asked = [{"role": "user", "content": "Zqv000kx"}]
+        answer = {"role": "assistant", "content": "Zqv001kx"}
+        talk = [*asked, answer, {"role": "user", "content": "Zqv002kx"},
+                {"role": "assistant", "content": "Zqv003kx"}]  # fmt: skip
+        text = say(talk, tokenize=False)
+        prompt = say(asked, tokenize=False, add_generation_prompt=True)
+        plain = say(asked, tokenize=False)
+        header = prompt[len(plain) :] if prompt.startswith(plain) else ""
+        if not header.strip():
+            header = text[text.index("Zqv000kx") + 8 : text.index("Zqv001kx")]
+        closers = set()
+        special = {n for n, token in self.tokenizer.added_tokens_decoder.items() if token.special}
+        for word in ("Zqv001kx", "Zqv003kx"):
+            rest = text[text.index(word) + len(word) :]
+            ids = self.tokenizer(rest, add_special_tokens=False)["input_ids"]
+            closers.update([token for token in ids if token in special][:1])
+        if self.tokenizer.eos_token_id is not None:
+            closers.add(self.tokenizer.eos_token_id)
+        # Some tokenizers drop the white space inside of a header: its last word is enough.
+        words = THINKING.sub(b"", header.encode()).split()
+        return Glue(words[-1] if words else b"", frozenset(closers))

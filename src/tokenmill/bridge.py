@@ -1,0 +1,689 @@
+r"""The bridge: a rollout's ids, and what the template prints after what a model sampled.
+
+An agent loop hands an inference engine ids and gets ids back. Between two turns it needs the ids of
+what answered: tool results, a user, the next generation prompt. Rendering the whole conversation
+anew and encoding it would write what was sampled in other tokens, or in other words. A `Bridge`
+only ever appends::
+
+    ids = bridge.prompt(messages)                 the conversation with its generation prompt
+    ids += engine.generate(ids)                   whatever the engine does
+    ids = bridge.extend(ids, [tool_result])       + closer, tool result, next generation prompt
+
+No given id is changed, decoded to be encoded again, or dropped. What is appended is what the
+template itself prints behind that turn *in that very conversation*: the whole of it is rendered
+along traced paths, must begin with everything that was printed before (`tokenmill.chat.append`),
+and what follows is encoded. Where the template would rewrite what stands, `BridgeError` says which
+turn, what stands and what it would become.
+
+A bridge knows the conversation of every prompt that it has given out, by its ids; what was sampled
+follows the longest such prompt. The sampled turn is known by its text, or better by the message
+that the host's parser made of it (``sampled=``): some templates print a tool's result otherwise
+after a call than after a text, and where that is so the message is asked for.
+"""
+
+from __future__ import annotations
+
+import threading
+from array import array
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from tokenmill.chat import ChatSpec, Renderer
+from tokenmill.chat.append import Rewrite, excerpt, first_difference, rewrite_between
+from tokenmill.chat.program import Run
+from tokenmill.chat.shapes import Message, conversation
+from tokenmill.chat.thinking import CLOSING, before_thinking
+from tokenmill.chat.turns import TOOL_ROLES, tail
+from tokenmill.errors import BridgeError, RowError, UsageError
+from tokenmill.tokenizer import Tokenizer, load
+
+REMEMBERED = 65_536  # prompts; each holds references to its messages, not its text
+STRETCH = 512  # ids that are looked at together for where a prompt ends, from the last on
+LONGEST_OPENER = 256  # characters in which a generation prompt may open thinking
+BY_TEXT = (
+    " (the sampled turn is known by its text alone; sampled= takes the message that it was parsed"
+    " to, with its tool_calls and reasoning_content)"
+)
+_SPREAD, _ONE = np.uint64(0x9E3779B97F4A7C15), np.uint64(1)
+
+Ids = Sequence[int] | NDArray[np.integer[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Prompt:
+    """A prompt that was given out: its conversation, and how to recognise its text and its ids."""
+
+    messages: list[Message]
+    tools: list[Any] | None
+    characters: int
+    text_digest: int
+    opened: str
+    """The thinking that the generation prompt opens."""
+    tokens: int
+    ids_digest: int
+
+    def begins(self, text: str) -> bool:
+        """Whether a text begins with the prompt's."""
+        return len(text) >= self.characters and self.text_digest == _digest(text[: self.characters])
+
+
+@dataclass(frozen=True, slots=True)
+class _Printed:
+    """A conversation as the template prints it with one more turn and what answers it."""
+
+    messages: list[Message]
+    text: str
+    run: Run | None
+    turn: int
+    """Number of the sampled message."""
+
+
+class Bridge:
+    """Goes on with rollouts, ids in, ids out, for any chat template.
+
+    Safe to share between threads. Sent to another process it remembers nothing there.
+
+    Args:
+        tokenizer: Directory, ``tokenizer.json``, hub id, ``tokenizers.Tokenizer`` or a
+            transformers tokenizer.
+        tools: Tool descriptions for conversations that name none of their own.
+        chat_template: Jinja source, or a file that holds it; None: the tokenizer's own.
+        template_kwargs: Further variables for the chat template.
+        date: ``YYYY-MM-DD`` for templates that print the date; such a template is refused without.
+        tokenizer_backend: ``auto``, ``transformers`` or ``file``.
+        trust_remote_code: Allow a tokenizer to bring code of its own.
+        renderer: ``auto``, or ``jinja2`` to compare every render with the reference.
+        remembered: Most prompts whose conversation is known; the longest unused is forgotten.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        tools: list[Any] | None = None,
+        chat_template: Any = None,
+        *,
+        template_kwargs: Mapping[str, Any] | None = None,
+        date: str | None = None,
+        tokenizer_backend: str = "auto",
+        trust_remote_code: bool = False,
+        renderer: str = "auto",
+        remembered: int = REMEMBERED,
+    ) -> None:
+        self.tokenizer: Tokenizer = load(
+            tokenizer,
+            backend=tokenizer_backend,
+            chat_template=chat_template,
+            trust_remote_code=trust_remote_code,
+        )
+        self.tools = tools
+        self._options: dict[str, Any] = {
+            "template_kwargs": template_kwargs, "date": date, "renderer": renderer,
+            "remembered": remembered,
+        }  # fmt: skip
+        if self.tokenizer.template is None:
+            raise UsageError("the tokenizer has no chat template: give one with chat_template=")
+        spec = ChatSpec(format="messages", template_kwargs=template_kwargs, date=date)
+        self._renderer = Renderer(
+            spec, self.tokenizer.template, self.tokenizer.special_tokens, renderer=renderer
+        )
+        self._prompts: OrderedDict[tuple[int, int], _Prompt] = OrderedDict()
+        self._powers: NDArray[np.uint64] = np.ones(1, np.uint64)
+        self._lock = threading.RLock()
+
+    def __reduce__(self) -> Any:
+        return partial(Bridge, **self._options), (self.tokenizer, self.tools)
+
+    # -- the three questions ------------------------------------------------------------------
+
+    def prompt(
+        self, messages: Sequence[Mapping[str, Any]], tools: list[Any] | None = None
+    ) -> list[int]:
+        """The ids of a conversation with the generation prompt behind it.
+
+        Args:
+            messages: The conversation.
+            tools: Its tools; None: the bridge's.
+
+        Raises:
+            RowError: The template refuses the conversation.
+        """
+        with self._lock:
+            given, text, _ = self._print_whole(messages, self.tools if tools is None else tools)
+            ids = self._encode(text)
+            self._keep(_array(ids), given, self.tools if tools is None else tools, text)
+            return ids
+
+    def extend(
+        self,
+        ids: Ids,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        sampled: Mapping[str, Any] | None = None,
+    ) -> list[int]:
+        """The same ids, and what the template prints after what was sampled.
+
+        Where the end-of-turn token was not sampled (a length limit), it follows first; where it
+        was, it is not repeated. Any other token that stopped the engine is part of the turn.
+
+        Args:
+            ids: What `prompt` or `extend` gave, and everything that was sampled after it.
+            messages: What answers it: tool results, a user, a system message.
+            sampled: The sampled turn as a message, with its calls and its reasoning, as the host's
+                parser understood it. None: its text, which will do for most templates.
+
+        Raises:
+            BridgeError: The template would rewrite what stands.
+            UsageError: The ids begin with no known prompt, or the message is needed.
+            RowError: The template refuses the conversation.
+        """
+        with self._lock:
+            numbers = _array(ids)
+            self._refuse_unknown(numbers)
+            prompt = self._find(numbers)
+            own = numbers[prompt.tokens :]
+            new = conversation("messages", [dict(message) for message in messages]).messages
+            if any(message["role"] == "assistant" for message in new):
+                raise UsageError(
+                    "messages are what answers the sampled turn; the turn itself is sampled="
+                )
+            if not len(own) and sampled is None:
+                raise UsageError(
+                    "nothing was sampled after the prompt: give all messages at once, or"
+                    " sampled={'role': 'assistant', 'content': ''} where an empty turn is meant"
+                )
+            printed, following = self._follow(prompt, numbers, new, sampled)
+            added = self._encode_behind(numbers, following)
+            whole = np.concatenate([numbers, _array(added)])
+            self._keep(whole, printed.messages, prompt.tools, printed.text)
+            return [*(ids if type(ids) is list else numbers.tolist()), *added]
+
+    def is_append_only(
+        self, messages: Sequence[Mapping[str, Any]], tools: list[Any] | None = None
+    ) -> bool:
+        """Whether a rollout of this conversation is never rewritten; see `rewrite`."""
+        return self.rewrite(messages, tools) is None
+
+    def rewrite(
+        self, messages: Sequence[Mapping[str, Any]], tools: list[Any] | None = None
+    ) -> Rewrite | None:
+        """The first turn of a conversation that the template would not leave as it was sampled.
+
+        Every assistant's turn after the first message counts as sampled, in the words in which
+        the template prints it as the last one.
+
+        Args:
+            messages: The conversation.
+            tools: Its tools; None: the bridge's.
+
+        Returns:
+            None where each prompt goes on from what was there before it.
+        """
+        with self._lock:
+            tools = self.tools if tools is None else tools
+            answered = bool(messages) and messages[-1].get("role") != "assistant"
+            given, _, _ = self._print_whole(messages, tools, prompt=answered)
+            assistants = [k for k, m in enumerate(given) if m["role"] == "assistant" and k]
+            nexts = [*assistants[1:], len(given)]
+            for k, following in zip(assistants, nexts, strict=False):
+                prompt, prompt_run = self._print(given[:k], tools, prompt=True)
+                alone, run = self._print(given[: k + 1], tools, prompt=False)
+                stands = alone[: self._closing(run, k, tools)[1]]
+                if not stands.startswith(prompt):
+                    ends = self._ends(prompt_run, given[:k], tools)
+                    own = self._ends(run, given[: k + 1], tools)
+                    return rewrite_between(prompt, stands, ends, own)
+                if len(given) == k + 1:
+                    break  # nothing answers it
+                later, later_run = self._print(given[:following], tools, prompt=True)
+                if not later.startswith(stands):
+                    ends = [*self._ends(run, given[: k + 1], tools)[:-1], len(stands)]
+                    own = self._ends(later_run, given[:following], tools)
+                    return rewrite_between(stands, later, ends, own)
+            return None
+
+    def remember(
+        self, ids: Ids, messages: Sequence[Mapping[str, Any]], tools: list[Any] | None = None
+    ) -> None:
+        """Learn of a prompt that was made elsewhere, by another process or another library.
+
+        Args:
+            ids: The prompt; parts of it may have been sampled.
+            messages: Its conversation.
+            tools: Its tools; None: the bridge's.
+
+        Raises:
+            UsageError: Ids and conversation are not the same text.
+        """
+        with self._lock:
+            tools = self.tools if tools is None else tools
+            numbers = _array(ids)
+            self._refuse_unknown(numbers)
+            given, text, _ = self._print_whole(messages, tools)
+            found = self._text(numbers, 0)
+            if found != text and numbers.tolist() != self._encode(text):
+                place = first_difference(found, text)
+                raise UsageError(
+                    f"these ids are not the prompt of this conversation: they read"
+                    f" {excerpt(found, place)}, the template prints {excerpt(text, place)}"
+                )
+            self._keep(numbers, given, tools, text)
+
+    def forget(self) -> None:
+        """Forget every prompt that was given out or told of."""
+        with self._lock:
+            self._prompts.clear()
+
+    # -- what the template prints -------------------------------------------------------------
+
+    def _print(
+        self, messages: list[Message], tools: list[Any] | None, *, prompt: bool
+    ) -> tuple[str, Run | None]:
+        return self._renderer.printed(messages, tools, prompt=prompt)
+
+    def _print_whole(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: list[Any] | None,
+        *,
+        prompt: bool = True,
+    ) -> tuple[list[Message], str, Run | None]:
+        """A conversation in the first form that the template takes, and what it prints."""
+        refused: RowError | None = None
+        for given, nulls in _forms([dict(message) for message in messages]):
+            try:
+                text, run = self._print(given, tools, prompt=prompt)
+            except RowError as error:
+                refused = refused or error
+                continue
+            if not nulls or (run is not None and not run.nones):
+                return given, text, run
+        assert refused is not None
+        raise refused
+
+    def _closing(self, run: Run | None, k: int, tools: list[Any] | None) -> tuple[int, int]:
+        """Where the words of a sampled turn end in a render, and where its closer does."""
+        words, close = self._words(run, k, tools)
+        if close is None:
+            raise BridgeError(f"the template prints other messages in the turn {k}", turn=k)
+        return words, close
+
+    def _words(self, run: Run | None, k: int, tools: list[Any] | None) -> tuple[int, int | None]:
+        if run is None:
+            raise BridgeError(
+                "the template cannot be traced, so it cannot be told where a turn of it ends"
+                " (tokenmill doctor --tokenizer says at which line)"
+            )
+        try:
+            return self._renderer.judge(tools).closing(run, k)
+        except RowError as error:
+            raise BridgeError(error.message, turn=k) from error
+
+    def _ends(self, run: Run | None, messages: list[Message], tools: list[Any] | None) -> list[int]:
+        """Where turns end in a render; what follows the last is nobody's, or begins the next."""
+        if run is None:
+            return []
+        ends = self._renderer.judge(tools).settle(run, messages, None).ends
+        return [*ends[:-1], ends[-1] - len(tail(run))]
+
+    # -- what follows a sampled turn ----------------------------------------------------------
+
+    def _follow(
+        self,
+        prompt: _Prompt,
+        numbers: NDArray[np.int64],
+        new: list[Message],
+        sampled: Mapping[str, Any] | None,
+    ) -> tuple[_Printed, str]:
+        """The conversation with the sampled turn and its answer, and what is printed behind it."""
+        own = self._text(numbers, prompt.tokens)
+        stop = ""
+        if len(numbers) > prompt.tokens and self.tokenizer.table.is_special[numbers[-1]]:
+            stop = self._token(numbers[-1])
+        words = own.removesuffix(stop)
+        turns = ((turn, False) for turn in self._readings(prompt, own, words))
+        if sampled is not None:
+            turns = ((turn, nulls) for (turn,), nulls in _forms([dict(sampled)]))
+        candidates: list[_Printed] = []
+        refused: RowError | None = None
+        for turn, nulls in turns:
+            try:
+                printed = self._print_on(prompt, turn, new)
+            except RowError as error:
+                refused = refused or error
+                continue
+            if nulls and (printed.run is None or printed.run.nones):
+                continue  # null would be printed as a word
+            if prompt.begins(printed.text) and printed.text.startswith(own, prompt.characters):
+                return self._exact(prompt, printed, own, stop, new, sampled is None)
+            candidates.append(printed)
+        if not candidates:
+            assert refused is not None
+            if sampled is None:
+                refused = RowError(f"{refused.message}{BY_TEXT}", reason=refused.reason)
+            raise refused
+        return self._worded_otherwise(prompt, candidates[0], own, stop, new, sampled is None)
+
+    def _print_on(self, prompt: _Prompt, turn: Message, new: list[Message]) -> _Printed:
+        messages = [*prompt.messages, turn, *new]
+        text, run = self._print(messages, prompt.tools, prompt=True)
+        return _Printed(messages, text, run, len(prompt.messages))
+
+    def _readings(self, prompt: _Prompt, own: str, words: str) -> Iterator[Message]:
+        """What a sampled text may be as a message, the likeliest first.
+
+        With its thinking parted from the rest, as servers part it, then as it is. Where the
+        template, printing such a turn as the last one, prints what was sampled, no other reading
+        is tried: if it prints something else when more follows, that is a rewrite.
+        """
+        whole = prompt.opened + words
+        parted = self._parted(whole, prompt.tools)
+        contents = dict.fromkeys((words, whole, own, prompt.opened + own))
+        plain = [{"role": "assistant", "content": content} for content in contents]
+        for turn in plain if parted is None else [parted, *plain]:
+            yield turn
+            try:
+                alone, _ = self._print([*prompt.messages, turn], prompt.tools, prompt=False)
+            except RowError:
+                continue
+            if prompt.begins(alone) and alone.startswith(words, prompt.characters):
+                return
+
+    def _parted(self, text: str, tools: list[Any] | None) -> Message | None:
+        """A text with thinking in it as a message with both; None where it has none."""
+        tags = self._renderer.judge(tools).thinking
+        found = list(tags.finditer(text)) if tags is not None else []
+        closing = next((tag for tag in found if CLOSING.search(tag[0])), None)
+        if closing is None:
+            return None
+        opening = next((tag for tag in found if tag.start() < closing.start()), None)
+        start = 0 if opening is None else opening.end()
+        return {
+            "role": "assistant",
+            "content": text[closing.end() :].lstrip("\n"),
+            "reasoning_content": text[start : closing.start()].strip("\n"),
+        }
+
+    def _exact(
+        self,
+        prompt: _Prompt,
+        printed: _Printed,
+        own: str,
+        stop: str,
+        new: list[Message],
+        by_text: bool,
+    ) -> tuple[_Printed, str]:
+        """The template prints the turn as it was sampled: what stands behind it follows."""
+        place = prompt.characters + len(own)
+        turn = printed.messages[printed.turn]
+        if by_text and not (stop and not turn["content"].endswith(stop)):
+            printed = self._without_closer(prompt, printed, own, new)
+        elif not by_text and not (stop and printed.run is None):
+            words, _ = self._words(printed.run, printed.turn, prompt.tools)
+            if printed.text[place:words].strip():
+                raise UsageError(
+                    f"the message sampled= says more than was sampled:"
+                    f" {excerpt(printed.text[place:words], 0)}"
+                )
+        following = printed.text[place:]
+        if by_text:
+            self._refuse_what_depends_on_calls(prompt, printed, new, stop + following)
+        return printed, following
+
+    def _without_closer(
+        self, prompt: _Prompt, printed: _Printed, own: str, new: list[Message]
+    ) -> _Printed:
+        """The same without a closer that was sampled in the turn's words, else it is printed twice.
+
+        Where it is no special token, only the render tells what closes a turn.
+        """
+        words, close = self._closing(printed.run, printed.turn, prompt.tools)
+        closer = printed.text[words:close]
+        if prompt.characters + len(own) != words or not _closed(own, closer, printed.text[close:]):
+            return printed
+        turn = printed.messages[printed.turn]
+        core = turn["content"] if closer.isspace() else turn["content"].rstrip()
+        closed = self._print_on(prompt, {**turn, "content": core.removesuffix(closer)}, new)
+        same = prompt.begins(closed.text) and closed.text.startswith(own, prompt.characters)
+        return closed if same else printed
+
+    def _worded_otherwise(
+        self,
+        prompt: _Prompt,
+        printed: _Printed,
+        own: str,
+        stop: str,
+        new: list[Message],
+        by_text: bool,
+    ) -> tuple[_Printed, str]:
+        """The template would write the turn in other words, which is no matter, or rewrite it.
+
+        It is no matter where it writes the same with and without what follows: white space
+        trimmed, JSON with other blanks. What was sampled stays, and what is printed behind the
+        turn follows.
+        """
+        k = printed.turn
+        if not prompt.begins(printed.text):
+            before, run = self._print(prompt.messages, prompt.tools, prompt=True)
+            ends = self._ends(run, prompt.messages, prompt.tools)
+            after = self._ends(printed.run, printed.messages, prompt.tools)
+            raise _refusal(rewrite_between(before + own, printed.text, ends, after), by_text)
+        words, close = self._closing(printed.run, k, prompt.tools)
+        alone, run = self._print(printed.messages[: k + 1], prompt.tools, prompt=False)
+        alone_words, alone_close = self._closing(run, k, prompt.tools)
+        text, start = printed.text, prompt.characters
+        closer, alone_closer = text[words:close], alone[alone_words:alone_close]
+        if alone[:alone_words] != text[:words] or (
+            stop and alone_closer.endswith(stop) and not closer.endswith(stop)
+        ):
+            raise _refusal(Rewrite(k, alone[start:alone_close], text[start:close]), by_text)
+        if not (closer.endswith(stop) if stop else _closed(own, closer, text[close:])):
+            following = self._end_of_turn(closer) + text[close:]
+            stop = ""
+        else:
+            blank = "" if stop or closer.isspace() else own[len(own.rstrip()) :]
+            following = text[close + len(blank) :]
+        if by_text:
+            self._refuse_what_depends_on_calls(prompt, printed, new, stop + following)
+        return printed, following
+
+    def _end_of_turn(self, closer: str) -> str:
+        """What ends a turn, without what else is printed between its words and there."""
+        ids = self._encode(closer)
+        if ids and self.tokenizer.table.is_added[ids[-1]]:
+            last = self._token(ids[-1])
+            return last if closer.endswith(last) else closer
+        return closer
+
+    def _refuse_what_depends_on_calls(
+        self, prompt: _Prompt, printed: _Printed, new: list[Message], following: str
+    ) -> None:
+        """A turn that tools answer has called them, and its text alone does not say so.
+
+        The same turn with calls, which may have ids or not, must be followed by the same.
+        """
+        answers = [message for message in new if message["role"] in TOOL_ROLES]
+        if not answers:
+            return
+        calls = [_call(message, prompt.tools) for message in answers]
+        nameless = [{"type": "function", "function": call["function"]} for call in calls]
+        found = []
+        for tool_calls in (calls, nameless):
+            turn = {**printed.messages[printed.turn], "tool_calls": tool_calls}
+            for (form,), _ in _forms([turn]):
+                try:
+                    found.append(self._print_on(prompt, form, new).text.endswith(following))
+                    break
+                except RowError:
+                    continue
+        if not found or not all(found):
+            raise UsageError(
+                "this template prints the answer of a tool otherwise after a call than after a"
+                " text: give the sampled turn as a message with its tool_calls (sampled=)"
+            )
+
+    # -- ids ----------------------------------------------------------------------------------
+
+    def _encode(self, text: str) -> list[int]:
+        ids: list[int] = self.tokenizer.reference.encode(text, add_special_tokens=False).ids
+        return ids
+
+    def _token(self, number: int) -> str:
+        """The text of an added token."""
+        return self.tokenizer.table.piece(int(number)).decode("utf-8", "replace")
+
+    def _text(self, numbers: NDArray[np.int64], start: int) -> str:
+        """The text of ids from a place on, read as what follows the ids before it."""
+        first = max(start - 1, 0)
+        table = self.tokenizer.table
+        ids = numbers[first:].astype(np.int32)
+        starts, joined = table.joined(table.twins(ids, np.array([0, len(ids)])))
+        data: bytes = joined.to_pybytes()
+        return data[int(starts[start - first]) :].decode("utf-8", "replace")
+
+    def _encode_behind(self, numbers: NDArray[np.int64], text: str) -> list[int]:
+        """The ids of a text that follows ids: those of the whole, where these are its own.
+
+        An added token is found before anything else is, so nothing before it changes what comes
+        after it. A text that begins with none is encoded with what stands before it back to the
+        last added token; where that gives other ids than were sampled, behind that token alone.
+        """
+        table = self.tokenizer.table
+        if table.is_added[numbers[-1]]:
+            ids = self._encode(self._token(numbers[-1]) + text)
+            if ids[0] == numbers[-1]:
+                return ids[1:]
+        alone = self._encode(text)
+        if not alone or (
+            table.is_added[alone[0]] and alone[0] not in self.tokenizer.left_stripping
+        ):
+            return alone
+        added = np.flatnonzero(table.is_added[numbers])
+        place = int(added[-1]) if len(added) else 0
+        standing = numbers[place:].tolist()
+        ids = self._encode(self._text(numbers, place) + text)
+        if ids[: len(standing)] == standing:
+            return ids[len(standing) :]
+        if len(added):
+            ids = self._encode(self._token(numbers[place]) + text)
+            if ids[0] == standing[0]:
+                return ids[1:]
+        return alone
+
+    # -- prompts that were given out ----------------------------------------------------------
+
+    def _refuse_unknown(self, numbers: NDArray[np.int64]) -> None:
+        size = len(self.tokenizer.table)
+        if len(numbers) and not 0 <= numbers.min() <= numbers.max() < size:
+            place = int(np.flatnonzero((numbers < 0) | (numbers >= size))[0])
+            raise UsageError(
+                f"id {int(numbers[place])} at place {place}: the tokenizer has {size} ids"
+            )
+
+    def _sums(self, numbers: NDArray[np.int64]) -> NDArray[np.uint64]:
+        """A number for every beginning of the ids, the same for the same beginning."""
+        with np.errstate(over="ignore"):
+            if len(self._powers) < len(numbers):
+                size = max(2 * len(self._powers), len(numbers))
+                self._powers = np.cumprod(np.full(size, _SPREAD), dtype=np.uint64)
+            return np.cumsum((numbers.astype(np.uint64) + _ONE) * self._powers[: len(numbers)])
+
+    def _keep(
+        self,
+        numbers: NDArray[np.int64],
+        messages: list[Message],
+        tools: list[Any] | None,
+        text: str,
+    ) -> None:
+        end = text[-LONGEST_OPENER:]
+        made = _Prompt(
+            messages=messages,
+            tools=tools,
+            characters=len(text),
+            text_digest=_digest(text),
+            opened=end[before_thinking(end) :],
+            tokens=len(numbers),
+            ids_digest=xxhash.xxh3_64_intdigest(numbers.tobytes()),
+        )
+        key = (len(numbers), int(self._sums(numbers)[-1]) if len(numbers) else 0)
+        self._prompts[key] = made
+        self._prompts.move_to_end(key)
+        if len(self._prompts) > self._options["remembered"]:
+            self._prompts.popitem(last=False)
+
+    def _find(self, numbers: NDArray[np.int64]) -> _Prompt:
+        """The longest prompt of ours that these ids begin with."""
+        sums = self._sums(numbers)
+        for end in range(len(sums), 0, -STRETCH):
+            first = max(0, end - STRETCH)
+            for size, total in zip(
+                range(end, first, -1), reversed(sums[first:end].tolist()), strict=True
+            ):
+                found = self._prompts.get((size, total))
+                if found is not None and found.ids_digest == xxhash.xxh3_64_intdigest(
+                    numbers[:size].tobytes()
+                ):
+                    self._prompts.move_to_end((size, total))
+                    return found
+        raise UsageError(
+            "these ids begin with no prompt that this bridge gave or was told of:"
+            " remember(ids, messages) tells it of one"
+        )
+
+
+def _array(ids: Iterable[int]) -> NDArray[np.int64]:
+    if isinstance(ids, np.ndarray):
+        return np.ascontiguousarray(ids, np.int64)
+    try:
+        return np.frombuffer(array("q", ids), np.int64)  # twice as fast as numpy from a list
+    except (TypeError, OverflowError) as error:
+        raise UsageError(f"ids are a list of integers: {error}") from error
+
+
+def _digest(text: str) -> int:
+    return xxhash.xxh3_64_intdigest(text.encode("utf-8", "surrogatepass"))
+
+
+def _closed(own: str, closer: str, behind: str) -> bool:
+    """Whether a sampled text ends with the closer, or with white space printed behind that."""
+    if not closer or closer.isspace():
+        return bool(closer) and own.endswith(closer)
+    core = own.rstrip()
+    return core.endswith(closer) and behind.startswith(own[len(core) :])
+
+
+def _refusal(found: Rewrite, by_text: bool) -> BridgeError:
+    message = f"{found}{BY_TEXT if by_text else ''}"
+    return BridgeError(message, turn=found.turn, before=found.before, after=found.after)
+
+
+def _forms(messages: list[Message]) -> Iterator[tuple[list[Message], bool]]:
+    """Messages in the forms that templates take them, the first first, and whether with nulls.
+
+    As a build tries them: null contents as they stand, then as empty text; arguments of calls as
+    objects, then as JSON text.
+    """
+    found = conversation("messages", messages)
+    if found.nulls:
+        yield found.form(nulls=True, texts=False), True
+    yield found.messages, False
+    if found.calls:
+        for nulls, texts in ((True, True), (False, True)):
+            yield found.form(nulls=nulls, texts=texts), nulls
+
+
+def _call(answer: Message, tools: list[Any] | None) -> dict[str, Any]:
+    """A call that a tool may have answered so."""
+    name = answer.get("name")
+    if not name and tools:
+        function = tools[0].get("function", tools[0]) if isinstance(tools[0], dict) else {}
+        name = function.get("name")
+    number = answer.get("tool_call_id") or "call00000"
+    function = {"name": name or "tool", "arguments": {}}
+    return {"id": number, "type": "function", "function": function}

@@ -1,0 +1,394 @@
+"""Pictures between the renderer and the slice: read, expanded, audited, and found again in tokens.
+
+An `Expander` stands between the two rooms of a pipeline. `expand` looks at the pictures of every
+rendered text (headers only), has the processor's expansion put in for each image token and moves
+the trained spans and turn ends behind it; `settle` finds in the encoded tokens where each picture
+lies, takes those tokens out of training, and has some rows done by the processor itself.
+
+The reference is the user's processor with real pixels. The *learned* expansion is the fast engine
+that may stand in for it, and is treated as any other: the first row of each slice with pictures and
+one in `AUDIT_ONE_IN`, by content, must have exactly the ids that the processor gives. One
+difference, and no text of the run is expanded by what was learned: each is by the processor, with
+its own pictures, and rejected where even then the ids are others.
+
+Pictures are read one at a time and let go; nothing of their pixels is kept.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from tokenmill.build.externals import Digests, Externals, Unhashed, digest_of
+from tokenmill.chat import Rendering
+from tokenmill.chat.pictures import Picture, Place
+from tokenmill.errors import RowError, SourceChanged
+from tokenmill.media import (
+    Answer,
+    Expanded,
+    PictureFacts,
+    Pictures,
+    Processor,
+    Reference,
+    reference_of,
+)
+from tokenmill.source import Block
+from tokenmill.store.columns import MediaColumns
+from tokenmill.tokenizer import Encoded, overlong_message
+
+LEARNED, BY_PROCESSOR = "learned", "processor"
+AUDIT_ONE_IN = 128  # rows with pictures, by content; the first of a slice in any case
+_json = msgspec.json.Encoder()
+
+
+class TextMedia(NamedTuple):
+    """What is known of the pictures of one text.
+
+    Attributes:
+        told: JSON text of them, as `tokenmill.store.record.Media` reads it.
+        pictures: How many.
+        patches: What they cost a vision model.
+        stop: One past the last token of the last of them.
+    """
+
+    told: str
+    pictures: int
+    patches: int
+    stop: int
+
+
+_NONE = TextMedia("[]", 0, 0, 0)
+
+
+class Differs(Exception):
+    """A learned expansion gave other ids than the processor did."""
+
+
+@dataclass(slots=True)
+class _Shown:
+    """A text with pictures on its way.
+
+    Attributes:
+        rendered: The text before expansion.
+        pictures: What the row says of them.
+        facts: What they are.
+        answers: What the processor makes of each.
+        patches: What they cost a vision model.
+        starts: Where the starts of their expansions are among the marks that were encoded.
+        stops: Where the ends are.
+    """
+
+    rendered: str
+    pictures: Sequence[Picture]
+    facts: list[PictureFacts]
+    answers: Sequence[Answer]
+    patches: int
+    starts: NDArray[np.int64]
+    stops: NDArray[np.int64]
+
+
+@dataclass(slots=True)
+class Expansion:
+    """What the encoder is given in place of a rendering's own texts, spans and turn ends."""
+
+    texts: list[str]
+    spans: list[Any]
+    marks: list[Sequence[int]]
+    shown: dict[int, _Shown] = field(default_factory=dict)
+    rejected: dict[int, RowError] = field(default_factory=dict)
+
+
+class Expander:
+    """Expands the texts of blocks.
+
+    Args:
+        processor: The user's.
+        media_token_ids: Tokens that are never trained.
+        pictures: Opens what rows hold and refer to.
+        externals: Knows the digests of the latter, if a slice is made of them.
+        engine: `LEARNED`, or `BY_PROCESSOR` for the reference.
+    """
+
+    def __init__(
+        self,
+        processor: Processor,
+        media_token_ids: Sequence[int],
+        pictures: Pictures,
+        externals: Externals | Unhashed,
+        engine: str = LEARNED,
+    ) -> None:
+        self._processor = processor
+        self._media_ids = np.asarray(sorted(media_token_ids), np.int32)
+        self.pictures = pictures
+        self._externals = externals
+        self.engine = engine
+        self._block: Block | None = None
+        self._digests: Digests = {}
+        self.engine_seconds = 0.0
+
+    def by_reference(self) -> Expander:
+        """The same by the processor alone."""
+        self._processor.distrust()
+        ids = self._media_ids.tolist()
+        made = Expander(self._processor, ids, self.pictures, self._externals, BY_PROCESSOR)
+        made._block, made._digests = self._block, self._digests
+        return made
+
+    def begin(self, block: Block, expected: str) -> None:
+        """Take up a block, whose pictures must still be those that its key was made of.
+
+        Raises:
+            SourceChanged: They are not.
+        """
+        self._block, self._digests = block, self._externals.of(block)
+        if digest_of(self._digests) != expected:
+            raise SourceChanged(
+                "a picture that its rows refer to changed since the key was made; start again",
+                path=block.path,
+                row=block.first_row,
+            )
+
+    # Before encoding
+
+    def expand(self, rendering: Rendering) -> Expansion:
+        """Texts as the processor hands them to its tokenizer, with what moves along."""
+        made = Expansion(list(rendering.texts), list(rendering.spans), list(rendering.ends))
+        for number, text in enumerate(rendering.texts):
+            pictures = rendering.pictures.get(number, ())
+            if not pictures and self._processor.image_token not in text:
+                continue
+            try:
+                self._expand(made, number, text, pictures)
+            except RowError as error:
+                made.rejected[number] = error
+                made.texts[number] = ""
+                made.spans[number] = []
+                made.marks[number] = [0] * len(made.marks[number])
+        return made
+
+    def _expand(self, made: Expansion, number: int, text: str, pictures: Sequence[Picture]) -> None:
+        facts = [self._facts(picture) for picture in pictures]
+        sizes = [(one.width, one.height) for one in facts]
+        asked = None
+        if self.engine == BY_PROCESSOR and pictures:
+            asked = self._processor.ask([self._open(picture) for picture in pictures])
+        expanded = self._processor.expand(text, sizes, asked)
+        move = _Move(text, self._processor.image_token, expanded)
+        spans, ends = made.spans[number], made.marks[number]
+        made.texts[number] = expanded.text
+        if spans is not None:
+            made.spans[number] = [(move(start), move(stop)) for start, stop in spans]
+        marks, (_, starts, stops) = _merged(
+            [move(end) for end in ends],
+            [start for start, _ in expanded.pieces],
+            [stop for _, stop in expanded.pieces],
+        )
+        made.marks[number] = marks
+        answers = self._processor.answers(sizes) if asked is None else asked.pictures
+        patches = self._processor.patches(sizes) if asked is None else asked.patches
+        made.shown[number] = _Shown(text, pictures, facts, answers, patches, starts, stops)
+
+    def _read(self, reference: Reference) -> bytes:
+        if reference.kind == "inline":
+            return self.pictures.read(reference)
+        assert self._block is not None
+        return self._externals.read(reference, self._block, self._digests)
+
+    def _facts(self, picture: Picture) -> PictureFacts:
+        reference = reference_of(picture.value)
+        return self.pictures.facts(self._read(reference), reference.name)
+
+    def _open(self, picture: Picture) -> Any:
+        reference = reference_of(picture.value)
+        return self.pictures.open(self._read(reference), reference.name)
+
+    # After encoding
+
+    def settle(
+        self, made: Expansion, encoded: Encoded, digests: NDArray[np.uint64], notes: Counter[str]
+    ) -> tuple[Encoded, dict[int, TextMedia]]:
+        """Tell pictures and turns apart again, and compare some rows with the processor.
+
+        Args:
+            made: What was encoded.
+            encoded: Its tokens; the turn ends among them are the marks.
+            digests: One number for each text, of its content.
+            notes: Receives what was audited.
+
+        Returns:
+            The batch with its own turn ends and no token of media trained, and what is known of
+            the pictures of each text.
+
+        Raises:
+            Differs: A learned expansion gave other ids than the processor.
+        """
+        gone = {number for number, _ in encoded.rejected} | set(made.rejected)
+        refused = dict(made.rejected)
+        kept_marks = np.ones(len(encoded.turn_ends), bool)
+        mask = encoded.mask
+        mask[np.isin(encoded.ids, self._media_ids)] = 0
+        media: dict[int, TextMedia] = {}
+        first = True
+        for number, shown in made.shown.items():
+            marks = encoded.turn_ends[encoded.turn_starts[number] : encoded.turn_starts[number + 1]]
+            own = kept_marks[encoded.turn_starts[number] : encoded.turn_starts[number + 1]]
+            own[shown.starts] = own[shown.stops] = False
+            if number in gone:
+                continue
+            if self._is_audited(first, int(digests[number])):
+                first = False
+                notes["audited"] += 1
+                try:
+                    pictures = [self._open(picture) for picture in shown.pictures]
+                except RowError as error:  # whole by its structure, and broken inside
+                    refused[number] = error
+                    continue
+                difference = self._difference(shown, pictures, encoded.row(number)[0])
+                if difference and self.engine == LEARNED:
+                    notes["mismatches"] += 1
+                    raise Differs(difference)
+                if difference:
+                    refused[number] = RowError(difference, reason="mask_unproven")
+                    continue
+            starts, stops = marks[shown.starts], marks[shown.stops]
+            row = mask[encoded.row_starts[number] : encoded.row_starts[number + 1]]
+            for start, stop in zip(starts.tolist(), stops.tolist(), strict=True):
+                row[start:stop] = 0
+            media[number] = self._columns(shown, starts, stops)
+            notes["pictures"] += len(shown.pictures)
+        rows_of_marks = np.repeat(np.arange(len(encoded)), np.diff(encoded.turn_starts))
+        turns = np.bincount(rows_of_marks[kept_marks], minlength=len(encoded))
+        turn_starts = np.concatenate(([0], np.cumsum(turns))).astype(np.int64)
+        encoded = replace(
+            encoded, mask=mask, turn_ends=encoded.turn_ends[kept_marks], turn_starts=turn_starts
+        )
+        if refused:
+            rejected = sorted({**refused, **dict(encoded.rejected)}.items())
+            encoded = replace(encoded.without(refused), rejected=rejected)
+        return encoded, media
+
+    def _is_audited(self, first: bool, digest: int) -> bool:
+        return first or self.engine != LEARNED or digest % AUDIT_ONE_IN == 0
+
+    def _difference(self, shown: _Shown, pictures: list[Any], ids: NDArray[np.int32]) -> str:
+        """What the processor says otherwise of a row with its real pictures; empty: nothing."""
+        try:
+            wanted = np.asarray(self._processor.reference(shown.rendered, pictures).ids, np.int64)
+        except RowError as error:
+            return error.message
+        if np.array_equal(wanted, ids):
+            return ""
+        return f"the processor gives {len(wanted)} tokens for its pictures, these are {len(ids)}"
+
+    def _columns(
+        self, shown: _Shown, starts: NDArray[np.int32], stops: NDArray[np.int32]
+    ) -> TextMedia:
+        told = [
+            [
+                "image",
+                _stored(reference_of(picture.value), picture.place),
+                facts.digest,
+                facts.width,
+                facts.height,
+                int(start),
+                int(stop - start),
+                None if answer.grid is None else list(answer.grid),
+            ]
+            for picture, facts, start, stop, answer in zip(
+                shown.pictures, shown.facts, starts, stops, shown.answers, strict=True
+            )
+        ]
+        return TextMedia(_json.encode(told).decode(), len(told), shown.patches, int(stops[-1]))
+
+
+def whole_media(
+    encoded: Encoded, media: Mapping[int, TextMedia], max_length: int | None
+) -> Encoded:
+    """Reject rows of which a limit would cut a picture off: a row has all of them, or is dropped.
+
+    Args:
+        encoded: A batch; it is not changed.
+        media: What is known of the pictures of its texts.
+        max_length: Most tokens of a row.
+    """
+    if max_length is None:
+        return encoded
+    refused = {
+        number: RowError(overlong_message(max_length), reason="overlong")
+        for number, one in media.items()
+        if one.stop > max_length
+    }
+    if not refused:
+        return encoded
+    rejected = sorted({**refused, **dict(encoded.rejected)}.items())
+    return replace(encoded.without(refused), rejected=rejected)
+
+
+def media_columns(media: Mapping[int, TextMedia], kept: NDArray[np.int64]) -> MediaColumns | None:
+    """The columns of the kept texts; None where none of them has a picture."""
+    found = [media.get(number, _NONE) for number in kept.tolist()]
+    if not any(one.pictures for one in found):
+        return None
+    return MediaColumns(
+        [one.told for one in found],
+        np.array([one.pictures for one in found], np.int32),
+        np.array([one.patches for one in found], np.int32),
+    )
+
+
+class _Move:
+    """Where a character of a rendered text is in the expanded one.
+
+    Raises:
+        RowError: The expansion changed something else than the image tokens.
+    """
+
+    def __init__(self, text: str, token: str, expanded: Expanded) -> None:
+        self._ends: list[int] = []
+        self._gains: list[int] = [0]
+        at = gained = 0
+        for start, stop in expanded.pieces:
+            at = text.index(token, at)
+            if start != at + gained:
+                raise RowError("its expansion moved the text around it", reason="mask_unproven")
+            at += len(token)
+            gained += stop - start - len(token)
+            self._ends.append(at)
+            self._gains.append(gained)
+
+    def __call__(self, place: int) -> int:
+        passed = int(np.searchsorted(self._ends, place, side="right"))
+        return place + self._gains[passed]
+
+
+def _merged(
+    *lists: list[int],
+) -> tuple[list[int], tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]]:
+    """Rising places of several lists as one, and where those of each list are in it."""
+    flat = np.concatenate([np.asarray(places, np.int64) for places in lists])
+    order = np.argsort(flat, kind="stable")
+    where = np.empty(len(flat), np.int64)
+    where[order] = np.arange(len(flat))
+    turns, starts, stops = np.split(where, np.cumsum([len(places) for places in lists])[:-1])
+    return flat[order].tolist(), (turns, starts, stops)
+
+
+def _stored(reference: Reference, place: Place) -> str:
+    """What a store keeps of a reference: as the row says it, or where in the row it is."""
+    if reference.kind == "inline":
+        return "#/" + "/".join(str(step).replace("~", "~0").replace("/", "~1") for step in place)
+    told = reference.url or reference.path
+    if reference.member:
+        told = f"{reference.path}::{reference.member}"
+    try:
+        if not told.startswith(("#/", "{")) and reference_of(told) == reference:
+            return told
+    except RowError:
+        pass
+    return reference.text()

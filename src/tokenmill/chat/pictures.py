@@ -1,0 +1,311 @@
+"""Pictures in rows: what a row says of them, and where in its conversation they stand.
+
+A `Picture` is what a row says of one picture (a path, a data URI, a Parquet cell, …) and the place
+in the row that says it; nothing here opens one. Rows write pictures in three ways:
+
+- typed parts that bring their picture: ``{"type": "image_url", …}``, ``{"type": "image", "image":
+  …}``;
+- bare parts, ``{"type": "image"}``, whose pictures stand in a column ``images`` or ``image``, in
+  order;
+- ``<image>`` in texts, with such a column. In a row without one it is a text like any other.
+
+`take_pictures` gives every part the one form that templates know, ``{"type": "image"}``, and notes
+which picture is whose; `RowPictures.place` finds the pictures of a conversation, `replace_in` those
+of a text that no template touches. As many pictures as places, or the row is rejected
+(media_mismatch). A list of frames stands for its pictures where the processor knows no videos of
+its own; a video file is refused by name, like sounds.
+
+Without a processor nobody could say what a picture becomes: `refuse_pictures` rejects such rows,
+which would else be trained as if there were none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from tokenmill.chat.calls import IMAGE_PARTS, VIDEO_PARTS, is_media, strings
+from tokenmill.chat.spec import ChatSpec
+from tokenmill.errors import RowError
+
+PLACEHOLDER = "<image>"
+COLUMNS = ("images", "image")
+"""Where rows keep the pictures of bare parts and placeholders; the first that says something."""
+
+_OTHER_COLUMNS = {"videos": "<video>", "audios": "<audio>"}
+_VALUES = ("image", "image_url", "url", "path", "base64", "bytes", "data", "source")
+"""Members of a part that may hold its picture; within an object also those of `_INNER`."""
+_INNER = ("url", "data")
+
+Place = tuple[str | int, ...]
+"""Keys and numbers that lead from a row to a value in it."""
+
+
+class MediaTokens(NamedTuple):
+    """What a processor's template prints for one picture, and for one video where it knows any."""
+
+    image: str
+    video: str | None = None
+
+
+class Picture(NamedTuple):
+    """What a row says of one picture.
+
+    Attributes:
+        value: A path, a URL, a data URI, base64, bytes, or an object with one of these.
+        place: Where in the row that stands.
+    """
+
+    value: Any
+    place: Place
+
+
+class Parts(list[Any]):
+    """A content that stays a list of parts, because the template is one of pictures."""
+
+
+def refuse_pictures(row: Any) -> None:
+    """Reject a row whose texts stand around pictures of a column: without them it is another row.
+
+    Raises:
+        RowError: It has pictures, and says where they belong.
+    """
+    if not isinstance(row, dict):
+        return
+    for name in COLUMNS:
+        value = row.get(name)
+        if value and not isinstance(value, bool | int | float):
+            others = (item for key, item in row.items() if key not in COLUMNS)
+            if any(PLACEHOLDER in text for item in others for text in strings(item)):
+                raise RowError(
+                    f"its texts hold {PLACEHOLDER} for pictures of column {name!r}: prepare rows "
+                    "with pictures with processor=",
+                    reason="bad_media",
+                )
+
+
+@dataclass(slots=True)
+class RowPictures:
+    """The pictures of one row.
+
+    Attributes:
+        own: Those that parts bring, by the `id` of the part in the row as `take_pictures` gave it.
+        column: Those of the row's column; None where it has none.
+        name: The column.
+    """
+
+    own: dict[int, Picture]
+    column: list[Picture] | None
+    name: str
+
+    def __bool__(self) -> bool:
+        return bool(self.own) or self.column is not None
+
+    def place(self, messages: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], dict[int, Any]]:
+        """The messages with a part for every picture, and the picture of each by its `id`.
+
+        Raises:
+            RowError: There are more or fewer pictures than places for them.
+        """
+        parts = list(image_parts(messages))
+        if not parts and self.column is not None:
+            messages = [_split(message) for message in messages]
+            parts = list(image_parts(messages))
+        bare = [part for part in parts if id(part) not in self.own]
+        column = self.column or []
+        if len(bare) != len(column):
+            raise mismatch(len(column), self.name, len(bare))
+        placed = {id(part): self.own[id(part)] for part in parts if id(part) in self.own}
+        placed.update((id(part), one) for part, one in zip(bare, column, strict=True))
+        return messages, placed
+
+    def replace_in(self, texts: Iterable[str], token: str) -> tuple[list[str], list[Picture]]:
+        """Texts that no template touches, with the processor's token for every picture.
+
+        Raises:
+            RowError: There are more or fewer pictures than places for them.
+        """
+        column = self.column or []
+        made = (
+            list(texts) if self.column is None else [t.replace(PLACEHOLDER, token) for t in texts]
+        )
+        places = sum(text.count(token) for text in made)
+        if places != len(column):
+            raise mismatch(len(column), self.name, places)
+        return made, column
+
+
+def mismatch(pictures: int, column: str, places: int) -> RowError:
+    """The rejection of a row whose pictures are not as many as the places for them."""
+    told = f"{pictures} pictures in {column!r}" if pictures else "no picture in a column"
+    return RowError(
+        f"{told}, and {places} places for them ({PLACEHOLDER} or parts without a picture)",
+        reason="media_mismatch",
+    )
+
+
+def image_parts(messages: Iterable[Mapping[str, Any]]) -> Iterable[dict[str, Any]]:
+    """The parts of messages that stand for pictures, in order."""
+    for message in messages:
+        content = message.get("content")
+        if isinstance(content, list):
+            for part in content:
+                if isinstance(part, dict) and part.get("type") == "image":
+                    yield part
+
+
+def refuse_tokens(texts: list[Any], tokens: MediaTokens, *, placeholders: RowPictures) -> None:
+    """Reject a row that itself writes what stands for a picture: nobody could tell them apart.
+
+    Where the token is the placeholder, as LLaVA's is, rows with a column of pictures may.
+    """
+    mine = placeholders.column is not None and PLACEHOLDER
+    for text in strings(texts):
+        for token in tokens:
+            if token is not None and token != mine and token in text:
+                raise RowError(
+                    f"a text of the row holds {token!r}, which stands for media in this model",
+                    reason="media_mismatch",
+                )
+
+
+def take_pictures(
+    row: dict[str, Any], spec: ChatSpec, tokens: MediaTokens
+) -> tuple[dict[str, Any], RowPictures]:
+    """A row with every picture as a bare part, and its pictures.
+
+    Raises:
+        RowError: It holds a video or a sound, or a part that is no picture.
+    """
+    taker = _Taker(tokens)
+    names = dict.fromkeys(
+        (
+            *((spec.messages_key,) if spec.messages_key else ("messages", "conversations")),
+            spec.prompt_key,
+            spec.completion_key,
+            "chosen",
+            "rejected",
+            "responses",
+            "completions",
+        )
+    )
+    rewritten = {
+        name: taker.rewrite(row[name], (name,))
+        for name in names
+        if isinstance(row.get(name), list | dict)
+    }
+    for name, placeholder in _OTHER_COLUMNS.items():
+        if row.get(name) and any(placeholder in text for text in strings(list(row.values()))):
+            raise _not_a_picture(name.removesuffix("s"), row[name])
+    column, pictures = "images", None
+    for column in COLUMNS:
+        value = row.get(column)
+        if value is not None:
+            pictures = _column(value, column)
+            break
+    return {**row, **rewritten}, RowPictures(taker.own, pictures, column)
+
+
+def _column(value: Any, name: str) -> list[Picture]:
+    if isinstance(value, list):
+        return [Picture(item, (name, number)) for number, item in enumerate(value)]
+    return [Picture(value, (name,))]
+
+
+class _Taker:
+    """Walks columns that hold messages, and gives their parts the form that templates know."""
+
+    def __init__(self, tokens: MediaTokens) -> None:
+        self._tokens = tokens
+        self.own: dict[int, Picture] = {}
+
+    def rewrite(self, value: Any, place: Place) -> Any:
+        """A message, messages, or lists of them; whatever else it is stays."""
+        if isinstance(value, list):
+            return [self.rewrite(item, (*place, number)) for number, item in enumerate(value)]
+        if not isinstance(value, dict):
+            return value
+        for name in ("content", "value"):
+            content = value.get(name)
+            if isinstance(content, dict) and content.get("type"):
+                content = [content]
+            if isinstance(content, list):
+                return {**value, name: self._parts(content, (*place, name))}
+        return value
+
+    def _parts(self, parts: list[Any], place: Place) -> Parts:
+        made = Parts()
+        for number, part in enumerate(parts):
+            if isinstance(part, dict) and is_media(part):
+                made += self._media(part, (*place, number))
+            else:
+                made.append(part)
+        return made
+
+    def _media(self, part: dict[str, Any], place: Place) -> list[dict[str, Any]]:
+        kind = part.get("type") or "image"
+        if kind in IMAGE_PARTS:
+            found = _own_picture(part, place)
+            return [self._bare(found)]
+        frames = part.get("video")
+        if kind in VIDEO_PARTS and isinstance(frames, list) and self._tokens.video is None:
+            return [
+                self._bare(Picture(frame, (*place, "video", number)))
+                for number, frame in enumerate(frames)
+            ]
+        raise _not_a_picture(kind, next((part[n] for n in (*_VALUES, kind) if part.get(n)), frames))
+
+    def _bare(self, picture: Picture | None) -> dict[str, Any]:
+        part = {"type": "image"}
+        if picture is not None:
+            self.own[id(part)] = picture
+        return part
+
+
+def _own_picture(part: dict[str, Any], place: Place) -> Picture | None:
+    """The picture that a part brings; None of a bare one."""
+    for name in _VALUES:
+        value = part.get(name)
+        if value is None:
+            continue
+        if isinstance(value, dict):
+            for inner in _INNER:
+                if isinstance(value.get(inner), str | bytes):
+                    return Picture(value[inner], (*place, name, inner))
+        return Picture(value, (*place, name))
+    return None
+
+
+def _not_a_picture(kind: str, value: Any) -> RowError:
+    told = f" ({value!r:.60})" if isinstance(value, str) else ""
+    if "video" in kind:
+        return RowError(
+            f"a video{told}: frames of videos are not chosen here; give them as image parts",
+            reason="bad_media",
+        )
+    return RowError(f"a part of type {kind!r}{told}: sounds are not prepared", reason="bad_media")
+
+
+def _split(message: dict[str, Any]) -> dict[str, Any]:
+    """A message whose texts have a part for every placeholder in them."""
+    content = message.get("content")
+    if isinstance(content, str):
+        return message if PLACEHOLDER not in content else {**message, "content": _pieces(content)}
+    if not isinstance(content, list):
+        return message
+    parts: list[Any] = []
+    for part in content:
+        text = part.get("text") if isinstance(part, dict) and part.get("type") == "text" else None
+        parts += _pieces(text) if isinstance(text, str) and PLACEHOLDER in text else [part]
+    return {**message, "content": parts}
+
+
+def _pieces(text: str) -> list[dict[str, Any]]:
+    parts: list[dict[str, Any]] = []
+    for number, piece in enumerate(text.split(PLACEHOLDER)):
+        if number:
+            parts.append({"type": "image"})
+        if piece:
+            parts.append({"type": "text", "text": piece})
+    return parts

@@ -1,0 +1,349 @@
+"""Arrays that have a shape and no pixels, and how a processor is made to run on them.
+
+A processor finds the expansion of a picture by processing it: it resizes, cuts, normalises and
+stacks, and looks at the shape of what came out. `Hollow` arrays go the same way through the same
+code at the cost of the shapes: numpy's functions and operators give hollow arrays of the shape and
+type that they would have given, and whatever would show a pixel raises `PixelsWanted`. So an answer
+that a processor gives on hollow pictures is one that it computed from their sizes alone, by its own
+code: it holds for every picture of these sizes. Where it raises, the caller asks with real pixels.
+
+`hollowed` makes the twin of an image processor that starts from hollow arrays; `WithoutPixels` is
+where it may run. Functions that leave numpy (resizing goes through Pillow) or forget the kind of an
+array (``np.array``, ``np.asarray``, ``np.zeros``) are replaced there, in the modules of the image
+processor, by ones that pass hollow arrays on and otherwise do what they always do: other threads
+notice nothing. Code elsewhere that takes the memory of an array without asking numpy would see
+zeros, as in a blank picture; for that there are the battery and the audits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import math
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+_SMALL = 4096  # elements; a larger array of zeros is room for pixels or for a mask of them
+_NOTHING = bytearray(16)  # what every hollow array lies on: one number of any type
+
+
+class PixelsWanted(Exception):
+    """Something asked a hollow array for what is in it."""
+
+
+class Hollow(np.ndarray):
+    """An array of one number that is repeated over its shape, and that nobody may look at."""
+
+    def __new__(cls, shape: tuple[int, ...], dtype: Any) -> Hollow:
+        return np.ndarray.__new__(cls, shape, dtype, buffer=_NOTHING, strides=(0,) * len(shape))
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        out = kwargs.pop("out", None)
+        if method != "__call__" or ufunc.nout != 1 or kwargs:
+            raise PixelsWanted(f"{ufunc.__name__}.{method}")
+        shape = np.broadcast_shapes(*(np.shape(value) for value in inputs))
+        if out is not None:
+            if not isinstance(out[0], Hollow) or out[0].shape != shape:
+                raise PixelsWanted(f"{ufunc.__name__} into an array")
+            return out[0]
+        kinds = tuple(
+            value.dtype if isinstance(value, np.ndarray | np.generic) else type(value)
+            for value in inputs
+        )
+        return Hollow(shape, ufunc.resolve_dtypes((*kinds, None))[-1])
+
+    def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        if func in _VIEWS:
+            return super().__array_function__(func, types, args, kwargs)
+        if func not in _SHAPES:
+            raise PixelsWanted(func.__name__)
+        return _SHAPES[func](*args, **kwargs)
+
+    def __getitem__(self, index: Any) -> Any:
+        found = super().__getitem__(index)
+        if not isinstance(found, Hollow):
+            raise PixelsWanted("an element")
+        return found if not any(found.strides) else Hollow(found.shape, found.dtype)
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        target = super().__getitem__(index)
+        if np.broadcast_shapes(np.shape(value), target.shape) != target.shape:
+            raise PixelsWanted("an assignment")
+
+    def astype(self, dtype: Any, *args: Any, **kwargs: Any) -> Any:
+        return Hollow(self.shape, np.dtype(dtype))
+
+    def copy(self, *args: Any, **kwargs: Any) -> Any:
+        return self
+
+    def _refuse(self, *args: Any, **kwargs: Any) -> Any:
+        raise PixelsWanted("a value")
+
+    __bool__ = __int__ = __float__ = __index__ = __contains__ = _refuse
+    item = tolist = tobytes = any = all = max = min = sum = mean = std = _refuse
+
+
+def _concatenated(arrays: Any, axis: int = 0, **kwargs: Any) -> Hollow:
+    shapes = [array.shape for array in arrays]
+    axis %= len(shapes[0])
+    if any(
+        shape[:axis] + shape[axis + 1 :] != shapes[0][:axis] + shapes[0][axis + 1 :]
+        for shape in shapes
+    ):
+        raise PixelsWanted("arrays of other shapes")
+    total = sum(shape[axis] for shape in shapes)
+    kind = np.result_type(*(array.dtype for array in arrays))
+    return Hollow((*shapes[0][:axis], total, *shapes[0][axis + 1 :]), kind)
+
+
+def _stacked(arrays: Any, axis: int = 0, **kwargs: Any) -> Hollow:
+    arrays = list(arrays)
+    shape = arrays[0].shape
+    if any(array.shape != shape for array in arrays):
+        raise PixelsWanted("arrays of other shapes")
+    axis %= len(shape) + 1
+    kind = np.result_type(*(array.dtype for array in arrays))
+    return Hollow((*shape[:axis], len(arrays), *shape[axis:]), kind)
+
+
+def _padded(array: Any, width: Any, *args: Any, **kwargs: Any) -> Hollow:
+    widths = np.broadcast_to(np.asarray(width), (array.ndim, 2)).tolist()
+    pairs = zip(array.shape, widths, strict=True)
+    return Hollow(tuple(side + before + after for side, (before, after) in pairs), array.dtype)
+
+
+def _repeated(array: Any, repeats: int, axis: int) -> Hollow:
+    shape = list(array.shape)
+    shape[axis] *= repeats
+    return Hollow(tuple(shape), array.dtype)
+
+
+def _like(array: Any, dtype: Any = None, shape: Any = None, **kwargs: Any) -> Hollow:
+    return Hollow(array.shape if shape is None else tuple(shape), dtype or array.dtype)
+
+
+_VIEWS = frozenset(
+    (
+        np.transpose, np.moveaxis, np.swapaxes, np.expand_dims, np.squeeze, np.reshape,
+        np.shape, np.ndim, np.size,
+    )
+)  # fmt: skip
+_SHAPES: dict[Any, Callable[..., Any]] = {
+    np.broadcast_to: lambda array, shape, **kwargs: Hollow(tuple(shape), array.dtype),
+    np.concatenate: _concatenated,
+    np.stack: _stacked,
+    np.pad: _padded,
+    np.repeat: _repeated,
+    np.zeros_like: _like,
+    np.ones_like: _like,
+    np.empty_like: _like,
+}
+
+
+class _Numpy(ModuleType):
+    """numpy, whose ``array`` and ``asarray`` leave hollow arrays hollow."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(np, name)
+
+    def array(self, value: Any, dtype: Any = None, **kwargs: Any) -> Any:
+        return _array(np.array, value, dtype, kwargs)
+
+    def asarray(self, value: Any, dtype: Any = None, **kwargs: Any) -> Any:
+        return _array(np.asarray, value, dtype, kwargs)
+
+    def zeros(self, shape: Any, dtype: Any = float, **kwargs: Any) -> Any:
+        room = isinstance(shape, tuple) and math.prod(shape) > _SMALL
+        if room and WithoutPixels.thread == threading.get_ident():
+            return Hollow(shape, dtype)
+        return np.zeros(shape, dtype, **kwargs)
+
+
+def _array(make: Callable[..., Any], value: Any, dtype: Any, kwargs: dict[str, Any]) -> Any:
+    inner = value
+    while isinstance(inner, list | tuple) and inner:
+        inner = inner[0]
+    if not isinstance(inner, Hollow):
+        return make(value, dtype=dtype, **kwargs)
+    return _nested(value).astype(dtype or inner.dtype)
+
+
+def _nested(value: Any) -> Any:
+    return value if isinstance(value, Hollow) else _stacked([_nested(one) for one in value])
+
+
+_numpy = _Numpy("numpy")
+
+
+def _resizing(resize: Callable[..., Any]) -> Callable[..., Any]:
+    """``image_transforms.resize``, which gives a picture of the size that it is asked for."""
+    from transformers.image_utils import ChannelDimension, infer_channel_dimension_format
+
+    def resized(image: Any, size: Any, *args: Any, **kwargs: Any) -> Any:
+        if not isinstance(image, Hollow):
+            return resize(image, size, *args, **kwargs)
+        if args or not kwargs.get("return_numpy", True):
+            raise PixelsWanted("a picture of Pillow's")
+        given = kwargs.get("input_data_format") or infer_channel_dimension_format(image)
+        wanted = kwargs.get("data_format") or given
+        height, width = (int(side) for side in size)
+        channels = image.shape[0 if given == ChannelDimension.FIRST else -1]
+        if height < 1 or width < 1:
+            raise PixelsWanted(f"a picture of {width}×{height}")  # what Pillow says of it counts
+        first = wanted == ChannelDimension.FIRST
+        shape = (channels, height, width) if first else (height, width, channels)
+        return Hollow(shape, image.dtype)
+
+    return resized
+
+
+def _each(change: Callable[[Any], Any], value: Any) -> Any:
+    """A value with what is in its lists and tuples changed."""
+    if isinstance(value, list | tuple):
+        return type(value)([_each(change, member) for member in value])
+    return change(value)
+
+
+@functools.cache
+def _hollow_tensor(torch: Any) -> Any:
+    """The kind of torch's tensors that is to them what `Hollow` is to numpy's arrays.
+
+    Operations run on torch's own device for shapes, ``meta``, while the tensor says that it is on
+    the processor: what is computed beside it from sizes stays real.
+    """
+    pointwise = torch.Tag.pointwise
+
+    def one(value: Any) -> Any:
+        """A number in place of a tensor: what torch would give for it has the right type."""
+        if not isinstance(value, torch.Tensor):
+            return value
+        return torch.zeros((1,) * value.ndim, dtype=value.dtype)
+
+    def emptied(value: Any) -> Any:
+        if isinstance(value, HollowTensor):
+            shape, strides = value.shape, value.stride()
+            return torch.empty_strided(shape, strides, dtype=value.dtype, device="meta")
+        if isinstance(value, torch.Tensor):
+            return value.to("meta")
+        return torch.device("meta") if isinstance(value, torch.device) else value
+
+    def filled(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        return HollowTensor(value.shape, value.stride(), value.dtype)
+
+    class HollowTensor(torch.Tensor):  # type: ignore[misc]
+        @staticmethod
+        def __new__(cls: Any, shape: Any, strides: Any, dtype: Any) -> Any:
+            return torch.Tensor._make_wrapper_subclass(
+                cls, shape, strides=strides, dtype=dtype, device="cpu"
+            )
+
+        @classmethod
+        def __torch_dispatch__(
+            cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            kwargs = kwargs or {}
+            if pointwise in func.tags and not kwargs:  # torch computes these shapes in Python
+                shapes = (value.shape for value in args if isinstance(value, torch.Tensor))
+                kind = func(*map(one, args)).dtype
+                shape = np.broadcast_shapes(*map(tuple, shapes))
+                return filled(torch.empty(shape, dtype=kind, device="meta"))
+            made = func(
+                *_each(emptied, args), **{name: emptied(value) for name, value in kwargs.items()}
+            )
+            return _each(filled, made)
+
+    return HollowTensor
+
+
+def _hollow_picture(width: int, height: int) -> Any:
+    """A picture of Pillow's that has a size and no memory."""
+    from PIL import Image
+
+    picture = Image.Image()
+    picture._mode = "RGB"
+    picture._size = (width, height)
+    return picture
+
+
+def hollow_pictures(sizes: tuple[tuple[int, int], ...]) -> list[Any]:
+    """Pictures to give to a `hollowed` image processor."""
+    return [_hollow_picture(width, height) for width, height in sizes]
+
+
+def hollowed(image_processor: Any) -> Any | None:
+    """The twin of an image processor that runs on hollow pictures; None where it could not.
+
+    Its first step, which makes an array of a picture, makes a hollow one.
+    """
+    backend = getattr(image_processor, "backend", None)
+    if backend == "pil":
+
+        def process_image(image: Any, *args: Any, **kwargs: Any) -> Any:
+            width, height = image.size
+            return Hollow((3, height, width), np.uint8)
+
+    elif backend == "torchvision" and "torch" in sys.modules:
+        torch = sys.modules["torch"]
+        tensor = _hollow_tensor(torch)
+
+        def process_image(image: Any, *args: Any, **kwargs: Any) -> Any:
+            width, height = image.size
+            return tensor((3, height, width), (height * width, width, 1), torch.uint8)
+
+    else:
+        return None
+    if not getattr(image_processor, "do_convert_rgb", None):
+        return None  # how many channels there are depends on the picture
+    twin = copy.copy(image_processor)
+    twin.process_image = process_image
+    return twin
+
+
+class WithoutPixels:
+    """Where the twin of one image processor may run.
+
+    Args:
+        image_processor: It, or its twin.
+    """
+
+    _lock = threading.RLock()
+    thread = 0
+    """The one that is inside."""
+
+    def __init__(self, image_processor: Any) -> None:
+        from transformers import feature_extraction_utils, image_transforms, image_utils
+
+        modules = [image_transforms, image_utils, feature_extraction_utils] + [
+            sys.modules[kind.__module__]
+            for kind in type(image_processor).__mro__
+            if kind is not object and kind.__module__ in sys.modules
+        ]
+        resize = image_transforms.resize
+        resized = _resizing(resize)
+        self._changes = [
+            (vars(module), name, value, resized if value is resize else _numpy)
+            for module in dict.fromkeys(modules)
+            for name, value in vars(module).items()
+            if value is resize or value is np
+        ]
+
+    @contextlib.contextmanager
+    def __call__(self) -> Iterator[None]:
+        with self._lock:
+            WithoutPixels.thread = threading.get_ident()
+            try:
+                for names, name, _, hollow in self._changes:
+                    names[name] = hollow
+                yield
+            finally:
+                WithoutPixels.thread = 0
+                for names, name, own, _ in self._changes:
+                    names[name] = own

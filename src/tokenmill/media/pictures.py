@@ -1,0 +1,351 @@
+"""`Pictures`: the bytes of what rows refer to, and what they are, within stated bounds.
+
+Reading. A file is looked for under each *root* in turn, or beside the file of the row where no
+roots are given; what is opened must lie below one of them after every link was followed, also where
+the row gives an absolute path. ``media_root="/"`` therefore allows every file, and nothing else
+does. Addresses are read only where allowed (`tokenmill.media.web`), members only of archives that
+are themselves allowed files (`tokenmill.media.archives`).
+
+Looking. The reference is ``transformers.image_utils.load_image``: the first frame, turned as its
+EXIF orientation says, converted to RGB. `Pictures.open` does exactly that. `Pictures.facts` says
+how large the result will be, from the header alone where that is certain: JPEG, PNG and WebP files
+whose structure is whole to the end. Every other file is decoded to find out, so that what is cut
+short or broken is refused here and not in the middle of a training run.
+
+What cannot be used is a `RowError` with reason ``bad_media`` that names the picture. What may work
+tomorrow (a server that does not answer) is a `SourceError`: no row is rejected for the weather.
+"""
+
+from __future__ import annotations
+
+import errno
+import functools
+import io
+import os
+import stat
+import struct
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from tokenmill import fingerprint
+from tokenmill.errors import RowError, SourceChanged, SourceError, UsageError
+from tokenmill.media import archives, web
+from tokenmill.media.reference import Reference, bad_media, missing
+from tokenmill.optional import optional
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "DIB", "TIFF", "PPM", "JPEG2000", "AVIF")
+"""What is read, where Pillow was built with it. It knows more, some of which start programs."""
+
+_VIDEO = (".mp4", ".mov", ".avi", ".mkv", ".webm", ".m4v", ".mpg", ".mpeg", ".flv", ".wmv")
+_TURNED = (5, 6, 7, 8)  # EXIF orientations that exchange width and height
+_ORIENTATION = 0x0112
+_FOR_GOOD = (errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENAMETOOLONG, errno.EINVAL)
+
+
+class Limits(msgspec.Struct, frozen=True):
+    """How much one picture may cost.
+
+    Attributes:
+        size: Bytes of its file.
+        pixels: Width × height; the default is where Pillow begins to speak of a bomb.
+        seconds: Of silence from a server, and of one fetch in all.
+        redirects: From one address to another.
+    """
+
+    size: int = 128 << 20
+    pixels: int = 89_478_485
+    seconds: float = 60.0
+    redirects: int = 5
+
+
+class PictureFacts(msgspec.Struct, frozen=True):
+    """What is known of a picture without its pixels.
+
+    Attributes:
+        digest: Checksum of its bytes, as of every source: xxh3, 128 bits.
+        size: Bytes of its file.
+        width: Of the picture as `Pictures.open` gives it, its orientation applied.
+        height: Likewise.
+        format: ``JPEG``, ``PNG`` and so on.
+        mode: Pillow's word for its pixels: ``RGB``, ``L``, ``P``, ``CMYK``, ``I;16`` …
+        animated: Whether more frames follow the first, which is the one that is used.
+    """
+
+    digest: str
+    size: int
+    width: int
+    height: int
+    format: str
+    mode: str
+    animated: bool
+
+
+class Pictures:
+    """Opens what rows refer to.
+
+    Args:
+        roots: Directories that pictures may come from, in the order they are looked in. None: the
+            directory of each row's file.
+        urls: Whether ``http://`` and ``https://`` are opened.
+        private: Whether addresses inside this network or machine are, too.
+        limits: What one picture may cost.
+    """
+
+    def __init__(
+        self,
+        roots: str | os.PathLike[str] | Iterable[str | os.PathLike[str]] | None = None,
+        *,
+        urls: bool = False,
+        private: bool = False,
+        limits: Limits | None = None,
+    ) -> None:
+        if roots is None:
+            roots = ()
+        elif isinstance(roots, str | os.PathLike):
+            roots = (roots,)
+        self.roots = tuple(Path(os.path.abspath(root)) for root in roots)
+        for root in self.roots:
+            if not root.is_dir():
+                raise UsageError("media_root is not a directory", path=root)
+        self.urls = urls
+        self.private = private
+        self.limits = limits or Limits()
+        self._archives = archives.OpenArchives()
+
+    def __reduce__(self) -> Any:
+        # What it knows of archives stays here.
+        return _made_again, (self.roots, self.urls, self.private, self.limits)
+
+    def read(self, reference: Reference, base: str | os.PathLike[str] | None = None) -> bytes:
+        """The bytes of a picture.
+
+        Args:
+            reference: Of `reference_of`.
+            base: Directory of the row's file.
+
+        Raises:
+            RowError: It is missing, not allowed, or too large (``bad_media``).
+            SourceError: A server or a disk failed, or the file is just being written; another time
+                it may not be.
+        """
+        if reference.kind == "inline":
+            if reference.data is None:
+                raise UsageError("an inline picture is read from its row")
+            self._require_size(len(reference.data), reference.name)
+            return reference.data
+        if reference.kind == "url":
+            if not self.urls:
+                raise bad_media(f"{reference.name} is an address; media_urls=True opens those")
+            return web.fetch(
+                reference.url,
+                size=self.limits.size,
+                seconds=self.limits.seconds,
+                redirects=self.limits.redirects,
+                private=self.private,
+            )
+        if reference.kind == "member":
+            with self._opened(reference, base) as file:
+                return self._archives.read(file, reference, self.limits.size)
+        with self._opened(reference, base) as file:
+            size = os.fstat(file.fileno()).st_size
+            self._require_size(size, reference.name)
+            try:
+                data = file.read(size + 1)  # a byte more than it had, if it has grown
+                while len(data) < size and (more := file.read(size - len(data))):
+                    data += more
+            except OSError as error:
+                raise SourceError(f"cannot be read: {error.strerror}", path=file.name) from error
+        if len(data) != size:
+            raise SourceChanged("changed while it was read", path=reference.path)
+        return data
+
+    def _require_size(self, size: int, name: str) -> None:
+        if size > self.limits.size:
+            raise bad_media(f"{name} has {size} bytes or more; {self.limits.size} are allowed")
+        if size == 0:
+            raise bad_media(f"{name} is empty")
+
+    def _opened(self, reference: Reference, base: str | os.PathLike[str] | None) -> io.FileIO:
+        """The file a reference names, below one of the roots whatever links lead to it."""
+        if reference.path.lower().endswith(_VIDEO):
+            raise bad_media(f"{reference.name} is a video; give its frames as a list of pictures")
+        roots = self.roots or (() if base is None else (Path(os.path.abspath(base)),))
+        if not roots:
+            raise bad_media(f"{reference.name} is a path, and there is no directory to find it in")
+        outside = None
+        for root in roots:
+            try:
+                descriptor = os.open(root / reference.path, os.O_RDONLY | os.O_NONBLOCK)
+            except (FileNotFoundError, NotADirectoryError):
+                continue
+            except OSError as error:
+                message = f"{reference.name} cannot be opened: {error.strerror}"
+                raise (
+                    bad_media(message)
+                    if error.errno in _FOR_GOOD
+                    else SourceError(message, path=reference.path)
+                ) from error
+            # The file that is open is judged, not a name that may mean another one by now.
+            place = os.readlink(f"/proc/self/fd/{descriptor}")
+            regular = stat.S_ISREG(os.fstat(descriptor).st_mode)
+            if regular and any(_is_below(place, allowed) for allowed in roots):
+                return io.FileIO(descriptor)
+            os.close(descriptor)
+            if not regular:
+                raise bad_media(f"{reference.name} is not a file")
+            outside = outside or place
+        if outside is not None:
+            raise bad_media(
+                f"{reference.name} is {outside}, which is outside of"
+                f" {', '.join(map(str, roots))}; media_root says where pictures may come from"
+            )
+        raise missing(f"{reference.name} is not there; looked in {', '.join(map(str, roots))}")
+
+    def facts(self, data: bytes, name: str = "the picture") -> PictureFacts:
+        """What a picture is.
+
+        Args:
+            data: The bytes of its file.
+            name: What it is called in a refusal.
+
+        Raises:
+            RowError: It is no picture that can be used (``bad_media``).
+        """
+        image = self._header(data, name)
+        try:
+            if _is_whole(data, image):
+                width, height = _oriented(image)
+                animated = bool(getattr(image, "is_animated", False))
+            else:
+                animated = bool(getattr(image, "is_animated", False))
+                width, height = _loaded(image).size
+        except Exception as error:
+            raise _unreadable(name, error) from error
+        return PictureFacts(
+            digest=fingerprint.checksum(data),
+            size=len(data),
+            width=width,
+            height=height,
+            format=image.format,
+            mode=image.mode,
+            animated=animated,
+        )
+
+    def open(self, data: bytes, name: str = "the picture") -> Image:
+        """A picture as the reference way loads it: oriented, first frame, RGB.
+
+        Raises:
+            RowError: It is no picture that can be used (``bad_media``).
+        """
+        image = self._header(data, name)
+        try:
+            return _loaded(image).convert("RGB")
+        except Exception as error:
+            raise _unreadable(name, error) from error
+
+    def _header(self, data: bytes, name: str) -> Any:
+        with optional("PIL", "reading pictures"):
+            from PIL import Image
+        try:
+            image = Image.open(io.BytesIO(data), formats=_formats())
+        except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+            raise bad_media(f"{name} is too large: {error}") from error
+        except Exception as error:
+            raise _unreadable(name, error) from error
+        width, height = image.size
+        if width * height > self.limits.pixels:
+            raise bad_media(f"{name} has {width}×{height} pixels; {self.limits.pixels} are allowed")
+        if width < 1 or height < 1:
+            raise bad_media(f"{name} has {width}×{height} pixels")
+        return image
+
+
+def _made_again(roots: tuple[Path, ...], urls: bool, private: bool, limits: Limits) -> Pictures:
+    return Pictures(roots, urls=urls, private=private, limits=limits)
+
+
+@functools.cache
+def _formats() -> tuple[str, ...]:
+    """Those of `FORMATS` that Pillow was built with."""
+    from PIL import Image
+
+    Image.init()
+    return tuple(name for name in FORMATS if name in Image.OPEN)
+
+
+def _is_below(place: str, root: Path) -> bool:
+    """Whether a resolved path is below a directory, which may itself be reached by links."""
+    real = os.path.realpath(root)
+    return place.startswith(real if real.endswith(os.sep) else real + os.sep)
+
+
+def _unreadable(name: str, error: Exception) -> RowError:
+    from PIL import UnidentifiedImageError
+
+    if isinstance(error, UnidentifiedImageError):
+        return bad_media(f"{name} is in no format that is read: {', '.join(_formats())}")
+    return bad_media(f"{name} cannot be decoded: {error or type(error).__name__}")
+
+
+def _loaded(image: Any) -> Any:
+    """The first frame, turned as its orientation says: what ``load_image`` does."""
+    from PIL import ImageOps
+
+    return ImageOps.exif_transpose(image)
+
+
+def _oriented(image: Any) -> tuple[int, int]:
+    """Width and height of `_loaded`, of a file for which `_is_whole` holds."""
+    from PIL.Image import Image
+
+    # Image's own method: that of PNG files decodes the picture to look for what comes after the
+    # pixels, and in a whole file nothing does.
+    orientation = Image.getexif(image).get(_ORIENTATION, 1)
+    width, height = image.size
+    return (height, width) if orientation in _TURNED else (width, height)
+
+
+def _is_whole(data: bytes, image: Any) -> bool:
+    """Whether the structure of a file shows that nothing is cut off, and its header says all."""
+    if image.format == "JPEG":
+        return _jpeg_is_whole(data)
+    if image.format == "PNG":
+        return _png_is_whole(data)
+    if image.format == "WEBP":
+        return len(data) >= 8 + int.from_bytes(data[4:8], "little")
+    return False
+
+
+def _jpeg_is_whole(data: bytes) -> bool:
+    """Whether a scan begins, and the last two bytes end the picture it belongs to."""
+    at, length = 2, len(data)
+    while at + 4 <= length and data[at] == 0xFF:
+        marker = data[at + 1]
+        if marker == 0xDA:  # the scan; a thumbnail's own end is in a segment before it
+            return data.endswith(b"\xff\xd9")
+        if marker == 0xFF:  # padding
+            at += 1
+        else:
+            at += 2 + int.from_bytes(data[at + 2 : at + 4], "big")
+    return False
+
+
+def _png_is_whole(data: bytes) -> bool:
+    """Whether chunk follows chunk to the end, and none but that comes after the pixels."""
+    at, length, pixels = 8, len(data), False
+    while at + 12 <= length:
+        size, kind = struct.unpack_from(">I4s", data, at)
+        if kind == b"IEND":
+            return pixels
+        if kind == b"IDAT":
+            pixels = True
+        elif pixels:
+            return False
+        at += 12 + size
+    return False

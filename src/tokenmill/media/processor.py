@@ -1,0 +1,554 @@
+"""`Processor`: the user's own processor, asked and never imitated.
+
+A processor of transformers turns each *image token* of a rendered text into an *expansion*: so many
+placeholders, with whatever stands between and around them, according to the size of the picture. It
+then hands the text to its tokenizer. `Processor.expand` gives that text, with the character range
+of every expansion in it, from the sizes of the pictures alone. Who encodes it gets the ids that the
+processor gives for the pictures themselves; `Processor.reference` runs the processor whole, with
+real pixels, and is what that is compared with.
+
+How the expansions are learned is in `tokenmill.media.asking`. They are remembered by the sizes of
+all pictures of a row together, because nothing forbids a processor to treat a picture according to
+its neighbours (some cut a picture into tiles only where it is alone). Whoever sees one differ from
+the reference calls `Processor.distrust`: from then on only blank pictures are believed.
+
+`Processor.features` are the pixels, under the model's own names, as the processor gives them for a
+batch. Where `Processor.joined` names all of them, a batch is the rows' features one after another,
+so that rows can be processed one by one and ahead of time; elsewhere the processor pads what is in
+one batch to one shape, and the rows of a batch must be given together.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import json
+import os
+import sys
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from tokenmill import fingerprint
+from tokenmill.errors import RowError, UsageError
+from tokenmill.media.asking import BATTERY, Answer, Answers, Asking, Row, Size
+from tokenmill.media.memory import Battery, Memory
+from tokenmill.media.reference import bad_media
+from tokenmill.optional import installed_version, optional, transformers_muted
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+VERSION = 1  # raised when what an identity holds changes
+
+MOST_REMEMBERED = 64 << 20  # bytes of answers in one process
+
+_CONFIGURATION = "processor_config.json"
+_NO_PART = ("video_processor", "feature_extractor", "audio_processor", "audio_tokenizer")
+_NO_SETTING = ("_name_or_path", "name_or_path", "_commit_hash", "auto_map")
+_TYPES = ("mm_token_type_ids", "token_type_ids")
+_TEXT = ("input_ids", "attention_mask", "special_tokens_mask", *_TYPES)
+
+
+class Expanded(msgspec.Struct, frozen=True):
+    """A text whose image tokens are expanded.
+
+    Attributes:
+        text: What the processor hands to its tokenizer.
+        pieces: Character ranges of the expansions in it, picture by picture.
+    """
+
+    text: str
+    pieces: list[tuple[int, int]]
+
+
+class Referenced(msgspec.Struct, frozen=True):
+    """What the whole processor makes of a text and its pictures.
+
+    Attributes:
+        ids: The tokens.
+        features: What else the model is given, under its own names.
+        token_types: Which token is whose, where the processor says so.
+    """
+
+    ids: list[int]
+    features: dict[str, npt.NDArray[Any]]
+    token_types: list[int] | None
+
+
+class Processor:
+    """A processor of transformers that takes pictures.
+
+    Args:
+        processor: The object; `load` also takes a directory or a hub id.
+        options: What the trainer gives it at every call besides text and pictures, for instance
+            ``{"do_pan_and_scan": True}``.
+        cache_dir: Where what is learned is kept for other processes.
+    """
+
+    def __init__(
+        self,
+        processor: Any,
+        options: Mapping[str, Any] | None = None,
+        *,
+        cache_dir: str | os.PathLike[str] | None = None,
+    ) -> None:
+        self._processor = processor
+        self.options: dict[str, Any] = fingerprint.plain(options or {}, "the processor's options")
+        name = type(processor).__name__
+        if getattr(processor, "image_processor", None) is None:
+            raise UsageError(f"{name} takes no pictures; give a processor with an image processor")
+        if getattr(processor, "tokenizer", None) is None:
+            raise UsageError(f"{name} has no tokenizer; give the processor that takes the text")
+        token = getattr(processor, "image_token", None)
+        if not token:
+            raise UsageError(
+                f"{name} does not say which token stands for a picture (image_token), so its"
+                " expansions cannot be learned"
+            )
+        self.image_token = str(token)
+        self._asking = Asking(processor, self.image_token, self.options)
+        self._memory = Memory(cache_dir, fingerprint.key(self._question))
+        self._known: OrderedDict[Row, Answers] = OrderedDict()
+        self._weight = 0
+        self._distrusted = False
+        self._lock = threading.Lock()
+
+    @classmethod
+    def load(
+        cls,
+        where: Any,
+        *,
+        options: Mapping[str, Any] | None = None,
+        trust_remote_code: bool = False,
+        cache_dir: str | os.PathLike[str] | None = None,
+    ) -> Processor:
+        """The processor of a directory or a hub id, or around an object.
+
+        Raises:
+            UsageError: It cannot be loaded, or takes no pictures.
+        """
+        if isinstance(where, Processor):
+            return where
+        if isinstance(where, str | os.PathLike):
+            where = _from_files(os.fspath(where), trust_remote_code)
+        return cls(where, options, cache_dir=cache_dir)
+
+    def save(self, directory: str | os.PathLike[str]) -> None:
+        """Write files that `load` makes it of again, without its options."""
+        with transformers_muted():
+            if all(getattr(self._processor, name, self) is not None for name in _NO_PART):
+                self._processor.save_pretrained(os.fspath(directory))
+                return
+            self.tokenizer.save_pretrained(os.fspath(directory))
+            self._processor.to_json_file(Path(directory) / _CONFIGURATION)
+            if isinstance(self.chat_template, str):
+                text = self.chat_template
+                (Path(directory) / "chat_template.jinja").write_text(text, encoding="utf-8")
+
+    @property
+    def tokenizer(self) -> Any:
+        """Its tokenizer, an object of transformers."""
+        return self._processor.tokenizer
+
+    @property
+    def chat_template(self) -> Any:
+        """The template it renders with: its own, else its tokenizer's."""
+        own = getattr(self._processor, "chat_template", None)
+        return own if own is not None else getattr(self.tokenizer, "chat_template", None)
+
+    @property
+    def video_token(self) -> str | None:
+        """What its template prints for a video, which is refused."""
+        token = getattr(self._processor, "video_token", None)
+        return None if token is None else str(token)
+
+    @functools.cached_property
+    def media_token_ids(self) -> frozenset[int]:
+        """Tokens that only ever stand for media: special ones that expansions are made of."""
+        ids: set[int] = set()
+        for kind in ("image", "video", "audio"):
+            found = getattr(self._processor, f"{kind}_token_ids", None) or ()
+            ids.update(number for number in found if isinstance(number, int))
+        special = {  # others that are added, such as Gemma's newlines, stand in texts, too
+            number for number, token in self.tokenizer.added_tokens_decoder.items() if token.special
+        }
+        for answers in self._battery.answers:
+            for answer in answers.pictures:
+                ids |= special.intersection(
+                    self.tokenizer.encode(answer.text, add_special_tokens=False)
+                )
+        return frozenset(ids)
+
+    @functools.cached_property
+    def _question(self) -> dict[str, Any]:
+        """What is known of it without asking: no path, no part that looks at no picture."""
+        try:
+            settings = json.loads(self._processor.to_json_string())
+        except (TypeError, ValueError) as error:
+            raise UsageError(
+                f"the configuration of {type(self._processor).__name__} cannot be written down"
+                f" ({error}), so nothing could be named by it"
+            ) from error
+        for name in _NO_PART:
+            settings.pop(name, None)
+        return {
+            "version": VERSION,
+            "class": type(self._processor).__name__,
+            "code": _code_of(self._processor),
+            "configuration": _without_paths(settings),
+            "options": self.options,
+            "image_token": self.image_token,
+        }
+
+    @functools.cached_property
+    def _battery(self) -> Battery:
+        known = self._memory.battery()
+        if known is not None and len(known.answers) == len(BATTERY):
+            return known
+        answers = tuple(self._asking.with_blanks(row) for row in BATTERY)
+        if all(answer.refused is not None for answer in answers):
+            raise UsageError(
+                f"{type(self._processor).__name__} refuses pictures of every size:"
+                f" {answers[0].refused}"
+            )
+        hollow = self._asking.may_be_hollow and all(
+            self._asking.hollow(row) == (answer if answer.refused is None else None)
+            for row, answer in zip(BATTERY, answers, strict=True)
+        )
+        found = Battery(answers, hollow)
+        self._memory.remember_battery(found)
+        return found
+
+    @functools.cached_property
+    def identity(self) -> dict[str, Any]:
+        """Everything that decides what it answers, and what it answers to `BATTERY`."""
+        named = [
+            None
+            if answers.refused is not None
+            else fingerprint.key(
+                [[answer.text, list(answer.grid or ())] for answer in answers.pictures]
+            )
+            for answers in self._battery.answers
+        ]
+        return {**self._question, "answers": named}
+
+    @functools.cached_property
+    def key(self) -> str:
+        """The name of `identity`."""
+        return fingerprint.key(self.identity)
+
+    @property
+    def asks_hollow(self) -> bool:
+        """Whether new sizes are asked without pixels, which takes a millisecond."""
+        return not self._distrusted and self._battery.hollow
+
+    def distrust(self) -> None:
+        """Forget what was learned from hollow pictures, and ask with blank ones from now on."""
+        with self._lock:
+            self._distrusted = True
+            self._known.clear()
+            self._weight = 0
+
+    def _answers(self, sizes: Sequence[Size]) -> Answers:
+        row = tuple((int(width), int(height)) for width, height in sizes)
+        with self._lock:
+            found = self._known.get(row)
+            if found is not None:
+                self._known.move_to_end(row)
+        if found is None:
+            found = self._learned(row)
+            with self._lock:
+                self._known[row] = found
+                self._weight += found.weight
+                while self._weight > MOST_REMEMBERED and len(self._known) > 1:
+                    self._weight -= self._known.popitem(last=False)[1].weight
+        return _taken(found, row)
+
+    def _learned(self, row: Row) -> Answers:
+        answers = self._asking.hollow(row) if self.asks_hollow else None
+        if answers is None:
+            answers = self._memory.answers(row)
+        if answers is None:
+            answers = self._asking.with_blanks(row)
+            self._memory.remember(row, answers)
+        return answers
+
+    def answers(self, sizes: Sequence[Size]) -> tuple[Answer, ...]:
+        """What the processor makes of a row's pictures, each given as (width, height).
+
+        Raises:
+            RowError: It refuses one of them (``bad_media``).
+        """
+        return self._answers(sizes).pictures
+
+    def patches(self, sizes: Sequence[Size]) -> int:
+        """What a row's pictures cost the vision model: patches, or tiles where all are alike."""
+        return self._answers(sizes).patches if sizes else 0
+
+    def ask(self, pictures: Sequence[Any]) -> Answers:
+        """What the processor makes of these very pictures: nothing that was learned has a part.
+
+        Args:
+            pictures: Of `Pictures.open`, in order.
+
+        Raises:
+            RowError: It refuses them (``bad_media``).
+        """
+        sizes = tuple((int(one.width), int(one.height)) for one in pictures)
+        return _taken(self._asking.with_pictures(sizes, list(pictures)), sizes)
+
+    def expand(self, text: str, sizes: Sequence[Size], answers: Answers | None = None) -> Expanded:
+        """A rendered text, each image token replaced by the expansion of its picture.
+
+        Args:
+            text: As the chat template prints it.
+            sizes: (width, height) of the pictures, as `PictureFacts` has them, in order.
+            answers: Of `ask`; None: those that are learned.
+
+        Raises:
+            RowError: The text has more or fewer image tokens than there are pictures
+                (``media_mismatch``), or the processor refuses a picture (``bad_media``).
+        """
+        between = text.split(self.image_token)
+        if len(between) != len(sizes) + 1:
+            raise RowError(
+                f"{len(sizes)} picture(s) for {len(between) - 1} place(s) in the text"
+                f" ({self.image_token})",
+                reason="media_mismatch",
+            )
+        if not sizes:
+            return Expanded(text, [])
+        parts, pieces, at = [between[0]], [], len(between[0])
+        learned = self._answers(sizes) if answers is None else answers
+        for answer, after in zip(learned.pictures, between[1:], strict=True):
+            pieces.append((at, at + len(answer.text)))
+            parts += (answer.text, after)
+            at += len(answer.text) + len(after)
+        return Expanded("".join(parts), pieces)
+
+    def reference(self, text: str, pictures: Sequence[Any]) -> Referenced:
+        """The whole processor on a text and its pictures.
+
+        Args:
+            text: As the chat template prints it; no special tokens are added.
+            pictures: Of `Pictures.open`, in order.
+
+        Raises:
+            RowError: The processor refuses them (``bad_media``).
+        """
+        try:
+            made = self._run([text], [list(pictures)] if pictures else None)
+        except MemoryError:
+            raise
+        except Exception as error:
+            raise bad_media(f"the processor refuses the row: {error}") from error
+        types = next((made[name] for name in _TYPES if name in made), None)
+        return Referenced(
+            ids=_as_list(made["input_ids"])[0],
+            features=_features_of(made),
+            token_types=None if types is None else _as_list(types)[0],
+        )
+
+    def features(self, rows: Sequence[Sequence[Any]]) -> dict[str, npt.NDArray[Any]]:
+        """The pixels of a batch, under the model's own names.
+
+        Args:
+            rows: Pictures of `Pictures.open`, row by row as they were prepared, also of a pack:
+                what becomes of a picture may depend on those beside it in its row.
+
+        Raises:
+            RowError: The processor refuses them (``bad_media``).
+        """
+        given = [list(row) for row in rows if row or self._by_row]
+        if not any(given):
+            return {}
+        try:
+            return _features_of(self._run([self.image_token * len(row) for row in given], given))
+        except MemoryError:
+            raise
+        except Exception as error:
+            raise bad_media(f"the processor refuses the pictures: {error}") from error
+
+    def _run(self, texts: list[str], pictures: list[list[Any]] | None) -> Mapping[str, Any]:
+        backend = getattr(self._processor.image_processor, "backend", "")
+        tensors = "pt" if backend == "torchvision" else "np"
+        made: Mapping[str, Any] = self._processor(
+            text=texts,
+            images=pictures,
+            text_kwargs={"add_special_tokens": False, "return_tensors": None},
+            images_kwargs={"return_tensors": tensors},
+            **self.options,
+        )
+        return made
+
+    @functools.cached_property
+    def _layout(self) -> tuple[frozenset[str], bool, str | None, bool]:
+        """Which features of rows are joined, whether any counts rows, and of token types."""
+        import numpy as np
+        from PIL import Image
+
+        rows = [
+            [Image.radial_gradient("L").convert("RGB").resize(size) for size in sizes]
+            for sizes in (((97, 61),), ((640, 480), (333, 500)))
+        ]
+        texts = [self.image_token * len(row) for row in rows]
+        made = self._run(texts, rows)
+        together = _features_of(made)
+        alone = [
+            _features_of(self._run([text], [row])) for text, row in zip(texts, rows, strict=True)
+        ]
+        joined = frozenset(
+            name
+            for name, value in together.items()
+            if value.ndim
+            and all(one[name].shape[1:] == value.shape[1:] for one in alone)
+            and np.array_equal(np.concatenate([one[name] for one in alone]), value)
+        )
+        by_row = any(len(value) == len(rows) for value in together.values())
+        ids = _as_list(made["input_ids"])[0]  # of one picture and nothing else
+        name = next((name for name in _TYPES if name in made), None)
+        return joined, by_row, name, any(self.token_types(ids, [len(ids)]))
+
+    @property
+    def joined(self) -> frozenset[str]:
+        """Names of `features` that are, for a batch, the rows' own one after another."""
+        return self._layout[0]
+
+    @property
+    def _by_row(self) -> bool:
+        return self._layout[1]
+
+    @property
+    def token_types_name(self) -> str | None:
+        """What it calls `token_types` for its model; None where the model is not told."""
+        return self._layout[2]
+
+    @property
+    def tells_token_types(self) -> bool:
+        """Whether `token_types` tell a picture's tokens from others."""
+        return self._layout[3]
+
+    def token_types(self, ids: Sequence[int], counts: Sequence[int]) -> list[int]:
+        """Which token is whose, as the model is told: 0 text, 1 picture.
+
+        Args:
+            ids: A row's tokens.
+            counts: How many of them each expansion has, picture by picture.
+        """
+        make = self._processor.create_mm_token_type_ids
+        more = len(inspect.signature(make).parameters) - 1
+        found: list[int] = make([list(ids)], *([[list(counts)]] if more else []))[0]
+        return found
+
+
+def _taken(answers: Answers, row: Row) -> Answers:
+    """Answers that are some.
+
+    Raises:
+        RowError: That the processor takes no such pictures (``bad_media``).
+    """
+    if answers.refused is not None:
+        shown = ", ".join(f"{width}×{height}" for width, height in row)
+        raise bad_media(f"the processor refuses {shown} pixels: {answers.refused}")
+    return answers
+
+
+def _features_of(made: Mapping[str, Any]) -> dict[str, npt.NDArray[Any]]:
+    return {name: _as_array(value) for name, value in made.items() if name not in _TEXT}
+
+
+def _as_array(value: Any) -> npt.NDArray[Any]:
+    import numpy as np
+
+    if hasattr(value, "detach"):  # a tensor; numpy has no bfloat16, which float32 holds exactly
+        value = value.detach().cpu()
+        value = value.float() if str(value.dtype) == "torch.bfloat16" else value
+        return np.asarray(value.numpy())
+    return np.asarray(value)
+
+
+def _as_list(value: Any) -> Any:
+    return value.tolist() if hasattr(value, "tolist") else [list(row) for row in value]
+
+
+def _without_paths(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {
+            name: _without_paths(member)
+            for name, member in value.items()
+            if name not in _NO_SETTING
+        }
+    return [_without_paths(member) for member in value] if isinstance(value, list) else value
+
+
+def _code_of(processor: Any) -> dict[str, str]:
+    """The code that answers: a version of transformers, or of anything else its source."""
+    found = {"transformers": installed_version("transformers") or ""}
+    for part in (processor, processor.image_processor):
+        for kind in type(part).__mro__:
+            if kind.__module__.partition(".")[0] in ("builtins", "transformers"):
+                continue
+            try:
+                source = inspect.getsource(sys.modules[kind.__module__]).encode()
+            except (OSError, TypeError, KeyError):
+                source = b""
+            found[kind.__name__] = fingerprint.checksum(source)
+    return found
+
+
+def _from_files(where: str, trust_remote_code: bool) -> Any:
+    with optional("transformers", "processor="), transformers_muted():
+        from transformers import AutoProcessor
+
+        try:
+            return AutoProcessor.from_pretrained(where, trust_remote_code=trust_remote_code)
+        except Exception as error:
+            found = _without_video(Path(where))
+            if found is not None:
+                return found
+            raise UsageError(
+                f"the processor cannot be loaded: {type(error).__name__}: {error}", path=where
+            ) from error
+
+
+def _without_video(directory: Path) -> Any | None:
+    """A processor of transformers' own without the parts that look at no picture.
+
+    Its video processor may need libraries that are not there. None where that is not what is wrong.
+    """
+    import transformers
+
+    try:
+        settings = json.loads((directory / _CONFIGURATION).read_text(encoding="utf-8"))
+        kind = getattr(transformers, settings["processor_class"])
+        parts = kind.get_attributes()
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+    if not any(part in _NO_PART for part in parts):
+        return None
+    loaders = {
+        "tokenizer": transformers.AutoTokenizer,
+        "image_processor": transformers.AutoImageProcessor,
+    }
+    if any(part not in loaders and part not in _NO_PART for part in parts):
+        return None
+    template = directory / "chat_template.jinja"
+    known = inspect.signature(kind.__init__).parameters
+    given = {name: value for name, value in settings.items() if name in known}
+    for part in parts:
+        loader = loaders.get(part)
+        given[part] = None if loader is None else loader.from_pretrained(os.fspath(directory))
+    if template.is_file():
+        given["chat_template"] = template.read_text(encoding="utf-8")
+
+    def check(self: Any, name: str, part: Any) -> Any:
+        return None if part is None else kind.check_argument_for_proper_class(self, name, part)
+
+    lenient = type(kind.__name__, (kind,), {"check_argument_for_proper_class": check})
+    lenient.__module__ = kind.__module__
+    return lenient(**given)

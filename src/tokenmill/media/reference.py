@@ -1,0 +1,182 @@
+"""What a row says of a picture, read without looking anywhere: `reference_of`.
+
+A `Reference` says where a picture's bytes are: in a file, in a member of an archive, at an address,
+or in the row itself. It names files as the row does, so that it means the same when the directory
+that it is looked up in is another one; its text (`Reference.text`) is what a store keeps.
+
+======================================================  =========================================
+the row says                                             kind
+======================================================  =========================================
+``"a/b.png"``, ``"/data/b.png"``, ``"file:///b.png"``    file
+``"shard.tar::b.png"``, ``"zip://b.png::shard.zip"``     member
+``"https://host/b.png"``                                 url
+``"data:image/png;base64,…"``, base64 text, bytes        inline
+``{"bytes": …, "path": …}`` (a Parquet image cell)       inline, or file where bytes is null
+``{"url": …}``, ``{"path": …}``, ``{"image": …}``,       what they hold
+``{"image_url": {"url": …}}``
+======================================================  =========================================
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import urllib.parse
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import msgspec
+
+from tokenmill.errors import RowError
+
+Kind = Literal["file", "member", "url", "inline"]
+
+_MEMBERS = ("bytes", "url", "image_url", "path", "file", "image", "data")  # of a mapping, in order
+_MAGIC = (
+    b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF8", b"RIFF", b"BM", b"II*\0", b"MM\0*",
+)  # fmt: skip
+_BASE64_LENGTH = 64  # characters; no picture is smaller, and few file names are that long
+_SHOWN = 120  # characters of what a row says, in a message
+_DEPTH = 4  # mappings in mappings
+
+
+class Reference(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Where the bytes of a picture are.
+
+    Attributes:
+        kind: Which of the following members count.
+        path: The file, or the archive, as the row names it.
+        member: The member of the archive.
+        url: The address.
+        data: The bytes themselves, of an inline picture; no part of `text`.
+    """
+
+    kind: Kind
+    path: str = ""
+    member: str = ""
+    url: str = ""
+    data: bytes | None = None
+
+    @property
+    def name(self) -> str:
+        """What a person calls it."""
+        if self.kind == "inline":
+            return "the picture in the row"
+        shown = self.url or (f"{self.path}::{self.member}" if self.member else self.path)
+        return shown if len(shown) <= _SHOWN else f"{shown[: _SHOWN - 1]}…"
+
+    def text(self) -> str:
+        """A small JSON text; `reference_from_text` reads it."""
+        bare = self if self.data is None else msgspec.structs.replace(self, data=None)
+        return msgspec.json.encode(bare).decode()
+
+
+def reference_from_text(text: str | bytes) -> Reference:
+    """The reference that `Reference.text` wrote, an inline one without its bytes."""
+    return msgspec.json.decode(text, type=Reference)
+
+
+def reference_of(value: Any) -> Reference:
+    """What a row says of a picture, as a reference.
+
+    Raises:
+        RowError: It says nothing that could be a picture (reason ``bad_media``).
+    """
+    return _of(value, 0)
+
+
+def _of(value: Any, depth: int) -> Reference:
+    if isinstance(value, str):
+        return _of_text(value)
+    if isinstance(value, bytes | bytearray | memoryview):
+        return Reference("inline", data=bytes(value))
+    if isinstance(value, Mapping) and depth < _DEPTH:
+        for name in _MEMBERS:
+            said = value.get(name)
+            if said is None:
+                continue
+            if name in ("bytes", "data") and isinstance(said, str):
+                return Reference("inline", data=_decoded(said))
+            return _of(said, depth + 1)
+        raise bad_media(f"a picture is given as {_shown(value)}, which names none")
+    raise bad_media(
+        f"a picture is given as {_shown(value)}, a {type(value).__name__}; give a path, an"
+        " address, base64 text or bytes"
+    )
+
+
+def _of_text(text: str) -> Reference:
+    if not text or "\0" in text:
+        raise bad_media(f"a picture is given as {_shown(text)}, which names none")
+    scheme = text[:8].lower()
+    if scheme.startswith("data:"):
+        return Reference("inline", data=_of_data_uri(text))
+    if scheme.startswith(("http://", "https://")):
+        return Reference("url", url=text)
+    if len(text) >= _BASE64_LENGTH and _looks_inline(text):
+        return Reference("inline", data=_decoded(text))
+    if scheme.startswith("file://"):
+        parts = urllib.parse.urlsplit(text)
+        if parts.netloc not in ("", "localhost"):
+            raise bad_media(f"{_shown(text)} names a file of another machine")
+        return Reference("file", path=urllib.parse.unquote(parts.path))
+    if scheme.startswith(("zip://", "tar://")):
+        member, found, archive = text[6:].partition("::")
+        if not (found and member and archive):
+            raise bad_media(f"{_shown(text)} names no member of an archive: zip://MEMBER::ARCHIVE")
+        return Reference("member", path=archive, member=member)
+    if "://" in text:
+        raise bad_media(
+            f"{_shown(text)} cannot be opened: give a path, file://, http://, https://, data:,"
+            " zip:// or tar://"
+        )
+    archive, found, member = text.partition("::")
+    if found:
+        if not (archive and member):
+            raise bad_media(f"{_shown(text)} names no member of an archive: ARCHIVE::MEMBER")
+        return Reference("member", path=archive, member=member)
+    return Reference("file", path=text)
+
+
+def _looks_inline(text: str) -> bool:
+    """Whether a text is a picture in base64: it begins with the first bytes of a format."""
+    try:
+        start = base64.b64decode(text[:16], validate=True)
+    except (binascii.Error, ValueError):
+        return False
+    return start.startswith(_MAGIC) and "." not in text[:_BASE64_LENGTH]
+
+
+def _of_data_uri(text: str) -> bytes:
+    head, found, body = text.partition(",")
+    if not found:
+        raise bad_media(f"{_shown(text)} is a data URI without data")
+    if head.lower().endswith(";base64"):
+        return _decoded(urllib.parse.unquote(body) if "%" in body else body)
+    return urllib.parse.unquote_to_bytes(body)
+
+
+def _decoded(text: str) -> bytes:
+    try:
+        return base64.b64decode("".join(text.split()), validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise bad_media(f"{_shown(text)} is no base64 text ({error})") from error
+
+
+def _shown(value: Any) -> str:
+    shown = repr(value)
+    return shown if len(shown) <= _SHOWN else f"{shown[: _SHOWN - 1]}…"
+
+
+class MissingPicture(RowError):
+    """A picture that is not where the row says it is."""
+
+
+def bad_media(message: str) -> RowError:
+    """The error for a picture that cannot be used."""
+    return RowError(message, reason="bad_media")
+
+
+def missing(message: str) -> MissingPicture:
+    """The error for one that is not there."""
+    return MissingPicture(message, reason="bad_media")

@@ -1,0 +1,169 @@
+"""Pictures at addresses: fetched within bounds, and never from inside the network unless allowed.
+
+A row of somebody's data says which address is opened, from a machine that may reach what the author
+of the row may not. So a host's name is looked up once, each of its addresses must be one of the
+public internet, and the connection goes to the very address that was judged; a redirect is an
+address like any other. Proxies and credentials of the environment are not used.
+
+A clear refusal of the server (not found, gone, forbidden) is a fact about the row. Silence, a
+failing server or a name that cannot be looked up are not: after some attempts they are a
+`SourceError`, which ends the run instead of leaving rows out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import ipaddress
+import socket
+import ssl
+import time
+import urllib.parse
+from collections.abc import Callable
+
+from tokenmill.errors import SourceError
+from tokenmill.media.reference import bad_media
+
+ATTEMPTS = 3
+PAUSE = 0.5  # seconds before the second attempt, doubled before the next
+_CHUNK = 1 << 16
+_MOVED = (301, 302, 303, 307, 308)
+_TRANSLATED = ipaddress.ip_network("64:ff9b::/96")  # IPv4 addresses behind a translator
+_REFUSED = (400, 401, 403, 404, 405, 406, 410, 414, 451)
+
+
+def fetch(url: str, *, size: int, seconds: float, redirects: int, private: bool = False) -> bytes:
+    """The bytes at an address.
+
+    Args:
+        url: ``http://`` or ``https://``.
+        size: Most bytes.
+        seconds: Longest silence, and longest time of one attempt.
+        redirects: Most of them.
+        private: Whether addresses that are not of the public internet may be opened.
+
+    Raises:
+        RowError: The address is not allowed, nothing is there, or it is too large.
+        SourceError: No answer after some attempts.
+    """
+    for attempt in range(ATTEMPTS):
+        try:
+            return _follow(url, size, seconds, redirects, private)
+        except (OSError, http.client.HTTPException) as error:
+            if isinstance(error, SourceError):  # a refusal of ours
+                raise
+            if attempt == ATTEMPTS - 1:
+                raise SourceError(
+                    f"no answer after {ATTEMPTS} attempts: {error or type(error).__name__}",
+                    path=url,
+                ) from error
+            time.sleep(PAUSE * 2**attempt)
+    raise AssertionError("unreachable")
+
+
+def _follow(url: str, size: int, seconds: float, redirects: int, private: bool) -> bytes:
+    end = time.monotonic() + seconds
+    for _ in range(redirects + 1):
+        connection, target = _connection(url, seconds, private)
+        with contextlib.closing(connection):
+            connection.request("GET", target, headers={"User-Agent": "tokenmill"})
+            with connection.getresponse() as response:  # which may own the socket by now
+                location = response.getheader("Location")
+                if response.status not in _MOVED or not location:
+                    return _answer(response, url, size, end)
+                url = urllib.parse.urljoin(url, location)
+    raise bad_media(f"{url} is reached by more than {redirects} redirects")
+
+
+def _answer(response: http.client.HTTPResponse, url: str, size: int, end: float) -> bytes:
+    if response.status in _REFUSED:
+        raise bad_media(f"{url} answers {response.status} {response.reason}")
+    if response.status != 200:
+        raise ConnectionError(f"the server answers {response.status} {response.reason}")
+    stated = response.length
+    if stated is not None and stated > size:
+        raise bad_media(f"{url} has {stated} bytes; {size} are allowed")
+    pieces: list[bytes] = []
+    found = 0
+    while piece := response.read1(_CHUNK):
+        pieces.append(piece)
+        found += len(piece)
+        if found > size:
+            raise bad_media(f"{url} has {found} bytes or more; {size} are allowed")
+        if time.monotonic() > end:
+            raise TimeoutError("the picture did not arrive in time")
+    if stated is not None and found != stated:
+        raise ConnectionError(f"{found} bytes came of {stated}")
+    if not found:
+        raise bad_media(f"{url} is empty")
+    return b"".join(pieces)
+
+
+def _connection(url: str, seconds: float, private: bool) -> tuple[http.client.HTTPConnection, str]:
+    """A connection to an address that was judged, and what to ask for."""
+    try:
+        parts = urllib.parse.urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except ValueError as error:
+        raise bad_media(f"{url} is no address: {error}") from error
+    if parts.scheme not in ("http", "https") or not host:
+        raise bad_media(f"{url} is no address of http or https")
+    secure = parts.scheme == "https"
+    port = port or (443 if secure else 80)
+    address = _public_address(url, host, port, private)
+
+    def connect() -> socket.socket:
+        return socket.create_connection((address, port), timeout=seconds)
+
+    made = _Secure(host, port, seconds, connect) if secure else _Plain(host, port, seconds, connect)
+    path = urllib.parse.quote(parts.path or "/", safe="/%:@!$&'()*+,;=~-._")
+    query = urllib.parse.quote(parts.query, safe="/%:@!$&'()*+,;=~-._?")
+    return made, f"{path}?{query}" if query else path
+
+
+def _public_address(url: str, host: str, port: int, private: bool) -> str:
+    """The address to connect to; every one that the name has must be allowed."""
+    found = [str(entry[4][0]) for entry in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
+    for text in found:
+        for address in _meant(text.partition("%")[0]):
+            if not private and (not address.is_global or address.is_multicast):
+                raise bad_media(
+                    f"{url} leads to {address}, which is not an address of the public internet"
+                )
+    return found[0]
+
+
+def _meant(text: str) -> list[ipaddress.IPv4Address | ipaddress.IPv6Address]:
+    """An address, and the one of the other kind that it stands for."""
+    address = ipaddress.ip_address(text)
+    if isinstance(address, ipaddress.IPv4Address):
+        return [address]
+    if address.ipv4_mapped is not None:
+        return [address.ipv4_mapped]
+    inner = [address.sixtofour, *(address.teredo or ())]
+    if address in _TRANSLATED:
+        inner.append(ipaddress.IPv4Address(int(address) & 0xFFFFFFFF))
+    return [address, *(one for one in inner if one is not None)]
+
+
+class _Plain(http.client.HTTPConnection):
+    """A connection to the address that was judged, under the name that was asked for."""
+
+    def __init__(
+        self, host: str, port: int, seconds: float, connect: Callable[[], socket.socket]
+    ) -> None:
+        super().__init__(host, port, timeout=seconds)
+        self._to_judged = connect
+
+    def connect(self) -> None:
+        self.sock = self._to_judged()
+
+
+class _Secure(_Plain):
+    """The same, encrypted, with the certificate of the name that was asked for."""
+
+    default_port = 443
+
+    def connect(self) -> None:
+        context = ssl.create_default_context()
+        self.sock = context.wrap_socket(self._to_judged(), server_hostname=self.host)

@@ -1,0 +1,277 @@
+"""Who the processor is: found out once, remembered by its files, kept in the cache for workers.
+
+A `ProcessorCard` is what planning and rendering need of a processor without loading one: its key
+and identity, its template, the tokens that stand for media. Finding it out imports transformers and
+asks the processor about a battery of sizes, so for a directory or a name it is a task for the
+executor, like looking at a tokenizer; a processor given as an object is looked at here. Either way
+a copy lies under ``<cache>/processors/<key>`` afterwards, which `load_processor` loads where the
+work is done, and `processor_of` for whoever serves a store's rows. An object that this process was
+given serves itself: not every one can be loaded from files again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+
+from tokenmill import fingerprint
+from tokenmill.errors import CacheError, CorruptionError, UsageError
+from tokenmill.files.sealed import BytesForm, SealedKind, publish_files
+from tokenmill.optional import installed_version
+from tokenmill.store import CacheLayout, Store
+from tokenmill.work.identity import absolute, ask_worker
+from tokenmill.work.tasks import Executor
+
+if TYPE_CHECKING:
+    from tokenmill.media import Processor
+
+IDENTIFY = "tokenmill.work.processor:open_identifier"
+VERSION = 1  # raised when a card's members or finding one change
+_MEMO = SealedKind("memo", "", BytesForm())
+_SUFFIXES = (".json", ".jinja", ".py", ".model", ".txt")
+
+_given: dict[str, Processor] = {}
+"""Processors that this process was given as objects, by key."""
+
+
+class ProcessorCard(msgspec.Struct, frozen=True):
+    """What is to be known of a processor without loading it.
+
+    Attributes:
+        key: The fingerprint of `identity`.
+        identity: Everything that decides what it answers.
+        template: The chat template it renders with.
+        image_token: What that prints for one picture.
+        video_token: For one video; None where it knows none.
+        media_token_ids: Tokens that are never trained.
+    """
+
+    key: str
+    identity: dict[str, Any]
+    template: str | dict[str, str] | None
+    image_token: str
+    video_token: str | None
+    media_token_ids: tuple[int, ...]
+
+
+class TokenizerOf(NamedTuple):
+    """Which tokenizer and template a preparation with a processor means."""
+
+    tokenizer: Any
+    tokenizer_backend: str
+    chat_template: Any
+    trust_remote_code: bool
+
+
+def tokenizer_choice(recipe: Any, card: ProcessorCard | None) -> Any:
+    """The recipe's tokenizer and template; the processor's where it names none."""
+    if card is None:
+        return recipe
+    tokenizer, template = recipe.tokenizer, recipe.chat_template
+    if tokenizer is None:
+        given = recipe.processor
+        tokenizer = given if isinstance(given, str | os.PathLike) else _given[card.key].tokenizer
+    return TokenizerOf(
+        tokenizer,
+        recipe.tokenizer_backend,
+        card.template if template is None else template,
+        recipe.trust_remote_code,
+    )
+
+
+def processor_card(recipe: Any, cache: CacheLayout, executor: Executor) -> ProcessorCard | None:
+    """The card of a recipe's processor; None where it has none."""
+    where = recipe.processor
+    if where is None:
+        return None
+    if not isinstance(where, str | os.PathLike):
+        from tokenmill.media import Processor
+
+        processor = Processor.load(where, cache_dir=cache.root)
+        card = _card(processor)
+        _given[card.key] = processor
+        _keep(processor, card, cache)
+        return card
+    arguments = {"where": absolute(where), "trust_remote_code": recipe.trust_remote_code}
+    name = _memo_name(**arguments)
+    known = None if name is None else _recalled(cache, name)
+    if known is not None:
+        return known
+    found = ask_worker(executor, IDENTIFY, {**arguments, "cache_dir": str(cache.root)})
+    card = msgspec.convert(found, ProcessorCard)
+    if name is not None:
+        with contextlib.suppress(CacheError):
+            _MEMO.write(cache.root, _memo_path(cache, name), msgspec.json.encode(card))
+    return card
+
+
+def load_processor(
+    path: Path, identity: dict[str, Any], *, trust_remote_code: bool = False
+) -> Processor:
+    """The processor of an identity: the object that was given, or a copy that was kept.
+
+    Args:
+        path: The copy.
+        identity: What it must be; see `ProcessorCard`.
+        trust_remote_code: Allow it to bring code of its own.
+
+    Raises:
+        CorruptionError: The copy is not what was kept.
+        UsageError: It cannot be loaded here.
+    """
+    key = fingerprint.key(identity)
+    known = _given.get(key)
+    if known is not None:
+        return known
+    from tokenmill.media import Processor
+
+    try:
+        processor = Processor.load(
+            path,
+            options=identity["options"],
+            trust_remote_code=trust_remote_code,
+            cache_dir=path.parent.parent if path.parent.name == "processors" else None,
+        )
+    except UsageError as error:
+        raise UsageError(
+            f"{error.message}; a processor that cannot be loaded from its own files serves only "
+            "the process that it was given to (num_workers=0)",
+            path=path,
+        ) from error
+    if processor.key != key:
+        raise CorruptionError("the processor's copy answers otherwise than it did", path=path)
+    _given[key] = processor
+    return processor
+
+
+def processor_of(store: Store, given: Any = None) -> Processor:
+    """The processor that a store's rows were prepared with, or one that does the same.
+
+    Args:
+        store: Whose rows have pictures.
+        given: A processor, or where it is; None takes the copy that the store keeps.
+
+    Raises:
+        UsageError: There was none, it cannot be loaded here, or it would do something else.
+    """
+    path = store.processor_path
+    if path is None:
+        raise UsageError("prepared without a processor: its rows have no pictures", path=store.path)
+    known = _given.get(store.processor_key)
+    if given is None and known is not None:
+        return known
+    from tokenmill.media import Processor
+
+    identity = store.manifest["document"]["processor"]
+    try:
+        processor = Processor.load(
+            path if given is None else given,
+            options=identity["options"],
+            cache_dir=store.cache_root,
+        )
+    except UsageError as error:
+        raise UsageError(
+            f"{error.message}; a processor that cannot be made of the store's copy, one with code "
+            "of its own, say, must be given as an object",
+            path=path,
+        ) from error
+    _require_same(processor, identity, store)
+    return processor
+
+
+def _require_same(processor: Processor, identity: dict[str, Any], store: Store) -> None:
+    """A processor must answer as the one did that rows were prepared with."""
+    found = msgspec.json.decode(msgspec.json.encode(processor.identity))
+    # Another version of transformers may write down settings otherwise, and do the same.
+    settings = ["configuration"] * (identity["code"] == found["code"])
+    names = ["class", "image_token", "options", *settings, "answers"]
+    differ = [name for name in names if identity.get(name) != found.get(name)]
+    if differ:
+        raise UsageError(
+            f"the processor is not the one that the rows were prepared with: {' and '.join(differ)}"
+            " differ, so pixels would not fit the tokens; give the same one, or prepare the rows "
+            "again",
+            path=store.path,
+        )
+
+
+def open_identifier(options: dict[str, Any]) -> Any:
+    """Entry for executors: returns the function that finds out who a processor is."""
+
+    def identify(payload: dict[str, Any]) -> dict[str, Any]:
+        from tokenmill.media import Processor
+
+        processor = Processor.load(
+            payload["where"],
+            trust_remote_code=payload["trust_remote_code"],
+            cache_dir=payload["cache_dir"],
+        )
+        card = _card(processor)
+        _keep(processor, card, CacheLayout(Path(payload["cache_dir"])))
+        made: dict[str, Any] = msgspec.to_builtins(card)
+        return made
+
+    return identify
+
+
+def _card(processor: Processor) -> ProcessorCard:
+    return ProcessorCard(
+        key=processor.key,
+        identity=processor.identity,
+        template=processor.chat_template,
+        image_token=processor.image_token,
+        video_token=processor.video_token,
+        media_token_ids=tuple(sorted(processor.media_token_ids)),
+    )
+
+
+def _keep(processor: Processor, card: ProcessorCard, cache: CacheLayout) -> None:
+    """Leave a copy in the cache, unless there is one."""
+    home = cache.processor(card.key)
+    if home.is_dir():
+        return
+    staged = tempfile.mkdtemp(prefix="tokenmill-processor-")
+    try:
+        processor.save(staged)
+        files = {
+            path.relative_to(staged).as_posix(): path.read_bytes()
+            for path in sorted(Path(staged).rglob("*"))
+            if path.is_file()
+        }
+        publish_files(cache.root, home, files)
+    finally:
+        shutil.rmtree(staged, ignore_errors=True)
+
+
+def _memo_name(where: Any, *, trust_remote_code: bool) -> str | None:
+    directory = Path(where)
+    if not directory.is_dir():
+        return None  # a name of the hub may mean another revision tomorrow
+    files = {
+        path.relative_to(directory).as_posix(): fingerprint.checksum(path.read_bytes())
+        for path in sorted(directory.rglob("*"))
+        if path.suffix in _SUFFIXES and path.is_file()
+    }
+    versions = [installed_version(name) or "" for name in ("transformers", "pillow", "torch")]
+    return fingerprint.key(
+        {"memo": VERSION, "files": files, "trust": trust_remote_code, "versions": versions}
+    )
+
+
+def _memo_path(cache: CacheLayout, name: str) -> Path:
+    return cache.processors / "memo" / f"{name}.json"
+
+
+def _recalled(cache: CacheLayout, name: str) -> ProcessorCard | None:
+    try:
+        data = _MEMO.admit_or_none(_memo_path(cache, name), cache.root)
+        card = None if data is None else msgspec.json.decode(data, type=ProcessorCard)
+    except (CacheError, msgspec.MsgspecError):
+        return None
+    return card if card is not None and cache.processor(card.key).is_dir() else None

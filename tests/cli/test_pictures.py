@@ -1,0 +1,46 @@
+"""`prepare --processor DIR`: rows with pictures by a command, and copies that hold them."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from tests.build.illustrated import Album, asked, part
+from tests.build.making import write_rows
+from tests.cli.harness import Shell
+from tests.media import processors
+from tokenmill import open_store
+from tokenmill.fingerprint import checksum
+from tokenmill.media import Processor
+
+
+def test_processor_directory_media_root_and_embedded_pictures(shell: Shell, tmp_path: Path) -> None:
+    album = Album(tmp_path / "album")
+    rows = [{"messages": asked([part(album.name(number))])} for number in (0, 1, 0, 9)]
+    source = write_rows(tmp_path / "rows" / "a.jsonl", rows)
+    directory, out = tmp_path / "processor", tmp_path / "out"
+    Processor(processors.make("llava")).save(directory)
+    how = (
+        source,
+        "--processor",
+        directory,
+        "--media-root",
+        album.directory,
+        "--executor",
+        "inline",
+    )
+    told = shell("prepare", *how, "--out", out, "--embed-media")
+    assert told.code == 0, told.err
+    assert "bad_media" in told.err
+    assert "images/9.png" in told.err
+    assert shell("why", *how, "--json").json["hit"]
+    assert shell("prepare", *how, "--json").json["hit"]
+    shutil.rmtree(album.directory)
+    copy = open_store(out)
+    assert len(copy) == 3
+    assert [checksum(row.picture()) for row in copy] == [row.media[0].digest for row in copy]
+    assert shell("verify", out, "--json").json["ok"]
+    target = tmp_path / "rows.parquet"
+    assert shell("export", out, "--format", "parquet", "--out", target, "--embed-media").code == 0
+    refused = shell("export", out, "--format", "hf", "--out", tmp_path / "hf", "--json")
+    assert "pictures" in refused.error["message"]

@@ -1,0 +1,141 @@
+"""Rows with pictures in TRL: our collator's batches are its own collator's; a trainer takes them.
+
+TRL's collator trains every token, or asks the template which are the assistant's; our labels are
+the store's. Everything else is compared to the bit.
+"""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.loader.test_media import PICTURES, Illustrated
+from tokenmill import Loader, Pack, concat
+from tokenmill.errors import UsageError
+
+trl = pytest.importorskip("trl")
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+from tokenmill.integrations import hf  # noqa: E402
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:.*pin_memory.*:UserWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning:transformers.*"),
+    pytest.mark.timeout(300),
+]
+
+MADE: dict[str, Illustrated] = {}
+
+
+@pytest.fixture
+def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Illustrated:
+    family = getattr(request, "param", "llava")
+    if family not in MADE:
+        MADE[family] = Illustrated(tmp_path_factory.mktemp(family), family)
+        MADE[family].raw.tokenizer.pad_token = "<|im_end|>"
+    return MADE[family]
+
+
+def pad_of(made: Illustrated) -> int:
+    return int(made.raw.tokenizer.pad_token_id)
+
+
+FAMILIES = ["llava", "qwen2_vl", pytest.param("gemma3", marks=pytest.mark.soak)]
+
+
+@pytest.mark.parametrize("made", FAMILIES, indirect=True)
+def test_batches_are_those_of_trls_own_collator(made: Illustrated) -> None:
+    from trl.trainer.sft_trainer import DataCollatorForVisionLanguageModeling
+
+    theirs = DataCollatorForVisionLanguageModeling(made.raw, pad_to_multiple_of=8)
+    ours = hf.VisionCollator(
+        made.store, processor=made.raw, pad_id=pad_of(made), pad_to_multiple_of=8
+    )
+    for rows in ([0, 1, 2, 5], [3], [8, 4], [2, 7]):
+        examples = [
+            {
+                "messages": made.conversations[row],
+                "images": [made.album.open(number) for number in PICTURES[row]],
+            }
+            for row in rows
+        ]
+        expected, found = theirs(examples), ours([{"row": row} for row in rows])
+        assert found.keys() == expected.keys()
+        for name in found.keys() - {"labels"}:
+            assert found[name].dtype == expected[name].dtype, name
+            assert torch.equal(found[name], expected[name]), name
+        for line, row in enumerate(rows):
+            mask = made.store[row].loss_mask > 0
+            told = found["labels"][line, : mask.size].numpy()
+            assert np.array_equal(told != -100, mask)
+            assert np.array_equal(told[mask], expected["labels"][line, : mask.size].numpy()[mask])
+            assert (found["labels"][line, mask.size :] == -100).all()
+
+
+def tiny_llava(words: int, image: int) -> Any:
+    torch.manual_seed(0)
+    vision = transformers.CLIPVisionConfig(
+        hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
+        image_size=336, patch_size=14, projection_dim=16,
+    )  # fmt: skip
+    text = transformers.LlamaConfig(
+        vocab_size=words, hidden_size=16, intermediate_size=32, num_hidden_layers=1,
+        num_attention_heads=2, max_position_embeddings=4096,
+    )  # fmt: skip
+    config = transformers.LlavaConfig(
+        vision_config=vision, text_config=text, image_token_id=image, vision_feature_layer=-1
+    )
+    return transformers.LlavaForConditionalGeneration(config)
+
+
+class Recorder(trl.SFTTrainer):  # type: ignore[misc,name-defined]
+    """Keeps what every training step was given."""
+
+    def training_step(self, model: Any, inputs: dict[str, Any], *rest: Any, **named: Any) -> Any:
+        self.seen = [*getattr(self, "seen", []), {n: v.clone() for n, v in inputs.items()}]
+        return super().training_step(model, inputs, *rest, **named)
+
+
+def test_a_trainer_walks_through_the_loaders_batches(made: Illustrated, tmp_path: Path) -> None:
+    dataset, arguments = hf.for_trl(made.store, epochs=1, seed=5)
+    assert dataset.column_names == ["row"]
+    config = trl.SFTConfig(
+        output_dir=str(tmp_path), per_device_train_batch_size=3, max_steps=3, report_to=[],
+        use_cpu=True, bf16=False, gradient_checkpointing=False, disable_tqdm=True,
+        save_strategy="no", logging_strategy="no", dataloader_num_workers=1,
+        dataloader_pin_memory=False, **arguments,
+    )  # fmt: skip
+    model = tiny_llava(len(made.raw.tokenizer), made.raw.tokenizer.convert_tokens_to_ids("<image>"))
+    trainer = Recorder(
+        model=model, args=config, train_dataset=dataset, processing_class=made.raw,
+        data_collator=hf.VisionCollator(made.store, pad_id=pad_of(made)),
+    )  # fmt: skip
+    trainer.train()
+    batches = list(Loader(made.store, batch_size=3, seed=5, media="pixels", pad_id=pad_of(made)))
+    for seen, batch in zip(trainer.seen, batches, strict=False):
+        for name in seen:
+            assert np.array_equal(seen[name].numpy(), batch[name]), name
+    assert len(trainer.seen) == 3
+    assert all("pixel_values" in seen for seen in trainer.seen)
+    without = Recorder(
+        model=model, args=config, train_dataset=dataset, processing_class=made.raw.tokenizer
+    )
+    with pytest.raises(KeyError, match="input_ids"):
+        without.train()
+
+
+def test_what_trl_cannot_do_is_refused(made: Illustrated) -> None:
+    for wish in ({"pack": Pack(4096)}, {"padding_free": True}):
+        with pytest.raises(UsageError, match="does not pack pictures"):
+            hf.for_trl(made.store, **wish)
+    plain = made.store.filter("pictures == 0")
+    assert hf.for_trl(concat([made.store, plain]))[0].column_names == ["row"]
+    collator = hf.VisionCollator(made.store, pad_id=0)
+    copied = pickle.loads(pickle.dumps(collator))
+    assert torch.equal(copied([{"row": 1}])["pixel_values"], collator([{"row": 1}])["pixel_values"])

@@ -1,0 +1,244 @@
+"""What the processor would give is known from sizes: for eleven families and any picture."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.media import processors
+from tests.media.conftest import known, raw
+from tests.media.drawing import any_picture
+from tokenmill.errors import RowError
+from tokenmill.media import Pictures, Processor, reference_of
+
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+
+PICTURES = Pictures()
+TEXTS = (
+    "",
+    "Look:",
+    "\n",
+    " two  spaces ",
+    "Ünïcode 你好 🙂\n\n",
+    "<|im_start|>user\n",
+    "<row_1>",
+    "x" * 40,
+)
+
+
+def row_of(rng: random.Random, token: str, longest: int) -> tuple[str, list[bytes]]:
+    """A text with image tokens in it, and the files of its pictures."""
+    files = [any_picture(rng, longest)[0] for _ in range(rng.choice((1, 1, 1, 2, 3)))]
+    text = rng.choice(TEXTS) + "".join(token + rng.choice(TEXTS) for _ in files)
+    return text, files
+
+
+def require_equal(
+    name: str, text: str, files: list[bytes], processor: Processor, real: Path | None = None
+) -> None:
+    """Expanded from headers and encoded, against the processor's own with real pixels."""
+    made = raw(name) if real is None else raw(name, real)
+    sizes = [(facts.width, facts.height) for facts in map(PICTURES.facts, files)]
+    pictures = [PICTURES.open(data) for data in files]
+    given = made(
+        text=[text],
+        images=[pictures],
+        add_special_tokens=False,
+        return_tensors="pt",
+        **processors.OPTIONS.get(name, {}),
+    )
+    expected = given["input_ids"][0].tolist()
+    expanded = processor.expand(text, sizes)
+    encoding = processor.tokenizer(
+        expanded.text, add_special_tokens=False, return_offsets_mapping=True
+    )
+    assert encoding["input_ids"] == expected, (name, sizes, text)
+
+    answers = processor.answers(sizes)
+    assert [expanded.text[slice(*piece)] for piece in expanded.pieces] == [
+        answer.text for answer in answers
+    ]
+    between = [0, *(edge for piece in expanded.pieces for edge in piece), len(expanded.text)]
+    kept = [expanded.text[a:b] for a, b in zip(between[::2], between[1::2], strict=True)]
+    assert processor.image_token.join(kept) == text
+
+    referenced = processor.reference(text, pictures)
+    assert referenced.ids == expected
+    counts = [
+        sum(start < after and before < end for before, after in encoding["offset_mapping"])
+        for start, end in expanded.pieces
+    ]
+    if referenced.token_types is not None:
+        assert processor.token_types(expected, counts) == referenced.token_types
+    for one in (referenced.features, processor.features([pictures])):
+        require_same_features(given, one)
+    grids = [answer.grid for answer in answers]
+    if "image_grid_thw" in given:
+        assert [list(grid or ()) for grid in grids] == given["image_grid_thw"].tolist()
+        assert processor.patches(sizes) == len(given["pixel_values"])
+    else:
+        assert grids == [None] * len(sizes)
+
+
+def require_same_features(given: Any, found: dict[str, Any]) -> None:
+    names = set(given) - {
+        "input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids",
+    }  # fmt: skip
+    assert set(found) == names
+    for name in names:
+        tensor = given[name]
+        expected = (tensor.float() if tensor.dtype.is_floating_point else tensor).numpy()
+        assert found[name].shape == expected.shape, name
+        assert np.array_equal(found[name], expected), name
+
+
+@pytest.mark.parametrize("name", processors.NAMES)
+def test_rows_are_what_the_processor_gives(name: str) -> None:
+    processor = known(name)
+    rng = random.Random(f"rows {name}")
+    for _ in range(2):
+        require_equal(name, *row_of(rng, processor.image_token, 260), processor)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("name", processors.NAMES)
+def test_two_hundred_rows_are_what_the_processor_gives(name: str) -> None:
+    processor = known(name)
+    rng = random.Random(f"two hundred {name}")
+    for _ in range(200):
+        require_equal(name, *row_of(rng, processor.image_token, 1300), processor)
+
+
+REAL = {
+    "qwen2_5_vl": "qwen2.5",
+    "qwen3_vl": "qwen3",
+    "gemma3": "gemma3",
+    "llama4": "llama3.1",
+    "pixtral": "mistral-nemo",
+    "idefics3": "smollm2",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", REAL)
+def test_real_rows_over_real_tokenizers(name: str, shared: Path) -> None:
+    """Rows of MATH-Vision, found below their own directory as a build finds them."""
+    directory = shared / "tokenizers" / REAL[name]
+    processor = Processor(raw(name, directory))
+    home = shared / "corpora" / "math_vision"
+    rows = [json.loads(line) for line in (home / "math_vision.jsonl").read_bytes().splitlines()]
+    for row in rows[7::40]:
+        files = [PICTURES.read(reference_of(said), home) for said in row["images"]]
+        text = row["problem"].replace("<image>", processor.image_token) + row["answer"]
+        require_equal(name, text, files, processor, directory)
+    words = {
+        processor.tokenizer.convert_ids_to_tokens(number) for number in processor.media_token_ids
+    }
+    assert processor.image_token in words
+    assert not any(word.isspace() for word in words), "newlines stand in texts, too"
+
+
+@pytest.mark.parametrize("name", processors.NAMES)
+def test_hollow_answers_are_those_of_blank_pictures(name: str) -> None:
+    """For sizes at every edge; where a blank picture is refused, a hollow one is not believed."""
+    processor = known(name)
+    rng = random.Random(f"hollow {name}")
+    edges = (1, 2, 3, 13, 14, 28, 29, 100, 335, 336, 337, 448, 449)
+    for _ in range(8):
+        row = tuple((rng.choice(edges), rng.choice(edges)) for _ in range(rng.choice((1, 1, 2))))
+        blank, hollow = processor._asking.with_blanks(row), processor._asking.hollow(row)
+        assert hollow in ((None,) if blank.refused is not None else (blank, None)), row
+        if processor.asks_hollow and blank.refused is None:
+            assert hollow is not None, row
+
+
+def test_which_families_are_asked_without_pixels() -> None:
+    """All whose image processor computes with numpy or torch alone."""
+    assert [name for name in processors.NAMES if not known(name).asks_hollow] == []
+
+
+@pytest.mark.parametrize("name", ["qwen2_vl", "pixtral", "gemma3", "llava", "llava_next", "glm4v"])
+def test_features_of_a_batch(name: str) -> None:
+    """Rows together, one without pictures among them, as the processor itself batches them."""
+    processor = known(name)
+    rng = random.Random(f"batch {name}")
+    rows = [
+        [PICTURES.open(any_picture(rng, 300)[0]) for _ in range(count)] for count in (1, 0, 2, 1)
+    ]
+    given = raw(name)(
+        text=[processor.image_token * len(row) for row in rows if row],
+        images=[row for row in rows if row],
+        images_kwargs={"return_tensors": "pt"},
+        text_kwargs={"return_tensors": None},
+    )
+    found = processor.features(rows)
+    require_same_features(given, found)
+    alone = [processor.features([row]) for row in rows if row]
+    for feature, value in found.items():
+        if feature in processor.joined:
+            assert np.array_equal(np.concatenate([one[feature] for one in alone]), value)
+    assert processor.features([[], []]) == {}
+
+
+def test_rows_without_pictures_keep_their_place() -> None:
+    """Where the first axis counts rows, a row without pictures is one."""
+    processor = known("idefics3")
+    picture = PICTURES.open(any_picture(random.Random(1), 100)[0])
+    found = processor.features([[picture], [], [picture]])
+    assert len(found["pixel_values"]) == 3
+    assert not found["pixel_values"][1].any()
+    assert np.array_equal(found["pixel_values"][0], found["pixel_values"][2])
+
+
+def test_pictures_and_places_must_agree() -> None:
+    processor = known("llava")
+    token = processor.image_token
+    for text, sizes in ((token, []), ("", [(9, 9)]), (token * 3, [(9, 9)] * 2)):
+        with pytest.raises(RowError, match=r"picture\(s\) for") as caught:
+            processor.expand(text, sizes)
+        assert caught.value.reason == "media_mismatch"
+    assert processor.expand("text", []).text == "text"
+
+
+def test_a_picture_too_thin_for_the_processor() -> None:
+    processor = known("qwen2_vl")
+    with pytest.raises(RowError, match="2000×5 pixels: absolute aspect ratio") as caught:
+        processor.expand(processor.image_token, [(2000, 5)])
+    assert caught.value.reason == "bad_media"
+    thin = PICTURES.open(any_picture(random.Random(2), 30)[0]).resize((2000, 5))
+    with pytest.raises(RowError, match="absolute aspect ratio"):
+        processor.reference(processor.image_token, [thin])
+    with pytest.raises(RowError, match="absolute aspect ratio"):
+        processor.features([[thin]])
+
+
+def test_media_tokens() -> None:
+    processor = known("gemma3")
+    words = {
+        processor.tokenizer.convert_ids_to_tokens(number) for number in processor.media_token_ids
+    }
+    assert words == {"<start_of_image>", "<end_of_image>", "<image_soft_token>"}
+
+
+@pytest.mark.parametrize("name", ["qwen2_vl", "gemma3", "internvl"])
+def test_saved_and_loaded(name: str, tmp_path: Path) -> None:
+    """A directory is loaded as what was saved, without its path; also without a video processor."""
+    processor = known(name)
+    for place in (tmp_path / "a", tmp_path / "elsewhere" / "b"):
+        place.mkdir(parents=True)
+        processor.save(place)
+        loaded = Processor.load(place)
+        assert loaded.key == processor.key
+        assert loaded.chat_template == processor.chat_template
+        text = f"a {processor.image_token} b"
+        ids = [
+            one.tokenizer.encode(one.expand(text, [(50, 40)]).text, add_special_tokens=False)
+            for one in (loaded, processor)
+        ]
+        assert ids[0] == ids[1]

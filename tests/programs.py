@@ -1,0 +1,36 @@
+"""Processes of a test's own that find this checkout: their environment, and programs to run.
+
+A fresh interpreter is for what depends on how one starts (imports, hash seeds, locales, exits);
+everything else is cheaper by the `zygote` fixture.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import tokenmill
+
+PACKAGES = Path(tokenmill.__file__).resolve().parent.parent
+PROJECT = Path(__file__).resolve().parent.parent
+
+
+def environment(**more: str) -> dict[str, str]:
+    """The environment of a process that imports this tokenmill and these tests."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(PACKAGES), str(PROJECT)]), **more}
+
+
+def python(
+    program: str, *arguments: object, cwd: Path | None = None, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a program in a fresh interpreter, with more variables in its environment."""
+    return subprocess.run(
+        [sys.executable, "-c", program, *map(str, arguments)],
+        env=environment(**variables),
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )

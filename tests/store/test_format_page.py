@@ -1,0 +1,325 @@
+"""docs/format.md is enough to read a store: `format_reader`, written from it, reads what we wrote.
+
+That reader shares no line with the library. Stores of every format come out of it as they do out of
+`tokenmill.open_store`, and a bit that is flipped in any file of them is noticed.
+"""
+
+from __future__ import annotations
+
+import ast
+import random
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import xxhash
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+import tokenmill as tm
+from tests.build.making import EXAMPLES, INLINE, TOKENIZER, conversation, small_cuts, write_rows
+from tests.store import format_reader
+from tests.store.format_reader import Refused, StoreFiles, canonical, read_sidecar
+from tests.store.making import make_columns, make_earlier_store, make_store
+from tests.store.xxh3 import xxh3_64, xxh3_128
+from tokenmill import fingerprint
+from tokenmill.store import Store, commit
+from tokenmill.store.copies import copy_store
+from tokenmill.store.layout import FORMATS
+
+Document = dict[str, Any]
+
+
+def weighted(number: int) -> Document:
+    row = conversation(number)
+    if number % 4 == 0:
+        row["messages"][1]["weight"] = 0.3
+    return row
+
+
+def pair(number: int, **more: Any) -> Document:
+    prompt, answer = conversation(number)["messages"]
+    answers = {
+        name: [{**answer, "content": f"{name} {answer['content']}", **more}]
+        for name in ("chosen", "rejected")
+    }
+    return {"id": number, "prompt": [prompt], **answers}
+
+
+def prepare(source: Any, cache: Path, **given: Any) -> Store:
+    options = {"cache_dir": cache, "carry": ("id",), **INLINE, **given}
+    return tm.prepare(source, str(TOKENIZER), **options)
+
+
+def of_rows(root: Path, rows: list[Any], **given: Any) -> Store:
+    return prepare(write_rows(root / "rows.jsonl", rows), root / "cache", **given)
+
+
+def plain(root: Path) -> Store:
+    sources = [EXAMPLES / "conversations.jsonl", EXAMPLES / "dirty.jsonl"]
+    return prepare(sources, root / "cache")
+
+
+def columnar(root: Path) -> Store:
+    pq.write_table(pa.Table.from_pylist([conversation(n) for n in range(9)]), root / "rows.parquet")
+    return prepare(root / "rows.parquet", root / "cache", template_kwargs={"x": [1e16, 0.00001]})
+
+
+def groups(root: Path) -> Store:
+    rows = [pair(n) if n % 3 else conversation(n) for n in range(40)]
+    return of_rows(root, [*rows, *map(conversation, range(60, 90))])
+
+
+def weights(root: Path) -> Store:
+    return of_rows(root, [*map(weighted, range(30)), *map(conversation, range(60, 90)), "{"])
+
+
+def groups_and_weights(root: Path) -> Store:
+    return of_rows(root, [pair(n, weight=1 + n % 2) for n in range(12)], max_length=120)
+
+
+def made(root: Path) -> Store:
+    """Rows without tokens or trained from the first on, a slice without rows, too many roles."""
+    texts = ['"é"', "null", "2", '{"b":[1.5]}']
+    columns = make_columns([4, 0, 2, 300_000], carried={"a": texts})
+    names = tuple(f"role {number}" for number in range(200))
+    many = replace(columns, roles=names, turn_roles=np.arange(12, dtype=np.int16) * 16)
+    return make_store(root / "cache", [columns, make_columns([]), many])
+
+
+def earlier(root: Path) -> Store:
+    return make_earlier_store(root / "cache", [make_columns([5, 9]), make_columns([3], seed=2)])
+
+
+def copied(root: Path) -> Store:
+    return Store(copy_store(of_rows(root, [conversation(1)]), root / "copy"))
+
+
+def seen(root: Path, rows: list[Document]) -> Store:
+    """Rows of which the first ones show a picture each."""
+    from tests.build.illustrated import Album
+    from tests.media import processors
+
+    album = Album(root)
+    for number, row in enumerate(rows[:8]):
+        first = (row.get("prompt") or row["messages"])[0]
+        first["content"] = f"<image>{first['content']}"
+        row["images"] = [album.name(number % 4)]
+    source = write_rows(root / "rows.jsonl", rows)
+    how = {"cache_dir": root / "cache", "carry": ("id",), "executor": "inline", "progress": False}
+    return tm.prepare(str(source), processor=processors.make("llava"), **how)
+
+
+def media(root: Path) -> Store:
+    return seen(root, [conversation(n) for n in range(60)])
+
+
+def media_groups(root: Path) -> Store:
+    return seen(root, [pair(n) for n in range(12)])
+
+
+def media_weights(root: Path) -> Store:
+    return seen(root, [weighted(n) for n in range(12)])
+
+
+def media_groups_and_weights(root: Path) -> Store:
+    return seen(root, [pair(n, weight=1 + n % 2) for n in range(12)])
+
+
+KINDS: dict[str, Callable[[Path], Store]] = {
+    maker.__name__: maker
+    for maker in (
+        plain, columnar, groups, weights, groups_and_weights, made, earlier, copied,
+        media, media_groups, media_weights, media_groups_and_weights,
+    )
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def stores(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Store]:
+    with pytest.MonkeyPatch.context() as patch:
+        small_cuts(patch)
+        patch.setattr(commit, "_TOGETHER", 1)
+        return {name: make(tmp_path_factory.mktemp(name)) for name, make in KINDS.items()}
+
+
+def served(store: Store) -> list[format_reader.Row]:
+    """The rows as the library serves them, in the reader's words."""
+    parts, digests, answers = [], [], []
+    names = ("label", "score", "margin", "prompt_tokens")
+    for at, (_, columns) in enumerate(store.columns(["part", "digest", *names])):
+        parts += columns["part"].tolist()
+        digests += columns["digest"].tolist()
+        said = [[None if x != x else x for x in columns[name].tolist()] for name in names]
+        rows = list(zip(*said, strict=True))
+        has_groups = store.slice_at(at).record.groups is not None
+        answers += rows if has_groups else [None] * len(rows)
+    found = []
+    for number, row in enumerate(store):
+        origin = row.origin
+        found.append(
+            format_reader.Row(
+                row.input_ids.tolist(), row.loss_mask.tolist(), row.weights.tolist(),
+                list(row.turns), row.carried, told(store, origin), parts[number], digests[number],
+                answers[number],
+                [
+                    [one.kind, one.reference, one.digest, one.width, one.height, one.start,
+                     one.count, None if one.grid is None else list(one.grid)]
+                    for one in row.media
+                ],
+            )
+        )  # fmt: skip
+    return found
+
+
+def told(store: Store, origin: tm.Origin) -> tuple[Any, ...]:
+    source = store.sources.index(origin.path)
+    return source, origin.row, origin.line, origin.offset, origin.length
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_reader_of_the_page_reads_what_the_library_serves(
+    stores: dict[str, Store], kind: str
+) -> None:
+    store = stores[kind]
+    files = StoreFiles(store.path)
+    assert list(files.rows()) == served(store)
+    assert len(store) > 0
+    expected = [(told(store, o), reason, detail) for o, reason, detail in store.rejected_rows()]
+    assert list(files.rejected()) == expected
+
+
+def test_every_format_is_among_the_stores(stores: dict[str, Store]) -> None:
+    assert {store.manifest["format"] for store in stores.values()} == set(FORMATS)
+    slices = {
+        name: {store.slice_at(at).record.format for at in range(len(store.table))}
+        for name, store in stores.items()
+    }
+    assert slices["groups"] == {1, "1+groups"}  # a store is more than each of its slices
+    assert slices["weights"] == {1, "1+weights"}
+    assert slices["media"] == {1, "1+media"}
+    for name in ("plain", "weights"):
+        assert stores[name].rejected
+
+
+@pytest.mark.parametrize("kind", ["plain", "groups", "weights"])
+def test_reader_of_the_page_follows_the_digests_to_the_sources(
+    stores: dict[str, Store], kind: str
+) -> None:
+    store = stores[kind]
+    contents = [Path(path or "").read_bytes() for path in store.sources]
+    files = StoreFiles(store.path)
+    files.check_sources(contents)
+    assert len(store.table) > len(contents)
+    at = store[len(store) // 2].origin
+    source = store.sources.index(at.path)
+    edited = bytearray(contents[source])
+    edited[(at.offset or 0) + 5] ^= 1
+    contents[source] = bytes(edited)
+    with pytest.raises(Refused, match="slice key"):
+        files.check_sources(contents)
+
+
+@pytest.mark.parametrize("per", ["row", "token"])
+def test_reader_of_the_page_reads_what_is_attached(
+    stores: dict[str, Store], per: str, tmp_path: Path
+) -> None:
+    store = stores["groups"]
+    count = len(store) if per == "row" else int(store.lengths.sum())
+    values = np.random.default_rng(4).normal(size=count).astype(np.float32)
+    values[3] = np.inf
+    sidecar = store.attach(f"of_{per}", values, made_by="a seed", per=per)
+    found = read_sidecar(sidecar.path, StoreFiles(store.path))
+    assert (found.name, found.made_by) == (sidecar.name, "a seed")
+    if per == "row":
+        assert found.values == values.tolist()
+    else:
+        assert found.of_tokens == [part.tolist() for part in sidecar.batch(range(len(store)))]
+    for name in ("values.f32", "sidecar.json"):
+        shutil.copytree(sidecar.path, tmp_path / name / sidecar.path.name)
+        flip(tmp_path / name / sidecar.path.name / name, 77)
+        with pytest.raises(Refused):
+            read_sidecar(tmp_path / name / sidecar.path.name, StoreFiles(store.path))
+
+
+def flip(path: Path, bit: int) -> bytes:
+    """Turn one bit over; gives what was there."""
+    whole = path.read_bytes()
+    data = bytearray(whole)
+    data[bit // 8] ^= 1 << bit % 8
+    path.chmod(0o644)
+    path.write_bytes(data)
+    return whole
+
+
+@pytest.mark.parametrize("kind", ["groups_and_weights", "copied"])
+def test_damage_to_any_file_is_noticed(stores: dict[str, Store], kind: str, tmp_path: Path) -> None:
+    path = stores[kind].path
+    if kind != "copied":
+        shutil.copytree(path.parent.parent, tmp_path / "cache")
+        path = tmp_path / "cache" / "stores" / path.name
+    else:
+        path = Path(shutil.copytree(path, tmp_path / "copy"))
+    root = path if kind == "copied" else path.parent.parent
+    StoreFiles(path)
+    rng = random.Random(kind)
+    damaged = [*path.glob("*.*"), *(root / "slices").rglob("*.*")]
+    assert len(damaged) > 10
+    for file in damaged:
+        if file.name == "proof.json":
+            continue
+        for bit in rng.sample(range(8 * file.stat().st_size), min(8, file.stat().st_size)):
+            whole = flip(file, bit)
+            with pytest.raises(Refused):
+                StoreFiles(path)
+            file.write_bytes(whole)
+        for other in (whole[:-1], whole + b"\0"):
+            file.write_bytes(other)
+            with pytest.raises(Refused):
+                StoreFiles(path)
+        file.unlink()
+        with pytest.raises(Refused):
+            StoreFiles(path)
+        file.write_bytes(whole)
+    StoreFiles(path)
+
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"]))
+NUMBERS = st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False, allow_infinity=False)
+VALUES = st.recursive(
+    st.none() | st.booleans() | NUMBERS | TEXT,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXT, inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@given(VALUES)
+@example([1e16, 9.9e15, 1e-5, 9.9e-6, -0.0, 5e-324, 1.5e300, 2.0])
+@example({"\ud7ff": 1, "\ue000": 2, "\U00010000": 3, "\x7f\x1f/": '\u2028"\\\b'})
+def test_canonical_json_is_as_the_page_says(value: Any) -> None:
+    assert canonical(value).encode() == fingerprint.canonical(value)
+
+
+def test_checksums_are_the_published_ones() -> None:
+    rng = random.Random(3)
+    for size in [*range(260), 511, 512, 513, 1023, 1024, 1025, 1088, 1089, 2049, 1 << 20]:
+        data = rng.randbytes(size)
+        assert xxh3_64(data) == xxhash.xxh3_64_intdigest(data), size
+        assert xxh3_128(data) == xxhash.xxh3_128_intdigest(data), size
+
+
+def test_reader_of_the_page_uses_nothing_of_ours() -> None:
+    allowed = {"__future__", "collections", "dataclasses", "decimal", "hashlib", "json", "numpy",
+               "pathlib", "typing"}  # fmt: skip
+    for name in ("format_reader.py", "xxh3.py"):
+        for node in ast.walk(ast.parse((Path(__file__).parent / name).read_text("utf-8"))):
+            if isinstance(node, ast.Import):
+                assert {alias.name for alias in node.names} <= allowed
+            elif isinstance(node, ast.ImportFrom):
+                assert node.module == "tests.store.xxh3" or node.module.split(".")[0] in allowed

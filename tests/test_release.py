@@ -1,0 +1,125 @@
+"""What others rely on before they run a line: distributions, floors, hooks, versions of the docs.
+
+`make package` and `make lowest` try the real thing, which takes minutes and the package index;
+here is what can be seen in a second.
+"""
+
+from __future__ import annotations
+
+import re
+import tarfile
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+import yaml
+from scripts import lowest
+
+PROJECT = Path(__file__).resolve().parent.parent
+PACKAGE = PROJECT / "src" / "tokenmill"
+SETTINGS = tomllib.loads((PROJECT / "pyproject.toml").read_text(encoding="utf-8"))
+
+
+def files_under(directory: Path) -> set[str]:
+    """What a distribution must hold of a directory, by its name within the project."""
+    return {
+        path.relative_to(PROJECT).as_posix()
+        for path in directory.rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("hatchling")
+    return tmp_path_factory.mktemp("dist")
+
+
+def test_wheel_holds_every_file_of_the_package_and_nothing_else(place: Path) -> None:
+    from hatchling.builders.wheel import WheelBuilder
+
+    [made] = WheelBuilder(str(PROJECT)).build(directory=str(place), versions=["standard"])
+    with zipfile.ZipFile(made) as wheel:
+        names = set(wheel.namelist())
+        [entry] = [name for name in names if name.endswith("entry_points.txt")]
+        assert "tokenmill = tokenmill.cli:main" in wheel.read(entry).decode()
+    packed = {f"src/{name}" for name in names if ".dist-info/" not in name}
+    assert packed == files_under(PACKAGE)
+    client = "src/tokenmill/report/page/client"
+    assert packed >= {f"{client}/page.html", f"{client}/page.css", f"{client}/main.js"}
+    examples = "src/tokenmill/examples"
+    assert packed >= {f"{examples}/conversations.jsonl", f"{examples}/tokenizer/tokenizer.json"}
+    assert "src/tokenmill/py.typed" in packed
+    assert any(name.endswith("licenses/LICENSE") for name in names)
+
+
+def test_source_distribution_can_be_tested_and_built_from(place: Path) -> None:
+    from hatchling.builders.sdist import SdistBuilder
+
+    [made] = SdistBuilder(str(PROJECT)).build(directory=str(place), versions=["standard"])
+    with tarfile.open(made) as source:
+        packed = {member.name.partition("/")[2] for member in source.getmembers()}
+    for directory in ("src", "tests", "scripts", "docs", "benchmarks"):
+        assert files_under(PROJECT / directory) <= packed, directory
+    assert packed >= {"pyproject.toml", "Makefile", "LICENSE", "README.md", "SECURITY.md"}
+    assert packed >= {"constraints.txt", "mkdocs.yml", "CHANGELOG.md", ".pre-commit-config.yaml"}
+
+
+def test_every_dependency_of_the_core_has_one_floor_and_no_ceiling() -> None:
+    stated = SETTINGS["project"]["dependencies"]
+    pinned = list(lowest.floors(stated))
+    assert [pin.replace("==", ">=", 1) for pin in pinned] == stated
+    for extra in SETTINGS["project"]["optional-dependencies"].values():
+        assert not [requirement for requirement in extra if re.search(r"[<~!]|==", requirement)]
+
+
+@pytest.mark.parametrize("stated", ["numpy", "numpy<3", "numpy>=1,<3", "numpy==1.26"])
+def test_dependency_without_a_single_floor_is_refused(stated: str) -> None:
+    with pytest.raises(SystemExit, match="no floor, or more than one: numpy"):
+        list(lowest.floors([stated]))
+
+
+def test_lowest_versions_are_tried_with_the_tests_that_need_no_extra() -> None:
+    rooms = ["chat", "integrations", "test_house.py", "conftest.py", "remote", "store"]
+    assert lowest.core_tests(rooms) == ["tests/chat", "tests/store", "tests/test_house.py"]
+    found = lowest.tools(SETTINGS["project"]["optional-dependencies"]["test"])
+    assert len(found) == len(lowest.TOOLS)
+    assert set(lowest.WITH_EXTRAS) <= {path.name for path in (PROJECT / "tests").iterdir()}
+
+
+def test_lowest_versions_skip_a_python_that_is_not_there_by_name(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert lowest.main(["python3.99"]) == 1  # nothing was tried
+    assert "lowest versions on python3.99: skipped" in capsys.readouterr().out
+
+
+def test_hooks_before_a_commit_are_the_lines_of_make_check() -> None:
+    makefile = (PROJECT / "Makefile").read_text(encoding="utf-8")
+    [recipe] = re.findall(r"^check:.*\n((?:\t.*\n)+)", makefile, re.MULTILINE)
+    lines = [line.strip().replace("$(BIN)", ".venv/bin") for line in recipe.splitlines()]
+    text = (PROJECT / ".pre-commit-config.yaml").read_text(encoding="utf-8")
+    [repository] = yaml.safe_load(text)["repos"]
+    assert repository["repo"] == "local"  # nothing is fetched
+    assert [hook["entry"] for hook in repository["hooks"]] == lines
+    for hook in repository["hooks"]:
+        assert hook["language"] == "system"
+        assert hook["always_run"]
+        assert not hook["pass_filenames"]
+
+
+def test_every_test_that_the_threat_model_names_is_there() -> None:
+    text = (PROJECT / "docs" / "threat-model.md").read_text(encoding="utf-8")
+    named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", text)
+    assert len(named) > 20
+    missing = [
+        f"{path}::{name}"
+        for path, name in named
+        if not (PROJECT / path).is_file()
+        or f"\ndef {name}(" not in (PROJECT / path).read_text(encoding="utf-8")
+    ]
+    assert not missing
+    for line in text.splitlines():  # a line that says what stops something says what tries it
+        if line.startswith("| ") and "---" not in line and "could" not in line:
+            assert "`tests/" in line, line
