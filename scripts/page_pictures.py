@@ -2,8 +2,8 @@
 
 Prepares the examples with and without earlier turns trained, writes the *page* of the first store,
 serves it beside the second, makes rollouts out of the examples (answers of several lengths, some
-broken on purpose), opens all of it in Debian's chromium and takes *pictures* of the parts that the
-documentation speaks of. Needs the extras ``serve`` and ``test``:
+broken on purpose) and a row with pictures, opens all of it in Debian's chromium and takes *pictures* of the parts that the
+documentation speaks of. Needs the extras ``serve``, ``vision`` and ``test``:
 `python scripts/page_pictures.py [DIRECTORY]`.
 """
 
@@ -90,6 +90,54 @@ def rollouts() -> Store:
     return made
 
 
+def illustrated() -> Store:
+    """Rows with two pictures that are drawn here, one of them gone by now."""
+    import numpy as np
+    from PIL import Image, ImageDraw
+    from transformers import LlavaNextProcessor, PreTrainedTokenizerFast
+    from transformers.models.llava_next.image_processing_pil_llava_next import (
+        LlavaNextImageProcessorPil,
+    )
+
+    Path("pictures").mkdir()
+    for name, width, height, sky in (
+        ("noon", 960, 540, 215),
+        ("dusk", 420, 560, 20),
+        ("x", 97, 61, 0),
+    ):
+        y, x = np.mgrid[0:height, 0:width]
+        sea = y > 0.62 * height
+        wave = (18 * np.sin(x / 23 + y / 9)).astype(int)
+        pixels = np.stack([np.where(sea, 20, 255 - sky) - y // 9 % 40, np.where(sea, 90, 150 + y // 9 % 60),
+                           np.where(sea, 130 + wave, 120 + sky // 2)], axis=-1)  # fmt: skip
+        picture = Image.fromarray(pixels.clip(0, 255).astype(np.uint8))
+        top, size = height // 6 + (0 if sky else 90), width // 7
+        ImageDraw.Draw(picture).ellipse([width // 2, top, width // 2 + size, top + size], "#ffe08a")
+        picture.save(f"pictures/{name}.png")
+    parts = [{"type": "text", "text": "Which of these was taken at noon? "}]
+    parts += [{"type": "image", "image": f"pictures/{name}.png"} for name in ("noon", "dusk", "x")]
+    answer = {"role": "assistant", "content": "The first: the sky is pale and the sun stands high."}
+    row = {"messages": [{"role": "user", "content": parts}, answer]}
+    Path("seen.jsonl").write_text(json.dumps(row) + "\n")
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_file="tokenizer/tokenizer.json", extra_special_tokens={"image_token": "<image>"}
+    )
+    template = (
+        "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{% if m['content'] is string %}"
+        "{{ m['content'] }}{% else %}{% for part in m['content'] %}{% if part['type'] == 'image' %}"
+        "<image>{% else %}{{ part['text'] }}{% endif %}{% endfor %}{% endif %}<|im_end|>\n"
+        "{% endfor %}"
+    )
+    processor = LlavaNextProcessor(
+        LlavaNextImageProcessorPil(size={"shortest_edge": 336}, crop_size=336), tokenizer,
+        patch_size=14, vision_feature_select_strategy="default", num_additional_image_tokens=1,
+        chat_template=template,
+    )  # fmt: skip
+    store = tm.prepare("seen.jsonl", processor=processor, cache_dir="cache", num_workers=0)
+    os.remove("pictures/x.png")
+    return store
+
+
 def served(store: Store, other: Store) -> str:
     """Address of a server in a thread of this process."""
     found: list[str] = []
@@ -174,6 +222,8 @@ def main() -> None:
         store, other = prepared(), prepared(train_on="last_assistant_message")
         make_page(store, Path("page.html"), cache_dir="cache")
         make_page(rollouts(), Path("rollouts.html"))
+        make_page(illustrated(), Path("seen.html"))
+        seen = Path("seen.html").absolute().as_uri()
         recorded = Path("rollouts.html").absolute().as_uri()
         on_disk, by_server = Path("page.html").absolute().as_uri(), served(store, other)
         browser = playwright.chromium.launch(executable_path=chromium, args=FLAGS)
@@ -186,6 +236,7 @@ def main() -> None:
             ("rollout", recorded, WIDE, rollout),
             ("answers", recorded, WIDE, answers),
             ("steps", recorded, WIDE, steps),
+            ("pictures", seen, WIDE, lambda page: page.wait_for_selector(".picture img")),
             ("narrow", on_disk, NARROW, lambda page: page.fill("#search", "tides")),
         ]
         for scheme in ("light", "dark"):

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from tokenmill.report.row import RowView
     from tokenmill.report.row_lookup import Rejected
     from tokenmill.report.source_excerpts import SourceExcerpts
-    from tokenmill.store import Group, Store
+    from tokenmill.store import Group, Media, Store
 
 STYLES = {
     "untrained": "",
@@ -52,6 +52,7 @@ DRIFT_STYLES = {
 LEGEND = "green: trained · cyan: control token · reversed: trained and closes a turn"
 LEGEND_PLAIN = "⟦ ⟧: trained"
 LISTED = 10  # rejected rows shown without --count
+PICTURE_NAME = 80  # characters of a picture's name in the terminal
 RAW_SHOWN = 400  # characters of a rejected row in the terminal
 
 
@@ -292,7 +293,15 @@ def _tokens(view: RowView, start: int, end: int, *, plain: bool, values: Any = N
     from rich.text import Text
 
     text = Text()
+    here = [one for one in view.media if one.start < end and one.start + one.count > start]
+    pictures = {max(one.start, start): one for one in here}
+    folded = start  # tokens before it are told by their picture
     for at in range(start, end):
+        if at in pictures:
+            text.append(f"[{_picture(pictures[at])}]", style="magenta")
+            folded = pictures[at].start + pictures[at].count
+        if at < folded:
+            continue
         if plain and view.mask[at] and (at == start or not view.mask[at - 1]):
             text.append("⟦")
         text.append(visible(view.pieces[at]), style=STYLES[view.kinds[at]])
@@ -303,6 +312,12 @@ def _tokens(view: RowView, start: int, end: int, *, plain: bool, values: Any = N
     if text.plain.endswith("\n"):
         text.right_crop()  # the line end is shown; the screen has one of its own
     return text
+
+
+def _picture(media: Media) -> str:
+    name = harmless(one_line(media.reference, PICTURE_NAME))
+    grid = "" if media.grid is None else f", grid {'×'.join(map(str, media.grid))}"
+    return f"picture {name}, {media.width}×{media.height}{grid}, {media.count} tokens"
 
 
 def _show_rejected(

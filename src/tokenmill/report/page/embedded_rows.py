@@ -15,9 +15,9 @@ not, and how to see those.
 Everything is compressed JSON (`compressed`), in parts, so that a browser opens only what it shows:
 one table of the *pieces* that occur, most frequent first; one *index* with the columns that filters
 ask for, most of them as differences to the row before; and *blocks* of 256 rows. A block has the
-*rows* (turns, mask as run lengths, carried columns, findings, what is attached, groups) and the
-*ids*: numbers into the table of pieces, each as a varint (seven bits a byte, the high bit says more
-follows). As JSON they would take a fifth more.
+*rows* (turns, mask as run lengths, carried columns, findings, pictures, what is attached, groups)
+and the *ids*: numbers into the table of pieces, each as a varint (seven bits a byte, the high bit
+says more follows). As JSON they would take a fifth more.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from tokenmill.report.page.rows import (
     short_carried,
     shown_values,
 )
-from tokenmill.report.row import attached_to
+from tokenmill.report.row import attached_to, media_document
 from tokenmill.report.row_facts import RowFacts, findings_of
 from tokenmill.report.row_lookup import rows_by_rule
 from tokenmill.sampling import FeistelOrder
@@ -284,6 +284,7 @@ def _block(
         "turns": [[[role, end - start] for role, start, end in row.turns] for row in rows],
         "runs": [mask_runs(row.loss_mask).tolist() for row in rows],
         "carried": [short_carried(row.carried, judged=judged) for row in rows],
+        "media": [[media_document(one) for one in row.media] for row in rows],
         "findings": [findings_of(row.carried) if judged else [] for row in rows],
         "attached": attached,
         "groups": groups,

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tokenmill.report.row import answer_name, attached_to
+from tokenmill.report.row import answer_name, attached_to, media_document
 from tokenmill.report.row_facts import RowFacts, StoredGroups, findings_of, group_name
 from tokenmill.store import Row, Store
 from tokenmill.tokenizer import Tokenizer
@@ -54,6 +54,7 @@ def row_document(facts: RowFacts, number: int, tokenizer: Tokenizer) -> dict[str
             for number, piece, control in zip(used, tokenizer.pieces(used), special, strict=True)
         },
         "carried": short_carried(row.carried, judged=facts.drift is not None),
+        "media": [media_document(one) for one in row.media],
         "findings": findings_of(row.carried) if facts.drift is not None else [],
         "drift": facts.drift_of(number),
         "numbers": facts.numbers_of(number),
@@ -144,11 +145,14 @@ def summaries(
 
 
 def preview(row: Row, tokenizer: Tokenizer) -> str:
-    """The beginning of what the user said (else of the row), without control tokens."""
+    """The beginning of what the user said (else of the row): no control tokens, no pictures."""
     turns = row.turns
     asked = [turn for turn in turns if turn[0] == "user"] or turns[:1]
     role, start, end = asked[0] if asked else ("", 0, len(row))
-    ids = row.input_ids[start : min(end, start + PREVIEW_TOKENS)].tolist()
+    places = np.arange(start, end)
+    for one in row.media:
+        places = places[(places < one.start) | (places >= one.start + one.count)]
+    ids = row.input_ids[places[:PREVIEW_TOKENS]].tolist()
     control = tokenizer.is_special(ids).tolist()
     pieces = [p for p, c in zip(tokenizer.pieces(ids), control, strict=True) if not c]
     text = b"".join(pieces).decode("utf-8", "ignore").lstrip()

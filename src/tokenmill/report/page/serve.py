@@ -26,6 +26,7 @@ from tokenmill.report.page.document import page, security_policy
 from tokenmill.report.page.overview import overview, rejected_row
 from tokenmill.report.page.query import Finder, Query, whole
 from tokenmill.report.page.rows import row_document, summaries
+from tokenmill.report.page.thumbnails import thumbnail
 from tokenmill.report.row import store_tokenizer
 from tokenmill.report.row_facts import RowFacts
 from tokenmill.report.row_lookup import rejected_rows
@@ -105,6 +106,14 @@ class Viewer:
         """One row, whole."""
         return row_document(self._facts, self._known(number), self.tokenizer)
 
+    def picture(self, given: Mapping[str, str]) -> dict[str, str]:
+        """A small picture of one of a row's."""
+        media = self.store[self._known(_number(given))].media
+        place = whole(given, "picture") or 0
+        if place >= len(media):
+            raise UsageError(f"picture {place}: the row has {len(media)}")
+        return thumbnail(self.store, media[place])
+
     def raw(self, number: int) -> dict[str, Any]:
         """The source row of a row."""
         return self._excerpts.excerpt(self.store[self._known(number)].origin, RAW_BYTES)
@@ -164,6 +173,7 @@ def application(viewer: Viewer, token: str, port: int) -> Any:
         "rows": viewer.rows,
         "place": viewer.place,
         "rejected": viewer.rejected,
+        "picture": viewer.picture,
         "row": lambda given: viewer.row(_number(given)),
         "raw": lambda given: viewer.raw(_number(given)),
         "rejected-raw": lambda given: viewer.rejected_raw(_number(given)),

@@ -44,7 +44,12 @@ function maskOf(runs, length) {
 const PREVIEW_TOKENS = 48;
 function previewOf(row) {
   const asked = row.turns.find((turn) => turn[0] === "user") || row.turns[0] || ["", 0, row.ids.length];
-  const ids = Array.from(row.ids.slice(asked[1], Math.min(asked[2], asked[1] + PREVIEW_TOKENS)));
+  const ids = [];
+  for (let at = asked[1]; at < asked[2] && ids.length < PREVIEW_TOKENS; at++) {
+    const picture = row.media.find((one) => one.start <= at && at < one.start + one.count);
+    if (picture) at = picture.start + picture.count - 1;
+    else ids.push(row.ids[at]);
+  }
   let text = lenient.decode(joined(ids.filter((id) => !row.special(id)).map(row.piece)));
   text = text.replace(/\ufffd+$/, "").trimStart();
   if (text.startsWith(asked[0])) text = text.slice(asked[0].length);
@@ -99,7 +104,7 @@ class FileData {
 
   async decoded(number) {
     const block = this.embedded.blocks[number];
-    const [{ turns, runs, carried, findings, attached, groups }, numbers] = await Promise.all([inflatedJson(block.rows), inflated(block.ids)]);
+    const [{ turns, runs, carried, findings, media, attached, groups }, numbers] = await Promise.all([inflatedJson(block.rows), inflated(block.ids)]);
     const ids = varints(numbers).map((at) => this.ids[at]);
     const first = number * this.embedded.block_rows;
     let start = 0;
@@ -113,6 +118,7 @@ class FileData {
         turns: lengths.map(([role, tokens], at) => [role, ends[at] - tokens, ends[at]]),
         carried: carried[n],
         findings: findings[n],
+        media: media[n],
         attached: attached[n],
         group: groups[n],
       };
@@ -227,6 +233,11 @@ class FileData {
     return row.raw;
   }
 
+  async picture(row, one) {
+    this.pictures = this.pictures || inflatedJson(this.embedded.pictures);
+    return (await this.pictures)[one.digest];
+  }
+
   raw() {
     return null; // a page carries no source rows
   }
@@ -295,6 +306,11 @@ class ServedData {
     return this.dressed(await this.ask("row", { number }));
   }
 
+  async picture(row, one) {
+    if (row.theirs) return { note: "a picture of the other store" };
+    return this.ask("picture", { number: row.row, picture: row.media.indexOf(one) });
+  }
+
   raw(number) {
     return this.ask("raw", { number });
   }
@@ -310,7 +326,7 @@ class ServedData {
   async compared(number) {
     const both = await this.ask("compared", { number });
     this.dressed(both.ours);
-    if (both.theirs) this.dressed(both.theirs);
+    if (both.theirs) this.dressed(both.theirs).theirs = true;
     return both;
   }
 

@@ -67,6 +67,9 @@ function showToken(from, at) {
   for (const section of boxes.flatMap((box) => [...box.querySelectorAll("section.turn")])) {
     if (at < Number(section.dataset.start) || at >= Number(section.dataset.end)) continue;
     toggle(section, true);
+    for (const picture of section.querySelectorAll('.picture[aria-expanded="false"]')) {
+      if (Number(picture.dataset.start) <= at && at < Number(picture.dataset.end)) picture.click();
+    }
     for (let more; !section.querySelector(`.tok[data-at="${at}"]`) && (more = section.querySelector(".more"));) more.click();
     const span = section.querySelector(`.tok[data-at="${at}"]`);
     document.querySelectorAll("#view .tok.shown").forEach((one) => one.classList.remove("shown"));

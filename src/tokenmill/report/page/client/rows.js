@@ -129,11 +129,18 @@ function turnsOf(row, { marks, side = "one", from = 0, to = row.ids.length } = {
     el("span", { class: "muted", text: plural(end - start, "token") }),
     el("span", { class: trained ? "loss some" : "loss", text: trained ? `${count(trained)} trained` : "not trained" }));
     const section = el("section", { class: `turn ${roleClass(role)}`, "data-start": start, "data-end": end }, head, body);
+    const tokens = (first, last) => Array.from({ length: last - first }, (_, n) => tokenSpan(row, texts, first + n, role, marks));
+    const pictures = new Map(row.media.filter((one) => one.count && one.start < end && one.start + one.count > start).map((one) => [Math.max(one.start, start), one]));
     const more = (first) => {
-      const last = Math.min(end, first + SHOWN_TOKENS);
-      const spans = [];
-      for (let at = first; at < last; at++) spans.push(tokenSpan(row, texts, at, role, marks));
-      body.append(...spans);
+      const made = [];
+      let last = first;
+      while (last < end && made.length < SHOWN_TOKENS) {
+        const picture = pictures.get(last);
+        const next = picture ? Math.min(end, picture.start + picture.count) : last + 1;
+        made.push(...(picture ? [pictureChip(row, picture, last, next, tokens)] : tokens(last, next)));
+        last = next;
+      }
+      body.append(...made);
       if (last < end) {
         const button = el("button", { type: "button", class: "more", text: `show more: ${count(end - last)} tokens are left`, onclick: () => { button.remove(); more(last); } });
         body.append(button);
@@ -176,8 +183,10 @@ function focusToken(span) {
 
 // The next token in a direction, over the borders of turns that are open.
 function beside(span, step) {
-  let next = step > 0 ? span.nextElementSibling : span.previousElementSibling;
-  if (next && next.classList.contains("tok")) return next;
+  const sibling = step > 0 ? "nextElementSibling" : "previousElementSibling";
+  let next = span[sibling];
+  while (next && !next.classList.contains("tok")) next = next[sibling]; // a picture in between
+  if (next) return next;
   let section = span.closest(".turn");
   while (section) {
     section = step > 0 ? section.nextElementSibling : section.previousElementSibling;
@@ -298,6 +307,7 @@ function rowHead(row, step, wholeGroup) {
       el("span", { text: plural(row.length, "token") }),
       el("span", { class: "trained-count", text: `${count(row.trained)} trained (${percent(row.trained, row.length)})` }),
       shareBar(row.trained, row.length),
+      row.media.length ? el("span", { text: plural(row.media.length, "picture") }) : null,
       group && group.score !== null ? el("span", { text: `score ${group.score}` }) : null),
     notes.length
       ? el("dl", { class: "carried" }, ...notes.flatMap(([name, value]) => [
