@@ -2,9 +2,9 @@
 
 Prepares the examples with and without earlier turns trained, writes the *page* of the first store,
 serves it beside the second, makes rollouts out of the examples (answers of several lengths, some
-broken on purpose) and a row with pictures, opens all of it in Debian's chromium and takes *pictures* of the parts that the
-documentation speaks of. Needs the extras ``serve``, ``vision`` and ``test``:
-`python scripts/page_pictures.py [DIRECTORY]`.
+broken on purpose) and a row with pictures, opens all of it in Debian's chromium and takes
+*pictures* of the parts that the documentation speaks of. Needs the extras ``serve``, ``vision``
+and ``test``: `python scripts/page_pictures.py [DIRECTORY]`.
 """
 
 from __future__ import annotations
@@ -108,8 +108,9 @@ def illustrated() -> Store:
         y, x = np.mgrid[0:height, 0:width]
         sea = y > 0.62 * height
         wave = (18 * np.sin(x / 23 + y / 9)).astype(int)
-        pixels = np.stack([np.where(sea, 20, 255 - sky) - y // 9 % 40, np.where(sea, 90, 150 + y // 9 % 60),
-                           np.where(sea, 130 + wave, 120 + sky // 2)], axis=-1)  # fmt: skip
+        shade = y // 9
+        red, green = np.where(sea, 20, 255 - sky) - shade % 40, np.where(sea, 90, 150 + shade % 60)
+        pixels = np.stack([red, green, np.where(sea, 130 + wave, 120 + sky // 2)], axis=-1)
         picture = Image.fromarray(pixels.clip(0, 255).astype(np.uint8))
         top, size = height // 6 + (0 if sky else 90), width // 7
         ImageDraw.Draw(picture).ellipse([width // 2, top, width // 2 + size, top + size], "#ffe08a")

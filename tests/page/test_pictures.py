@@ -27,7 +27,7 @@ from tokenmill.report.page.thumbnails import (
     embedded_thumbnails,
     thumbnail,
 )
-from tokenmill.store import Store
+from tokenmill.store import Media, Store
 
 Image = pytest.importorskip("PIL.Image", reason="needs the extra: pip install 'tokenmill[vision]'")
 pytest.importorskip("transformers", reason="needs the extra: pip install 'tokenmill[vision]'")
@@ -119,6 +119,22 @@ def test_page_carries_each_picture_once_and_within_its_bound(
         assert told["rows_in_page"] == len(store)
         kept = inflated(data_of((room / "small.html").read_bytes())["rows"]["pictures"])
         assert set(kept) < digests
+
+
+def test_rows_leave_pictures_their_share_and_each_is_opened_once(
+    room: Path, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked_for: list[str] = []
+
+    def counted(_: Store, media: Media) -> dict[str, str]:
+        asked_for.append(media.digest)
+        return {"note": ""}
+
+    monkeypatch.setattr("tokenmill.report.page.thumbnails.thumbnail", counted)
+    make_page(store, room / "small.html")
+    assert sorted(asked_for) == sorted({one.digest for row in store for one in row.media})
+    monkeypatch.setattr("tokenmill.report.page.PICTURES_SHARE", 1.0)
+    assert make_page(store, room / "small.html")["rows_in_page"] == 0
 
 
 def test_pictures_stand_where_their_tokens_are(visit: Visit, address: str, store: Store) -> None:
