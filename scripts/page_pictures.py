@@ -1,14 +1,17 @@
 """Draw the pictures of docs/inspect.md: the inspector page of the bundled examples, light and dark.
 
 Prepares the examples with and without earlier turns trained, writes the *page* of the first store,
-serves it beside the second, opens both in Debian's chromium and takes *pictures* of the parts that
-the documentation speaks of. Needs the extras ``serve`` and ``test``:
-`python scripts/page_pictures.py [DIRECTORY]`.
+serves it beside the second, makes rollouts out of the examples (answers of several lengths, some
+broken on purpose) and a row with pictures, opens all of it in Debian's chromium and takes
+*pictures* of the parts that the documentation speaks of. Needs the extras ``serve``, ``vision``
+and ``test``: `python scripts/page_pictures.py [DIRECTORY]`.
 """
 
 from __future__ import annotations
 
+import json
 import os
+import random
 import shutil
 import sys
 import tempfile
@@ -19,6 +22,7 @@ from typing import Any
 
 from playwright.sync_api import sync_playwright
 
+import tokenmill as tm
 from tokenmill.api import run_recipe
 from tokenmill.report.page import make_page
 from tokenmill.report.page.serve import Viewer, serve
@@ -32,6 +36,8 @@ FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking",
 WIDE = {"width": 1280, "height": 800}
 NARROW = {"width": 390, "height": 800}
 ROW = 4  # tools, a system prompt and several turns
+PROMPTS, ANSWERS = 60, 4
+BROKEN = 13  # a rollout whose mask is shifted
 
 
 def prepared(**more: Any) -> Store:
@@ -40,6 +46,97 @@ def prepared(**more: Any) -> Store:
         ["conversations.jsonl", "dirty.jsonl"], "tokenizer", cache_dir="cache", carry=("topic",),
         tokenizer_backend="file", executor="inline", progress=False, **more,
     ).store  # fmt: skip
+
+
+def rollouts() -> Store:
+    """Rollouts as a sampler might have recorded them: the examples' answers, cut at some word."""
+    rng = random.Random(7)
+    with open("conversations.jsonl", encoding="utf-8") as file:
+        chats = [json.loads(line) for line in file][:PROMPTS]
+    answers = []
+    for chat in chats:
+        *asked, last = chat["messages"]
+        words = last["content"].split(" ")
+        for _ in range(ANSWERS):
+            text = " ".join(words[: rng.randint(min(8, len(words)), len(words))])
+            answers.append({**chat, "messages": [*asked, {**last, "content": text}]})
+    Path("answers.jsonl").write_text("".join(json.dumps(one) + "\n" for one in answers))
+    sampled = run_recipe(
+        ["answers.jsonl"], "tokenizer", cache_dir="cache", tokenizer_backend="file",
+        executor="inline", progress=False, train_on="last_assistant_message",
+    ).store  # fmt: skip
+    with open("rollouts.jsonl", "w", encoding="utf-8") as file:
+        for number, row in enumerate(sampled):
+            ids, mask = row.input_ids.tolist(), row.loss_mask.tolist()
+            chat = answers[row.origin.row]
+            prompt, step = row.origin.row // ANSWERS, row.origin.row // ANSWERS // 4
+            logprobs = [-rng.expovariate(1.1) if bit else 0.0 for bit in mask]
+            if number % 16 == BROKEN:
+                mask = [0, 0, 0, *mask[:-3]]
+                logprobs = [0.0, 0.0, 0.0, *logprobs[:-3]]
+            elif number % 7 == 5:
+                ids[mask.index(1) + 3] = ids[mask.index(1) + 1]
+            reward = min(1.0, max(0.0, rng.gauss(0.35 + 0.03 * step, 0.2)))
+            recorded = {"messages": chat["messages"], "tools": chat.get("tools"), "token_ids": ids,
+                        "loss_mask": mask, "logprobs": logprobs, "reward": round(reward, 2),
+                        "advantage": round(rng.gauss(0, 1), 2), "group": f"prompt-{prompt}",
+                        "step": step, "version": step}  # fmt: skip
+            file.write(json.dumps(recorded) + "\n")
+    made = tm.from_rollouts(
+        "rollouts.jsonl", "tokenizer", cache_dir="cache", tokenizer_backend="file",
+        executor="inline", progress=False,
+    )  # fmt: skip
+    assert isinstance(made, Store)
+    return made
+
+
+def illustrated() -> Store:
+    """Rows with two pictures that are drawn here, one of them gone by now."""
+    import numpy as np
+    from PIL import Image, ImageDraw
+    from transformers import LlavaNextProcessor, PreTrainedTokenizerFast
+    from transformers.models.llava_next.image_processing_pil_llava_next import (
+        LlavaNextImageProcessorPil,
+    )
+
+    Path("pictures").mkdir()
+    for name, width, height, sky in (
+        ("noon", 960, 540, 215),
+        ("dusk", 420, 560, 20),
+        ("x", 97, 61, 0),
+    ):
+        y, x = np.mgrid[0:height, 0:width]
+        sea = y > 0.62 * height
+        wave = (18 * np.sin(x / 23 + y / 9)).astype(int)
+        shade = y // 9
+        red, green = np.where(sea, 20, 255 - sky) - shade % 40, np.where(sea, 90, 150 + shade % 60)
+        pixels = np.stack([red, green, np.where(sea, 130 + wave, 120 + sky // 2)], axis=-1)
+        picture = Image.fromarray(pixels.clip(0, 255).astype(np.uint8))
+        top, size = height // 6 + (0 if sky else 90), width // 7
+        ImageDraw.Draw(picture).ellipse([width // 2, top, width // 2 + size, top + size], "#ffe08a")
+        picture.save(f"pictures/{name}.png")
+    parts = [{"type": "text", "text": "Which of these was taken at noon? "}]
+    parts += [{"type": "image", "image": f"pictures/{name}.png"} for name in ("noon", "dusk", "x")]
+    answer = {"role": "assistant", "content": "The first: the sky is pale and the sun stands high."}
+    row = {"messages": [{"role": "user", "content": parts}, answer]}
+    Path("seen.jsonl").write_text(json.dumps(row) + "\n")
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_file="tokenizer/tokenizer.json", extra_special_tokens={"image_token": "<image>"}
+    )
+    template = (
+        "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{% if m['content'] is string %}"
+        "{{ m['content'] }}{% else %}{% for part in m['content'] %}{% if part['type'] == 'image' %}"
+        "<image>{% else %}{{ part['text'] }}{% endif %}{% endfor %}{% endif %}<|im_end|>\n"
+        "{% endfor %}"
+    )
+    processor = LlavaNextProcessor(
+        LlavaNextImageProcessorPil(size={"shortest_edge": 336}, crop_size=336), tokenizer,
+        patch_size=14, vision_feature_select_strategy="default", num_additional_image_tokens=1,
+        chat_template=template,
+    )  # fmt: skip
+    store = tm.prepare("seen.jsonl", processor=processor, cache_dir="cache", num_workers=0)
+    os.remove("pictures/x.png")
+    return store
 
 
 def served(store: Store, other: Store) -> str:
@@ -67,6 +164,31 @@ def row(page: Any) -> None:
     page.evaluate("document.querySelector('#view').scrollTop = 330")
     page.wait_for_timeout(200)
     page.hover(".role-assistant .tok.trained >> nth=4")
+
+
+def rollout(page: Any) -> None:
+    """A broken rollout alone, its tokens by log-probability."""
+    page.fill("#jump", str(BROKEN))
+    page.press("#jump", "Enter")
+    page.wait_for_selector("#row-body .side")
+    page.uncheck("#look-group")
+    page.wait_for_selector(".row-head .finding-item")
+    page.check("input[value='value:logprobs']", force=True)
+    page.wait_for_selector(".tok.heat")
+
+
+def answers(page: Any) -> None:
+    """The answers of one group."""
+    page.fill("#jump", str(BROKEN))
+    page.press("#jump", "Enter")
+    page.wait_for_selector("#row-body .side")
+    page.evaluate("document.querySelector('.answers').scrollIntoView()")
+
+
+def steps(page: Any) -> None:
+    """Rewards, lengths and drift over steps."""
+    page.click("#tab-overview")
+    page.evaluate("document.querySelector('#steps').previousSibling.scrollIntoView()")
 
 
 def tab(name: str) -> Callable[[Any], None]:
@@ -100,6 +222,10 @@ def main() -> None:
         os.chdir(room)  # pictures show relative paths, the same wherever they are taken
         store, other = prepared(), prepared(train_on="last_assistant_message")
         make_page(store, Path("page.html"), cache_dir="cache")
+        make_page(rollouts(), Path("rollouts.html"))
+        make_page(illustrated(), Path("seen.html"))
+        seen = Path("seen.html").absolute().as_uri()
+        recorded = Path("rollouts.html").absolute().as_uri()
         on_disk, by_server = Path("page.html").absolute().as_uri(), served(store, other)
         browser = playwright.chromium.launch(executable_path=chromium, args=FLAGS)
         pictures: list[tuple[str, str, dict[str, int], Callable[[Any], None]]] = [
@@ -108,6 +234,10 @@ def main() -> None:
             ("rejected", on_disk, WIDE, rejected),
             ("packing", on_disk, WIDE, tab("packing")),
             ("compare", by_server, WIDE, compared),
+            ("rollout", recorded, WIDE, rollout),
+            ("answers", recorded, WIDE, answers),
+            ("steps", recorded, WIDE, steps),
+            ("pictures", seen, WIDE, lambda page: page.wait_for_selector(".picture img")),
             ("narrow", on_disk, NARROW, lambda page: page.fill("#search", "tides")),
         ]
         for scheme in ("light", "dark"):

@@ -15,6 +15,7 @@ from tests.page.test_document import data_of, inflated
 from tokenmill import Store, open_store
 from tokenmill.report.page.rows import row_document
 from tokenmill.report.row import store_tokenizer
+from tokenmill.report.row_facts import RowFacts
 
 
 @pytest.fixture
@@ -120,7 +121,7 @@ def test_pages_hold_values_of_rows_and_tokens(shell: Shell, own: Store, tmp_path
     assert [row["reward"] for row in attached] == [*range(19), "-inf"]
     tokenizer = store_tokenizer(own)
     for number, row in enumerate(attached):
-        assert row == row_document(own, number, tokenizer)["attached"]
+        assert row == row_document(RowFacts(own), number, tokenizer)["attached"]
         assert row["ref"] == [float(f"{value:.4g}") for value in tokens_of(own)[number]]
 
 

@@ -25,6 +25,7 @@ from tokenmill.report.page.embedded_rows import varints
 from tokenmill.report.page.overview import overview
 from tokenmill.report.page.rows import mask_runs
 from tokenmill.report.row import store_tokenizer
+from tokenmill.report.row_facts import RowFacts
 from tokenmill.store import Store
 
 
@@ -60,7 +61,7 @@ def rows_of(data: dict[str, Any]) -> Iterator[dict[str, Any]]:
     packed = data["rows"]
     ids = inflated(packed["pieces"])["ids"]
     index = inflated(packed["index"])
-    roles = index.pop("roles")
+    roles, drift, facts = index.pop("roles"), index.pop("drift"), index.pop("numbers")
     columns = {name: list(itertools.accumulate(steps)) for name, steps in index.items()}
     for at, block in enumerate(packed["blocks"]):
         rows = inflated(block["rows"])
@@ -75,6 +76,9 @@ def rows_of(data: dict[str, Any]) -> Iterator[dict[str, Any]]:
                 "mask": [n % 2 for n, run in enumerate(rows["runs"][n]) for _ in range(run)],
                 "turns": list(zip(named, [0, *ends], ends, strict=False)),
                 "carried": rows["carried"][n],
+                "findings": rows["findings"][n],
+                "drift": None if drift is None else drift[place],
+                "numbers": {name: column[place] for name, column in facts.items()},
                 **{name: column[place] for name, column in columns.items()},
             }
         assert next(flat, None) is None
@@ -120,7 +124,7 @@ def test_table_of_pieces_holds_the_bytes_of_every_token(store: Store, page_file:
     assert special
 
 
-@pytest.mark.parametrize("most", [130_000, 145_000])
+@pytest.mark.parametrize("most", [150_000, 165_000])
 def test_page_keeps_its_bound_and_says_what_is_missing(
     made: Made, tmp_path: Path, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -212,7 +216,7 @@ def test_failed_write_leaves_the_old_page(
 
 
 def test_overview_adds_up(made: Made) -> None:
-    document = overview(made.store, None)
+    document = overview(RowFacts(made.store), None)
     totals = document["totals"]
     for bins in (document["lengths"], document["shares"]):
         assert sum(one["rows"] for one in bins) == totals["rows"]

@@ -26,6 +26,7 @@ from tokenmill.report.page.embedded_rows import embed, select_rows
 from tokenmill.report.page.rows import group_documents
 from tokenmill.report.page.serve import Viewer
 from tokenmill.report.row import store_tokenizer
+from tokenmill.report.row_facts import RowFacts
 from tokenmill.store import Group, Store
 from tokenmill.tokenizer import Tokenizer
 
@@ -90,8 +91,8 @@ def test_every_row_says_which_answer_of_which_group_it_is(
     expected = [
         {
             "number": number,
-            "first": rows[0],
-            "size": len(rows),
+            "rows": rows,
+            "name": None,
             "answer": names(group)[place],
             "score": told(group.scores[place] if group.scores else None),
             "margin": told(group.margin),
@@ -115,7 +116,7 @@ def test_every_row_says_which_answer_of_which_group_it_is(
 def test_rows_that_stand_for_themselves_have_no_group(tmp_path: Path) -> None:
     source = write_rows(tmp_path / "chat.jsonl", conversations(2))
     alone = tm.prepare(str(source), str(TOKENIZER), cache_dir=tmp_path / "cache", **INLINE)
-    assert group_documents(alone, [0, 1]) == [None, None]
+    assert group_documents(RowFacts(alone), [0, 1]) == [None, None]
 
 
 CHOICES = st.one_of(
@@ -136,7 +137,9 @@ def test_group_is_in_a_page_whole_or_not_at_all(
 ) -> None:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("tokenmill.report.page.embedded_rows.BLOCK_ROWS", 16)
-        taken, sentence = select_rows(store, tokenizer, most, count=count, seed=3, **choice)
+        taken, sentence = select_rows(
+            RowFacts(store), tokenizer, most, count=count, seed=3, **choice
+        )
     rows = taken.rows.tolist()
     assert len(rows) == len(set(rows))
     at = 0
@@ -162,9 +165,12 @@ def test_group_of_which_a_part_would_fit_is_left_out(
     rows = next(rows for rows in members if len(rows) > 3)
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("tokenmill.report.page.embedded_rows.BLOCK_ROWS", 1)
-        whole = embed(store, tokenizer, rows, 1 << 40)
+        whole = embed(RowFacts(store), tokenizer, rows, 1 << 40)
         enough = len(whole.pieces) + 600 * len(rows)
-        held = {len(embed(store, tokenizer, rows, most).rows) for most in range(0, enough, 100)}
+        held = {
+            len(embed(RowFacts(store), tokenizer, rows, most).rows)
+            for most in range(0, enough, 100)
+        }
     assert held == {0, len(rows)}
 
 

@@ -16,8 +16,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tokenmill.origin import Origin
-from tokenmill.store import Sidecar, Store
+from tokenmill.store import Media, Sidecar, Store
 from tokenmill.tokenizer import Tokenizer, load
+
+LONGEST_REFERENCE = 200  # characters that are shown
 
 KINDS = ("untrained", "trained", "special", "closer", "control")
 
@@ -37,6 +39,7 @@ class RowView:
         carried: The carried columns.
         sidecars: What is attached to it: by name one number, or one per token; and what its tokens
             count in the loss, where that is not always 1.
+        media: Its pictures, and the tokens that stand for them.
     """
 
     number: int
@@ -48,6 +51,7 @@ class RowView:
     origin: Origin
     carried: dict[str, Any]
     sidecars: dict[str, float | list[float]] = field(default_factory=dict)
+    media: list[Media] = field(default_factory=list)
 
     def document(self) -> dict[str, Any]:
         """The object that ``tokenmill inspect --json`` prints."""
@@ -61,6 +65,7 @@ class RowView:
             "origin": self.origin._asdict(),
             "carried": self.carried,
             "sidecars": self.sidecars,
+            "media": [media_document(one) for one in self.media],
         }
 
 
@@ -85,18 +90,38 @@ def view_row(store: Store, number: int, tokenizer: Tokenizer) -> RowView:
         carried=row.carried,
         sidecars=attached_to(store.sidecars, number)
         | ({"loss_weights": row.weights.tolist()} if store.has_weights else {}),
+        media=row.media,
     )
 
 
+def media_document(media: Media) -> dict[str, Any]:
+    """One picture of a row: where its tokens are, and how large it is."""
+    return {
+        "start": media.start,
+        "count": media.count,
+        "width": media.width,
+        "height": media.height,
+        "grid": None if media.grid is None else list(media.grid),
+        "reference": media.reference[:LONGEST_REFERENCE],
+        "digest": media.digest,
+    }
+
+
 def attached_to(sidecars: Sequence[Sidecar], number: int) -> dict[str, float | list[float]]:
-    """What is attached to a row; where several made what has one name, each says which."""
-    named = Counter(sidecar.name for sidecar in sidecars)
+    """What is attached to a row, by the names of `labelled`."""
     found = {}
-    for sidecar in sidecars:
-        label = sidecar.name if named[sidecar.name] == 1 else f"{sidecar.name} {sidecar.made_by}"
+    for label, sidecar in labelled(sidecars):
         values = sidecar[number]
         found[label] = values if isinstance(values, float) else values.tolist()
     return found
+
+
+def labelled(sidecars: Sequence[Sidecar]) -> list[tuple[str, Sidecar]]:
+    """Sidecars by name; where several made what has one name, each says which."""
+    named = Counter(sidecar.name for sidecar in sidecars)
+    return [
+        (one.name if named[one.name] == 1 else f"{one.name} {one.made_by}", one) for one in sidecars
+    ]
 
 
 def answer_name(label: bool | None, place: int, size: int) -> str:

@@ -5,20 +5,19 @@ inspect`` and the page call it. A *rule* names rows by what makes them worth a l
 ``shortest`` (in tokens), ``least-trained`` (smallest trained share), ``rejected`` and ``random``,
 drawn with a seed from the same permutation that training uses, so a seed names the same rows
 everywhere. An *address* is what an `Origin` prints: ``file:line``, or ``file#row`` for formats
-without lines; the file may be named by the end of its path. `whole_groups` adds to rows the others
-of their groups. Only stored lengths and origins are read, no token.
+without lines; the file may be named by the end of its path. Only stored lengths and origins are
+read, no token.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tokenmill.dataset import as_view, rows_of_groups
 from tokenmill.errors import UsageError
 from tokenmill.origin import Origin
 from tokenmill.sampling import FeistelOrder
@@ -142,13 +141,3 @@ def rows_of_source_row(store: Store, source: int, wanted: int, *, by_line: bool)
 
 def _reach(column: np.ndarray) -> int:
     return int(column.max()) if len(column) else -1
-
-
-def whole_groups(store: Store, rows: Sequence[int]) -> NDArray[np.int64]:
-    """Rows with all others of their groups, each group once; as they are where there are none."""
-    numbers = np.asarray(rows, dtype=np.int64)
-    if not store.has_groups:
-        return numbers
-    view = as_view(store)
-    groups = list(dict.fromkeys(view.groups_of(numbers).tolist()))
-    return rows_of_groups(view, np.asarray(groups, dtype=np.int64))[0]

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from tokenmill.report.row import RowView
     from tokenmill.report.row_lookup import Rejected
     from tokenmill.report.source_excerpts import SourceExcerpts
-    from tokenmill.store import Group, Store
+    from tokenmill.store import Group, Media, Store
 
 STYLES = {
     "untrained": "",
@@ -42,9 +42,17 @@ STYLES = {
 }
 ROLE_STYLES = {"system": "magenta", "user": "blue", "assistant": "green", "tool": "yellow"}
 
+DRIFT_STYLES = {
+    "equal": "green",
+    "retokenized": "blue",
+    "text": "bold yellow",
+    "structure": "bold red",
+}
+
 LEGEND = "green: trained · cyan: control token · reversed: trained and closes a turn"
 LEGEND_PLAIN = "⟦ ⟧: trained"
 LISTED = 10  # rejected rows shown without --count
+PICTURE_NAME = 80  # characters of a picture's name in the terminal
 RAW_SHOWN = 400  # characters of a rejected row in the terminal
 
 
@@ -285,7 +293,15 @@ def _tokens(view: RowView, start: int, end: int, *, plain: bool, values: Any = N
     from rich.text import Text
 
     text = Text()
+    here = [one for one in view.media if one.start < end and one.start + one.count > start]
+    pictures = {max(one.start, start): one for one in here}
+    folded = start  # tokens before it are told by their picture
     for at in range(start, end):
+        if at in pictures:
+            text.append(f"[{_picture(pictures[at])}]", style="magenta")
+            folded = pictures[at].start + pictures[at].count
+        if at < folded:
+            continue
         if plain and view.mask[at] and (at == start or not view.mask[at - 1]):
             text.append("⟦")
         text.append(visible(view.pieces[at]), style=STYLES[view.kinds[at]])
@@ -296,6 +312,12 @@ def _tokens(view: RowView, start: int, end: int, *, plain: bool, values: Any = N
     if text.plain.endswith("\n"):
         text.right_crop()  # the line end is shown; the screen has one of its own
     return text
+
+
+def _picture(media: Media) -> str:
+    name = harmless(one_line(media.reference, PICTURE_NAME))
+    grid = "" if media.grid is None else f", grid {'×'.join(map(str, media.grid))}"
+    return f"picture {name}, {media.width}×{media.height}{grid}, {media.count} tokens"
 
 
 def _show_rejected(
@@ -338,6 +360,28 @@ def _per_token(values: list[float]) -> str:
     return f"{len(values):,} values, one per token, mean {mean:.6g}"
 
 
+def _print_verdict(console: Console, view: RowView) -> None:
+    """The judge's word on a rollout: its class, then the findings, the gravest first."""
+    from rich.text import Text
+
+    from tokenmill.report.row_facts import UNJUDGED, findings_of
+
+    drift = view.carried["drift"]
+    drift = drift if drift in DRIFT_STYLES else UNJUDGED
+    console.print(Text.assemble(("drift: ", "dim"), (drift, DRIFT_STYLES.get(drift, ""))))
+    for finding in findings_of(view.carried):
+        name = finding["class"] or UNJUDGED
+        places = [f"{k} {finding[k]}" for k in ("turn", "token") if finding[k] is not None]
+        line = Text("  ")
+        line.append(harmless(one_line(finding["kind"])), style=DRIFT_STYLES.get(name, ""))
+        told = [*places, *([finding["detail"]] if finding["detail"] else [])]
+        line.append(harmless(f"  {', '.join(map(one_line, told))}"))
+        console.print(line)
+        for side in ("expected", "found"):
+            text = visible(finding[side]).replace("\n", "") or "nothing"
+            console.print(Text(f"    {side:8} {text}", style="dim"))
+
+
 def show_row(
     console: Console, view: RowView, *, legend: bool = True, values: str | None = None
 ) -> None:
@@ -351,9 +395,16 @@ def show_row(
     if tokens:
         head.append(f" ({trained / tokens:.0%})", style="not bold dim")
     console.print(head)
+    judged = {"drift", "findings"} <= set(view.carried)
     for name, value in view.carried.items():
-        console.print(Text(harmless(f"{name}: {value!r}"), style="dim"))
+        # Of a rollout what was not recorded is not told, and the verdict stands below by itself.
+        if not judged or (value is not None and name not in ("drift", "findings")):
+            console.print(Text(harmless(f"{name}: {value!r}"), style="dim"))
+    if judged:
+        _print_verdict(console, view)
     for name, attached in view.sidecars.items():
+        if judged and not isinstance(attached, list) and name in view.carried:
+            continue  # told above, as it was recorded
         told = f"{attached:.6g}" if isinstance(attached, float) else _per_token(attached)
         console.print(Text(harmless(f"{name}: {told}"), style="cyan"))
     shown = view.sidecars.get(values) if values is not None else None

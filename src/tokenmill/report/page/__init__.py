@@ -13,16 +13,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tokenmill.report.page.document import page, write_page
+from tokenmill.report.page.document import compressed, page, write_page
 from tokenmill.report.page.embedded_rows import select_rows
 from tokenmill.report.page.overview import overview
+from tokenmill.report.page.thumbnails import embedded_thumbnails
 from tokenmill.report.row import store_tokenizer
+from tokenmill.report.row_facts import RowFacts
 from tokenmill.report.source_excerpts import SourceExcerpts
 from tokenmill.store import Store
 
 PAGE_BYTES = 14_500_000
 """A page on disk stays below this: it has to travel by mail and open at once."""
 
+PICTURES_SHARE = 0.4  # of what is left of a page, where rows have pictures
 SENTENCE_BYTES = 1000  # of the sentence about the selection, and of brackets around the rows
 
 
@@ -55,17 +58,22 @@ def make_page(
         ``html``, ``bytes``, ``rows_in_page``, ``rows`` and ``selection``, the sentence.
     """
     excerpts = SourceExcerpts(store, cache_dir, fetch=fetch)
-    about: dict[str, Any] = {"overview": overview(store, excerpts)}
+    facts = RowFacts(store)
+    about: dict[str, Any] = {"overview": overview(facts, excerpts)}
+    left = most_bytes - len(page(about, rows={})) - SENTENCE_BYTES
     taken, about["selection"] = select_rows(
-        store,
+        facts,
         store_tokenizer(store),
-        most_bytes - len(page(about, rows={})) - SENTENCE_BYTES,
+        left - int(PICTURES_SHARE * left) if store.has_media else left,
         rule=rule,
         rows=rows,
         count=count,
         seed=seed,
     )
-    content = page(about, rows=taken.document())
+    rows_document = taken.document()
+    left = most_bytes - len(page(about, rows=rows_document)) - SENTENCE_BYTES
+    thumbnails = embedded_thumbnails(store, taken.rows.tolist(), left)
+    content = page(about, rows={**rows_document, "pictures": compressed(thumbnails)})
     write_page(target, content)
     return {
         "html": str(target),

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from tokenmill.build.why import differences
 from tokenmill.report.page.rows import row_document
 from tokenmill.report.row import store_tokenizer
+from tokenmill.report.row_facts import RowFacts
 from tokenmill.report.row_lookup import rows_of_source_row
 from tokenmill.store import Store
 from tokenmill.tokenizer import Tokenizer
@@ -73,6 +74,7 @@ class StoreComparison:
     def __init__(self, ours: Store, theirs: Store, tokenizer: Tokenizer) -> None:
         self.ours = ours
         self.theirs = theirs
+        self._our_facts, self._their_facts = RowFacts(ours), RowFacts(theirs)
         self._tokenizer = tokenizer
         self._one_tokenizer = _identity(ours) == _identity(theirs)
 
@@ -112,12 +114,12 @@ class StoreComparison:
 
     def row(self, number: int) -> dict[str, Any]:
         """Both rows, aligned, with what changed."""
-        ours = row_document(self.ours, number, self._tokenizer)
+        ours = row_document(self._our_facts, number, self._tokenizer)
         partner = self.partner(number)
         if partner is None:
             why = "no row of the other store was made of this source row"
             return {"ours": ours, "theirs": None, "note": why}
-        theirs = row_document(self.theirs, partner.row, self._their_tokenizer)
+        theirs = row_document(self._their_facts, partner.row, self._their_tokenizer)
         steps, aligned = self._align(number, partner.row)
         mine, other = self.ours[number], self.theirs[partner.row]
         text = self._text(mine.input_ids, self._tokenizer) != self._text(

@@ -25,8 +25,8 @@ from typing import Any
 from tokenmill.errors import UsageError
 from tokenmill.files import Staging, replace_file, writing_errors
 
-SCRIPTS = ("text.js", "data.js", "rows.js", "list.js", "charts.js", "panels.js", "compare.js",
-           "groups.js", "main.js")  # fmt: skip
+SCRIPTS = ("text.js", "data.js", "pictures.js", "rows.js", "list.js", "charts.js", "rollouts.js",
+           "panels.js", "compare.js", "groups.js", "main.js")  # fmt: skip
 GENERATOR = b'<meta name="generator" content="tokenmill inspect">'
 HEAD_BYTES = 2048  # of an existing file, to see whether it is a page of ours
 LEVEL = 6  # of deflate: 9 gains one percent for three times the time

@@ -8,20 +8,22 @@ Where the whole store fits, all rows are in the page, in order. Where it does no
 is the rows a person would look for first (the longest, the shortest, those with the smallest
 trained share) and then rows drawn at random with a seed, as many as fit: a fair sample, not the
 beginning of a file. Rows chosen by rule stay what was asked for. A row of a group brings the whole
-group along, and where not all fit, no group is in the page in part. In every case the page says
-which rows it holds, how many it does not, and how to see those.
+group along; where not all fit, no group that the store keeps is in the page in part, and of
+recorded ones as much as fits. In every case the page says which rows it holds, how many it does
+not, and how to see those.
 
 Everything is compressed JSON (`compressed`), in parts, so that a browser opens only what it shows:
 one table of the *pieces* that occur, most frequent first; one *index* with the columns that filters
-ask for, as differences to the row before; and *blocks* of 256 rows. A block has the *rows* (turns,
-mask as run lengths, carried columns, what is attached, groups) and the *ids*: numbers into the
-table of pieces, each as a varint (seven bits a byte, the high bit says more follows). As JSON they
-would take a fifth more.
+ask for, most of them as differences to the row before; and *blocks* of 256 rows. A block has the
+*rows* (turns, mask as run lengths, carried columns, findings, pictures, what is attached, groups)
+and the *ids*: numbers into the table of pieces, each as a varint (seven bits a byte, the high bit
+says more follows). As JSON they would take a fifth more.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -39,8 +41,9 @@ from tokenmill.report.page.rows import (
     short_carried,
     shown_values,
 )
-from tokenmill.report.row import attached_to
-from tokenmill.report.row_lookup import rows_by_rule, whole_groups
+from tokenmill.report.row import attached_to, media_document
+from tokenmill.report.row_facts import RowFacts, findings_of
+from tokenmill.report.row_lookup import rows_by_rule
 from tokenmill.sampling import FeistelOrder
 from tokenmill.store import Row, Store
 from tokenmill.tokenizer import Tokenizer
@@ -84,7 +87,7 @@ class EmbeddedRows:
 
 
 def select_rows(
-    store: Store,
+    facts: RowFacts,
     tokenizer: Tokenizer,
     most_bytes: int,
     *,
@@ -94,34 +97,42 @@ def select_rows(
     seed: int = 0,
 ) -> tuple[EmbeddedRows, str]:
     """The rows of a page, and the sentence about them."""
+    store = facts.store
     if rows is not None:
-        chosen = _first_groups(store, whole_groups(store, rows), count)
-        taken = embed(store, tokenizer, chosen, most_bytes)
-        return taken, _sentence(taken, store, "the rows asked for")
+        chosen = _first_groups(store, whole_groups(facts, rows), count)
+        taken = embed(facts, tokenizer, chosen, most_bytes)
+        return taken, _sentence(taken, facts, "the rows asked for")
     if rule is not None:
         if rule == "rejected":
             raise UsageError("--rule rejected names no rows; every page lists the rejected ones")
         found = rows_by_rule(store, rule, len(store) if count is None else count, seed)
-        chosen = _first_groups(store, whole_groups(store, found), count)
+        chosen = _first_groups(store, whole_groups(facts, found), count)
         chosen = _first_groups(store, chosen, _fitting(store, chosen))
-        taken = embed(store, tokenizer, chosen, most_bytes)
+        taken = embed(facts, tokenizer, chosen, most_bytes)
         drawn = f" with seed {seed}" if rule == "random" else ""
-        return taken, _sentence(taken, store, f"by rule {rule}{drawn}")
-    if count is None and _everything_fits(store, tokenizer, most_bytes):
-        taken = embed(store, tokenizer, range(len(store)), most_bytes)
+        return taken, _sentence(taken, facts, f"by rule {rule}{drawn}")
+    if count is None and _everything_fits(facts, tokenizer, most_bytes):
+        taken = embed(facts, tokenizer, range(len(store)), most_bytes)
         if len(taken.rows) == len(store):
             return taken, f"All {len(store):,} rows of the store are in this page."
-    sample = _first_groups(store, sampled_rows(store, seed), count)
-    taken = embed(store, tokenizer, sample, most_bytes)
+    sample = _first_groups(store, sampled_rows(facts, seed), count)
+    taken = embed(facts, tokenizer, sample, most_bytes)
     how = (
         f"the {EXTREMES} longest, the {EXTREMES} shortest and the {EXTREMES} with the smallest "
         f"trained share first, then rows drawn at random with seed {seed}"
     )
-    return taken, _sentence(taken, store, how)
+    return taken, _sentence(taken, facts, how)
 
 
-def sampled_rows(store: Store, seed: int) -> Int64:
+def whole_groups(facts: RowFacts, rows: Sequence[int]) -> Int64:
+    """Rows with all others of their groups; as they are where there are none."""
+    numbers = np.asarray(rows, dtype=np.int64)
+    return numbers if facts.groups is None else facts.groups.whole(numbers)
+
+
+def sampled_rows(facts: RowFacts, seed: int) -> Int64:
     """Extremes first, then the rest in a random order, up to the tokens a page may carry."""
+    store = facts.store
     chosen: dict[int, None] = {}
     for rule in ("longest", "shortest", "least-trained"):
         chosen |= dict.fromkeys(rows_by_rule(store, rule, EXTREMES))
@@ -130,7 +141,7 @@ def sampled_rows(store: Store, seed: int) -> Int64:
         wanted = min(len(store), int(2 * MOST_TOKENS / mean) + EXTREMES)
         drawn = FeistelOrder(len(store), seed).indices(0, np.arange(wanted))
         chosen |= dict.fromkeys(drawn.tolist())
-    rows = whole_groups(store, list(chosen))
+    rows = whole_groups(facts, list(chosen))
     return _first_groups(store, rows, _fitting(store, rows))
 
 
@@ -154,8 +165,9 @@ def _fitting(store: Store, rows: Int64) -> int:
     return max(1, int(np.searchsorted(running, MOST_TOKENS, side="right")))
 
 
-def _everything_fits(store: Store, tokenizer: Tokenizer, most_bytes: int) -> bool:
+def _everything_fits(facts: RowFacts, tokenizer: Tokenizer, most_bytes: int) -> bool:
     """An estimate from a few blocks spread over the store."""
+    store = facts.store
     tokens: int = store.manifest["totals"]["tokens"]
     if tokens > MOST_TOKENS:
         return False
@@ -164,18 +176,20 @@ def _everything_fits(store: Store, tokenizer: Tokenizer, most_bytes: int) -> boo
     step = (len(store) - BLOCK_ROWS) // (ESTIMATED_BLOCKS - 1)
     some = [n + i for n in range(0, ESTIMATED_BLOCKS * step, step) for i in range(BLOCK_ROWS)]
     some = [n for n in some if n < len(store)]
-    tried = embed(store, tokenizer, some, 1 << 40)
+    tried = embed(facts, tokenizer, some, 1 << 40)
     share = max(1, int(store.lengths[tried.rows].sum())) / max(1, tokens)
     # The table of pieces grows slower than the rows, so it counts twice, not in proportion.
     in_proportion = len(tried.index) + sum(map(_size, tried.blocks))
     return in_proportion / share + 2 * len(tried.pieces) <= most_bytes
 
 
-def _sentence(taken: EmbeddedRows, store: Store, how: str) -> str:
-    total = len(store)
+def _sentence(taken: EmbeddedRows, facts: RowFacts, how: str) -> str:
+    total = len(facts.store)
     missing = total - len(taken.rows)
-    if store.has_groups:
+    if facts.store.has_groups:
         how += ", each with its whole group"
+    elif facts.groups is not None:
+        how += ", each with the others of its group as far as they fit"
     if not missing:
         return f"All {total:,} rows of the store are in this page, {how}."
     return (
@@ -185,12 +199,13 @@ def _sentence(taken: EmbeddedRows, store: Store, how: str) -> str:
 
 
 def embed(
-    store: Store, tokenizer: Tokenizer, rows: Sequence[int] | Int64, most_bytes: int
+    facts: RowFacts, tokenizer: Tokenizer, rows: Sequence[int] | Int64, most_bytes: int
 ) -> EmbeddedRows:
     """Encode rows, in order, as far as they fit into ``most_bytes`` of a page.
 
-    A group of which the last row does not fit is left out whole.
+    A group that the store keeps, and of which the last row does not fit, is left out whole.
     """
+    store = facts.store
     wanted = np.asarray(rows, dtype=np.int64)
     counts = np.zeros(len(tokenizer.table), np.int64)
     for first in range(0, len(wanted), BLOCK_ROWS):
@@ -209,7 +224,8 @@ def embed(
     def block_of(numbers: Int64) -> tuple[dict[str, str], list[list[str]]]:
         rows_here = [store[int(number)] for number in numbers]
         attached = [shown_values(attached_to(sidecars, int(number))) for number in numbers]
-        block = _block(rows_here, number_of, attached, group_documents(store, numbers.tolist()))
+        groups = group_documents(facts, numbers.tolist())
+        block = _block(rows_here, number_of, attached, groups, judged=facts.drift is not None)
         return block, [sorted({role for role, _, _ in row.turns}) for row in rows_here]
 
     for block_rows in (BLOCK_ROWS, max(1, BLOCK_ROWS // 16), 1):
@@ -218,7 +234,7 @@ def embed(
             numbers = wanted[first : first + block_rows]
             block, roles_here = block_of(numbers)
             # The index of all blocks together takes a little less than those of each.
-            left -= _size(block) + len(compressed(_index(store, numbers, roles_here)))
+            left -= _size(block) + len(compressed(_index(facts, numbers, roles_here)))
             if left < 0:
                 break
             blocks.append(block)
@@ -232,7 +248,7 @@ def embed(
         if whole % block_rows:
             blocks.append(block_of(wanted[whole - whole % block_rows : whole])[0])
     taken = wanted[:whole]
-    index = compressed(_index(store, taken, roles))
+    index = compressed(_index(facts, taken, roles))
     return EmbeddedRows(taken, pieces, index, blocks, block_rows)
 
 
@@ -261,11 +277,15 @@ def _block(
     number_of: NDArray[np.int32],
     attached: Sequence[dict[str, Any]],
     groups: Sequence[dict[str, Any] | None],
+    *,
+    judged: bool,
 ) -> dict[str, str]:
     parts = {
         "turns": [[[role, end - start] for role, start, end in row.turns] for row in rows],
         "runs": [mask_runs(row.loss_mask).tolist() for row in rows],
-        "carried": [short_carried(row.carried) for row in rows],
+        "carried": [short_carried(row.carried, judged=judged) for row in rows],
+        "media": [[media_document(one) for one in row.media] for row in rows],
+        "findings": [findings_of(row.carried) if judged else [] for row in rows],
         "attached": attached,
         "groups": groups,
     }
@@ -273,7 +293,8 @@ def _block(
     return {"rows": compressed(parts), "ids": compressed(varints(ids))}
 
 
-def _index(store: Store, numbers: Int64, roles: Sequence[Sequence[str]]) -> dict[str, Any]:
+def _index(facts: RowFacts, numbers: Int64, roles: Sequence[Sequence[str]]) -> dict[str, Any]:
+    store = facts.store
     columns = {
         "row": numbers,
         "length": store.lengths[numbers].astype(np.int64),
@@ -281,7 +302,15 @@ def _index(store: Store, numbers: Int64, roles: Sequence[Sequence[str]]) -> dict
         **origin_columns(store, numbers),
     }
     steps = {name: np.diff(column, prepend=0).tolist() for name, column in columns.items()}
-    return {**steps, "roles": roles}
+    return {
+        **steps,
+        "roles": roles,
+        "drift": None if facts.drift is None else facts.drift[numbers].tolist(),
+        "numbers": {
+            name: [value if math.isfinite(value) else None for value in column[numbers].tolist()]
+            for name, column in facts.numbers.items()
+        },
+    }
 
 
 def varints(numbers: NDArray[np.int32]) -> bytes:

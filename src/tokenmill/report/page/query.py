@@ -2,10 +2,11 @@
 
 In goes a URL's query, out come row numbers of the store; `serve` calls it. A `Query` says what is
 wanted; a `Finder` answers with row numbers. Source, length and trained share are decided on the
-stored columns at once, roles on the stored turns. Text is looked for in the rows that are left,
-piece by piece of the store, and *bounded*: one request reads a stated number of tokens at most and
-says how far it came, so that a page can go on from there and no request holds the server. Text
-means the row as the model sees it, control tokens included; upper and lower case are alike.
+stored columns at once, drift class and numbers on what `RowFacts` read, roles on the stored turns.
+Text is looked for in the rows that are left, piece by piece of the store, and *bounded*: one
+request reads a stated number of tokens at most and says how far it came, so that a page can go on
+from there and no request holds the server. Text means the row as the model sees it, control tokens
+included; upper and lower case are alike.
 """
 
 from __future__ import annotations
@@ -20,14 +21,17 @@ from numpy.typing import NDArray
 
 from tokenmill.errors import UsageError
 from tokenmill.files import ProcessLock
+from tokenmill.report.row_facts import UNJUDGED, RowFacts
 from tokenmill.report.row_lookup import row_weights, trained_shares
-from tokenmill.store import Store
+from tokenmill.rollouts.verdict import CLASSES
 from tokenmill.tokenizer import Tokenizer
 
 SCANNED_TOKENS = 20_000_000  # per request; about a second
 REMEMBERED = 8  # answers kept, so that paging through one does not find it again
 LONGEST_TEXT = 1000  # characters to look for
-ORDERS = ("row", "longest", "shortest", "least-trained", "most-trained")
+ORDERS = ("row", "longest", "shortest", "least-trained", "most-trained", "drift")
+NUMBER_ORDERS = ("highest", "lowest")
+"""Of a number, as ``highest:reward``; rows without it come last in both."""
 
 Rows = NDArray[np.int64]
 
@@ -46,13 +50,21 @@ class Query:
     start: int = 0
     order: str = "row"
     changed: bool = False
+    drift: str | None = None
+    number: str | None = None
+    number_least: float | None = None
+    number_most: float | None = None
 
     @classmethod
     def parse(cls, given: Mapping[str, str]) -> Query:
         """A query out of a URL."""
         order = given.get("order", "row")
-        if order not in ORDERS:
-            raise UsageError(f"order must be one of {', '.join(ORDERS)}")
+        if order not in ORDERS and order.partition(":")[0] not in NUMBER_ORDERS:
+            known = [*ORDERS, *(f"{name}:NUMBER" for name in NUMBER_ORDERS)]
+            raise UsageError(f"order must be one of {', '.join(known)}")
+        drift = given.get("drift") or None
+        if drift not in (None, *CLASSES, UNJUDGED):
+            raise UsageError(f"drift is one of {', '.join((*CLASSES, UNJUDGED))}")
         text = given.get("text", "")
         if len(text) > LONGEST_TEXT:
             raise UsageError(f"text has at most {LONGEST_TEXT} characters")
@@ -67,6 +79,10 @@ class Query:
             start=whole(given, "start") or 0,
             order=order,
             changed=given.get("changed") == "1",
+            drift=drift,
+            number=given.get("number") or None,
+            number_least=_finite(given, "number_least"),
+            number_most=_finite(given, "number_most"),
         )
 
 
@@ -80,13 +96,20 @@ def whole(given: Mapping[str, str], name: str) -> int | None:
     return int(text)
 
 
-def _share(given: Mapping[str, str], name: str) -> float | None:
+def _finite(given: Mapping[str, str], name: str, kind: str = "a number") -> float | None:
     text = given.get(name, "")
     try:
         value = float(text) if text else None
     except ValueError as error:
-        raise UsageError(f"{name} is a number from 0 to 1") from error
-    if value is not None and not (math.isfinite(value) and 0 <= value <= 1):
+        raise UsageError(f"{name} is {kind}") from error
+    if value is not None and not math.isfinite(value):
+        raise UsageError(f"{name} is {kind}")
+    return value
+
+
+def _share(given: Mapping[str, str], name: str) -> float | None:
+    value = _finite(given, name, "a number from 0 to 1")
+    if value is not None and not 0 <= value <= 1:
         raise UsageError(f"{name} is a number from 0 to 1")
     return value
 
@@ -104,12 +127,13 @@ class Finder:
     """Finds rows of one store.
 
     Args:
-        store: Where.
+        facts: Of the store.
         tokenizer: Gives the text of tokens.
     """
 
-    def __init__(self, store: Store, tokenizer: Tokenizer) -> None:
-        self._store = store
+    def __init__(self, facts: RowFacts, tokenizer: Tokenizer) -> None:
+        self._facts = facts
+        self._store = facts.store
         self._tokenizer = tokenizer
         self._answers: OrderedDict[Query, FoundRows] = OrderedDict()
         self._lock = ProcessLock()
@@ -150,6 +174,12 @@ class Finder:
             kept &= shares <= query.share_most + 1e-9
         if query.source is not None:
             kept &= self._of_source(query.source)
+        if query.drift is not None:
+            kept &= self._drift() == (CLASSES.index(query.drift) if query.drift in CLASSES else -1)
+        if query.number_least is not None:
+            kept &= self._number(query.number) >= query.number_least
+        if query.number_most is not None:
+            kept &= self._number(query.number) <= query.number_most
         if query.role is not None:
             kept &= self._with_role(query.role)
         searched = len(self._store)
@@ -157,8 +187,31 @@ class Finder:
             searched = self._search(query, kept)
         rows: Rows = np.flatnonzero(kept)
         if query.order != "row":
-            rows = rows[np.argsort(row_weights(self._store, query.order)[rows], kind="stable")]
+            rows = rows[np.argsort(self._weights(query.order)[rows], kind="stable")]
         return FoundRows(rows, searched)
+
+    def _weights(self, order: str) -> NDArray[np.float64]:
+        """By what rows are sorted, the smaller the earlier; NaN comes last."""
+        direction, _, name = order.partition(":")
+        if direction in NUMBER_ORDERS:
+            weights = self._number(name)
+            return -weights if direction == "highest" else weights
+        return (
+            -self._drift().astype(np.float64)
+            if order == "drift"
+            else row_weights(self._store, order)
+        )
+
+    def _drift(self) -> NDArray[np.int8]:
+        if self._facts.drift is None:
+            raise UsageError("no drift classes: this is not a store of recorded rollouts")
+        return self._facts.drift
+
+    def _number(self, name: str | None) -> NDArray[np.float64]:
+        known = self._facts.numbers
+        if name not in known:
+            raise UsageError(f"no number {name!r} per row; there are {', '.join(known) or 'none'}")
+        return known[name]
 
     def _of_source(self, source: int) -> NDArray[np.bool_]:
         mine = self._store.table["source"] == source

@@ -3,7 +3,8 @@
 A *row document* holds the ids, the mask as run lengths, the turns, the origin, what is attached,
 and a table with the bytes of each piece that occurs, in hex. A *summary* is a line of the list:
 number, lengths, source and the beginning of the first user turn as a *preview*. Both say which
-answer of which group the row is, where the store has groups. `serve` and `compare` hand out these
+answer of which group the row is, where the store has groups, and what is known of it (`RowFacts`):
+its numbers and, of a recorded rollout, its drift class. `serve` and `compare` hand out these
 two; the page's own decoder makes the same of the rows that a page on disk carries, so that what is
 drawn does not know where it came from. `embedded_rows` uses the columns, the run lengths, the
 groups and what is attached.
@@ -19,8 +20,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tokenmill.dataset import as_view
-from tokenmill.report.row import answer_name, attached_to
+from tokenmill.report.row import answer_name, attached_to, media_document
+from tokenmill.report.row_facts import RowFacts, StoredGroups, findings_of, group_name
 from tokenmill.store import Row, Store
 from tokenmill.tokenizer import Tokenizer
 
@@ -31,8 +32,9 @@ MOST_CARRIED = 2000  # characters of a row's carried columns
 Int64 = NDArray[np.int64]
 
 
-def row_document(store: Store, number: int, tokenizer: Tokenizer) -> dict[str, Any]:
+def row_document(facts: RowFacts, number: int, tokenizer: Tokenizer) -> dict[str, Any]:
     """One row, whole."""
+    store = facts.store
     row = store[number]
     ids = row.input_ids.tolist()
     used = sorted(set(ids))
@@ -51,36 +53,56 @@ def row_document(store: Store, number: int, tokenizer: Tokenizer) -> dict[str, A
             str(number): [piece.hex(), int(control)]
             for number, piece, control in zip(used, tokenizer.pieces(used), special, strict=True)
         },
-        "carried": short_carried(row.carried),
+        "carried": short_carried(row.carried, judged=facts.drift is not None),
+        "media": [media_document(one) for one in row.media],
+        "findings": findings_of(row.carried) if facts.drift is not None else [],
+        "drift": facts.drift_of(number),
+        "numbers": facts.numbers_of(number),
         "attached": shown_values(attached_to(store.sidecars, number)),
-        "group": group_documents(store, [number])[0],
+        "group": group_documents(facts, [number])[0],
     }
 
 
-def group_documents(store: Store, numbers: Sequence[int]) -> list[dict[str, Any] | None]:
-    """Of each row its group, and which answer it is there; None in a store without groups.
+def group_documents(facts: RowFacts, numbers: Sequence[int]) -> list[dict[str, Any] | None]:
+    """Of each row its group, and which answer it is there; None for a row without one.
 
-    ``first`` and ``size`` name the group's rows; score and margin are as the terminal prints them.
+    ``rows`` are the group's; score and margin are as the terminal prints them. A recorded group has
+    a ``name``, and its answers part where their tokens do.
     """
-    if not store.has_groups:
+    groups = facts.groups
+    if groups is None:
         return [None] * len(numbers)
-    rows, view = np.asarray(numbers, dtype=np.int64), as_view(store)
-    groups = view.groups_of(rows)
-    firsts, stops = view.group_starts(groups), view.group_starts(groups + 1)
     documents: list[dict[str, Any] | None] = []
-    for number, group, first, stop in np.stack([rows, groups, firsts, stops], axis=1).tolist():
-        row = store[number]
-        documents.append(
-            {
-                "number": group,
-                "first": first,
-                "size": stop - first,
-                "answer": answer_name(row.label, number - first, stop - first),
-                "score": None if row.score is None else f"{row.score:g}",
-                "margin": None if row.margin is None else f"{row.margin:g}",
-                "prompt_tokens": row.prompt_tokens,
-            }
-        )
+    found = groups.of(np.asarray(numbers, dtype=np.int64)).tolist()
+    for number, group in zip(numbers, found, strict=True):
+        row, rows = facts.store[number], groups.members(group).tolist()
+        common = {"number": group, "rows": rows}
+        if isinstance(groups, StoredGroups):
+            documents.append(
+                {
+                    **common,
+                    "name": None,
+                    "answer": answer_name(row.label, number - rows[0], len(rows)),
+                    "score": None if row.score is None else f"{row.score:g}",
+                    "margin": None if row.margin is None else f"{row.margin:g}",
+                    "prompt_tokens": row.prompt_tokens,
+                }
+            )
+        elif len(rows) > 1:
+            carried = row.carried
+            step = "" if carried["step"] is None else f" at step {carried['step']}"
+            documents.append(
+                {
+                    **common,
+                    "name": group_name(carried["group"]) + step,
+                    "answer": f"answer {rows.index(number) + 1}",
+                    "score": None,
+                    "margin": None,
+                    "prompt_tokens": None,
+                }
+            )
+        else:
+            documents.append(None)
     return documents
 
 
@@ -98,10 +120,13 @@ def shown_values(
     }
 
 
-def summaries(store: Store, numbers: Sequence[int], tokenizer: Tokenizer) -> list[dict[str, Any]]:
+def summaries(
+    facts: RowFacts, numbers: Sequence[int], tokenizer: Tokenizer
+) -> list[dict[str, Any]]:
     """Lines of the list."""
+    store = facts.store
     rows = np.asarray(numbers, dtype=np.int64)
-    columns, groups = origin_columns(store, rows), group_documents(store, numbers)
+    columns, groups = origin_columns(store, rows), group_documents(facts, numbers)
     return [
         {
             "row": int(number),
@@ -112,17 +137,22 @@ def summaries(store: Store, numbers: Sequence[int], tokenizer: Tokenizer) -> lis
             "line": int(columns["line"][place]),
             "preview": preview(store[int(number)], tokenizer),
             "group": groups[place],
+            "drift": facts.drift_of(int(number)),
+            "numbers": facts.numbers_of(int(number)),
         }
         for place, number in enumerate(rows)
     ]
 
 
 def preview(row: Row, tokenizer: Tokenizer) -> str:
-    """The beginning of what the user said (else of the row), without control tokens."""
+    """The beginning of what the user said (else of the row): no control tokens, no pictures."""
     turns = row.turns
     asked = [turn for turn in turns if turn[0] == "user"] or turns[:1]
     role, start, end = asked[0] if asked else ("", 0, len(row))
-    ids = row.input_ids[start : min(end, start + PREVIEW_TOKENS)].tolist()
+    places = np.arange(start, end)
+    for one in row.media:
+        places = places[(places < one.start) | (places >= one.start + one.count)]
+    ids = row.input_ids[places[:PREVIEW_TOKENS]].tolist()
     control = tokenizer.is_special(ids).tolist()
     pieces = [p for p, c in zip(tokenizer.pieces(ids), control, strict=True) if not c]
     text = b"".join(pieces).decode("utf-8", "ignore").lstrip()
@@ -131,8 +161,17 @@ def preview(row: Row, tokenizer: Tokenizer) -> str:
     return " ".join(text.split())[:PREVIEW_CHARACTERS]
 
 
-def short_carried(carried: dict[str, Any]) -> dict[str, Any]:
-    """Carried columns; where they are too long, a note instead of each, never a part of one."""
+def short_carried(carried: dict[str, Any], *, judged: bool = False) -> dict[str, Any]:
+    """Carried columns; where they are too long, a note instead of each, never a part of one.
+
+    Args:
+        carried: What a row carries.
+        judged: It is a rollout: its class and findings are told apart from the rest, and what was
+            not recorded is not told at all.
+    """
+    if judged:
+        told = ("drift", "findings")
+        carried = {k: v for k, v in carried.items() if v is not None and k not in told}
     if not carried or len(json.dumps(carried, ensure_ascii=False)) <= MOST_CARRIED:
         return carried
     return {

@@ -26,7 +26,9 @@ from tokenmill.report.page.document import page, security_policy
 from tokenmill.report.page.overview import overview, rejected_row
 from tokenmill.report.page.query import Finder, Query, whole
 from tokenmill.report.page.rows import row_document, summaries
+from tokenmill.report.page.thumbnails import thumbnail
 from tokenmill.report.row import store_tokenizer
+from tokenmill.report.row_facts import RowFacts
 from tokenmill.report.row_lookup import rejected_rows
 from tokenmill.report.source_excerpts import SourceExcerpts
 from tokenmill.store import Store
@@ -58,7 +60,8 @@ class Viewer:
         self.store = store
         self.tokenizer = store_tokenizer(store)
         self._excerpts = SourceExcerpts(store, cache_dir, fetch=fetch)
-        self._finder = Finder(store, self.tokenizer)
+        self._facts = RowFacts(store)
+        self._finder = Finder(self._facts, self.tokenizer)
         self.comparison = (
             StoreComparison(store, other, self.tokenizer) if other is not None else None
         )
@@ -68,7 +71,7 @@ class Viewer:
         """The page itself."""
         return page(
             {
-                "overview": overview(self.store, None),
+                "overview": overview(self._facts, None),
                 "selection": f"All {len(self.store):,} rows of the store, asked for as you look.",
                 "compare": None if self.comparison is None else self.comparison.document(),
             }
@@ -90,7 +93,7 @@ class Viewer:
             "searched": answer.searched,
             "of": len(self.store),
             "first": first,
-            "rows": summaries(self.store, shown.tolist(), self.tokenizer),
+            "rows": summaries(self._facts, shown.tolist(), self.tokenizer),
         }
 
     def place(self, given: Mapping[str, str]) -> dict[str, Any]:
@@ -101,7 +104,15 @@ class Viewer:
 
     def row(self, number: int) -> dict[str, Any]:
         """One row, whole."""
-        return row_document(self.store, self._known(number), self.tokenizer)
+        return row_document(self._facts, self._known(number), self.tokenizer)
+
+    def picture(self, given: Mapping[str, str]) -> dict[str, str]:
+        """A small picture of one of a row's."""
+        media = self.store[self._known(_number(given))].media
+        place = whole(given, "picture") or 0
+        if place >= len(media):
+            raise UsageError(f"picture {place}: the row has {len(media)}")
+        return thumbnail(self.store, media[place])
 
     def raw(self, number: int) -> dict[str, Any]:
         """The source row of a row."""
@@ -162,6 +173,7 @@ def application(viewer: Viewer, token: str, port: int) -> Any:
         "rows": viewer.rows,
         "place": viewer.place,
         "rejected": viewer.rejected,
+        "picture": viewer.picture,
         "row": lambda given: viewer.row(_number(given)),
         "raw": lambda given: viewer.raw(_number(given)),
         "rejected-raw": lambda given: viewer.rejected_raw(_number(given)),

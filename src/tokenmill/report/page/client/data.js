@@ -44,7 +44,12 @@ function maskOf(runs, length) {
 const PREVIEW_TOKENS = 48;
 function previewOf(row) {
   const asked = row.turns.find((turn) => turn[0] === "user") || row.turns[0] || ["", 0, row.ids.length];
-  const ids = Array.from(row.ids.slice(asked[1], Math.min(asked[2], asked[1] + PREVIEW_TOKENS)));
+  const ids = [];
+  for (let at = asked[1]; at < asked[2] && ids.length < PREVIEW_TOKENS; at++) {
+    const picture = row.media.find((one) => one.start <= at && at < one.start + one.count);
+    if (picture) at = picture.start + picture.count - 1;
+    else ids.push(row.ids[at]);
+  }
   let text = lenient.decode(joined(ids.filter((id) => !row.special(id)).map(row.piece)));
   text = text.replace(/\ufffd+$/, "").trimStart();
   if (text.startsWith(asked[0])) text = text.slice(asked[0].length);
@@ -54,6 +59,12 @@ function previewOf(row) {
 const addressOf = (origin) => {
   const path = origin.path || "?";
   return origin.line === null ? `${path}#${origin.row}` : `${path}:${origin.line}`;
+};
+
+// Of an order by a number, as `highest:reward`: the direction and the name, which may hold anything.
+const numberOrder = (order) => {
+  const found = /^(highest|lowest):([^]*)$/.exec(order);
+  return found ? [found[1], found[2]] : [null, null];
 };
 
 class FileData {
@@ -73,7 +84,9 @@ class FileData {
     this.ids = table.ids;
     this.pieceOf = new Map(table.ids.map((id, n) => [id, bytes(table.pieces[n])]));
     this.specialIds = new Set(table.special);
-    const { roles, ...steps } = await inflatedJson(this.embedded.index);
+    const { roles, drift, numbers, ...steps } = await inflatedJson(this.embedded.index);
+    this.drift = drift;
+    this.numbers = numbers;
     this.columns = Object.fromEntries(Object.entries(steps).map(([name, column]) => [name, running(column)]));
     this.roles = roles;
     this.size = roles.length;
@@ -91,7 +104,7 @@ class FileData {
 
   async decoded(number) {
     const block = this.embedded.blocks[number];
-    const [{ turns, runs, carried, attached, groups }, numbers] = await Promise.all([inflatedJson(block.rows), inflated(block.ids)]);
+    const [{ turns, runs, carried, findings, media, attached, groups }, numbers] = await Promise.all([inflatedJson(block.rows), inflated(block.ids)]);
     const ids = varints(numbers).map((at) => this.ids[at]);
     const first = number * this.embedded.block_rows;
     let start = 0;
@@ -104,6 +117,8 @@ class FileData {
         mask: maskOf(runs[n], known.length),
         turns: lengths.map(([role, tokens], at) => [role, ends[at] - tokens, ends[at]]),
         carried: carried[n],
+        findings: findings[n],
+        media: media[n],
         attached: attached[n],
         group: groups[n],
       };
@@ -127,6 +142,8 @@ class FileData {
       source: column("source"),
       origin,
       address: addressOf(origin),
+      drift: this.drift === null ? null : CLASSES[this.drift[place]] || null,
+      numbers: Object.fromEntries(Object.entries(this.numbers).map(([name, values]) => [name, values[place]])),
       piece: (id) => this.pieceOf.get(id) || new Uint8Array(0),
       special: (id) => this.specialIds.has(id),
     };
@@ -153,7 +170,14 @@ class FileData {
   async find(query, progress, cancelled) {
     const { length, trained, source } = this.columns;
     const share = (n) => (length[n] ? trained[n] / length[n] : 0);
+    const wantedDrift = query.drift ? CLASSES.indexOf(query.drift) : null;
+    const number = this.numbers[query.number] || [];
+    const least = (n) => number[n] !== null && number[n] >= query.numberLeast;
+    const most = (n) => number[n] !== null && number[n] <= query.numberMost;
     let places = this.inOrder.filter((n) => (
+      (wantedDrift === null || this.drift[n] === wantedDrift) &&
+      (query.numberLeast === null || least(n)) &&
+      (query.numberMost === null || most(n)) &&
       (query.source === null || source[n] === query.source) &&
       (!query.role || this.roles[n].includes(query.role)) &&
       (query.least === null || length[n] >= query.least) &&
@@ -179,9 +203,14 @@ class FileData {
       shortest: (n) => length[n],
       "least-trained": share,
       "most-trained": (n) => -share(n),
+      drift: (n) => -this.drift[n],
     };
-    const weight = weights[query.order];
-    if (weight) places.sort((a, b) => weight(a) - weight(b));
+    const [direction, name] = numberOrder(query.order);
+    const values = this.numbers[name];
+    const sign = direction === "highest" ? -1 : 1;
+    // Rows without the number come last in both directions.
+    const weight = values ? (n) => (values[n] === null ? Infinity : sign * values[n]) : weights[query.order];
+    if (weight) places.sort((a, b) => (weight(a) === weight(b) ? 0 : weight(a) - weight(b)));
     return {
       total: places.length,
       searched: this.size,
@@ -202,6 +231,11 @@ class FileData {
 
   async rejectedRaw(row) {
     return row.raw;
+  }
+
+  async picture(row, one) {
+    this.pictures = this.pictures || inflatedJson(this.embedded.pictures);
+    return (await this.pictures)[one.digest];
   }
 
   raw() {
@@ -235,6 +269,7 @@ class ServedData {
       source: query.source, role: query.role, least: query.least, most: query.most,
       share_least: query.shareLeast, share_most: query.shareMost, text: query.text,
       order: query.order, start: query.start || null, changed: query.changed ? 1 : null,
+      drift: query.drift, number: query.number, number_least: query.numberLeast, number_most: query.numberMost,
     };
     const first = await this.ask("rows", { ...given, first: 0, count: 60 });
     return {
@@ -271,6 +306,11 @@ class ServedData {
     return this.dressed(await this.ask("row", { number }));
   }
 
+  async picture(row, one) {
+    if (row.theirs) return { note: "a picture of the other store" };
+    return this.ask("picture", { number: row.row, picture: row.media.indexOf(one) });
+  }
+
   raw(number) {
     return this.ask("raw", { number });
   }
@@ -286,7 +326,7 @@ class ServedData {
   async compared(number) {
     const both = await this.ask("compared", { number });
     this.dressed(both.ours);
-    if (both.theirs) this.dressed(both.theirs);
+    if (both.theirs) this.dressed(both.theirs).theirs = true;
     return both;
   }
 

@@ -1,6 +1,22 @@
 // The rows of a group: their prompt once, then the answers side by side from where they part.
 
-const groupText = (group) => `group ${count(group.number)}${group.answer ? `, ${group.answer}` : ""}`;
+const ANSWERS_AT_ONCE = 8; // of a group; a button shows more
+
+const groupName = (group) => (group.name === null ? count(group.number) : harmless(group.name));
+const groupText = (group) => `group ${groupName(group)}${group.answer ? `, ${group.answer}` : ""}`;
+
+function groupRows({ name, rows }) {
+  if (name === null) return `rows ${count(rows[0])} to ${count(rows[rows.length - 1])}`;
+  return plural(rows.length, "answer");
+}
+
+// How many tokens recorded answers have in common before the first that was sampled.
+function commonPrompt(rows) {
+  let at = 0;
+  const [first] = rows;
+  while (at < first.ids.length && rows.every((row) => row.ids[at] === first.ids[at] && !row.mask[at])) at++;
+  return at;
+}
 
 function groupFacts(group) {
   return el("p", { class: "facts" },
@@ -9,12 +25,34 @@ function groupFacts(group) {
 }
 
 function groupedRows(rows) {
-  const parting = rows[0].group.prompt_tokens;
+  const { group } = rows[0];
+  const recorded = group.name !== null;
+  const parting = recorded ? commonPrompt(rows) : group.prompt_tokens;
   const numbers = (row) => [
     ...(row.group.score === null ? [] : [`score ${row.group.score}`]),
+    ...(recorded && typeof row.numbers.advantage === "number" ? [`advantage ${row.numbers.advantage}`] : []),
     ...attachedPerRow(row).map(([name, value]) => harmless(`${name} ${value}`))];
+  const missing = group.rows.length - rows.length;
+  const marks = rows.map(findingMarks);
+  // The prompt stands once: what was found in it in any answer is marked there.
+  const promptMarks = Object.assign([], ...[...marks].reverse());
+  const box = el("div", { class: "sides answers" });
+  const more = (first) => {
+    rows.slice(first, first + ANSWERS_AT_ONCE).forEach((row, n) => {
+      const side = sideOf(row.group.answer, row, numbers(row), { side: `answer-${first + n}`, from: parting || 0, marks: marks[first + n] });
+      if (row.row === current) side.classList.add("current");
+      if (recorded) side.querySelector(".facts").after(...[verdictOf(row), findingsOf(row)].filter(Boolean));
+      box.append(side);
+    });
+    const left = rows.length - first - ANSWERS_AT_ONCE;
+    if (left <= 0) return;
+    const button = el("button", { type: "button", class: "more-answers", text: `show more: ${plural(left, "answer")} ${left === 1 ? "is" : "are"} left`, onclick: () => { button.remove(); more(first + ANSWERS_AT_ONCE); } });
+    box.append(button);
+  };
+  more(0);
   return el("div", { class: "comparison" },
+    missing ? el("p", { class: "note", text: `${plural(missing, "answer")} of this group ${missing === 1 ? "is" : "are"} not in this page.` }) : null,
     parting === null ? el("p", { class: "note", text: "The template writes the prompt differently for different answers, so each stands whole." }) : null,
-    parting ? el("div", { id: "prompt" }, el("h3", { text: "Prompt" }), turnsOf(rows[0], { side: "prompt", to: parting })) : null,
-    el("div", { class: "sides answers" }, ...rows.map((row, place) => sideOf(row.group.answer, row, numbers(row), { side: `answer-${place}`, from: parting || 0 }))));
+    parting ? el("div", { id: "prompt" }, el("h3", { text: "Prompt" }), turnsOf(rows[0], { side: "prompt", to: parting, marks: promptMarks })) : null,
+    box);
 }

@@ -25,8 +25,9 @@ class List {
     new ResizeObserver(() => this.draw()).observe(box);
   }
 
-  show(results, page = 0) {
+  show(results, numbers = [], page = 0) {
     this.results = results;
+    this.numbers = numbers;
     this.known.clear();
     this.asked.clear();
     this.chosen = -1;
@@ -82,13 +83,19 @@ class List {
     made.dataset.row = row.row;
     made.append(
       el("span", { class: "number", text: `#${count(row.row)}` }),
-      el("span", { class: "where", text: (row.group ? `${groupText(row.group)} · ` : "") + harmless(baseName(row.address)) }),
+      el("span", { class: "where" }, data.overview.drift ? driftBadge(row.drift) : null, (row.group ? `${groupText(row.group)} · ` : "") + harmless(baseName(row.address))),
       el("span", { class: "size", text: plural(row.length, "token") }),
-      el("span", { class: "preview", text: harmless(row.preview) || "(no text)" }),
+      el("span", { class: "preview" }, ...this.chips(row), harmless(row.preview) || "(no text)"),
       bar,
       el("span", { class: "share", text: percent(row.trained, row.length) }),
     );
     return made;
+  }
+
+  // The reward of a rollout, and the number that the list is ordered or filtered by.
+  chips(row) {
+    const names = new Set([...(data.overview.drift ? ["reward"] : []), ...this.numbers]);
+    return [...names].filter((name) => typeof row.numbers[name] === "number").map((name) => numberChip(name, row.numbers[name]));
   }
 
   async ask(chunk) {

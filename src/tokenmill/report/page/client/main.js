@@ -60,9 +60,26 @@ function makeHead() {
   overview.sources.forEach((source, n) => byId("source").append(el("option", { value: n, text: harmless(baseName(source.path)), title: source.path })));
   overview.roles.forEach((role) => byId("role").append(el("option", { value: role.role, text: harmless(role.role) })));
   byId("changed-label").hidden = !data.compare;
+  makeNumberFilters(overview);
 }
 
-const FIELDS = { source: "source", role: "role", least: "least", most: "most", shareLeast: "share-least", shareMost: "share-most" };
+// Filters and orders of what only some stores have: drift classes, and numbers per row.
+function makeNumberFilters({ drift, numbers }) {
+  const order = (value, text) => byId("order").append(el("option", { value, text }));
+  byId("drift-label").hidden = !drift;
+  byId("number-range").hidden = !numbers.length;
+  if (drift) {
+    for (const name of [...CLASSES, UNJUDGED]) if (drift[name]) byId("drift").append(el("option", { value: name, text: `${name} (${count(drift[name])})` }));
+    order("drift", "gravest drift first");
+  }
+  for (const { name } of numbers) {
+    byId("number").append(el("option", { value: name, text: harmless(name) }));
+    order(`highest:${name}`, `highest ${harmless(name)} first`);
+    order(`lowest:${name}`, `lowest ${harmless(name)} first`);
+  }
+}
+
+const FIELDS = { source: "source", role: "role", least: "least", most: "most", shareLeast: "share-least", shareMost: "share-most", drift: "drift", numberLeast: "number-least", numberMost: "number-most" };
 
 function query() {
   const number = (id, scale = 1) => {
@@ -73,6 +90,7 @@ function query() {
     text: byId("search").value, order: byId("order").value, source: number("source"), role: byId("role").value,
     least: number("least"), most: number("most"), shareLeast: number("share-least", 100), shareMost: number("share-most", 100),
     changed: byId("changed").checked, start: 0,
+    drift: byId("drift").value, number: byId("number").value, numberLeast: number("number-least"), numberMost: number("number-most"),
   };
 }
 
@@ -84,7 +102,8 @@ async function find(wanted = query()) {
   try {
     const results = await data.find(wanted, (part, found) => showStatus(`Searched ${percent(part, 1)}, ${plural(found, "row")} so far`), () => mine !== finding);
     if (!results || mine !== finding) return;
-    list.show(results);
+    const ranged = wanted.numberLeast !== null || wanted.numberMost !== null ? [wanted.number] : [];
+    list.show(results, [numberOrder(wanted.order)[1], ...ranged].filter((name) => name !== null));
     const all = results.total === results.of && !wanted.text;
     showStatus(all ? plural(results.total, "row") : `${plural(results.total, "row")} of ${count(results.of)}`);
     if (results.searched < results.of) {
@@ -104,6 +123,7 @@ function filterBy(wanted) {
   byId("filters").reset();
   for (const [name, value] of Object.entries(wanted)) {
     if (name === "changed") byId("changed").checked = value;
+    else if (name === "number") byId("number").value = value;
     else byId(FIELDS[name]).value = value;
   }
   byId("more").open = true;
@@ -112,7 +132,7 @@ function filterBy(wanted) {
 }
 
 // Whether a row is shown with the others of its group.
-const offersGroup = (row) => Boolean(!data.compare && row.group && row.group.size > 1);
+const offersGroup = (row) => Boolean(!data.compare && row.group && row.group.rows.length > 1);
 const showsGroup = (row) => look.group && offersGroup(row);
 
 // To the next or the previous row of the list; where whole groups are shown, to one of another.
@@ -120,7 +140,7 @@ async function step(by) {
   const here = list.known.get(list.chosen);
   let at = list.chosen + by;
   if (here && showsGroup(here)) {
-    const same = (row) => row && row.group.number === here.group.number;
+    const same = (row) => row && row.group && row.group.number === here.group.number;
     while (same(await list.at(at))) at += by;
   }
   await list.choose(at, true);
@@ -145,14 +165,14 @@ async function showRow(number) {
   current = row.row;
   const head = el("div", {});
   const body = el("div", { id: "row-body" });
-  const members = () => Promise.all(Array.from({ length: row.group.size }, (_, place) => data.row(row.group.first + place)));
+  const members = async () => (await Promise.all(row.group.rows.map((number) => data.row(number)))).filter(Boolean);
   const draw = async () => {
     head.replaceChildren(rowHead(row, step, showsGroup(row)));
     const folded = [...view.querySelectorAll("section.turn")].map((one) => one.querySelector(".turn-head").getAttribute("aria-expanded") === "false");
     let made;
     try {
       if (data.compare) made = comparedRow(await data.compared(row.row));
-      else made = showsGroup(row) ? groupedRows(await members()) : turnsOf(row);
+      else made = showsGroup(row) ? groupedRows(await members()) : turnsOf(row, { marks: findingMarks(row) });
     } catch (error) {
       made = el("p", { class: "note", text: error.message });
     }

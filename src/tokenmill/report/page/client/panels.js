@@ -23,6 +23,7 @@ function overviewPanel(data, filter) {
       lengthChart(overview.lengths, (least, most) => filter({ least, most })),
       shareChart(overview.shares, (shareLeast, shareMost) => filter({ shareLeast, shareMost }))),
     el("p", { class: "hint", text: "A bar shows its rows when pressed." }),
+    ...rolloutParts(overview, filter),
     el("h3", { text: "Per row" }),
     table(["percentile", ...marks.map((name) => name.slice(1))], [
       ["tokens", ...marks.map((name) => count(overview.percentiles[name]))],

@@ -33,8 +33,22 @@ function tokenSpan(row, texts, at, role, marks) {
   if (marks && marks[at]) kind += ` ${marks[at]}`;
   const span = el("span", { class: kind, tabindex: -1, "data-at": at });
   fillToken(span, row, at, texts[at]);
+  const scale = scaleOf();
+  if (scale && row.mask[at] && Array.isArray(row.attached[scale.name])) heat(span, row.attached[scale.name][at], scale);
   return span;
 }
+
+// How far a value is along its scale: the share of the way from 0 to the end on its side.
+function heat(span, value, scale) {
+  if (typeof value !== "number") return;
+  const below = value < 0 || !scale.high;
+  const end = below ? scale.low : scale.high;
+  span.classList.add("heat", below ? "below" : "above");
+  span.style.setProperty("--heat", String(end ? clamp(value / end, 0, 1) : 0));
+}
+
+const scaleOf = () => (look.colour.startsWith("value:") ? data.overview.scales.find((one) => `value:${one.name}` === look.colour) : undefined);
+const colourClass = () => (look.colour.startsWith("value:") ? "colour-value" : `colour-${look.colour}`);
 
 function describe(row, texts, at, role) {
   const id = row.ids[at];
@@ -51,6 +65,7 @@ function describe(row, texts, at, role) {
   for (const [name, values] of Object.entries(row.attached)) {
     if (Array.isArray(values)) lines.push([harmless(name), String(values[at])]);
   }
+  for (const one of row.findings) if (one.token === at) lines.push(["finding", harmless(`${one.class || UNJUDGED}: ${one.kind}`)]);
   return el("dl", {}, ...lines.flatMap(([name, value]) => [el("dt", { text: name }), el("dd", { text: value, class: `tip-${name}` })]));
 }
 
@@ -97,7 +112,7 @@ function shareBar(trained, length) {
 // comparison's changes); `side` tells the columns of one view apart.
 function turnsOf(row, { marks, side = "one", from = 0, to = row.ids.length } = {}) {
   const texts = shownTexts(row);
-  const box = el("div", { class: `turns colour-${look.colour}` });
+  const box = el("div", { class: `turns ${colourClass()}` });
   const covered = row.turns.length ? row.turns[row.turns.length - 1][2] : 0;
   const all = covered < row.ids.length ? [...row.turns, ["(no turn)", covered, row.ids.length]] : row.turns;
   const turns = all.map(([role, start, end]) => [role, Math.max(start, from), Math.min(end, to)]).filter(([, start, end]) => start < end);
@@ -113,12 +128,19 @@ function turnsOf(row, { marks, side = "one", from = 0, to = row.ids.length } = {
     el("span", { class: "role", text: harmless(role) }),
     el("span", { class: "muted", text: plural(end - start, "token") }),
     el("span", { class: trained ? "loss some" : "loss", text: trained ? `${count(trained)} trained` : "not trained" }));
-    const section = el("section", { class: `turn ${roleClass(role)}` }, head, body);
+    const section = el("section", { class: `turn ${roleClass(role)}`, "data-start": start, "data-end": end }, head, body);
+    const tokens = (first, last) => Array.from({ length: last - first }, (_, n) => tokenSpan(row, texts, first + n, role, marks));
+    const pictures = new Map(row.media.filter((one) => one.count && one.start < end && one.start + one.count > start).map((one) => [Math.max(one.start, start), one]));
     const more = (first) => {
-      const last = Math.min(end, first + SHOWN_TOKENS);
-      const spans = [];
-      for (let at = first; at < last; at++) spans.push(tokenSpan(row, texts, at, role, marks));
-      body.append(...spans);
+      const made = [];
+      let last = first;
+      while (last < end && made.length < SHOWN_TOKENS) {
+        const picture = pictures.get(last);
+        const next = picture ? Math.min(end, picture.start + picture.count) : last + 1;
+        made.push(...(picture ? [pictureChip(row, picture, last, next, tokens)] : tokens(last, next)));
+        last = next;
+      }
+      body.append(...made);
       if (last < end) {
         const button = el("button", { type: "button", class: "more", text: `show more: ${count(end - last)} tokens are left`, onclick: () => { button.remove(); more(last); } });
         body.append(button);
@@ -161,8 +183,10 @@ function focusToken(span) {
 
 // The next token in a direction, over the borders of turns that are open.
 function beside(span, step) {
-  let next = step > 0 ? span.nextElementSibling : span.previousElementSibling;
-  if (next && next.classList.contains("tok")) return next;
+  const sibling = step > 0 ? "nextElementSibling" : "previousElementSibling";
+  let next = span[sibling];
+  while (next && !next.classList.contains("tok")) next = next[sibling]; // a picture in between
+  if (next) return next;
   let section = span.closest(".turn");
   while (section) {
     section = step > 0 ? section.nextElementSibling : section.previousElementSibling;
@@ -215,10 +239,26 @@ function choices(name, values, current, changed) {
   return box;
 }
 
+// A number at an end of a scale; what lies beyond has the colour of the end.
+const scaleEnd = (value, more) => (value ? `${value > 0 ? "" : "−"}${Math.abs(value)} ${more}` : "0");
+
+function scaleLegend(scale) {
+  const steps = Array.from({ length: 13 }, (_, n) => scale.low + ((scale.high - scale.low) * n) / 12);
+  return el("div", { class: "legend turns colour-value", "aria-label": "Legend" },
+    el("span", { text: harmless(scale.name) }),
+    el("span", { class: "scale" },
+      el("span", { class: "scale-low", text: scaleEnd(scale.low, "or less") }),
+      el("span", { class: "ramp", "aria-hidden": "true" }, ...steps.map((value) => { const step = el("i"); heat(step, value, scale); return step; })),
+      el("span", { class: "scale-high", text: scaleEnd(scale.high, "or more") })),
+    el("span", { text: "Tokens that are not trained have no colour." }));
+}
+
 function legend() {
+  const scale = scaleOf();
+  if (scale) return scaleLegend(scale);
   const swatch = (kind, text) => el("span", { class: "swatch" }, el("span", { class: kind, text: "text" }), ` ${text}`);
   const turn = (role) => el("span", { class: `turn ${roleClass(role)}` }, el("span", { class: "tok", text: role }));
-  return el("div", { class: `legend turns colour-${look.colour}`, "aria-label": "Legend" },
+  return el("div", { class: `legend turns ${colourClass()}`, "aria-label": "Legend" },
     el("span", { class: "turn role-assistant" }, swatch("tok trained", "trained")),
     el("span", { class: "turn role-assistant" }, swatch("tok", "not trained")),
     el("span", { class: "turn role-assistant" }, swatch("tok special", "control token")),
@@ -233,38 +273,45 @@ function toolbar(redraw, offersGroup) {
   };
   const all = (open) => () => document.querySelectorAll("#view section.turn").forEach((section) => toggle(section, open));
   return el("div", { class: "toolbar" },
-    choices("Colour by", [["both", "role and loss"], ["role", "role"], ["loss", "loss"]], look.colour, (value) => { look.colour = value; redraw(); }),
+    choices("Colour by", [["both", "role and loss"], ["role", "role"], ["loss", "loss"], ...data.overview.scales.map((one) => [`value:${one.name}`, harmless(one.name)])], look.colour, (value) => { look.colour = value; redraw(); }),
     check("spaces", "spaces"), check("ids", "ids"), offersGroup ? check("group", "whole group") : null,
     el("span", { class: "gap" }),
     el("button", { type: "button", id: "fold", text: "Fold turns", onclick: all(false) }),
     el("button", { type: "button", id: "unfold", text: "Unfold", onclick: all(true) }));
 }
 
-const attachedPerRow = (row) => Object.entries(row.attached).filter(([, value]) => !Array.isArray(value));
+// What is attached to the row as a whole, but for what it carries under the same name.
+const attachedPerRow = (row) => Object.entries(row.attached).filter(([name, value]) => !Array.isArray(value) && !(name in row.carried));
 
 // What stands above a row, or above all rows of its group: then each answer says its own numbers.
 function rowHead(row, step, wholeGroup) {
   const { group } = row;
-  const notes = [...Object.entries(row.carried), ...(wholeGroup ? [] : attachedPerRow(row))];
-  const oneTurn = row.part && (!group || group.size === 1);
+  const recorded = group && group.name !== null;
+  // Of a recorded group each answer says its own; of one answer the title says the rest.
+  const carried = Object.entries(row.carried).filter(([name]) => !recorded || (!wholeGroup && !["group", "step"].includes(name)));
+  const notes = [...carried.filter(([name]) => !data.overview.drift || name !== "reward"), ...(wholeGroup ? [] : attachedPerRow(row))];
+  const oneTurn = row.part && (!group || group.rows.length === 1);
   return el("header", { class: "row-head" },
     el("div", { class: "title" },
-      el("h2", { id: "row-title", text: wholeGroup ? `Group ${count(group.number)}` : `Row ${count(row.row)}` }),
-      group ? el("span", { class: "muted", text: wholeGroup ? `rows ${count(group.first)} to ${count(group.first + group.size - 1)}` : groupText(group) }) : null,
+      el("h2", { id: "row-title", text: wholeGroup ? `Group ${groupName(group)}` : `Row ${count(row.row)}` }),
+      group ? el("span", { class: "muted", text: wholeGroup ? groupRows(group) : groupText(group) }) : null,
+      wholeGroup ? null : verdictOf(row),
       oneTurn ? el("span", { class: "muted", text: `turn ${row.part} of its source row` }) : null,
       el("span", { class: "gap" }),
       el("button", { type: "button", text: "↑ previous", "aria-keyshortcuts": "k", onclick: () => step(-1) }),
       el("button", { type: "button", text: "↓ next", "aria-keyshortcuts": "j", onclick: () => step(1) })),
-    el("p", { class: "facts" },
+    recorded && wholeGroup ? null : el("p", { class: "facts" },
       el("span", { class: "origin", text: harmless(row.address) }),
       row.origin.offset !== null ? el("span", { class: "muted", text: `byte ${count(row.origin.offset)}, ${plural(row.origin.length, "byte")}` }) : null),
     wholeGroup ? groupFacts(group) : el("p", { class: "facts" },
       el("span", { text: plural(row.length, "token") }),
       el("span", { class: "trained-count", text: `${count(row.trained)} trained (${percent(row.trained, row.length)})` }),
       shareBar(row.trained, row.length),
+      row.media.length ? el("span", { text: plural(row.media.length, "picture") }) : null,
       group && group.score !== null ? el("span", { text: `score ${group.score}` }) : null),
     notes.length
       ? el("dl", { class: "carried" }, ...notes.flatMap(([name, value]) => [
         el("dt", { text: harmless(name) }), el("dd", { text: harmless(typeof value === "string" ? value : JSON.stringify(value)) })]))
-      : null);
+      : null,
+    wholeGroup ? null : findingsOf(row));
 }
