@@ -193,7 +193,7 @@ def is_media(part: Mapping[str, Any]) -> bool:
     """Whether a typed part is a picture, a video or a sound."""
     kind = part.get("type")
     if kind:
-        return kind in MEDIA_PARTS
+        return isinstance(kind, str) and kind in MEDIA_PARTS
     return any(part.get(name) is not None for name in ("image", "image_url"))
 
 

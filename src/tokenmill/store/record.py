@@ -121,6 +121,8 @@ CARRIED = "carried."
 _TOKEN_BUFFERS = {
     f"{column}{part}" for column in ("input_ids", "loss_mask") for part in (".offsets", ".values")
 }
+_TOKEN_OFFSETS = ("input_ids.offsets", "loss_mask.offsets")
+_META_WIDTHS = {name: 4 if kind.endswith("32") else 8 for name, kind in META_COLUMNS.items()}
 _LISTS = ("turn_ends", "turn_roles")
 
 UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
@@ -222,7 +224,24 @@ def decode_record(data: bytes, files: SliceFiles) -> CommitRecord:
         )
     if set(record.token_file.buffers) != _TOKEN_BUFFERS or not _names_meta_buffers(record):
         raise CorruptionError("does not name the buffers of its files", path=files.record)
+    _require_sizes(record, files)
     return record
+
+
+def _require_sizes(record: CommitRecord, files: SliceFiles) -> None:
+    """Refuse a record whose buffers are not as large as its counts ask for."""
+    tokens, rows = record.token_file.buffers, record.rows
+    sizes = [
+        *((name, tokens[name][1], 4 * (rows + 1)) for name in _TOKEN_OFFSETS),
+        ("input_ids.values", tokens["input_ids.values"][1], 4 * record.tokens),
+        ("loss_mask.values", tokens["loss_mask.values"][1], record.tokens),
+        *((name, record.meta_file.buffers[name][1], w * rows) for name, w in _META_WIDTHS.items()),
+    ]
+    for name, stated, expected in sizes:
+        if stated != expected:
+            raise CorruptionError(
+                f"buffer {name!r} has {stated} bytes, expected {expected}", path=files.record
+            )
 
 
 def _names_meta_buffers(record: CommitRecord) -> bool:

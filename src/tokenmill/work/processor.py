@@ -13,8 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -22,6 +20,7 @@ import msgspec
 
 from tokenmill import fingerprint
 from tokenmill.errors import CacheError, CorruptionError, UsageError
+from tokenmill.files import PrivateDirectory
 from tokenmill.files.sealed import BytesForm, SealedKind, publish_files
 from tokenmill.optional import installed_version
 from tokenmill.store import CacheLayout, Store
@@ -236,17 +235,14 @@ def _keep(processor: Processor, card: ProcessorCard, cache: CacheLayout) -> None
     home = cache.processor(card.key)
     if home.is_dir():
         return
-    staged = tempfile.mkdtemp(prefix="tokenmill-processor-")
-    try:
-        processor.save(staged)
-        files = {
-            path.relative_to(staged).as_posix(): path.read_bytes()
-            for path in sorted(Path(staged).rglob("*"))
-            if path.is_file()
-        }
-        publish_files(cache.root, home, files)
-    finally:
-        shutil.rmtree(staged, ignore_errors=True)
+    staged = PrivateDirectory("tokenmill-processor-")
+    processor.save(staged.path)
+    files = {
+        path.relative_to(staged.path).as_posix(): path.read_bytes()
+        for path in sorted(staged.path.rglob("*"))
+        if path.is_file()
+    }
+    publish_files(cache.root, home, files)
 
 
 def _memo_name(where: Any, *, trust_remote_code: bool) -> str | None:
