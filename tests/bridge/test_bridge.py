@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import threading
+import time
 from typing import Any
 
 import numpy as np
@@ -361,9 +362,23 @@ def test_pickled_bridge_works_and_remembers_nothing() -> None:
     assert twin.prompt([USER]) == prompt
 
 
-def test_threads_share_a_bridge() -> None:
+def test_threads_share_a_bridge(monkeypatch: pytest.MonkeyPatch) -> None:
     rollout = Rollout(CHATML)
     texts: dict[int, str] = {}
+    inside: list[int] = []
+    crowded: list[list[int]] = []
+    honest = TracedTemplate.follow
+
+    def slow(self: TracedTemplate, *given: Any, **options: Any) -> Any:
+        inside.append(threading.get_ident())
+        time.sleep(0.002)  # whoever may come in comes in now
+        if len(inside) > 1:
+            crowded.append(list(inside))
+        run = honest(self, *given, **options)
+        inside.remove(threading.get_ident())
+        return run
+
+    monkeypatch.setattr(TracedTemplate, "follow", slow)
 
     def run(number: int) -> None:
         ids = rollout.bridge.prompt([{**USER, "content": f"n{number}"}])
@@ -376,6 +391,7 @@ def test_threads_share_a_bridge() -> None:
         thread.start()
     for thread in threads:
         thread.join()
+    assert not crowded  # paths are learned by one at a time
     turns = "".join(f"a{turn}.<|im_end|>{NEXT}" for turn in range(4))
     opening = "<|im_start|>user\nn{}<|im_end|>\n<|im_start|>assistant\n"
     assert texts == {number: opening.format(number) + turns for number in range(4)}
