@@ -35,6 +35,17 @@ NAMING = (
     "{% else %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+# Opens a list of results before the first one after a call, where nothing closes a turn (Hy3).
+LISTING = (
+    "{% set ns = namespace(first=true) %}{% for m in messages %}"
+    "{% if m.role == 'tool' %}{% if ns.first %}<results>\n{% endif %}{% set ns.first = false %}"
+    "<result>{{ m.content }}</result>\n"
+    "{% else %}{% if m.tool_calls %}{% set ns.first = true %}{% endif %}"
+    "<|im_start|>{{ m.role }}\n{{ m.content }}"
+    "{% if m.tool_calls %}<call>{{ m.tool_calls[0].function.name }}</call>{% endif %}"
+    "{% if m.role != 'assistant' %}<|im_end|>\n{% endif %}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
 # A turn is closed by a blank line, which no token marks (RWKV).
 BLANK_LINE = (
     "{% for m in messages %}{{ m.role }}: {{ m.content }}\n\n{% endfor %}"
@@ -256,6 +267,15 @@ def test_answer_that_depends_on_the_id_of_the_call_asks_for_the_message() -> Non
     nameless = {"role": "tool", "content": "sunny"}
     with pytest.raises(tm.UsageError, match="sampled="):
         rollout.after("<call>look</call><|im_end|>", nameless)
+
+
+def test_answer_that_a_call_opens_a_list_for_asks_for_the_message() -> None:
+    rollout = Rollout(LISTING)
+    ids = rollout.bridge.prompt([USER]) + rollout.ids("Looking.")
+    ids = rollout.bridge.extend(ids, [RESULT])  # the first list is opened in any case
+    ids += rollout.ids("Again.")
+    with pytest.raises(tm.UsageError, match="sampled="):
+        rollout.bridge.extend(ids, [RESULT])
 
 
 def test_message_that_says_more_than_was_sampled_is_refused() -> None:
