@@ -289,6 +289,10 @@ def test_untraceable_template_goes_on_where_text_alone_proves_it() -> None:
     assert rollout.after("Sunny.<|im_end|>") == NEXT
     with pytest.raises(tm.BridgeError, match="cannot be traced"):
         rollout.after("Sunny.")
+    with pytest.raises(tm.UsageError, match="sampled="):
+        rollout.after("Looking.<|im_end|>", RESULT)
+    turn = {"role": "assistant", "content": "Looking."}
+    assert "sunny" in rollout.after("Looking.<|im_end|>", RESULT, sampled=turn)
 
 
 @pytest.mark.parametrize("renderer", ["auto", "jinja2"])
