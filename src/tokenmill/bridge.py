@@ -513,20 +513,33 @@ class Bridge:
             return
         calls = [_call(message, prompt.tools) for message in answers]
         nameless = [{"type": "function", "function": call["function"]} for call in calls]
+        behind = self._behind(printed, prompt.tools)
         found = []
         for tool_calls in (calls, nameless):
             turn = {**printed.messages[printed.turn], "tool_calls": tool_calls}
             for (form,), _ in _forms([turn]):
                 try:
-                    found.append(self._print_on(prompt, form, new).text.endswith(following))
+                    called = self._print_on(prompt, form, new)
+                    found.append(
+                        called.text.endswith(following)
+                        and self._behind(called, prompt.tools) == behind
+                    )
                     break
                 except RowError:
                     continue
-        if not found or not all(found):
+        if behind is None or not found or not all(found):
             raise UsageError(
                 "this template prints the answer of a tool otherwise after a call than after a"
-                " text: give the sampled turn as a message with its tool_calls (sampled=)"
+                " text, or it cannot be told: give the sampled turn as a message with its"
+                " tool_calls (sampled=)"
             )
+
+    def _behind(self, printed: _Printed, tools: list[Any] | None) -> str | None:
+        """What is printed behind a sampled turn's closer; None where that cannot be told."""
+        try:
+            return printed.text[self._closing(printed.run, printed.turn, tools)[1] :]
+        except BridgeError:
+            return None
 
     # -- ids ----------------------------------------------------------------------------------
 

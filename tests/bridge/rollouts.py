@@ -278,21 +278,35 @@ def judge_rows(play: Play, renderer: Renderer, rows: dict[str, Any]) -> int:
         made = renderer.render([row])
         if made.rejected or found[0][0]["role"] == "assistant":
             continue  # what is lost or unproven is judged in tests/chat
-        where = f"{play.name} × {case}"
-        assert all(step.opens for step in turns), where
+        where = f"{play.name} × {case}: the rows"
+        if not all(step.opens for step in turns):
+            play.wrong.append(f"{where} are none: a turn does not go on from its prompt")
+            continue
         held = stretches(turns)
-        assert trained(made) == trained(by_turns.render([row])), where
+        if trained(made) != trained(by_turns.render([row])):
+            play.wrong.append(f"{where} train something else than those of expand=turns")
         if play.template.says_itself:
             continue  # its author says where a turn ends
-        assert made.texts == [members[-1].stands for members in held], where
-        if all(found[0][step.turn - 1]["role"] != "assistant" for step in turns):
-            assert made.spans == [  # after an assistant, some templates print no header to prompt
-                [(len(step.prompt), len(step.stands)) for step in members] for members in held
-            ], where
+        if made.texts != [members[-1].stands for members in held]:
+            play.wrong.append(f"{where} have other texts")
+            continue
+        spans = [[(len(step.prompt), len(step.stands)) for step in members] for members in held]
+        if made.spans != spans and all(_prompted(play, step, *found) for step in turns):
+            play.wrong.append(f"{where} train {made.spans}, not {spans}")
         for text, members in zip(made.texts, held, strict=True):
             roll(play, where, text, members, *found)
             judged += 1
     return judged
+
+
+def _prompted(play: Play, step: Step, messages: list[Message], tools: Any) -> bool:
+    """Whether a turn is asked for with its header: not after an assistant, or after a system alone.
+
+    Some templates print none there; a header is nothing that a row trains.
+    """
+    before = messages[: step.turn]
+    unasked = play.template.plain(before, tools, add_generation_prompt=False)
+    return before[-1]["role"] != "assistant" and step.prompt != unasked
 
 
 def roll(
@@ -308,5 +322,6 @@ def roll(
             return  # a token lies across the seam
         answer = messages[step.turn + 1 : following.turn]
         ids = play.bridge.extend(whole[:place], answer, sampled=messages[step.turn])
-        if play.boundary(text, len(following.prompt)) is not None:
-            assert whole[: len(ids)] == ids, where
+        if whole[: len(ids)] != ids and play.boundary(text, len(following.prompt)) is not None:
+            play.wrong.append(f"{where} have other ids than the bridge at turn {step.turn}")
+            return

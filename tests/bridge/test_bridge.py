@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import threading
+import time
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,17 @@ NAMING = (
     "<|im_start|>assistant\n<call>{{ ns.name }}</call><|im_end|>\n"
     "{% elif m.role == 'tool' %}<|im_start|>{{ ns.name }}\n{{ m.content }}<|im_end|>\n"
     "{% else %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+# Opens a list of results before the first one after a call, where nothing closes a turn (Hy3).
+LISTING = (
+    "{% set ns = namespace(first=true) %}{% for m in messages %}"
+    "{% if m.role == 'tool' %}{% if ns.first %}<results>\n{% endif %}{% set ns.first = false %}"
+    "<result>{{ m.content }}</result>\n"
+    "{% else %}{% if m.tool_calls %}{% set ns.first = true %}{% endif %}"
+    "<|im_start|>{{ m.role }}\n{{ m.content }}"
+    "{% if m.tool_calls %}<call>{{ m.tool_calls[0].function.name }}</call>{% endif %}"
+    "{% if m.role != 'assistant' %}<|im_end|>\n{% endif %}{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 # A turn is closed by a blank line, which no token marks (RWKV).
@@ -257,6 +269,15 @@ def test_answer_that_depends_on_the_id_of_the_call_asks_for_the_message() -> Non
         rollout.after("<call>look</call><|im_end|>", nameless)
 
 
+def test_answer_that_a_call_opens_a_list_for_asks_for_the_message() -> None:
+    rollout = Rollout(LISTING)
+    ids = rollout.bridge.prompt([USER]) + rollout.ids("Looking.")
+    ids = rollout.bridge.extend(ids, [RESULT])  # the first list is opened in any case
+    ids += rollout.ids("Again.")
+    with pytest.raises(tm.UsageError, match="sampled="):
+        rollout.bridge.extend(ids, [RESULT])
+
+
 def test_message_that_says_more_than_was_sampled_is_refused() -> None:
     turn = {"role": "assistant", "content": "Sunny and warm."}
     with pytest.raises(tm.UsageError, match="says more than was sampled"):
@@ -268,6 +289,10 @@ def test_untraceable_template_goes_on_where_text_alone_proves_it() -> None:
     assert rollout.after("Sunny.<|im_end|>") == NEXT
     with pytest.raises(tm.BridgeError, match="cannot be traced"):
         rollout.after("Sunny.")
+    with pytest.raises(tm.UsageError, match="sampled="):
+        rollout.after("Looking.<|im_end|>", RESULT)
+    turn = {"role": "assistant", "content": "Looking."}
+    assert "sunny" in rollout.after("Looking.<|im_end|>", RESULT, sampled=turn)
 
 
 @pytest.mark.parametrize("renderer", ["auto", "jinja2"])
@@ -361,9 +386,23 @@ def test_pickled_bridge_works_and_remembers_nothing() -> None:
     assert twin.prompt([USER]) == prompt
 
 
-def test_threads_share_a_bridge() -> None:
+def test_threads_share_a_bridge(monkeypatch: pytest.MonkeyPatch) -> None:
     rollout = Rollout(CHATML)
     texts: dict[int, str] = {}
+    inside: list[int] = []
+    crowded: list[list[int]] = []
+    honest = TracedTemplate.follow
+
+    def slow(self: TracedTemplate, *given: Any, **options: Any) -> Any:
+        inside.append(threading.get_ident())
+        time.sleep(0.002)  # whoever may come in comes in now
+        if len(inside) > 1:
+            crowded.append(list(inside))
+        run = honest(self, *given, **options)
+        inside.remove(threading.get_ident())
+        return run
+
+    monkeypatch.setattr(TracedTemplate, "follow", slow)
 
     def run(number: int) -> None:
         ids = rollout.bridge.prompt([{**USER, "content": f"n{number}"}])
@@ -376,6 +415,7 @@ def test_threads_share_a_bridge() -> None:
         thread.start()
     for thread in threads:
         thread.join()
+    assert not crowded  # paths are learned by one at a time
     turns = "".join(f"a{turn}.<|im_end|>{NEXT}" for turn in range(4))
     opening = "<|im_start|>user\nn{}<|im_end|>\n<|im_start|>assistant\n"
     assert texts == {number: opening.format(number) + turns for number in range(4)}

@@ -25,7 +25,9 @@ def test_rows_of_every_habit_are_rollouts(renderer: str) -> None:
     for number, (name, source) in enumerate({**ALL, **HABITS}.items()):
         rows = dict(list(ODD.items())[number % 4 :: 4])
         rows = {case: row for case, row in rows.items() if "long" not in case}
-        judged += judge_rows(Play(name, source), renderer_of(name, source, renderer), rows)
+        play = Play(name, source)
+        judged += judge_rows(play, renderer_of(name, source, renderer), rows)
+        assert not play.wrong, "\n".join(play.wrong)
     assert judged > 200
 
 

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import pytest
 from hypothesis import given, settings
@@ -20,7 +21,7 @@ from tests.chat.conversations import ODD, TOOLS, corpus_rows, zoo
 from tests.chat.templates import ALL, HABITS
 from tokenmill.tokenizer import load
 
-SHARE = 12  # of the pairs, `make test` plays one in so many
+TEMPLATES, ROWS = 4, 9  # of each, `make test` plays one in so many
 SHORT = {case: row for case, row in ODD.items() if "long" not in case}
 CORPORA = ("drone_tool_calls", "glaive_tools_sharegpt", "tau_bench_trajectories", "think_traces",
            "reason_tool_use", "smilechat_zh")  # fmt: skip
@@ -38,6 +39,7 @@ def judge(
         judged += judge_rows(play, renderer_of(name, source), rows(number))
     wrong = [report for play in plays for report in play.wrong]
     counts = sum((play.counts for play in plays), Counter[str]())
+    print(f"{len(plays)} templates, {judged} rows of expand=append, {dict(counts)}")
     assert not wrong, f"{len(wrong)} wrong, {dict(counts)}\n" + "\n".join(wrong[:30])
     assert counts["message equal"] >= equal, counts
     assert counts["text equal"] >= 0.9 * counts["message equal"], counts
@@ -47,11 +49,10 @@ def judge(
     assert judged >= equal / 2
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_zoo_goes_on_as_it_prints_or_is_refused(shared: Path) -> None:
     rows = list(SHORT.items())
-    judge(zoo(shared), lambda number: dict(rows[number % SHARE :: SHARE]), equal=250, refused=100)
+    some = {n: source for n, source in zoo(shared).items() if crc32(n.encode()) % TEMPLATES == 1}
+    judge(some, lambda number: dict(rows[number % ROWS :: ROWS]), equal=60, refused=25)
 
 
 @pytest.mark.soak
@@ -75,6 +76,7 @@ def test_real_tokenizers_go_on_as_their_templates_print(shared: Path) -> None:
             plays.append(play := Play(place.parent.name, place.read_text("utf-8"), tokenizer))
             play.rows(SHORT)
     wrong = [report for play in plays for report in play.wrong]
+    print(f"{len(plays)} tokenizers, {dict(sum((play.counts for play in plays), Counter()))}")
     assert not wrong, "\n".join(wrong[:30])
     assert sum(play.counts["message equal"] for play in plays) > 400
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -152,6 +153,8 @@ def test_torch_dump_is_read_without_executing(tmp_path: Path) -> None:
     assert [row.input_ids.tolist() for row in store] == [[1, 2, 3, 4]] * 2
     assert (store[0].carried["step"], store[0].carried["group"]) == (9, 7)
     assert np.allclose(store.sidecar("logprobs")[0], [0, 0, -0.25, 0])
+    shutil.copy(tmp_path / "rollout_9.pt", tmp_path / "the_same.pt")
+    assert len(tm.from_rollouts(str(tmp_path / "*.pt"), str(TOKENIZER), **INLINE)) == 4
 
 
 class Opened:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import time
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from tests.rollouts.faults import conversation
 from tests.rollouts.simulated import Row
 from tests.rollouts.worlds import APPENDING, appending
 from tokenmill.errors import UsageError
+from tokenmill.store.collect import GRACE_S, collect, survey
 
 CALL: dict[str, Any] = {**INLINE, "tokenizer": str(TOKENIZER), "chat_template": APPENDING}
 
@@ -149,6 +151,23 @@ def test_best_and_worst_of_a_group_are_a_pair(dump: Path) -> None:
     assert np.allclose(store.sidecar("logprobs")[0], rows[3]["logprobs"])
     batch = next(iter(tm.Loader(store, batch_size=2)))
     assert batch["chosen_logprobs"].shape == batch["chosen_input_ids"].shape
+
+
+def test_files_made_of_rollouts_are_counted_and_go_with_their_stores(
+    dump: Path, tmp_path: Path
+) -> None:
+    cache = tmp_path / "cache"
+    store = tm.from_rollouts(dump, pairs="best_worst", **{**CALL, "cache_dir": cache})
+    [made] = (cache / "rollouts").iterdir()
+    size = sum(path.stat().st_size for path in made.iterdir())
+    assert survey(cache)["parts"]["rollouts"] == size
+    later, name = time.time() + 2 * GRACE_S, f"rollouts/{made.name}"
+    assert name not in collect(cache, now=later).marked  # a store's source
+    pairs = [store.path.name]
+    assert name not in collect(cache, stores=pairs, now=time.time()).marked  # just made
+    assert name in collect(cache, stores=pairs, now=later).marked
+    assert name in collect(cache, now=later + GRACE_S).removed
+    assert not made.exists()
 
 
 def test_rollouts_take_no_option_that_they_cannot_keep(dump: Path) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import random
 import zlib
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +29,12 @@ SAMPLE = 2  # of the released templates' conversations; the soak takes more
 SOAK = 12
 ASKED = ("models/tencent-Hy3", "models/meta-llama-Llama-3.2-3B-Instruct", "tokenizers/phi-3-mini")
 """Templates of which only the prompts, asked for turn by turn, say what a sampler saw."""
-UNSURE = ("mask_shifted", "mask_misses_sampled", "observation_lost")
-"""Faults that some templates hide: where whitespace or a second token ends a turn nobody can say
-whether it was sampled, and one prints a lost result's call elsewhere."""
+ENDED_TWICE = (
+    "models/microsoft-Phi-3.5-mini-instruct", "trl/phi3", "tokenizers/phi-3-mini",
+    "models/fireworks-ai-llama-3-firefunction-v2",
+)  # fmt: skip
+"""Templates that print more behind the last turn than it has in history, a second end of text or
+the next header. Nobody can say whether that was sampled, so a mask that misses it is no fault."""
 
 
 def judged(judge: Judge, *rows: Row) -> list[Verdict | RowError]:
@@ -223,7 +227,7 @@ def some(shared: Path, one_in: int) -> list[tuple[str, str]]:
 
 def sweep_clean(templates: list[tuple[str, str]], kinds: list[str]) -> None:
     alarms: list[Any] = []
-    seen = 0
+    seen = used = 0
     for name, template in templates:
         world, judge = world_of(template, name)
         rows = []
@@ -234,13 +238,15 @@ def sweep_clean(templates: list[tuple[str, str]], kinds: list[str]) -> None:
             rows.append(world.sample(messages, tools))
         clean = [row for row in rows if row is not None]
         seen += len(clean)
+        used += bool(clean)
         for row, verdict in zip(clean, judged(judge, *clean), strict=True):
             if isinstance(verdict, RowError):
                 if verdict.reason != "template_drops_content":
                     alarms.append((name, verdict.message))
             elif verdict.drift in ("structure", "text"):
                 alarms.append((name, row["messages"], verdict.notes))
-    assert not alarms
+    print(f"{used} of {len(templates)} templates, {seen} clean, {len(alarms)} alarms")
+    assert not alarms, "\n".join(str(alarm) for alarm in alarms[:30])
     assert seen > len(templates)
 
 
@@ -266,7 +272,8 @@ def test_released_templates_raise_no_alarm_on_any_clean_rollout(shared: Path) ->
 
 def sweep_faults(templates: list[tuple[str, str]], count: int) -> None:
     missed: list[Any] = []
-    tried = 0
+    tried: Counter[str] = Counter()
+    placed = used = 0
     for name, template in templates:
         world, judge = world_of(template, name)
         faults = []
@@ -274,21 +281,26 @@ def sweep_faults(templates: list[tuple[str, str]], count: int) -> None:
             clean = world.sample(messages, tools)
             if clean is None:
                 continue
-            for inject in INJECTIONS.values():
+            for kind, inject in INJECTIONS.items():
                 try:
                     fault = inject(world, copy.deepcopy(clean), rng)
                 except RowError:
                     continue
                 if fault is not None:
-                    faults.append((inject.__name__, fault))
-        tried += len(faults)
+                    faults.append((kind, fault))
+        tried.update(kind for kind, _ in faults)
         verdicts = judged(judge, *(fault.row for _, fault in faults))
         for (kind, fault), verdict in zip(faults, verdicts, strict=True):
             drift = None if isinstance(verdict, RowError) else verdict.drift
-            if drift != fault.drift and kind not in UNSURE:
+            unsure = name in ENDED_TWICE and kind == "mask_misses_sampled"
+            if drift != fault.drift and not unsure:
                 missed.append((name, kind, fault.turn, verdict))
-    assert not missed
-    assert tried
+            placed += found_in(verdict, fault)
+        used += bool(faults)
+    print(f"{used} of {len(templates)} templates, {tried.total()} faults {dict(tried)}")
+    print(f"{placed} named by kind and turn, too; {len(missed)} missed")
+    assert not missed, "\n".join(str(miss) for miss in missed)
+    assert tried.total()
 
 
 def test_released_templates_show_every_fault(shared: Path) -> None:

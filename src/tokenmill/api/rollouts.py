@@ -7,6 +7,7 @@ everything else is read where it is.
 from __future__ import annotations
 
 import ast
+import contextlib
 import glob
 import json
 import os
@@ -215,10 +216,13 @@ def _readable(sources: Any, cache_dir: str | os.PathLike[str] | None) -> tuple[A
 
 
 def _kept(root: Path, name: str, data: bytes) -> str:
-    """A file of the cache, named by its content."""
+    """A file of the cache, in a directory that is named by its name and content."""
     from tokenmill.files.sealed import publish_files
+    from tokenmill.store.layout import CacheLayout
 
-    place = root / "rollouts" / fingerprint.checksum(data)
+    place = CacheLayout(root).rollouts / fingerprint.key([name, fingerprint.checksum(data)])
     if not (place / name).exists():
         publish_files(root, place, {name: data})
+    with contextlib.suppress(OSError):
+        os.utime(place)  # in use: no collector takes it before a store names it
     return str(place / name)

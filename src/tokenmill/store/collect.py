@@ -7,9 +7,10 @@ open when it is marked can finish, and a builder that takes up a marked slice ma
 
 Needed are all stores (unless older than the caller says, or named by the caller) and every slice
 that a store's table names, and what is attached to a store that is here or elsewhere. Not needed:
-slices of no store, sidecars of stores that are gone, parts of a sidecar that is complete, staging
-directories whose owner is dead, and quarantined files. Whatever goes wrong, the price is a slice
-built again, never a wrong row.
+slices of no store, sidecars of stores that are gone, parts of a sidecar that is complete, files of
+rollouts that are no store's source, staging directories whose owner is dead, and quarantined files.
+Copies of tokenizers and processors, and what these answered, are small and stay. Whatever goes
+wrong, the price is a slice or a file made again, never a wrong row.
 """
 
 from __future__ import annotations
@@ -76,6 +77,7 @@ def survey(root: Path) -> dict[str, Any]:
         "tokenizers",
         "processors",
         "pictures",
+        "rollouts",
         "rows",
         "blocks",
         "staging",
@@ -112,6 +114,7 @@ def collect(
     for digits, keys in _slice_directories(layout):
         unneeded |= {f"slices/{key}" for key in keys - needed.in_directory(digits)}
     unneeded |= set(_unneeded_sidecars(layout, condemned))
+    unneeded |= set(_unneeded_rollouts(layout, condemned, now - grace_s))
     unneeded |= {f"staging/{path.name}" for path in _dead_staging(root)}
     unneeded |= {f"staging/claims/{path.name}" for path in _old_claims(root, now - grace_s)}
     unneeded |= {f"quarantine/{path.name}" for path in _entries(layout.quarantine)}
@@ -191,6 +194,20 @@ def _unneeded_sidecars(layout: CacheLayout, condemned: set[str]) -> Iterator[str
             key, dot, _ = parts.name.partition(".")
             if dot and is_key(key) and (store / key).is_dir():
                 yield f"{name}/{parts.name}"
+
+
+def _unneeded_rollouts(layout: CacheLayout, condemned: set[str], since: float) -> Iterator[str]:
+    """Files made of dumps and of pairs that are no store's source and that nobody used for long.
+
+    A directory of them is named by what is in it, so its name alone says whose source it is.
+    """
+    made = [path for path in _directories(layout.rollouts) if path.stat().st_mtime < since]
+    if not made:
+        return
+    stores = [path for path in _directories(layout.stores) if path.name not in condemned]
+    sources = (source for path in stores for source in Store(path, "off").sources)
+    needed = {Path(source).parent.name for source in sources if source is not None}
+    yield from (f"rollouts/{path.name}" for path in made if path.name not in needed)
 
 
 def _dead_staging(root: Path) -> Iterator[Path]:

@@ -162,6 +162,11 @@ class CacheLayout:
         """Directory of pictures that stores brought along."""
         return self.root / "pictures"
 
+    @property
+    def rollouts(self) -> Path:
+        """Directory of rollouts that were made readable: of dumps, and pairs of them."""
+        return self.root / "rollouts"
+
     def picture(self, digest: str) -> Path:
         """The copy of one picture."""
         return self.pictures / digest[:2] / digest
