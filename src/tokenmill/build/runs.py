@@ -27,12 +27,12 @@ class Run(NamedTuple):
     Attributes:
         at: The character where its one token begins.
         token: Its id.
-        count: How often it is repeated.
+        length: How many tokens it has.
     """
 
     at: int
     token: int
-    count: int
+    length: int
 
 
 class Folding:
@@ -73,7 +73,7 @@ def unfolded(encoded: Encoded, folded: Iterable[tuple[int, int, Run]]) -> Encode
     if not found:
         return encoded
     rows, marks, runs = zip(*found, strict=True)
-    _, tokens, counts = zip(*runs, strict=True)
+    _, tokens, lengths = zip(*runs, strict=True)
     numbers = np.asarray(rows)
     ends = encoded.turn_ends[encoded.turn_starts[numbers] + np.asarray(marks)]
     places = encoded.row_starts[numbers] + ends
@@ -82,5 +82,5 @@ def unfolded(encoded: Encoded, folded: Iterable[tuple[int, int, Run]]) -> Encode
     if not np.array_equal(encoded.ids[places], tokens):
         return None
     repeats = np.ones(len(encoded.ids), np.int64)
-    repeats[places] = counts
+    repeats[places] = lengths
     return encoded.repeated(repeats)
