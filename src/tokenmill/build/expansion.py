@@ -1,8 +1,9 @@
 """Pictures between the renderer and the slice: read, expanded, audited, and found again in tokens.
 
 An `Expander` stands between the two rooms of a pipeline. `expand` looks at the pictures of every
-rendered text (headers only), has the processor's expansion put in for each image token and moves
-the trained spans and turn ends behind it; `settle` finds in the encoded tokens where each picture
+rendered text (headers only), has the processor's expansion put in for each image token, runs of one
+token in it folded (`tokenmill.build.runs`), and moves the trained spans and turn ends behind it;
+`settle` finds in the encoded tokens where each picture
 lies, takes those tokens out of training, and has some rows done by the processor itself.
 
 The reference is the user's processor with real pixels. The *learned* expansion is the fast engine
@@ -19,6 +20,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import msgspec
@@ -133,10 +135,13 @@ class Expander:
         self.pictures = pictures
         self._externals = externals
         self.engine = engine
-        self._folding = Folding(processor.repeatable if engine == LEARNED else {})
         self._block: Block | None = None
         self._digests: Digests = {}
         self.engine_seconds = 0.0
+
+    @cached_property
+    def _folding(self) -> Folding:  # the processor is asked when there is a picture
+        return Folding(self._processor.repeatable if self.engine == LEARNED else {})
 
     def by_reference(self) -> Expander:
         """The same by the processor alone."""
