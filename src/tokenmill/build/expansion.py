@@ -3,8 +3,8 @@
 An `Expander` stands between the two rooms of a pipeline. `expand` looks at the pictures of every
 rendered text (headers only), has the processor's expansion put in for each image token, runs of one
 token in it folded (`tokenmill.build.runs`), and moves the trained spans and turn ends behind it;
-`settle` finds in the encoded tokens where each picture
-lies, takes those tokens out of training, and has some rows done by the processor itself.
+`settle` finds in the encoded tokens where each picture lies, takes those tokens out of training,
+and has some rows done by the processor itself.
 
 The reference is the user's processor with real pixels. The *learned* expansion is the fast engine
 that may stand in for it, and is treated as any other: the first row of each slice with pictures and
