@@ -1,9 +1,10 @@
 """Pictures between the renderer and the slice: read, expanded, audited, and found again in tokens.
 
 An `Expander` stands between the two rooms of a pipeline. `expand` looks at the pictures of every
-rendered text (headers only), has the processor's expansion put in for each image token and moves
-the trained spans and turn ends behind it; `settle` finds in the encoded tokens where each picture
-lies, takes those tokens out of training, and has some rows done by the processor itself.
+rendered text (headers only), has the processor's expansion put in for each image token, runs of one
+token in it folded (`tokenmill.build.runs`), and moves the trained spans and turn ends behind it;
+`settle` finds in the encoded tokens where each picture lies, takes those tokens out of training,
+and has some rows done by the processor itself.
 
 The reference is the user's processor with real pixels. The *learned* expansion is the fast engine
 that may stand in for it, and is treated as any other: the first row of each slice with pictures and
@@ -19,6 +20,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import msgspec
@@ -26,6 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokenmill.build.externals import Digests, Externals, Unhashed, digest_of
+from tokenmill.build.runs import Folding, Run, unfolded
 from tokenmill.chat import Rendering
 from tokenmill.chat.pictures import Picture, Place
 from tokenmill.errors import RowError, SourceChanged
@@ -82,6 +85,8 @@ class _Shown:
         patches: What they cost a vision model.
         starts: Where the starts of their expansions are among the marks that were encoded.
         stops: Where the ends are.
+        runs: What was folded in the text.
+        run_starts: Where the starts of the runs are.
     """
 
     rendered: str
@@ -91,6 +96,8 @@ class _Shown:
     patches: int
     starts: NDArray[np.int64]
     stops: NDArray[np.int64]
+    runs: Sequence[Run]
+    run_starts: NDArray[np.int64]
 
 
 @dataclass(slots=True)
@@ -131,6 +138,10 @@ class Expander:
         self._block: Block | None = None
         self._digests: Digests = {}
         self.engine_seconds = 0.0
+
+    @cached_property
+    def _folding(self) -> Folding:  # the processor is asked when there is a picture
+        return Folding(self._processor.repeatable if self.engine == LEARNED else {})
 
     def by_reference(self) -> Expander:
         """The same by the processor alone."""
@@ -179,20 +190,38 @@ class Expander:
         if self.engine == BY_PROCESSOR and pictures:
             asked = self._processor.ask([self._open(picture) for picture in pictures])
         expanded = self._processor.expand(text, sizes, asked)
+        expanded, runs = self._folded(expanded)
         move = _Move(text, self._processor.image_token, expanded)
         spans, ends = made.spans[number], made.marks[number]
         made.texts[number] = expanded.text
         if spans is not None:
             made.spans[number] = [(move(start), move(stop)) for start, stop in spans]
-        marks, (_, starts, stops) = _merged(
+        marks, (_, starts, stops, run_starts) = _merged(
             [move(end) for end in ends],
             [start for start, _ in expanded.pieces],
             [stop for _, stop in expanded.pieces],
+            [run.at for run in runs],
         )
         made.marks[number] = marks
         answers = self._processor.answers(sizes) if asked is None else asked.pictures
         patches = self._processor.patches(sizes) if asked is None else asked.patches
-        made.shown[number] = _Shown(text, pictures, facts, answers, patches, starts, stops)
+        made.shown[number] = _Shown(
+            text, pictures, facts, answers, patches, starts, stops, runs, run_starts
+        )
+
+    def _folded(self, expanded: Expanded) -> tuple[Expanded, list[Run]]:
+        """The same with one token of each run in the expansions, and the runs."""
+        text, last = "", 0
+        pieces: list[tuple[int, int]] = []
+        runs: list[Run] = []
+        for start, stop in expanded.pieces:
+            text += expanded.text[last:start]
+            folded, found = self._folding.fold(expanded.text[start:stop])
+            runs += [run._replace(at=len(text) + run.at) for run in found]
+            pieces.append((len(text), len(text) + len(folded)))
+            text += folded
+            last = stop
+        return Expanded(text + expanded.text[last:], pieces), runs
 
     def _read(self, reference: Reference) -> bytes:
         if reference.kind == "inline":
@@ -229,6 +258,7 @@ class Expander:
             Differs: A learned expansion gave other ids than the processor.
         """
         gone = {number for number, _ in encoded.rejected} | set(made.rejected)
+        encoded = self._unfolded(made, encoded, gone, notes)
         refused = dict(made.rejected)
         kept_marks = np.ones(len(encoded.turn_ends), bool)
         mask = encoded.mask
@@ -236,11 +266,11 @@ class Expander:
         media: dict[int, TextMedia] = {}
         first = True
         for number, shown in made.shown.items():
-            marks = encoded.turn_ends[encoded.turn_starts[number] : encoded.turn_starts[number + 1]]
-            own = kept_marks[encoded.turn_starts[number] : encoded.turn_starts[number + 1]]
-            own[shown.starts] = own[shown.stops] = False
             if number in gone:
                 continue
+            marks = encoded.turn_ends[encoded.turn_starts[number] : encoded.turn_starts[number + 1]]
+            own = kept_marks[encoded.turn_starts[number] : encoded.turn_starts[number + 1]]
+            own[shown.starts] = own[shown.stops] = own[shown.run_starts] = False
             if self._is_audited(first, int(digests[number])):
                 first = False
                 notes["audited"] += 1
@@ -272,6 +302,23 @@ class Expander:
             rejected = sorted({**refused, **dict(encoded.rejected)}.items())
             encoded = replace(encoded.without(refused), rejected=rejected)
         return encoded, media
+
+    def _unfolded(
+        self, made: Expansion, encoded: Encoded, gone: set[int], notes: Counter[str]
+    ) -> Encoded:
+        whole = unfolded(
+            encoded,
+            (
+                (number, mark, run)
+                for number, shown in made.shown.items()
+                if number not in gone
+                for mark, run in zip(shown.run_starts.tolist(), shown.runs, strict=True)
+            ),
+        )
+        if whole is None:
+            notes["mismatches"] += 1
+            raise Differs("a run of one token was encoded as something else")
+        return whole
 
     def _is_audited(self, first: bool, digest: int) -> bool:
         return first or self.engine != LEARNED or digest % AUDIT_ONE_IN == 0
@@ -367,16 +414,13 @@ class _Move:
         return place + self._gains[passed]
 
 
-def _merged(
-    *lists: list[int],
-) -> tuple[list[int], tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]]:
+def _merged(*lists: list[int]) -> tuple[list[int], list[NDArray[np.int64]]]:
     """Rising places of several lists as one, and where those of each list are in it."""
     flat = np.concatenate([np.asarray(places, np.int64) for places in lists])
     order = np.argsort(flat, kind="stable")
     where = np.empty(len(flat), np.int64)
     where[order] = np.arange(len(flat))
-    turns, starts, stops = np.split(where, np.cumsum([len(places) for places in lists])[:-1])
-    return flat[order].tolist(), (turns, starts, stops)
+    return flat[order].tolist(), np.split(where, np.cumsum([len(one) for one in lists])[:-1])
 
 
 def _stored(reference: Reference, place: Place) -> str:

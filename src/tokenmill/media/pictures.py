@@ -297,8 +297,10 @@ def _formats() -> tuple[str, ...]:
 
 def _is_below(place: str, root: Path) -> bool:
     """Whether a resolved path is below a directory, which may itself be reached by links."""
-    real = os.path.realpath(root)
-    return place.startswith(real if real.endswith(os.sep) else real + os.sep)
+    # In a resolved path there are none, so a directory that it begins with needs no resolving.
+    if place.startswith(os.path.join(root, "")):
+        return True
+    return place.startswith(os.path.join(os.path.realpath(root), ""))
 
 
 def _unreadable(name: str, error: Exception) -> RowError:

@@ -190,6 +190,23 @@ class Processor:
         return frozenset(ids)
 
     @functools.cached_property
+    def repeatable(self) -> dict[str, int]:
+        """Text and id of media tokens that are encoded one by one, whatever stands around them.
+
+        They are split off a text before it is normalised, with no white space of it, and no other
+        token that is split off holds them: so a run of them is so many ids, and the text on either
+        side is encoded alike however long the run is.
+        """
+        added = self.tokenizer.added_tokens_decoder
+        return {
+            token.content: number
+            for number, token in added.items()
+            if number in self.media_token_ids
+            and not (token.normalized or token.lstrip or token.rstrip or token.single_word)
+            and sum(token.content in other.content for other in added.values()) == 1
+        }
+
+    @functools.cached_property
     def _question(self) -> dict[str, Any]:
         """What is known of it without asking: no path, no part that looks at no picture."""
         try:

@@ -74,6 +74,20 @@ class Encoded:
         gone[list(rows)] = True
         return _cut(self, np.where(gone, 0, lengths), gone) if gone.any() else self
 
+    def repeated(self, counts: np.ndarray) -> Encoded:
+        """The same batch with each token as often as this says, at least once."""
+        places = np.zeros(len(counts) + 1, dtype=np.int64)
+        np.cumsum(counts, out=places[1:])
+        row_starts = np.repeat(self.row_starts[:-1], np.diff(self.turn_starts))
+        turn_ends = places[row_starts + self.turn_ends] - places[row_starts]
+        return replace(
+            self,
+            ids=np.repeat(self.ids, counts),
+            mask=np.repeat(self.mask, counts),
+            row_starts=places[self.row_starts],
+            turn_ends=turn_ends.astype(np.int32),
+        )
+
     def row(self, number: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """ids, mask and turn ends of one row."""
         tokens = slice(self.row_starts[number], self.row_starts[number + 1])
