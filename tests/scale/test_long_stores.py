@@ -68,12 +68,17 @@ def test_counts_that_disagree_with_their_record_are_corrupt(tmp_path: Path) -> N
     files = CacheLayout(tmp_path).slice(next(store.slice_keys()))
     assert np.frombuffer(read_counts([files]).lengths, "<i4").tolist() == LENGTHS[0]
     [(record, _)] = read_counts([files]).records
-    other = msgspec.structs.replace(record, tokens=record.tokens + 1)
+    longer = msgspec.structs.replace(record, tokens=record.tokens + 1)
+    files.record.write_bytes(longer.encode())
+    with pytest.raises(CorruptionError, match=r"'input_ids.values' has 32 bytes, expected 36"):
+        read_counts([files])
+    other = msgspec.structs.replace(record, trained=record.trained + 1)
     files.record.write_bytes(other.encode())
-    with pytest.raises(CorruptionError, match="count 8 tokens, the record says 9"):
+    message = f"count {record.trained} tokens, the record says {record.trained + 1}"
+    with pytest.raises(CorruptionError, match=message):
         read_counts([files])
     whole = [CacheLayout(tmp_path).slice(key) for key in store.slice_keys()]
-    with pytest.raises(CorruptionError, match="count 8 tokens, the record says 9") as caught:
+    with pytest.raises(CorruptionError, match=message) as caught:
         read_counts(whole[::-1])
     assert caught.value.path == str(files.meta)
 
