@@ -37,7 +37,7 @@ def _measure(report: Report) -> None:
     from tokenmill.errors import RowError
     from tokenmill.source import open_rows, read_block
     from tokenmill.tokenizer import engine_cache, load
-    from tokenmill.work.tasks import without_collector
+    from tokenmill.collector import without_collector
 
     datasets.disable_progress_bars()
     directory = str(shared() / "tokenizers" / "qwen3")

@@ -44,9 +44,9 @@ def _measure(report: Report, directory: Path) -> None:
 
     from tokenmill.build.pipeline import Pipeline
     from tokenmill.build.recipe import Recipe
+    from tokenmill.collector import without_collector
     from tokenmill.source import open_rows, read_block
     from tokenmill.tokenizer import load
-    from tokenmill.work.tasks import without_collector
 
     datasets.disable_progress_bars()
     rows = _pairs()

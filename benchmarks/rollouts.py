@@ -76,11 +76,11 @@ def _conversation(rng: random.Random) -> list[dict[str, Any]]:
 def _judge(report: Report, directory: Path) -> None:
     from tokenmill.chat import ChatSpec
     from tokenmill.chat.template import ReferenceTemplate
+    from tokenmill.collector import without_collector
     from tokenmill.report.drift import check_rows
     from tokenmill.rollouts.verdict import Judge
     from tokenmill.source import open_rows, read_block
     from tokenmill.tokenizer import load
-    from tokenmill.work.tasks import without_collector
 
     path = str(shared() / "tokenizers" / "qwen2.5")
     tokenizer = load(path, backend="file")
