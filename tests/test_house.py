@@ -195,7 +195,11 @@ def test_names_that_are_imported_beside_the_package_exist(folder: str) -> None:
             if home.partition(".")[0] != "tokenmill" or "integrations" in home:
                 continue
             module = importlib.import_module(home)
-            for name in (one.name for one in node.names):
-                if not hasattr(module, name) and not importlib.util.find_spec(f"{home}.{name}"):
-                    missing.append(f"{path.relative_to(PROJECT)}: {home}.{name}")
+            has_modules = hasattr(module, "__path__")
+            missing += [
+                f"{path.relative_to(PROJECT)}: {home}.{one.name}"
+                for one in node.names
+                if not hasattr(module, one.name)
+                and not (has_modules and importlib.util.find_spec(f"{home}.{one.name}"))
+            ]
     assert missing == []
