@@ -34,10 +34,10 @@ def _measure(report: Report) -> None:
 
     from tokenmill.build.pipeline import Pipeline
     from tokenmill.build.recipe import Recipe
+    from tokenmill.collector import without_collector
     from tokenmill.errors import RowError
     from tokenmill.source import open_rows, read_block
     from tokenmill.tokenizer import engine_cache, load
-    from tokenmill.collector import without_collector
 
     datasets.disable_progress_bars()
     directory = str(shared() / "tokenizers" / "qwen3")
