@@ -11,8 +11,7 @@ loader imports numpy, msgspec and xxhash, and neither pyarrow nor a tokenizer no
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tokenmill.errors import (
     BridgeError,
@@ -30,6 +29,7 @@ from tokenmill.errors import (
     UsageError,
     WorkerError,
 )
+from tokenmill.optional import first_use
 
 if TYPE_CHECKING:
     from tokenmill.api import (
@@ -56,44 +56,6 @@ if TYPE_CHECKING:
     from tokenmill.store.sidecar_writer import attach
 
 __version__ = "0.1.0"
-
-_HOMES = {
-    "Align": "tokenmill.packing",
-    "Bridge": "tokenmill.bridge",
-    "LengthGrouped": "tokenmill.loader",
-    "Loader": "tokenmill.loader",
-    "MicroBatches": "tokenmill.packing",
-    "Mixture": "tokenmill.dataset",
-    "OrderedView": "tokenmill.loader",
-    "Origin": "tokenmill.origin",
-    "Pack": "tokenmill.packing",
-    "Prompt": "tokenmill.prompts",
-    "PromptDataset": "tokenmill.api",
-    "Recipe": "tokenmill.build.recipe",
-    "Media": "tokenmill.store",
-    "Row": "tokenmill.store",
-    "Sidecar": "tokenmill.store",
-    "Store": "tokenmill.store",
-    "View": "tokenmill.dataset",
-    "as_view": "tokenmill.dataset",
-    "attach": "tokenmill.store.sidecar_writer",
-    "check_rollouts": "tokenmill.api",
-    "concat": "tokenmill.dataset",
-    "export": "tokenmill.api",
-    "filtered": "tokenmill.dataset",
-    "from_rollouts": "tokenmill.api",
-    "lint": "tokenmill.api",
-    "mix": "tokenmill.dataset",
-    "open_rows": "tokenmill.api",
-    "open_store": "tokenmill.store",
-    "prepare": "tokenmill.api",
-    "prepare_part": "tokenmill.api",
-    "pull": "tokenmill.api",
-    "push": "tokenmill.api",
-    "split": "tokenmill.dataset",
-    "to_hf": "tokenmill.api",
-}
-"""Public name → the module it lives in."""
 
 __all__ = [
     "Align",
@@ -146,14 +108,20 @@ __all__ = [
     "to_hf",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    home = _HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module 'tokenmill' has no attribute {name!r}")
-    value = getattr(import_module(home), name)
-    globals()[name] = value
-    return value
+__getattr__ = first_use(
+    __name__,
+    # Not from where they live: whoever comes through `api` knows what integrations register.
+    api="PromptDataset check_rollouts export from_rollouts lint open_rows prepare prepare_part "
+    "pull push to_hf",
+    bridge="Bridge",
+    dataset="Mixture View as_view concat filtered mix split",
+    loader="LengthGrouped Loader OrderedView",
+    origin="Origin",
+    packing="Align MicroBatches Pack",
+    prompts="Prompt",
+    store="Media Row Sidecar Store open_store",
+    **{"build.recipe": "Recipe", "store.sidecar_writer": "attach"},
+)
 
 
 def __dir__() -> list[str]:

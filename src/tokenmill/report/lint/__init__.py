@@ -8,27 +8,15 @@ duplicates are found here, from digests. The answer is a `LintReport`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from tokenmill.optional import first_use
 
 if TYPE_CHECKING:
     from tokenmill.report.lint.findings import Finding, LintReport
     from tokenmill.report.lint.rules import RULES, Rule
     from tokenmill.report.lint.run import run_lint
 
-_HOMES = {
-    "RULES": "rules",
-    "Finding": "findings",
-    "LintReport": "findings",
-    "Rule": "rules",
-    "run_lint": "run",
-}
-
 __all__ = ["RULES", "Finding", "LintReport", "Rule", "run_lint"]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib import import_module
-
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+__getattr__ = first_use(__name__, findings="Finding LintReport", rules="RULES Rule", run="run_lint")
