@@ -13,9 +13,8 @@ import pytest
 
 from tests.build.making import TOKENIZER, conversations, write_rows
 from tests.report.crafted import tokenizer_with
-from tokenmill.report.doctor import Check, examine
-from tokenmill.report.doctor import cache as cache_checks
-from tokenmill.report.doctor.checks import STATUSES
+from tokenmill.report import doctor
+from tokenmill.report.doctor import STATUSES, Check, examine
 
 
 def by_name(checks: list[Check]) -> dict[str, Check]:
@@ -107,9 +106,9 @@ def test_space_is_compared_with_the_plan(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: float, status: str
 ) -> None:
     source = write_rows(tmp_path / "a.jsonl", conversations(10))
-    need = 2 * source.stat().st_size + 10 * cache_checks.ROW_BYTES
+    need = 2 * source.stat().st_size + 10 * doctor.ROW_BYTES
     usage = types.SimpleNamespace(total=1 << 40, used=0, free=int(times * need))
-    monkeypatch.setattr(cache_checks.shutil, "disk_usage", lambda _: usage)
+    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda _: usage)
     assert look(str(source))["space"].status == status
 
 
@@ -124,8 +123,8 @@ def test_file_system_says_which_access_it_implies(
     from tokenmill.files import kind as kinds
 
     monkeypatch.setattr(kinds, "filesystem_kind", lambda _: kind)
-    monkeypatch.setattr(cache_checks, "filesystem_kind", lambda _: kind)
-    found = cache_checks.file_system(tmp_path)
+    monkeypatch.setattr(doctor, "filesystem_kind", lambda _: kind)
+    found = doctor.file_system(tmp_path)
     assert found.status == status
     assert word in found.detail
 
@@ -160,8 +159,6 @@ def test_ray_is_asked_through_its_integration(
 ) -> None:
     from importlib.machinery import ModuleSpec
 
-    from tokenmill.report.doctor import machine
-
     def describe() -> dict[str, Any]:
         if answer is None:
             raise ImportError("no such library")
@@ -170,7 +167,7 @@ def test_ray_is_asked_through_its_integration(
     fake = types.ModuleType("ray")
     fake.__spec__ = ModuleSpec("ray", None)
     monkeypatch.setitem(sys.modules, "ray", fake)
-    found = machine.ray(describe)
+    found = doctor.ray(describe)
     assert found.status == status
     assert word in found.detail
 
@@ -210,12 +207,10 @@ def test_chat_template_is_compiled_and_tried(
 
 
 def test_defect_of_one_check_does_not_hide_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tokenmill.report.doctor import machine
-
     def broken() -> Check:
         raise RuntimeError("for the test's sake")
 
-    monkeypatch.setattr(machine, "cores", broken)
+    monkeypatch.setattr(doctor, "cores", broken)
     found = look()
     assert found["cores"].status == "fail"
     assert "for the test's sake" in found["cores"].detail

@@ -1,0 +1,428 @@
+"""Doctor: is this machine fit for a preparation, and if not, what is to be done?
+
+A `Check` is one question with its answer: a name, a status, what was seen (*detail*) and what to do
+about it (*remedy*). There are four statuses: ``ok``; ``note``, something is off that not everybody
+needs; ``warning``, it works but not as well as it could; ``fail``, a preparation would not work.
+The four functions of those names make checks, so that a check reads as what it says. Only ``fail``
+makes the exit code of ``tokenmill doctor`` 1.
+
+`examine` asks everything, as far as what is given allows, in a fixed order: libraries, machine,
+settings, cache, engines, tokenizer, Ray. Each question is a function of its own, and none can bring
+another down. Nothing is built; a probe file in the cache's staging directory is all that is
+written, beside what indexing rows leaves there anyway.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import resource
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tokenmill.build.proof import LIBRARIES, installed_versions
+from tokenmill.chat import ChatSpec
+from tokenmill.chat.render import Template
+from tokenmill.chat.traced import NotTraced
+from tokenmill.chat.turns import CONVERSATIONS, TOOL
+from tokenmill.errors import RowError, TemplateError, TokenmillError
+from tokenmill.files import Staging, default_cache_dir, filesystem_kind, is_network
+from tokenmill.source import open_rows
+from tokenmill.tokenizer import Tokenizer, choose_engine, load
+from tokenmill.tokenizer.parity_texts import parity_texts
+from tokenmill.work.cores import allowed_cores, cpu_quota, usable_cores
+
+STATUSES = ("ok", "note", "warning", "fail")
+NOTHING = "nothing to do"
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One answer.
+
+    Attributes:
+        name: What was looked at.
+        status: One of `STATUSES`.
+        detail: What was seen.
+        remedy: What to do.
+    """
+
+    name: str
+    status: str
+    detail: str
+    remedy: str = NOTHING
+
+    def document(self) -> dict[str, str]:
+        """As ``tokenmill doctor --json`` prints it."""
+        return {
+            "name": self.name,
+            "status": self.status,
+            "detail": self.detail,
+            "do": self.remedy,
+        }
+
+
+def ok(name: str, detail: str, remedy: str = NOTHING) -> Check:
+    """All is well."""
+    return Check(name, "ok", detail, remedy)
+
+
+def note(name: str, detail: str, remedy: str = NOTHING) -> Check:
+    """Off, and not everybody needs it."""
+    return Check(name, "note", detail, remedy)
+
+
+def warning(name: str, detail: str, remedy: str) -> Check:
+    """It works, but not as well as it could."""
+    return Check(name, "warning", detail, remedy)
+
+
+def fail(name: str, detail: str, remedy: str) -> Check:
+    """A preparation would not work."""
+    return Check(name, "fail", detail, remedy)
+
+
+Answer = Check | Iterable[Check]
+
+
+def examine(
+    sources: Sequence[str] = (),
+    tokenizer: Any = None,
+    *,
+    tokenizer_backend: str = "auto",
+    trust_remote_code: bool = False,
+    cache_dir: str | os.PathLike[str] | None = None,
+    describe_ray: Callable[[], dict[str, Any]] | None = None,
+) -> list[Check]:
+    """Ask everything.
+
+    Args:
+        sources: Files that are to be prepared, for the space they need.
+        tokenizer: The tokenizer to try the engines with.
+        tokenizer_backend: As for `tokenmill.prepare`.
+        trust_remote_code: As for `tokenmill.prepare`.
+        cache_dir: The cache to look at; None: the user's own.
+        describe_ray: Says which cluster Ray would use; None: only whether Ray is there.
+    """
+    root = Path(cache_dir or default_cache_dir()).absolute()
+    found: list[Check] = []
+
+    def ask(name: str, question: Callable[[], Answer]) -> None:
+        try:
+            answer = question()
+            found.extend([answer] if isinstance(answer, Check) else answer)
+        except Exception as error:  # the other checks are still worth having
+            detail = f"could not be looked at: {type(error).__name__}: {error}"
+            found.append(fail(name, detail, "this is a defect of the doctor's; please report it"))
+
+    ask("libraries", libraries)
+    ask("cores", cores)
+    ask("open files", open_files)
+    ask("settings", settings)
+    ask("cache", lambda: writable(root))
+    can_write = found[-1].status == "ok"
+    ask("file system", lambda: file_system(root))
+    ask("space", lambda: room(root, sources, can_write=can_write))
+    ask("engines", engines)
+    if tokenizer is not None:
+        ask(
+            "tokenizer",
+            lambda: one_tokenizer(
+                tokenizer, backend=tokenizer_backend, trust_remote_code=trust_remote_code
+            ),
+        )
+    ask("Ray", lambda: ray(describe_ray))
+    return found
+
+
+# The machine: nothing heavy is imported, versions come from the metadata of packages
+
+EXTRAS = {
+    "hf": ("transformers", "datasets", "huggingface_hub"),
+    "torch": ("torch", "torchdata"),
+    "ray": ("ray",),
+    "serve": ("starlette", "uvicorn"),
+    "remote": ("s3fs", "gcsfs", "aiohttp"),
+}
+FEW_FILES = 1024  # descriptors: a loader over many slices and its workers need a few hundred
+OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFFLINE")
+TRUE = ("1", "on", "yes", "true")  # as huggingface_hub reads its variables
+
+
+def libraries() -> Iterator[Check]:
+    """Tokenmill itself, the engines, and the extras."""
+    core = installed_versions(LIBRARIES)
+    own = core.pop("tokenmill", "run from its source")
+    shown = ", ".join(f"{name} {version}" for name, version in core.items())
+    yield ok("tokenmill", f"{own}, Python {platform.python_version()}; {shown}")
+    for extra, names in EXTRAS.items():
+        found = installed_versions(names)
+        missing = [name for name in names if name not in found]
+        shown = ", ".join(f"{name} {version}" for name, version in found.items()) or "not installed"
+        if missing:
+            lacks = f"{shown}; without {', '.join(missing)}" if found else shown
+            remedy = f"where you need it: pip install 'tokenmill[{extra}]'"
+            yield note(f"extra {extra}", lacks, remedy)
+        else:
+            yield ok(f"extra {extra}", shown)
+
+
+def cores() -> Check:
+    """How many cores a build may use, and what bounds them."""
+    machine, allowed, quota = os.cpu_count() or 1, len(allowed_cores()), cpu_quota()
+    usable = usable_cores()
+    bounds = f"{usable} of {machine} cores (affinity {allowed}, quota {_quota(quota)})"
+    if usable < machine:
+        remedy = "more workers than that gain nothing; raise taskset, Slurm or --cpus if you can"
+        return note("cores", bounds, remedy)
+    return ok("cores", bounds)
+
+
+def _quota(quota: float | None) -> str:
+    return "none" if quota is None else f"{quota:g}"
+
+
+def open_files() -> Check:
+    """How many files a process may hold open."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    shown = f"{'no limit' if soft == resource.RLIM_INFINITY else f'{soft:,}'} at once"
+    if soft != resource.RLIM_INFINITY and soft < FEW_FILES:
+        most = "" if hard == resource.RLIM_INFINITY else f" (up to {hard:,} without root)"
+        return warning("open files", shown, f"ulimit -n 65536{most}")
+    return ok("open files", shown)
+
+
+def settings() -> Iterator[Check]:
+    """Variables of the environment that change what happens."""
+    on = [name for name in OFFLINE if os.environ.get(name, "").lower() in TRUE]
+    if on:
+        remedy = "hub ids must be in the local cache already; unset it to download"
+        yield ok("offline", f"{', '.join(on)} set: nothing is downloaded", remedy)
+    else:
+        remedy = "HF_HUB_OFFLINE=1 for machines without network: it fails at once instead of trying"
+        yield ok("offline", "not set: hub ids may be downloaded", remedy)
+    parallel = os.environ.get("TOKENIZERS_PARALLELISM")
+    yield ok(
+        "TOKENIZERS_PARALLELISM",
+        "not set" if parallel is None else f"{parallel!r}",
+        "nothing to do: workers are processes of their own, pinned to a core each, never forks",
+    )
+
+
+def ray(describe: Callable[[], dict[str, Any]] | None) -> Check:
+    """Whether ``executor="ray"`` would find a cluster; describe: what Ray's integration says."""
+    if importlib.util.find_spec("ray") is None:
+        return note("Ray", "not installed", "for executor='ray': pip install 'tokenmill[ray]'")
+    if describe is None:
+        version = installed_versions(["ray"]).get("ray", "of unknown version")
+        return ok("Ray", version, "`tokenmill doctor` says which cluster executor='ray' would use")
+    try:
+        found = describe()
+    except Exception as error:  # a broken installation must not end the examination
+        return note("Ray", f"cannot be asked: {error}", "reinstall: pip install 'tokenmill[ray]'")
+    version, address = found["version"], found["address"]
+    if address is None:
+        remedy = "executor='ray' starts a local one; for a cluster: RAY_ADDRESS=host:6379"
+        return ok("Ray", f"{version}; no cluster is running here", remedy)
+    if not found["reachable"]:
+        remedy = "start the cluster, or correct or unset RAY_ADDRESS"
+        return warning("Ray", f"{version}; {address} ({found['from']}) does not answer", remedy)
+    return ok("Ray", f"{version}; {address} ({found['from']}) answers")
+
+
+# The cache: writing is tried, not asked for, since permission bits say nothing of read-only mounts,
+# quotas or NFS. The plan is an upper estimate from the bytes of the sources: int32 ids and int8
+# masks of one token per two and a half bytes, which is more tokens than real text gives.
+
+STORE_PER_SOURCE = 2.0  # bytes of a store per byte of source: 5 bytes for each 2.5 bytes of text
+ROW_BYTES = 128  # per row beside its tokens: index, origin, lengths, turns
+LITTLE = 1 << 30  # bytes free without a plan
+FEW_INODES = 10_000
+GIB = 1 << 30
+
+
+def writable(root: Path) -> Check:
+    """Whether something can be written, by writing it."""
+    existed = root.exists()
+    try:
+        with Staging(root) as staging:
+            staging.write("doctor", b"a file of the doctor's")
+    except TokenmillError as error:
+        remedy = (
+            "choose another: --cache-dir or TOKENMILL_CACHE_DIR (finished stores stay readable)"
+        )
+        return fail("cache", f"{root}: {error.message}", remedy)
+    if not existed:
+        return ok("cache", f"{root} can be written (it was made just now)")
+    return ok("cache", f"{root} can be written")
+
+
+def file_system(root: Path) -> Check:
+    """The kind of file system, and how stores are read there."""
+    kind = filesystem_kind(_nearest(root))
+    if is_network(_nearest(root)):
+        return note(
+            "file system",
+            f"{kind}: a network file system; stores are read with pread, never mapped",
+            "safe as it is; for quicker single rows put the cache on a local disk",
+        )
+    if kind == "unknown":
+        remedy = "if it is a network file system, copy stores to a local disk before training"
+        return note("file system", "unknown kind, taken for local: stores are mapped", remedy)
+    if kind == "tmpfs":
+        remedy = "the cache takes memory and is gone after a restart: choose a disk"
+        return warning("file system", "tmpfs: stores are mapped from memory", remedy)
+    return ok("file system", f"{kind}: local; stores are mapped")
+
+
+def room(root: Path, sources: Sequence[str], *, can_write: bool) -> Iterator[Check]:
+    """Free space and inodes, against the plan where sources are given."""
+    place = _nearest(root)
+    free = shutil.disk_usage(place).free
+    inodes = os.statvfs(place)
+    if inodes.f_files > 0 and inodes.f_favail < FEW_INODES:
+        remedy = "remove small files from this disk, or choose another --cache-dir"
+        yield warning("inodes", f"{inodes.f_favail:,} left", remedy)
+    if not sources:
+        yield _compared(free, None, "")
+    elif not can_write:
+        remedy = "see the cache: rows are indexed there"
+        yield note("sources", "not looked at: the cache cannot be written", remedy)
+        yield _compared(free, None, "")
+    else:
+        yield from _against(root, free, sources)
+
+
+def _against(root: Path, free: int, sources: Sequence[str]) -> Iterator[Check]:
+    try:
+        rows = open_rows(list(sources), cache_dir=root)
+        size = sum(file.bytes for file in rows.files)
+    except TokenmillError as error:
+        yield fail("sources", str(error), "name files that are there and can be read")
+        yield _compared(free, None, "")
+        return
+    files = len(rows.files)
+    yield ok("sources", f"{len(rows):,} rows in {files:,} files, {_size(size)} of text")
+    need = int(size * STORE_PER_SOURCE) + len(rows) * ROW_BYTES
+    yield _compared(free, need, f"a store of these rows needs at most about {_size(need)}")
+
+
+def _compared(free: int, need: int | None, why: str) -> Check:
+    shown = f"{_size(free)} free" + (f"; {why}" if why else "")
+    if need is not None and free < need:
+        remedy = "make room (tokenmill cache gc), or choose another --cache-dir"
+        return fail("space", shown, remedy)
+    if free < (LITTLE if need is None else 2 * need):
+        return warning("space", shown, "it may suffice; tokenmill cache gc removes what is unused")
+    return ok("space", shown)
+
+
+def _nearest(path: Path) -> Path:
+    """The path, or what exists above it."""
+    return next(place for place in (path, *path.absolute().parents) if place.exists())
+
+
+def _size(count: int) -> str:
+    if count >= GIB:
+        return f"{count / GIB:,.1f} GiB"
+    return f"{count / (1 << 20):,.1f} MiB"
+
+
+# The engines, and what they make of one tokenizer, which is loaded as a build would load it
+
+SLOWER = "encoding falls back to tokenizers, the same ids at a tenth of the speed or less"
+
+
+def engines() -> Iterator[Check]:
+    """Which engines are there."""
+    versions = installed_versions(("tokenizers", "fastokens"))
+    if importlib.util.find_spec("tokenizers") is None:
+        yield fail("engine hf", "tokenizers is not installed", "pip install tokenizers")
+    else:
+        yield ok("engine hf", f"tokenizers {versions.get('tokenizers', '?')}, the reference")
+    if not _can_import("fastokens"):
+        yield warning("engine fastokens", f"not installed; {SLOWER}", "pip install fastokens")
+    else:
+        yield ok("engine fastokens", f"fastokens {versions.get('fastokens', '?')}")
+
+
+def _can_import(name: str) -> bool:
+    try:
+        importlib.import_module(name)
+    except ImportError:
+        return False
+    return True
+
+
+def one_tokenizer(source: Any, *, backend: str, trust_remote_code: bool) -> Iterator[Check]:
+    """What a build would make of one tokenizer."""
+    try:
+        loaded = load(source, backend=backend, trust_remote_code=trust_remote_code)
+        key = loaded.key
+    except TokenmillError as error:
+        remedy = "give a directory, a tokenizer.json or a hub id; the message names the choice"
+        yield fail("tokenizer", str(error), remedy)
+        return
+    agreed = loaded.notes.get("auto_tokenizer")
+    compared = f"; AutoTokenizer {agreed}" if agreed else ""
+    yield ok("tokenizer", f"{source}: identity {key[:12]}, encoded by {loaded.backend}{compared}")
+    yield _parity(loaded)
+    yield _special_tokens(loaded)
+    yield _template(loaded)
+
+
+def _parity(loaded: Tokenizer) -> Check:
+    texts = len(parity_texts(loaded.added_contents))
+    engine, why = choose_engine(loaded, "auto")
+    if engine.name == "fastokens":
+        return ok("parity", f"fastokens gives the ids of tokenizers on all {texts:,} texts")
+    return note("parity", f"{SLOWER}: {why}", "nothing to do: the ids are right, only slower")
+
+
+def _special_tokens(loaded: Tokenizer) -> Check:
+    pad, eos = loaded.pad_id, loaded.eos_id
+    shown = f"bos {loaded.bos_id}, eos {eos}, pad {pad}"
+    if eos is None:
+        remedy = "append_eos=False for text and pairs; set eos_token in tokenizer_config.json"
+        return warning("special tokens", f"{shown}: no end-of-sequence token", remedy)
+    if pad is None or pad == eos:
+        which = "no pad token" if pad is None else "pad is eos"
+        remedy = "fine here; a trainer that masks labels by pad id would mask the real eos"
+        return note("special tokens", f"{shown}: {which}", remedy)
+    return ok("special tokens", shown)
+
+
+def _template(loaded: Tokenizer) -> Check:
+    template = loaded.template
+    source = template.get("default") if isinstance(template, dict) else template
+    if source is None:
+        remedy = "for conversations give --chat-template; text and pairs of strings need none"
+        return note("chat template", "none", remedy)
+    try:
+        found = Template(source, ChatSpec(), loaded.special_tokens)
+        untraced = _untraced(found)
+    except TemplateError as error:
+        if "date" in error.message:
+            return note("chat template", "prints the date", "pin it: --date 2026-11-15")
+        return fail("chat template", error.message, "mend it, or give --chat-template")
+    if untraced:
+        remedy = "such rows are rejected unless everything is trained; the rest is not affected"
+        return warning("chat template", f"not traced: {untraced}", remedy)
+    return ok("chat template", f"traced on {found.traced.learned} kinds of conversations")
+
+
+def _untraced(template: Template) -> str:
+    """Why some kind of conversation cannot be traced through a template; empty where all can."""
+    for messages in CONVERSATIONS:
+        for tools in (None, [TOOL]):
+            try:
+                template.traced.follow(messages, tools)
+            except RowError:  # it wants something else of a conversation
+                continue
+            except NotTraced as error:
+                return str(error)
+    return ""
