@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tokenmill.packing import MicroBatches, Packs
-from tokenmill.packing.balance import cut, level
+from tokenmill.packing.micro import cut, level
 
 Plan = Callable[..., tuple[Any, int]]
 

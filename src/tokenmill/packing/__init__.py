@@ -14,8 +14,10 @@ from tokenmill.packing.fill import (
     Piece,
     fill_packs,
     fill_rows,
+    fill_slabs,
     padded_width,
     padded_widths,
+    shard,
 )
 from tokenmill.packing.micro import Align, MicroBatches
 from tokenmill.packing.packs import (
@@ -29,7 +31,6 @@ from tokenmill.packing.packs import (
     pack_window,
     share_of,
 )
-from tokenmill.packing.slabs import fill_slabs, shard
 
 __all__ = [
     "IGNORE",

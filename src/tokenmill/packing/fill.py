@@ -11,6 +11,24 @@ own row could predict it.
         position_ids   0 1 2 0 1 0 1 2     restart per row, and in the padding tail
         seq_idx        0 0 0 1 1 - - -     -1 in the tail
         cu_seqlens     0 3 5 8             the tail is a segment of its own
+
+`fill_slabs` lays them side by side, too, each padded to a multiple. The padding behind a sequence,
+and that at the end of the slab, belongs to the sequence before it: positions run on there, labels
+are -100 and ``seq_idx`` is -1. ``cu_seqlens`` counts the tokens of the sequences,
+``cu_seqlens_padded`` says where they lie, as Transformer Engine takes them; attention that knows
+one of the two only takes the second (causal, so no token sees the padding behind it).
+
+    rows  a b c  and  d e, sequences a multiple of 2, the slab of 4        (^ not trained)
+        input_ids          a b c . d e . .
+        labels             ^ b c ^ ^ e ^ ^
+        position_ids       0 1 2 3 0 1 2 3
+        seq_idx            0 0 0 - 1 1 - -
+        cu_seqlens         0 3 5
+        cu_seqlens_padded  0 4 8
+
+`shard` is what one of several ranks that share the sequences holds of a batch. Its labels stand
+where their tokens stand; ``shift_labels`` are the labels of the following tokens, because a rank
+does not hold the token behind the last of a stretch.
 """
 
 from __future__ import annotations
@@ -20,6 +38,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from tokenmill.packing.fit import Int64Array
 
 IGNORE = -100  # the label that cross entropy skips, as torch and transformers agree on
 
@@ -103,3 +123,112 @@ def fill_packs(packs: Sequence[Sequence[Piece]], length: int, pad_id: int) -> Ba
 
 def _labels(input_ids: npt.NDArray[np.int64], loss_mask: npt.NDArray[np.uint8]) -> Any:
     return np.where(loss_mask.view(np.bool_), input_ids, np.int64(IGNORE))
+
+
+def fill_slabs(
+    slabs: Sequence[Sequence[Piece]],
+    pad_id: int,
+    *,
+    sequence: int = 1,
+    slab: int = 1,
+    length: int | None = None,
+) -> Batch:
+    """Lay pieces side by side into (slabs, tokens); no slab at all gives one of padding.
+
+    Args:
+        slabs: The pieces of every slab; several only where ``length`` is given.
+        pad_id: Token of the padding.
+        sequence: Every piece's place is a multiple of this.
+        slab: A slab's length is a multiple of this.
+        length: Tokens of every slab; None takes as few as the pieces need.
+    """
+    filled = [list(pieces) for pieces in slabs] or [[]]
+    sizes = [[-(-ids.size // sequence) * sequence for ids, _ in pieces] for pieces in filled]
+    width = max(-(-max(map(sum, sizes)) // slab), 1) * slab if length is None else length
+    total = len(filled) * width
+    input_ids = np.full(total, pad_id, dtype=np.int64)
+    loss_mask = np.zeros(total, dtype=np.uint8)
+    seq_idx = np.full(total, -1, dtype=np.int32)
+    lengths: list[int] = []
+    starts: list[int] = []
+    for number, (pieces, places) in enumerate(zip(filled, sizes, strict=True)):
+        start = number * width
+        for name, ((ids, mask), place) in enumerate(zip(pieces, places, strict=True)):
+            stop = start + ids.size
+            input_ids[start:stop] = ids
+            loss_mask[start:stop] = mask
+            loss_mask[start : start + 1] = 0
+            seq_idx[start:stop] = name
+            starts.append(start)
+            lengths.append(ids.size)
+            start += place
+        if not pieces:  # padding alone is a sequence without tokens
+            starts.append(start)
+            lengths.append(0)
+    padded = np.asarray([*starts, total], dtype=np.int64)
+    room = np.diff(padded)
+    shape = (len(filled), width)
+    places_in = np.arange(total, dtype=np.int64) - np.repeat(padded[:-1], room)
+    return {
+        "input_ids": input_ids.reshape(shape),
+        "labels": _labels(input_ids, loss_mask).reshape(shape),
+        "position_ids": places_in.reshape(shape),
+        "loss_mask": loss_mask.reshape(shape),
+        "seq_idx": seq_idx.reshape(shape),
+        "cu_seqlens": np.concatenate(([0], np.cumsum(lengths))).astype(np.int32),
+        "cu_seqlens_padded": padded.astype(np.int32),
+        "max_seqlen": int(room.max()),
+    }
+
+
+def shard(batch: Batch, rank: int, ranks: int, shards: str = "zigzag") -> Batch:
+    """What one rank holds of a batch whose sequences several ranks share.
+
+    ``cu_seqlens``, ``cu_seqlens_padded`` and ``max_seqlen`` stay those of the whole batch.
+
+    Args:
+        batch: Of `fill_slabs`, or rows padded to one width.
+        rank: Among those that share it.
+        ranks: How many share it.
+        shards: zigzag or contiguous.
+    """
+    rows, width = batch["input_ids"].shape
+    found = dict(batch)
+    bounds = batch.get("cu_seqlens_padded")
+    if bounds is None:
+        bounds = np.arange(rows + 1, dtype=np.int64) * width
+        found["position_ids"] = _positions(batch["attention_mask"])
+    # The first label of every sequence is -100, and so is the one behind its last token; what it
+    # weighs goes with it.
+    for name in ("labels", "loss_weights"):
+        values = batch.get(name)
+        if values is not None and values.shape == (rows, width):
+            found[f"shift_{name}"] = np.roll(values.reshape(-1), -1).reshape(rows, width)
+    if shards == "contiguous" or ranks == 1:
+        bounds = np.arange(rows + 1, dtype=np.int64) * width
+        places = _stretches(bounds, ranks, (rank,))
+    else:
+        places = _stretches(bounds, 2 * ranks, (rank, 2 * ranks - 1 - rank))
+    for name, value in found.items():
+        if isinstance(value, np.ndarray) and value.shape == (rows, width):  # one value per token
+            found[name] = value.reshape(-1)[places].reshape(rows, width // ranks)
+    return found
+
+
+def _stretches(bounds: npt.NDArray[Any], count: int, wanted: tuple[int, ...]) -> Int64Array:
+    """Places of some of the equal stretches that every sequence is cut into, in their order."""
+    sizes = np.diff(bounds).astype(np.int64) // count
+    numbers = np.asarray(wanted, dtype=np.int64)
+    firsts = (bounds[:-1, None] + sizes[:, None] * numbers[None, :]).reshape(-1)
+    each = np.repeat(sizes, numbers.size)
+    ends = np.cumsum(each)
+    places: Int64Array = np.repeat(firsts - (ends - each), each)
+    return places + np.arange(places.size, dtype=np.int64)
+
+
+def _positions(attention_mask: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
+    """Positions of padded rows: from 0 at the first token, running on in padding behind them."""
+    first = attention_mask.argmax(axis=1).astype(np.int64)
+    places = np.arange(attention_mask.shape[1], dtype=np.int64)
+    positions: npt.NDArray[np.int64] = np.maximum(places[None, :] - first[:, None], 0)
+    return positions

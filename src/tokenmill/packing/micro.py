@@ -1,23 +1,38 @@
-"""Micro-batches: what a step is cut into so that it fits, and how their sequences are aligned.
+"""Micro-batches: what a step is cut into so that it fits, in about equal shares of the work.
 
 `MicroBatches` is the user's wish: a token budget, what to balance, and the shape. `Align` says to
 which multiples sequences and slabs are padded. `MicroBatches.plan` answers for one step, from
-lengths alone, with the micro-batch of every sample; `tokenmill.packing.balance` does the
-arithmetic, and the loader asks it.
+lengths alone, with the micro-batch of every sample; the loader asks it. A *slab* is the rows of one
+micro-batch side by side.
 
-A *slab* is the rows of one micro-batch side by side. A sample is never divided: a row, a pack, or
-rows that belong together go into one micro-batch whole.
+A *unit* is what must stay together: a row, a pack, a group of rows. It has a number of tokens,
+which the budget counts, and a cost, which is to be balanced; both are whole numbers, so every
+machine finds the same plan. The answer is one micro-batch number per unit, where micro-batch
+``rank × each + k`` is the k-th of that rank: every rank has ``each`` of them, as few as fit.
+
+    budget 8, 2 ranks, tokens 5 4 3 3 1      rank 0   [5 3]        8
+                                             rank 1   [4 3 1]      8
+
+`level` is for units that are laid side by side: the costliest first, each to the micro-batch with
+the least cost so far; then the costliest and the cheapest are pooled and divided anew, again and
+again. `cut` is for rows that are padded to the longest of their micro-batch: sorted by width and
+cut into stretches, the costliest of which is as cheap as stretches can be. In both, micro-batch k
+of all ranks are of neighbouring cost, so ranks that wait for each other at every micro-batch wait
+little, and the costliest come first, so that a run which does not fit into memory says so at its
+first step.
 """
 
 from __future__ import annotations
 
+import heapq
+from bisect import bisect_right
 from dataclasses import dataclass, field
+from itertools import pairwise
 from math import lcm
 
 import numpy as np
 
 from tokenmill.errors import UsageError
-from tokenmill.packing.balance import cut, level
 from tokenmill.packing.fit import Int64Array
 from tokenmill.packing.packs import Packs, share_of
 
@@ -160,3 +175,219 @@ def _check_positive(wish: object, *names: str) -> None:
             raise UsageError(
                 f"{type(wish).__name__}.{name} must be a positive whole number, not {value!r}"
             )
+
+
+_POOLED = 1 << 14  # units divided anew in one plan, at most: some 10 ms
+_FINENESS = 12  # bits to which the cost of the costliest stretch is settled
+_HURDLES = 1024  # micro-batches without room looked past, at least, before more of them are made
+
+
+def level(tokens: Int64Array, cost: Int64Array, ranks: int, budget: int) -> tuple[Int64Array, int]:
+    """Micro-batch of every unit, and how many each rank has.
+
+    Args:
+        tokens: Per unit, each at most ``budget``.
+        cost: Per unit.
+        ranks: Among which micro-batches are shared.
+        budget: Tokens of a micro-batch, at most.
+    """
+    total = int(tokens.sum())
+    each = max(1, -(-total // (ranks * budget)))
+    each += each >> 5  # a large plan need not be the tightest: finding that would take many tries
+    descending = np.lexsort((-tokens, -cost))
+    while True:
+        placed = _costliest_first(
+            tokens[descending].tolist(), cost[descending].tolist(), ranks * each, budget
+        )
+        if placed is not None:
+            break
+        each += max(1, each >> 5)
+    groups = np.empty(tokens.size, dtype=np.int64)
+    groups[descending] = placed
+    _even_out(groups, tokens, cost, budget)
+    return _deal(groups, cost, ranks, each), each
+
+
+def _costliest_first(
+    tokens: list[int], cost: list[int], groups: int, budget: int
+) -> list[int] | None:
+    """Each unit to the group of the least cost that has room; None where one finds none."""
+    # A group's key orders by cost, then by number; in between by tokens where some units cost none.
+    below = max(1, (groups - 1).bit_length())
+    number_of = (1 << below) - 1
+    if all(cost):
+        steps = [worth << below for worth in cost]
+    else:
+        shift = budget.bit_length()
+        pairs = zip(tokens, cost, strict=True)
+        steps = [((worth << shift) + count) << below for count, worth in pairs]
+    heap, held, placed = list(range(groups)), [0] * groups, []
+    hurdles = max(_HURDLES, len(tokens) >> 3)
+    replace = heapq.heapreplace
+    for count, step in zip(tokens, steps, strict=True):
+        key = heap[0]
+        number = key & number_of
+        passed = []
+        while held[number] + count > budget:
+            passed.append(heapq.heappop(heap))
+            hurdles -= 1
+            if hurdles < 0 or not heap:
+                return None
+            key = heap[0]
+            number = key & number_of
+        held[number] += count
+        placed.append(number)
+        replace(heap, key + step)
+        for key in passed:
+            heapq.heappush(heap, key)
+    return placed
+
+
+def _deal(groups: Int64Array, cost: Int64Array, ranks: int, each: int) -> Int64Array:
+    """Number groups by rank: round by round, the costliest to the rank that has the least."""
+    costs = np.zeros(ranks * each, dtype=np.int64)
+    np.add.at(costs, groups, cost)
+    descending = np.argsort(-costs, kind="stable")
+    renumbered = np.empty(ranks * each, dtype=np.int64)
+    loads = np.zeros(ranks, dtype=np.int64)
+    for round_ in range(each):
+        dealt = descending[round_ * ranks : (round_ + 1) * ranks]
+        least_first = np.argsort(loads, kind="stable")
+        renumbered[dealt] = least_first * each + round_
+        loads[least_first] += costs[dealt]
+    return renumbered[groups]
+
+
+def _even_out(groups: Int64Array, tokens: Int64Array, cost: Int64Array, budget: int) -> None:
+    """Pool the costliest and the cheapest group and divide them anew, while that helps."""
+    loads = np.zeros(int(groups.max(initial=0)) + 1, dtype=np.int64)
+    np.add.at(loads, groups, cost)
+    by_group = np.argsort(groups, kind="stable")
+    bounds = np.searchsorted(groups[by_group], np.arange(loads.size + 1))
+    units = [by_group[first:stop] for first, stop in pairwise(bounds.tolist())]
+    left = _POOLED
+    while True:
+        high, low = int(loads.argmax()), int(loads.argmin())
+        gap = int(loads[high] - loads[low])
+        pool = np.concatenate((units[high], units[low]))
+        left -= pool.size
+        if gap <= 1 or left < 0:
+            return
+        side = np.asarray(_halves(cost[pool].tolist()), dtype=np.bool_)
+        halves = pool[~side], pool[side]
+        costs = [int(cost[half].sum()) for half in halves]
+        fits = all(int(tokens[half].sum()) <= budget for half in halves)
+        if not fits or abs(costs[0] - costs[1]) >= gap:
+            return
+        for group, half, load in zip((high, low), halves, costs, strict=True):
+            groups[half], units[group], loads[group] = group, half, load
+
+
+def _halves(costs: list[int]) -> list[int]:
+    """0 or 1 for every unit, the sums of both sides close: the largest differencing method.
+
+    The two largest are set against each other and their difference takes their place.
+    """
+    heap = [(-cost, unit) for unit, cost in enumerate(costs)]
+    heapq.heapify(heap)
+    against = []
+    while len(heap) > 1:
+        first, one = heapq.heappop(heap)
+        second, other = heap[0]
+        heapq.heapreplace(heap, (first - second, one))
+        against.append((one, other))
+    side = [0] * len(costs)
+    for one, other in reversed(against):
+        side[other] = 1 - side[one]
+    return side
+
+
+def cut(
+    widths: Int64Array,
+    lines: Int64Array,
+    cost: Int64Array,
+    ranks: int,
+    budget: int,
+    *,
+    adds_up: bool = False,
+    loads: tuple[Int64Array, int] | None = None,
+) -> tuple[Int64Array, int]:
+    """Micro-batch of every unit where rows are padded, and how many each rank has.
+
+    Args:
+        widths: Tokens of every unit's longest row, rounded up as the batch will be.
+        lines: Rows of every unit; lines × width is at most ``budget``.
+        cost: Of a line of every unit's width, not falling with the width: every line of a
+            micro-batch costs as much as its longest.
+        ranks: Among which micro-batches are shared.
+        budget: Lines × longest, at most.
+        adds_up: The cost is that of the unit, whatever the width of its batch.
+        loads: What every unit takes of a second budget, each at most that, and the budget.
+    """
+    descending = np.lexsort((-cost, -widths))
+    costs = cost[descending]
+    lines_before = np.concatenate(([0], np.cumsum(lines[descending]))).tolist()
+    cost_before = np.concatenate(([0], np.cumsum(costs))).tolist()
+    most_lines = (budget // np.maximum(widths[descending], 1)).tolist()
+    line_costs = np.maximum(costs, 1).tolist()
+    units = widths.size
+    load_before, most_load = [0] * (units + 1), 0
+    if loads is not None:
+        load_before = np.concatenate(([0], np.cumsum(loads[0][descending]))).tolist()
+        most_load = loads[1]
+
+    def stretches(most: int) -> list[int]:
+        """Where stretches of at most this cost begin; a single unit may cost more."""
+        starts, place = [], 0
+        while place < units:
+            starts.append(place)
+            held = (
+                most_lines[place] if adds_up else min(most_lines[place], most // line_costs[place])
+            )
+            stop = bisect_right(lines_before, lines_before[place] + held) - 1
+            if adds_up:
+                stop = min(stop, bisect_right(cost_before, cost_before[place] + most) - 1)
+            stop = min(stop, bisect_right(load_before, load_before[place] + most_load) - 1)
+            place = max(stop, place + 1)
+        return starts
+
+    def costliest(starts: list[int]) -> int:
+        before = cost_before if adds_up else lines_before
+        ends = [*starts[1:], units]
+        held = [before[end] - before[start] for start, end in zip(starts, ends, strict=False)]
+        if not adds_up:
+            held = [count * line_costs[start] for count, start in zip(held, starts, strict=True)]
+        return max(held, default=0)
+
+    starts = stretches(max(cost_before[-1], lines_before[-1] * max(line_costs, default=0)))
+    each = max(1, -(-len(starts) // ranks))
+    total = cost_before[-1] if adds_up else int((costs * lines[descending]).sum())
+    low, high = total // (ranks * each), costliest(starts)
+    while high - low > high >> _FINENESS:
+        middle = (low + high) // 2
+        if len(stretches(middle)) <= ranks * each:
+            high = middle
+        else:
+            low = middle + 1
+    starts = _split_to(stretches(high), units, ranks * each)
+    sizes = np.diff([*starts, units])
+    groups = np.empty(units, dtype=np.int64)
+    groups[descending] = np.repeat(np.arange(sizes.size), sizes)
+    paid = cost
+    if not adds_up:
+        paid = np.empty(units, dtype=np.int64)
+        paid[descending] = np.repeat(costs[starts], sizes) * lines[descending]
+    return _deal(groups, paid, ranks, each), each
+
+
+def _split_to(starts: list[int], units: int, wanted: int) -> list[int]:
+    """Halve the stretches with the most units until there are so many, or none can be halved."""
+    ends = [*starts[1:], units]
+    heap = [(start - end, start, end) for start, end in zip(starts, ends, strict=False)]
+    heapq.heapify(heap)
+    while heap and len(heap) < wanted and heap[0][0] < -1:
+        _, start, end = heapq.heappop(heap)
+        middle = (start + end + 1) // 2
+        heapq.heappush(heap, (start - middle, start, middle))
+        heapq.heappush(heap, (middle - end, middle, end))
+    return sorted(start for _, start, _ in heap)
