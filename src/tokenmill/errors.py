@@ -117,6 +117,12 @@ class UsageError(TokenmillError, ValueError):
     """The call is wrong: an argument, a flag or a field of a recipe."""
 
 
+def check_positive(name: str, value: object) -> None:
+    """Refuse what is no positive whole number."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise UsageError(f"{name} is {value!r}; it is a positive whole number")
+
+
 class SourceError(TokenmillError, OSError):
     """The data cannot be read."""
 

@@ -21,7 +21,7 @@ from tests.report.crafted import (
 )
 from tokenmill.errors import REASONS, UsageError
 from tokenmill.report.lint import RULES, LintReport, minhash
-from tokenmill.report.lint.sample import SAMPLE_BLOCKS, choose, described
+from tokenmill.report.lint.run import SAMPLE_BLOCKS, choose, described
 
 QUICK: dict[str, Any] = {"tokenizer_backend": "file", "executor": "inline", "progress": False}
 

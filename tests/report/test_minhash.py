@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tokenmill.report.lint import minhash
-from tokenmill.report.lint.pairs import near_duplicates
+from tokenmill.report.lint.linter import near_duplicates
 
 Row = list[int]
 

@@ -165,12 +165,6 @@ class Pixels:
 # What a host's config may say
 
 
-def check_positive(name: str, value: Any) -> None:
-    """Refuse what is no positive whole number."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise UsageError(f"{name} is {value!r}; it is a positive whole number")
-
-
 def rows_alone(view: View) -> View:
     """A view whose rows stand for themselves; a host that takes them one by one parts groups.
 

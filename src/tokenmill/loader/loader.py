@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from tokenmill.dataset import Mixture, View
-from tokenmill.errors import UsageError
+from tokenmill.errors import UsageError, check_positive
 from tokenmill.loader.attached import Wanted
 from tokenmill.loader.cursor import Cursor
 from tokenmill.loader.prefetch import Prefetcher
@@ -96,10 +96,8 @@ class Loader:
         max_patches: int | None = None,
         processor: Any = None,
     ) -> None:
-        if epochs is not None and (
-            isinstance(epochs, bool) or not isinstance(epochs, int) or epochs < 1
-        ):
-            raise UsageError(f"epochs must be a positive whole number or None, not {epochs!r}")
+        if epochs is not None:
+            check_positive("epochs", epochs)
         if isinstance(prefetch, bool) or not isinstance(prefetch, int) or prefetch < 0:
             raise UsageError(f"prefetch must be a number of batches from 0, not {prefetch!r}")
         self.stream = Stream(

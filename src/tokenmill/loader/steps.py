@@ -20,7 +20,7 @@ from typing import Protocol
 
 import numpy as np
 
-from tokenmill.errors import UsageError
+from tokenmill.errors import UsageError, check_positive
 from tokenmill.loader.cursor import Cursor
 from tokenmill.loader.samples import Samples
 from tokenmill.loader.units import Units
@@ -48,9 +48,7 @@ class Geometry:
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "world_size"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise UsageError(f"{name} must be a positive whole number, not {value!r}")
+            check_positive(name, getattr(self, name))
         if isinstance(self.rank, bool) or not isinstance(self.rank, int):
             raise UsageError(f"rank must be a whole number, not {self.rank!r}")
         if not 0 <= self.rank < self.world_size:

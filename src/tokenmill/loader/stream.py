@@ -16,7 +16,7 @@ import numpy as np
 
 from tokenmill import fingerprint
 from tokenmill.dataset import Mixture, View, as_view
-from tokenmill.errors import StateError, UsageError
+from tokenmill.errors import StateError, UsageError, check_positive
 from tokenmill.loader.account import Account, served
 from tokenmill.loader.attached import Attached, Wanted
 from tokenmill.loader.cursor import Cursor, Passport, Scheduled
@@ -239,10 +239,8 @@ class Stream:
             ("max_tokens", self.max_tokens),
             ("max_patches", self.max_patches),
         ):
-            if value is not None and (
-                isinstance(value, bool) or not isinstance(value, int) or value < 1
-            ):
-                raise UsageError(f"{name} must be a positive whole number, not {value!r}")
+            if value is not None:
+                check_positive(name, value)
         pack, wish = self.pack, self.micro_batches
         if wish is not None and wish.layout == "slab" and pad_side == "left":
             raise UsageError("slabs have no padding at the left: pad_side='left' has no meaning")

@@ -32,7 +32,7 @@ from math import lcm
 
 import numpy as np
 
-from tokenmill.errors import UsageError
+from tokenmill.errors import UsageError, check_positive
 from tokenmill.packing.fit import Int64Array
 from tokenmill.packing.packs import Packs, share_of
 
@@ -55,7 +55,8 @@ class Align:
     slab: int = 1
 
     def __post_init__(self) -> None:
-        _check_positive(self, "sequence", "slab")
+        for name in ("sequence", "slab"):
+            check_positive(f"Align.{name}", getattr(self, name))
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,8 @@ class MicroBatches:
     hidden_size: int = 4096
 
     def __post_init__(self) -> None:
-        _check_positive(self, "max_tokens", "context_parallel", "hidden_size")
+        for name in ("max_tokens", "context_parallel", "hidden_size"):
+            check_positive(f"MicroBatches.{name}", getattr(self, name))
         if not isinstance(self.align, Align):
             raise UsageError(f"MicroBatches.align must be a tm.Align, not {self.align!r}")
         for name, known in (("balance", BALANCE), ("shards", SHARDS), ("layout", LAYOUTS)):
@@ -166,15 +168,6 @@ class MicroBatches:
         if self.balance == "tokens":
             return places
         return 6 * self.hidden_size * places + places * places
-
-
-def _check_positive(wish: object, *names: str) -> None:
-    for name in names:
-        value = getattr(wish, name)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise UsageError(
-                f"{type(wish).__name__}.{name} must be a positive whole number, not {value!r}"
-            )
 
 
 _POOLED = 1 << 14  # units divided anew in one plan, at most: some 10 ms

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from tokenmill.errors import UsageError
+from tokenmill.errors import UsageError, check_positive
 from tokenmill.packing import fit
 from tokenmill.packing.fit import Int64Array
 
@@ -47,9 +47,7 @@ class Pack:
 
     def __post_init__(self) -> None:
         for name in ("length", "window"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise UsageError(f"Pack.{name} must be a positive whole number, not {value!r}")
+            check_positive(f"Pack.{name}", getattr(self, name))
         if self.method not in METHODS:
             raise UsageError(
                 f"Pack.method must be one of {', '.join(METHODS)}, not {self.method!r}"
@@ -82,9 +80,7 @@ class Slots:
     unpredicted: int = 0
 
     def __post_init__(self) -> None:
-        value = self.multiple
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise UsageError(f"pad_multiple must be a positive whole number, not {value!r}")
+        check_positive("pad_multiple", self.multiple)
 
     def of(self, lengths: Int64Array) -> Int64Array:
         """The slots of rows of these lengths."""

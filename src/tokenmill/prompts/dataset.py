@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 
-from tokenmill.errors import RowError, StateError, UsageError
+from tokenmill.errors import RowError, StateError, UsageError, check_positive
 from tokenmill.files import PrivateDirectory, is_remote
 from tokenmill.origin import Origin, nothing_left
 from tokenmill.prompts.lengths import Int32Array, Int64Array, Kept, LengthIndex
@@ -131,10 +131,8 @@ class PromptDataset(Sequence[Prompt]):
             raise UsageError(f"order is {order!r}; it is one of {', '.join(ORDERS)}")
         if on_bad_row not in ON_BAD_ROW:
             raise UsageError(f"on_bad_row is {on_bad_row!r}; it is one of {', '.join(ON_BAD_ROW)}")
-        if max_length is not None and (
-            isinstance(max_length, bool) or not isinstance(max_length, int) or max_length < 1
-        ):
-            raise UsageError(f"max_length is {max_length!r}; it is a positive integer or None")
+        if max_length is not None:
+            check_positive("max_length", max_length)
         spec = PromptSpec(
             prompt_key=prompt_key,
             label_key=label_key,

@@ -24,7 +24,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from tokenmill.errors import UsageError, WorkerError
+from tokenmill.errors import UsageError, WorkerError, check_positive
 from tokenmill.work import wire
 from tokenmill.work.cores import allowed_cores, core_of_worker, usable_cores
 from tokenmill.work.process import END_S, WorkerProcess, describe_exit
@@ -60,10 +60,8 @@ class LocalExecutor:
         pin: bool = True,
         heartbeat_silence_s: float = HEARTBEAT_SILENCE_S,
     ) -> None:
-        if num_workers is not None and (
-            isinstance(num_workers, bool) or not isinstance(num_workers, int) or num_workers < 1
-        ):
-            raise UsageError(f"num_workers must be a positive integer or None, not {num_workers!r}")
+        if num_workers is not None:
+            check_positive("num_workers", num_workers)
         if not heartbeat_silence_s > 0:
             raise UsageError(f"heartbeat_silence_s must be positive, not {heartbeat_silence_s!r}")
         self._was_told = num_workers is not None

@@ -20,9 +20,8 @@ import numpy as np
 import pyarrow as pa
 
 from tokenmill import fingerprint
-from tokenmill.errors import UsageError
+from tokenmill.errors import UsageError, check_positive
 from tokenmill.integrations.hf.table import LazyTable
-from tokenmill.integrations.hosts import check_positive
 from tokenmill.prompts import PromptDataset, shape_row
 
 _SAMPLE = "sample"

@@ -26,11 +26,10 @@ from torch.utils import data as torch_data
 
 from tokenmill.build.recipe import Recipe, RunOptions
 from tokenmill.dataset import View, as_view, split, tokens_alone
-from tokenmill.errors import UsageError
+from tokenmill.errors import UsageError, check_positive
 from tokenmill.integrations.hosts import (
     Items,
     check_names,
-    check_positive,
     is_store,
     prepared,
     rows_alone,

@@ -19,7 +19,6 @@ import secrets
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import ray
@@ -32,7 +31,7 @@ from ray.exceptions import (
     WorkerCrashedError,
 )
 
-from tokenmill.errors import CacheError, TokenmillError, UsageError, WorkerError
+from tokenmill.errors import CacheError, TokenmillError, UsageError, WorkerError, check_positive
 from tokenmill.files import at_end, write_file
 from tokenmill.integrations.ray import cluster, probe, worker
 from tokenmill.work import MAX_RETRIES, Done, Setup, Task, wire
@@ -67,10 +66,8 @@ class RayExecutor:
         pin: bool = True,
         wait_s: float | None = None,
     ) -> None:
-        if num_workers is not None and (
-            isinstance(num_workers, bool) or not isinstance(num_workers, int) or num_workers < 1
-        ):
-            raise UsageError(f"num_workers must be a positive integer or None, not {num_workers!r}")
+        if num_workers is not None:
+            check_positive("num_workers", num_workers)
         if isinstance(num_cpus, bool) or not isinstance(num_cpus, int | float) or num_cpus < 0:
             raise UsageError(f"num_cpus must be a number from 0, not {num_cpus!r}")
         self.num_workers = num_workers
@@ -107,12 +104,7 @@ class RayExecutor:
     def __enter__(self) -> RayExecutor:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _get_ready(self, shared: Iterable[str]) -> tuple[cluster.Scheduling, list[worker.Sentinel]]:

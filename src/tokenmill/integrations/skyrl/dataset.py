@@ -31,8 +31,8 @@ from torch.utils import data as torch_data
 
 from tokenmill import fingerprint
 from tokenmill.dataset import View, as_view, concat, unweighted
-from tokenmill.errors import SourceError, UsageError
-from tokenmill.integrations.hosts import Items, Pixels, check_positive, response_mask, rows_alone
+from tokenmill.errors import SourceError, UsageError, check_positive
+from tokenmill.integrations.hosts import Items, Pixels, response_mask, rows_alone
 from tokenmill.sampling import Int64Array
 from tokenmill.store import Row, Store, open_store
 from tokenmill.work.processor import processor_of

@@ -20,8 +20,7 @@ from typing import Any
 import numpy as np
 from torch.utils import data as torch_data
 
-from tokenmill.errors import StateError, UsageError
-from tokenmill.integrations.hosts import check_positive
+from tokenmill.errors import StateError, UsageError, check_positive
 from tokenmill.loader import Cursor, Passport
 from tokenmill.sampling import (
     LARGEST,

@@ -17,11 +17,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from tokenmill.errors import UsageError
+from tokenmill.errors import UsageError, check_positive
 from tokenmill.integrations.hosts import (
     check_names,
     check_one_of,
-    check_positive,
     stated_date,
 )
 from tokenmill.sampling import ORDERS, FeistelOrder, Int64Array, Order, make_order, unroll

@@ -6,13 +6,17 @@ numbers of its rows to look at; out go sightings by rule (`Collector`), and for 
 be accepted a digest of its rendered text and a sketch of its body, from which the parent finds
 duplicates. Rows never travel back; excerpts of examples do.
 
-A `Linter` is the same in one object; `pairs` opens the rows of candidate pairs again with it.
+A `Linter` is the same in one object. The parent knows candidates for near-duplicates by their
+positions among the opened rows and nothing of their text, so comparing them is work for the
+executor again: `open_comparer` opens the rows again. In come some rows with the earlier rows each
+may repeat; out go, per row, the first of them whose Jaccard index reaches the threshold, and the
+index.
 """
 
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -42,12 +46,13 @@ from tokenmill.report.lint.findings import Collector, excerpt
 from tokenmill.report.lint.groups import Side, balance, comparisons, side_of, sides_of
 from tokenmill.report.lint.pictures import PictureCritic
 from tokenmill.report.lint.template import TemplateCritic
-from tokenmill.source import Block, BlockRows, read_block
+from tokenmill.source import Block, BlockRows, open_rows, read_block
 from tokenmill.tokenizer import Encoded, Encoder, Tokenizer
 from tokenmill.work.blocks import block_of
 from tokenmill.work.identity import load_copy
 
-ENTRY = "tokenmill.report.lint.linter:open_linter"
+LINT = "tokenmill.report.lint.linter:open_linter"
+COMPARE = "tokenmill.report.lint.linter:open_comparer"
 RAW_SHOWN = 200  # bytes of a row that could not be parsed
 
 
@@ -388,3 +393,50 @@ def _body_start(text: str, parsed: Conversation | Plain) -> int:
                 continue
             return max(0, text.find(content.strip())) if content.strip() else 0
     return 0
+
+
+# Candidates for near-duplicates
+
+
+ROWS_PER_TASK = 256  # rows, each with up to `minhash.ANCHORS` others
+
+
+def open_comparer(options: dict[str, Any]) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """Load what comparing needs and return the function that compares some rows."""
+    linter = Linter.of(options)
+    rows = open_rows(list(options["sources"]), cache_dir=options["cache"])
+
+    def compare(payload: dict[str, Any]) -> dict[str, Any]:
+        pairs: list[tuple[int, list[int]]] = payload["pairs"]
+        wanted = sorted({number for row, others in pairs for number in (row, *others)})
+        sets = shingle_sets(linter, rows.batch(wanted))
+        known = dict(zip(wanted, sets, strict=True))
+        return {"near": [list(found) for found in near_duplicates(pairs, known)]}
+
+    return compare
+
+
+def near_duplicates(
+    pairs: Sequence[tuple[int, list[int]]], known: dict[int, minhash.Hashes]
+) -> Iterator[tuple[int, int, float]]:
+    """Row, the candidate it nearly repeats, and their index."""
+    for row, others in pairs:
+        for other in others:
+            index = minhash.jaccard(known[row], known[other])
+            if index >= minhash.THRESHOLD:
+                yield row, other, round(index, 4)
+                break
+
+
+def shingle_sets(linter: Linter, values: Sequence[dict[str, Any]]) -> list[minhash.Hashes]:
+    """Each row's shingles, each once; rows that are not accepted have none."""
+    rendering = linter.renderer.render(values)
+    parsed_rows = [
+        side_of(sides_of(linter.renderer.read(values[place])), part)
+        for place, part in zip(rendering.source, rendering.part, strict=True)
+    ]
+    encoded = linter.encode(rendering, parsed_rows)
+    sets = [np.zeros(0, np.uint64)] * len(values)
+    for place in encoded.kept.tolist():  # of a row's parts the last counts, as before
+        sets[rendering.source[place]] = np.unique(minhash.shingles(body(encoded, place)))
+    return sets

@@ -7,15 +7,22 @@ and digest of the rendered text, for exact duplicates) and a sketch of 64 bytes 
 for at most `minhash.MOST_ROWS` rows: rows beyond are compared for equality only, and the report
 says how many were compared.
 
+A *sample* of n rows is spread by the same keyed permutation that orders training data, seed 0:
+among all rows where the source has few blocks, else among the rows of `SAMPLE_BLOCKS` blocks that
+are themselves chosen so, because a block is read whole. It is a function of how many rows the
+blocks have, so it does not change with workers or machines. A `Choice` names, per block, its rows.
+
 Two rows of the same digest are the same text but for one chance in 2⁶⁴ per pair.
 """
 
 from __future__ import annotations
 
+import os
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -24,13 +31,13 @@ import numpy.typing as npt
 from tokenmill.build.missing import media_options
 from tokenmill.build.recipe import Recipe, RunOptions, to_travel
 from tokenmill.errors import SourceError, UsageError
-from tokenmill.report.lint import linter, minhash, pairs
+from tokenmill.report.lint import linter, minhash
 from tokenmill.report.lint.findings import PLACES, Finding, LintReport, Merged, in_order
 from tokenmill.report.lint.groups import one_sided
 from tokenmill.report.lint.pictures import copies
 from tokenmill.report.lint.row_origins import RowOrigins
 from tokenmill.report.lint.rules import RULES, SAMPLE_ROWS, chosen_rules
-from tokenmill.report.lint.sample import Choice, choose, described, ranks_of
+from tokenmill.sampling.permutation import Permutation, derive_key
 from tokenmill.source import Rows
 from tokenmill.work import Done, Executor, Setup, Task, run_tasks
 from tokenmill.work.blocks import BlockJob, BlockTask, size_of
@@ -82,13 +89,13 @@ def run_lint(
     size = size_of(_tasks(rows, chosen))
     job = BlockJob(executor, cache.root, card, comparison, options.engine)
     setup = job.setup(
-        linter.ENTRY,
+        linter.LINT,
         size,
         recipe=to_travel(recipe),
         renderer=options.renderer,
         rules=sorted(rules),
         media=media_options(recipe, options, processor),
-        sources=[pairs.absolute(source) for source in recipe.sources],
+        sources=[_absolute(source) for source in recipe.sources],
     )
     with open_progress(progress, total_rows=ranks[-1]) as shown:
         tally = _Tally(rules, places, ranks)
@@ -103,7 +110,7 @@ def run_lint(
     if "duplicate_picture" in rules:
         tally.find_copied_pictures()
     if "near_duplicate" in rules:
-        tally.find_near_duplicates(executor, replace(setup, entry=pairs.ENTRY))
+        tally.find_near_duplicates(executor, replace(setup, entry=linter.COMPARE))
     return LintReport(
         findings=tuple(tally.findings()),
         rows=len(rows),
@@ -113,6 +120,11 @@ def run_lint(
         near_duplicates=tally.near_method(),
         seconds=time.perf_counter() - start,
     )
+
+
+def _absolute(source: str) -> str:
+    """A source as any process of this machine finds it; addresses of elsewhere stay."""
+    return source if "://" in source else os.path.abspath(source)
 
 
 def _tasks(rows: Rows, chosen: Choice) -> Iterator[BlockTask]:
@@ -237,9 +249,63 @@ class _Tally:
 def _comparisons(maybe: dict[int, list[int]], positions: Positions) -> Iterator[Task]:
     """Tasks of some candidates each, in the order of the rows."""
     numbers = sorted(maybe)
-    for number, first in enumerate(range(0, len(numbers), pairs.ROWS_PER_TASK)):
+    for number, first in enumerate(range(0, len(numbers), linter.ROWS_PER_TASK)):
         some = [
             [int(positions[row]), [int(positions[other]) for other in maybe[row]]]
-            for row in numbers[first : first + pairs.ROWS_PER_TASK]
+            for row in numbers[first : first + linter.ROWS_PER_TASK]
         ]
         yield Task(number, {"pairs": some}, f"near-duplicates, part {number}")
+
+
+# Which rows
+
+
+SAMPLE_BLOCKS = 32  # blocks of about 8 MiB that are read for a sample
+
+_ROWS, _BLOCKS = 1, 2  # streams of the seed: rows within, and blocks
+
+Choice = dict[int, list[int] | None]
+"""Number of the block → numbers of its rows, None for all of them."""
+
+
+def choose(rows: Sequence[int], wanted: int | None) -> Choice:
+    """The rows to look at.
+
+    Args:
+        rows: How many rows each block has.
+        wanted: Size of the sample; None: everything.
+    """
+    if wanted is not None and (isinstance(wanted, bool) or wanted < 1):
+        raise UsageError(f"sample is {wanted!r}; it is a positive number of rows")
+    filled = [number for number, count in enumerate(rows) if count]
+    if wanted is None or wanted >= sum(rows):
+        return dict.fromkeys(filled)
+    if len(filled) > SAMPLE_BLOCKS:
+        order = Permutation(len(filled), derive_key(0, _BLOCKS)).indices(np.arange(SAMPLE_BLOCKS))
+        filled = sorted(filled[place] for place in order.tolist())
+    starts = np.concatenate(([0], np.cumsum([rows[number] for number in filled], dtype=np.int64)))
+    total = int(starts[-1])
+    if wanted >= total:
+        return dict.fromkeys(filled)
+    places = np.sort(Permutation(total, derive_key(0, _ROWS)).indices(np.arange(wanted)))
+    owners = np.searchsorted(starts, places, side="right") - 1
+    return {
+        filled[owner]: (places[owners == owner] - starts[owner]).tolist()
+        for owner in np.unique(owners).tolist()
+    }
+
+
+def ranks_of(choice: Choice, rows: Sequence[int]) -> list[int]:
+    """Per block, how many rows before it are looked at; one more than blocks, the last is all."""
+    looked = [0] * len(rows)
+    for number, some in choice.items():
+        looked[number] = rows[number] if some is None else len(some)
+    return [0, *accumulate(looked)]
+
+
+def described(choice: Choice, rows: Sequence[int]) -> dict[str, Any] | None:
+    """What the report says of a sample; None where everything is looked at."""
+    looked = ranks_of(choice, rows)[-1]
+    if looked == sum(rows):
+        return None
+    return {"rows": looked, "blocks": len(choice), "of_blocks": len(rows), "seed": 0}
