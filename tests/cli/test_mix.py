@@ -8,8 +8,8 @@ import pytest
 
 from tests.cli.harness import Shell
 from tests.store.making import make_columns, make_store
-from tokenmill.api.mixtures import open_mixture
 from tokenmill.loader import Loader
+from tokenmill.report.mixture_plan import open_mixture
 
 RECIPE = """\
 sources: {{chat: {chat}, code: stores/{code}}}

@@ -28,8 +28,7 @@ def mix(
     batch_size: Annotated[int, typer.Option(min=1, help="Samples of a step, over all ranks.")] = 1,
 ) -> None:
     """Plan what a mixture will serve: the share of every source, step by step."""
-    from tokenmill.api.mixtures import open_mixture
-    from tokenmill.report.mixture_plan import mixture_plan
+    from tokenmill.report.mixture_plan import mixture_plan, open_mixture
 
     document = mixture_plan(open_mixture(recipe), steps, batch_size)
     output.result(document, lambda: _show(output, document))
