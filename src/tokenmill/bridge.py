@@ -75,6 +75,29 @@ class _Prompt:
 
 
 @dataclass(frozen=True, slots=True)
+class _Sampled:
+    """What was sampled after a prompt, and what answers it.
+
+    Attributes:
+        prompt: What it was sampled after.
+        own: Its text.
+        stop: The special token that it ends with, as text; empty where it ends with none.
+        answer: The messages behind it.
+        by_text: Whether the turn is known by its text alone.
+    """
+
+    prompt: _Prompt
+    own: str
+    stop: str
+    answer: list[Message]
+    by_text: bool
+
+    def is_in(self, text: str) -> bool:
+        """Whether a render has the prompt and, behind it, the text to the letter."""
+        return self.prompt.begins(text) and text.startswith(self.own, self.prompt.characters)
+
+
+@dataclass(frozen=True, slots=True)
 class _Printed:
     """A conversation as the template prints it with one more turn and what answers it."""
 
@@ -346,42 +369,50 @@ class Bridge:
         stop = ""
         if len(numbers) > prompt.tokens and self.tokenizer.table.is_special[numbers[-1]]:
             stop = self._token(numbers[-1])
-        words = own.removesuffix(stop)
-        turns = ((turn, False) for turn in self._readings(prompt, own, words))
+        given = _Sampled(prompt, own, stop, new, sampled is None)
+        turns = ((turn, False) for turn in self._readings(given))
         if sampled is not None:
             turns = ((turn, nulls) for (turn,), nulls in _forms([dict(sampled)]))
         candidates: list[_Printed] = []
         refused: RowError | None = None
         for turn, nulls in turns:
             try:
-                printed = self._print_on(prompt, turn, new)
+                printed = self._print_on(given, turn)
             except RowError as error:
                 refused = refused or error
                 continue
             if nulls and (printed.run is None or printed.run.nones):
                 continue  # null would be printed as a word
-            if prompt.begins(printed.text) and printed.text.startswith(own, prompt.characters):
-                return self._exact(prompt, printed, own, stop, new, sampled is None)
+            if given.is_in(printed.text):
+                printed, following = self._exact(given, printed)
+                break
             candidates.append(printed)
-        if not candidates:
-            assert refused is not None
-            if sampled is None:
-                refused = RowError(f"{refused.message}{BY_TEXT}", reason=refused.reason)
-            raise refused
-        return self._worded_otherwise(prompt, candidates[0], own, stop, new, sampled is None)
+        else:
+            if not candidates:
+                assert refused is not None
+                if given.by_text:
+                    refused = RowError(f"{refused.message}{BY_TEXT}", reason=refused.reason)
+                raise refused
+            printed = candidates[0]
+            stop, following = self._worded_otherwise(given, printed)
+        if given.by_text:
+            self._refuse_what_depends_on_calls(given, printed, stop + following)
+        return printed, following
 
-    def _print_on(self, prompt: _Prompt, turn: Message, new: list[Message]) -> _Printed:
-        messages = [*prompt.messages, turn, *new]
-        text, run = self._print(messages, prompt.tools, prompt=True)
-        return _Printed(messages, text, run, len(prompt.messages))
+    def _print_on(self, given: _Sampled, turn: Message) -> _Printed:
+        before = given.prompt.messages
+        messages = [*before, turn, *given.answer]
+        text, run = self._print(messages, given.prompt.tools, prompt=True)
+        return _Printed(messages, text, run, len(before))
 
-    def _readings(self, prompt: _Prompt, own: str, words: str) -> Iterator[Message]:
+    def _readings(self, given: _Sampled) -> Iterator[Message]:
         """What a sampled text may be as a message, the likeliest first.
 
         With its thinking parted from the rest, as servers part it, then as it is. Where the
         template, printing such a turn as the last one, prints what was sampled, no other reading
         is tried: if it prints something else when more follows, that is a rewrite.
         """
+        prompt, own, words = given.prompt, given.own, given.own.removesuffix(given.stop)
         whole = prompt.opened + words
         parted = self._parted(whole, prompt.tools)
         contents = dict.fromkeys((words, whole, own, prompt.opened + own))
@@ -410,70 +441,52 @@ class Bridge:
             "reasoning_content": text[start : closing.start()].strip("\n"),
         }
 
-    def _exact(
-        self,
-        prompt: _Prompt,
-        printed: _Printed,
-        own: str,
-        stop: str,
-        new: list[Message],
-        by_text: bool,
-    ) -> tuple[_Printed, str]:
+    def _exact(self, given: _Sampled, printed: _Printed) -> tuple[_Printed, str]:
         """The template prints the turn as it was sampled: what stands behind it follows."""
-        place = prompt.characters + len(own)
-        turn = printed.messages[printed.turn]
-        if by_text and not (stop and not turn["content"].endswith(stop)):
-            printed = self._without_closer(prompt, printed, own, new)
-        elif not by_text and not (stop and printed.run is None):
-            words, _ = self._words(printed.run, printed.turn, prompt.tools)
+        place = given.prompt.characters + len(given.own)
+        turn, stop = printed.messages[printed.turn], given.stop
+        if given.by_text and not (stop and not turn["content"].endswith(stop)):
+            printed = self._without_closer(given, printed)
+        elif not given.by_text and not (stop and printed.run is None):
+            words, _ = self._words(printed.run, printed.turn, given.prompt.tools)
             if printed.text[place:words].strip():
                 raise UsageError(
                     f"the message sampled= says more than was sampled:"
                     f" {excerpt(printed.text[place:words], 0)}"
                 )
-        following = printed.text[place:]
-        if by_text:
-            self._refuse_what_depends_on_calls(prompt, printed, new, stop + following)
-        return printed, following
+        return printed, printed.text[place:]
 
-    def _without_closer(
-        self, prompt: _Prompt, printed: _Printed, own: str, new: list[Message]
-    ) -> _Printed:
+    def _without_closer(self, given: _Sampled, printed: _Printed) -> _Printed:
         """The same without a closer that was sampled in the turn's words, else it is printed twice.
 
         Where it is no special token, only the render tells what closes a turn.
         """
+        prompt, own = given.prompt, given.own
         words, close = self._closing(printed.run, printed.turn, prompt.tools)
         closer = printed.text[words:close]
         if prompt.characters + len(own) != words or not _closed(own, closer, printed.text[close:]):
             return printed
         turn = printed.messages[printed.turn]
         core = turn["content"] if closer.isspace() else turn["content"].rstrip()
-        closed = self._print_on(prompt, {**turn, "content": core.removesuffix(closer)}, new)
-        same = prompt.begins(closed.text) and closed.text.startswith(own, prompt.characters)
-        return closed if same else printed
+        closed = self._print_on(given, {**turn, "content": core.removesuffix(closer)})
+        return closed if given.is_in(closed.text) else printed
 
-    def _worded_otherwise(
-        self,
-        prompt: _Prompt,
-        printed: _Printed,
-        own: str,
-        stop: str,
-        new: list[Message],
-        by_text: bool,
-    ) -> tuple[_Printed, str]:
+    def _worded_otherwise(self, given: _Sampled, printed: _Printed) -> tuple[str, str]:
         """The template would write the turn in other words, which is no matter, or rewrite it.
 
         It is no matter where it writes the same with and without what follows: white space
         trimmed, JSON with other blanks. What was sampled stays, and what is printed behind the
         turn follows.
+
+        Returns:
+            What of the sampled turn stands for its closer, and what follows it.
         """
-        k = printed.turn
+        prompt, own, stop, k = given.prompt, given.own, given.stop, printed.turn
         if not prompt.begins(printed.text):
             before, run = self._print(prompt.messages, prompt.tools, prompt=True)
             ends = self._ends(run, prompt.messages, prompt.tools)
             after = self._ends(printed.run, printed.messages, prompt.tools)
-            raise _refusal(rewrite_between(before + own, printed.text, ends, after), by_text)
+            raise _refusal(rewrite_between(before + own, printed.text, ends, after), given.by_text)
         words, close = self._closing(printed.run, k, prompt.tools)
         alone, run = self._print(printed.messages[: k + 1], prompt.tools, prompt=False)
         alone_words, alone_close = self._closing(run, k, prompt.tools)
@@ -482,16 +495,11 @@ class Bridge:
         if alone[:alone_words] != text[:words] or (
             stop and alone_closer.endswith(stop) and not closer.endswith(stop)
         ):
-            raise _refusal(Rewrite(k, alone[start:alone_close], text[start:close]), by_text)
+            raise _refusal(Rewrite(k, alone[start:alone_close], text[start:close]), given.by_text)
         if not (closer.endswith(stop) if stop else _closed(own, closer, text[close:])):
-            following = self._end_of_turn(closer) + text[close:]
-            stop = ""
-        else:
-            blank = "" if stop or closer.isspace() else own[len(own.rstrip()) :]
-            following = text[close + len(blank) :]
-        if by_text:
-            self._refuse_what_depends_on_calls(prompt, printed, new, stop + following)
-        return printed, following
+            return "", self._end_of_turn(closer) + text[close:]
+        blank = "" if stop or closer.isspace() else own[len(own.rstrip()) :]
+        return stop, text[close + len(blank) :]
 
     def _end_of_turn(self, closer: str) -> str:
         """What ends a turn, without what else is printed between its words and there."""
@@ -502,27 +510,27 @@ class Bridge:
         return closer
 
     def _refuse_what_depends_on_calls(
-        self, prompt: _Prompt, printed: _Printed, new: list[Message], following: str
+        self, given: _Sampled, printed: _Printed, following: str
     ) -> None:
         """A turn that tools answer has called them, and its text alone does not say so.
 
         The same turn with calls, which may have ids or not, must be followed by the same.
         """
-        answers = [message for message in new if message["role"] in TOOL_ROLES]
+        tools = given.prompt.tools
+        answers = [message for message in given.answer if message["role"] in TOOL_ROLES]
         if not answers:
             return
-        calls = [_call(message, prompt.tools) for message in answers]
+        calls = [_call(message, tools) for message in answers]
         nameless = [{"type": "function", "function": call["function"]} for call in calls]
-        behind = self._behind(printed, prompt.tools)
+        behind = self._behind(printed, tools)
         found = []
         for tool_calls in (calls, nameless):
             turn = {**printed.messages[printed.turn], "tool_calls": tool_calls}
             for (form,), _ in _forms([turn]):
                 try:
-                    called = self._print_on(prompt, form, new)
+                    called = self._print_on(given, form)
                     found.append(
-                        called.text.endswith(following)
-                        and self._behind(called, prompt.tools) == behind
+                        called.text.endswith(following) and self._behind(called, tools) == behind
                     )
                     break
                 except RowError:
