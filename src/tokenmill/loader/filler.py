@@ -19,6 +19,7 @@ from tokenmill.loader.attached import WEIGHT_SUM, Attached
 from tokenmill.loader.steps import Step
 from tokenmill.packing import Batch, Packs, Piece, fill_packs, fill_rows
 from tokenmill.sampling import Int64Array
+from tokenmill.store import Row
 
 
 @dataclass(frozen=True)
@@ -45,9 +46,14 @@ class Filler:
 
     def fill(self, step: Step) -> Batch:
         """The batch of this rank."""
+        return self.fill_rows_of(step)[0]
+
+    def fill_rows_of(self, step: Step) -> tuple[Batch, list[Row]]:
+        """The batch of this rank, and the rows of its pieces."""
         packs = step.packs
         begin, end = int(packs.bounds[step.first]), int(packs.bounds[step.stop])
-        pieces = self.read(packs, begin, end)
+        rows = self.view.rows(packs.rows[begin:end])
+        pieces = self.cut(rows, packs, begin, end)
         served = packs.rows[begin:end], packs.starts[begin:end], packs.lengths[begin:end]
         if self.pack_length is None:
             batch = fill_rows(pieces, self.pad_id, side=self.pad_side, multiple=self.multiple)
@@ -65,11 +71,15 @@ class Filler:
         batch |= self.weighed(packs)
         if self.indices:
             batch["indices"] = packs.rows[begin:end].copy()
-        return batch
+        return batch, rows
 
     def read(self, packs: Packs, begin: int, end: int) -> list[Piece]:
         """Ids and mask of some pieces, as views onto the stored tokens."""
-        rows = self.view.rows(packs.rows[begin:end])
+        return self.cut(self.view.rows(packs.rows[begin:end]), packs, begin, end)
+
+    @staticmethod
+    def cut(rows: list[Row], packs: Packs, begin: int, end: int) -> list[Piece]:
+        """`read`, from the rows of the pieces."""
         pieces = []
         for row, start, length in zip(
             rows, packs.starts[begin:end].tolist(), packs.lengths[begin:end].tolist(), strict=True

@@ -85,19 +85,21 @@ class GroupFiller:
         """The batch of this rank."""
         packs = step.packs
         begin, end = int(packs.bounds[step.first]), int(packs.bounds[step.stop])
-        batch = self.filler.fill(step)
-        return self.arrange(batch, packs.rows[begin:end], self.filler.multiple)
+        batch, rows = self.filler.fill_rows_of(step)
+        return self.arrange(batch, packs.rows[begin:end], rows, self.filler.multiple)
 
-    def arrange(self, batch: Batch, numbers: Int64Array, multiple: int | None) -> Batch:
+    def arrange(
+        self, batch: Batch, numbers: Int64Array, rows: list[Row], multiple: int | None
+    ) -> Batch:
         """A batch of whole groups with what belongs to them.
 
         Args:
             batch: Rows padded, in packs or in a slab.
             numbers: Of its rows, those of a group one after the other.
+            rows: The rows.
             multiple: What the width of padded rows is a multiple of.
         """
         view = self.filler.view
-        rows = view.rows(numbers)
         firsts = view.group_starts(view.groups_of(numbers)) == numbers
         groups = rows if firsts.all() else [rows[n] for n in np.flatnonzero(firsts).tolist()]
         batch["prompt_tokens"] = np.asarray(

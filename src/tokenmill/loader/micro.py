@@ -55,13 +55,15 @@ class MicroFiller:
         own = own[np.argsort(numbers[own], kind="stable")]
         mine = packs.take(own)
         bounds = np.searchsorted(numbers[own], owner * each + np.arange(each + 1)).tolist()
-        pieces = self.filler.read(mine, 0, mine.rows.size)
+        rows = self.filler.view.rows(mine.rows)
+        pieces = self.filler.cut(rows, mine, 0, mine.rows.size)
         batches = []
         for first, stop in pairwise(bounds):
             filled = batch = self._batch(mine, pieces, first, stop)
-            numbers = mine.rows[mine.bounds[first] : mine.bounds[stop]]
+            own_rows = slice(int(mine.bounds[first]), int(mine.bounds[stop]))
+            numbers = mine.rows[own_rows]
             if self.groups is not None:
-                batch = self.groups.arrange(filled, numbers, self.wish.sequence)
+                batch = self.groups.arrange(filled, numbers, rows[own_rows], self.wish.sequence)
             if shared > 1:
                 batch = batch | shard(filled, self.rank % shared, shared, self.wish.shards)
             batch |= {"num_trained_tokens": int(trained.sum()), **weighed}
