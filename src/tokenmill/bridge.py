@@ -57,7 +57,7 @@ Ids = Sequence[int] | NDArray[np.integer[Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class _Prompt:
+class _KnownPrompt:
     """A prompt that was given out: its conversation, and how to recognise its text and its ids."""
 
     messages: list[Message]
@@ -86,7 +86,7 @@ class _Sampled:
         by_text: Whether the turn is known by its text alone.
     """
 
-    prompt: _Prompt
+    prompt: _KnownPrompt
     own: str
     stop: str
     answer: list[Message]
@@ -156,7 +156,7 @@ class Bridge:
         self._renderer = Renderer(
             spec, self.tokenizer.template, self.tokenizer.special_tokens, renderer=renderer
         )
-        self._prompts: OrderedDict[tuple[int, int], _Prompt] = OrderedDict()
+        self._prompts: OrderedDict[tuple[int, int], _KnownPrompt] = OrderedDict()
         self._powers: NDArray[np.uint64] = np.ones(1, np.uint64)
         self._lock = threading.RLock()
 
@@ -359,7 +359,7 @@ class Bridge:
 
     def _follow(
         self,
-        prompt: _Prompt,
+        prompt: _KnownPrompt,
         numbers: NDArray[np.int64],
         new: list[Message],
         sampled: Mapping[str, Any] | None,
@@ -623,7 +623,7 @@ class Bridge:
         text: str,
     ) -> None:
         end = text[-LONGEST_OPENER:]
-        made = _Prompt(
+        made = _KnownPrompt(
             messages=messages,
             tools=tools,
             characters=len(text),
@@ -638,7 +638,7 @@ class Bridge:
         if len(self._prompts) > self._options["remembered"]:
             self._prompts.popitem(last=False)
 
-    def _find(self, numbers: NDArray[np.int64]) -> _Prompt:
+    def _find(self, numbers: NDArray[np.int64]) -> _KnownPrompt:
         """The longest prompt of ours that these ids begin with."""
         sums = self._sums(numbers)
         for end in range(len(sums), 0, -STRETCH):

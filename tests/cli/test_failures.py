@@ -282,7 +282,7 @@ NAMED = {
         ["export", "STORE", "--format", "packed-parquet", "--length", "9", "--out", "OUT"],
         "choose --oversize drop | truncate | split or a larger length",
     ),
-    "field of a pack": (["pack", "STORE", "--length", "0"], "--length must be"),
+    "field of a pack": (["pack", "STORE", "--length", "0"], "--length is 0; it is a positive"),
     "choice of a pack": (
         ["pack", "STORE", "--length", "9", "--oversize", "x"],
         "'--oversize': 'x' is not one of 'error', 'drop', 'truncate', 'split'",

@@ -18,7 +18,7 @@ from tests.page.conftest import ATTACK, Made
 from tokenmill.errors import UsageError
 from tokenmill.report.page import query as query_module
 from tokenmill.report.page.compare import StoreComparison, align
-from tokenmill.report.page.query import Finder, Query
+from tokenmill.report.page.query import Query, RowFinder
 from tokenmill.report.page.serve import Viewer, listen
 from tokenmill.report.row import store_tokenizer
 from tokenmill.report.row_facts import RowFacts
@@ -135,7 +135,7 @@ def matches(store: Store, text: str) -> list[int]:
 
 
 def test_filters_agree_with_looking_at_every_row(store: Store) -> None:
-    finder = Finder(RowFacts(store), store_tokenizer(store))
+    finder = RowFinder(RowFacts(store), store_tokenizer(store))
     lengths, shares = store.lengths, store.trained / store.lengths
     cases: list[tuple[dict[str, str], Any]] = [
         ({}, lambda n: True),
@@ -159,7 +159,7 @@ def test_search_is_bounded_and_goes_on_where_it_stopped(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(query_module, "SCANNED_TOKENS", 5000)
-    finder = Finder(RowFacts(store), store_tokenizer(store))
+    finder = RowFinder(RowFacts(store), store_tokenizer(store))
     found: list[int] = []
     start, requests = 0, 0
     while start < len(store):

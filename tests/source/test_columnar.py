@@ -23,7 +23,7 @@ from tests.source.make import COLUMNAR_MAKERS, parquet, settle
 from tokenmill.errors import RowError, SourceError, SourceMissing, UsageError
 from tokenmill.files.recent import RecentValues
 from tokenmill.source import open_rows, read_block
-from tokenmill.source.tables import Group, plan_ranges
+from tokenmill.source.tables import RowGroup, plan_ranges
 
 ROWS = [{"n": number, "text": f"text {number}"} for number in range(3000)]
 
@@ -149,12 +149,12 @@ def test_flipped_bytes_are_rows_or_typed_errors(make: Callable[..., Path], tmp_p
             continue
 
 
-groups = st.lists(st.builds(Group, st.integers(0, 400), st.integers(0, 60 << 20)), max_size=12)
+groups = st.lists(st.builds(RowGroup, st.integers(0, 400), st.integers(0, 60 << 20)), max_size=12)
 
 
 @given(groups, st.integers(1 << 10, 16 << 20))
-def test_plan_ranges_partition_rows_and_respect_groups(made: list[Group], target: int) -> None:
-    made = [group if group.rows else Group(0, 0) for group in made]
+def test_plan_ranges_partition_rows_and_respect_groups(made: list[RowGroup], target: int) -> None:
+    made = [group if group.rows else RowGroup(0, 0) for group in made]
     ranges = list(plan_ranges(made, target))
     rows = [row for first, last, _ in ranges for row in range(first, last)]
     assert rows == list(range(sum(group.rows for group in made)))
@@ -333,7 +333,8 @@ def test_names_of_contents_and_blocks_stay(tmp_path: Path) -> None:
     assert content == "5c8a15f823bf1fa09c4476d5f31f6426808350d1"
     assert content_digest(file, "arrow") == "2293e570fbf79594ff2d9f58fd58b6458047364f"
     assert range_digest(content, 0, 1024) == "03b26cdf48571575b6e1ad4c71b05bd6"
-    made = [Group(1000, 3 << 20), Group(1000, 6 << 20), Group(2000, 20 << 20), Group(7, 100)]
+    sizes = [(1000, 3 << 20), (1000, 6 << 20), (2000, 20 << 20), (7, 100)]
+    made = [RowGroup(*size) for size in sizes]
     assert [(first, last) for first, last, _ in plan_ranges(made)] == [
         (0, 1000),
         (1000, 2000),

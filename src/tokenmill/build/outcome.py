@@ -42,7 +42,6 @@ class Prepared:
 
     @property
     def path(self) -> Path:
-        """Where the store lies."""
         return self.store.path
 
     def copied_to(self, target: Path, *, embed_media: bool = False) -> Prepared:

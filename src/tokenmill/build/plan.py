@@ -128,7 +128,6 @@ class Share:
 
     @property
     def is_whole(self) -> bool:
-        """Whether every slice is in it."""
         return self.count == 1
 
     def has(self, slice_number: int) -> bool:

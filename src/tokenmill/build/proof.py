@@ -82,7 +82,7 @@ def fast_rooms(result: Mapping[str, Any]) -> frozenset[str]:
 
 
 @dataclass
-class _Tally:
+class _SliceReports:
     """What was reported on slices that the same engines made."""
 
     slices: int = 0
@@ -101,7 +101,7 @@ class Account:
     seconds: dict[str, float] = field(default_factory=dict)
     audited: Counter[str] = field(default_factory=Counter)
     mismatches: Counter[str] = field(default_factory=Counter)
-    _tallies: dict[frozenset[str], _Tally] = field(default_factory=dict)
+    _tallies: dict[frozenset[str], _SliceReports] = field(default_factory=dict)
 
     def add(self, result: dict[str, Any], *, again: bool = False) -> None:
         """Add one worker's report on one slice; again: on one that is made anew."""
@@ -112,7 +112,7 @@ class Account:
         self.slices_replaced += bool(result.get("replaced"))
         for stage, seconds in result["seconds"].items():
             self.seconds[stage] = self.seconds.get(stage, 0.0) + seconds
-        tally = self._tallies.setdefault(fast_rooms(result), _Tally())
+        tally = self._tallies.setdefault(fast_rooms(result), _SliceReports())
         tally.slices += 1
         for room, notes in result["notes"].items():
             for name, value in notes.items():
@@ -129,7 +129,7 @@ class Account:
         """The rooms whose fast engine was seen to differ from the reference."""
         return frozenset(room for room, rows in self.mismatches.items() if rows)
 
-    def _valid(self) -> list[_Tally]:
+    def _valid(self) -> list[_SliceReports]:
         """Reports on slices that are not to be made anew."""
         return [tally for makers, tally in self._tallies.items() if not makers & self.caught]
 

@@ -123,7 +123,7 @@ class _Side(_ByColumns):
 
 
 class _Function(_ByColumns):
-    """Rows for which somebody's function holds; it has no name, so `_Rows` take its answer."""
+    """Rows for which somebody's function holds; it has no name, so `_ByNumber` take its answer."""
 
     def __init__(
         self, function: Callable[..., Any], columns: Sequence[str], sidecars: Mapping[str, str]
@@ -153,7 +153,7 @@ class _Function(_ByColumns):
         return held
 
 
-class _Rows:
+class _ByNumber:
     """Rows by number. The numbers are in the published index; here is what names them."""
 
     def __init__(self, digest: str, ascending: bool, given: Int64Array | None = None) -> None:
@@ -162,7 +162,7 @@ class _Rows:
         self.given = given
 
     def __reduce__(self) -> Any:
-        return _Rows, (self._digest, self.ascending)
+        return _ByNumber, (self._digest, self.ascending)
 
     def document(self, parent: View) -> Any:
         return {"rows": self._digest}
@@ -188,7 +188,7 @@ def _joined(parts: Iterable[Int64Array]) -> Int64Array:
 def _by_number(view: View, numbers: Int64Array) -> View:
     numbers = np.ascontiguousarray(numbers, dtype="<i8")
     ascending = bool((np.diff(numbers) > 0).all())
-    choice = _Rows(fingerprint.key_of_pieces([numbers.tobytes()]), ascending, numbers)
+    choice = _ByNumber(fingerprint.key_of_pieces([numbers.tobytes()]), ascending, numbers)
     kept = KeptView(view, choice)
     choice.given = None  # published: nobody needs to hold them
     return kept

@@ -47,19 +47,13 @@ class MappedView(PartView):
 
     @property
     def document(self) -> Any:
-        """The parent's."""
         return self._parent.document
 
     @property
     def key(self) -> str:
-        """The parent's."""
         return self._parent.key
 
-    def __len__(self) -> int:
-        return len(self._parent)
-
     def numbers(self, indices: Int64Array) -> Int64Array:
-        """The same."""
         return indices
 
     def locate(self, indices: Int64Array) -> list[Found]:
@@ -69,37 +63,26 @@ class MappedView(PartView):
             for store, places, numbers in self._parent.locate(indices)
         ]
 
-    @property
-    def group_count(self) -> int:
-        """The parent's."""
-        return self._parent.group_count
-
     def group_starts(self, groups: Int64Array) -> Int64Array:
-        """The parent's."""
         return self._parent.group_starts(groups)
 
     @property
     def is_mapped(self) -> bool:
-        """It is what this view is for."""
         return True
 
     @property
     def in_order(self) -> bool:
-        """As the parent."""
         return self._parent.in_order
 
     def columns(self, names: Sequence[str]) -> Iterator[tuple[Int64Array, dict[str, Any]]]:
-        """The parent's: as stored."""
         return self._parent.columns(names)
 
     @property
     def lengths(self) -> npt.NDArray[np.int32]:
-        """The parent's."""
         return self._parent.lengths
 
     @property
     def trained(self) -> npt.NDArray[np.int32]:
-        """The parent's: as stored."""
         return self._parent.trained
 
 

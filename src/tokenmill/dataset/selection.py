@@ -81,7 +81,6 @@ class KeptView(PartView):
 
     @property
     def document(self) -> Any:
-        """Parent and choice."""
         return self._document
 
     @property
@@ -93,7 +92,6 @@ class KeptView(PartView):
         return int(self._index.size)
 
     def numbers(self, indices: Int64Array) -> Int64Array:
-        """By the index."""
         return self._index[indices]
 
     @property
@@ -104,7 +102,6 @@ class KeptView(PartView):
         return len(self) // (self.group_size or 1)
 
     def group_starts(self, groups: Int64Array) -> Int64Array:
-        """The same way."""
         starts = self._group_starts
         if starts is None:
             return groups * (self.group_size or 1)
@@ -115,7 +112,6 @@ class KeptView(PartView):
 
     @property
     def directory(self) -> Path:
-        """Where the index is."""
         return self._directory
 
     @property
@@ -132,7 +128,6 @@ class KeptView(PartView):
 
     @property
     def in_order(self) -> bool:
-        """Where the choice keeps the order."""
         return self._choice.ascending and self._parent.in_order
 
     def _ordered(self) -> tuple[Int64Array, Int64Array | None]:
@@ -140,12 +135,10 @@ class KeptView(PartView):
 
     @property
     def lengths(self) -> npt.NDArray[np.int32]:
-        """As published."""
         return self._lengths
 
     @property
     def trained(self) -> npt.NDArray[np.int32]:
-        """As published."""
         return self._trained
 
     def choose(self) -> Iterator[Int64Array]:
@@ -198,7 +191,7 @@ def _publish(view: KeptView, root: Path, place: Path) -> None:
         draft.publish(place, {**record, "checksums": draft.checksums})
 
 
-class _Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _Summary(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What the summary says."""
 
     document: dict[str, Any]
@@ -217,7 +210,7 @@ def _open(
 ]:
     """Map a published index, refusing one that is not what was written."""
     sealed = view.kind.admit(view.directory)
-    record = sealed.convert(_Record)
+    record = sealed.convert(_Summary)
     sealed.require_document(view.document)
     index, lengths, trained = (
         sealed.array(name, dtype, record.rows, record.checksums.get(name, ""))

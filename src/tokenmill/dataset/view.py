@@ -293,23 +293,19 @@ class StoreView(View):
 
     @property
     def key(self) -> str:
-        """The store's own key."""
         return self._store.key
 
     def __len__(self) -> int:
         return len(self._store)
 
     def locate(self, indices: Int64Array) -> list[Found]:
-        """Row numbers are the store's own."""
         return [(self._store, np.arange(indices.size), indices)]
 
     @property
     def group_count(self) -> int:
-        """The store's."""
         return self._store.group_count
 
     def group_starts(self, groups: Int64Array) -> Int64Array:
-        """The store's."""
         return self._store.group_starts(groups)
 
     def columns(self, names: Sequence[str]) -> Iterator[tuple[Int64Array, dict[str, Any]]]:
@@ -323,22 +319,19 @@ class StoreView(View):
 
     @property
     def stores(self) -> list[Store]:
-        """The one store."""
         return [self._store]
 
     @property
     def lengths(self) -> npt.NDArray[np.int32]:
-        """The store's own."""
         return self._store.lengths
 
     @property
     def trained(self) -> npt.NDArray[np.int32]:
-        """The store's own."""
         return self._store.trained
 
 
 class PartView(View):
-    """Rows of another view, by a rule from number to number.
+    """Rows of another view, by a rule from number to number; as many, unless it says otherwise.
 
     Args:
         parent: The other view.
@@ -347,22 +340,26 @@ class PartView(View):
     def __init__(self, parent: View) -> None:
         self._parent = parent
 
+    def __len__(self) -> int:
+        return len(self._parent)
+
+    @property
+    def group_count(self) -> int:
+        return self._parent.group_count
+
     @abc.abstractmethod
     def numbers(self, indices: Int64Array) -> Int64Array:
         """The parent's row numbers of some rows."""
 
     def locate(self, indices: Int64Array) -> list[Found]:
-        """By the rule, then the parent."""
         return self._parent.locate(self.numbers(indices))
 
     @property
     def stores(self) -> list[Store]:
-        """The parent's."""
         return self._parent.stores
 
     @property
     def is_mapped(self) -> bool:
-        """As the parent."""
         return self._parent.is_mapped
 
     @property
@@ -431,7 +428,6 @@ class SliceView(PartView):
 
     @property
     def group_count(self) -> int:
-        """Of the range."""
         return self._groups
 
     def group_starts(self, groups: Int64Array) -> Int64Array:
@@ -442,7 +438,6 @@ class SliceView(PartView):
 
     @property
     def document(self) -> Any:
-        """Parent and range."""
         numbers = self._numbers
         return {"slice": [numbers.start, numbers.stop, numbers.step], "of": self._parent.key}
 
@@ -450,7 +445,6 @@ class SliceView(PartView):
         return len(self._numbers)
 
     def numbers(self, indices: Int64Array) -> Int64Array:
-        """By arithmetic."""
         return indices * self._numbers.step + self._numbers.start
 
     @property
@@ -475,12 +469,10 @@ class SliceView(PartView):
 
     @property
     def lengths(self) -> npt.NDArray[np.int32]:
-        """Cut out of the parent's."""
         return self._cut(self._parent.lengths)
 
     @property
     def trained(self) -> npt.NDArray[np.int32]:
-        """Cut out of the parent's."""
         return self._cut(self._parent.trained)
 
 
@@ -509,9 +501,6 @@ class ShuffledView(PartView):
         """Parent, seed, and the version of the function."""
         return {"shuffle": ORDER_VERSION, "seed": str(self._seed), "of": self._parent.key}
 
-    def __len__(self) -> int:
-        return len(self._parent)
-
     def numbers(self, indices: Int64Array) -> Int64Array:
         """By the permutation, without memory."""
         if self._size == 1:
@@ -519,13 +508,7 @@ class ShuffledView(PartView):
         groups, within = np.divmod(indices, self._size)
         return self._permutation.indices(groups) * self._size + within
 
-    @property
-    def group_count(self) -> int:
-        """The parent's."""
-        return self._parent.group_count
-
     def group_starts(self, groups: Int64Array) -> Int64Array:
-        """By arithmetic."""
         return groups * self._size
 
 
@@ -543,7 +526,6 @@ class ConcatView(View):
 
     @property
     def document(self) -> Any:
-        """The parts, in order."""
         return {"concat": [part.key for part in self._parts]}
 
     def __len__(self) -> int:
@@ -563,7 +545,6 @@ class ConcatView(View):
 
     @property
     def group_count(self) -> int:
-        """Of all parts."""
         return int(self._group_ends[-1])
 
     def group_starts(self, groups: Int64Array) -> Int64Array:
@@ -580,12 +561,10 @@ class ConcatView(View):
 
     @property
     def is_mapped(self) -> bool:
-        """Where any part is."""
         return any(part.is_mapped for part in self._parts)
 
     @property
     def in_order(self) -> bool:
-        """Where all parts are."""
         return all(part.in_order for part in self._parts)
 
     def columns(self, names: Sequence[str]) -> Iterator[tuple[Int64Array, dict[str, Any]]]:
@@ -596,7 +575,6 @@ class ConcatView(View):
 
     @property
     def stores(self) -> list[Store]:
-        """Of all parts."""
         return list({store.key: store for part in self._parts for store in part.stores}.values())
 
 

@@ -45,7 +45,6 @@ class Filler:
     attached: Attached = field(default_factory=Attached)
 
     def fill(self, step: Step) -> Batch:
-        """The batch of this rank."""
         return self.fill_rows_of(step)[0]
 
     def fill_rows_of(self, step: Step) -> tuple[Batch, list[Row]]:

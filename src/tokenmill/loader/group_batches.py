@@ -82,7 +82,6 @@ class GroupFiller:
         return 1 + derive_key(PURPOSE_MISMATCH, seed, 0, 0) % max(len(view) - 1, 1)
 
     def fill(self, step: Step) -> Batch:
-        """The batch of this rank."""
         packs = step.packs
         begin, end = int(packs.bounds[step.first]), int(packs.bounds[step.stop])
         batch, rows = self.filler.fill_rows_of(step)

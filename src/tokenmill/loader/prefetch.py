@@ -60,7 +60,6 @@ class Prefetcher(Iterator[T]):
         raise StopIteration
 
     def close(self) -> None:
-        """Let the thread end."""
         self._unwanted.set()
 
 

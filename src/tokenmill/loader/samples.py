@@ -60,7 +60,6 @@ class RowSamples:
         self._units = units
 
     def take(self, cursor: Cursor, count: int) -> tuple[Packs, Cursor]:
-        """Rows at the next positions."""
         stop = min(cursor.position + count, self._order.rows)
         units = self._order.indices(cursor.epoch, np.arange(cursor.position, stop, dtype=np.int64))
         behind = Cursor(cursor.epoch, stop)
@@ -69,11 +68,9 @@ class RowSamples:
         return self._units.as_packs(units), behind
 
     def has(self, cursor: Cursor, count: int) -> bool:
-        """By subtraction."""
         return self._order.rows - cursor.position >= count
 
     def count(self, epoch: int) -> int:
-        """As many as the order has rows."""
         return self._order.rows
 
     def check(self, cursor: Cursor) -> None:

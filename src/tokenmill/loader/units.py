@@ -53,7 +53,6 @@ class Units:
 
     @property
     def count(self) -> int:
-        """How many there are."""
         return self.view.group_count if self.grouped else len(self.view)
 
     def lengths_at(self, units: Int64Array) -> Int64Array:
@@ -64,14 +63,12 @@ class Units:
         return self._sums(self._row_lengths(rows), bounds)
 
     def tokens_at(self, units: Int64Array) -> Int64Array:
-        """Their tokens."""
         if not self.grouped:
             return self.view.lengths_at(units)
         rows, bounds = self._rows(units)
         return self._sums(self.view.lengths_at(rows), bounds)
 
     def trained_at(self, units: Int64Array) -> Int64Array:
-        """Their trained tokens."""
         if not self.grouped:
             return self.view.trained_at(units)
         rows, bounds = self._rows(units)

@@ -109,7 +109,6 @@ class Packs:
 
     @property
     def tokens(self) -> int:
-        """Tokens in all packs together."""
         return int(self.lengths.sum())
 
     def per_pack(self, values: Int64Array) -> Int64Array:

@@ -238,7 +238,6 @@ class Kept:
         self.overlong = prompts - len(self)
 
     def _first(self) -> int:
-        """The length of the first prompt."""
         for start in range(0, len(self._lengths), PAGE):
             page = self._lengths[start : start + PAGE]
             prompts = page[page != REJECTED]

@@ -232,7 +232,6 @@ class _Making:
 
     @cached_property
     def _measurer(self) -> Measurer:
-        """A measurer of this process."""
         from tokenmill.prompts.measure import Measurer
 
         wanted, card, tokenizer = self._wanted, self._card, None

@@ -88,7 +88,6 @@ class RolloutReport:
         return any(self.counts[name] for name in CLASSES[CLASSES.index(fail_on) :])
 
     def document(self) -> dict[str, Any]:
-        """As plain values."""
         return {
             "counts": self.counts,
             "findings": [
@@ -230,23 +229,23 @@ def open_checker(options: dict[str, Any]) -> Callable[[dict[str, Any]], dict[str
 
 def check_rows(judge: Judge, rows: BlockRows, format: str) -> dict[str, Any]:  # noqa: A002
     """Judge the rows of one block; plain values that can travel."""
-    tally = _Tally()
+    findings = _BlockFindings()
     waiting: list[tuple[int, int, Trajectory]] = []
     for number, (value, raw) in enumerate(zip(rows.values, rows.raw, strict=True)):
         try:
             recording = read_rollouts(reread(value, raw), format)
         except RowError as error:
-            tally.reject(number, error)
+            findings.reject(number, error)
             continue
         waiting += [(number, n, one) for n, one in enumerate(recording.trajectories)]
         if len(waiting) >= TOGETHER:
-            tally.add(judge, waiting)
+            findings.add(judge, waiting)
             waiting = []
-    tally.add(judge, waiting)
-    return {"rows": len(rows.raw), **tally.document()}
+    findings.add(judge, waiting)
+    return {"rows": len(rows.raw), **findings.document()}
 
 
-class _Tally:
+class _BlockFindings:
     """What was found in one block."""
 
     def __init__(self) -> None:
@@ -261,7 +260,6 @@ class _Tally:
         self._rejected.append((row, error.reason, error.message[:300]))
 
     def add(self, judge: Judge, members: list[tuple[int, int, Trajectory]]) -> None:
-        """Judge some trajectories."""
         verdicts = judge.judge([trajectory for _, _, trajectory in members])
         for (row, number, _), verdict in zip(members, verdicts, strict=True):
             self._trajectories += 1
@@ -276,7 +274,6 @@ class _Tally:
             self._findings += [(row, number, note._asdict()) for note in verdict.notes]
 
     def document(self) -> dict[str, Any]:
-        """As plain values."""
         return {
             "counts": dict(self._counts),
             "findings": self._findings[:MOST_FINDINGS],

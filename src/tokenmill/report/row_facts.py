@@ -43,11 +43,9 @@ class StoredGroups:
         self._view = as_view(store)
 
     def of(self, rows: Int64) -> Int64:
-        """The group of each row."""
         return self._view.groups_of(rows)
 
     def members(self, group: int) -> Int64:
-        """The rows of a group."""
         first, stop = self._view.group_starts(np.asarray([group, group + 1])).tolist()
         return np.arange(first, stop)
 

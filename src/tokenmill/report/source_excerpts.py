@@ -43,7 +43,7 @@ class SourceExcerpts:
         self._store = store
         self._cache_dir = cache_dir
         self._fetch = fetch
-        self._opened: dict[str, tuple[Rows, _Prepared] | str] = {}
+        self._opened: dict[str, tuple[Rows, _PreparedRows] | str] = {}
 
     def excerpt(self, origin: Origin, most: int = MOST_BYTES) -> dict[str, Any]:
         """``{text, bytes, note}``; text is None where the note says why."""
@@ -73,11 +73,11 @@ class SourceExcerpts:
         text = raw[:most].decode("utf-8", "backslashreplace")
         return {"text": text, "bytes": len(raw), "cut": max(0, len(raw) - most), "note": ""}
 
-    def _open(self, path: str) -> tuple[Rows, _Prepared] | str:
+    def _open(self, path: str) -> tuple[Rows, _PreparedRows] | str:
         if path not in self._opened:
             try:
                 rows = open_rows(path, cache_dir=self._cache_dir)
-                self._opened[path] = rows, _Prepared(rows, self._shape, self._keys)
+                self._opened[path] = rows, _PreparedRows(rows, self._shape, self._keys)
             except (TokenmillError, OSError) as error:
                 self._opened[path] = f"the source cannot be read here: {error}"
         return self._opened[path]
@@ -92,7 +92,7 @@ class SourceExcerpts:
         return set(self._store.slice_keys())
 
 
-class _Prepared:
+class _PreparedRows:
     """Which rows of a file, as it is now, stand in blocks that slices were made of."""
 
     def __init__(self, rows: Rows, shape: str, keys: set[str]) -> None:

@@ -51,7 +51,6 @@ class Spelled:
     data: bytes
 
     def token_at(self, place: int) -> int:
-        """The token that holds a byte."""
         return int(np.searchsorted(self.starts, place, side="right")) - 1
 
 
@@ -126,11 +125,9 @@ class Expected:
         return found
 
     def bytes(self, start: int, end: int) -> bytes:
-        """What some tokens stand for."""
         return self.spelled.data[int(self.spelled.starts[start]) : int(self.spelled.starts[end])]
 
     def turn_at(self, token: int) -> int:
-        """The turn of a token."""
         for number, turn in enumerate(self.turns):
             if token < turn.end:
                 return number

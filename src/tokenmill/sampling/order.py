@@ -87,11 +87,9 @@ class SequentialOrder:
         self.rows = rows
 
     def indices(self, epoch: int, positions: Int64Array) -> Int64Array:
-        """The positions themselves."""
         return np.asarray(positions, dtype=np.int64)
 
     def index(self, epoch: int, position: int) -> int:
-        """The position itself."""
         return position
 
 

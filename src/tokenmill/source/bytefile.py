@@ -165,9 +165,7 @@ def location_of(path: str) -> str:
 class Closable(Protocol):
     """A reader that can let go of its descriptors."""
 
-    def close(self) -> None:
-        """Let go."""
-        ...
+    def close(self) -> None: ...
 
 
 _order: deque[ref[Closable]] = deque()

@@ -142,7 +142,6 @@ class ColumnReader:
             raise
 
     def raw(self, row: int) -> bytes:
-        """The canonical JSON of one row."""
         return encode(self.value(row))
 
     def origin(self, row: int, value: dict[str, Any] | None = None) -> Origin:

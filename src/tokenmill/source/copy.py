@@ -69,7 +69,7 @@ class CopyDocument(msgspec.Struct, frozen=True, kw_only=True):
 
 def write_copy(content: Iterable[bytes], shelf: Shelf, *, repair: bool = False) -> str:
     """Lay content down as a copy; returns its key."""
-    frames = _Frames()
+    frames = _FrameCutter()
     with _KIND.stage(shelf.root) as draft:
         draft.write("frames.zst", frames.compressed(content))
         table = np.array(frames.ends, dtype="<i8").tobytes()
@@ -92,7 +92,7 @@ def write_copy(content: Iterable[bytes], shelf: Shelf, *, repair: bool = False) 
     return name
 
 
-class _Frames:
+class _FrameCutter:
     """Cuts content into frames and compresses them."""
 
     def __init__(self) -> None:

@@ -41,7 +41,7 @@ STREAM_END = b"\xff\xff\xff\xff\0\0\0\0"
 ARROW_FILE = b"ARROW1"
 
 
-class Group(NamedTuple):
+class RowGroup(NamedTuple):
     """A row group or record batch."""
 
     rows: int
@@ -49,7 +49,7 @@ class Group(NamedTuple):
 
 
 def plan_ranges(
-    groups: Sequence[Group], target: int = COLUMNAR_BLOCK
+    groups: Sequence[RowGroup], target: int = COLUMNAR_BLOCK
 ) -> Iterator[tuple[int, int, int]]:
     """Cut a file into ranges of rows of about the target size.
 
@@ -98,7 +98,7 @@ class Table:
     def __init__(self, location: str | RemoteFile, path: str) -> None:
         self.path = path
         self.location = location
-        self.groups: list[Group] = []
+        self.groups: list[RowGroup] = []
         self.schema: Any = None
 
     def _ready(self) -> None:
@@ -137,7 +137,7 @@ class ParquetTable(Table):
             footer = self._footer = file.metadata
             for number in range(footer.num_row_groups):
                 group = footer.row_group(number)
-                self.groups.append(Group(group.num_rows, group.total_byte_size))
+                self.groups.append(RowGroup(group.num_rows, group.total_byte_size))
             self.schema = file.schema_arrow
         self._ready()
 
@@ -176,7 +176,7 @@ class ArrowTable(Table):
             with self._reader() as reader:
                 self.schema = reader.schema
                 for batch in self._all(reader):
-                    self.groups.append(Group(batch.num_rows, batch.nbytes))
+                    self.groups.append(RowGroup(batch.num_rows, batch.nbytes))
         self._ready()
         self._spare: list[tuple[int, int, Any]] = []  # (process, next batch, reader)
 
@@ -272,7 +272,7 @@ class SpannedTable(Table):
         with arrow_errors(path):
             data = file.pread(head.stop - head.start, head.start)
             self.schema = pa.ipc.read_schema(pa.py_buffer(data))
-        self.groups = [Group(span.rows, span.bytes) for span in self._spans]
+        self.groups = [RowGroup(span.rows, span.bytes) for span in self._spans]
         self.starts = list(accumulate((group.rows for group in self.groups), initial=first_row))
 
     def group_batches(self, group: int) -> Iterator[Any]:

@@ -62,7 +62,6 @@ class MappedFile:
         self._view = memoryview(mapping)
 
     def view(self, start: int, length: int) -> memoryview:
-        """Bytes of a range, not copied."""
         return self._view[start : start + length]
 
 
@@ -75,7 +74,6 @@ class ReadFile:
         self.size = os.fstat(self._opened.number).st_size
 
     def view(self, start: int, length: int) -> memoryview:
-        """Bytes of a range, freshly read."""
         pieces: list[bytes] = []
         while length > 0:
             with reading_errors(self.path):

@@ -62,7 +62,6 @@ class Converter:
         self.taken = 0
 
     def __call__(self, given: npt.ArrayLike) -> Float32:
-        """The next values."""
         array = _as_array(given)
         with np.errstate(over="ignore"):
             values = array.astype(np.float32)
@@ -153,7 +152,7 @@ def _wrong_count(given: int, expected: int, per: Per, more: str = "") -> UsageEr
 # A whole sidecar
 
 
-class _Tally:
+class _BlockWriter:
     """Counts values in blocks, so that what it says does not depend on how they come.
 
     Args:
@@ -171,7 +170,6 @@ class _Tally:
         self.values = self._infinite = 0
 
     def add(self, values: Float32) -> None:
-        """The next values."""
         self.values += values.size
         while values.size:
             taken = min(values.size, BLOCK_VALUES - self._filled)
@@ -227,17 +225,17 @@ def publish_values(
     """Write a sidecar of values that follow one another, or find the same attached already."""
     there = _whole(store, identity)
     if there is not None:
-        tally = _Tally(lambda data: None)
+        writer = _BlockWriter(lambda data: None)
         for piece in pieces:
-            tally.add(piece)
-        return _require_same(there, tally.record(identity, per, len(store)))
+            writer.add(piece)
+        return _require_same(there, writer.record(identity, per, len(store)))
     with contextlib.ExitStack() as stack:
         home, draft = stage_in_home(stack, store, KIND, lambda home: home.place(identity.key))
         with draft.open(SIDECAR_VALUES) as file:
-            tally = _Tally(file.write)
+            writer = _BlockWriter(file.write)
             for piece in pieces:
-                tally.add(piece)
-            record = tally.record(identity, per, len(store))
+                writer.add(piece)
+            record = writer.record(identity, per, len(store))
         draft.publish(
             home.place(identity.key), record, is_whole=lambda: _whole(store, identity) is not None
         )

@@ -42,7 +42,6 @@ class GroupColumns:
     prompt_tokens: Int32
 
     def take(self, rows: NDArray[Any]) -> GroupColumns:
-        """The columns of some rows."""
         return GroupColumns(**{name: getattr(self, name)[rows] for name in GROUP_COLUMNS})
 
     def counts(self, part: Int32) -> dict[str, int]:
@@ -152,12 +151,10 @@ class SliceColumns:
 
     @cached_property
     def lengths(self) -> Int32:
-        """Tokens of each row."""
         return np.diff(self.starts).astype(np.int32)
 
     @cached_property
     def trained(self) -> Int32:
-        """Trained tokens of each row."""
         counts = np.zeros(len(self.row), np.int32)
         some = self.starts[:-1] < self.starts[1:]  # an empty row has no place to add from
         if some.any():

@@ -139,12 +139,10 @@ class CacheLayout:
 
     @property
     def slices(self) -> Path:
-        """Directory of all slices."""
         return self.root / "slices"
 
     @property
     def stores(self) -> Path:
-        """Directory of all stores."""
         return self.root / "stores"
 
     @property
@@ -168,16 +166,13 @@ class CacheLayout:
         return self.root / "rollouts"
 
     def picture(self, digest: str) -> Path:
-        """The copy of one picture."""
         return self.pictures / digest[:2] / digest
 
     def processor(self, identity: str) -> Path:
-        """The copy of one processor."""
         return self.processors / identity
 
     @property
     def rows(self) -> Path:
-        """Directory of row indexes."""
         return self.root / "rows"
 
     @property
@@ -195,7 +190,6 @@ class CacheLayout:
         return self.sidecars / ELSEWHERE / store
 
     def slice(self, key: str) -> SliceFiles:
-        """The files of one slice."""
         return SliceFiles(self.slices / key[:2], key)
 
     def store(self, key: str) -> StoreLayout:
@@ -203,7 +197,6 @@ class CacheLayout:
         return StoreLayout(self.stores / key)
 
     def tokenizer(self, identity: str) -> Path:
-        """The copy of one tokenizer."""
         return self.tokenizers / identity
 
 

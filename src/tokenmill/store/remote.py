@@ -184,7 +184,6 @@ class RemoteGuardedFile(GuardedFile):
         self._after: dict[int, int] = {}  # block behind a request → blocks of that request
 
     def view(self, start: int, length: int) -> memoryview:
-        """Bytes of a range."""
         if length <= 0:
             return memoryview(b"")
         first, last = start // BLOCK_BYTES, (start + length - 1) // BLOCK_BYTES

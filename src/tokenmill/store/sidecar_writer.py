@@ -106,14 +106,14 @@ class RowValues:
 
 
 @dataclass(frozen=True)
-class _Part:
+class _PublishedPart:
     """A published part; its row numbers ascend."""
 
     sealed: Sealed
     record: _PartRecord
 
     @classmethod
-    def admit(cls, place: Path, home: Home, document: dict[str, Any]) -> _Part:
+    def admit(cls, place: Path, home: Home, document: dict[str, Any]) -> _PublishedPart:
         sealed = PART.admit(place, home.root)
         part = cls(sealed, sealed.convert(_PartRecord))
         sealed.require_document(document)
@@ -168,7 +168,7 @@ class SidecarWriter:
         self.per = check_per(per)
         self._document = {**self.identity.document, "per": self.per}
         self._flush_seconds = flush_seconds
-        self._parts: dict[Path, _Part] = {}
+        self._parts: dict[Path, _PublishedPart] = {}
         self._there = np.zeros(len(store), dtype=np.bool_)  # in a published part
         self._held: list[RowValues] = []
         self._held_bytes = 0
@@ -323,11 +323,11 @@ class SidecarWriter:
         for home in homes(self._store):
             for place in _listed(home.parts(self.identity.key)):
                 if place not in self._parts:
-                    part = _Part.admit(place, home, self._document)
+                    part = _PublishedPart.admit(place, home, self._document)
                     self._there[self._rows_of(part)] = True
                     self._parts[place] = part
 
-    def _rows_of(self, part: _Part) -> Int64:
+    def _rows_of(self, part: _PublishedPart) -> Int64:
         rows = part.rows()
         inside = not rows.size or (rows[0] >= 0 and rows[-1] < len(self._store))
         fits = inside and bool((np.diff(rows) > 0).all())
@@ -389,7 +389,7 @@ class SidecarWriter:
 
     def _assembled(self) -> Iterator[Float32]:
         """The values of all rows, in their order, a window of rows at a time."""
-        cursors = [_Cursor(part, self._of) for part in self._parts.values()]
+        cursors = [_PartWalk(part, self._of) for part in self._parts.values()]
         first = 0
         while first < len(self._store):
             rows = np.arange(first, min(first + WINDOW_ROWS, len(self._store)))
@@ -411,7 +411,7 @@ class SidecarWriter:
             first += rows.size
 
 
-class _Cursor:
+class _PartWalk:
     """Goes through a part in the order of its rows, whose numbers it holds.
 
     Args:
@@ -419,7 +419,7 @@ class _Cursor:
         of: Makes values of rows of row numbers and values.
     """
 
-    def __init__(self, part: _Part, of: Callable[[Int64, Float32], RowValues]) -> None:
+    def __init__(self, part: _PublishedPart, of: Callable[[Int64, Float32], RowValues]) -> None:
         self._part = part
         self._of = of
         self._rows = np.array(part.rows())

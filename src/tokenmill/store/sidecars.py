@@ -221,7 +221,6 @@ class RowStarts:
 
     @property
     def total(self) -> int:
-        """All tokens."""
         return int(self._marks[-1])
 
     def start(self, row: int) -> int:
@@ -279,7 +278,6 @@ class Sidecar:
 
     @property
     def bytes(self) -> int:
-        """Size of its values on disk."""
         return self.record.values * BYTES
 
     def __len__(self) -> int:

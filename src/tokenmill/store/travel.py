@@ -59,7 +59,7 @@ class _Stated(msgspec.Struct, frozen=True):
     checksum: str
 
 
-class _Listing(msgspec.Struct, frozen=True):
+class _Contents(msgspec.Struct, frozen=True):
     """The list of files: what `CONTENTS` holds."""
 
     key: str
@@ -86,7 +86,6 @@ class Travelled:
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def add(self, size: int, *, skipped: bool) -> None:
-        """Count one file."""
         with self._lock:
             self.bytes += size
             self.files += 1
@@ -416,7 +415,7 @@ def _fetched(store: RemoteStore, cache: CacheLayout, kind: str, target: Path) ->
     listing = store.remote / CONTENTS
     try:
         with reading_errors(listing):  # type: ignore[arg-type]
-            found = msgspec.json.decode(listing.read_bytes(), type=_Listing)
+            found = msgspec.json.decode(listing.read_bytes(), type=_Contents)
     except UNREADABLE as error:
         raise CorruptionError(f"not a list of files: {error}", path=listing) from error
     files = {}

@@ -47,12 +47,10 @@ class Encoded:
 
     @property
     def lengths(self) -> np.ndarray:
-        """int32: tokens per row."""
         return np.diff(self.row_starts).astype(np.int32)
 
     @property
     def trained(self) -> np.ndarray:
-        """int32: trained tokens per row."""
         counts = np.zeros(len(self), dtype=np.int32)
         filled = np.flatnonzero(np.diff(self.row_starts))
         if len(filled):  # rows that hold something lie end to end

@@ -124,7 +124,6 @@ class Linter:
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer's copy."""
         return self.pipeline.tokenizer
 
     @property
@@ -134,7 +133,6 @@ class Linter:
 
     @property
     def encoder(self) -> Encoder:
-        """What encodes."""
         return self.pipeline.encoder
 
     def _control_tokens(self, control_tokens: Sequence[str]) -> set[str]:

@@ -61,6 +61,5 @@ class RowOrigins:
         return Origin(path, row, None, None, 0)
 
     def shown(self, position: int) -> str:
-        """The beginning of a row."""
         value = self._rows.batch([position])[0]
         return excerpt(json.dumps(value, ensure_ascii=False)[:SHOWN_CHARS])

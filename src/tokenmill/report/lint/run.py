@@ -98,26 +98,26 @@ def run_lint(
         sources=[_absolute(source) for source in recipe.sources],
     )
     with open_progress(progress, total_rows=ranks[-1]) as shown:
-        tally = _Tally(rules, places, ranks)
+        results = _Results(rules, places, ranks)
 
         def take(task: BlockTask, result: dict[str, Any]) -> None:
-            tally.add(task.number, result)
+            results.add(task.number, result)
             shown.add(rows=result["rows"], size=0)
 
         job.run(setup, _tasks(rows, chosen), take)
     job.agree()
-    tally.find_duplicates()
+    results.find_duplicates()
     if "duplicate_picture" in rules:
-        tally.find_copied_pictures()
+        results.find_copied_pictures()
     if "near_duplicate" in rules:
-        tally.find_near_duplicates(executor, replace(setup, entry=linter.COMPARE))
+        results.find_near_duplicates(executor, replace(setup, entry=linter.COMPARE))
     return LintReport(
-        findings=tuple(tally.findings()),
+        findings=tuple(results.findings()),
         rows=len(rows),
         rows_checked=ranks[-1],
         rules=tuple(name for name in RULES if name in rules),
         sample=described(chosen, places.counts),
-        near_duplicates=tally.near_method(),
+        near_duplicates=results.near_method(),
         seconds=time.perf_counter() - start,
     )
 
@@ -133,7 +133,7 @@ def _tasks(rows: Rows, chosen: Choice) -> Iterator[BlockTask]:
             yield BlockTask(number, block, more={"rows": chosen[number]})
 
 
-class _Tally:
+class _Results:
     """What came back so far, by number of the block, so that the order of arrival is nothing.
 
     Args:
@@ -156,7 +156,6 @@ class _Tally:
         self._compared = 0
 
     def add(self, number: int, result: dict[str, Any]) -> None:
-        """Take one block's result."""
         start = self._places.start(number)
         self._merged.add(result["findings"], start)
         self._about_tokenizer.update(result["tokenizer"])
@@ -240,7 +239,6 @@ class _Tally:
         return {**minhash.method(), "rows_compared": self._compared}
 
     def findings(self) -> list[Finding]:
-        """Everything found."""
         told = [*self._about_tokenizer.items(), *one_sided(self._balance)]
         about = [Finding(rule, 1, (), detail) for rule, detail in told if rule in self._rules]
         return in_order([*self._merged.findings(self._places.origin), *about])

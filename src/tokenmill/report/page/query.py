@@ -1,7 +1,7 @@
 """Finding rows of a whole store for a served page: filters, order, text.
 
 In goes a URL's query, out come row numbers of the store; `serve` calls it. A `Query` says what is
-wanted; a `Finder` answers with row numbers. Source, length and trained share are decided on the
+wanted; a `RowFinder` answers with row numbers. Source, length and trained share are decided on the
 stored columns at once, drift class and numbers on what `RowFacts` read, roles on the stored turns.
 Text is looked for in the rows that are left, piece by piece of the store, and *bounded*: one
 request reads a stated number of tokens at most and says how far it came, so that a page can go on
@@ -123,7 +123,7 @@ class FoundRows:
     """Rows up to this number were looked at; the store's length when all were."""
 
 
-class Finder:
+class RowFinder:
     """Finds rows of one store.
 
     Args:

@@ -24,7 +24,7 @@ from tokenmill.optional import optional
 from tokenmill.report.page.compare import StoreComparison
 from tokenmill.report.page.document import page, security_policy
 from tokenmill.report.page.overview import overview, rejected_row
-from tokenmill.report.page.query import Finder, Query, whole
+from tokenmill.report.page.query import Query, RowFinder, whole
 from tokenmill.report.page.rows import row_document, summaries
 from tokenmill.report.page.thumbnails import thumbnail
 from tokenmill.report.row import store_tokenizer
@@ -61,14 +61,13 @@ class Viewer:
         self.tokenizer = store_tokenizer(store)
         self._excerpts = SourceExcerpts(store, cache_dir, fetch=fetch)
         self._facts = RowFacts(store)
-        self._finder = Finder(self._facts, self.tokenizer)
+        self._finder = RowFinder(self._facts, self.tokenizer)
         self.comparison = (
             StoreComparison(store, other, self.tokenizer) if other is not None else None
         )
 
     @cached_property
     def page(self) -> bytes:
-        """The page itself."""
         return page(
             {
                 "overview": overview(self._facts, None),
@@ -103,7 +102,6 @@ class Viewer:
         return {"place": int(found[0]) if len(found) else -1}
 
     def row(self, number: int) -> dict[str, Any]:
-        """One row, whole."""
         return row_document(self._facts, self._known(number), self.tokenizer)
 
     def picture(self, given: Mapping[str, str]) -> dict[str, str]:
@@ -115,7 +113,6 @@ class Viewer:
         return thumbnail(self.store, media[place])
 
     def raw(self, number: int) -> dict[str, Any]:
-        """The source row of a row."""
         return self._excerpts.excerpt(self.store[self._known(number)].origin, RAW_BYTES)
 
     def rejected(self, given: Mapping[str, str]) -> dict[str, Any]:
