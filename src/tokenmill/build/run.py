@@ -80,36 +80,34 @@ def run_share(
         share: Which slices.
         progress: As for `tokenmill.prepare`.
     """
-    with executor_for(options.executor, options.num_workers) as workers:
-        return _run_share(recipe, options, workers, share, progress)
-
-
-def _run_share(
-    recipe: Recipe, options: RunOptions, executor: Executor, share: Share, progress: Any
-) -> Prepared | Unfinished:
     start = time.perf_counter()
     if options.disable_cache and not share.is_whole:
         raise UsageError("a part needs the cache: that is where the other parts leave theirs")
     private = PrivateDirectory() if options.disable_cache else None
     cache = cache_of(private.path if private else options.cache_dir)
-    planned, comparison = plan(recipe, options, executor, cache)
-    account = Account(slices=planned.slices)
-    layout = cache.store(planned.key)
-    hit = layout.manifest.exists() and not options.force_recache and _slices_exist(planned, cache)
-    if not hit:
-        _require_reachable(planned, executor)
-        _require_writable(cache)
-        rows, size = planned.size_of(share)
-        with open_progress(progress, total_rows=rows, total_size=size) as shown:
-            builder = Builder(planned, cache, executor, options, account, shown, comparison, share)
-            missing = _build_and_commit(planned, cache, builder, executor, account)
-        for notice in account.notices():
-            log.warning("%s", notice)
-        if missing:
-            seconds = time.perf_counter() - start
-            return Unfinished(share, planned.key, planned.rows, missing, account, seconds)
-    elif comparison is not None:
-        comparison.agree(planned.card, cache.root)
+    with executor_for(options.executor, options.num_workers) as executor:
+        planned, comparison = plan(recipe, options, executor, cache)
+        account = Account(slices=planned.slices)
+        layout = cache.store(planned.key)
+        hit = (
+            layout.manifest.exists() and not options.force_recache and _slices_exist(planned, cache)
+        )
+        if not hit:
+            _require_reachable(planned, executor)
+            _require_writable(cache)
+            rows, size = planned.size_of(share)
+            with open_progress(progress, total_rows=rows, total_size=size) as shown:
+                builder = Builder(
+                    planned, cache, executor, options, account, shown, comparison, share
+                )
+                missing = _build_and_commit(planned, cache, builder, executor, account)
+            for notice in account.notices():
+                log.warning("%s", notice)
+            if missing:
+                seconds = time.perf_counter() - start
+                return Unfinished(share, planned.key, planned.rows, missing, account, seconds)
+        elif comparison is not None:
+            comparison.agree(planned.card, cache.root)
     media = {"media_root": options.media_root, "media_urls": options.media_urls}
     store = Store(layout.directory, paths=planned.paths, **media)  # type: ignore[arg-type]
     store.private_directory = private  # removed when nobody holds the store any more

@@ -44,15 +44,16 @@ class Filler:
     indices: bool = False
     attached: Attached = field(default_factory=Attached)
 
-    def fill(self, step: Step) -> Batch:
-        return self.fill_rows_of(step)[0]
+    def fill(self, step: Step, rows: list[Row] | None = None) -> Batch:
+        """The batch of this rank.
 
-    def fill_rows_of(self, step: Step) -> tuple[Batch, list[Row]]:
-        """The batch of this rank, and the rows of its pieces."""
+        Args:
+            step: The global batch.
+            rows: Those of this rank's pieces, where they are at hand.
+        """
         packs = step.packs
         begin, end = int(packs.bounds[step.first]), int(packs.bounds[step.stop])
-        rows = self.view.rows(packs.rows[begin:end])
-        pieces = self.cut(rows, packs, begin, end)
+        pieces = self.read(packs, begin, end, rows)
         served = packs.rows[begin:end], packs.starts[begin:end], packs.lengths[begin:end]
         if self.pack_length is None:
             batch = fill_rows(pieces, self.pad_id, side=self.pad_side, multiple=self.multiple)
@@ -70,15 +71,14 @@ class Filler:
         batch |= self.weighed(packs)
         if self.indices:
             batch["indices"] = packs.rows[begin:end].copy()
-        return batch, rows
+        return batch
 
-    def read(self, packs: Packs, begin: int, end: int) -> list[Piece]:
-        """Ids and mask of some pieces, as views onto the stored tokens."""
-        return self.cut(self.view.rows(packs.rows[begin:end]), packs, begin, end)
-
-    @staticmethod
-    def cut(rows: list[Row], packs: Packs, begin: int, end: int) -> list[Piece]:
-        """`read`, from the rows of the pieces."""
+    def read(
+        self, packs: Packs, begin: int, end: int, rows: list[Row] | None = None
+    ) -> list[Piece]:
+        """Ids and mask of some pieces, as views onto the stored tokens; rows as for `fill`."""
+        if rows is None:
+            rows = self.view.rows(packs.rows[begin:end])
         pieces = []
         for row, start, length in zip(
             rows, packs.starts[begin:end].tolist(), packs.lengths[begin:end].tolist(), strict=True

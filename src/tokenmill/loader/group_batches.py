@@ -83,9 +83,9 @@ class GroupFiller:
 
     def fill(self, step: Step) -> Batch:
         packs = step.packs
-        begin, end = int(packs.bounds[step.first]), int(packs.bounds[step.stop])
-        batch, rows = self.filler.fill_rows_of(step)
-        return self.arrange(batch, packs.rows[begin:end], rows, self.filler.multiple)
+        numbers = packs.rows[int(packs.bounds[step.first]) : int(packs.bounds[step.stop])]
+        rows = self.filler.view.rows(numbers)
+        return self.arrange(self.filler.fill(step, rows), numbers, rows, self.filler.multiple)
 
     def arrange(
         self, batch: Batch, numbers: Int64Array, rows: list[Row], multiple: int | None

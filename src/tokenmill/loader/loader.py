@@ -131,9 +131,9 @@ class Loader:
             )
         self.epochs = epochs
         self.prefetch = prefetch
-        self._cursor = Cursor()
+        self.cursor = Cursor()  # where the loader stands
         self._first_epoch = 0
-        self._jumps = 0
+        self.jumps = 0  # how often it was told to stand elsewhere
         self._keeps_place = False  # whether announcing the epoch leaves the loader where it is
         self._ending: Cursor | None = None  # before the last batch of an epoch, until its loop ends
 
@@ -153,12 +153,12 @@ class Loader:
         an epoch whose first samples went to the one before has fewer. Packs and token budgets are
         cut through once to count.
         """
-        return self.stream.stepper.count(self._ending or self._cursor, self._first_epoch)
+        return self.stream.stepper.count(self._ending or self.cursor, self._first_epoch)
 
     @property
     def epoch(self) -> int:
         """Epoch of the next sample."""
-        return self._cursor.epoch
+        return self.cursor.epoch
 
     @property
     def end(self) -> int | None:
@@ -173,13 +173,13 @@ class Loader:
         also of one that they resume, or that lent its first samples to a wrapped batch.
         """
         epoch = self.stream.checked_epoch(epoch)
-        keeps = self._keeps_place and self._cursor.epoch == epoch
-        self.jump(self._cursor if keeps else Cursor(epoch), epoch)
+        keeps = self._keeps_place and self.cursor.epoch == epoch
+        self.jump(self.cursor if keeps else Cursor(epoch), epoch)
         self._keeps_place = keeps
 
     def state_dict(self) -> dict[str, Any]:
         """Where the run stands, counting what was handed out; the same on every rank."""
-        return self.stream.passport.stamp(self._cursor, self._first_epoch)
+        return self.stream.passport.stamp(self.cursor, self._first_epoch)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go where a saved state stands.
@@ -194,27 +194,17 @@ class Loader:
 
     def jump(self, cursor: Cursor, first_epoch: int) -> None:
         """Stand at a cursor; running iterators follow."""
-        self._cursor = cursor
+        self.cursor = cursor
         self._first_epoch = first_epoch
-        self._jumps += 1
+        self.jumps += 1
         self._keeps_place = False
         self._ending = None
 
-    @property
-    def jumps(self) -> int:
-        """How often the loader was told to stand elsewhere."""
-        return self._jumps
-
-    @property
-    def cursor(self) -> Cursor:
-        """Where the loader stands."""
-        return self._cursor
-
     def handed_out(self, cursor: Cursor) -> None:
         """Count a batch as consumed: the loader now stands behind it."""
-        self._keeps_place = cursor.epoch != self._cursor.epoch
-        self._ending = self._cursor if self._keeps_place else None
-        self._cursor = cursor
+        self._keeps_place = cursor.epoch != self.cursor.epoch
+        self._ending = self.cursor if self._keeps_place else None
+        self.cursor = cursor
 
     def loop_ended(self) -> None:
         """From now on it stands in the epoch behind the loop."""
@@ -222,9 +212,9 @@ class Loader:
 
     def stop(self, *, repeat: bool) -> int | None:
         """The first epoch that is not part of a loop from here; None where it never ends."""
-        if repeat or (self.end is not None and self._cursor.epoch >= self.end):
+        if repeat or (self.end is not None and self.cursor.epoch >= self.end):
             return self.end
-        return self._cursor.epoch + 1
+        return self.cursor.epoch + 1
 
     def served(self) -> dict[str, dict[str, int]]:
         """What each source of a mixture gave up to here; a plain dataset is one source, ``data``.
@@ -234,7 +224,7 @@ class Loader:
         ``last="drop"`` leaves out of an epoch counts with it.
         Tokens of a pass that is not finished are added up on demand.
         """
-        return self.stream.served(self._cursor)
+        return self.stream.served(self.cursor)
 
 
 class LoaderIterator(Iterator[Any]):

@@ -56,7 +56,7 @@ class MicroFiller:
         mine = packs.take(own)
         bounds = np.searchsorted(numbers[own], owner * each + np.arange(each + 1)).tolist()
         rows = self.filler.view.rows(mine.rows)
-        pieces = self.filler.cut(rows, mine, 0, mine.rows.size)
+        pieces = self.filler.read(mine, 0, mine.rows.size, rows)
         batches = []
         for first, stop in pairwise(bounds):
             filled = batch = self._batch(mine, pieces, first, stop)
