@@ -62,7 +62,7 @@ def export(
         also: More columns for hf: ``origin``, ``length``, ``lengths``, or carried ones; of groups
             ``origin``, ``margin``, or carried ones.
         pack: How rows are packed, for packed-parquet.
-        pad_multiple: Pad rows in packs to a multiple of so many tokens, for Megatron-Bridge.
+        pad_multiple: Pad rows in packs to a multiple of this many tokens, for Megatron-Bridge.
         layout: Columns of packs: ``tokenmill``, or ``megatron-bridge`` for its packed dataset.
         order: As for the loader; None: rows and groups as they stand, packs in the loader's default
             order.

@@ -1,11 +1,11 @@
 """What belongs to one process, and what a forked child of it must leave alone.
 
-A child made by ``os.fork`` inherits everything: also the wish to remove a temporary directory when
-the program ends, and a lock that another thread of the parent held at that moment and that nobody
-in the child will ever release. `at_end` runs a wish in the process that had it and in no child;
-a `PrivateDirectory` is a temporary directory that goes with its owner that way, and
-`process_directory` the one that everything in a process shares where no cache can be written. A
-`ProcessLock` is free again in every child.
+A child made by ``os.fork`` inherits everything: also the clean-up that removes a temporary
+directory when the program ends, and a lock that another thread of the parent held at that moment
+and that nobody in the child will ever release. `at_end` runs a clean-up in the process that asked
+for it and in no child; a `PrivateDirectory` is a temporary directory that goes with its owner that
+way, and `process_directory` the one that everything in a process shares where no cache can be
+written. A `ProcessLock` is free again in every child.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def _if_ours(process: int, function: Callable[..., object], *arguments: Any) -> 
 
 
 class PrivateDirectory:
-    """A temporary directory, removed without a word when nobody holds this object any more."""
+    """A temporary directory, removed silently when nobody holds this object any more."""
 
     def __init__(self, prefix: str = "tokenmill-") -> None:
         self.process = os.getpid()

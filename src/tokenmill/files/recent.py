@@ -17,7 +17,7 @@ _all: weakref.WeakSet[RecentValues] = weakref.WeakSet()
 
 
 class RecentValues:
-    """What was put or taken last: so many bytes at most, the newest value aside."""
+    """What was put or taken last: bounded in bytes, the newest value aside."""
 
     def __init__(self, bound: int) -> None:
         self._bound = bound
@@ -45,7 +45,7 @@ class RecentValues:
             return found[0]
 
     def put(self, key: Hashable, value: Any, size: int | None = None) -> None:
-        """Keep a value of so many bytes (its length by default); those unused for longest go."""
+        """Keep a value of a size in bytes (its length by default); those unused for longest go."""
         size = len(value) if size is None else size
         with self._lock:
             _, before = self._values.pop(key, (None, 0))

@@ -1,4 +1,4 @@
-"""A URL with the manners of a path.
+"""A URL that can be used like a path.
 
 A `RemotePath` is a directory or file elsewhere. It joins, has a name and a parent, and can be read
 as a whole or by ranges, so that one layout describes a store wherever it lies. It carries the

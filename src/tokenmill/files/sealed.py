@@ -297,7 +297,7 @@ class Sealed:
         return data
 
     def array(self, name: str, dtype: str, count: int, checksum: str) -> npt.NDArray[Any]:
-        """A data file as an array of so many numbers, ``<i4`` or the like."""
+        """A data file as an array of a number of values, ``<i4`` or the like."""
         path = self.require(name, size=count * int(dtype[2:]), checksum=checksum)
         return map_array(path, dtype)
 

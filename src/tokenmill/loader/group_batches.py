@@ -160,7 +160,7 @@ class GroupFiller:
 
 
 def mismatched(view: View, numbers: Int64Array, rows: list[Row], shift: int) -> list[Piece]:
-    """Every row's prompt with the answer of the row so many rows further on."""
+    """Every row's prompt with the answer of the row ``shift`` rows further on."""
     pieces: list[Piece] = []
     for row, other in zip(rows, view.rows((numbers + shift) % len(view)), strict=True):
         asked, answered = row.prompt_tokens or 0, other.prompt_tokens or 0

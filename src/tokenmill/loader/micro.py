@@ -26,7 +26,7 @@ class MicroFiller:
 
     Args:
         filler: Reads rows and counts trained tokens.
-        wish: Budget, balance, alignment and layout.
+        micro: Budget, balance, alignment and layout.
         rank: This rank among all.
         world_size: All ranks, those that share a slab included.
         groups: Adds what belongs to groups, where samples are groups.
@@ -34,7 +34,7 @@ class MicroFiller:
     """
 
     filler: Filler
-    wish: MicroBatches
+    micro: MicroBatches
     rank: int
     world_size: int
     groups: GroupFiller | None = None
@@ -42,7 +42,7 @@ class MicroFiller:
 
     def fill(self, step: Step) -> list[Batch]:
         """The micro-batches of this rank: as many as every rank has."""
-        shared = self.wish.context_parallel
+        shared = self.micro.context_parallel
         packs, owner = step.packs, self.rank // shared
         trained = self.filler.trained(packs, 0, packs.rows.size)
         weighed = self.filler.weighed(packs)
@@ -50,7 +50,7 @@ class MicroFiller:
         patches = None
         if self.max_patches is not None:
             patches = self.filler.view.patches_at(packs.rows), self.max_patches
-        numbers, each = self.wish.plan(packs, trained, self.world_size // shared, length, patches)
+        numbers, each = self.micro.plan(packs, trained, self.world_size // shared, length, patches)
         own = np.flatnonzero(numbers // each == owner)
         own = own[np.argsort(numbers[own], kind="stable")]
         mine = packs.take(own)
@@ -63,9 +63,9 @@ class MicroFiller:
             own_rows = slice(int(mine.bounds[first]), int(mine.bounds[stop]))
             numbers = mine.rows[own_rows]
             if self.groups is not None:
-                batch = self.groups.arrange(filled, numbers, rows[own_rows], self.wish.sequence)
+                batch = self.groups.arrange(filled, numbers, rows[own_rows], self.micro.sequence)
             if shared > 1:
-                batch = batch | shard(filled, self.rank % shared, shared, self.wish.shards)
+                batch = batch | shard(filled, self.rank % shared, shared, self.micro.shards)
             batch |= {"num_trained_tokens": int(trained.sum()), **weighed}
             if self.filler.indices:
                 batch["indices"] = numbers.copy()
@@ -73,13 +73,13 @@ class MicroFiller:
         return batches
 
     def _batch(self, packs: Packs, pieces: list[Piece], first: int, stop: int) -> Batch:
-        wish, filler = self.wish, self.filler
+        micro, filler = self.micro, self.filler
         bounds = packs.bounds[first : stop + 1]
         own = slice(int(bounds[0]), int(bounds[-1]))
         within, rows, starts = pieces[own], packs.rows[own], packs.starts[own]
-        if filler.pack_length is None and wish.layout == "padded":
+        if filler.pack_length is None and micro.layout == "padded":
             side = filler.pad_side
-            batch = fill_rows(within, filler.pad_id, side=side, multiple=wish.sequence)
+            batch = fill_rows(within, filler.pad_id, side=side, multiple=micro.sequence)
             width = batch["input_ids"].shape[1]
             return batch | filler.attached.padded(rows, starts, packs.lengths[own], width, side)
         if filler.pack_length is None:
@@ -88,8 +88,8 @@ class MicroFiller:
         batch = fill_slabs(
             slabs,
             filler.pad_id,
-            sequence=wish.sequence,
-            slab=wish.slab,
+            sequence=micro.sequence,
+            slab=micro.slab,
             length=filler.pack_length,
         )
         # A slab without pieces is one sequence all the same.

@@ -38,7 +38,7 @@ class Samples(Protocol):
         """
 
     def has(self, cursor: Cursor, count: int) -> bool:
-        """Whether the cursor's epoch has so many samples left."""
+        """Whether the cursor's epoch has this many samples left."""
 
     def count(self, epoch: int) -> int:
         """How many samples an epoch has."""

@@ -228,7 +228,7 @@ class BudgetStepper:
         return None
 
     def _is_served(self, bounds: list[int]) -> bool:
-        """Whether there is a micro-batch for every rank, or nobody minds."""
+        """Whether there is a micro-batch for every rank, or it need not be."""
         return len(bounds) > self._geometry.world_size or self._geometry.last != "drop"
 
     def _cut_step(self, epoch: int, position: int) -> tuple[Packs, list[int], Cursor]:

@@ -155,15 +155,15 @@ class Stream:
 
     def _group_filler(self, layout: str) -> GroupFiller:
         """Fills groups; by their sides only where every row has a line of its own, whole."""
-        groups, wish = GroupFiller.of(self.reader, layout, self.seed), self.micro_batches
-        if wish is None:
+        groups, micro = GroupFiller.of(self.reader, layout, self.seed), self.micro_batches
+        if micro is None:
             return groups
-        if groups.kind == "kto" and wish.context_parallel > 1:
+        if groups.kind == "kto" and micro.context_parallel > 1:
             raise UsageError(
                 "the mismatched answers of KTO rows are not shared among ranks: "
                 "context_parallel must be 1"
             )
-        whole = wish.layout == "padded" and wish.context_parallel == 1
+        whole = micro.layout == "padded" and micro.context_parallel == 1
         return replace(groups, sides=groups.sides and whole)
 
     def _scheduled(self) -> Scheduled | None:
@@ -241,8 +241,8 @@ class Stream:
         ):
             if value is not None:
                 check_positive(name, value)
-        pack, wish = self.pack, self.micro_batches
-        if wish is not None and wish.layout == "slab" and pad_side == "left":
+        pack, micro = self.pack, self.micro_batches
+        if micro is not None and micro.layout == "slab" and pad_side == "left":
             raise UsageError("slabs have no padding at the left: pad_side='left' has no meaning")
         if pack is None:
             return
@@ -263,30 +263,30 @@ class Stream:
             )
 
     def _check_micro_batches(
-        self, wish: MicroBatches, world_size: int, others: dict[str, Any]
+        self, micro: MicroBatches, world_size: int, others: dict[str, Any]
     ) -> None:
-        if not isinstance(wish, MicroBatches):
-            raise UsageError(f"micro_batches must be a tm.MicroBatches, not {wish!r}")
+        if not isinstance(micro, MicroBatches):
+            raise UsageError(f"micro_batches must be a tm.MicroBatches, not {micro!r}")
         for name, value in others.items():
             if value is not None:
                 raise UsageError(
                     f"micro_batches and {name} exclude each other: MicroBatches has max_tokens and "
                     "align of its own"
                 )
-        if world_size % wish.context_parallel:
+        if world_size % micro.context_parallel:
             raise UsageError(
                 f"world_size={world_size} is no multiple of context_parallel="
-                f"{wish.context_parallel}: ranks that share a slab follow each other"
+                f"{micro.context_parallel}: ranks that share a slab follow each other"
             )
         if self.pack is None:
             return
-        if wish.layout != "slab":
+        if micro.layout != "slab":
             raise UsageError("pack and MicroBatches(layout='padded') exclude each other")
         length = self.pack.length
-        if length % wish.slab or length > wish.budget:
+        if length % micro.slab or length > micro.budget:
             raise UsageError(
-                f"packs of {length} tokens: they must be a multiple of {wish.slab} (align and "
-                f"context_parallel) and at most {wish.budget} (max_tokens × context_parallel)"
+                f"packs of {length} tokens: they must be a multiple of {micro.slab} (align and "
+                f"context_parallel) and at most {micro.budget} (max_tokens × context_parallel)"
             )
 
     def _pad_id(self, pad_id: int | None) -> int:
@@ -358,21 +358,21 @@ class Stream:
                 f"leave it out (data.filter('patches <= {max_patches}')) or raise it"
             )
 
-    def _refuse_longer(self, wish: MicroBatches) -> None:
+    def _refuse_longer(self, micro: MicroBatches) -> None:
         """A row, or a group, that takes more than a whole micro-batch."""
 
         def taken(units: Int64Array) -> Int64Array:
-            if wish.layout == "padded":
+            if micro.layout == "padded":
                 rows, longest = self.units.shapes_at(units)
-                return rows * wish.places(longest)
+                return rows * micro.places(longest)
             packs = self.units.as_packs(units)
-            return packs.per_pack(wish.places(packs.lengths))
+            return packs.per_pack(micro.places(packs.lengths))
 
         unit, most = self._longest(taken)
-        if most > wish.budget:
+        if most > micro.budget:
             raise UsageError(
                 f"{self._unit} {unit} takes {most} tokens and a micro-batch has at most "
-                f"{wish.budget}: leave it out (data.filter('length <= {wish.budget}')) or raise "
+                f"{micro.budget}: leave it out (data.filter('length <= {micro.budget}')) or raise "
                 "max_tokens"
             )
 

@@ -1,6 +1,6 @@
 """Units: what an order counts, rows or groups of rows.
 
-The rest of the loader speaks of *units* by number: an order permutes them, a batch holds so many of
+The rest of the loader speaks of *units* by number: an order permutes them, a batch holds some of
 them, a pack takes or leaves them. `Units` says how many there are, how long each is, and turns them
 into rows at the end: a unit is laid out as the pieces of its rows, one after the other. Where rows
 stand for themselves, a unit is a row; where they belong together (`tokenmill.store.Groups`), it is

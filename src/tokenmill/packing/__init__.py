@@ -1,7 +1,7 @@
 """Packing, on integers: lengths → packs; packs and rows → filled arrays.
 
-`Pack` is the wish, `pack_window` answers it with `Packs` for one window of an order, `fill_packs`
-and `fill_rows` make the arrays. `MicroBatches` is the wish for a step in several batches, which
+`Pack` says how, `pack_window` gives the `Packs` of one window of an order, `fill_packs`
+and `fill_rows` make the arrays. `MicroBatches` says how a step is cut into several batches, which
 `fill_slabs` fills and `shard` divides among ranks. No file is touched and no token copied before a
 batch is filled.
 """

@@ -1,8 +1,8 @@
 """Micro-batches: what a step is cut into so that it fits, in about equal shares of the work.
 
-`MicroBatches` is the user's wish: a token budget, what to balance, and the shape. `Align` says to
-which multiples sequences and slabs are padded. `MicroBatches.plan` answers for one step, from
-lengths alone, with the micro-batch of every sample; the loader asks it. A *slab* is the rows of one
+`MicroBatches` is what the user asks for: token budget, balance and shape. `Align` says to which
+multiples sequences and slabs are padded. `MicroBatches.plan` answers for one step, from lengths
+alone, with the micro-batch of every sample; the loader asks it. A *slab* is the rows of one
 micro-batch side by side.
 
 A *unit* is what must stay together: a row, a pack, a group of rows. It has a number of tokens,
@@ -172,7 +172,7 @@ class MicroBatches:
 
 _POOLED = 1 << 14  # units divided anew in one plan, at most: some 10 ms
 _FINENESS = 12  # bits to which the cost of the costliest stretch is settled
-_HURDLES = 1024  # micro-batches without room looked past, at least, before more of them are made
+_SKIPS = 1024  # micro-batches without room looked past, at least, before more of them are made
 
 
 def level(tokens: Int64Array, cost: Int64Array, ranks: int, budget: int) -> tuple[Int64Array, int]:
@@ -215,7 +215,7 @@ def _costliest_first(
         pairs = zip(tokens, cost, strict=True)
         steps = [((worth << shift) + count) << below for count, worth in pairs]
     heap, held, placed = list(range(groups)), [0] * groups, []
-    hurdles = max(_HURDLES, len(tokens) >> 3)
+    skips = max(_SKIPS, len(tokens) >> 3)
     replace = heapq.heapreplace
     for count, step in zip(tokens, steps, strict=True):
         key = heap[0]
@@ -223,8 +223,8 @@ def _costliest_first(
         passed = []
         while held[number] + count > budget:
             passed.append(heapq.heappop(heap))
-            hurdles -= 1
-            if hurdles < 0 or not heap:
+            skips -= 1
+            if skips < 0 or not heap:
                 return None
             key = heap[0]
             number = key & number_of
@@ -374,7 +374,7 @@ def cut(
 
 
 def _split_to(starts: list[int], units: int, wanted: int) -> list[int]:
-    """Halve the stretches with the most units until there are so many, or none can be halved."""
+    """Halve the stretches with the most units until there are enough, or none can be halved."""
     ends = [*starts[1:], units]
     heap = [(start - end, start, end) for start, end in zip(starts, ends, strict=False)]
     heapq.heapify(heap)

@@ -1,6 +1,6 @@
 """Packs: pieces of rows laid side by side into sequences of one length.
 
-`Pack` is the user's wish (length, method, window, what to do with rows that are too long). A
+`Pack` is what the user asks for (length, method, window, what to do with rows that are too long). A
 *piece* is a stretch of one row, nearly always the whole of it. `Packs` is the answer for one
 window of the order: pieces sorted by pack, with the bounds of each pack, as integers only; no
 token is looked at.
@@ -72,7 +72,7 @@ class Slots:
     Whoever fills the packs pads a row up to its slot.
 
     Args:
-        multiple: A slot is a multiple of so many tokens, as context parallelism wants it.
+        multiple: A slot is a multiple of this many tokens, as context parallelism wants it.
         unpredicted: Tokens of a row that take no place: 1 where rows are cut to predictions.
     """
 

@@ -294,7 +294,7 @@ class PromptDataset(Sequence[Prompt]):
         return unroll(self._order, positions)
 
     def kept_before(self, source_row: int) -> int:
-        """Kept rows among the first so many rows of the source."""
+        """Kept rows among the first rows of the source."""
         return bisect_left(range(len(self)), source_row, key=self._kept.row)
 
     def source_rows_at(self, numbers: Int64Array) -> list[dict[str, Any]]:

@@ -120,7 +120,7 @@ def percentiles(values: np.ndarray[Any, Any]) -> dict[str, int]:
 
 
 def length_histogram(lengths: Lengths, per_doubling: int = 2) -> list[dict[str, int]]:
-    """Rows and tokens by row length, so many bins for each power of two, empty ends left out."""
+    """Rows and tokens by row length, some bins for each power of two, empty ends left out."""
     if not len(lengths):
         return []
     top = int(lengths.max())

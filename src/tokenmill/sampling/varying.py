@@ -146,7 +146,7 @@ class VaryingInterleave:
     def _draw_block(self, number: int) -> tuple[Int64Array, Int64Array]:
         """The draws of a block of positions, ramp by ramp."""
         start = self._time(number * _BLOCK)
-        stop = (number + 1) * _BLOCK  # by then at least so many draws are due
+        stop = (number + 1) * _BLOCK  # by then at least this many draws are due
         due = [np.asarray([self._due(start)], dtype=np.int64)]
         time = start
         while time < stop:

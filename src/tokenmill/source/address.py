@@ -57,7 +57,7 @@ class Selection:
     stop: Bound | None = None
 
     def resolve(self, total: int) -> tuple[int, int]:
-        """First row and behind the last row, of so many."""
+        """First row and behind the last row, of a number of rows."""
         start = None if self.start is None else self.start.rows(total)
         stop = None if self.stop is None else self.stop.rows(total)
         first, last, _ = slice(start, stop).indices(total)

@@ -59,7 +59,7 @@ def count_groups(counts: dict[str, int]) -> int:
 
 
 def role_type(roles: int) -> str:
-    """Type of role numbers in a slice with so many roles: int8, and wider only where it must be."""
+    """Type of role numbers in a slice with some roles: int8, wider only where it must be."""
     return "int8" if roles <= 1 << 7 else "int16" if roles <= 1 << 15 else "int32"
 
 

@@ -45,7 +45,7 @@ from tokenmill.store.store import Store
 
 ROW_NUMBERS = "rows.bin"
 WINDOW_ROWS = 1 << 16  # at most, put together from parts at once
-WINDOW_VALUES = 1 << 21  # and about so many values of them
+WINDOW_VALUES = 1 << 21  # and about this many values of them
 HELD_BYTES = 64 << 20  # that a writer holds before it publishes a part
 FLUSH_SECONDS = 60.0
 """How much work a killed writer loses at most, in time. It decides nothing about the result."""

@@ -318,7 +318,7 @@ class Sidecar:
         return self._stretch(0, self.record.values)
 
     def stretches(self, values: int = BLOCK_BYTES // BYTES) -> Iterator[Float32]:
-        """All of them, so many at a time."""
+        """All of them, a stretch at a time."""
         for first in range(0, self.record.values, values):
             yield self._stretch(first, min(values, self.record.values - first))
 

@@ -52,7 +52,7 @@ def header(count: int) -> bytes:
 
 
 def count_rows(size: int) -> int:
-    """Slices in a table of so many bytes."""
+    """Slices in a table of this many bytes."""
     return (size - HEADER_BYTES) // SLICE_ROW.itemsize
 
 

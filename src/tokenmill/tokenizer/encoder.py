@@ -28,7 +28,7 @@ from tokenmill.tokenizer.engines import Engine, HfEngine, choose_engine, refuse_
 from tokenmill.tokenizer.tokenizer import Tokenizer
 
 AUDIT_SHARE = 1024  # one byte of this many is encoded a second time by the reference …
-AUDIT_LEAST = 4096  # … but at least so many bytes per call, the size of one or two rows
+AUDIT_LEAST = 4096  # … but at least this many bytes per call, the size of one or two rows
 AUDIT_CANDIDATES = 64  # rows of which the shortest is audited where chance picks none
 _LARGEST_HASH = (1 << 64) - 1
 CHUNK_CHARS = 1 << 19  # all but the engine works on this much text at a time: it stays in the cache

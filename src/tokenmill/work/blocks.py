@@ -101,7 +101,7 @@ class BlockJob:
         self._passed_over = 0
 
     def setup(self, entry: str, size: int, **options: Any) -> Setup:
-        """How workers get ready for so many bytes; the options are for the entry."""
+        """How workers get ready for this many bytes; the options are for the entry."""
         card = self._card
         stated = {
             "cache": str(self._root),

@@ -128,17 +128,17 @@ def export(
     output.result(document)
 
 
-def split_by(store: Store, wishes: list[str], seed: int) -> dict[str, Any]:
+def split_by(store: Store, given: list[str], seed: int) -> dict[str, Any]:
     """The parts that ``--split NAME=SHARE`` names; one alone may go without its share."""
     from tokenmill.dataset import split
 
     shares: dict[str, float] = {}
-    for wish in wishes:
-        name, equals, share = wish.partition("=")
+    for one in given:
+        name, equals, share = one.partition("=")
         try:
-            number = float(share) if equals or len(wishes) > 1 else 1.0
+            number = float(share) if equals or len(given) > 1 else 1.0
         except ValueError:
-            raise UsageError(f"--split {wish}: write NAME=SHARE, for example train=0.98") from None
+            raise UsageError(f"--split {one}: write NAME=SHARE, for example train=0.98") from None
         if name in shares:
             raise UsageError(f"--split names {name} twice")
         shares[name] = number

@@ -77,7 +77,7 @@ def inspect(
         typer.Option(help="Choose rows by a rule."),
     ] = None,
     count: Annotated[
-        int | None, typer.Option(min=1, help="How many rows of a rule; on a page, at most so many.")
+        int | None, typer.Option(min=1, help="How many rows of a rule; on a page, the most.")
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of random rows.")] = 0,
     html: Annotated[

@@ -1,7 +1,7 @@
 """``tokenmill mix``: the shares that a mixture will serve, before anything runs.
 
 Reads the recipe of a mixture (``sources``, ``weights`` and the other arguments of `tokenmill.mix`),
-counts what each source would give to so many steps, and draws how the shares change. The counts are
+counts what each source would give to the steps, and draws how the shares change. The counts are
 those of the loader; nothing is read but the stores' totals.
 """
 

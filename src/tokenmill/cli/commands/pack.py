@@ -44,11 +44,11 @@ def pack(
     from tokenmill.packing import Pack
     from tokenmill.store import open_store
 
-    wish = Pack(length, method, window, oversize)
+    packing = Pack(length, method, window, oversize)
     start = time.perf_counter()
     opened = open_store(store)
     packs, tokens = packing_plan(
-        opened, wish, order=order, seed=seed, epoch=epoch, world_size=world_size
+        opened, packing, order=order, seed=seed, epoch=epoch, world_size=world_size
     )
     stored = opened.manifest["totals"]["tokens"]
     document = {

@@ -48,7 +48,7 @@ def make_page(
         target: The file.
         rule: Rows of a rule only.
         rows: Rows of these numbers only.
-        count: At most so many rows.
+        count: Rows at most.
         seed: Of a random choice.
         cache_dir: Where row indexes of the sources are kept, for excerpts of rejected rows.
         fetch: Whether sources that are elsewhere are asked for those excerpts.

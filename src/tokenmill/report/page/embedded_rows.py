@@ -152,7 +152,7 @@ def _group_ends(store: Store, rows: Int64) -> Int64:
 
 
 def _first_groups(store: Store, rows: Int64, most: int | None) -> Int64:
-    """The first groups that have at most so many rows together; at least one."""
+    """The first groups whose rows together are within a bound; at least one."""
     if most is None or len(rows) <= most:
         return rows
     ends = _group_ends(store, rows)
