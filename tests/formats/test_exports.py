@@ -365,7 +365,12 @@ def test_stores_that_carry_different_columns_get_nulls(store: Store, tmp_path: P
         ("megatron", "a.jsonl", {}, "a.jsonl does not name"),
         ("packed-parquet", "a", {"pack": Pack(10)}, "row .* has .* tokens"),
         ("packed-parquet", "a", {"pack": Pack(64), "pad_multiple": 8}, "layout megatron-bridge"),
-        ("packed-parquet", "a", {**BRIDGE, "pad_multiple": 0}, "pad_multiple must be a positive"),
+        (
+            "packed-parquet",
+            "a",
+            {**BRIDGE, "pad_multiple": 0},
+            "pad_multiple is 0; it is a positive",
+        ),
         ("packed-parquet", "a", {**BRIDGE, "pad_multiple": 48}, "no multiple of pad_multiple=48"),
         ("parquet", "a", {"also": ["length"]}, "also is for hf"),
         ("hf", "a", {"also": ["length", "length"]}, "each column once"),

@@ -416,7 +416,7 @@ def test_wrong_wishes(made: Illustrated) -> None:
         ({"media": "pixel"}, "media must be one of references, pixels or None, not 'pixel'"),
         ({"media": "references", "processor": made.raw}, "say media='pixels'"),
         ({"max_patches": 9}, "goes with max_tokens, pack or micro_batches"),
-        ({"max_patches": 0, "max_tokens": 9}, "max_patches must be a positive"),
+        ({"max_patches": 0, "max_tokens": 9}, "max_patches is 0; it is a positive"),
         (
             {"micro_batches": tm.MicroBatches(4096, context_parallel=2), "world_size": 2},
             "shards would cut through",

@@ -101,6 +101,23 @@ def server(made: Made) -> Iterator[str]:
         yield url
 
 
+def own_page_and_server() -> tuple[Any, Any]:
+    """Fixtures `page_file` and `server` of a module that has a `store` in a `room` of its own."""
+
+    @pytest.fixture(scope="module")
+    def page_file(room: Path, store: Store) -> Path:
+        target = room / "page.html"
+        make_page(store, target)
+        return target
+
+    @pytest.fixture(scope="module")
+    def server(room: Path, store: Store) -> Iterator[str]:
+        with served(store, room / "cache") as url:
+            yield url
+
+    return page_file, server
+
+
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Any]:
     driver = pytest.importorskip("playwright.sync_api", reason="needs playwright")

@@ -5,7 +5,6 @@ The oracle is `store.groups`: what a group's rows, labels and numbers are, told 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from tests.build.making import INLINE, TOKENIZER, conversations, write_rows
 from tests.build.test_groups import kto, pair, ranked
 from tests.cli.harness import Shell
 from tests.page.browsing import Visit, go_to, tokens
-from tests.page.conftest import served
+from tests.page.conftest import own_page_and_server
 from tests.page.test_document import data_of, inflated, rows_of
 from tokenmill.report.page import make_page
 from tokenmill.report.page.embedded_rows import embed, select_rows
@@ -54,17 +53,7 @@ def tokenizer(store: Store) -> Tokenizer:
     return store_tokenizer(store)
 
 
-@pytest.fixture(scope="module")
-def page_file(room: Path, store: Store) -> Path:
-    target = room / "page.html"
-    make_page(store, target)
-    return target
-
-
-@pytest.fixture(scope="module")
-def server(room: Path, store: Store) -> Iterator[str]:
-    with served(store, room / "cache") as url:
-        yield url
+page_file, server = own_page_and_server()
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from tests.build.making import write_rows
 from tests.cli.harness import Shell
 from tests.media import processors
 from tests.page.browsing import Visit, go_to, tokens
-from tests.page.conftest import served
+from tests.page.conftest import own_page_and_server
 from tests.page.test_document import data_of, inflated
 from tokenmill import UsageError, prepare
 from tokenmill.report.page import make_page
@@ -64,17 +63,7 @@ def store(room: Path) -> Store:
     return made
 
 
-@pytest.fixture(scope="module")
-def page_file(room: Path, store: Store) -> Path:
-    target = room / "page.html"
-    make_page(store, target)
-    return target
-
-
-@pytest.fixture(scope="module")
-def server(room: Path, store: Store) -> Iterator[str]:
-    with served(store, room / "cache") as url:
-        yield url
+page_file, server = own_page_and_server()
 
 
 def opened(src: str) -> tuple[Any, int]:

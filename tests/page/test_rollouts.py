@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import random
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +18,11 @@ import tokenmill as tm
 from tests.build.making import INLINE, TOKENIZER, write_rows
 from tests.cli.harness import Shell
 from tests.page.browsing import Visit, go_to, title
-from tests.page.conftest import ATTACK, STEERING, served
+from tests.page.conftest import ATTACK, STEERING, own_page_and_server
 from tests.page.test_document import data_of, rows_of
 from tests.page.test_groups import wait_for
 from tests.rollouts.faults import INJECTIONS, conversation
 from tests.rollouts.worlds import APPENDING, appending
-from tokenmill.report.page import make_page
 from tokenmill.report.page.overview import MOST_STEPS, overview
 from tokenmill.report.page.serve import Viewer
 from tokenmill.report.row_facts import MOST_TOGETHER, RecordedGroups, RowFacts, findings_of
@@ -75,17 +73,7 @@ def store(room: Path) -> Store:
     return made
 
 
-@pytest.fixture(scope="module")
-def page_file(room: Path, store: Store) -> Path:
-    target = room / "page.html"
-    make_page(store, target)
-    return target
-
-
-@pytest.fixture(scope="module")
-def server(room: Path, store: Store) -> Iterator[str]:
-    with served(store, room / "cache") as url:
-        yield url
+page_file, server = own_page_and_server()
 
 
 def members(store: Store, row: int) -> list[int]:
