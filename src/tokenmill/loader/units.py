@@ -57,29 +57,17 @@ class Units:
 
     def lengths_at(self, units: Int64Array) -> Int64Array:
         """How much of a pack they take: of groups, all rows together."""
-        if not self.grouped:
-            return self._row_lengths(units)
-        rows, bounds = rows_of_groups(self.view, units)
-        return self._sums(self._row_lengths(rows), bounds)
+        return self._summed(units, self._row_lengths)
 
     def tokens_at(self, units: Int64Array) -> Int64Array:
-        if not self.grouped:
-            return self.view.lengths_at(units)
-        rows, bounds = self._rows(units)
-        return self._sums(self.view.lengths_at(rows), bounds)
+        return self._summed(units, self.view.lengths_at)
 
     def trained_at(self, units: Int64Array) -> Int64Array:
-        if not self.grouped:
-            return self.view.trained_at(units)
-        rows, bounds = self._rows(units)
-        return self._sums(self.view.trained_at(rows), bounds)
+        return self._summed(units, self.view.trained_at)
 
     def patches_at(self, units: Int64Array) -> Int64Array:
         """What their pictures cost a vision model."""
-        if not self.grouped:
-            return self.view.patches_at(units)
-        rows, bounds = self._rows(units)
-        return self._sums(self.view.patches_at(rows), bounds)
+        return self._summed(units, self.view.patches_at)
 
     def shapes_at(self, units: Int64Array) -> tuple[Int64Array, Int64Array]:
         """How many rows each has, and the tokens of its longest."""
@@ -109,8 +97,11 @@ class Units:
         lengths = self.view.lengths_at(rows)
         return lengths if self.taken is None else self.taken(lengths)
 
-    @staticmethod
-    def _sums(values: Int64Array, bounds: Int64Array) -> Int64Array:
-        totals = np.concatenate(([0], np.cumsum(values)))
+    def _summed(self, units: Int64Array, of_rows: Callable[[Int64Array], Int64Array]) -> Int64Array:
+        """What rows have, added up for each unit."""
+        if not self.grouped:
+            return of_rows(units)
+        rows, bounds = self._rows(units)
+        totals = np.concatenate(([0], np.cumsum(of_rows(rows))))
         sums: Int64Array = np.diff(totals[bounds])
         return sums

@@ -87,18 +87,12 @@ def sidecar_stats(store: Store) -> list[dict[str, Any]]:
     ]
 
 
-def store_distributions(
-    store: Store,
-    *,
-    max_lengths: Sequence[int] = (),
-    pack_lengths: Sequence[int] = PACK_LENGTHS,
-) -> dict[str, Any]:
+def store_distributions(store: Store, *, max_lengths: Sequence[int] = ()) -> dict[str, Any]:
     """Histograms, what a ``max_length`` would drop, how full packs would be.
 
     Args:
         store: An open store.
         max_lengths: Limits to try beside the usual ones.
-        pack_lengths: Lengths of packs to try.
     """
     lengths, trained = np.asarray(store.lengths), np.asarray(store.trained)
     limits = limits_to_try(lengths, max_lengths)
@@ -106,7 +100,7 @@ def store_distributions(
         "histogram": length_histogram(lengths),
         "trained_share_histogram": share_histogram(trained, lengths),
         "max_length": [limit_effect(lengths, trained, limit) for limit in limits],
-        "packing": [packing_preview(store, length).document() for length in pack_lengths],
+        "packing": [packing_preview(store, length).document() for length in PACK_LENGTHS],
         "source_percentiles": _percentiles_per_source(store, lengths),
     }
 

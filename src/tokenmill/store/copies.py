@@ -107,7 +107,7 @@ def _already_there(store: Store, target: Path) -> Path:
 
 def _link_slices(store: Store, staged: Path) -> None:
     for key in store.slice_keys():
-        source = store.files_of(key)
+        source = store.layout.slice(key)
         copied = SliceFiles(staged / "slices" / key[:2], key)
         copied.directory.mkdir(parents=True, exist_ok=True)
         if copied.record.exists():  # equal stretches of a source are one slice

@@ -14,7 +14,8 @@ from __future__ import annotations
 import math
 import os
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, SupportsIndex, overload
 
@@ -32,7 +33,7 @@ from tokenmill.origin import Origin
 from tokenmill.store import layout as names
 from tokenmill.store.access import load_array, open_bytes
 from tokenmill.store.groups import Groups
-from tokenmill.store.layout import SliceFiles, StoreLayout
+from tokenmill.store.layout import StoreLayout
 from tokenmill.store.manifest import (
     Document,
     check_file,
@@ -191,8 +192,8 @@ class Store(ViewMethods, Sequence[Row]):
             raise UsageError(f"verify is {verify!r}; it is one of {', '.join(VERIFY)}")
         self.path = self._locate(path)
         self._verify = verify
-        self._layout = StoreLayout(self.path)
-        self.manifest: Document = read_manifest(self._layout)
+        self.layout = StoreLayout(self.path)
+        self.manifest: Document = read_manifest(self.layout)
         self.key: str = self.manifest["key"]
         self._mapped = as_remote(self.path) is None and not is_network(self.path)
         self._given_paths = tuple(paths) if paths is not None else None
@@ -234,19 +235,19 @@ class Store(ViewMethods, Sequence[Row]):
 
     def _own_file(self, name: str) -> Path:
         """One of the store's own files, checked at open unless it is large."""
-        return self._layout.file(name)
+        return self.layout.file(name)
 
     def _check_own(self, name: str, stated: Document) -> None:
-        check_file(self._layout.file(name), stated, content=True)
+        check_file(self.layout.file(name), stated, content=True)
 
     def _check_own_files(self) -> None:
         for name in (*self.manifest["files"], names.PROOF):
-            self._layout.require_inside(self._layout.file(name))
+            self.layout.require_inside(self.layout.file(name))
         for name, stated in self.manifest["files"].items():
             large = stated["size"] > CHECKED_AT_OPEN_BYTES
             # The table's content is compared while its totals are recounted.
             content = self._verify != "off" and not large and name != names.TABLE
-            check_file(self._layout.file(name), stated, content=content)
+            check_file(self.layout.file(name), stated, content=content)
 
     # Rows
 
@@ -295,7 +296,7 @@ class Store(ViewMethods, Sequence[Row]):
         if reader is not None:
             return reader
         entry = self.table[at]
-        files = self._layout.slice(entry["key"].tobytes().hex())
+        files = self.layout.slice(entry["key"].tobytes().hex())
         expected = entry["record"].tobytes().hex()
         reader = SliceReader(files, expected, mapped=self._mapped, check=self._verify != "off")
         if reader.record.rows != entry["rows"] or reader.record.tokens != entry["tokens"]:
@@ -373,7 +374,7 @@ class Store(ViewMethods, Sequence[Row]):
     @property
     def cache_root(self) -> Path | None:
         """The cache on this machine that this store belongs to; None when it stands alone."""
-        return self._layout.cache_root
+        return self.layout.cache_root
 
     def picture(self, media: Media) -> bytes:
         """The bytes of a picture of a row, which are those that the row was prepared from.
@@ -396,17 +397,12 @@ class Store(ViewMethods, Sequence[Row]):
         return read_embedded(self, digest)
 
     @property
-    def layout(self) -> StoreLayout:
-        """Where the parts of this store are."""
-        return self._layout
-
-    @property
     def processor_path(self) -> Path | None:
         """The copy of the processor this store was made with; None where there was none."""
         if not self.processor_key:
             return None
-        path = self._layout.processor(self.processor_key)
-        self._layout.require_inside(path)
+        path = self.layout.processor(self.processor_key)
+        self.layout.require_inside(path)
         return path
 
     @property
@@ -461,7 +457,7 @@ class Store(ViewMethods, Sequence[Row]):
         if starts.size and int(starts.max()) > self._rows:
             raise CorruptionError(
                 f"a group ends at row {int(starts.max())} of {self._rows}",
-                path=self._layout.file(names.GROUP_ENDS),
+                path=self.layout.file(names.GROUP_ENDS),
             )
         return starts.astype(np.int64)
 
@@ -622,14 +618,14 @@ class Store(ViewMethods, Sequence[Row]):
     def proof(self) -> Document:
         """Engine, renderer, audits, versions: advisory; damaged, it is a warning and empty."""
         if self._proof is None:
-            self._proof = read_proof(self._layout.proof)
+            self._proof = read_proof(self.layout.proof)
         return self._proof
 
     @property
     def tokenizer_path(self) -> Path:
         """The copy of the tokenizer this store was made with."""
-        path = self._layout.tokenizer(self.manifest["tokenizer"]["identity"])
-        self._layout.require_inside(path)
+        path = self.layout.tokenizer(self.manifest["tokenizer"]["identity"])
+        self.layout.require_inside(path)
         return path
 
     # Checks and copies
@@ -637,10 +633,6 @@ class Store(ViewMethods, Sequence[Row]):
     def slice_keys(self) -> Iterator[str]:
         """The key of every slice, in order."""
         return (entry["key"].tobytes().hex() for entry in self.table)
-
-    def files_of(self, key: str) -> SliceFiles:
-        """Where one slice of this store lies."""
-        return self._layout.slice(key)
 
     def verify(self) -> int:
         """Check every checksum; returns the bytes checked, raises `CorruptionError`."""
@@ -652,32 +644,38 @@ class Store(ViewMethods, Sequence[Row]):
     def check_everything(self) -> tuple[int, list[CorruptionError]]:
         """Check every checksum; returns the bytes checked and the first error of each part."""
         checked, errors = 0, []
-        for name, stated in self.manifest["files"].items():
-            try:
-                self._check_own(name, stated)
-                checked += stated["size"]
-            except CorruptionError as error:
-                errors.append(error)
-        for at in range(len(self.table)):
-            try:
-                checked += self.slice_at(at).check_all()
-                self._check_lengths(at)
-            except CorruptionError as error:
-                errors.append(error)
-        if "media" in self.manifest:
-            from tokenmill.store.embedded import distinct_pictures
-
-            for media in distinct_pictures(self):
-                try:
-                    checked += len(self.embedded_picture(media.digest) or b"")
-                except CorruptionError as error:
-                    errors.append(error)
-        for check in sidecar_checks(self):
+        for check in self._checks():
             try:
                 checked += check()
             except CorruptionError as error:
                 errors.append(error)
         return checked, errors
+
+    def _checks(self) -> Iterator[Callable[[], int]]:
+        """For each part a check of all its bytes, which gives their number."""
+
+        def own(name: str, stated: Document) -> int:
+            self._check_own(name, stated)
+            return int(stated["size"])
+
+        def one_slice(at: int) -> int:
+            checked = self.slice_at(at).check_all()
+            self._check_lengths(at)
+            return checked
+
+        def picture(digest: str) -> int:
+            return len(self.embedded_picture(digest) or b"")
+
+        for name, stated in self.manifest["files"].items():
+            yield partial(own, name, stated)
+        for at in range(len(self.table)):
+            yield partial(one_slice, at)
+        if "media" in self.manifest:
+            from tokenmill.store.embedded import distinct_pictures
+
+            for media in distinct_pictures(self):
+                yield partial(picture, media.digest)
+        yield from sidecar_checks(self)
 
     def _check_lengths(self, at: int) -> None:
         reader, first = self.slice_at(at), self._first_rows[at]

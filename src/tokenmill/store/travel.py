@@ -186,7 +186,7 @@ def _contents(store: Store, state: bytes, embed_media: bool) -> Iterator[Upload]
         if key not in seen:  # equal stretches of a source are one slice
             seen.add(key)
             store.slice_at(at).check_all()  # damage must not travel
-            files = store.files_of(key)
+            files = store.layout.slice(key)
             for path in (files.tokens, files.meta, files.record):
                 yield Upload(f"slices/{key[:2]}/{path.name}", path)
     for name, path in _own_models(store):
@@ -301,7 +301,7 @@ def _placements(store: Store) -> Iterator[Placement]:
 
 def _take_slice(store: Store, cache: CacheLayout, key: str, expected: str, done: Travelled) -> None:
     """Publish one slice in the cache, unless it is there."""
-    theirs, ours = store.files_of(key), cache.slice(key)
+    theirs, ours = store.layout.slice(key), cache.slice(key)
     if ours.record.exists():
         record, digest = read_record(ours)
         if digest != expected:
