@@ -10,6 +10,12 @@ format that most files have.
 `configurations` reads a card, `split_files` applies it. `load_dataset` gives the same files in the
 same order; what it would refuse, or can only guess, is a `UsageError` that says what to name.
 Markdown, TOML and ``.eval`` files, which are data to the newest versions alone, are never rows.
+
+`datasets` itself is not asked. It is no dependency of reading files, and importing it takes longer
+than indexing most of them. Its public functions glob a file system, so that each pattern would ask
+the hub again, past our retries and the one commit, where a list of names is all that is needed. It
+differs from version to version, so one address would mean other rows on two machines; and where it
+guesses, we refuse. `tests/source/test_splits.py` holds these rules against the installed version.
 """
 
 from __future__ import annotations
