@@ -47,9 +47,7 @@ class PackingPreview:
     @property
     def filled(self) -> npt.NDArray[np.int64]:
         """Tokens in each pack."""
-        ends = np.concatenate(([0], np.cumsum(self.packs.lengths)))
-        filled: npt.NDArray[np.int64] = np.diff(ends[self.packs.bounds])
-        return filled
+        return self.packs.per_pack(self.packs.lengths)
 
     def document(self) -> dict[str, Any]:
         """As ``tokenmill stats --json`` prints it."""

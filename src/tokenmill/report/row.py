@@ -5,7 +5,8 @@ In go a store and a row number; out comes a `RowView`, which ``tokenmill inspect
 text of one token's bytes; bytes that are no whole character alone are written ``\xe4\xbd``. The
 *kind* of a token says how to show it: ``trained`` or ``untrained`` text, ``special`` (a control
 token that is not trained), ``closer`` (a trained control token that ends a turn), and ``control``
-(any other trained control token). How whitespace is shown is said in `characters`.
+(any other trained control token). How whitespace is shown is said in
+`terminal_text`.
 """
 
 from __future__ import annotations

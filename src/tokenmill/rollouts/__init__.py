@@ -3,7 +3,7 @@
 A *trajectory* is one sequence of token ids with the mask of what was sampled, and whatever else was
 recorded of it. `read_rollouts` makes trajectories of a row, in whichever of the known formats it
 is; `cut_rows` makes rows of trajectories that share prefixes, so that every sampled token is
-trained exactly once. `Expectation` is what the chat template prints for a trajectory's messages,
+trained exactly once. `Expected` is what the chat template prints for a trajectory's messages,
 and `judge` says how what was recorded differs from it.
 
 Rooms above use it: `build` for stores of rollouts, `report` for the account of a whole dump.

@@ -1,7 +1,7 @@
 """Near-duplicates by MinHash over shingles of tokens; candidates are checked exactly.
 
 Workers (`linter`) make the sketches of a block's rows, `run_lint` finds candidates among all of
-them, and workers (`pairs`) compare those exactly. The *body* of a row is its rendered tokens from
+them, and workers (`linter`) compare those exactly. The *body* of a row is its rendered tokens from
 the first turn that is no system turn on, because a long system prompt or list of tools would make
 all rows alike. A *shingle* is `SHINGLE` tokens in a row, hashed to 64 bits. Two rows are
 near-duplicates when the Jaccard index of their sets of shingles (shared over all) is at least
