@@ -260,10 +260,6 @@ class TokenizedPipeline(Pipeline):
     replaced by reading and checking what is there. No engine has a part in it, so there is none to
     distrust. The tokenizer says how large its vocabulary is and how to pad, and shows the tokens to
     people. Which turn a token belongs to is not known, so such rows have no turns.
-
-    Args:
-        recipe: What is to be made.
-        tokenizer: Whose ids the rows hold.
     """
 
     def __init__(self, recipe: Recipe, tokenizer: Tokenizer) -> None:

@@ -203,12 +203,7 @@ class _Missing(Exception):
 
 
 def attach_recorded(store: Store, rows: Rows) -> list[str]:
-    """Attach what was recorded per row and per token; the names that every row has.
-
-    Args:
-        store: A store of these rows.
-        rows: What it was made of.
-    """
+    """Attach what was recorded per row and per token; the names that every row has."""
     there = {sidecar.name for sidecar in store.sidecars if sidecar.made_by == MADE_BY}
     names = []
     for name in ("logprobs", "advantages"):

@@ -53,13 +53,7 @@ REPAIRS = 8  # corrupt slices mended in one run; more is a broken disk, not an a
 
 
 def run(recipe: Recipe, options: RunOptions, *, progress: Any = None) -> Prepared:
-    """Make or find the store of a recipe: the door for `tokenmill.api` and for hosts.
-
-    Args:
-        recipe: What is to be made.
-        options: How and where.
-        progress: As for `tokenmill.prepare`.
-    """
+    """Make or find the store of a recipe: the door for `tokenmill.api` and for hosts."""
     outcome = run_share(recipe, options, progress=progress)
     assert isinstance(outcome, Prepared)
     return outcome

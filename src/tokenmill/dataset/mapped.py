@@ -24,12 +24,7 @@ Transform = Callable[[Row], Row | Mapping[str, Any]]
 
 
 class MappedView(PartView):
-    """The rows of another view, each given to a function before it is served.
-
-    Args:
-        parent: The other view.
-        function: See `tokenmill.store.ViewMethods.map`.
-    """
+    """The rows of another view, each given to a function before it is served."""
 
     def __init__(self, parent: View, function: Transform) -> None:
         super().__init__(parent)

@@ -331,11 +331,7 @@ class StoreView(View):
 
 
 class PartView(View):
-    """Rows of another view, by a rule from number to number; as many, unless it says otherwise.
-
-    Args:
-        parent: The other view.
-    """
+    """Rows of another view, by a rule from number to number; as many, unless it says otherwise."""
 
     def __init__(self, parent: View) -> None:
         self._parent = parent
@@ -477,12 +473,7 @@ class SliceView(PartView):
 
 
 class ShuffledView(PartView):
-    """All rows of another view, in an order of their own; groups of one size are shuffled whole.
-
-    Args:
-        parent: The other view.
-        seed: Which order.
-    """
+    """All rows of another view, in an order of their own; groups of one size are shuffled whole."""
 
     def __init__(self, parent: View, seed: int) -> None:
         super().__init__(parent)
@@ -513,11 +504,7 @@ class ShuffledView(PartView):
 
 
 class ConcatView(View):
-    """Several views behind each other.
-
-    Args:
-        parts: The views, in order.
-    """
+    """Several views behind each other."""
 
     def __init__(self, parts: Sequence[View]) -> None:
         self._parts = list(parts)

@@ -267,11 +267,6 @@ class FileSystemTransport:
 
     S3 is asked for a range of one ETag, a commit of the hub never changes; everything else is
     looked at again after a range came, so that what was fetched is of the version that is there.
-
-    Args:
-        fs: The file system.
-        path: The object in it.
-        url: The object's URL.
     """
 
     def __init__(self, fs: Any, path: str, url: str) -> None:
@@ -327,10 +322,6 @@ class HttpTransport:
     very request that met it; a server that ignores ranges is refused before its body is read, not
     after a terabyte; and looking is a request for one byte, which signed URLs allow where HEAD is
     forbidden.
-
-    Args:
-        fs: fsspec's HTTP file system.
-        url: The object.
     """
 
     def __init__(self, fs: Any, url: str) -> None:

@@ -48,12 +48,7 @@ class Samples(Protocol):
 
 
 class RowSamples:
-    """Rows, or groups of them, one per position of the order.
-
-    Args:
-        order: Position → row, or group.
-        units: Rows or groups.
-    """
+    """Rows, or groups of them, one per position of the order."""
 
     def __init__(self, order: Order, units: Units) -> None:
         self._order = order

@@ -99,12 +99,7 @@ class Stepper(Protocol):
 
 
 class BatchStepper:
-    """Global batches of a fixed number of samples.
-
-    Args:
-        samples: Rows or packs.
-        geometry: How they are shared.
-    """
+    """Global batches of a fixed number of samples."""
 
     def __init__(self, samples: Samples, geometry: Geometry) -> None:
         self._samples = samples

@@ -95,11 +95,7 @@ class RecordedGroups:
 
 
 class RowFacts:
-    """Columns over all rows of a store, each read when it is asked for.
-
-    Args:
-        store: The store.
-    """
+    """Columns over all rows of a store, each read when it is asked for."""
 
     def __init__(self, store: Store) -> None:
         self.store = store

@@ -67,11 +67,7 @@ class Group:
 
 
 class Groups(Sequence[Group]):
-    """The groups of a store or a view; none where its rows stand for themselves.
-
-    Args:
-        whole: The store or the view.
-    """
+    """The groups of a store or a view; none where its rows stand for themselves."""
 
     def __init__(self, whole: Store | View) -> None:
         self._whole = whole

@@ -166,13 +166,7 @@ def _checked_pieces(path: RemotePath, stated: Document) -> Iterator[bytes]:
 
 
 class RemoteGuardedFile(GuardedFile):
-    """A slice's file elsewhere: blocks fetched on demand, each checked whenever it is loaded.
-
-    Args:
-        path: The file.
-        record: What it must be.
-        check: False trusts the bytes.
-    """
+    """A slice's file elsewhere: blocks fetched on demand, each checked whenever it is loaded."""
 
     def __init__(self, path: RemotePath, record: FileRecord, *, check: bool) -> None:
         self.path = cast(Path, path)

@@ -70,13 +70,7 @@ class _PartRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True)
 class RowValues:
-    """Values of some rows, those of one row behind those of the other.
-
-    Attributes:
-        rows: Row numbers.
-        lengths: How many values each has.
-        values: All of them.
-    """
+    """Values of some rows, those of one row behind those of the other."""
 
     rows: Int64
     lengths: Int64

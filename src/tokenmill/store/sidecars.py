@@ -202,9 +202,6 @@ class RowStarts:
     """Where each row begins among the tokens of all rows, from the lengths alone.
 
     One sum per `STEP` rows is kept; the rest is added up when asked for.
-
-    Args:
-        lengths: Tokens per row, mapped.
     """
 
     STEP = 1024  # rows: 80 kB for ten million of them, and a microsecond to add up

@@ -71,13 +71,7 @@ class TokenizerChoice(Protocol):
 
 
 class Comparison:
-    """AutoTokenizer being asked in a process of its own, while the caller goes on.
-
-    Args:
-        arguments: Of `tokenmill.tokenizer.load`, with ``source``.
-        cache_dir: Where its answer is remembered.
-        name: The name of that answer.
-    """
+    """AutoTokenizer being asked in a process of its own, while the caller goes on."""
 
     def __init__(self, arguments: dict[str, Any], cache_dir: Path, name: str) -> None:
         self._arguments = arguments

@@ -55,11 +55,7 @@ def texts_of(parsed: Conversation | Plain) -> Iterator[tuple[str, str]]:
 
 
 class ControlText:
-    """Finds the spelling of control tokens in what people wrote.
-
-    Args:
-        tokens: The control tokens as text.
-    """
+    """Finds the spelling of control tokens in what people wrote."""
 
     def __init__(self, tokens: Iterable[str]) -> None:
         # One letter or one blank is never only a control token.

@@ -35,13 +35,7 @@ class Look(NamedTuple):
 
 
 class PictureCritic:
-    """Looks at the pictures of rows.
-
-    Args:
-        pictures: Opens them.
-        spec: How rows are read.
-        tokens: What stands for media.
-    """
+    """Looks at the pictures of rows."""
 
     def __init__(self, pictures: Pictures, spec: ChatSpec, tokens: MediaTokens) -> None:
         self._pictures = pictures
@@ -49,12 +43,7 @@ class PictureCritic:
         self._tokens = tokens
 
     def look(self, row: dict[str, Any], base: str | None) -> Look:
-        """Open every picture of a row.
-
-        Args:
-            row: As parsed.
-            base: Directory of its file.
-        """
+        """Open every picture of a row."""
         seen = Look([], [])
         try:
             _, found = take_pictures(row, self._spec, self._tokens)

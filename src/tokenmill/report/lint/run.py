@@ -267,12 +267,7 @@ Choice = dict[int, list[int] | None]
 
 
 def choose(rows: Sequence[int], wanted: int | None) -> Choice:
-    """The rows to look at.
-
-    Args:
-        rows: How many rows each block has.
-        wanted: Size of the sample; None: everything.
-    """
+    """The rows to look at."""
     if wanted is not None and (isinstance(wanted, bool) or wanted < 1):
         raise UsageError(f"sample is {wanted!r}; it is a positive number of rows")
     filled = [number for number, count in enumerate(rows) if count]

@@ -63,13 +63,7 @@ class _Contents:
 
 
 class StoreComparison:
-    """What changed between two stores.
-
-    Args:
-        ours: The store that is looked at.
-        theirs: The one it is compared with.
-        tokenizer: Of ``ours``.
-    """
+    """What changed between two stores."""
 
     def __init__(self, ours: Store, theirs: Store, tokenizer: Tokenizer) -> None:
         self.ours = ours

@@ -124,12 +124,7 @@ class FoundRows:
 
 
 class RowFinder:
-    """Finds rows of one store.
-
-    Args:
-        facts: Of the store.
-        tokenizer: Gives the text of tokens.
-    """
+    """Finds rows of one store."""
 
     def __init__(self, facts: RowFacts, tokenizer: Tokenizer) -> None:
         self._facts = facts
