@@ -28,10 +28,6 @@ def whole_groups(encoded: Encoded, groups: Mapping[int, GroupFacts]) -> Encoded:
 
     The group's reason is the first that is not its length: so another limit, for which groups are
     only left out and not made again, gives the same reason.
-
-    Args:
-        encoded: A batch; it is not changed.
-        groups: By the number of their first text.
     """
     refused = dict(encoded.rejected)
     if not refused or not groups:

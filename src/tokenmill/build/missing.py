@@ -58,18 +58,7 @@ def _makers(result: dict[str, Any]) -> int:
 
 
 class Builder:
-    """One process's share in building a plan.
-
-    Args:
-        plan: What is needed.
-        cache: Where it goes.
-        executor: Where the work runs.
-        options: How.
-        account: Receives what workers report.
-        progress: Receives what was done.
-        comparison: Must agree before anything is committed.
-        share: Which of the slices; may be widened later.
-    """
+    """One process's share in building a plan."""
 
     def __init__(
         self,

@@ -237,13 +237,7 @@ class Pipeline:
     def _carried(
         self, rows: BlockRows, kept: NDArray[np.int64], served: NDArray[np.int32]
     ) -> dict[str, list[str]]:
-        """Carried columns as JSON text; absent is null.
-
-        Args:
-            rows: The block.
-            kept: Numbers of the texts that are served.
-            served: The source row of each.
-        """
+        """Carried columns as JSON text; absent is null."""
         carried: dict[str, list[str]] = {name: [] for name in self.recipe.carry}
         for number in served.tolist() if carried else ():
             row = rows.values[number]

@@ -110,11 +110,7 @@ def make_slice(
 ) -> tuple[EncodedSlice, dict[str, Any]]:
     """Read and tokenize one slice; its files' bytes and its counters.
 
-    Args:
-        pipeline: What makes it.
-        key: Its name.
-        block: Its rows.
-        pictures: The digest of what they refer to, which must still be that.
+    What its rows refer to must still be that of the digest in ``pictures``.
     """
     before = dict(pipeline.seconds)
     start = time.perf_counter()

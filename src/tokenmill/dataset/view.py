@@ -585,10 +585,6 @@ def concat(parts: Iterable[Store | View]) -> View:
 def unweighted(view: View, reader: str) -> View:
     """A view in which every trained token counts 1, for a reader that knows masks alone.
 
-    Args:
-        view: The rows.
-        reader: What would read them.
-
     Raises:
         UsageError: Some count other than 1.
     """
@@ -603,10 +599,6 @@ def unweighted(view: View, reader: str) -> View:
 
 def tokens_alone(view: View, reader: str) -> View:
     """A view for a reader that knows tokens and masks and nothing else.
-
-    Args:
-        view: The rows.
-        reader: What would read them.
 
     Raises:
         UsageError: Trained tokens count other than 1, or rows have pictures.

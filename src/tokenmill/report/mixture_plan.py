@@ -54,13 +54,7 @@ def _beside(recipe: Path, store: str) -> str:
 
 
 def mixture_plan(mixture: Mixture, steps: int, batch_size: int) -> dict[str, Any]:
-    """Planned shares of rows, over all steps and over stretches of them.
-
-    Args:
-        mixture: Sources, weights and schedules.
-        steps: How many steps are planned.
-        batch_size: Samples of a step, over all ranks.
-    """
+    """Planned shares of rows, over all steps and stretches of them; a batch is of all ranks."""
     grouped = mixture.view.has_groups  # a sample is then a group, as for `tokenmill.Loader`
     schedule = mixture.schedule(grouped)
     ends = sorted({steps * part // STRETCHES for part in range(STRETCHES + 1)})

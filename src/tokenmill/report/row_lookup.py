@@ -56,12 +56,7 @@ def rows_by_rule(store: Store, rule: str, count: int, seed: int = 0) -> list[int
 
 
 def row_weights(store: Store, order: str) -> NDArray[np.float64]:
-    """By what rows are sorted; the smaller, the earlier.
-
-    Args:
-        store: The store.
-        order: ``longest``, ``shortest``, ``least-trained`` or ``most-trained``.
-    """
+    """By what rows are sorted, by length or trained share; the smaller, the earlier."""
     shares = order in ("least-trained", "most-trained")
     weights = trained_shares(store) if shares else store.lengths.astype(np.float64)
     return -weights if order in ("longest", "most-trained") else weights

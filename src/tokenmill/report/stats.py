@@ -88,12 +88,7 @@ def sidecar_stats(store: Store) -> list[dict[str, Any]]:
 
 
 def store_distributions(store: Store, *, max_lengths: Sequence[int] = ()) -> dict[str, Any]:
-    """Histograms, what a ``max_length`` would drop, how full packs would be.
-
-    Args:
-        store: An open store.
-        max_lengths: Limits to try beside the usual ones.
-    """
+    """Histograms, what a ``max_length`` would drop, how full packs would be."""
     lengths, trained = np.asarray(store.lengths), np.asarray(store.trained)
     limits = limits_to_try(lengths, max_lengths)
     return {

@@ -112,12 +112,7 @@ def _trimmed(data: Bytes, begins: Integers, stops: Integers) -> tuple[Integers, 
 
 
 def element_spans(data: bytes, *, opens: bool) -> tuple[Integers, Integers]:
-    """The elements of a block.
-
-    Args:
-        data: Its bytes.
-        opens: Whether it begins with the array's bracket.
-    """
+    """The elements of a block."""
     skip = 0
     if opens:
         text = data.removeprefix(BOM).lstrip(WHITE_SPACE)

@@ -122,13 +122,7 @@ def one_format(path: str, found: list[Found], otherwise: str) -> list[Found]:
 def directory(
     path: str, split: str | None, listed: Mapping[str, Version] | None = None
 ) -> list[Found]:
-    """The files that a directory means.
-
-    Args:
-        path: The directory.
-        split: Of one made by ``save_to_disk``.
-        listed: The names of the files in a remote one; None looks here.
-    """
+    """The files that a directory means."""
     try:
         names = sorted(os.listdir(path) if listed is None else listed)
     except OSError as error:

@@ -26,13 +26,7 @@ WINDOW = 2 * THREADS  # batches in existence, finished ones that nobody took inc
 def ahead(
     work: Callable[[Item], Result], items: Iterable[Item], batch: int = BATCH
 ) -> Generator[Result, None, None]:
-    """``map(work, items)`` with several calls in flight; an error is raised in its turn.
-
-    Args:
-        work: What is done with an item.
-        items: A stream of any length.
-        batch: Items per task.
-    """
+    """``map(work, items)`` with several calls in flight; an error is raised in its turn."""
     stream = iter(items)
     some, following = (list(itertools.islice(stream, batch)) for _ in range(2))
     if not following:  # not worth a thread

@@ -406,12 +406,7 @@ class SidecarWriter:
 
 
 class _PartWalk:
-    """Goes through a part in the order of its rows, whose numbers it holds.
-
-    Args:
-        part: The part.
-        of: Makes values of rows of row numbers and values.
-    """
+    """Goes through a part in the order of its rows, whose numbers it holds."""
 
     def __init__(self, part: _PublishedPart, of: Callable[[Int64, Float32], RowValues]) -> None:
         self._part = part

@@ -43,14 +43,7 @@ class Collector:
         self._rows: dict[str, dict[int, tuple[str, str]]] = {}
 
     def add(self, rule: str, row: int, detail: str, shown: str = "") -> None:
-        """Note that a rule was seen at a row; the first sighting of a row is the one that counts.
-
-        Args:
-            rule: Its name.
-            row: Number of the row within the block.
-            detail: What is wrong with it.
-            shown: An excerpt of the row.
-        """
+        """Note that a rule was seen at a row of the block; the first sighting of a row counts."""
         if rule in self.rules:
             self._rows.setdefault(rule, {}).setdefault(row, (detail[:DETAIL_CHARS], shown))
 
@@ -91,12 +84,7 @@ class Merged:
         self._sums: dict[str, _Sum] = {}
 
     def add(self, found: dict[str, Any], start: int = 0) -> None:
-        """Add what `Collector.document` said of a block.
-
-        Args:
-            found: The document.
-            start: Position of the block's first row among all rows.
-        """
+        """Add what `Collector.document` said of a block."""
         for rule, seen in found.items():
             total = self._sums.setdefault(rule, _Sum())
             rows = [start + row for row in seen["rows"]]

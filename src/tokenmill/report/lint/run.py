@@ -134,13 +134,7 @@ def _tasks(rows: Rows, chosen: Choice) -> Iterator[BlockTask]:
 
 
 class _Results:
-    """What came back so far, by number of the block, so that the order of arrival is nothing.
-
-    Args:
-        rules: The rules that run.
-        places: Where rows are.
-        ranks: Per block, how many rows before it are looked at.
-    """
+    """What came back so far, by number of the block, so that the order of arrival is nothing."""
 
     def __init__(self, rules: frozenset[str], places: RowOrigins, ranks: Sequence[int]) -> None:
         self._rules = rules

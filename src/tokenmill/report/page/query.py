@@ -134,12 +134,7 @@ class RowFinder:
         self._lock = ProcessLock()
 
     def find(self, query: Query, among: Rows | None = None) -> FoundRows:
-        """The rows that a query wants.
-
-        Args:
-            query: What is wanted.
-            among: Rows that may be (of a comparison); None: all.
-        """
+        """The rows that a query wants, of all or of those that a comparison names."""
         with self._lock:
             known = self._answers.get(query)
             if known is not None:
