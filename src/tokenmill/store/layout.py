@@ -246,22 +246,20 @@ class StoreLayout:
             return remote.parent.name != "stores" or _has_own_slices(remote)
         return (self.directory / "slices").is_dir()
 
+    @property
+    def _cache(self) -> CacheLayout | None:
+        """The cache around this store, which has its slices and the like; None: it has its own."""
+        return None if self.is_self_contained else CacheLayout(self.directory.parent.parent)
+
     def require_inside(self, path: Path) -> None:
         """Refuse a local path of this store that a symbolic link leads out of its cache."""
         if as_remote(self.directory) is None:
-            contained = self.is_self_contained
-            require_inside(path, self.directory if contained else self.directory.parent.parent)
-
-    @property
-    def slices(self) -> Path:
-        """Where this store's slices are."""
-        if self.is_self_contained:
-            return self.directory / "slices"
-        return self.directory.parent.parent / "slices"
+            cache = self._cache
+            require_inside(path, self.directory if cache is None else cache.root)
 
     def slice(self, key: str) -> SliceFiles:
         """The files of one slice of this store."""
-        return SliceFiles(self.slices / key[:2], key)
+        return (self._cache or CacheLayout(self.directory)).slice(key)
 
     @property
     def sidecars(self) -> Path:
@@ -269,25 +267,23 @@ class StoreLayout:
 
         Never in the directory of a store in a cache, which does not change.
         """
-        if self.is_self_contained:
-            return self.directory / SIDECARS
-        return self.directory.parent.parent / SIDECARS / self.directory.name
+        cache = self._cache
+        own = self.directory
+        return own / SIDECARS if cache is None else cache.sidecars / own.name
 
     def picture(self, digest: str) -> Path:
         """The copy of a picture, where this store or its cache has one."""
-        root = self.directory / "media"
-        if not self.is_self_contained:
-            root = self.directory.parent.parent / "pictures"
-        return root / digest[:2] / digest
+        cache = self._cache
+        if cache is None:
+            return self.directory / "media" / digest[:2] / digest
+        return cache.picture(digest)
 
     def processor(self, identity: str) -> Path:
         """The copy of this store's processor."""
-        if self.is_self_contained:
-            return self.directory / "processor"
-        return self.directory.parent.parent / "processors" / identity
+        cache = self._cache
+        return self.directory / "processor" if cache is None else cache.processor(identity)
 
     def tokenizer(self, identity: str) -> Path:
         """The copy of this store's tokenizer."""
-        if self.is_self_contained:
-            return self.directory / "tokenizer"
-        return self.directory.parent.parent / "tokenizers" / identity
+        cache = self._cache
+        return self.directory / "tokenizer" if cache is None else cache.tokenizer(identity)

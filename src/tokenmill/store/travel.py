@@ -358,10 +358,7 @@ def _take_tokenizer(store: Store, cache: CacheLayout, done: Travelled) -> None:
     elif not target.is_dir():
         files = {name: path.read_bytes() for name, path in tokenizer_files(store)}
         publish_files(cache.root, target, files)
-    if target.is_dir():
-        for path in target.rglob("*"):
-            if path.is_file():
-                done.add(path.stat().st_size, skipped=False)
+    _count(target, done)
 
 
 def _take_processor(store: Store, cache: CacheLayout, done: Travelled) -> None:
@@ -372,9 +369,13 @@ def _take_processor(store: Store, cache: CacheLayout, done: Travelled) -> None:
     if not target.is_dir():
         files = {name: one.read_bytes() for name, one in processor_files(store)}
         publish_files(cache.root, target, files)
-    for one in target.rglob("*"):
-        if one.is_file():
-            done.add(one.stat().st_size, skipped=False)
+    _count(target, done)
+
+
+def _count(directory: Path, done: Travelled) -> None:
+    for path in directory.rglob("*"):
+        if path.is_file():
+            done.add(path.stat().st_size, skipped=False)
 
 
 def _take_picture(store: Store, cache: CacheLayout, media: Media, done: Travelled) -> None:
