@@ -15,7 +15,7 @@ import pytest
 from tests.build.lying import ENTRY, VARIABLE, Lie
 from tests.build.making import INLINE, TOKENIZER, conversations, files_of, small_cuts, write_rows
 from tokenmill.api import run_part, run_recipe
-from tokenmill.build import missing
+from tokenmill.build import builder
 from tokenmill.build.outcome import Prepared
 from tokenmill.store import Store
 from tokenmill.work import blocks
@@ -72,7 +72,7 @@ def lying(
 
     def build(lie: Lie, **more: Any) -> Prepared:
         monkeypatch.setenv(VARIABLE, lie.to_environment())
-        monkeypatch.setattr(missing, "BUILD", ENTRY)
+        monkeypatch.setattr(builder, "BUILD", ENTRY)
         return run_recipe(source, str(TOKENIZER), cache_dir=tmp_path / "cache", **(FAST | more))
 
     return build
@@ -177,7 +177,7 @@ def test_parts_undo_their_own_slices(
     source: Path, lying: Any, honest: dict[str, bytes], tmp_path: Path, monkeypatch: Any
 ) -> None:
     monkeypatch.setenv(VARIABLE, Lie("encode", audited="amber", after=2).to_environment())
-    monkeypatch.setattr(missing, "BUILD", ENTRY)
+    monkeypatch.setattr(builder, "BUILD", ENTRY)
     given = {"cache_dir": tmp_path / "cache", **FAST}
     outcomes = [run_part(source, str(TOKENIZER), part=f"{n}/3", **given) for n in (1, 2, 3)]
     assert [outcome.account.slices_redone for outcome in outcomes] == [2, 2, 2]
@@ -193,8 +193,8 @@ def test_run_after_a_lie_that_was_undone_is_a_hit_that_still_tells(lying: Any) -
 
 def test_command_tells_on_stderr_and_keeps_its_json(source: Path, tmp_path: Path) -> None:
     program = (
-        "import sys; from tokenmill.build import missing; from tokenmill.cli import main; "
-        f"missing.BUILD = {ENTRY!r}; raise SystemExit(main())"
+        "import sys; from tokenmill.build import builder; from tokenmill.cli import main; "
+        f"builder.BUILD = {ENTRY!r}; raise SystemExit(main())"
     )
     given = ["--tokenizer", str(TOKENIZER), "--tokenizer-backend", "file", "--num-workers", "2"]
     cache = ["--cache-dir", str(tmp_path / "cache"), "--json"]

@@ -9,7 +9,7 @@ import pytest
 from benchmarks.simulated import arguments_of, make_slices, make_sources, planned
 
 from tokenmill.api import resolve_call
-from tokenmill.build.missing import Builder
+from tokenmill.build.builder import Builder
 from tokenmill.build.proof import Account
 from tokenmill.store.layout import SliceFiles
 from tokenmill.work import resolve_executor

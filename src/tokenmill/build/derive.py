@@ -4,7 +4,7 @@ With ``overlong="drop"`` a limit only decides which rows are kept, so the slice 
 made from the slice of another by copying rows: from a larger limit (or none) always, from a smaller
 one when that dropped nothing as overlong. The result is bit for bit what tokenizing would have
 given, including the words of its rejections; tests compare the two. This is the worker's half;
-`missing` says which slices can serve.
+`builder` says which slices can serve.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tokenmill.build.missing import Builder, media_options
+from tokenmill.build.builder import Builder, media_options
 from tokenmill.build.outcome import Prepared, Unfinished
 from tokenmill.build.plan import WHOLE, PicturesOfBlocks, Plan, Share
 from tokenmill.build.proof import Account, proof_document

@@ -18,7 +18,7 @@ from tests.build import lying
 from tests.faults.tools import start_command
 from tests.faults.world import TOKENIZER, Picture, picture, prepare_arguments
 from tokenmill.api import run_recipe
-from tokenmill.build.missing import Builder
+from tokenmill.build.builder import Builder
 from tokenmill.errors import CacheError, SourceMissing, UsageError, WorkerError
 from tokenmill.integrations.ray import RayExecutor, cluster, describe, probe, worker
 from tokenmill.work import Setup, resolve_executor

@@ -25,9 +25,9 @@ from tests.integrations.ray.conftest import FILES, node_arguments
 from tests.integrations.ray.entries import LOG
 
 DRIVER = """
-from tokenmill.build import missing
+from tokenmill.build import builder
 from tokenmill.cli import main
-missing.BUILD = "tests.integrations.ray.entries:open_builder"
+builder.BUILD = "tests.integrations.ray.entries:open_builder"
 raise SystemExit(main())
 """
 

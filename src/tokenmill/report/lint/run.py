@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tokenmill.build.missing import media_options
+from tokenmill.build.builder import media_options
 from tokenmill.build.recipe import Recipe, RunOptions, to_travel
 from tokenmill.errors import SourceError, UsageError
 from tokenmill.report.lint import linter, minhash
