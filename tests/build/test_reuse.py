@@ -228,7 +228,7 @@ def test_derived_with_expanded_turns_is_bit_identical(tmp_path: Path, own_cache:
 
 def test_a_corrupt_base_is_tokenized_instead(uneven: Path, tmp_path: Path, own_cache: Path) -> None:
     base = run(uneven)
-    victim = base.store.files_of(next(base.store.slice_keys())).tokens
+    victim = base.store.layout.slice(next(base.store.slice_keys())).tokens
     victim.chmod(0o644)
     data = bytearray(victim.read_bytes())
     data[len(data) // 2] ^= 1
@@ -255,7 +255,7 @@ def test_force_recache_builds_again_and_compares(source: Path, own_cache: Path) 
 def test_force_recache_mends_a_corrupt_slice(source: Path, own_cache: Path) -> None:
     first = run(source)
     before = bits(own_cache, first)
-    victim = first.store.files_of(next(first.store.slice_keys())).tokens
+    victim = first.store.layout.slice(next(first.store.slice_keys())).tokens
     victim.chmod(0o644)
     victim.write_bytes(victim.read_bytes()[:-8])
     again = run(source, force_recache=True)
@@ -269,7 +269,7 @@ def test_slices_that_are_gone_are_built_again(source: Path, own_cache: Path, gon
     """Somebody cleaned up by hand: the same command simply works."""
     first = run(source)
     before = bits(own_cache, first)
-    files = first.store.files_of(next(first.store.slice_keys()))
+    files = first.store.layout.slice(next(first.store.slice_keys()))
     if gone == "all slices":
         shutil.rmtree(own_cache / "slices")
     else:

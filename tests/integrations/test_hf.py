@@ -124,7 +124,7 @@ def test_unknown_mask_and_other_objects_are_refused(store: Store) -> None:
 
 def test_corrupt_block_raises_before_its_row_is_served(tmp_path: Path) -> None:
     made = make_store(tmp_path, [make_columns([5000] * 20)])
-    files = made.files_of(next(iter(made.slice_keys())))
+    files = made.layout.slice(next(iter(made.slice_keys())))
     with open(files.tokens, "r+b") as file:
         file.seek(files.tokens.stat().st_size // 2)
         byte = file.read(1)[0]

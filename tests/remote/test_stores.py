@@ -143,7 +143,7 @@ def test_leftover_of_an_upload_is_replaced_and_other_bytes_are_not(
     store: Store, target: str
 ) -> None:
     fs, _ = remote.filesystem(target)
-    files = store.files_of(next(store.slice_keys()))
+    files = store.layout.slice(next(store.slice_keys()))
     inner = fs._strip_protocol(f"{target}/slices/{files.key[:2]}/{files.tokens.name}")
     data = files.tokens.read_bytes()
     fs.pipe_file(inner, data[:-1] + bytes([data[-1] ^ 1]))
@@ -170,7 +170,7 @@ def test_push_over_another_store_is_refused(store: Store, memory: str, tmp_path:
 def test_damaged_slice_does_not_travel(store: Store, memory: str, tmp_path: Path) -> None:
     shutil.copytree(store.path.parent.parent, tmp_path / "cache")
     broken = Store(tmp_path / "cache" / "stores" / store.key)
-    flip(broken.files_of(next(broken.slice_keys())).tokens)
+    flip(broken.layout.slice(next(broken.slice_keys())).tokens)
     with pytest.raises(CorruptionError):
         tm.push(broken, f"{memory}/chat")
     with pytest.raises(SourceMissing):
@@ -218,7 +218,7 @@ def test_store_over_http_reads_what_rows_need_and_once(
 def test_flipped_bit_elsewhere_is_corruption_before_the_row_is_served(
     web: RangeServer, served: str, store: Store
 ) -> None:
-    files = store.files_of(next(store.slice_keys()))
+    files = store.layout.slice(next(store.slice_keys()))
     name = f"slices/{files.key[:2]}/{files.tokens.name}"
     flip(web.root / "full" / name)
     there = tm.open_store(served)
@@ -280,7 +280,7 @@ def test_pull_of_other_bytes_under_a_key_of_the_cache_is_refused(
 ) -> None:
     tm.push(store, f"{memory}/chat")
     back = tm.pull(f"{memory}/chat", cache_dir=tmp_path / "back")
-    record = back.files_of(next(back.slice_keys())).record
+    record = back.layout.slice(next(back.slice_keys())).record
     document = json.loads(record.read_bytes())
     document["content"] = "0" * 32
     from tokenmill.fingerprint import canonical

@@ -113,7 +113,7 @@ def from_rollouts(
 
 def in_carried(where: str, carried: Sequence[str]) -> str:
     """A filter in which carried columns go by their bare names."""
-    from tokenmill.dataset.where import NAMES
+    from tokenmill.dataset.where import NAMES, parse_filter
 
     class Named(ast.NodeTransformer):
         def visit_Name(self, node: ast.Name) -> ast.AST:
@@ -121,13 +121,7 @@ def in_carried(where: str, carried: Sequence[str]) -> str:
                 return ast.Attribute(ast.Name("carried", ast.Load()), node.id, ast.Load())
             return node
 
-    if not isinstance(where, str):
-        raise UsageError(f"where is an expression as text, not {type(where).__name__}")
-    try:
-        tree = ast.parse(where.strip(), mode="eval")
-    except (SyntaxError, ValueError) as error:
-        raise UsageError(f"not a filter expression: {where!r}") from error
-    return ast.unparse(ast.fix_missing_locations(Named().visit(tree)))
+    return ast.unparse(ast.fix_missing_locations(Named().visit(parse_filter(where))))
 
 
 # Best and worst

@@ -112,7 +112,7 @@ class Where:
     """
 
     def __init__(self, text: str, sidecars: Mapping[str, str] | None = None) -> None:
-        tree = _parsed(text)
+        tree = parse_filter(text)
         self._sidecars = sidecars or {}
         self._uses: set[str] = set()
         self._carried: set[str] = set()
@@ -218,7 +218,8 @@ class Where:
         return held_all
 
 
-def _parsed(text: str) -> ast.Expression:
+def parse_filter(text: str) -> ast.Expression:
+    """A filter's expression, not yet looked at."""
     if not isinstance(text, str):
         raise UsageError(f"a filter is an expression as text, not {type(text).__name__}")
     if len(text) > LONGEST:
@@ -231,7 +232,7 @@ def _parsed(text: str) -> ast.Expression:
 
 def names_in(text: str) -> set[str]:
     """Every name that an expression uses, known or not."""
-    return {node.id for node in ast.walk(_parsed(text)) if isinstance(node, ast.Name)}
+    return {node.id for node in ast.walk(parse_filter(text)) if isinstance(node, ast.Name)}
 
 
 def _carried_path(node: ast.expr) -> list[str]:

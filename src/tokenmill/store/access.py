@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import mmap
 import os
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol
@@ -54,11 +55,13 @@ class MappedFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        with _opened(path) as descriptor:
-            self.size = os.fstat(descriptor.number).st_size
+        descriptor = _open(path)
+        try:
+            self.size = os.fstat(descriptor).st_size
             with reading_errors(path):
-                size = self.size
-                mapping = mmap.mmap(descriptor.number, 0, prot=mmap.PROT_READ) if size else b""
+                mapping = mmap.mmap(descriptor, 0, prot=mmap.PROT_READ) if self.size else b""
+        finally:
+            os.close(descriptor)
         self._view = memoryview(mapping)
 
     def view(self, start: int, length: int) -> memoryview:
@@ -70,14 +73,20 @@ class ReadFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._opened = _opened(path)
-        self.size = os.fstat(self._opened.number).st_size
+        self._descriptor = -1
+        self._descriptor = _open(path)
+        self.size = os.fstat(self._descriptor).st_size
+
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
+        # Bound early: at the interpreter's end this module may be emptied before its last file.
+        if self._descriptor >= 0:
+            close(self._descriptor)
 
     def view(self, start: int, length: int) -> memoryview:
         pieces: list[bytes] = []
         while length > 0:
             with reading_errors(self.path):
-                piece = os.pread(self._opened.number, length, start)
+                piece = os.pread(self._descriptor, length, start)
             if not piece:
                 raise CorruptionError(
                     f"ends early: {length} bytes missing", path=self.path, offset=start
@@ -88,28 +97,11 @@ class ReadFile:
         return memoryview(pieces[0] if len(pieces) == 1 else b"".join(pieces))
 
 
-class _opened:  # noqa: N801 - reads as a verb where it is used
-    """A read-only descriptor that is closed with its owner."""
-
-    def __init__(self, path: Path) -> None:
-        self.number = -1
-        with reading_errors(path):
-            # Published files are never symlinks; following one could lead out of the cache.
-            self.number = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-
-    def __enter__(self) -> _opened:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        number, self.number = self.number, -1
-        if number >= 0:
-            os.close(number)
-
-    def __del__(self) -> None:
-        self.close()
+def _open(path: Path) -> int:
+    """A read-only descriptor."""
+    with reading_errors(path):
+        # Published files are never symlinks; following one could lead out of the cache.
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
 
 
 def open_bytes(path: Path, *, mapped: bool) -> ByteFile:
