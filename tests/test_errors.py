@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tokenmill import errors
-from tokenmill.errors import REASONS, RowError, TokenmillError
+from tokenmill.errors import REASONS, RowError, TokenmillError, UsageError
 
 
 def all_classes(root: type[TokenmillError] = TokenmillError) -> list[type[TokenmillError]]:
@@ -88,3 +88,16 @@ def test_every_leaf_is_caught_by_its_builtin_parent(cls: type[TokenmillError]) -
     assert builtin[0] is not Exception, f"{cls.__name__} has no builtin parent of its own"
     with pytest.raises(builtin[0]):
         raise cls("x")
+
+
+@pytest.mark.parametrize("value", [0, -1, True, 1.0, "1", None])
+def test_what_is_no_positive_whole_number_is_refused(value: object) -> None:
+    errors.check_positive("epochs", 1)
+    with pytest.raises(UsageError, match=r"epochs is .*; it is a positive whole number"):
+        errors.check_positive("epochs", value)
+
+
+def test_what_is_none_of_the_choices_is_refused_with_them() -> None:
+    errors.check_one_of("order", "a", ("a", "b"))
+    with pytest.raises(UsageError, match="order is 'c'; it is one of a, b"):
+        errors.check_one_of("order", "c", ("a", "b"))

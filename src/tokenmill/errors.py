@@ -26,6 +26,7 @@ the room that calls the foreign library, with ``from``.
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 from typing import Any
 
 REASONS = (
@@ -121,6 +122,12 @@ def check_positive(name: str, value: object) -> None:
     """Refuse what is no positive whole number."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise UsageError(f"{name} is {value!r}; it is a positive whole number")
+
+
+def check_one_of(name: str, value: object, known: Collection[str]) -> None:
+    """Refuse what is none of the values that there are."""
+    if value not in known:
+        raise UsageError(f"{name} is {value!r}; it is one of {', '.join(known)}")
 
 
 class SourceError(TokenmillError, OSError):

@@ -413,7 +413,7 @@ def test_ids_alone_are_told_of(made: Illustrated) -> None:
 
 def test_wrong_wishes(made: Illustrated) -> None:
     for wish, message in (
-        ({"media": "pixel"}, "media must be one of references, pixels or None, not 'pixel'"),
+        ({"media": "pixel"}, "media is 'pixel'; it is one of references, pixels"),
         ({"media": "references", "processor": made.raw}, "say media='pixels'"),
         ({"max_patches": 9}, "goes with max_tokens, pack or micro_batches"),
         ({"max_patches": 0, "max_tokens": 9}, "max_patches is 0; it is a positive"),

@@ -152,7 +152,7 @@ def test_scheduled_mixture_and_its_loader_survive_pickling(stores: dict[str, Sto
         ({"a": [(0, "x")], "b": 1}, {}, "must be a number"),
         ({"a": [(0, -1)], "b": 1}, {}, "must be positive"),
         ({"a": [(0, 1)], "b": 1}, {"exhausted": "drop"}, "repeat"),
-        ({"a": [(0, 1)], "b": 1}, {"schedule_by": "steps"}, "schedule_by must be one of"),
+        ({"a": [(0, 1)], "b": 1}, {"schedule_by": "steps"}, "schedule_by is 'steps'; it is one of"),
     ],
 )
 def test_schedule_that_means_nothing_is_refused(

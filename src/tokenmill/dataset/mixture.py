@@ -21,7 +21,7 @@ from typing import Any
 
 from tokenmill import fingerprint
 from tokenmill.dataset.view import ConcatView, View, as_view
-from tokenmill.errors import UsageError
+from tokenmill.errors import UsageError, check_one_of
 from tokenmill.sampling import EXHAUSTED, Schedule, VaryingInterleave, as_fraction
 from tokenmill.store import Store
 
@@ -58,14 +58,9 @@ class Mixture:
     ) -> None:
         if not isinstance(sources, Mapping) or not sources:
             raise UsageError("mix wants stores by name, such as {'a': store_a, 'b': store_b}")
-        if by not in BY:
-            raise UsageError(f"by must be one of {', '.join(BY)}, not {by!r}")
-        if exhausted not in EXHAUSTED:
-            raise UsageError(f"exhausted must be one of {', '.join(EXHAUSTED)}, not {exhausted!r}")
-        if schedule_by not in SCHEDULE_BY:
-            raise UsageError(
-                f"schedule_by must be one of {', '.join(SCHEDULE_BY)}, not {schedule_by!r}"
-            )
+        check_one_of("by", by, BY)
+        check_one_of("exhausted", exhausted, EXHAUSTED)
+        check_one_of("schedule_by", schedule_by, SCHEDULE_BY)
         self.schedule_by = schedule_by
         self.names = tuple(sources)
         self.views = tuple(as_view(source) for source in sources.values())

@@ -179,12 +179,6 @@ def rows_alone(view: View) -> View:
     return view
 
 
-def check_one_of(name: str, value: Any, known: Collection[str]) -> None:
-    """Refuse what is none of the values of a setting."""
-    if value not in known:
-        raise UsageError(f"{name} is {value!r}; it is one of {', '.join(known)}")
-
-
 def check_names(given: Iterable[str], known: Collection[str], where: str) -> None:
     """Refuse settings that nobody would look at."""
     unknown = sorted(set(given) - set(known))

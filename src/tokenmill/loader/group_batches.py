@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokenmill.dataset import View
-from tokenmill.errors import UsageError
+from tokenmill.errors import check_one_of
 from tokenmill.loader.attached import WEIGHT_SUM
 from tokenmill.loader.filler import Filler
 from tokenmill.loader.steps import Step
@@ -64,8 +64,7 @@ class GroupFiller:
     @classmethod
     def of(cls, filler: Filler, layout: str, seed: int) -> GroupFiller:
         """The filler of a view's groups."""
-        if layout not in LAYOUTS:
-            raise UsageError(f"layout must be one of {', '.join(LAYOUTS)}, not {layout!r}")
+        check_one_of("layout", layout, LAYOUTS)
         counts, kind = group_counts(filler.view), group_kind(filler.view)
         return cls(
             filler,

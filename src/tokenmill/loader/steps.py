@@ -20,7 +20,7 @@ from typing import Protocol
 
 import numpy as np
 
-from tokenmill.errors import UsageError, check_positive
+from tokenmill.errors import UsageError, check_one_of, check_positive
 from tokenmill.loader.cursor import Cursor
 from tokenmill.loader.samples import Samples
 from tokenmill.loader.units import Units
@@ -53,8 +53,7 @@ class Geometry:
             raise UsageError(f"rank must be a whole number, not {self.rank!r}")
         if not 0 <= self.rank < self.world_size:
             raise UsageError(f"rank {self.rank} of {self.world_size} ranks")
-        if self.last not in LAST:
-            raise UsageError(f"last must be one of {', '.join(LAST)}, not {self.last!r}")
+        check_one_of("last", self.last, LAST)
 
     @property
     def global_batch(self) -> int:

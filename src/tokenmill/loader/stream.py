@@ -16,7 +16,7 @@ import numpy as np
 
 from tokenmill import fingerprint
 from tokenmill.dataset import Mixture, View, as_view
-from tokenmill.errors import StateError, UsageError, check_positive
+from tokenmill.errors import StateError, UsageError, check_one_of, check_positive
 from tokenmill.loader.account import Account, served
 from tokenmill.loader.attached import Attached, Wanted
 from tokenmill.loader.cursor import Cursor, Passport, Scheduled
@@ -195,8 +195,8 @@ class Stream:
         return media is not None and self.view.has_media
 
     def _check_media(self, media: str | None, processor: Any) -> None:
-        if media is not None and media not in WAYS:
-            raise UsageError(f"media must be one of {', '.join(WAYS)} or None, not {media!r}")
+        if media is not None:
+            check_one_of("media", media, WAYS)
         if processor is not None and media != "pixels":
             raise UsageError("processor= makes pixels: say media='pixels'")
         if self.max_patches is not None and (self.max_tokens, self.pack, self.micro_batches) == (
@@ -458,12 +458,11 @@ def _order_name(order: str | LengthGrouped, shuffle: bool) -> tuple[str, LengthG
     grouping: LengthGrouped | None = None
     if isinstance(order, LengthGrouped):
         name, grouping = "length_grouped", order
-    elif order in ORDERS:
+    else:
+        check_one_of("order", order, ORDERS)
         name = order
         if name == "length_grouped":
             grouping = LengthGrouped()
-    else:
-        raise UsageError(f"order must be one of {', '.join(ORDERS)}, not {order!r}")
     if shuffle:
         return name, grouping
     if name not in ("feistel", "sequential"):

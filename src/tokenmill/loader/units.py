@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tokenmill.dataset import View, rows_of_groups
-from tokenmill.errors import UsageError
+from tokenmill.errors import UsageError, check_one_of
 from tokenmill.packing import Packs
 from tokenmill.sampling import Int64Array
 
@@ -41,8 +41,7 @@ class Units:
         cls, view: View, unit: str, taken: Callable[[Int64Array], Int64Array] | None = None
     ) -> Units:
         """The units that somebody asks for; ``auto``: groups where there are any."""
-        if unit not in UNITS:
-            raise UsageError(f"unit must be one of {', '.join(UNITS)}, not {unit!r}")
+        check_one_of("unit", unit, UNITS)
         if unit == "groups" and not view.has_groups:
             raise UsageError("unit='groups', but the rows of this data stand for themselves")
         return cls(view, view.has_groups and unit != "rows", taken)

@@ -32,7 +32,7 @@ from math import lcm
 
 import numpy as np
 
-from tokenmill.errors import UsageError, check_positive
+from tokenmill.errors import UsageError, check_one_of, check_positive
 from tokenmill.packing.fit import Int64Array
 from tokenmill.packing.packs import Packs, share_of
 
@@ -93,11 +93,7 @@ class MicroBatches:
         if not isinstance(self.align, Align):
             raise UsageError(f"MicroBatches.align must be a tm.Align, not {self.align!r}")
         for name, known in (("balance", BALANCE), ("shards", SHARDS), ("layout", LAYOUTS)):
-            if getattr(self, name) not in known:
-                raise UsageError(
-                    f"MicroBatches.{name} must be one of {', '.join(known)}, "
-                    f"not {getattr(self, name)!r}"
-                )
+            check_one_of(f"MicroBatches.{name}", getattr(self, name), known)
         if self.budget < self.slab:
             raise UsageError(
                 f"a slab is a multiple of {self.slab} tokens, and max_tokens={self.max_tokens} "

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from tokenmill.errors import UsageError, check_positive
+from tokenmill.errors import UsageError, check_one_of, check_positive
 from tokenmill.packing import fit
 from tokenmill.packing.fit import Int64Array
 
@@ -48,14 +48,8 @@ class Pack:
     def __post_init__(self) -> None:
         for name in ("length", "window"):
             check_positive(f"Pack.{name}", getattr(self, name))
-        if self.method not in METHODS:
-            raise UsageError(
-                f"Pack.method must be one of {', '.join(METHODS)}, not {self.method!r}"
-            )
-        if self.oversize not in OVERSIZE:
-            raise UsageError(
-                f"Pack.oversize must be one of {', '.join(OVERSIZE)}, not {self.oversize!r}"
-            )
+        check_one_of("Pack.method", self.method, METHODS)
+        check_one_of("Pack.oversize", self.oversize, OVERSIZE)
 
     def document(self, ranks: int) -> dict[str, Any]:
         """What the packs depend on beside the order, for the saved state."""

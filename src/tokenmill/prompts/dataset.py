@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 
-from tokenmill.errors import RowError, StateError, UsageError, check_positive
+from tokenmill.errors import RowError, StateError, UsageError, check_one_of, check_positive
 from tokenmill.files import PrivateDirectory, is_remote
 from tokenmill.origin import Origin, nothing_left
 from tokenmill.prompts.lengths import Int32Array, Int64Array, Kept, LengthIndex
@@ -127,10 +127,8 @@ class PromptDataset(Sequence[Prompt]):
     ) -> None:
         if apply_chat_template_kwargs and template_kwargs:
             raise UsageError("apply_chat_template_kwargs and template_kwargs are one: give one")
-        if order not in ORDERS:
-            raise UsageError(f"order is {order!r}; it is one of {', '.join(ORDERS)}")
-        if on_bad_row not in ON_BAD_ROW:
-            raise UsageError(f"on_bad_row is {on_bad_row!r}; it is one of {', '.join(ON_BAD_ROW)}")
+        check_one_of("order", order, ORDERS)
+        check_one_of("on_bad_row", on_bad_row, ON_BAD_ROW)
         if max_length is not None:
             check_positive("max_length", max_length)
         spec = PromptSpec(

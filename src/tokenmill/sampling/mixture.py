@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from tokenmill.errors import UsageError
+from tokenmill.errors import UsageError, check_one_of
 from tokenmill.sampling.interleave import Interleave, as_fraction
 from tokenmill.sampling.order import Order, make_order
 from tokenmill.sampling.permutation import LARGEST, Int64Array
@@ -58,8 +58,7 @@ class Schedule:
         rates: Sequence[Fraction | float | int] | VaryingInterleave,
         exhausted: str,
     ) -> None:
-        if exhausted not in EXHAUSTED:
-            raise UsageError(f"exhausted must be one of {', '.join(EXHAUSTED)}, not {exhausted!r}")
+        check_one_of("exhausted", exhausted, EXHAUSTED)
         sources = rates.sources if isinstance(rates, VaryingInterleave) else len(rates)
         if len(sizes) != sources or not sizes or min(sizes) < 1:
             raise UsageError(f"every source of a mixture needs rows: sizes are {list(sizes)}")

@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokenmill import fingerprint
-from tokenmill.errors import CacheError, UsageError
+from tokenmill.errors import CacheError, UsageError, check_one_of
 from tokenmill.files import default_cache_dir, is_network
 from tokenmill.files.remote_path import as_remote
 from tokenmill.files.sealed import JsonForm, Sealed, SealedKind
@@ -150,8 +150,7 @@ class Identity:
 
 def check_per(per: str) -> Per:
     """``row`` or ``token``, refused otherwise."""
-    if per not in PER:
-        raise UsageError(f"per is {per!r}; it is one of {', '.join(PER)}")
+    check_one_of("per", per, PER)
     return "row" if per == "row" else "token"
 
 

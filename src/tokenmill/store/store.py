@@ -25,7 +25,7 @@ import numpy.typing as npt
 from numpy.typing import NDArray
 
 from tokenmill import fingerprint
-from tokenmill.errors import CorruptionError, UsageError
+from tokenmill.errors import CorruptionError, UsageError, check_one_of
 from tokenmill.files import ProcessLock, is_network, is_remote
 from tokenmill.files.remote import local_path
 from tokenmill.files.remote_path import as_remote
@@ -188,8 +188,7 @@ class Store(ViewMethods, Sequence[Row]):
         media_root: str | os.PathLike[str] | None = None,
         media_urls: bool = False,
     ) -> None:
-        if verify not in VERIFY:
-            raise UsageError(f"verify is {verify!r}; it is one of {', '.join(VERIFY)}")
+        check_one_of("verify", verify, VERIFY)
         self.path = self._locate(path)
         self._verify = verify
         self.layout = StoreLayout(self.path)

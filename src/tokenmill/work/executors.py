@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from tokenmill.errors import UsageError
+from tokenmill.errors import UsageError, check_one_of
 from tokenmill.work.local import LocalExecutor
 from tokenmill.work.tasks import Executor, InlineExecutor
 
@@ -41,8 +41,7 @@ def resolve_executor(executor: str | Executor | None, num_workers: int | None) -
         isinstance(num_workers, bool) or not isinstance(num_workers, int) or num_workers < 0
     ):
         raise UsageError(f"num_workers is {num_workers!r}; it is 0 (inline), a count, or None")
-    if executor not in _makers:
-        raise UsageError(f"executor is {executor!r}; it is one of {', '.join(_makers)}")
+    check_one_of("executor", executor, _makers)
     return _makers[executor](num_workers)
 
 

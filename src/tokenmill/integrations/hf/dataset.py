@@ -33,8 +33,9 @@ import pyarrow as pa
 
 from tokenmill import fingerprint
 from tokenmill.dataset import Mixture, View, tokens_alone
+from tokenmill.errors import check_one_of
 from tokenmill.integrations.hf.table import LazyTable
-from tokenmill.integrations.hosts import check_one_of, labels, predicted
+from tokenmill.integrations.hosts import labels, predicted
 from tokenmill.loader import WholeRun
 from tokenmill.packing import Piece
 from tokenmill.store import Store

@@ -32,9 +32,8 @@ import pyarrow as pa
 from tokenmill import fingerprint
 from tokenmill.dataset import Mixture, View
 from tokenmill.dataset.sidecars import ViewSidecar
-from tokenmill.errors import UsageError
+from tokenmill.errors import UsageError, check_one_of
 from tokenmill.integrations.hf.table import LazyTable
-from tokenmill.integrations.hosts import check_one_of
 from tokenmill.loader import LengthGrouped, WholeRun
 from tokenmill.loader.group_batches import GroupFiller, group_counts
 from tokenmill.store import Row, Store

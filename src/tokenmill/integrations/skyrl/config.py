@@ -19,9 +19,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tokenmill.build.recipe import Recipe, RunOptions
-from tokenmill.errors import RowError, UsageError
+from tokenmill.errors import RowError, UsageError, check_one_of
 from tokenmill.files import PrivateDirectory
-from tokenmill.integrations.hosts import check_one_of, is_store, prepared, stated_date
+from tokenmill.integrations.hosts import is_store, prepared, stated_date
 from tokenmill.integrations.skyrl.dataset import SFTDataset
 from tokenmill.integrations.skyrl.splits import NO_COLUMN, sources_of
 from tokenmill.optional import optional

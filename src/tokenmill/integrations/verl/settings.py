@@ -17,10 +17,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from tokenmill.errors import UsageError, check_positive
+from tokenmill.errors import UsageError, check_one_of, check_positive
 from tokenmill.integrations.hosts import (
     check_names,
-    check_one_of,
     stated_date,
 )
 from tokenmill.sampling import ORDERS, FeistelOrder, Int64Array, Order, make_order, unroll

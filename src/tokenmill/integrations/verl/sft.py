@@ -29,11 +29,10 @@ from torch.utils import data as torch_data
 from tokenmill.build.recipe import Recipe, RunOptions
 from tokenmill.chat.pictures import COLUMNS
 from tokenmill.dataset import View, as_view, concat, unweighted
-from tokenmill.errors import SourceError, UsageError
+from tokenmill.errors import SourceError, UsageError, check_one_of
 from tokenmill.integrations.hosts import (
     Items,
     Pixels,
-    check_one_of,
     is_store,
     predicted,
     prepared,

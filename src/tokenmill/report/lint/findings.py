@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tokenmill.errors import UsageError
+from tokenmill.errors import check_one_of
 from tokenmill.origin import Origin
 from tokenmill.report.lint.rules import FAIL_ON, RULES, SEVERITIES
 
@@ -185,8 +185,7 @@ class LintReport:
 
     def fails(self, on: str = "error") -> bool:
         """Whether anything is at least as bad as ``error``, ``warning`` or ``info``."""
-        if on not in FAIL_ON:
-            raise UsageError(f"fail_on is {on!r}; it is one of {', '.join(FAIL_ON)}")
+        check_one_of("fail_on", on, FAIL_ON)
         worse: Sequence[str] = () if on == "never" else SEVERITIES[: SEVERITIES.index(on) + 1]
         return any(finding.severity in worse for finding in self.findings)
 
