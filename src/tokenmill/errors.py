@@ -5,6 +5,9 @@ about it. Each leaf has a builtin second parent, so ``except FileNotFoundError``
 expect. Foreign exceptions (msgspec, jinja2, pyarrow, OSError) are translated at the boundary of
 the room that calls the foreign library, with ``from``.
 
+Arguments that are wrong in the commonest ways are refused here, in one wording: `check_positive`,
+`check_one_of`.
+
 ::
 
     TokenmillError
