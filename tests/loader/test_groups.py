@@ -233,6 +233,19 @@ def test_rows_are_served_one_by_one_where_asked_for(stores: dict[str, Store]) ->
         tm.Loader(store).load_state_dict(loader.state_dict())
 
 
+@pytest.mark.parametrize("micro_batches", [None, tm.MicroBatches(4096)])
+def test_rows_of_a_batch_are_looked_up_once(
+    stores: dict[str, Store],
+    monkeypatch: pytest.MonkeyPatch,
+    micro_batches: tm.MicroBatches | None,
+) -> None:
+    looked_up = []
+    rows = tm.View.rows
+    monkeypatch.setattr(tm.View, "rows", lambda view, n: looked_up.append(n.size) or rows(view, n))
+    next(iter(tm.Loader(stores["preference"], batch_size=3, micro_batches=micro_batches)))
+    assert looked_up == [6]
+
+
 def test_what_has_no_meaning_is_refused(stores: dict[str, Store], tmp_path: Path) -> None:
     rows = make_store(tmp_path, [make_columns([3, 4])], name="rows")
     with pytest.raises(UsageError, match="stand for themselves"):
