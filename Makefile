@@ -7,7 +7,8 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 # Torch comes as one stated version: a plain `torch` would pull gigabytes of accelerator libraries.
 PIN    := --constraint constraints.txt
-WORKERS ?= auto
+# One more than there are processors: many tests wait, for processes to end and silences to last.
+WORKERS ?= $(shell expr `getconf _NPROCESSORS_ONLN` + 1)
 # Neighbours stay together, so that what they share is made once; who is done takes from the others.
 SPREAD := -n $(WORKERS) --dist worksteal
 VERSION = $(shell sed -n 's/^version = "\([0-9]*\.[0-9]*\).*/\1/p' pyproject.toml)

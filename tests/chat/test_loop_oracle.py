@@ -22,9 +22,9 @@ from tokenmill.chat import ChatSpec
 LETTERS = {"system": "s", "user": "u", "assistant": "a", "tool": "t"}
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-def test_renders_are_those_of_transformers(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def compare_with_transformers(
+    templates: list[tuple[int, tuple[str, str]]], patch: pytest.MonkeyPatch
+) -> None:
     """The oracle's jinja2 prints what `apply_chat_template` prints, or refuses where it does."""
     from transformers.utils import chat_template_utils as theirs
 
@@ -33,11 +33,10 @@ def test_renders_are_those_of_transformers(shared: Path, monkeypatch: pytest.Mon
         def now(cls, tz: Any = None) -> Clock:
             return cls(2026, 11, 15)
 
-    monkeypatch.setattr(theirs, "datetime", Clock)
-    templates = {**zoo(shared), **ALL, **HABITS}
+    patch.setattr(theirs, "datetime", Clock)
     cases = list(ODD.values())
     compared = refused = 0
-    for number, (name, source) in enumerate(templates.items()):
+    for number, (name, source) in templates:
         variables = {**SPECIAL, **VARIABLES.get(name, {})}
         ours = OracleTemplate(source, variables, DATE)
         for row in cases[number % 40 :: 40]:
@@ -54,6 +53,25 @@ def test_renders_are_those_of_transformers(shared: Path, monkeypatch: pytest.Mon
                 assert ours.plain(job.messages, job.tools) == text, name
                 compared += 1
     assert compared > 10 * refused > 0
+
+
+def every_template(shared: Path) -> list[tuple[int, tuple[str, str]]]:
+    return list(enumerate({**zoo(shared), **ALL, **HABITS}.items()))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_renders_are_those_of_transformers(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One in three templates: compiling them takes the time."""
+    compare_with_transformers(every_template(shared)[::3], monkeypatch)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(300)
+def test_renders_of_every_template_are_those_of_transformers(
+    shared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compare_with_transformers(every_template(shared), monkeypatch)
 
 
 @pytest.mark.slow

@@ -6,7 +6,6 @@ import gc
 import json
 import os
 import pickle
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.programs import environment
+from tests.faults.tools import Zygote
 from tests.store.making import damage_slice, make_columns, make_store
 from tokenmill.dataset import as_view, mix
 from tokenmill.errors import CorruptionError, StateError, UsageError
@@ -156,11 +155,10 @@ print(loader.state_dict()["position"] == handed_out * 2)
 """
 
 
-def test_dataloader_killed_worker_is_an_error_and_the_state_is_kept(store: Store) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", KILLED, str(store.path)],
-        env=environment(), timeout=100, capture_output=True, text=True,
-    )  # fmt: skip
+def test_dataloader_killed_worker_is_an_error_and_the_state_is_kept(
+    store: Store, host_zygote: Zygote
+) -> None:
+    done = host_zygote.program(KILLED, store.path)
     assert done.stdout == "True\nTrue\n", done.stderr
 
 

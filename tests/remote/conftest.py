@@ -32,13 +32,15 @@ def web(tmp_path: Path) -> Iterator[RangeServer]:
 @pytest.fixture(scope="session")
 def s3_endpoint() -> Iterator[str]:
     """A real S3 server on loopback."""
-    from moto.server import ThreadedMotoServer
+    from moto.server import MotoRequestHandler, ThreadedMotoServer
 
-    server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    yield f"http://{host}:{port}"
-    server.stop()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(MotoRequestHandler, "disable_nagle_algorithm", True)  # as in `servers`
+        server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+        server.start()
+        host, port = server.get_host_and_port()
+        yield f"http://{host}:{port}"
+        server.stop()
 
 
 @pytest.fixture

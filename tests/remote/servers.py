@@ -68,6 +68,8 @@ class Handler(BaseHTTPRequestHandler):
     server: RangeServer
     fault: str | int | None = None
     protocol_version = "HTTP/1.1"
+    # Headers and body are two writes: the second would wait 40 ms for an answer to the first.
+    disable_nagle_algorithm = True
 
     def log_message(self, *_: Any) -> None:
         pass

@@ -45,7 +45,7 @@ def test_view_in_worker_reads_the_same(method: str, tmp_path: Path, own_cache: P
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("files", [1, 24, 25, 1500])
+@pytest.mark.parametrize("files", [1, 24, 25, 300])
 def test_pickle_any_number_of_files_is_small_and_opens_without_scanning(
     files: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
