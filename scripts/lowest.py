@@ -54,18 +54,36 @@ def core_tests(rooms: Iterable[str]) -> list[str]:
     ]
 
 
-def usable(python: str) -> bool:
-    """Whether a Python is there, new enough and able to make environments."""
-    question = "import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 11))"
+def usable(python: str | Path) -> str | None:
+    """The version of a Python that is there, new enough and able to make environments."""
+    question = (
+        "import sys, ensurepip, venv, platform\n"
+        "print(platform.python_version())\n"
+        "sys.exit(sys.version_info < (3, 11))"
+    )
     try:
-        return subprocess.run([python, "-c", question], capture_output=True).returncode == 0
+        asked = subprocess.run([python, "-c", question], capture_output=True, text=True)
     except OSError:
-        return False
+        return None
+    return asked.stdout.strip() if asked.returncode == 0 else None
 
 
-def environment(python: str, project: dict[str, Any]) -> Path:
+def interpreter(python: str) -> tuple[str | Path, str] | None:
+    """The Python that a command or path means, and its version; None where there is none.
+
+    pyenv's own commands refuse every version but the one it is set to, so what it has installed is
+    looked for as well.
+    """
+    pyenv = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv")
+    for found in (python, *sorted(pyenv.glob(f"versions/*/bin/{python}"))):
+        if version := usable(found):
+            return found, version
+    return None
+
+
+def environment(python: str | Path, version: str, project: dict[str, Any]) -> Path:
     """The interpreter of an environment with the floors, made anew where they changed."""
-    place = PLACE / Path(python).name
+    place = PLACE / version
     wanted = "\n".join(floors(project["dependencies"])) + "\n"
     made = place / "floors.txt"
     own = place / "bin" / "python"
@@ -89,10 +107,11 @@ def main(arguments: Sequence[str]) -> int:
     tests = core_tests(path.name for path in (PROJECT / "tests").iterdir() if path.name[0] != "_")
     ended: dict[str, str] = {}
     for python in pythons:
-        if not usable(python):
+        found = interpreter(python)
+        if found is None:
             ended[python] = "skipped: not on this machine, or it makes no environments"
             continue
-        own = environment(python, project)
+        own = environment(*found, project)
         # Old versions are told by newer ones what will go one day: that is no failure of a floor.
         options = ["-m", "not slow and not soak and not shared", "-W", "ignore::DeprecationWarning"]
         command = [own, "-m", "pytest", *options, *tests, *for_pytest]

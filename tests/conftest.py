@@ -150,7 +150,7 @@ def own_cache(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
 CORE_ONLY = "TOKENMILL_TEST_CORE_ONLY"
 """Set by `make lowest`, whose environments hold the core alone."""
 
-OUTSIDE = frozenset({"aiohttp", "datasets", "hatchling", "huggingface_hub", "ray", "torch",
+OUTSIDE = frozenset({"PIL", "aiohttp", "datasets", "hatchling", "huggingface_hub", "ray", "torch",
                      "transformers", "trl"})  # fmt: skip
 
 

@@ -6,6 +6,7 @@ here is what can be seen in a second.
 
 from __future__ import annotations
 
+import os
 import re
 import tarfile
 import tomllib
@@ -60,7 +61,7 @@ def test_source_distribution_can_be_tested_and_built_from(place: Path) -> None:
     [made] = SdistBuilder(str(PROJECT)).build(directory=str(place), versions=["standard"])
     with tarfile.open(made) as source:
         packed = {member.name.partition("/")[2] for member in source.getmembers()}
-    for directory in ("src", "tests", "scripts", "docs", "benchmarks"):
+    for directory in ("src", "tests", "scripts", "docs", "benchmarks", "conformance"):
         assert files_under(PROJECT / directory) <= packed, directory
     assert packed >= {"pyproject.toml", "Makefile", "LICENSE", "README.md", "SECURITY.md"}
     assert packed >= {"constraints.txt", "mkdocs.yml", "CHANGELOG.md", ".pre-commit-config.yaml"}
@@ -93,6 +94,25 @@ def test_lowest_versions_skip_a_python_that_is_not_there_by_name(
 ) -> None:
     assert lowest.main(["python3.99"]) == 1  # nothing was tried
     assert "lowest versions on python3.99: skipped" in capsys.readouterr().out
+
+
+def test_lowest_versions_find_a_python_that_pyenv_has_and_is_not_set_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYENV_ROOT", str(tmp_path))
+    assert lowest.interpreter("python3.99") is None
+    [refusing, installed] = [
+        tmp_path / "shims" / "python3.99",
+        tmp_path / "versions" / "3.99.0" / "bin" / "python3.99",
+    ]
+    for path, answer in ((refusing, "exit 127"), (installed, "echo 3.99.0")):
+        path.parent.mkdir(parents=True)
+        path.write_text(f"#!/bin/sh\n{answer}\n", encoding="utf-8")
+        path.chmod(0o755)
+    monkeypatch.setenv("PATH", str(refusing.parent), prepend=os.pathsep)
+    assert lowest.interpreter("python3.99") == (installed, "3.99.0")
+    assert lowest.interpreter(str(installed)) == (str(installed), "3.99.0")
+    assert lowest.interpreter(str(refusing)) is None
 
 
 def test_hooks_before_a_commit_are_the_lines_of_make_check() -> None:

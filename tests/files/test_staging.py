@@ -65,6 +65,13 @@ def test_write_file_over_an_existing_one_is_refused(tmp_path: Path) -> None:
     assert (tmp_path / "a").read_bytes() == b"kept"
 
 
+@pytest.mark.parametrize("below", [".", "cache"])
+def test_a_file_in_place_of_the_cache_is_named_as_such(below: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(CacheError, match="a file stands where a directory is needed; choose"):
+        Staging(tmp_path / "file" / below).write("a", b"data")
+
+
 @pytest.mark.parametrize("call", ["write", "fsync", "close", "open"])
 @pytest.mark.parametrize(
     ("code", "remedy"),

@@ -23,6 +23,9 @@ torch = pytest.importorskip("torch")
 
 from tokenmill.integrations import hf  # noqa: E402
 
+# Older versions of transformers shuffle by themselves, of which `for_trl` warns; no trainer here.
+pytestmark = pytest.mark.filterwarnings("ignore:this transformers shuffles every training set")
+
 LENGTHS = np.random.default_rng(0).integers(1, 30, 67).tolist()
 MASKS = ("labels", "loss_mask", "assistant_masks")
 
@@ -93,10 +96,10 @@ def test_what_datasets_does_with_a_dataset_works(store: Store, tmp_path: Path, m
     assert len(found.filter(lambda row: len(row["input_ids"]) > 9)) == sum(n > 9 for n in LENGTHS)
     assert list(found.to_iterable_dataset(num_shards=2)) == wanted
     assert list(datasets.concatenate_datasets([found, found])) == wanted * 2
-    cast = found.cast_column("input_ids", datasets.List(datasets.Value("int64")))
+    cast = found.cast_column("input_ids", datasets.Sequence(datasets.Value("int64")))
     assert cast[6] == wanted[6]
     assert cast.features["input_ids"].feature.dtype == "int64"
-    found.save_to_disk(tmp_path / "saved")
+    found.save_to_disk(str(tmp_path / "saved"))
     assert list(datasets.load_from_disk(str(tmp_path / "saved"))) == wanted
     tensors = found.with_format("torch")[8]
     assert tensors[mask].tolist() == wanted[8][mask]

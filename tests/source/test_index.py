@@ -55,11 +55,15 @@ def test_second_open_settled_file_reads_nothing(tmp_path: Path, scans: list[str]
     assert len(scans) == 2
 
 
-def test_second_open_fresh_file_reads_again(tmp_path: Path, scans: list[str]) -> None:
+def test_second_open_fresh_file_reads_again(
+    tmp_path: Path, scans: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A file written within the tick of its own mtime could change again without a trace."""
     path = jsonl(ROWS[:10], tmp_path)
-    open_rows(path)
-    open_rows(path)
+    with monkeypatch.context() as patch:  # a machine that has much else to do takes its time
+        patch.setattr("tokenmill.source.bytefile.RACY_NS", 3600 * 10**9)
+        open_rows(path)
+        open_rows(path)
     assert len(scans) == 2
     settle()
     open_rows(path)

@@ -102,7 +102,8 @@ def test_key_stays_whatever_the_name_spelling_or_use(tmp_path: Path) -> None:
     key = key_of(tmp_path / "a", document, CONFIG)
     assert key_of(tmp_path / "renamed", document, CONFIG, indent=2) == key
     old = json.loads(family_json("byte_level"))
-    old["model"]["merges"] = [" ".join(merge) for merge in old["model"]["merges"]]
+    merges = old["model"]["merges"]  # which old versions of tokenizers write as one text each
+    old["model"]["merges"] = [m if isinstance(m, str) else " ".join(m) for m in merges]
     old["model"] = {name: value for name, value in old["model"].items() if value is not None}
     old["truncation"] = {
         "max_length": 4,

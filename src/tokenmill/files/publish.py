@@ -51,6 +51,8 @@ _REMEDIES = {
     errno.EROFS: "the file system is read-only; choose a writable cache_dir",
     errno.EACCES: "no permission to write here; choose another cache_dir",
     errno.EPERM: "no permission to write here; choose another cache_dir",
+    errno.EEXIST: "a file stands where a directory is needed; choose another cache_dir",
+    errno.ENOTDIR: "a file stands where a directory is needed; choose another cache_dir",
 }
 _GATHERED = 1 << 20  # bytes of small pieces that are written at once
 
