@@ -29,7 +29,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,7 @@ from tests.chat.conversations import CORPORA, DATE, ODD, SPECIAL, VARIABLES, Row
 from tests.chat.loop_oracle import OracleTemplate, Refused
 from tests.chat.mask_oracle import judge, to_train
 from tests.chat.turn_oracle import Conversation, lost
-from tokenmill.chat import ChatSpec, Renderer
+from tokenmill.chat import ChatSpec, Renderer, Rendering
 from tokenmill.chat.calls import call_list, text_arguments
 from tokenmill.chat.shapes import Plain, read
 from tokenmill.errors import RowError
@@ -194,7 +194,10 @@ def score(
     total = Score()
     template = oracle(name, source)
     spec = spec or ChatSpec(date=DATE)
-    made, rejected = _rendered(make_renderer(spec, source, template.given, renderer), rows.values())
+    product = make_renderer(spec, source, template.given, renderer).render(list(rows.values()))
+    if product.notes.get("mismatches"):
+        total.wrong("differs from the reference", f"{name}: the product's own audit found it")
+    made, rejected = _by_place(product)
     for number, (case, row) in enumerate(rows.items()):
         for job in wanted(row, spec) if jobs is None else jobs[case]:
             place = (number, job.part)
@@ -202,10 +205,9 @@ def score(
             _judge_one(total, where, template, job, spec, made.get(place), rejected.get(place))
     if reference:
         some = dict(list(rows.items())[::reference])
-        renderers = (
-            make_renderer(spec, source, template.given, way) for way in (renderer, "jinja2")
-        )
-        fast, slow = ({**m, **r} for m, r in (_rendered(way, some.values()) for way in renderers))
+        ways = (make_renderer(spec, source, template.given, way) for way in (renderer, "jinja2"))
+        outcomes = (_by_place(way.render(list(some.values()))) for way in ways)
+        fast, slow = ({**texts, **errors} for texts, errors in outcomes)
         for place in {**fast, **slow}:
             total.compared += 1
             if _plainly(fast.get(place)) != _plainly(slow.get(place)):
@@ -214,11 +216,8 @@ def score(
     return total
 
 
-def _rendered(
-    renderer: Renderer, rows: Iterable[Row]
-) -> tuple[dict[Place, Answer], dict[Place, RowError]]:
-    """What the product makes and what it rejects, by row and part."""
-    product = renderer.render(list(rows))
+def _by_place(product: Rendering) -> tuple[dict[Place, Answer], dict[Place, RowError]]:
+    """What the product made and what it rejected, by row and part."""
     made = zip(product.texts, product.spans, product.turns, strict=True)
     places = zip(product.source, product.part, strict=True)
     rejected = {(source, part): error for source, part, error in product.rejected}
@@ -230,7 +229,7 @@ def _plainly(outcome: Answer | RowError | None) -> Any:
     return (outcome.reason, str(outcome)) if isinstance(outcome, RowError) else outcome
 
 
-def _conversation(template: OracleTemplate, job: Wanted) -> Conversation | Refused:
+def conversation_of(template: OracleTemplate, job: Wanted) -> Conversation | Refused:
     """The conversation in the form that the template takes, or its refusal.
 
     Null contents as they stand, arguments as objects. Null is empty text where the template fails
@@ -285,7 +284,7 @@ def _judge_one(
     error: RowError | None,
 ) -> None:
     total.pairs += 1
-    talk = _conversation(template, job)
+    talk = conversation_of(template, job)
     if isinstance(talk, Refused):
         total.refused += 1
         if error is None or error.reason not in ("template_error", "limit"):
@@ -464,8 +463,9 @@ class Sweep:
         for name, corpus, result, seconds in self._spread(tasks, processes):
             found[name, corpus] = result
             if self.log:
-                entry = {"digest": self.digest, "template": name, "corpus": corpus}
-                entry |= {"seconds": round(seconds, 2), "score": asdict(result)}
+                entry: dict[str, Any] = {"digest": self.digest, "template": name, "corpus": corpus}
+                kept = {part.name: getattr(result, part.name) for part in fields(result)}
+                entry |= {"seconds": round(seconds, 2), "score": kept}
                 with self.log.open("a", encoding="utf-8") as file:
                     file.write(json.dumps(entry) + "\n")
         totals = {name: Score() for name in self.templates}
