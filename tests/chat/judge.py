@@ -28,7 +28,7 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cache, lru_cache
 from pathlib import Path
@@ -179,6 +179,7 @@ def score(
     renderer: str = "auto",
     jobs: Mapping[str, list[Wanted]] | None = None,
     reference: int = 0,
+    make: Callable[..., Renderer] = make_renderer,
 ) -> Score:
     """Let the product render rows under one template and judge what it says.
 
@@ -190,11 +191,12 @@ def score(
         renderer: The product's way to render.
         jobs: What `wanted` says of every row, where that is known.
         reference: Every so many-th row is also rendered by the product's reference.
+        make: Makes the product's renderers, or keeps them.
     """
     total = Score()
     template = oracle(name, source)
     spec = spec or ChatSpec(date=DATE)
-    product = make_renderer(spec, source, template.given, renderer).render(list(rows.values()))
+    product = make(spec, source, template.given, renderer).render(list(rows.values()))
     if product.notes.get("mismatches"):
         total.wrong("differs from the reference", f"{name}: the product's own audit found it")
     made, rejected = _by_place(product)
@@ -205,7 +207,7 @@ def score(
             _judge_one(total, where, template, job, spec, made.get(place), rejected.get(place))
     if reference:
         some = dict(list(rows.items())[::reference])
-        ways = (make_renderer(spec, source, template.given, way) for way in (renderer, "jinja2"))
+        ways = [make(spec, source, template.given, way) for way in (renderer, "jinja2")]
         outcomes = (_by_place(way.render(list(some.values()))) for way in ways)
         fast, slow = ({**texts, **errors} for texts, errors in outcomes)
         for place in {**fast, **slow}:
@@ -402,6 +404,7 @@ class Sweep:
     log: Path | None
     jobs: dict[str, list[Wanted]] = field(init=False)
     digest: str = field(init=False)
+    renderers: dict[Any, Renderer] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Read every row once for all templates, and what the log must agree with."""
@@ -417,6 +420,13 @@ class Sweep:
             digest.update(path.read_bytes())
         self.digest = digest.hexdigest()[:16]
 
+    def _renderer(self, spec: ChatSpec, source: str, given: Mapping[str, str], way: str) -> Any:
+        """A renderer for all chunks of a template: making one takes as long as a thousand rows."""
+        key = (source, repr(given), way)
+        if key not in self.renderers:
+            self.renderers[key] = make_renderer(spec, source, given, way)
+        return self.renderers[key]
+
     def chunk(self, task: Task) -> Done:
         """Judge one corpus under one template."""
         name, corpus = task
@@ -429,6 +439,7 @@ class Sweep:
             renderer=self.renderer,
             jobs=self.jobs,
             reference=self.reference,
+            make=self._renderer,
         )
         return name, corpus, found, time.process_time() - began
 
