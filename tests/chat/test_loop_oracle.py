@@ -15,7 +15,7 @@ from tests.chat import mask_oracle
 from tests.chat.conversations import DATE, ODD, SPECIAL, VARIABLES, turns, zoo
 from tests.chat.hostile_templates import HOSTILE
 from tests.chat.hostile_templates import rows as odd_rows
-from tests.chat.judge import Score, Sweep, conversation_of, score, wanted
+from tests.chat.judge import Score, Sweep, conversation_of, oracle, score, wanted
 from tests.chat.loop_oracle import OracleTemplate, Refused
 from tests.chat.mask_oracle import judge
 from tests.chat.templates import ALL, CHATML, GENERATION, HABITS, THINKING
@@ -327,28 +327,30 @@ def test_short_cuts_change_no_verdict(
     chance = random.Random(13)
     spec = ChatSpec(date=DATE, turn_end=turn_end)
     verdicts = complained = 0
-    for name, source in {**zoo(shared), **ALL, **HABITS}.items():
-        template = OracleTemplate(source, {**SPECIAL, **VARIABLES.get(name, {})}, DATE)
-        rows = chance.sample(list(ODD.values()), 3)
+    templates = {**zoo(shared), **ALL, **HABITS}
+    for name, source in list(templates.items())[turn_end == "turn" :: 2]:
+        template = oracle(name, source)
+        rows = chance.sample(list(ODD.values()), 2)
         made = Renderer(spec, source, template.given).render(rows)
         jobs = [wanted(row, spec) for row in rows]
         for number, text, spans in zip(made.source, made.texts, made.spans, strict=True):
             job = jobs[number][0]
-            for mask in faulty(text, list(spans or ()), chance):
-                found = []
-                for shortened in (True, False):
-                    with monkeypatch.context() as patch:
-                        if not shortened:
-                            patch.setattr(Conversation, "_plain_prompt", lambda *_: None)
-                            patch.setattr(mask_oracle, "_clean", lambda *_: False)
-                        talk = conversation_of(template, job)
-                        assert isinstance(talk, Conversation)
-                        asked = {"trained": job.trained, "turn_end": turn_end}
-                        found.append(judge(talk, text, mask, **asked))  # type: ignore[arg-type]
-                assert found[0] == found[1], name
-                verdicts += 1
-                complained += bool(found[0].violations)
-    assert verdicts > 1500
+            masks = list(faulty(text, list(spans or ()), chance))
+            found = []
+            for shortened in (True, False):
+                with monkeypatch.context() as patch:
+                    if not shortened:
+                        patch.setattr(Conversation, "_plain_prompt", lambda *_: None)
+                        patch.setattr(mask_oracle, "_clean", lambda *_: False)
+                    talk = conversation_of(template, job)
+                    assert isinstance(talk, Conversation)
+                    asked: dict[str, Any] = {"trained": job.trained, "turn_end": turn_end}
+                    asked["thinking_opener"] = spec.thinking_opener
+                    found.append([judge(talk, text, mask, **asked) for mask in masks])
+            assert found[0] == found[1], name
+            verdicts += len(masks)
+            complained += sum(bool(verdict.violations) for verdict in found[0])
+    assert verdicts > 500
     assert verdicts / 2 < complained < verdicts
 
 
@@ -392,10 +394,15 @@ def test_sweep_sees_what_differs_from_the_reference(monkeypatch: pytest.MonkeyPa
         made = render(self, rows)
         if self.renderer == "auto":
             made.spans[0] = [(start, end + 1) for start, end in made.spans[0] or ()]
+            made.note("mismatches", audited)
         return made
 
+    audited = 0
     rows = {"plain": ODD["plain"], "system": ODD["system"]}
     assert not score("chatml", CHATML, rows, reference=1).violated
     monkeypatch.setattr(Renderer, "render", wrong)
     found = score("chatml", CHATML, rows, reference=1)
+    assert found.violated == {"trained: after the closer": 1, "differs from the reference": 1}
+    audited = 1
+    found = score("chatml", CHATML, rows)
     assert found.violated == {"trained: after the closer": 1, "differs from the reference": 1}
