@@ -12,7 +12,6 @@ loop's message. A render that is not the plain one without its sentinels is not 
 
 from __future__ import annotations
 
-import copy
 import datetime
 import json
 import re
@@ -28,6 +27,7 @@ import jinja2.utils
 import jinja2.visitor
 
 Span = tuple[int, int]
+Run = tuple[int, int, int]
 Message = dict[str, Any]
 
 NOBODY = -1
@@ -36,6 +36,7 @@ SHARED = -2  # printed by a loop over an assistant inside another message's step
 PLANES = (0x100000, 0xF0000)  # sentinels come from the first plane that no text of the row uses
 LEAVE = 0x4000
 GENERATION = 0x8000
+OF_DICT = frozenset(dir(dict))
 REASONING = ("reasoning_content", "thinking", "reasoning")
 
 
@@ -101,9 +102,28 @@ def _raise(message: Any) -> None:
     raise jinja2.exceptions.TemplateError(message)
 
 
+class _Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
+    """jinja2's sandbox; what is safe depends on a value's type alone, so it is asked once."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._safe: dict[tuple[type, str], bool] = {}
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        key = (type(obj), attr)
+        if key not in self._safe:
+            self._safe[key] = super().is_safe_attribute(obj, attr, value)
+        return self._safe[key]
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        if type(obj) is dict and attribute in obj and attribute not in OF_DICT:
+            return obj[attribute]  # what jinja2 ends with after an exception that costs time
+        return super().getattr(obj, attribute)
+
+
 def environment(date: str) -> jinja2.sandbox.ImmutableSandboxedEnvironment:
     """jinja2 as `apply_chat_template` sets it up, its clock standing still."""
-    made = jinja2.sandbox.ImmutableSandboxedEnvironment(
+    made = _Sandbox(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
     )
     day = datetime.datetime.strptime(date, "%Y-%m-%d")
@@ -225,11 +245,27 @@ def _says(own: str, name: str, line: int) -> jinja2.nodes.Output:
 
 @dataclass(slots=True)
 class Owned:
-    """A render, the owner of every character, and what its generation blocks printed."""
+    """A render, the owners of its characters, and what its generation blocks printed.
+
+    ``runs`` are start, end and owner, one after the other over the whole text; neighbours differ.
+    """
 
     text: str
-    owner: list[int]
+    runs: list[Run]
     generation: list[Span]
+
+    @property
+    def owner(self) -> list[int]:
+        """The owner of every character."""
+        return [who for start, end, who in self.runs for _ in range(start, end)]
+
+    def before(self, position: int) -> int:
+        """The owner of the character in front of a position."""
+        return next((who for start, end, who in self.runs if start < position <= end), NOBODY)
+
+    def end(self) -> int:
+        """Where the last character is followed by nobody's alone."""
+        return max((end for _, end, who in self.runs if who != NOBODY), default=0)
 
 
 class OracleTemplate:
@@ -261,6 +297,7 @@ class OracleTemplate:
         )
         self._indices: dict[int, int] = {}
         self._plane = PLANES[0]
+        self.usual: dict[str, list[str]] = {}
 
     def _item(self, items: list[Any], lists: list[Any]) -> Any:
         found = {id(item): item for item in items if id(item) in self._indices}
@@ -319,11 +356,11 @@ class OracleTemplate:
         """
         plain = self.plain(messages, tools, add_generation_prompt=add_generation_prompt)
         for self._plane in PLANES:
-            if not any(ord(c) >> 16 == self._plane >> 16 for c in plain if c > "\U000effff"):
+            if not re.search(f"[{chr(self._plane)}-{chr(self._plane + 0xFFFF)}]", plain):
                 break
         else:
             return None
-        ours = [copy.deepcopy(message) for message in aliased(messages)]  # none of them twice
+        ours = [dict(message) for message in aliased(messages)]  # none of them twice
         self._indices = {id(message): index for index, message in enumerate(ours)}
         marks = (chr(self._plane + GENERATION), chr(self._plane + GENERATION + 1))
         self._environment.generation = marks  # type: ignore[attr-defined]
@@ -333,44 +370,52 @@ class OracleTemplate:
             return None
         if found is None or found.text != plain:
             return None
-        _share(found, messages)
+        found.runs = _shared(found.runs, messages)
         return found
 
     def _read(self, spoken: str) -> Owned | None:
         pieces: list[str] = []
-        owner: list[int] = []
+        runs: list[Run] = []
         generation: list[Span] = []
         opened: list[int] = []
         stack: list[int] = []
+        at = 0
         first, last = self._plane, self._plane + GENERATION + 1
         for part in re.split(f"([{chr(first)}-{chr(last)}])", spoken):
             code = ord(part) - first if len(part) == 1 else -1
             if code < 0 or code > last - first:
                 pieces.append(part)
                 who = stack[-1] if stack else NOBODY
-                owner += [who if len(set(stack)) < 2 else INSIDE - who] * len(part)
+                who = who if len(set(stack)) < 2 else INSIDE - who
+                runs.append((at, at + len(part), who))
+                at += len(part)
             elif code == GENERATION:
-                opened.append(len(owner))
+                opened.append(at)
             elif code == GENERATION + 1:
                 if not opened:
                     return None
-                generation.append((opened.pop(), len(owner)))
+                generation.append((opened.pop(), at))
             elif code < LEAVE:
                 stack.append(code)
             elif not stack or stack.pop() != code - LEAVE:
                 return None
         if stack or opened:
             return None
-        return Owned("".join(pieces), owner, sorted(s for s in generation if s[0] < s[1]))
+        return Owned("".join(pieces), runs, sorted(s for s in generation if s[0] < s[1]))
 
 
-def _share(found: Owned, messages: list[Message]) -> None:
+def _shared(runs: list[Run], messages: list[Message]) -> list[Run]:
     """What is printed inside two messages' steps is the innermost's, but never an assistant's."""
-    for position, who in enumerate(found.owner):
+    found: list[Run] = []
+    for start, end, who in runs:
         if who <= INSIDE:
             inner = INSIDE - who
-            assistant = messages[inner].get("role") == "assistant"
-            found.owner[position] = SHARED if assistant else inner
+            who = SHARED if messages[inner].get("role") == "assistant" else inner
+        if found and found[-1][2] == who:
+            start = found.pop()[0]
+        if start < end:
+            found.append((start, end, who))
+    return found
 
 
 def aliased(messages: list[Message]) -> list[Message]:

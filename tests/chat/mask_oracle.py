@@ -8,7 +8,8 @@ that shows its surroundings. Where the oracle does not know, it says so (`Verdic
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
@@ -16,6 +17,24 @@ from tests.chat.loop_oracle import NOBODY, SHARED, Owned
 from tests.chat.turn_oracle import ENDING_WORD, TAG, Conversation, Turn
 
 Span = tuple[int, int]
+
+LABELS = (
+    "?",
+    "!no turn",
+    "!two turns",
+    "!another turn",
+    "!header",
+    "!thinking opener",
+    "!after the closer",
+    "+own part",
+    "+thinking opener",
+    "+generation block",
+    "+closer",
+)
+"""What is said of a character: ``!`` must not be trained, ``+`` must be, ``?`` may be."""
+CODES = {label: code for code, label in enumerate(LABELS)}
+MAY_BE_TRAINED = bytes(code for label, code in CODES.items() if label[0] != "!")
+MAY_BE_UNTRAINED = bytes(code for label, code in CODES.items() if label[0] != "+")
 
 
 @dataclass(slots=True)
@@ -76,15 +95,18 @@ def judge(
         return verdict
     mask = bytearray(len(text))
     for start, end in spans:
-        if any(mask[start:end]) or end > len(text):
+        if 1 in mask[start:end] or end > len(text):
             verdict.violations.append(Violation("spans overlap", start, end, "the mask", ""))
         mask[start:end] = b"\x01" * (end - start)
     wanted = [i for i, m in enumerate(talk.messages) if m.get("role") == "assistant"]
     if trained is not None:
         wanted = list(trained)
     labels = _labels(talk, found, wanted, turn_end, thinking_opener, verdict)
+    if not verdict.violations and _clean(labels, spans):
+        return verdict
     wrong: list[str] = []
-    for position, (label, on) in enumerate(zip(labels, mask, strict=True)):
+    for position, (code, on) in enumerate(zip(labels, mask, strict=True)):
+        label = LABELS[code]
         complaint = ""
         if on and label.startswith("!"):
             complaint = f"trained: {label[1:]}"
@@ -107,6 +129,18 @@ def judge(
     return verdict
 
 
+def _clean(labels: bytearray, spans: Sequence[Span]) -> bool:
+    """Whether nothing is trained that must not be, and everything that must: all at one look."""
+    position = 0
+    for start, end in [*spans, (len(labels), len(labels))]:
+        if labels[position:start].translate(None, MAY_BE_UNTRAINED):
+            return False
+        if labels[start:end].translate(None, MAY_BE_TRAINED):
+            return False
+        position = end
+    return True
+
+
 def _opens(talk: Conversation, words: str) -> bool:
     """Whether this is what opens turns: no part of an answer, wherever it stands."""
     return words.strip() in {prompt.strip() for prompt in talk.usual}
@@ -119,32 +153,38 @@ def _labels(
     turn_end: str,
     thinking_opener: str,
     verdict: Verdict,
-) -> list[str]:
-    """For every character: ``!`` must not be trained, ``+`` must be, ``?`` may be."""
+) -> bytearray:
+    """For every character the code of its label."""
+    labels = bytearray(len(found.text))
     names = {NOBODY: "!no turn", SHARED: "!two turns"}
-    labels = [names.get(who, "!another turn") for who in found.owner]
+    for start, end, who in found.runs:
+        _paint(labels, start, end, names.get(who, "!another turn"))
     if talk.template.says_itself:
         for start, end in found.generation:
-            for position in range(start, end):
-                who = found.owner[position]
-                if who in wanted:
-                    labels[position] = "+generation block"
-                elif who == NOBODY:
-                    labels[position] = "?"
+            for run_start, run_end, who in found.runs:
+                if who in wanted or who == NOBODY:
+                    label = "+generation block" if who in wanted else "?"
+                    _paint(labels, max(start, run_start), min(end, run_end), label)
         return labels
     for index, turn in talk.turns.items():
         if index not in wanted:
             continue
         if turn.header is None:
             verdict.unsure.append(f"where message {index} starts: its prompt explains nothing")
-        for position in range(turn.start, turn.end):
-            if found.owner[position] == index:
-                labels[position] = _label(turn, position, turn_end, thinking_opener)
+        parts = list(_parts(turn, turn_end, thinking_opener))
+        for run_start, run_end, who in found.runs:
+            for start, end, label in parts if who == index else ():
+                _paint(labels, max(start, run_start), min(end, run_end), label)
         if not turn.closed:
             _unclosed(talk, found, turn, labels)
         if turn_end == "turn":
             _ending(talk, found, turn, labels)
     return labels
+
+
+def _paint(labels: bytearray, start: int, end: int, label: str) -> None:
+    if start < end:
+        labels[start:end] = bytes([CODES[label]]) * (end - start)
 
 
 def to_train(talk: Conversation, trained: Sequence[int]) -> bool:
@@ -154,26 +194,26 @@ def to_train(talk: Conversation, trained: Sequence[int]) -> bool:
         return True
     labels = _labels(talk, found, list(trained), "stop", "trained", Verdict())
     return any(
-        label[0] in "+?" and not character.isspace()
-        for label, character in zip(labels, found.text, strict=True)
+        found.text[run.start() : run.end()].strip()
+        for run in re.finditer(b"[%s]+" % re.escape(MAY_BE_TRAINED), labels)
     )
 
 
-def _label(turn: Turn, position: int, turn_end: str, thinking_opener: str) -> str:
+def _parts(turn: Turn, turn_end: str, thinking_opener: str) -> Iterator[tuple[int, int, str]]:
+    """The parts of a turn, each with its label."""
     if turn.header is None:
-        return "?"
-    if position < turn.header:
-        if turn.opener is not None and position >= turn.opener:
-            return "+thinking opener" if thinking_opener == "trained" else "!thinking opener"
-        return "!header"
-    if position < turn.stop:
-        return "+own part"
-    if not turn.closed:
-        return "?"
-    return "!after the closer" if turn_end == "stop" else "?"
+        yield turn.start, turn.end, "?"
+        return
+    opener = turn.header if turn.opener is None else turn.opener
+    yield turn.start, opener, "!header"
+    sign = "+" if thinking_opener == "trained" else "!"
+    yield opener, turn.header, f"{sign}thinking opener"
+    yield max(turn.start, turn.header), turn.stop, "+own part"
+    after = "!after the closer" if turn.closed and turn_end == "stop" else "?"
+    yield max(turn.header, turn.stop), turn.end, after
 
 
-def _unclosed(talk: Conversation, found: Owned, turn: Turn, labels: list[str]) -> None:
+def _unclosed(talk: Conversation, found: Owned, turn: Turn, labels: bytearray) -> None:
     """What stands right after a turn that prints no closer may be one.
 
     Outside of the loop (an eos token) or in the next message's step (``<|assistant_end|>``): that
@@ -182,24 +222,23 @@ def _unclosed(talk: Conversation, found: Owned, turn: Turn, labels: list[str]) -
     eos = str(talk.template.variables.get("eos_token") or "")
     tag = TAG.match(found.text, turn.end)
     if tag and (tag[0] == eos or ENDING_WORD.search(tag[0])):
-        labels[tag.start() : tag.end()] = ["?"] * len(tag[0])
-    for position in range(turn.end, len(labels)):
-        if found.owner[position] != NOBODY:
-            break
-        labels[position] = "?"
+        _paint(labels, tag.start(), tag.end(), "?")
+    for start, end, who in found.runs:
+        if start <= turn.end < end and who == NOBODY:
+            _paint(labels, turn.end, end, "?")
     rest = found.text[turn.end :]
     if eos and rest.strip() == eos:
         at = turn.end + rest.index(eos)
-        labels[at : at + len(eos)] = ["+closer"] * len(eos)
+        _paint(labels, at, at + len(eos), "+closer")
 
 
-def _ending(talk: Conversation, found: Owned, turn: Turn, labels: list[str]) -> None:
+def _ending(talk: Conversation, found: Owned, turn: Turn, labels: bytearray) -> None:
     """What only ends the conversation (phi-3: an eos) goes to the last turn under ``turn``."""
     ending = found.text[turn.end :]
-    if set(found.owner[turn.end :]) == {NOBODY}:
+    if ending and found.end() <= turn.end:
         prompts = [p for count in range(1, len(talk.messages)) for p in talk.prompts(count)]
         if not any(p.strip() in ending for p in prompts):
-            labels[turn.end :] = ["?"] * len(ending)
+            _paint(labels, turn.end, len(labels), "?")
 
 
 def _excerpt(text: str, start: int, end: int) -> str:

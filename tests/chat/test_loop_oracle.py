@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Iterator
 from datetime import datetime
 from itertools import groupby
 from pathlib import Path
@@ -9,15 +11,16 @@ from typing import Any
 
 import pytest
 
+from tests.chat import mask_oracle
 from tests.chat.conversations import DATE, ODD, SPECIAL, VARIABLES, turns, zoo
 from tests.chat.hostile_templates import HOSTILE
 from tests.chat.hostile_templates import rows as odd_rows
-from tests.chat.judge import wanted
+from tests.chat.judge import Score, Sweep, conversation_of, oracle, score, wanted
 from tests.chat.loop_oracle import OracleTemplate, Refused
 from tests.chat.mask_oracle import judge
 from tests.chat.templates import ALL, CHATML, GENERATION, HABITS, THINKING
 from tests.chat.turn_oracle import Conversation, thinking_at_end
-from tokenmill.chat import ChatSpec
+from tokenmill.chat import ChatSpec, Renderer, Rendering
 
 LETTERS = {"system": "s", "user": "u", "assistant": "a", "tool": "t"}
 
@@ -307,3 +310,117 @@ def test_a_closer_in_the_next_step_may_be_trained_the_next_opener_not() -> None:
     assert complaints(source, talk, ["A", "A"]) == []
     wrong = complaints(source, talk, ["A<|assistant_end|><|user_start|>", "A"])
     assert wrong == ["trained: another turn"]
+
+
+def faulty(text: str, spans: list[tuple[int, int]], chance: random.Random) -> Iterator[Any]:
+    """Masks that are wrong in one place, and the one that is given."""
+    yield spans
+    number = chance.randrange(len(spans))
+    start, end = spans[number]
+    least = spans[number - 1][1] if number else 0
+    most = spans[number + 1][0] if number + 1 < len(spans) else len(text)
+    for first, last in (
+        (start - 1, end),
+        (start + 1, end),
+        (start, end - 1),
+        (start, end + 1),
+        (start - chance.randrange(2, 30), end),
+        (start, end + chance.randrange(2, 30)),
+        (start, end - chance.randrange(2, 14)),
+        (start, start),
+        (least, start),
+    ):
+        first, last = max(first, least), min(last, most)
+        kept = [(first, last)] if first < last else []
+        yield [*spans[:number], *kept, *spans[number + 1 :]]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("turn_end", ["stop", "turn"])
+def test_short_cuts_change_no_verdict(
+    shared: Path, turn_end: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prompts found by one render, and masks seen to be clean at one look, against the long way."""
+    chance = random.Random(13)
+    spec = ChatSpec(date=DATE, turn_end=turn_end)
+    verdicts = complained = 0
+    templates = {**zoo(shared), **ALL, **HABITS}
+    for name, source in list(templates.items())[turn_end == "turn" :: 2]:
+        template = oracle(name, source)
+        rows = chance.sample(list(ODD.values()), 2)
+        made = Renderer(spec, source, template.given).render(rows)
+        jobs = [wanted(row, spec) for row in rows]
+        for number, text, spans in zip(made.source, made.texts, made.spans, strict=True):
+            job = jobs[number][0]
+            masks = list(faulty(text, list(spans or ()), chance))
+            found = []
+            for shortened in (True, False):
+                with monkeypatch.context() as patch:
+                    if not shortened:
+                        patch.setattr(Conversation, "_plain_prompt", lambda *_: None)
+                        patch.setattr(mask_oracle, "_clean", lambda *_: False)
+                    talk = conversation_of(template, job)
+                    assert isinstance(talk, Conversation)
+                    asked: dict[str, Any] = {"trained": job.trained, "turn_end": turn_end}
+                    asked["thinking_opener"] = spec.thinking_opener
+                    found.append([judge(talk, text, mask, **asked) for mask in masks])
+            assert found[0] == found[1], name
+            verdicts += len(masks)
+            complained += sum(bool(verdict.violations) for verdict in found[0])
+    assert verdicts > 500
+    assert verdicts / 2 < complained < verdicts
+
+
+def test_sweep_goes_on_from_its_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = {"odd cases": {case: ODD[case] for case in ("plain", "tools", "system")}, "one": {}}
+    rows["one"]["one 0"] = ODD["several turns"]
+    judged: list[tuple[str, list[str]]] = []
+
+    def count(name: str, source: str, some: Any, **options: Any) -> Score:
+        judged.append((name, list(some)))
+        return score(name, source, some, **options)
+
+    def sweep(**changes: Any) -> dict[str, Score]:
+        judged.clear()
+        spec = ChatSpec(date=DATE, **changes)
+        return Sweep(templates, rows, spec, "auto", 2, log).run(1)
+
+    log = tmp_path / "log"
+    untraced = CHATML.replace("in messages %}", "in messages recursive %}")
+    templates = {"chatml": CHATML, "untraced": untraced}
+    monkeypatch.setattr("tests.chat.judge.score", count)
+    whole = sweep()
+    assert judged == [
+        *((name, ["one 0"]) for name in templates),
+        *((name, ["plain", "tools", "system"]) for name in templates),
+    ]
+    assert [(found.pairs, found.compared) for found in whole.values()] == [(4, 3)] * 2
+    assert [found.unproven for found in whole.values()] == [{}, {"mask_unproven": 3}]
+    lines = log.read_text("utf-8").splitlines(keepends=True)
+    log.write_text("".join(lines[:3]), "utf-8")
+    assert sweep() == whole
+    assert judged == [("untraced", ["plain", "tools", "system"])]
+    sweep(turn_end="turn")
+    assert len(judged) == 4, "other options are another sweep"
+
+
+def test_sweep_sees_what_differs_from_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+    render = Renderer.render
+
+    def wrong(self: Renderer, rows: Any) -> Rendering:
+        made = render(self, rows)
+        if self.renderer == "auto":
+            made.spans[0] = [(start, end + 1) for start, end in made.spans[0] or ()]
+            made.note("mismatches", audited)
+        return made
+
+    audited = 0
+    rows = {"plain": ODD["plain"], "system": ODD["system"]}
+    assert not score("chatml", CHATML, rows, reference=1).violated
+    monkeypatch.setattr(Renderer, "render", wrong)
+    found = score("chatml", CHATML, rows, reference=1)
+    assert found.violated == {"trained: after the closer": 1, "differs from the reference": 1}
+    audited = 1
+    found = score("chatml", CHATML, rows)
+    assert found.violated == {"trained: after the closer": 1, "differs from the reference": 1}

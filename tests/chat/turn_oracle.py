@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from tests.chat.loop_oracle import NOBODY, REASONING, Message, OracleTemplate, Owned, Refused
+from tests.chat.loop_oracle import NOBODY, REASONING, Message, OracleTemplate, Owned, Refused, Span
 
 TAG = re.compile(r"<[^<>\s]{1,60}>|\[/?[A-Z_]{2,40}\]")
 UNIT = re.compile(r"<[^<>\s]{1,60}>|\[/?[A-Z_]{2,40}\]|\w+|\s|.", re.DOTALL)
@@ -95,13 +95,8 @@ def lost(messages: list[Message], found: Owned, *, every_thought: bool = True) -
     thinks in two places and prints one of them has lost something only for `every_thought`.
     """
     assistants = [i for i, m in enumerate(messages) if m.get("role") == "assistant"]
-    regions: dict[int, list[str]] = {}
-    for character, who in zip(found.text, found.owner, strict=True):
-        if who != NOBODY:
-            regions.setdefault(who, []).append(character)
     for index in assistants:
-        region = "".join(regions.get(index, ()))
-        words = TAG.sub("\0", region)  # a letter inside a tag is the template's
+        region = "".join(found.text[start:end] for start, end, who in found.runs if who == index)
         leaves = list(spoken(messages[index], reasoning=False))
         thinking = thoughts(messages[index]) if index == assistants[-1] else []
         if thinking and not every_thought:
@@ -109,6 +104,8 @@ def lost(messages: list[Message], found: Owned, *, every_thought: bool = True) -
         elif thinking:
             leaves += [[thought] for thought in thinking]
         for forms in leaves:
+            short = any(len(form) < 3 for form in forms)
+            words = TAG.sub("\0", region) if short else ""  # a letter in a tag is the template's
             if not any(form in (region if len(form) > 2 else words) for form in forms):
                 return f"{forms[0][:60]!r} of message {index}"
     return None
@@ -120,16 +117,18 @@ def _adopt(found: Owned, messages: list[Message]) -> None:
     Some templates take the last message out of their loop and print it by itself.
     """
     last = len(messages) - 1
-    if last < 0 or messages[last].get("role") != "assistant" or last in found.owner:
+    if last < 0 or messages[last].get("role") != "assistant":
         return
-    owned = [n for n, who in enumerate(found.owner) if who != NOBODY]
-    start = owned[-1] + 1 if owned else 0
+    if any(who == last for *_, who in found.runs):
+        return
+    start = found.end()
     ending = found.text[start:]
     said = [forms for forms in spoken(messages[last], reasoning=False) if forms[0]]
     said = said or [thinking for thinking in [thoughts(messages[last])] if thinking]
     whole = all(any(form in ending for form in forms) for forms in said)
-    if said and (owned or not last) and whole:
-        found.owner[start:] = [last] * len(ending)
+    if said and (start or not last) and whole and ending:
+        found.runs = [run for run in found.runs if run[0] < start]
+        found.runs.append((start, start + len(ending), last))
 
 
 @dataclass(slots=True)
@@ -214,8 +213,7 @@ class Conversation:
             return []
         if given is None:
             return []
-        owned = [n for n, who in enumerate(given.owner) if who != NOBODY]
-        candidates = [given.text[owned[-1] + 1 :]] if owned else []
+        candidates = [given.text[given.end() :]] if given.end() else []
         try:
             closed = self.template.plain(prefix, self.tools)
         except Refused:
@@ -228,29 +226,32 @@ class Conversation:
     @cached_property
     def usual(self) -> list[str]:
         """The generation prompts after a user's turn."""
-        user = [{"role": "user", "content": "Hello."}]
-        try:
-            return Conversation(self.template, user, self.tools).prompts(1)
-        except Refused:
-            return []
+        key = json.dumps(self.tools)
+        if key not in self.template.usual:
+            user = [{"role": "user", "content": "Hello."}]
+            try:
+                found = Conversation(self.template, user, self.tools).prompts(1)
+            except Refused:
+                found = []
+            self.template.usual[key] = found
+        return self.template.usual[key]
 
     @cached_property
     def turns(self) -> dict[int, Turn]:
         """The turn of every assistant that prints anything."""
         assert self.found is not None
-        places: dict[int, list[int]] = {}
-        for position, who in enumerate(self.found.owner):
-            places.setdefault(who, []).append(position)
+        places: dict[int, Span] = {}
+        for start, end, who in self.found.runs:
+            places[who] = (places.get(who, (start, end))[0], end)
         return {
-            index: self._turn(index, places[index])
+            index: self._turn(index, *places[index])
             for index, message in enumerate(self.messages)
             if message.get("role") == "assistant" and index in places
         }
 
-    def _turn(self, index: int, places: list[int]) -> Turn:
+    def _turn(self, index: int, start: int, end: int) -> Turn:
         assert self.found is not None
         text = self.found.text
-        start, end = places[0], places[-1] + 1
         header = self._header(index, start, end)
         opener = None
         if header is not None:
@@ -267,14 +268,18 @@ class Conversation:
     def _header(self, index: int, start: int, end: int) -> int | None:
         """Where the header of a turn ends; None where no generation prompt explains it."""
         assert self.found is not None
-        before = start
-        while before and self.found.owner[before - 1] == NOBODY:
-            before -= 1
-        before = before or start
-        own = self.prompts(index)
+        free = [run for run in self.found.runs if run[1] == start and run[2] == NOBODY]
+        before = (free[0][0] if free else start) or start
         # After a message that a template gives no prompt for (a system alone, another assistant)
         # the opener of a turn is still no part of an answer.
         usual = self._reached(index, self.usual, before, start, end)
+        prompt = self._plain_prompt(index, before, start)
+        if prompt is not None:
+            if reached := self._reached(index, [prompt], before, start, end):
+                return max([*reached, *usual])
+            if not prompt and not self.usual:
+                return start  # as where `[/INST]` ends the user's turn
+        own = self.prompts(index)
         if own and (reached := self._reached(index, own, before, start, end)):
             return max([*reached, *usual])
         others = [
@@ -293,6 +298,23 @@ class Conversation:
             return start
         return None
 
+    def _plain_prompt(self, index: int, before: int, start: int) -> str | None:
+        """The generation prompt of a turn that is plain to see; None where it takes a closer look.
+
+        Rendered with its prompt, the prefix prints what the whole render prints up to the turn, so
+        the rest is the prompt. `prompts` finds the same without the whole render, from the owners
+        of the prefix and from what it prints without a prompt; that is three renders, this is one.
+        """
+        assert self.found is not None
+        if not index:
+            return None
+        prefix = self.messages[:index]
+        try:
+            given = self.template.plain(prefix, self.tools, add_generation_prompt=True)
+        except Refused:
+            return None
+        return given[before:] if given.startswith(self.found.text[:start]) else None
+
     def _reached(
         self, index: int, prompts: list[str], before: int, start: int, end: int
     ) -> list[int]:
@@ -305,7 +327,7 @@ class Conversation:
     def _joined(self, start: int) -> bool:
         """Whether a turn goes on with another assistant's, as where a template joins the two."""
         assert self.found is not None
-        who = self.found.owner[start - 1] if start else NOBODY
+        who = self.found.before(start)
         return who >= 0 and self.messages[who].get("role") == "assistant"
 
     def _aligned(self, index: int, prompt: str, before: int, start: int, end: int) -> Iterator[int]:
