@@ -8,6 +8,7 @@ Hosts differ in names and shapes, and agree in what they leave to a dataset:
     labels, predicted    the first token of a row is never trained: nothing before it predicts it
     response_mask        a row is described by its mask from the first trained token on
     rows_alone           rows that belong to groups are refused where a host takes rows one by one
+    rows_within          rows longer than the host's limit are refused before the run
     Pixels               what a processor makes of the pictures of a row
     check_…              what a config says and nobody could follow is refused by name
 
@@ -27,7 +28,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from tokenmill.errors import TemplateError, UsageError
+from tokenmill.errors import SourceError, TemplateError, UsageError
 from tokenmill.media import Pictures, Processor
 from tokenmill.packing import IGNORE
 from tokenmill.sampling import Int64Array
@@ -181,6 +182,28 @@ def rows_alone(view: View) -> View:
         raise UsageError(
             "the rows of this data belong to groups (docs/preference.md), and this host takes rows "
             "one by one: serve it with a Loader, or with hf.for_trl"
+        )
+    return view
+
+
+def rows_within(view: View, limit: int | None, name: str, remedy: str) -> View:
+    """A view without rows that a host would cut, or refuse in the middle of a run.
+
+    Args:
+        view: The rows.
+        limit: Tokens that the host takes of a row; None: any.
+        name: What the host calls its limit.
+        remedy: What to do about longer ones.
+
+    Raises:
+        SourceError: A row is longer.
+    """
+    overlong = np.flatnonzero(view.lengths > limit) if limit is not None else np.zeros(0, int)
+    if overlong.size:
+        row = view[int(overlong[0])]
+        raise SourceError(
+            f"{len(row)} tokens, {name} is {limit} ({overlong.size:,} such rows): {remedy}",
+            **row.origin.location,
         )
     return view
 
