@@ -3,6 +3,7 @@
 Hosts differ in names and shapes, and agree in what they leave to a dataset:
 
     prepared, is_store   raw files become a store on first use, a store's directory is opened
+    noted                what every row was looked at for is kept in the cache
     stated_date          a template's date comes from the environment, for hosts have no flag
     Items                a dataset is asked for items by number, one or a batch
     labels, predicted    the first token of a row is never trained: nothing before it predicts it
@@ -20,19 +21,24 @@ from __future__ import annotations
 import abc
 import operator
 import os
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from tokenmill.errors import SourceError, TemplateError, UsageError
+from tokenmill import fingerprint
+from tokenmill.errors import CacheError, SourceError, TemplateError, UsageError
+from tokenmill.files import default_cache_dir
 from tokenmill.media import Pictures, Processor
 from tokenmill.packing import IGNORE
 from tokenmill.sampling import Int64Array
+from tokenmill.source import Rows
+from tokenmill.source.shelf import Shelf
 from tokenmill.store import Row, Store, StoreLayout
+from tokenmill.work.inputs import by_content, source_documents
 
 if TYPE_CHECKING:
     from tokenmill.build.recipe import Recipe, RunOptions
@@ -73,6 +79,27 @@ def prepared(
         found = run(recipe, options, progress=progress)
     found.judge()
     return found.store
+
+
+def noted(
+    rows: Rows, cache_dir: Any, asked: dict[str, Any], look: Callable[[], dict[str, Any]]
+) -> dict[str, Any]:
+    """What was found by looking at every row, once per content.
+
+    Args:
+        rows: The rows.
+        cache_dir: Where the note is kept.
+        asked: What is looked for: JSON values.
+        look: Looks at the rows, and gives JSON values.
+    """
+    shelf = Shelf(Path(cache_dir or default_cache_dir()).absolute())
+    key = fingerprint.key({**asked, "sources": by_content(source_documents(rows.blocks()))})
+    note: dict[str, Any] | None = shelf.note(key)
+    if note is None:
+        note = look()
+        with suppress(CacheError):  # a cache that cannot be written: looked at again
+            shelf.write_note(key, note)
+    return note
 
 
 def stated_date() -> str | None:

@@ -77,7 +77,7 @@ def labels_are_shifted() -> bool:
     asked = {"tokens": [5, 6, 7], "mask": [True, False, False]}
     made = SFTTransform(model_transform=lambda sample: dict(asked))({})
     found = [int(label) for label in made["labels"]]
-    known = {(6, 7, IGNORE): True, (IGNORE, 6, 7): False}
+    known: dict[tuple[int, ...], bool] = {(6, 7, IGNORE): True, (IGNORE, 6, 7): False}
     if tuple(found) not in known:
         raise UsageError(
             f"torchtune's SFTTransform gives the labels {found} for the tokens 5 6 7, of which the "
