@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import pickle
 import sys
+import types
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -15,7 +18,7 @@ import pytest
 import tokenmill
 from tests.integrations.hosts import EagerSource, Sample, flags, install
 from tests.programs import python
-from tokenmill import CorruptionError, StateError, UsageError, fingerprint
+from tokenmill import CorruptionError, SourceError, StateError, UsageError, fingerprint
 from tokenmill.integrations import miles
 from tokenmill.integrations.miles import saved, source
 
@@ -439,4 +442,63 @@ def test_import_needs_neither_host_and_construction_says_so(
     for name in ("miles", "slime"):
         monkeypatch.setitem(sys.modules, f"{name}.utils.types", None)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="miles or slime"):
+        miles.DataSource(described())
+
+
+# Evaluation
+
+
+class HostDataset:
+    """The hosts' own class of evaluation sets, which reads all."""
+
+
+def evaluation_modules(host: str, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The module that has the class, and one that took it from there."""
+    made = []
+    for name in (f"{host}.utils.data", f"{host}.rollout", f"{host}.rollout.sglang_rollout"):
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+        made.append(sys.modules[name])
+    home, _, user = made
+    home.Dataset = user.Dataset = HostDataset
+    return [home, user]
+
+
+def evaluated(dataset: Any, times: int) -> list[Any]:
+    """The hosts' walk over a set."""
+    made: list[Any] = []
+    for sample in dataset.samples:
+        for _ in range(times):
+            one = copy.deepcopy(sample)
+            one.index = len(made)
+            made.append(one)
+    return made
+
+
+def test_evaluation_sets_are_read_by_us_where_that_is_said(
+    host: str, tokenizer: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    modules = evaluation_modules(host, monkeypatch)
+    miles.DataSource(described())
+    assert [module.Dataset for module in modules] == [HostDataset] * 2
+    monkeypatch.setenv("TOKENMILL_EVAL", "1")
+    for _ in range(2):  # a second source in the process
+        miles.DataSource(described(apply_chat_template=False))
+    asked: dict[str, Any] = {
+        "path": str(PROMPTS), "tokenizer": tokenizer, "processor": None, "prompt_key": "text",
+        "label_key": "label", "tool_key": None, "metadata_key": None, "multimodal_keys": None,
+        "apply_chat_template_kwargs": {},
+    }  # fmt: skip
+    for module in modules:
+        dataset = module.Dataset(**asked, max_length=LIMIT, apply_chat_template=True)
+        expected = evaluated(SimpleNamespace(samples=eager_samples(tokenizer)), 2)
+        assert evaluated(dataset, 2) == expected
+        assert len(dataset) == len(dataset.samples) > 20
+        assert dataset.samples[3] is not dataset.samples[3]
+    with pytest.raises(SourceError, match="no prompt left"):
+        modules[1].Dataset(**asked, max_length=1, apply_chat_template=True)
+
+
+def test_a_word_on_evaluation_that_nobody_knows_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOKENMILL_EVAL", "yes")
+    with pytest.raises(UsageError, match="TOKENMILL_EVAL is 'yes'"):
         miles.DataSource(described())

@@ -98,6 +98,26 @@ def test_from_config_instructions_are_trained_to_the_end_of_the_turn_as_skyrl_do
     assert disabled != (tmp_path / "cache").exists()
 
 
+@pytest.mark.parametrize("instructions", [True, False])
+def test_from_config_columns_are_those_of_all_rows_not_of_the_first(
+    tmp_path: Path, instructions: bool
+) -> None:
+    said = {"instruction": "say one", "input": "", "output": "one"}
+    turns = [{"role": role, "content": "Hi"} for role in ("user", "assistant") * 2]
+    rows = [{"note": "neither"}, said, said] if instructions else [said, {"messages": turns}]
+    source = tmp_path / "rows.jsonl"
+    source.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    stated = {
+        "train_datasets": [str(source)], "train_on_what": "all_assistant_messages",
+        "cache_dir": str(tmp_path / "cache"),
+    }  # fmt: skip
+    for _ in range(2):  # the second time by what was noted
+        dataset = skyrl.from_config(host.config(**stated), tokenizer=EXAMPLES / "tokenizer")
+        (made,) = dataset.view.stores
+        trained = "last_assistant_message" if instructions else "all_assistant_messages"
+        assert made.manifest["document"]["recipe"]["train_on"] == trained
+
+
 def test_from_config_several_datasets_are_concatenated_in_order(tmp_path: Path) -> None:
     first, second = raw(tmp_path / "a.jsonl", 6, "x"), raw(tmp_path / "b.jsonl", 9, "y")
     stated = host.config(

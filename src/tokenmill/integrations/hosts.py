@@ -3,11 +3,13 @@
 Hosts differ in names and shapes, and agree in what they leave to a dataset:
 
     prepared, is_store   raw files become a store on first use, a store's directory is opened
+    noted                what every row was looked at for is kept in the cache
     stated_date          a template's date comes from the environment, for hosts have no flag
     Items                a dataset is asked for items by number, one or a batch
     labels, predicted    the first token of a row is never trained: nothing before it predicts it
     response_mask        a row is described by its mask from the first trained token on
     rows_alone           rows that belong to groups are refused where a host takes rows one by one
+    rows_within          rows longer than the host's limit are refused before the run
     Pixels               what a processor makes of the pictures of a row
     check_…              what a config says and nobody could follow is refused by name
 
@@ -19,19 +21,24 @@ from __future__ import annotations
 import abc
 import operator
 import os
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from tokenmill.errors import TemplateError, UsageError
+from tokenmill import fingerprint
+from tokenmill.errors import CacheError, SourceError, TemplateError, UsageError
+from tokenmill.files import default_cache_dir
 from tokenmill.media import Pictures, Processor
 from tokenmill.packing import IGNORE
 from tokenmill.sampling import Int64Array
+from tokenmill.source import Rows
+from tokenmill.source.shelf import Shelf
 from tokenmill.store import Row, Store, StoreLayout
+from tokenmill.work.inputs import by_content, source_documents
 
 if TYPE_CHECKING:
     from tokenmill.build.recipe import Recipe, RunOptions
@@ -72,6 +79,27 @@ def prepared(
         found = run(recipe, options, progress=progress)
     found.judge()
     return found.store
+
+
+def noted(
+    rows: Rows, cache_dir: Any, asked: dict[str, Any], look: Callable[[], dict[str, Any]]
+) -> dict[str, Any]:
+    """What was found by looking at every row, once per content.
+
+    Args:
+        rows: The rows.
+        cache_dir: Where the note is kept.
+        asked: What is looked for: JSON values.
+        look: Looks at the rows, and gives JSON values.
+    """
+    shelf = Shelf(Path(cache_dir or default_cache_dir()).absolute())
+    key = fingerprint.key({**asked, "sources": by_content(source_documents(rows.blocks()))})
+    note: dict[str, Any] | None = shelf.note(key)
+    if note is None:
+        note = look()
+        with suppress(CacheError):  # a cache that cannot be written: looked at again
+            shelf.write_note(key, note)
+    return note
 
 
 def stated_date() -> str | None:
@@ -175,6 +203,28 @@ def rows_alone(view: View) -> View:
         raise UsageError(
             "the rows of this data belong to groups (docs/preference.md), and this host takes rows "
             "one by one: serve it with a Loader, or with hf.for_trl"
+        )
+    return view
+
+
+def rows_within(view: View, limit: int | None, name: str, remedy: str) -> View:
+    """A view without rows that a host would cut, or refuse in the middle of a run.
+
+    Args:
+        view: The rows.
+        limit: Tokens that the host takes of a row; None: any.
+        name: What the host calls its limit.
+        remedy: What to do about longer ones.
+
+    Raises:
+        SourceError: A row is longer.
+    """
+    overlong = np.flatnonzero(view.lengths > limit) if limit is not None else np.zeros(0, int)
+    if overlong.size:
+        row = view[int(overlong[0])]
+        raise SourceError(
+            f"{len(row)} tokens, {name} is {limit} ({overlong.size:,} such rows): {remedy}",
+            **row.origin.location,
         )
     return view
 

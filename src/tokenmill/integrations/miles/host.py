@@ -17,10 +17,11 @@ import sys
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from tokenmill.errors import UsageError
+from tokenmill.errors import UsageError, check_one_of
 from tokenmill.integrations.hosts import stated_date
 
 HOSTS: tuple[Literal["miles", "slime"], ...] = ("miles", "slime")
+EVALUATION = "TOKENMILL_EVAL"
 ORDER = "TOKENMILL_ORDER"
 STORE = "TOKENMILL_STORE"
 TURN_END = "TOKENMILL_TURN_END"
@@ -101,6 +102,13 @@ class Settings:
     def order(self) -> str:
         """``miles``: what the host's own source would give; ``feistel`` chooses tokenmill's."""
         return os.environ.get(ORDER) or "miles"
+
+    @property
+    def lazy_evaluation(self) -> bool:
+        """Whether evaluation sets are read by us, too: the hosts have no flag for their class."""
+        said = os.environ.get(EVALUATION) or "0"
+        check_one_of(EVALUATION, said, ("0", "1"))
+        return said == "1"
 
     @property
     def turn_end(self) -> Any:

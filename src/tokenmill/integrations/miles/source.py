@@ -13,13 +13,13 @@ change over to this source at a checkpoint.
 
 from __future__ import annotations
 
-import copy
 import logging
 from pathlib import Path
 from typing import Any
 
 from tokenmill.errors import CorruptionError, StateError, UsageError
 from tokenmill.integrations.hosts import date_named
+from tokenmill.integrations.miles.evaluation import host_sample, serve_evaluation
 from tokenmill.integrations.miles.host import Host, Settings, find_host, load_function
 from tokenmill.integrations.miles.saved import host_path, read_state, state_path, write_state
 from tokenmill.origin import nothing_left
@@ -56,6 +56,8 @@ class DataSource:
         self.lookup: Any = None  # of `sft_rollout`, which fills it
         self.buffer: list[list[Any]] = []
         settings = Settings(args)
+        if settings.lazy_evaluation:
+            serve_evaluation(self._host, settings)
         path = settings.buffer_filter_path
         self.buffer_filter = pop_first if path is None else load_function(path)
         self.dataset: PromptDataset | None = None
@@ -98,13 +100,7 @@ class DataSource:
         return group
 
     def _sample(self, prompt: Prompt) -> Any:
-        # Rollouts write into their samples, so the samples of a group share nothing.
-        sample = self._host.sample(
-            prompt=copy.deepcopy(prompt.prompt),
-            label=copy.deepcopy(prompt.label),
-            metadata=copy.deepcopy(prompt.metadata),
-            multimodal_inputs=copy.deepcopy(prompt.multimodal_inputs),
-        )
+        sample = host_sample(self._host, prompt)
         setattr(sample, ROW, prompt.row)
         return sample
 

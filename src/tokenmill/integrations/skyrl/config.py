@@ -21,7 +21,7 @@ from typing import Any
 from tokenmill.build.recipe import Recipe, RunOptions
 from tokenmill.errors import RowError, UsageError, check_one_of
 from tokenmill.files import PrivateDirectory
-from tokenmill.integrations.hosts import is_store, prepared, stated_date
+from tokenmill.integrations.hosts import is_store, noted, prepared, stated_date
 from tokenmill.integrations.skyrl.dataset import SFTDataset
 from tokenmill.integrations.skyrl.splits import NO_COLUMN, sources_of
 from tokenmill.optional import optional
@@ -153,7 +153,7 @@ def _prepared(
     if train_on == "all_assistant_messages":
         private = PrivateDirectory() if disabled else None
         indexes = cache_dir if private is None else private.path
-        if _is_alpaca(sources[0], messages_key or "messages", indexes):
+        if _is_alpaca(sources, messages_key or "messages", indexes):
             train_on = "last_assistant_message"  # SkyRL has nothing else for these rows
     stated: dict[str, Any] = {
         "sources": sources,
@@ -179,16 +179,22 @@ def _prepared(
     return _run(stated, options, dict(more), f"{dataset!r} (split {split!r})")
 
 
-def _is_alpaca(source: str, messages_key: str, cache_dir: Any) -> bool:
-    """Whether SkyRL would see instructions and outputs: it asks the columns, the first row here."""
-    rows = open_rows(source, cache_dir=cache_dir)
-    if not len(rows):
-        return False
-    try:
-        columns = set(rows[0])
-    except RowError:
-        return False  # it is rejected where it is prepared
-    return messages_key not in columns and {"instruction", "output"} <= columns
+def _is_alpaca(sources: Sequence[str], messages_key: str, cache_dir: Any) -> bool:
+    """Whether SkyRL would see instructions and outputs: it asks the columns of all rows."""
+    rows = open_rows(list(sources), cache_dir=cache_dir)
+
+    def look() -> dict[str, Any]:
+        columns: set[str] = set()
+        for _, row in rows.scan():
+            if isinstance(row, RowError):
+                continue  # preparing rejects it
+            columns.update(row)
+            if messages_key in columns:
+                return {"alpaca": False}
+        return {"alpaca": {"instruction", "output"} <= columns}
+
+    asked = {"instructions and outputs without": messages_key}
+    return bool(noted(rows, cache_dir, asked, look)["alpaca"])
 
 
 def _run(stated: dict[str, Any], options: dict[str, Any], more: dict[str, Any], what: str) -> Store:

@@ -10,26 +10,21 @@ Every row is looked at, once per content: what was found is kept in the cache as
 
 from __future__ import annotations
 
-import contextlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from tokenmill import fingerprint
 from tokenmill.chat.calls import IMAGE_PARTS
 from tokenmill.dataset import View, concat
 from tokenmill.dataset.view import Found
-from tokenmill.errors import CacheError, RowError, UsageError
-from tokenmill.files import default_cache_dir
+from tokenmill.errors import RowError, UsageError
+from tokenmill.integrations.hosts import noted
 from tokenmill.sampling import Int64Array
 from tokenmill.source import Rows, open_rows
-from tokenmill.source.shelf import Shelf
 from tokenmill.store import Store
-from tokenmill.work.inputs import by_content, source_documents
 
 Switch = bool | None
 """What a row says; None (null, or no such column) is the default of the config."""
@@ -136,17 +131,8 @@ def said_by(
         UsageError: A row has such media, or says neither true nor false nor null; with the row.
     """
     rows = open_rows(list(files), cache_dir=cache_dir)
-    shelf = Shelf(Path(cache_dir or default_cache_dir()).absolute())
-    sources = by_content(source_documents(rows.blocks()))
-    asked = {
-        "what rows say in": column, "images": images, "refused": dict(refused), "sources": sources
-    }  # fmt: skip
-    key = fingerprint.key(asked)
-    note = shelf.note(key)
-    if note is None:
-        note = _look(rows, column, images, refused)
-        with contextlib.suppress(CacheError):  # a cache that cannot be written: looked at again
-            shelf.write_note(key, note)
+    asked = {"what rows say in": column, "images": images, "refused": dict(refused)}
+    note = noted(rows, cache_dir, asked, lambda: _look(rows, column, images, refused))
     if note["refused"] is not None:
         raise UsageError(note["refused"], **rows.origin(note["row"]).location)
     return Said(set(note["said"]), note["pictures"])

@@ -37,6 +37,7 @@ from tokenmill.integrations.hosts import (
     predicted,
     prepared,
     rows_alone,
+    rows_within,
 )
 from tokenmill.integrations.verl.columns import SwitchedRows, said_by
 from tokenmill.integrations.verl.settings import (
@@ -121,16 +122,9 @@ class SFTDataset(Items[Item], torch_data.Dataset[Item]):  # type: ignore[misc]
 
     def _check_lengths(self) -> None:
         """Refuse before the run what verl would refuse in the middle of it."""
-        if self.truncation != "error":
-            return
-        overlong = np.flatnonzero(self.view.lengths > self.max_length)
-        if overlong.size:
-            row = self.view[int(overlong[0])]
-            raise SourceError(
-                f"{len(row)} tokens, data.max_length is {self.max_length} ({overlong.size:,} such "
-                "rows): raise it, or set data.truncation=right",
-                **row.origin.location,
-            )
+        if self.truncation == "error":
+            remedy = "raise it, or set data.truncation=right"
+            rows_within(self.view, self.max_length, "data.max_length", remedy)
 
     def _check_pictures(self) -> None:
         """Refuse before the run pictures that would not reach the model whole."""

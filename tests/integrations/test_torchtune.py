@@ -1,0 +1,218 @@
+"""torchtune: rows and packs of a store for its recipes, and torchtune itself where it is."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+import types
+import warnings
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tokenmill as tm
+from tests.build.making import INLINE, TOKENIZER, write_rows
+from tests.build.test_groups import pair
+from tokenmill.dataset import as_view
+from tokenmill.errors import SourceError, UsageError
+from tokenmill.store import Store
+
+torch = pytest.importorskip("torch")
+stateful_dataloader = pytest.importorskip("torchdata.stateful_dataloader")
+
+from tokenmill.integrations.torchtune import TokenizedRows, sft_dataset  # noqa: E402
+from tokenmill.integrations.torchtune.dataset import labels_are_shifted  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
+
+IGNORED = -100
+
+
+class Transform:
+    """torchtune's, as far as labels go: by its dataset or by its recipe."""
+
+    shifts = True
+
+    def __init__(self, message_transform: Any = None, model_transform: Any = None) -> None:
+        self.model_transform = model_transform
+
+    def __call__(self, sample: Any) -> Any:
+        made = self.model_transform(sample)
+        labels = np.where(made["mask"], IGNORED, made["tokens"])
+        made["labels"] = [*labels[1:], IGNORED] if self.shifts else list(labels)
+        return made
+
+
+class Odd(Transform):
+    def __call__(self, sample: Any) -> Any:
+        return {**self.model_transform(sample), "labels": [IGNORED] * 3}
+
+
+class Packed:
+    """torchtune's packing: rows behind each other while they fit, by adding lists."""
+
+    def __init__(self, ds: Any, *, max_seq_len: int, padding_idx: int = 0) -> None:
+        self.packs: list[dict[str, list[int]]] = [{"tokens": [], "labels": []}]
+        for sample in ds:
+            if len(self.packs[-1]["tokens"]) + len(sample["tokens"]) > max_seq_len:
+                self.packs.append({"tokens": [], "labels": []})
+            for name, values in self.packs[-1].items():
+                values += sample[name]
+
+
+def install(monkeypatch: pytest.MonkeyPatch, transform: type) -> None:
+    names = ("torchtune", "torchtune.datasets", "torchtune.datasets._sft")
+    for name in names:
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    sys.modules[names[1]].PackedDataset = Packed  # type: ignore[attr-defined]
+    sys.modules[names[2]].SFTTransform = transform  # type: ignore[attr-defined]
+
+
+def predictions(tokens: list[int], labels: list[int], *, shifted: bool) -> list[int]:
+    """What a loss wants at every token: the next one, or nothing."""
+    return labels if shifted else [*labels[1:], IGNORED]
+
+
+def expected(row: Any) -> list[int]:
+    pairs = zip(row.input_ids[1:].tolist(), row.loss_mask[1:].tolist(), strict=True)
+    return [*(token if trained else IGNORED for token, trained in pairs), IGNORED]
+
+
+@pytest.mark.parametrize("shifts", [True, False])
+def test_labels_stand_where_the_installed_torchtune_has_them(
+    monkeypatch: pytest.MonkeyPatch, chat: Store, shifts: bool
+) -> None:
+    install(monkeypatch, type("Transform", (Transform,), {"shifts": shifts}))
+    dataset = sft_dataset(SimpleNamespace(max_seq_len=None), source=str(chat.path))
+    assert len(dataset) == len(chat) > 50
+    for number, row in enumerate(chat):
+        item = dataset[number]
+        assert item["tokens"] == row.input_ids.tolist()
+        assert type(item["tokens"]) is type(item["labels"]) is list
+        assert predictions(item["tokens"], item["labels"], shifted=shifts) == expected(row)
+        # Whichever it is, no label of one row stands at a token of another.
+        assert item["labels"][-1 if shifts else 0] == IGNORED
+    data = pickle.dumps(dataset)
+    assert len(data) < 16 << 10
+    assert pickle.loads(data)[7] == dataset[7]
+
+
+def test_a_torchtune_that_answers_otherwise_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, Odd)
+    with pytest.raises(UsageError, match="this version is not known"):
+        labels_are_shifted()
+
+
+def test_without_torchtune_its_labels_are_not_guessed(
+    monkeypatch: pytest.MonkeyPatch, chat: Store
+) -> None:
+    monkeypatch.setitem(sys.modules, "torchtune", None)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="torchtune"):
+        TokenizedRows(as_view(chat))
+    assert len(TokenizedRows(as_view(chat), shifted=True)) == len(chat)
+
+
+def test_packs_are_torchtunes_own(monkeypatch: pytest.MonkeyPatch, chat: Store) -> None:
+    install(monkeypatch, Transform)
+    limit = int(max(chat.lengths))
+    made = sft_dataset(SimpleNamespace(max_seq_len=limit), source=chat, packed=True)
+    assert isinstance(made, Packed)
+    assert len(made.packs) < len(chat)
+    tokens = [token for pack in made.packs for token in pack["tokens"]]
+    labels = [label for pack in made.packs for label in pack["labels"]]
+    assert tokens == [token for row in chat for token in row.input_ids.tolist()]
+    assert labels == [label for row in chat for label in expected(row)]
+    with pytest.raises(UsageError, match=r"tokenizer\.max_seq_len"):
+        sft_dataset(SimpleNamespace(max_seq_len=None), source=chat, packed=True)
+
+
+def test_rows_that_would_be_cut_are_refused_before_the_run(
+    monkeypatch: pytest.MonkeyPatch, chat: Store
+) -> None:
+    install(monkeypatch, Transform)
+    longest = int(max(chat.lengths))
+    assert len(sft_dataset(SimpleNamespace(max_seq_len=longest), source=chat)) == len(chat)
+    with pytest.raises(SourceError, match=rf"max_seq_len is {longest - 1} \(\d+ such rows\)") as it:
+        sft_dataset(SimpleNamespace(max_seq_len=longest - 1), source=chat)
+    assert "conversations.jsonl" in str(it.value)
+    assert "--max-length" in str(it.value)
+
+
+def test_rows_of_groups_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    install(monkeypatch, Transform)
+    pairs = tm.prepare(
+        str(write_rows(tmp_path / "pairs.jsonl", map(pair, range(4)))), str(TOKENIZER),
+        cache_dir=tmp_path / "cache", **INLINE,
+    )  # fmt: skip
+    with pytest.raises(UsageError, match="belong to groups"):
+        sft_dataset(SimpleNamespace(max_seq_len=None), source=pairs)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_torchtune_itself_serves_the_rows_and_resumes(chat: Store) -> None:
+    reason = "torchtune is not installed: only its stand-in is tried"
+    pytest.importorskip("torchtune", reason=reason)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of what torchtune imports
+        from omegaconf import OmegaConf
+        from torchtune import config
+        from torchtune.data import padded_collate_packed, padded_collate_sft
+        from torchtune.datasets import ConcatDataset, PackedDataset
+    shifted = labels_are_shifted()
+    tokenizer = SimpleNamespace(max_seq_len=int(max(chat.lengths)), pad_id=0)
+    said = {
+        "_component_": "tokenmill.integrations.torchtune.sft_dataset",
+        "source": str(chat.path),
+    }
+    dataset = config.instantiate(OmegaConf.create(said), tokenizer)
+    collate = partial(padded_collate_sft, padding_idx=0, ignore_idx=IGNORED)
+
+    def loader(shuffle: bool, size: int) -> Any:
+        sampler = stateful_dataloader.sampler.StatefulDistributedSampler(
+            ConcatDataset([dataset]), num_replicas=1, rank=0, shuffle=shuffle, seed=0
+        )
+        return stateful_dataloader.StatefulDataLoader(
+            dataset=ConcatDataset([dataset]), batch_size=size, sampler=sampler, collate_fn=collate
+        )
+
+    rows = iter(chat)
+    for batch in loader(False, 4):
+        for tokens, labels in zip(batch["tokens"].tolist(), batch["labels"].tolist(), strict=True):
+            row = next(rows)
+            assert tokens[: len(row)] == row.input_ids.tolist()
+            found = predictions(tokens, labels, shifted=shifted)
+            assert found[: len(row)] == expected(row)
+            assert set(found[len(row) :]) <= {IGNORED}
+    assert next(rows, None) is None
+
+    first = loader(True, 3)
+    whole = []
+    for number, batch in enumerate(first):
+        whole.append(batch["tokens"].tolist())
+        if number == 4:
+            state = first.state_dict()
+    second = loader(True, 3)
+    second.load_state_dict(state)
+    assert [batch["tokens"].tolist() for batch in second] == whole[5:]
+
+    packs = config.instantiate(OmegaConf.create({**said, "packed": True}), tokenizer)
+    assert isinstance(packs, PackedDataset)
+    assert len(padded_collate_packed(list(islice(packs, 2)))["tokens"]) == 2
+    rows = iter(chat)
+    for pack in packs:
+        end = 0
+        found = predictions(pack["tokens"].tolist(), pack["labels"].tolist(), shifted=shifted)
+        for length in pack["seq_lens"].tolist():
+            if set(pack["tokens"][end:].tolist()) == {0}:
+                break  # padding is torchtune's last sequence
+            row = next(rows)
+            assert pack["tokens"][end : end + length].tolist() == row.input_ids.tolist()
+            assert found[end : end + length] == expected(row)
+            end += length
+        assert set(found[end:]) <= {IGNORED}
+    assert next(rows, None) is None
