@@ -54,7 +54,8 @@ HOSTS = {
     "TRL": Host(("trl",)),
     "transformers": Host(
         ("transformers/trainer.py", "transformers/training_args.py", "transformers/trainer_utils.py",
-         "transformers/trainer_pt_utils.py", "transformers/models/auto")
+         "transformers/trainer_pt_utils.py", "transformers/tokenization_utils_base.py",
+         "transformers/models/auto")
     ),
     "datasets": Host(("datasets/arrow_dataset.py", "datasets/load.py")),
     "verl": Host(("verl",)),

@@ -12,6 +12,7 @@ are installed, and checkouts below the directory ``HOSTS``.
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
 import glob
 import importlib
@@ -219,6 +220,9 @@ def is_ours(name: str, shown: frozenset[str]) -> bool:
         return name in our_flags()
     if name.startswith("tokenmill."):
         return True  # whether it leads somewhere is another test
+    if "." in name and (PACKAGE / "integrations" / name.partition(".")[0]).is_dir():
+        with contextlib.suppress(AttributeError, ModuleNotFoundError):
+            return ours(f"tokenmill.integrations.{name}") is not None
     if "/" in name:
         return (PROJECT / name).exists()
     return all(part in our_names() or part in shown for part in name.split("."))
