@@ -57,7 +57,8 @@ HOSTS = {
          "transformers/trainer_pt_utils.py", "transformers/tokenization_utils_base.py",
          "transformers/models/auto")
     ),
-    "datasets": Host(("datasets/arrow_dataset.py", "datasets/load.py")),
+    "datasets": Host(("datasets/__init__.py", "datasets/arrow_dataset.py", "datasets/load.py")),
+    "torch": Host(("torch/utils/data/distributed.py",)),
     "verl": Host(("verl",)),
     "miles": Host(("miles", "train.py", "train_async.py"), "miles"),
     "slime": Host(("slime", "train.py", "train_async.py"), "slime"),
@@ -77,6 +78,7 @@ HOSTS = {
 
 PAGES = {
     "trl": ("TRL", "transformers", "datasets"),
+    "verl": ("verl", "torch"),
     "miles": ("miles", "slime"),
     "skyrl": ("SkyRL", "datasets"),
     "megatron": ("Megatron-LM", "Megatron-Bridge"),
@@ -261,7 +263,7 @@ def names_of(page: Page) -> dict[str, int]:
             for name in paths_of(yaml.safe_load(block)):
                 take(name, line)
         elif language == "py":
-            for name in (*imported(block).values(), *modules_of(block)):
+            for name in (*imported(block).values(), *modules_of(block), *members_of(block)):
                 take(name, line)
     return found
 
@@ -297,6 +299,15 @@ def modules_of(block: str) -> Iterator[str]:
     for node in ast.walk(ast.parse(without_dots(block))):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
+
+
+def members_of(block: str) -> Iterator[str]:
+    """Attributes and keywords of a block of Python, as far as their names say something."""
+    for node in ast.walk(ast.parse(without_dots(block))):
+        if isinstance(node, ast.Attribute) and "_" in node.attr.strip("_"):
+            yield node.attr
+        elif isinstance(node, ast.keyword) and "_" in (node.arg or ""):
+            yield str(node.arg)
 
 
 def overridden(page: Page) -> dict[str, dict[str, list[str]]]:

@@ -83,9 +83,30 @@ def test_verl_makes_the_rl_dataset_that_the_page_names(tokenizer: Any) -> None:
     assert dataset[0]["raw_prompt"][0]["role"] == "user"
 
 
+def test_verl_takes_the_builder_of_the_page(tokenizer: Any) -> None:
+    """docs/bridge.md: what verl calls is ours, and appends what the template prints."""
+    (block,) = [
+        block
+        for language, _, block in read_page(DOCS / "bridge.md").blocks
+        if language == "py" and "BridgeBuilder" in block
+    ]
+    space: dict[str, Any] = {}
+    exec(block, space)
+    builder = space["builder"](tokenizer, ())
+    asked = [{"role": "user", "content": "What is six times seven?"}]
+    ids = builder.build_initial_tokens(asked, tools=None, images=None, mm_inputs_out={})
+    ids += tokenizer.encode("Let me count.<|im_end|>", add_special_tokens=False)
+    said = [*asked, {"role": "assistant", "content": "Let me count."}]
+    merged = builder.merge_context_tokens(said, [*said, {"role": "user", "content": "Do."}], ids)
+    assert merged.token_ids[: len(ids)] == ids
+    added = tokenizer.decode(merged.token_ids[len(ids) :])
+    assert added == "\n<|im_start|>user\nDo.<|im_end|>\n<|im_start|>assistant\n"
+    assert merged.appended_token_count == len(merged.token_ids) - len(ids)
+
+
 def test_axolotl_loads_what_the_page_names(workplace: Path) -> None:
     pytest.importorskip(
-        "axolotl", reason="axolotl is not installed: its page's names are looked up only"
+        "axolotl.utils", reason="axolotl is not installed: its page's names are looked up only"
     )
     from axolotl.utils.data.shared import load_dataset_with_config
     from axolotl.utils.dict import DictDefault

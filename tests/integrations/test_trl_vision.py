@@ -6,8 +6,10 @@ the store's. Everything else is compared to the bit.
 
 from __future__ import annotations
 
+import functools
 import pickle
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -150,8 +152,11 @@ def test_lines_of_the_page_train(made: Illustrated, tmp_path: Path) -> None:
         if language == "py" and "VisionCollator" in block
     ]
     image = made.raw.tokenizer.convert_tokens_to_ids("<image>")
+    # The tokenizer behind this store names neither a pad nor an eos token.
+    padded = functools.partial(hf.VisionCollator, pad_id=pad_of(made))
     space: dict[str, Any] = {
-        "hf": hf, "SFTTrainer": trl.SFTTrainer, "SFTConfig": trl.SFTConfig, "store": made.store,
+        "hf": SimpleNamespace(for_trl=hf.for_trl, VisionCollator=padded), "SFTTrainer": trl.SFTTrainer,
+        "SFTConfig": trl.SFTConfig, "store": made.store,
         "processor": made.raw, "model": tiny_llava(len(made.raw.tokenizer), image),
         "mine": {"output_dir": str(tmp_path), "per_device_train_batch_size": 2, "max_steps": 1,
                  "report_to": [], "use_cpu": True, "bf16": False, "save_strategy": "no",
