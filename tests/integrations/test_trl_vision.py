@@ -6,13 +6,16 @@ the store's. Everything else is compared to the bit.
 
 from __future__ import annotations
 
+import functools
 import pickle
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from scripts.host_signatures import DOCS, read_page
 from tests.loader.test_media import PICTURES, Illustrated
 from tokenmill import Loader, Pack, concat
 from tokenmill.errors import UsageError
@@ -139,3 +142,25 @@ def test_what_trl_cannot_do_is_refused(made: Illustrated) -> None:
     collator = hf.VisionCollator(made.store, pad_id=0)
     copied = pickle.loads(pickle.dumps(collator))
     assert torch.equal(copied([{"row": 1}])["pixel_values"], collator([{"row": 1}])["pixel_values"])
+
+
+def test_lines_of_the_page_train(made: Illustrated, tmp_path: Path) -> None:
+    """The block of docs/trl.md that needs a model with eyes, as it stands there."""
+    (block,) = [
+        block
+        for language, _, block in read_page(DOCS / "trl.md").blocks
+        if language == "py" and "VisionCollator" in block
+    ]
+    image = made.raw.tokenizer.convert_tokens_to_ids("<image>")
+    # The tokenizer behind this store names neither a pad nor an eos token.
+    padded = functools.partial(hf.VisionCollator, pad_id=pad_of(made))
+    space: dict[str, Any] = {
+        "hf": SimpleNamespace(for_trl=hf.for_trl, VisionCollator=padded), "SFTTrainer": trl.SFTTrainer,
+        "SFTConfig": trl.SFTConfig, "store": made.store,
+        "processor": made.raw, "model": tiny_llava(len(made.raw.tokenizer), image),
+        "mine": {"output_dir": str(tmp_path), "per_device_train_batch_size": 2, "max_steps": 1,
+                 "report_to": [], "use_cpu": True, "bf16": False, "save_strategy": "no",
+                 "gradient_checkpointing": False, "dataloader_pin_memory": False},
+    }  # fmt: skip
+    exec(block, space)
+    assert space["trainer"].train().global_step == 1

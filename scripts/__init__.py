@@ -1,0 +1,1 @@
+"""Programs around the project: each is run by its name, `python -m scripts.NAME`."""

@@ -1,0 +1,604 @@
+"""Record what the host pages rely on: names, parameters and calls of the trainers, as facts.
+
+A *page* of docs/ names flags, configuration keys, classes, functions and files of a *host* (a
+trainer), and shows code that imports from it. The *record*, ``tests/hosts.json``, says of each such
+name in which file of the host it is defined, of each function that a page's code calls or
+overrides what parameters it has, and of each place where a host calls us, how. Nothing else of a
+host is kept, and no host is imported: its files are parsed, from a checkout or from where an
+installed package lies. ``tests/test_host_pages.py`` holds the pages against the record, and the
+record against the hosts where they are there.
+
+``python -m scripts.host_signatures DIRECTORY`` writes the record anew; DIRECTORY holds the
+checkouts. What is missing there keeps its old entry. A name that no host has is told with its page.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import importlib.metadata
+import importlib.util
+import json
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+PROJECT = Path(__file__).resolve().parent.parent
+DOCS = PROJECT / "docs"
+RECORD = PROJECT / "tests" / "hosts.json"
+
+
+@dataclass(frozen=True)
+class Host:
+    """Where a host's files are.
+
+    Attributes:
+        parts: Directories and files that are read, from the root of a checkout or of site-packages.
+        checkout: Directory below the one that holds the checkouts; None: an installed package.
+        roots: Directories of the checkout from which Python imports.
+    """
+
+    parts: tuple[str, ...]
+    checkout: str | None = None
+    roots: tuple[str, ...] = ("",)
+
+
+HOSTS = {
+    "TRL": Host(("trl",)),
+    "transformers": Host(
+        ("transformers/trainer.py", "transformers/training_args.py", "transformers/trainer_utils.py",
+         "transformers/trainer_pt_utils.py", "transformers/tokenization_utils_base.py",
+         "transformers/models/auto")
+    ),
+    "datasets": Host(("datasets/__init__.py", "datasets/arrow_dataset.py", "datasets/load.py")),
+    "torch": Host(("torch/utils/data/distributed.py",)),
+    "verl": Host(("verl",)),
+    "miles": Host(("miles", "train.py", "train_async.py"), "miles"),
+    "slime": Host(("slime", "train.py", "train_async.py"), "slime"),
+    "SkyRL": Host(("skyrl", "tests/train"), "SkyRL"),
+    "NeMo RL": Host(("nemo_rl", "examples"), "NeMo-RL"),
+    "axolotl": Host(("src/axolotl",), "axolotl", ("src",)),
+    "LLaMA-Factory": Host(("src/llamafactory",), "LLaMA-Factory", ("src",)),
+    "ms-swift": Host(("swift",), "ms-swift"),
+    "OpenRLHF": Host(("openrlhf",), "OpenRLHF"),
+    "open-instruct": Host(("open_instruct",), "open-instruct"),
+    "torchtune": Host(("torchtune", "recipes"), "torchtune"),
+    "Megatron-LM": Host(("megatron/core/datasets", "megatron/training", "pretrain_gpt.py",
+                         "tools/preprocess_data.py"),
+                        "Megatron-LM"),
+    "Megatron-Bridge": Host(("src/megatron/bridge",), "Megatron-Bridge", ("src",)),
+}  # fmt: skip
+
+PAGES = {
+    "trl": ("TRL", "transformers", "datasets"),
+    "verl": ("verl", "torch"),
+    "miles": ("miles", "slime"),
+    "skyrl": ("SkyRL", "datasets"),
+    "megatron": ("Megatron-LM", "Megatron-Bridge"),
+    "bridge": ("verl", "SkyRL", "miles", "slime"),
+    "export": tuple(HOSTS),
+    "from-your-framework": tuple(HOSTS),
+}
+"""Page → its hosts, where they are not the one that the page is called after."""
+
+BESIDE = ("bridge", "export", "from-your-framework")
+"""Pages outside of the section "Trainers" that show lines of hosts."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """A place where a host calls something of ours: `callee` inside `function` of `file`."""
+
+    host: str
+    file: str
+    function: str
+    callee: str
+    ours: str
+    skip: int = 0
+    """Leading arguments that are not handed on to ours."""
+
+
+CALLS = (
+    Call("verl", "verl/trainer/sft_trainer.py", "create_sft_dataset", "dataset_cls",
+         "tokenmill.integrations.verl.SFTDataset"),
+    Call("verl", "verl/trainer/ppo/utils.py", "create_rl_dataset", "dataset_cls",
+         "tokenmill.integrations.verl.RLDataset"),
+    Call("miles", "miles/ray/rollout/rollout_manager.py", "__init__", "data_source_cls",
+         "tokenmill.integrations.miles.DataSource"),
+    Call("miles", "miles/rollout/inference_rollout/compatibility.py", "__call__", "self.fn",
+         "tokenmill.integrations.miles.sft_rollout"),
+    Call("slime", "slime/ray/rollout.py", "__init__", "data_source_cls",
+         "tokenmill.integrations.miles.DataSource"),
+    Call("slime", "slime/ray/rollout.py", "_get_rollout_data", "call_rollout_fn",
+         "tokenmill.integrations.miles.sft_rollout", skip=1),
+    Call("SkyRL", "skyrl/train/sft_trainer.py", "build_train_sampler", "sampler_cls",
+         "tokenmill.integrations.skyrl.Sampler"),
+    Call("SkyRL", "skyrl/train/entrypoints/main_base.py", "get_train_dataset", "PromptDataset",
+         "tokenmill.integrations.skyrl.PromptDataset"),
+    Call("NeMo RL", "nemo_rl/data/datasets/response_datasets/__init__.py", "load_response_dataset",
+         "dataset.set_task_spec", "tokenmill.integrations.nemo_rl.SFTDataset.set_task_spec"),
+    Call("NeMo RL", "nemo_rl/data/datasets/response_datasets/__init__.py", "load_response_dataset",
+         "dataset.set_processor", "tokenmill.integrations.nemo_rl.SFTDataset.set_processor"),
+    Call("Megatron-LM", "megatron/core/datasets/blended_megatron_dataset_builder.py",
+         "_build_megatron_dataset_splits", "self.build_generic_dataset",
+         "tokenmill.integrations.megatron.SFTDataset", skip=3),
+    Call("Megatron-LM", "megatron/core/datasets/blended_megatron_dataset_builder.py",
+         "_build_megatron_dataset_splits", "self.cls.build_low_level_dataset",
+         "tokenmill.integrations.megatron.SFTDataset.build_low_level_dataset"),
+)  # fmt: skip
+
+INTERFACES = {
+    "miles": {"miles.rollout.data_source.RolloutDataSourceWithBuffer":
+              "tokenmill.integrations.miles.DataSource"},
+    "slime": {"slime.rollout.data_source.RolloutDataSourceWithBuffer":
+              "tokenmill.integrations.miles.DataSource"},
+    "SkyRL": {"skyrl.train.dataset.dataset.PromptDataset":
+              "tokenmill.integrations.skyrl.PromptDataset"},
+}  # fmt: skip
+"""Host → its class → ours that stands in its place and has its public methods."""
+
+
+# Pages
+
+
+@dataclass
+class Page:
+    """What a page shows: its fenced blocks by language, and the code inside of its sentences."""
+
+    path: Path
+    blocks: list[tuple[str, int, str]] = field(default_factory=list)
+    spans: list[tuple[int, str]] = field(default_factory=list)
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """Whose names the page may use."""
+        stem = self.path.stem
+        same = tuple(name for name in HOSTS if name.lower().replace(" ", "-") == stem)
+        return PAGES.get(stem, same)
+
+
+def read_page(path: Path) -> Page:
+    page, language, opened = Page(path), None, 0
+    lines: list[str] = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        if line.startswith("```"):
+            if language is None:
+                language, opened, lines = line[3:].strip(), number, []
+            else:
+                page.blocks.append((language, opened, "\n".join(lines)))
+                language = None
+        elif language is not None:
+            lines.append(line)
+        else:
+            page.spans += [(number, span) for span in re.findall(r"`([^`]+)`", line)]
+    return page
+
+
+def host_pages() -> list[Page]:
+    """The pages of the section "Trainers", as the site lists them, and those beside it."""
+    text = (PROJECT / "mkdocs.yml").read_text(encoding="utf-8")
+    (nav,) = re.findall(r"(?ms)^nav:\n.*?(?=^\S|\Z)", text)
+    sections: dict[str, Any] = {}
+    for entry in yaml.safe_load(nav)["nav"]:
+        sections |= entry
+    stems = [Path(file).stem for page in sections["Trainers"] for file in page.values()]
+    pages = [read_page(DOCS / f"{stem}.md") for stem in (*stems, *BESIDE)]
+    return [page for page in pages if page.hosts]
+
+
+def commands(block: str) -> Iterator[list[str]]:
+    """The commands of a shell block, as words; what stands for more (…) is left out."""
+    for line in block.replace("\\\n", " ").splitlines():
+        words = shlex.split(line.removeprefix("$ ").replace("…", " "), comments=True)
+        if words:
+            yield words
+
+
+def without_dots(block: str) -> str:
+    """A block of Python in which … stands for what is left out, so that it can be parsed."""
+    return re.sub(r"^…$", "", re.sub(r",\s*…(?=\s*[)\]])", "", block), flags=re.MULTILINE).replace(
+        "…", "..."
+    )
+
+
+FLAG = re.compile(r"(?<![\w-])--[A-Za-z][\w-]*(?:\.\w+)*")
+WORD = re.compile(r"(?<![\w./@-])[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*(?![\w/(-]*/)")
+FILE = re.compile(r"^[\w.-]+(?:/[\w.-]+)+$|^[\w-]+\.(?:py|ya?ml)$")
+DATA = re.compile(r"\.(?:jsonl|json|parquet|arrow|pt|md|bin|idx|npy|html|txt|zst|gz|state|csv)$")
+
+
+def words_of(code: str) -> Iterator[str]:
+    """Names in a line of code: flags, paths, and words that no prose has (dots, _, capitals)."""
+    if FILE.match(code):
+        if not DATA.search(code):
+            yield code
+        return
+    code = re.sub(r"""("|')(?:\\.|(?!\1).)*\1""", " ", code)  # texts in it are data
+    if "<" in code or re.match(r"\w+://", code):
+        return
+    yield from FLAG.findall(code)
+    for found in WORD.finditer(FLAG.sub(" ", code)):
+        word, behind = found.group(), code[found.end() :]
+        if DATA.search(word):
+            continue
+        inner = word.rpartition(".")[2]
+        if "." in word or "_" in inner.strip("_") or re.search(r"[a-z][A-Z]", inner):
+            yield word
+        elif code == word + ":" or re.fullmatch(r"=\S+", behind):
+            yield word
+
+
+def names_of(page: Page) -> dict[str, int]:
+    """Name → the first line of the page that has it: of the host's, or of ours."""
+    found: dict[str, int] = {}
+
+    def take(name: str, line: int) -> None:
+        found.setdefault(name.lstrip("+"), line)
+
+    for line, span in page.spans:
+        for word in words_of(span):
+            take(word, line)
+    for language, line, block in page.blocks:
+        if language == "sh":
+            for words in commands(block):
+                if words[0] == "tokenmill":
+                    continue  # it is run
+                for word in words:
+                    if word.startswith("--"):
+                        take(word.partition("=")[0], line)
+                    elif key := re.match(r"\+{0,2}([A-Za-z_][\w.]*)=", word):
+                        take(key[1], line)
+                if words[:2] == ["python", "-m"]:
+                    take(words[2], line)
+                elif words[0] == "python" and len(words) > 1:
+                    take(words[1], line)
+        elif language == "yaml":
+            for name in paths_of(yaml.safe_load(block)):
+                take(name, line)
+        elif language == "py":
+            for name in (*imported(block).values(), *modules_of(block), *members_of(block)):
+                take(name, line)
+    return found
+
+
+def paths_of(document: Any, prefix: str = "") -> Iterator[str]:
+    """Dotted paths of the keys of a YAML document."""
+    if isinstance(document, list):
+        for item in document:
+            yield from paths_of(item, prefix)
+    elif isinstance(document, dict):
+        for key, value in document.items():
+            name = f"{prefix}{key}"
+            yield name
+            yield from paths_of(value, f"{name}.")
+
+
+def imported(block: str) -> dict[str, str]:
+    """Name in a block of Python → the dotted name that it was imported from."""
+    found = {}
+    for node in ast.walk(ast.parse(without_dots(block))):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            for alias in node.names:
+                found[alias.asname or alias.name] = f"{node.module}.{alias.name}"
+        elif isinstance(node, ast.Import):
+            for alias in node.names:
+                first = alias.name.partition(".")[0]
+                found[alias.asname or first] = alias.name if alias.asname else first
+    return found
+
+
+def modules_of(block: str) -> Iterator[str]:
+    """Modules that a block of Python imports by their whole names."""
+    for node in ast.walk(ast.parse(without_dots(block))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+
+
+def members_of(block: str) -> Iterator[str]:
+    """Attributes and keywords of a block of Python, as far as their names say something."""
+    for node in ast.walk(ast.parse(without_dots(block))):
+        if isinstance(node, ast.Attribute) and "_" in node.attr.strip("_"):
+            yield node.attr
+        elif isinstance(node, ast.keyword) and "_" in (node.arg or ""):
+            yield str(node.arg)
+
+
+def overridden(page: Page) -> dict[str, dict[str, list[str]]]:
+    """Dotted base class → method that a class on the page overrides → its parameters there."""
+    found: dict[str, dict[str, list[str]]] = {}
+    for language, _, block in page.blocks:
+        if language != "py":
+            continue
+        origins = imported(block)
+        for node in ast.walk(ast.parse(without_dots(block))):
+            if not isinstance(node, ast.ClassDef):
+                continue
+            for base in node.bases:
+                if isinstance(base, ast.Name) and base.id in origins:
+                    methods = found.setdefault(origins[base.id], {})
+                    for child in node.body:
+                        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
+                            methods[child.name] = parameters(child)
+    return found
+
+
+# Hosts
+
+
+def parameters(function: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
+    """Parameters in order: ``a``, ``b=`` (it has a default), ``*``, ``*rest``, ``**rest``."""
+    told, stated = function.args, []
+    plain = [*told.posonlyargs, *told.args]
+    for number, argument in enumerate(plain):
+        optional = number >= len(plain) - len(told.defaults)
+        stated.append(argument.arg + "=" * optional)
+    if told.vararg:
+        stated.append(f"*{told.vararg.arg}")
+    elif told.kwonlyargs:
+        stated.append("*")
+    for argument, default in zip(told.kwonlyargs, told.kw_defaults, strict=True):
+        stated.append(argument.arg + "=" * (default is not None))
+    if told.kwarg:
+        stated.append(f"**{told.kwarg.arg}")
+    return stated
+
+
+class Files:
+    """A host's files, parsed: where names are defined, what functions take, how calls are made."""
+
+    def __init__(self, root: Path, host: Host, source: str) -> None:
+        self.root, self.host, self.source = root, host, source
+        self.files = {
+            str(path.relative_to(root)): path
+            for part in host.parts
+            for path in ([root / part] if (root / part).is_file() else (root / part).rglob("*"))
+            if path.suffix in (".py", ".yaml", ".yml")
+        }
+        if not self.files:
+            raise FileNotFoundError(f"{root} holds none of {', '.join(host.parts)}")
+        self._defined: dict[str, str] = {}
+        self._written: dict[str, str] = {}
+        self._paths: dict[str, str] = {}
+        for name in sorted(self.files, key=lambda file: (file.count("/"), file)):
+            self._index(name)
+
+    @functools.cache  # noqa: B019 - a host is read once per run
+    def tree(self, file: str) -> ast.Module:
+        return ast.parse(self.files[file].read_text(encoding="utf-8"))
+
+    def _index(self, file: str) -> None:
+        if not file.endswith(".py"):
+            try:
+                documents = list(yaml.safe_load_all(self.files[file].read_text(encoding="utf-8")))
+            except yaml.YAMLError:
+                return
+            group = Path(file).parent.name
+            for path in paths_of(documents):
+                self._paths.setdefault(path, file)
+                self._paths.setdefault(f"{group}.{path}", file)
+            return
+        for node in ast.walk(self.tree(file)):
+            names: list[str] = []
+            if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                names = [node.name]
+            elif isinstance(node, ast.arg | ast.keyword) and node.arg:
+                names = [node.arg]
+            elif isinstance(node, ast.AnnAssign | ast.Assign):
+                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                names = [t.id for t in targets if isinstance(t, ast.Name)]
+                names += [t.attr for t in targets if isinstance(t, ast.Attribute)]
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                if re.fullmatch(r"-{0,2}[A-Za-z_][\w.-]*", node.value):
+                    self._written.setdefault(node.value, file)
+                continue
+            for name in names:
+                self._defined.setdefault(name, file)
+
+    def module_file(self, module: str) -> str | None:
+        """The file of a dotted module name."""
+        for root in self.host.roots:
+            start = f"{root}/" if root else ""
+            for file in (f"{module.replace('.', '/')}.py", f"{module.replace('.', '/')}/__init__.py"):
+                if start + file in self.files:
+                    return start + file
+        return None
+
+    def find(self, name: str) -> str | None:
+        """The file where a flag, key, path, module or name is defined; None: nowhere."""
+        if "/" in name or name.endswith((".py", ".yaml", ".yml")):
+            match = (f for f in self.files if f == name or f"/{f}".endswith(f"/{name}"))
+            inside = (f for f in self.files if f"/{name.rstrip('/')}/" in f"/{f}")
+            return next(match, None) or (name if next(inside, None) else None)
+        if name.startswith("--"):
+            # A flag is written out, or a field of the class that the parser is made of.
+            under, plain = name[2:].replace("-", "_"), name[2:].removeprefix("no-")
+            for spelled in (name, f"--{plain}"):
+                if spelled in self._written:
+                    return self._written[spelled]
+            return self._defined.get(under) or self._defined.get(plain.replace("-", "_"))
+        if "." not in name:
+            return self._defined.get(name) or self._written.get(name) or self._paths.get(name)
+        if file := self._paths.get(name) or self.module_file(name):
+            return file
+        front, _, last = name.rpartition(".")
+        if (module := self.module_file(front)) is not None:
+            return module if self._at_top(module, last) else None
+        if self.method(name) is not None:
+            return self.method(name)[0]  # type: ignore[index]
+        if front.partition(".")[0] in self._packages():
+            return None  # a dotted path into the host that leads nowhere
+        parts = name.split(".")
+        if all(part in self._defined or part in self._written for part in parts):
+            return self._defined.get(last) or self._written[last]
+        return None
+
+    def _packages(self) -> set[str]:
+        starts = [f.removeprefix(f"{r}/" if r else "") for f in self.files for r in self.host.roots]
+        return {start.partition("/")[0] for start in starts if start.count("/")}
+
+    def _at_top(self, file: str, name: str) -> bool:
+        """Whether a module has a name: made there, or imported."""
+        tree = self.tree(file)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom | ast.Import):
+                if any((alias.asname or alias.name) == name for alias in node.names):
+                    return True
+            elif isinstance(node, ast.Constant) and node.value == name:
+                return True  # of a module that imports late, by a table of names
+        return any(
+            isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+            and node.name == name
+            for node in tree.body
+        )
+
+    def method(self, dotted: str) -> tuple[str, list[str]] | None:
+        """File and parameters of a function or method by its dotted name (module.Class.method)."""
+        for cut in range(len(dotted.split(".")) - 1, 0, -1):
+            module = ".".join(dotted.split(".")[:cut])
+            file = self.module_file(module)
+            if file is None:
+                continue
+            return self._inside(file, dotted.split(".")[cut:])
+        return None
+
+    def _inside(self, file: str, names: list[str]) -> tuple[str, list[str]] | None:
+        body: list[ast.stmt] = self.tree(file).body
+        for number, name in enumerate(names):
+            node = next(
+                (n for n in body if isinstance(n, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+                 and n.name == name), None,
+            )  # fmt: skip
+            if node is None:
+                return None
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                return file, parameters(node)
+            body = node.body
+            rest = names[number + 1 :]
+            if rest and not any(getattr(n, "name", None) == rest[0] for n in body):
+                return self._inherited(file, node, rest)
+        return None
+
+    def _inherited(self, file: str, node: ast.ClassDef, rest: list[str]) -> Any:
+        origins = imported_by(self.tree(file))
+        for base in node.bases:
+            if isinstance(base, ast.Name):
+                if base.id in origins and (found := self.method(f"{origins[base.id]}.{rest[0]}")):
+                    return found
+                if base.id not in origins and (found := self._inside(file, [base.id, *rest])):
+                    return found
+        return None
+
+    def public_methods(self, dotted: str) -> dict[str, list[str]]:
+        """Public methods of a class and of its bases in the same file → their parameters."""
+        module, _, name = dotted.rpartition(".")
+        file = self.module_file(module)
+        if file is None:
+            raise LookupError(f"{dotted}: no such module in {self.source}")
+        found: dict[str, list[str]] = {}
+        waiting = [name]
+        while waiting:
+            wanted = waiting.pop(0)
+            for node in self.tree(file).body:
+                if isinstance(node, ast.ClassDef) and node.name == wanted:
+                    waiting += [base.id for base in node.bases if isinstance(base, ast.Name)]
+                    for child in node.body:
+                        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef) and (
+                            not child.name.startswith("_") or child.name in ("__len__", "__init__")
+                        ):
+                            found.setdefault(child.name, parameters(child))
+        return dict(sorted(found.items()))
+
+    def call(self, wanted: Call) -> list[str]:
+        """How a host calls ours: ``_`` for a positional argument, ``name=``, ``*``, ``**``."""
+        if wanted.file not in self.files:
+            raise LookupError(f"{wanted.host}: {wanted.file} is gone")
+        for node in ast.walk(self.tree(wanted.file)):
+            if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                continue
+            if node.name != wanted.function:
+                continue
+            for inner in ast.walk(node):
+                if isinstance(inner, ast.Call) and ast.unparse(inner.func) == wanted.callee:
+                    given = inner.args[wanted.skip :]
+                    shape = ["*" if isinstance(a, ast.Starred) else "_" for a in given]
+                    return shape + [f"{k.arg}=" if k.arg else "**" for k in inner.keywords]
+        raise LookupError(f"{wanted.host}: {wanted.callee}(…) is not in {wanted.function}")
+
+
+def imported_by(tree: ast.Module) -> dict[str, str]:
+    return {
+        alias.asname or alias.name: f"{node.module}.{alias.name}"
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node.module and not node.level
+        for alias in node.names
+    }
+
+
+def open_host(name: str, checkouts: Path | None) -> Files | None:
+    """A host's files, from its checkout or from the installed package; None where it is missing."""
+    host = HOSTS[name]
+    if host.checkout is None:
+        package = host.parts[0].partition("/")[0]
+        spec = importlib.util.find_spec(package)
+        if spec is None or spec.origin is None:
+            return None
+        root = Path(spec.origin).parent.parent
+        return Files(root, host, f"{package} {importlib.metadata.version(package)}")
+    root = (checkouts or Path()) / host.checkout
+    if checkouts is None or not root.is_dir():
+        return None
+    told = subprocess.run(
+        ["git", "-C", str(root), "log", "-1", "--format=%h of %cs", "--abbrev=9"],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    return Files(root, host, f"{host.checkout} {told.stdout.strip()}")
+
+
+def record_of(name: str, files: Files, pages: list[Page]) -> dict[str, Any]:
+    """The facts about one host that the pages and adapters rely on."""
+    names, signatures = {}, {}
+    for page in pages:
+        if name not in page.hosts:
+            continue
+        for word in names_of(page):
+            if (file := files.find(word)) is not None:
+                names[word] = file
+        for base, methods in overridden(page).items():
+            for method in methods:
+                if (found := files.method(f"{base}.{method}")) is not None:
+                    signatures[f"{base}.{method}"] = found[1]
+    return {
+        "source": files.source,
+        "names": dict(sorted(names.items())),
+        "signatures": dict(sorted(signatures.items())),
+        "calls": {call.ours: files.call(call) for call in CALLS if call.host == name},
+        "interfaces": {theirs: files.public_methods(theirs) for theirs in INTERFACES.get(name, ())},
+    }
+
+
+def main(arguments: list[str]) -> None:
+    """Write the record anew, of all hosts or of some; DIRECTORY holds the checkouts."""
+    if not arguments or not set(arguments[1:]) <= set(HOSTS):
+        sys.exit(f"python -m scripts.host_signatures DIRECTORY [HOST…]; hosts: {', '.join(HOSTS)}")
+    pages = host_pages()
+    recorded = json.loads(RECORD.read_text(encoding="utf-8")) if RECORD.exists() else {}
+    for name in arguments[1:] or HOSTS:
+        files = open_host(name, Path(arguments[0]))
+        if files is None:
+            print(f"{name}: not there, its entry stays", file=sys.stderr)
+            continue
+        recorded[name] = record_of(name, files, pages)
+        print(f"{name}: {files.source}, {len(recorded[name]['names'])} names", file=sys.stderr)
+    text = json.dumps(dict(sorted(recorded.items())), indent=1, ensure_ascii=False)
+    RECORD.write_text(text + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,455 @@
+"""The lines that pages show for a trainer work: ours are run, the trainer's are looked up.
+
+Blocks marked ``python`` are run by ``test_documents.py``. Here every ``tokenmill …`` line of a
+``sh`` block is run, on what the package brings along. Of blocks that need a trainer (``sh``,
+``yaml``, and ``py``, which is Python with a host) and of the code inside of sentences, every name
+is ours or one that the *record* of that host has (``tests/hosts.json``, see
+``scripts/host_signatures.py``), every call of ours binds, and every method that a class of the page
+overrides takes what the host hands it. The record itself is held against the hosts: packages that
+are installed, and checkouts below the directory ``HOSTS``.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import functools
+import glob
+import importlib
+import importlib.util
+import inspect
+import json
+import os
+import re
+import shutil
+import sys
+import types
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+import tokenmill as tm
+from scripts import host_signatures as recording
+from tests.faults.tools import Zygote
+from tests.test_documents import DOCUMENTS, program_of
+
+PROJECT = recording.PROJECT
+PACKAGE = Path(tm.__file__).parent
+RECORD: dict[str, Any] = json.loads(recording.RECORD.read_text(encoding="utf-8"))
+PAGES = recording.host_pages()
+LANGUAGES = {"python", "py", "sh", "yaml", "text"}
+
+
+def named(page: recording.Page) -> str:
+    return page.path.stem
+
+
+every_page = pytest.mark.parametrize("page", PAGES, ids=named)
+
+
+# Commands
+
+PLACEHOLDERS = {
+    "STORE": "made/store", "PAIRS": "made/pairs", "OTHER": "made/other",
+    "ROLLOUTS": "made/rollouts", "MODEL": "tokenizer",
+    "DIR": "tokenizer", "CACHE": "cache", "T": "tokenizer", "Qwen/Qwen3-8B": "tokenizer",
+    "/path/to/checkpoint": "tokenizer", "/path/to/store": "made/store",
+    "/shared/data": "shared", "/shared/tokenizer": "tokenizer", "/shared/cache": "cache",
+    "s3://bucket/stores/chat": "pushed", "last_run_prepared/0a1b2c": "theirs",
+    "sha256:6f1c": "sha256:6f1c",
+}  # fmt: skip
+"""What a page says → what stands for it in the directory in which its commands are run."""
+
+PREPARATIONS = """
+import json, os
+import numpy as np, pyarrow as pa, pyarrow.parquet as pq
+import tokenmill as tm
+from tokenmill.cli import main
+
+for name in ("shared", "dump", "data"):
+    os.mkdir(name)
+os.symlink("../chat.jsonl", "shared/chat.jsonl")
+chats = [json.loads(line) for line in open("chat.jsonl")]
+turns = [{"role": "user", "content": "Two?"}, {"role": "assistant", "content": "Two."}]
+pq.write_table(pa.Table.from_pylist([{"messages": turns}]), "data/chat.parquet")
+with open("pairs.jsonl", "w") as file:
+    for n in range(8):
+        file.write(json.dumps({"prompt": f"{n}? ", "chosen": f"{n}.", "rejected": "No."}) + "\\n")
+
+whole = tm.prepare(["chat.jsonl", "dirty.jsonl"], tokenizer="tokenizer")
+plain = tm.prepare("chat.jsonl", tokenizer="tokenizer")
+def record(left_out):
+    with open("dump/0.jsonl", "w") as file:
+        for number, (chat, row) in enumerate(zip(chats, plain)):
+            mask = row.loss_mask.tolist()
+            if number not in left_out:
+                file.write(json.dumps({
+                    "messages": chat["messages"], "tools": chat.get("tools"), "loss_mask": mask,
+                    "token_ids": row.input_ids.tolist(), "logprobs": [-0.5 * bit for bit in mask],
+                }) + "\\n")
+record(())  # answers with thoughts in the history were never sampled so
+found = tm.check_rollouts("dump/0.jsonl", tokenizer="tokenizer").findings
+record({finding["row"] for finding in found})
+
+np.save("rewards.npy", np.zeros(len(whole), "float32"))
+with open("logps.jsonl", "w") as file:
+    for row in whole:
+        file.write(json.dumps([0.5] * len(row)) + "\\n")
+halves = [np.full(len(row), 0.5, "float32") for row in whole]
+whole.attach("ref_logps", halves, made_by="sha256:6f1c", per="token")
+last = tm.prepare("chat.jsonl", tokenizer="tokenizer", train_on="last_assistant_message")
+stores = {
+    "made/store": whole, "stores/short": plain, "stores/long": whole, "made/other": last,
+    "made/pairs": tm.prepare("pairs.jsonl", tokenizer="tokenizer"),
+    "made/rollouts": tm.from_rollouts("dump/0.jsonl", tokenizer="tokenizer"),
+}
+for name, store in stores.items():
+    assert main(["push", str(store.path), name]) == 0
+tm.export(plain, "hf", "theirs")
+"""
+
+
+def shown_commands(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """The commands of ours that a document shows, with the line of their block."""
+    for language, line, block in recording.read_page(path).blocks:
+        if language in ("sh", "text") and re.search(r"^(\$ )?tokenmill ", block, re.MULTILINE):
+            for words in recording.commands(block):
+                if words[0] == "tokenmill":
+                    yield line, words[1:]
+
+
+WITH_COMMANDS = [path for path in DOCUMENTS if any(shown_commands(path))]
+
+
+def as_run(words: list[str], place: Path) -> list[str]:
+    """A command with what stands for its placeholders; patterns are the shell's."""
+    found: list[str] = []
+    for word in words:
+        if word == ">":
+            break
+        stated = PLACEHOLDERS.get(word.rstrip("/"), word)
+        matching = sorted(glob.glob(stated, root_dir=place)) if "*" in stated else []
+        found += matching or [stated]
+    return found
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory, host_zygote: Zygote) -> dict[str, Any]:
+    """A directory that holds whatever commands of the pages name, and a cache."""
+    place = tmp_path_factory.mktemp("pages") / "work"
+    shutil.copytree(PACKAGE / "examples", place)
+    (place / "conversations.jsonl").rename(place / "chat.jsonl")
+    around = {
+        "directory": str(place),
+        "environment": {"TOKENMILL_CACHE_DIR": str(place.parent / "cache")},
+    }
+    made = host_zygote.program(PREPARATIONS, **around)
+    assert made.exit == 0, made.stderr
+    return around
+
+
+@pytest.mark.parametrize("path", WITH_COMMANDS, ids=lambda path: str(path.relative_to(PROJECT)))
+def test_commands_of_a_document_run(
+    path: Path, prepared: dict[str, Any], tmp_path: Path, host_zygote: Zygote
+) -> None:
+    place = tmp_path / "work"
+    shutil.copytree(prepared["directory"], place, symlinks=True)
+    write_shown_files(path, place)
+    for line, words in shown_commands(path):
+        arguments = as_run(words, place)
+        if "ray" in arguments:
+            pytest.importorskip("ray")
+        if "--serve" in arguments:
+            arguments.append("--help")  # it would go on until Ctrl-C
+        done = host_zygote.one(arguments, **{**prepared, "directory": str(place)})
+        assert done.exit == 0, f"{path.name}:{line}: tokenmill {' '.join(words)}\n{done.stderr}"
+
+
+def write_shown_files(path: Path, place: Path) -> None:
+    """Files that a document shows by ``$ cat NAME``."""
+    for _, _, block in recording.read_page(path).blocks:
+        for name, text in re.findall(r"(?ms)^\$ cat (\S+)\n(.*?)(?=^\$ |\Z)", block):
+            (place / name).write_text(text, encoding="utf-8")
+
+
+def test_command_that_is_wrong_is_seen(host_zygote: Zygote, tmp_path: Path) -> None:
+    assert host_zygote.one(["stats", "--no-such-flag"], directory=str(tmp_path)).exit == 2
+
+
+# Names
+
+
+@functools.cache
+def our_names() -> frozenset[str]:
+    """Names that our source defines or takes: functions, classes, parameters, fields, keys."""
+    found = set()
+    for path in PACKAGE.rglob("*.py"):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                found.add(node.name)
+            elif isinstance(node, ast.arg | ast.keyword):
+                found.add(node.arg or "")
+            elif isinstance(node, ast.Name | ast.Attribute):
+                found.add(node.id if isinstance(node, ast.Name) else node.attr)
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found.add(node.value)
+    return frozenset(found)
+
+
+@functools.cache
+def our_flags() -> frozenset[str]:
+    from tokenmill.cli import app, commands  # noqa: F401 - registers the commands
+
+    found, waiting = set(), [typer.main.get_command(app.app)]
+    while waiting:
+        one: Any = waiting.pop()
+        if hasattr(one, "list_commands"):
+            waiting += [one.get_command(None, name) for name in one.list_commands(None)]
+        found |= {flag for option in one.params for flag in (*option.opts, *option.secondary_opts)}
+    return frozenset(found)
+
+
+def is_ours(name: str, shown: frozenset[str]) -> bool:
+    """Whether a name is one of ours, or made by the page's own Python."""
+    if name.startswith("--"):
+        return name in our_flags()
+    if name.startswith("tokenmill."):
+        return True  # whether it leads somewhere is another test
+    if "." in name and (PACKAGE / "integrations" / name.partition(".")[0]).is_dir():
+        with contextlib.suppress(AttributeError, ModuleNotFoundError):
+            return ours(f"tokenmill.integrations.{name}") is not None
+    if "/" in name:
+        return (PROJECT / name).exists()
+    return all(part in our_names() or part in shown for part in name.split("."))
+
+
+@functools.cache
+def made_by(page_path: Path) -> frozenset[str]:
+    """Names that the Python of a page assigns, imports or defines itself."""
+    page = recording.read_page(page_path)
+    found = {"tm", "hf"}
+    for language, _, block in page.blocks:
+        if language in ("python", "py"):
+            for node in ast.walk(ast.parse(recording.without_dots(block))):
+                if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                    found.add(node.id)
+                elif isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                    found.add(node.name)
+                elif isinstance(node, ast.arg):
+                    found.add(node.arg)
+                elif isinstance(node, ast.alias):
+                    found.add((node.asname or node.name).rpartition(".")[2])
+    return frozenset(found)
+
+
+ELSEWHERE = {"drone_tool_calls", "smilechat_zh", "toy_chat", "takeoff_drone", "CACHE/NAME"}
+"""Names of data and placeholders."""
+
+
+@every_page
+def test_names_on_a_page_are_ours_or_its_hosts(page: recording.Page) -> None:
+    known: set[str] = set(ELSEWHERE)
+    for host in page.hosts:
+        known |= set(RECORD[host]["names"])
+    unknown = {
+        name: f"{page.path.name}:{line}"
+        for name, line in recording.names_of(page).items()
+        if name not in known and not is_ours(name, made_by(page.path))
+    }
+    assert not unknown, (
+        f"neither ours nor in the record of {', '.join(page.hosts)}: {unknown}; where a host has "
+        "them, python -m scripts.host_signatures DIRECTORY records them"
+    )
+
+
+def test_every_block_says_what_it_is() -> None:
+    """Nothing that could be run or looked up hides in a block of plain text."""
+    wrong = []
+    for path in DOCUMENTS:
+        for language, line, block in recording.read_page(path).blocks:
+            if language not in LANGUAGES:
+                wrong.append(f"{path.name}:{line}: {language or 'no language'}")
+            elif language == "text" and re.search(r"^(import|from|python|torchrun) ", block, re.M):
+                wrong.append(f"{path.name}:{line}: code as text")
+    assert not wrong
+
+
+# Python that needs a host
+
+
+class _Megatron(types.ModuleType):
+    MegatronDataset = object
+
+
+@functools.cache
+def ours(dotted: str) -> Any:
+    """What a dotted name of ours leads to; of a program that needs its host, that it is there."""
+    parts = dotted.split(".")
+    if parts[-1].startswith("main_"):
+        assert importlib.util.find_spec(dotted), dotted
+        return None
+    for cut in range(len(parts), 0, -1):
+        try:
+            found: Any = importlib.import_module(".".join(parts[:cut]))
+        except ModuleNotFoundError as error:
+            if str(error.name).startswith("tokenmill"):
+                continue
+            raise
+        for part in parts[cut:]:
+            found = getattr(found, part)
+        return found
+    raise ModuleNotFoundError(dotted)
+
+
+@pytest.fixture(autouse=True)
+def megatron_imports(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Our Megatron dataset can be looked at where Megatron is missing."""
+    if "megatron.core" in sys.modules:
+        return
+    for name in ("megatron", "megatron.core", "megatron.core.datasets",
+                 "megatron.core.datasets.megatron_dataset"):  # fmt: skip
+        monkeypatch.setitem(sys.modules, name, _Megatron(name))
+
+
+OUR_PATH = re.compile(r"(?<![\w./-])tokenmill(?:\.[A-Za-z_]\w*)+")
+
+
+@every_page
+def test_dotted_paths_of_ours_lead_somewhere(page: recording.Page) -> None:
+    text = page.path.read_text(encoding="utf-8")
+    for dotted in {*OUR_PATH.findall(text), *re.findall(r"pkg://([\w.]+)", text)}:
+        ours(dotted)
+    for name, module in re.findall(r"custom_cls\.path=pkg://(\S+) \S+\.name=(\w+)", text):
+        assert callable(ours(f"{name}.{module}"))
+
+
+def dotted_of(node: ast.expr, origins: dict[str, str]) -> str | None:
+    """The dotted name behind an expression such as ``tm.Bridge``; None where it is none of ours."""
+    text = ast.unparse(node)
+    first, _, rest = text.partition(".")
+    if not re.fullmatch(r"[\w.]+", text) or first not in origins:
+        return None
+    whole = origins[first] + (f".{rest}" if rest else "")
+    return whole if whole.startswith("tokenmill") else None
+
+
+METHODS = {"bridge": "tokenmill.Bridge", "store": "tokenmill.store.Store"}
+"""Variable of a page's code → the class of ours that it holds."""
+
+
+def our_calls(block: str) -> Iterator[tuple[ast.Call, Any]]:
+    """Calls in a block, each with what of ours it calls."""
+    origins = {"tm": "tokenmill", "hf": "tokenmill.integrations.hf", **recording.imported(block)}
+    for node in ast.walk(ast.parse(recording.without_dots(block))):
+        if not isinstance(node, ast.Call):
+            continue
+        if (dotted := dotted_of(node.func, origins)) is not None:
+            yield node, ours(dotted)
+        elif isinstance(node.func, ast.Attribute):
+            holder = re.sub(r"\(.*\)$", "", ast.unparse(node.func.value)).rpartition(".")[2]
+            if holder in METHODS:
+                method = getattr(ours(METHODS[holder]), node.func.attr)
+                yield node, functools.partial(method, None)
+
+
+def binds(callee: Any, shape: list[str]) -> None:
+    """Fails where a call of this shape (see `Files.call`) does not fit."""
+    given = [None for part in shape if part == "_"]
+    named = {part[:-1]: None for part in shape if part.endswith("=")}
+    inspect.signature(callee).bind(*given, **named)
+
+
+@every_page
+def test_python_of_a_page_calls_ours_as_it_can_be_called(page: recording.Page) -> None:
+    for language, line, block in page.blocks:
+        if language != "py":
+            continue
+        for call, callee in our_calls(block):
+            shape = ["_" for _ in call.args] + [f"{k.arg}=" for k in call.keywords if k.arg]
+            try:
+                binds(callee, shape)
+            except TypeError as error:
+                pytest.fail(f"{page.path.name}:{line}: {ast.unparse(call)}: {error}")
+
+
+def call_that_fills(theirs: list[str]) -> list[str]:
+    """The fullest call of a function with these parameters, without its first (self)."""
+    shape, by_name = [], False
+    for parameter in theirs[1:]:
+        if parameter.startswith("**"):
+            continue
+        if parameter.startswith("*"):
+            by_name = True
+        else:
+            shape.append(f"{parameter.rstrip('=')}=" if by_name else "_")
+    return shape
+
+
+def signature_of(stated: list[str]) -> Any:
+    """A function with the parameters that the record states."""
+    space: dict[str, Any] = {}
+    text = ", ".join(f"{one}None" if one.endswith("=") else one for one in stated)
+    exec(f"def function({text}): ...", space)
+    return space["function"]
+
+
+@every_page
+def test_methods_that_a_page_overrides_take_what_the_host_hands_them(page: recording.Page) -> None:
+    for base, methods in recording.overridden(page).items():
+        for method, stated in methods.items():
+            if base.startswith("tokenmill"):
+                continue
+            known = [RECORD[host]["signatures"].get(f"{base}.{method}") for host in page.hosts]
+            theirs = next((one for one in known if one is not None), None)
+            assert theirs is not None, f"{page.path.name}: {base} has no method {method}"
+            binds(functools.partial(signature_of(stated), None), call_that_fills(theirs))
+
+
+# The record
+
+CALLS = [call for call in recording.CALLS if call.host in RECORD]
+INTERFACES = [(host, *both) for host, pairs in recording.INTERFACES.items() for both in pairs.items()]
+
+
+@pytest.mark.parametrize("call", CALLS, ids=lambda call: f"{call.host}-{call.ours}")
+def test_ours_can_be_called_as_the_host_calls_it(call: recording.Call) -> None:
+    pytest.importorskip("torch")
+    shape = RECORD[call.host]["calls"][call.ours]
+    callee = ours(call.ours)
+    if inspect.isfunction(callee) and "self" in inspect.signature(callee).parameters:
+        callee = functools.partial(callee, None)
+    binds(callee, shape)
+
+
+@pytest.mark.parametrize(("host", "theirs", "own"), INTERFACES, ids=lambda value: str(value))
+def test_ours_has_the_methods_of_the_class_it_replaces(host: str, theirs: str, own: str) -> None:
+    pytest.importorskip("torch")
+    for method, stated in RECORD[host]["interfaces"][theirs].items():
+        callee = getattr(ours(own), method, None)
+        assert callee is not None, f"{own} has no {method}"
+        if not isinstance(inspect.getattr_static(ours(own), method), staticmethod):
+            callee = functools.partial(callee, None)
+        if method != "__init__":
+            binds(callee, call_that_fills(stated))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("host", recording.HOSTS)
+def test_record_is_what_the_host_has(host: str) -> None:
+    checkouts = os.environ.get("HOSTS")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of strings in hosts' files
+        files = recording.open_host(host, Path(checkouts) if checkouts else None)
+        if files is None:
+            pytest.skip(f"{host} is not installed, nor below HOSTS")
+        found = recording.record_of(host, files, PAGES)
+    recorded = RECORD[host]
+    for part in ("names", "signatures", "calls", "interfaces"):
+        assert found[part] == recorded[part], (
+            f"recorded at {recorded['source']}, {files.source} differs in its {part}"
+        )
