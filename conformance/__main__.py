@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import date
 from importlib import metadata
 from pathlib import Path
@@ -22,6 +23,7 @@ from typing import Any
 from tests.conftest import unpack_shared
 
 from conformance.conversations import Case, all_cases, corpus_cases
+from conformance.goldens import hold
 from conformance.hosts import DRIVERS, driver
 from conformance.judge import Answer, Question, difference, judge
 from conformance.own_tests import FILES, run_own_tests
@@ -71,6 +73,12 @@ def ask(model: Model, cases: Iterable[Case]) -> list[Question]:
     return questions
 
 
+def python_of(hosts: Path) -> Path:
+    """The Python that hosts run with: their own, or ours."""
+    python = hosts / ".venv" / "bin" / "python"
+    return python if python.exists() else Path(sys.executable)
+
+
 def run_driver(name: str, hosts: Path, job: dict[str, Any]) -> dict[str, Any]:
     """One driver in a process of its own; what keeps it from running is its result."""
     module = driver(name)
@@ -78,12 +86,11 @@ def run_driver(name: str, hosts: Path, job: dict[str, Any]) -> dict[str, Any]:
     if root is not None and not root.is_dir():
         return {"not_run": f"no directory {module.CHECKOUT} under HOSTS"}
     paths = [str(root / path) for path in module.PATHS] if root else []
-    python = hosts / ".venv" / "bin" / "python"
     with tempfile.TemporaryDirectory() as directory:
         given, made = Path(directory) / "job.json", Path(directory) / "made.json"
         given.write_text(json.dumps({**job, "driver": name, "paths": paths}))
         answer = subprocess.run(
-            [python if python.exists() else sys.executable, "-m", "conformance.child", given, made],
+            [python_of(hosts), "-m", "conformance.child", given, made],
             cwd=HERE.parent,
             env={**os.environ, "PYTHONPATH": f"{HERE.parent / 'src'}:{HERE.parent}"},
             capture_output=True,
@@ -112,16 +119,23 @@ def describe_version(root: Path | None, version: str) -> str:
     return shown.stdout.strip()
 
 
-def describe_setup() -> str:
+def describe_setup(hosts: Path) -> str:
     """When, with which libraries, and how to lay the hosts out."""
-    versions = [f"{name} {metadata.version(name)}" for name in LIBRARIES]
+    ask = "import sys; from importlib.metadata import version; print(*map(version, sys.argv[1:]))"
+    shown = subprocess.run(
+        [python_of(hosts), "-c", ask, *LIBRARIES], capture_output=True, text=True, check=True
+    )
+    versions = [f"{a} {b}" for a, b in zip(LIBRARIES, shown.stdout.split(), strict=True)]
+    own = metadata.version("transformers")
     checkouts = [driver(name).CHECKOUT for name in DRIVERS]
-    checkouts += [file.checkout for file in FILES]
+    checkouts += [*(file.checkout for file in FILES), "renderers"]
     places = ", ".join(f"`{name}`" for name in dict.fromkeys(checkouts) if name)
     return (
-        f"Judged on {date.today().isoformat()} with {', '.join(versions)}. Directories under "
-        f"`HOSTS`: {places}; a `.venv` there is the Python that the hosts run with. TRL and "
-        "renderers come from the package index."
+        f"Run in one piece on {date.today().isoformat()}; the hosts, and ours, with "
+        f"{', '.join(versions)}; judged with transformers {own}. Directories under `HOSTS`: "
+        f"{places}; `renderers` is its source distribution, for its tests. A `.venv` there is the "
+        "Python that the hosts run with. TRL, verl, grain and renderers come from the package "
+        "index."
     )
 
 
@@ -158,6 +172,7 @@ def main() -> int:
     parser.add_argument("--drivers", default=",".join(DRIVERS))
     parser.add_argument("--page", type=Path, default=HERE.parent / "docs" / "conformance.md")
     parser.add_argument("--page-only", action="store_true", help="judge the kept answers again")
+    parser.add_argument("--jobs", type=int, default=1, help="drivers that run at the same time")
     parser.add_argument("--own-tests", action=argparse.BooleanOptionalAction, default=True)
     arguments = parser.parse_args()
     shared = unpack_shared()
@@ -182,18 +197,26 @@ def main() -> int:
             "rows": [case.row for case in corpus_cases(shared, TIMED_ROWS, ["alpaca_eval_en"])],
         },
     }
+    asked_for = [] if arguments.page_only else arguments.drivers.split(",")
+
+    def answer(name: str) -> None:
+        print(f"{name} …", file=sys.stderr, flush=True)
+        result = run_driver(name, arguments.hosts, job)
+        (kept / f"{name}.json").write_text(json.dumps(result))
+        print(f"{name} done", file=sys.stderr, flush=True)
+
+    with ThreadPoolExecutor(arguments.jobs) as pool:
+        list(pool.map(answer, [name for name in DRIVERS if name in asked_for]))
     hosts = []
     for name in DRIVERS:
         path = kept / f"{name}.json"
-        if name in arguments.drivers.split(",") and not arguments.page_only:
-            print(f"{name} …", file=sys.stderr, flush=True)
-            path.write_text(json.dumps(run_driver(name, arguments.hosts, job)))
         result = json.loads(path.read_text()) if path.exists() else {"not_run": "not asked for"}
         hosts.append(judge_host(name, result, models, asked))
         print(f"{name}: {hosts[-1].summary()}", file=sys.stderr, flush=True)
     again = arguments.own_tests and not arguments.page_only
     tests = run_own_tests(arguments.hosts, places, kept / "own_tests.json", again=again)
-    page = render(hosts, tests, len(cases), describe_setup())
+    goldens = hold(arguments.hosts, shared)
+    page = render(hosts, tests, len(cases), describe_setup(arguments.hosts), goldens)
     arguments.page.write_text(page, encoding="utf-8")
     return 0
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
+from conformance.goldens import Golden
 from conformance.judge import CONTENT_FAULTS, FAULTS, MASK_FAULTS, NOTES, Verdict
 
 OURS = "tokenmill"
@@ -76,18 +77,21 @@ class Host:
 
 @dataclass
 class OwnTests:
-    """A host's own test file, run on our classes."""
+    """A host's own test file, run on its own classes and on ours."""
 
     host: str
     file: str
     replaced: str
-    passed: int = 0
-    failed: int = 0
-    skipped: int = 0
     passed_alone: int = 0
     """With the host's own classes, on the same machine."""
-    failures: list[str] = field(default_factory=list)
-    """Tests that fail with ours and not with the host's own."""
+    failed_alone: int = 0
+    skipped: int = 0
+    passed: int | None = None
+    """With ours; None where nothing is replaced."""
+    reached: int = 0
+    """Of these, tests that came to something of ours."""
+    failures: list[tuple[str, str]] = field(default_factory=list)
+    """Tests that fail with ours and not with the host's own, each with whose it is."""
     not_run: str | None = None
 
 
@@ -299,28 +303,68 @@ def _tests(tests: Sequence[OwnTests]) -> list[str]:
     lines = [
         "## Their own tests on our classes",
         "",
-        "The hosts' test files, unmodified, with the named class of theirs replaced by ours before "
-        "the tests are imported. *Alone*: how many pass with the host's own class on this machine. "
-        "*Fail*: tests that pass there and not with ours; those that fail with both are left out.",
+        "The hosts' test files, unmodified, first with their own classes (*own*: tests that pass, "
+        "and that fail here for want of a GPU, of a model or of another version), then with ours "
+        "in the named place (*ours*). *Reach ours*: of those that pass, the tests that come to "
+        "what was replaced. Tests that fail with ours alone are listed below, each with whose it "
+        "is.",
         "",
     ]
 
     def line(one: OwnTests) -> list[object]:
-        if not (one.not_run or one.passed_alone):
-            one = replace(one, not_run="none passes with the host's own class here")
+        place = [one.host, f"`{one.file}`", one.replaced]
         if one.not_run:
-            return [one.host, f"`{one.file}`", one.replaced, f"not run: {one.not_run}", "", "", ""]
-        return [one.host, f"`{one.file}`", one.replaced, one.passed, one.failed, one.skipped,
-                one.passed_alone]  # fmt: skip
+            return [*place, f"not run: {one.not_run}", "", "", "", ""]
+        own = [one.passed_alone, one.failed_alone]
+        if one.passed is None:
+            return [*place, *own, "", "", ""]
+        return [*place, *own, one.passed, one.reached, _share(len(one.failures))]
 
-    head = ("host", "tests", "replaced", "pass", "fail", "skipped", "pass alone")
+    head = ("host", "tests", "replaced", "own: pass", "own: fail", "ours: pass", "reach ours",
+            "fail with ours alone")  # fmt: skip
     lines += _table(head, map(line, tests))
     for one in tests:
-        lines += [f"- fails with ours: `{name}`" for name in one.failures]
+        for name, why in one.failures:
+            lines.append(f"- {one.host}, `{name.rpartition('.')[2]}`: {why}")
     return [*lines, ""]
 
 
-def render(hosts: Sequence[Host], tests: Sequence[OwnTests], rows: int, setup: str = "") -> str:
+def _goldens(goldens: Sequence[Golden] | str) -> list[str]:
+    lines = ["## Goldens that others made", ""]
+    if isinstance(goldens, str):
+        return [*lines, f"Not run: {goldens}.", ""]
+    agreed = sum(golden.found == golden.stated for golden in goldens)
+    refused = sum(golden.found is None for golden in goldens)
+    lines += [
+        "`renderers` states of conversations whether a template leaves standing what it printed "
+        "once more messages follow, and `Bridge.rewrite` answers the same of any template. "
+        f"{len(goldens)} cases are of templates that are at hand and of settings that the template "
+        f"itself knows: {agreed} answers are the same, {refused} conversations are refused here, "
+        f"{len(goldens) - agreed - refused} answers differ. `Bridge` also asks that an answer "
+        "stands right behind its own generation prompt, which the corpus does not.",
+        "",
+    ]
+    differing = [golden for golden in goldens if golden.found != golden.stated]
+    if differing:
+        names = {True: "stands", False: "is rewritten", None: "refused"}
+        lines += _table(
+            ("case", "renderers", "here", "what is seen here"),
+            (
+                (golden.case, names[golden.stated], names[golden.found],
+                 _code(golden.detail) if golden.detail else "")
+                for golden in differing
+            ),
+        )  # fmt: skip
+    return lines
+
+
+def render(
+    hosts: Sequence[Host],
+    tests: Sequence[OwnTests],
+    rows: int,
+    setup: str = "",
+    goldens: Sequence[Golden] | str = (),
+) -> str:
     """The whole page."""
     ran = [host for host in hosts if not host.not_run]
     missing = [host for host in hosts if host.not_run]
@@ -336,4 +380,5 @@ def render(hosts: Sequence[Host], tests: Sequence[OwnTests], rows: int, setup: s
     for host in ran:
         lines += _tell(host)
     lines += _times(ran) + _tests(tests)
+    lines += _goldens(goldens) if goldens else []
     return "\n".join(lines).rstrip() + "\n"

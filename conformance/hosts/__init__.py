@@ -14,7 +14,8 @@ A driver is a module that says which host it is and prepares rows with the host'
 
 ``prepare`` gets rows (``messages``, and ``tools`` if there are any), the tokenizer as transformers
 loads it, its template set, and the template's name. For each row it gives ids and a mask, or
-the text of what went wrong. `one_by_one` makes it from a function of one row.
+the text of what went wrong. `one_by_one` makes it from a function of one row. A driver may have
+``untimed()`` as well: a context for the answers, and not for the rows whose time is taken.
 
 Drivers are imported in a process of their own, with the host's directory on the path, and import
 the host inside of functions: what a host is called can be read without it.

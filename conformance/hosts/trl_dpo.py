@@ -10,9 +10,18 @@ import tempfile
 from typing import Any
 
 from conformance.hosts import Prepared, in_halves
-from conformance.hosts.trl_sft import CHECKOUT, PACKAGE, PATHS, STAND_INS, arrow, tiny_model
+from conformance.hosts.trl_sft import (
+    CHECKOUT,
+    PACKAGE,
+    PATHS,
+    STAND_INS,
+    arrow,
+    tiny_model,
+    untimed,
+)
 
-__all__ = ["CHECKOUT", "HOW", "NAME", "PACKAGE", "PATHS", "STAND_INS", "TRAINS", "prepare"]
+__all__ = ["CHECKOUT", "HOW", "NAME", "PACKAGE", "PATHS", "STAND_INS", "TRAINS", "prepare",
+           "untimed"]  # fmt: skip
 
 NAME = "TRL, DPO"
 TRAINS = "last"

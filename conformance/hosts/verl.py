@@ -13,8 +13,8 @@ from typing import Any
 from conformance.hosts import Prepared, one_by_one
 
 NAME = "verl"
-CHECKOUT = "verl"
-PATHS = ("",)
+CHECKOUT = None
+PATHS = ()
 PACKAGE = "verl"
 STAND_INS = ("vllm", "flash_attn", "megatron")
 TRAINS = "every"
