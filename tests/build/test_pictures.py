@@ -179,6 +179,14 @@ def test_what_cannot_be_shown_is_rejected_with_its_reason(album: Album) -> None:
     assert len(store) == 1
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_tokenizer_that_is_not_the_processors_own_is_refused(album: Album, workers: int) -> None:
+    source = write_rows(album.directory / "a.jsonl", [{"messages": asked([part(album.name(0))])}])
+    given = {"tokenizer": str(processors.EXAMPLE), "executor": None, "num_workers": workers}
+    with pytest.raises(UsageError, match=r"not the processor's own.*image_pad"):
+        prepare(source, **given)
+
+
 def test_text_that_holds_the_token_cannot_stand_in_for_a_picture_that_is_not_printed(
     album: Album,
 ) -> None:
