@@ -5,15 +5,19 @@ opens the file as transformers does and runs the processor on the same text, whi
 do for every row at every step. Pictures are JPEG and PNG files of about a megapixel, as photos and
 screenshots are. *Known sizes*: pictures of four sizes that were seen before. *A new size each*: no
 size was seen before. *Prepared*: a whole `prepare` of JPEG files in this process, from the rows to
-the published store, beside rendering the same rows and running the processor on them; texts of 20
-words, by the engine of large preparations, in processor time, without what a preparation of a few
-rows takes. The audits, which run the processor on one row in 128, are part of it; what it would be
-without them is told beside it. *Serving*: a batch of four rows, one picture each, from a store,
-beside TRL's collator on the same rows, which renders and encodes them as well; both run the image
-processor, which is most of it. Memory is what a loader with prefetching gains between its tenth and
-its hundredth batch, of 1,000 and of a million rows. Processors are made from their classes over the
-bundled tokenizer. Llama 4's needs torchvision, for whose functions the tests have a stand-in: its
-ratios carry no bound.
+the published store, beside rendering some of the same rows and running the processor on them; texts
+of 20 words, by the engine of large preparations, in processor time, without what a preparation of a
+few rows takes. Files of known sizes are 64 drawings, each with a comment of its own, so that no two
+are equal. The audits, which run the processor on one row in 1,024, are part of it; what it would be
+without them is told beside it. *A million rows*: prepared by the command in one worker, over a
+thousand small pictures; and a hundred thousand rows with a picture each of their own. *Serving*: a
+batch of four rows, one picture each, from a store, beside TRL's collator on the same rows, which
+renders and encodes them as well; both run the image processor, which is most of it. Memory is what
+a loader with prefetching gains between its tenth and its hundredth batch, of 1,000 and of a million
+rows. Processors are made from their classes over the bundled tokenizer. Llama 4's needs
+torchvision, for whose functions the tests have a stand-in: its ratios carry no bound.
+
+``TOKENMILL_BENCH_PICTURE_ROWS`` makes the million smaller.
 """
 
 from __future__ import annotations
@@ -27,13 +31,15 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measure import one_core, private
+from benchmarks.measure import one_core, private, tokenmill, watched
 from benchmarks.report import Report, seconds
 
 KNOWN = ((640, 480), (1024, 768), (768, 1024), (1280, 720))
 PICTURES = 24  # of which the peer, which is slow, runs a few
 PEER_PICTURES = 4
-PREPARED = 512  # rows
+PREPARED = {"known sizes": 4096, "a new size each": 1024}  # rows
+DRAWN = 64  # of those of known sizes; the others differ by a comment
+ROWS = int(os.environ.get("TOKENMILL_BENCH_PICTURE_ROWS", 1_000_000))
 WORDS = 20  # of a question, and of an answer, of those
 STAND_IN = ("llama4",)
 
@@ -69,6 +75,8 @@ def run(report: Report) -> None:
         for name in ("qwen2_vl", "llava"):
             _serve(report, name, known[:8])
         _memory(report, Path(directory))
+    with tempfile.TemporaryDirectory() as directory:
+        _many(report, Path(directory))
 
 
 def _headers(report: Report, files: list[Path]) -> None:
@@ -148,27 +156,18 @@ def _prepare(report: Report, name: str, directory: Path) -> None:
             text = made.apply_chat_template(messages, tokenize=False)
             made(text=[text], images=[[load_image(str(path))]])
 
-    rng = random.Random(17)
-    new = rng.sample([(w, h) for w in range(600, 1300) for h in range(500, 1000)], PREPARED)
-    for kind, sizes, bound in (
-        ("known sizes", [KNOWN[at % 4] for at in range(PREPARED)], 100),
-        ("a new size each", new, 20),
-    ):
-        there = directory / kind.replace(" ", "_")
-        if not there.exists():
-            there.mkdir()
-            for at, size in enumerate(sizes):
-                _draw(there / f"{at}.jpg", rng, size)
-        files = [there / f"{at}.jpg" for at in range(PREPARED)]
+    for kind, bound in (("known sizes", 100), ("a new size each", 20)):
+        files = _drawn(directory / kind.replace(" ", "_"), kind)
+        some = files[:: len(files) // 16]
+        peer(some[:1])
+        before = time.process_time()
+        peer(some)
+        their = (time.process_time() - before) / len(some)
         _prepared(made, files[:4])
         start = min(_prepared(made, files[at : at + 4])[0] for at in (4, 8, 12))
         spent, store = _prepared(made, files)
-        peer(files[:1])
-        before = time.process_time()
-        peer(files[:8])
-        their = (time.process_time() - before) / 8
-        our = (spent - start) / (PREPARED - 4)
-        audits = (store.proof["audited_rows"]["expansion"] - 1) * their / (PREPARED - 4)
+        our = (spent - start) / (len(files) - 4)
+        audits = (store.proof["audited_rows"]["expansion"] - 1) * their / (len(files) - 4)
         report.ratio(
             f"{name}: prepared, {kind}",
             ours=our,
@@ -179,27 +178,55 @@ def _prepare(report: Report, name: str, directory: Path) -> None:
         )
 
 
+def _drawn(there: Path, kind: str) -> list[Path]:
+    """Files of which no two are equal, drawn once."""
+    count = PREPARED[kind]
+    files = [there / f"{at}.jpg" for at in range(count)]
+    if there.exists():
+        return files
+    there.mkdir()
+    rng = random.Random(17)
+    sizes = [KNOWN[at % 4] for at in range(DRAWN)]
+    if kind != "known sizes":
+        sizes = rng.sample([(w, h) for w in range(600, 1300) for h in range(500, 1000)], count)
+    for path, size in zip(files, sizes, strict=False):
+        _draw(path, rng, size)
+    for at, path in enumerate(files[len(sizes) :], len(sizes)):
+        path.write_bytes(_commented(files[at % DRAWN].read_bytes(), at))
+    return files
+
+
+def _commented(jpeg: bytes, number: int) -> bytes:
+    """The same picture as another file."""
+    said = f"number {number}".encode()
+    return jpeg[:2] + b"\xff\xfe" + (len(said) + 2).to_bytes(2, "big") + said + jpeg[2:]
+
+
 def _prepared(made: Any, files: list[Path]) -> tuple[float, Any]:
     """Processor time of a preparation of rows with one picture each that was never made before."""
     for kept in ("rows", "slices", "stores"):  # but not what is known of the processor
         shutil.rmtree(files[0].parent / "cache" / kept, ignore_errors=True)
+    source = _write_rows(files, WORDS)
     before = time.process_time()
-    store = _store_of(made, files, WORDS, "fastokens")
+    store = _store_of(made, source, "fastokens")
     return time.process_time() - before, store
 
 
-def _store_of(made: Any, files: list[Path], words: int = 200, engine: str = "auto") -> Any:
-    """A store of rows with one picture each."""
-    from tokenmill.api.recipes import run_recipe
-
+def _write_rows(files: list[Path], words: int = 200) -> Path:
+    """Rows with one picture each."""
     source = files[0].parent / "rows.jsonl"
     with source.open("w") as file:
         for path in files:
             messages = _messages({"type": "image", "image": path.name}, words)
             file.write(json.dumps({"messages": messages}) + "\n")
+    return source
+
+
+def _store_of(made: Any, source: Path, engine: str = "auto") -> Any:
+    from tokenmill.api.recipes import run_recipe
+
     given = {"executor": "inline", "progress": False, "judge": False, "engine": engine}
-    cache = files[0].parent / "cache"
-    return run_recipe(str(source), processor=made, cache_dir=cache, **given).store
+    return run_recipe(str(source), processor=made, cache_dir=source.parent / "cache", **given).store
 
 
 def _processor(name: str) -> Any:
@@ -223,7 +250,7 @@ def _serve(report: Report, name: str, files: list[Path]) -> None:
     from tokenmill.integrations.hf import VisionCollator
 
     made = _processor(name)
-    store = _store_of(made, files)
+    store = _store_of(made, _write_rows(files))
     collator = VisionCollator(store, pad_id=made.tokenizer.pad_token_id)
     theirs = DataCollatorForVisionLanguageModeling(made)
     batches = [range(first, first + 4) for first in range(0, len(files), 4)]
@@ -262,7 +289,7 @@ def _memory(report: Report, directory: Path) -> None:
     for number in range(8):
         small.append(directory / f"small{number}.png")
         Image.new("RGB", (280, 280), (number, 0, 0)).save(small[-1])
-    store = _store_of(_processor("qwen2_vl"), small)
+    store = _store_of(_processor("qwen2_vl"), _write_rows(small))
     for count in (1000, 1_000_000):
         rows = store.select(np.arange(count) % len(store))
         batches = iter(Loader(rows, batch_size=8, media="pixels", prefetch=2, pad_id=0))
@@ -273,3 +300,48 @@ def _memory(report: Report, directory: Path) -> None:
             next(batches)
         gained = (private(os.getpid()) - before) / 2**20
         report.figure(f"memory gained by 90 batches of {count:,} rows", gained, "MiB", at_most=64)
+
+
+def _many(report: Report, directory: Path) -> None:
+    """Rows by the hundred thousand and by the million, with small pictures and few tokens."""
+    from PIL import Image
+    from tests.media import processors
+
+    processor = processors.make("llava")
+    processor.image_processor.size = {"shortest_edge": 28}
+    processor.image_processor.crop_size = {"height": 28, "width": 28}
+    processor.save_pretrained(directory / "processor")
+    Image.new("RGB", (40, 30), "teal").save(directory / "one.jpg")
+    jpeg = (directory / "one.jpg").read_bytes()
+    peaks = {}
+    for rows, pictures in ((ROWS // 10, ROWS // 10), (ROWS, min(ROWS, 1000))):
+        there = directory / str(rows)
+        there.mkdir()
+        for number in range(pictures):
+            (there / f"{number}.jpg").write_bytes(_commented(jpeg, number))
+        with (there / "rows.jsonl").open("w") as file:
+            for number in range(rows):
+                asked = [{"type": "image", "image": f"{number * 7919 % pictures}.jpg"}]
+                asked.append({"type": "text", "text": f"What is number {number}?"})
+                answer = {"role": "assistant", "content": f"A cat, {number % 97}."}
+                messages = [{"role": "user", "content": asked}, answer]
+                file.write(json.dumps({"messages": messages}) + "\n")
+        cache = there / "cache"
+        found = watched(
+            tokenmill(
+                "prepare", str(there / "rows.jsonl"), "--processor", str(directory / "processor"),
+                "--cache-dir", str(cache), "--num-workers", "1", "--json",
+            )
+        )  # fmt: skip
+        files = [path for path in cache.rglob("*") if path.is_file()]
+        size = sum(path.stat().st_size for path in files)
+        if any(b"JFIF" in path.read_bytes() for path in files):
+            raise RuntimeError("there is a picture in the cache")
+        said = f"{rows:,} rows, {pictures:,} pictures"
+        peaks[rows] = found.worker_private_peak / 2**20
+        note = f"{found.seconds:.0f} s; no picture in {size / 2**20:.0f} MiB of cache"
+        report.figure(f"{said}: a row in the cache", size / rows, "bytes", note=note)
+        report.figure(f"{said}: the command's memory", found.parent_peak / 2**20, "MiB")
+        report.figure(f"{said}: the worker's private memory", peaks[rows], "MiB")
+    gained = peaks[ROWS] - peaks[ROWS // 10]
+    report.figure(f"memory that {ROWS:,} rows take more", gained, "MiB", at_most=64)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
+import warnings
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -16,10 +18,12 @@ import tokenmill as tm
 from tests.build.illustrated import Album, asked, cases, oracle, part, text
 from tests.build.making import files_of, small_cuts, write_rows
 from tests.media import processors
+from tests.media.drawing import unusual
 from tokenmill.api.recipes import run_recipe
+from tokenmill.build import expansion
 from tokenmill.errors import CorruptionError, SourceChanged, SourceMissing, UsageError
 from tokenmill.fingerprint import checksum
-from tokenmill.media import Processor
+from tokenmill.media import Answer, Answers, Processor
 from tokenmill.source.bytefile import Signature
 
 MADE: dict[str, Any] = {}
@@ -173,6 +177,14 @@ def test_what_cannot_be_shown_is_rejected_with_its_reason(album: Album) -> None:
         assert words in told[number][1], (name, told[number])
         assert str(album.directory) not in told[number][1], "a path of this machine in a slice"
     assert len(store) == 1
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_tokenizer_that_is_not_the_processors_own_is_refused(album: Album, workers: int) -> None:
+    source = write_rows(album.directory / "a.jsonl", [{"messages": asked([part(album.name(0))])}])
+    given = {"tokenizer": str(processors.EXAMPLE), "executor": None, "num_workers": workers}
+    with pytest.raises(UsageError, match=r"not the processor's own.*image_pad"):
+        prepare(source, **given)
 
 
 def test_text_that_holds_the_token_cannot_stand_in_for_a_picture_that_is_not_printed(
@@ -352,18 +364,18 @@ def test_learned_expansion_that_lies_is_caught_and_nothing_of_it_stays(
     small_cuts(monkeypatch)
     source = many(album)
     right = {row.origin.row: row.input_ids.tolist() for row in prepare(source).store}
-    learned = Processor._answers
+    learned = Processor.learned
 
     def lying(self: Processor, sizes: Any) -> Any:
         """One picture more of which the learned answer is wrong, until it is distrusted."""
         found = learned(self, sizes)
         if not self._distrusted and tuple(sizes) == ((97, 61),):
-            first = found.pictures[0]
-            wrong = type(first)(first.text + first.text, first.grid)
-            return type(found)((wrong,), *[getattr(found, n) for n in found.__struct_fields__[1:]])
+            first = found.answers.pictures[0]
+            wrong = Answer(first.text + first.text, first.grid)
+            return found._replace(answers=Answers((wrong,), found.answers.patches))
         return found
 
-    monkeypatch.setattr(Processor, "_answers", lying)
+    monkeypatch.setattr(Processor, "learned", lying)
     processor = processors.make("qwen2_vl")
     outcome = prepare(source, processor, force_recache=False, cache_dir=album.directory / "c2")
     assert {row.origin.row: row.input_ids.tolist() for row in outcome.store} == right
@@ -371,6 +383,19 @@ def test_learned_expansion_that_lies_is_caught_and_nothing_of_it_stays(
     assert outcome.store.proof["used"]["expand.expansion"].keys() == {"processor"}
     assert outcome.store.proof["audit_mismatches"]["expansion"] >= 1
     assert "expansion" in outcome.store.proof["notices"][0]
+
+
+@pytest.mark.parametrize("computed", [True, False])
+def test_what_the_processor_computed_from_sizes_is_audited_less_often(
+    album: Album, monkeypatch: pytest.MonkeyPatch, computed: bool
+) -> None:
+    monkeypatch.setattr(expansion, "AUDIT_ASKED_ONE_IN", 1)
+    monkeypatch.setattr(expansion, "AUDIT_COMPUTED_ONE_IN", 1 << 62)
+    processor = processors.make("qwen2_vl")
+    if not computed:
+        processor.image_processor.do_convert_rgb = False  # then no answer is one for all pictures
+    store = prepare(many(album, 20), processor, cache_dir=album.directory / "c2").store
+    assert store.proof["audited_rows"]["expansion"] == (1 if computed else 20)
 
 
 # Pictures again
@@ -499,7 +524,7 @@ def drawn(album: Album, count: int) -> list[Path]:
     return paths
 
 
-@pytest.mark.parametrize("name", [*FAST[:1], *(one for one in OTHERS if one.values[0] != FAST[0])])
+@pytest.mark.parametrize("name", [FAST[0], *OTHERS])  # the first also with a few
 def test_pictures_of_any_size_and_mode_are_as_the_processor_has_them(
     album: Album, name: str, request: pytest.FixtureRequest
 ) -> None:
@@ -515,6 +540,42 @@ def test_pictures_of_any_size_and_mode_are_as_the_processor_has_them(
         wanted = oracle(made(name), asked({"type": "image"}, text("Hm")), [picture])
         assert row.input_ids.tolist() == wanted, path.name
         assert (row.media[0].width, row.media[0].height) == picture.size
+
+
+@pytest.mark.filterwarnings("ignore")  # Pillow's, of EXIF and of palettes
+@pytest.mark.parametrize("name", [FAST[0], *OTHERS[1:]])
+def test_unusual_pictures_are_exact_or_rejected_by_name(album: Album, name: str) -> None:
+    """One harness for all that can be odd or wrong with a file."""
+    from transformers.image_utils import load_image
+
+    files = {f"{what}.jpg": data for what, data in unusual().items()}  # whatever they are
+    for file, data in files.items():
+        (album.directory / file).write_bytes(data)
+    names = [*files, "missing.png"]
+    rows = [{"messages": asked(part(file), text("Hm"))} for file in names]
+    source = write_rows(album.directory / "a.jsonl", rows)
+    store = prepare(source, made(name)).store
+    served = {row.media[0].reference: row for row in store}
+    rejected = {
+        names[origin.row]: (origin, why, told) for origin, why, told in store.rejected_rows()
+    }
+    assert sorted([*served, *rejected]) == sorted(names)
+    for number, file in enumerate(names):
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("error", Image.DecompressionBombWarning)
+                picture = load_image(Image.open(io.BytesIO(files[file])))
+            wanted = oracle(made(name), asked({"type": "image"}, text("Hm")), [picture])
+        except Exception:
+            origin, reason, told = rejected[file]
+            assert (reason, origin.path, origin.line) == ("bad_media", str(source), number + 1)
+            assert file in told
+        else:
+            row = served[file]
+            assert row.input_ids.tolist() == wanted, file
+            assert (row.media[0].width, row.media[0].height) == picture.size, file
+            assert row.picture(0) == files[file]
+    assert len(rejected) > 20 < len(served)
 
 
 @pytest.mark.shared

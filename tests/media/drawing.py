@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import random
+import struct
+import zlib
 from typing import Any
 
 import numpy as np
@@ -62,6 +64,72 @@ def any_picture(rng: random.Random, longest: int = 700) -> tuple[bytes, str]:
     width, height = rng.randint(20, longest), rng.randint(20, longest)
     data = encode(draw(rng, width, height, mode), form, orientation)
     return data, f"{form} {mode} {width}×{height} orientation {orientation}"
+
+
+def _chunk(kind: bytes, body: bytes) -> bytes:
+    return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+
+
+def bomb(width: int, height: int, *chunks: bytes) -> bytes:
+    """A small PNG that says it is large; with chunks before its pixels."""
+    header = _chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
+    pixels = _chunk(b"IDAT", zlib.compress(bytes(100)))
+    return b"\x89PNG\r\n\x1a\n" + header + b"".join(chunks) + pixels + _chunk(b"IEND", b"")
+
+
+def unusual() -> dict[str, bytes]:
+    """Files that are odd, or wrong, by what is odd or wrong with them."""
+    rng = random.Random(99)
+    picture = draw(rng, 141, 83)
+    files = {"empty": b"", "no picture": b"not a picture"}
+    for form, modes in MODES.items():
+        if form in _writable():
+            files.update(
+                (f"{form} {mode}", encode(draw(rng, 90, 61, mode), form)) for mode in modes
+            )
+    for form in ORIENTED:
+        if form in _writable():
+            for orientation in range(1, 9):
+                files[f"{form} turned {orientation}"] = encode(picture, form, orientation)
+    for form in ("JPEG", "PNG", "WEBP", "GIF", "TIFF"):
+        whole = encode(picture.convert("P") if form == "GIF" else picture, form)
+        for quarter in (1, 2, 3):
+            files[f"{form} cut at {quarter} of 4"] = whole[: len(whole) * quarter // 4]
+        files[f"{form} without its last byte"] = whole[:-1]
+        files[f"{form} with more behind it"] = whole + b"more"
+    more = [draw(rng, 141, 83) for _ in range(2)]
+    for form in ("GIF", "WEBP", "PNG", "TIFF", "MPO"):
+        files[f"{form} of three frames"] = _saved(picture, form, save_all=True, append_images=more)
+    palette = picture.quantize(16)
+    files["PNG palette with one transparent colour"] = _saved(palette, "PNG", transparency=3)
+    files["PNG palette of opacities"] = _saved(
+        palette, "PNG", transparency=bytes(range(0, 160, 10))
+    )
+    files["GIF with a transparent colour"] = _saved(palette, "GIF", transparency=3)
+    files["PNG with a transparent colour"] = _saved(picture, "PNG", transparency=(1, 2, 3))
+    for mode in ("RGB", "L", "CMYK"):
+        files[f"JPEG progressive {mode}"] = _saved(picture.convert(mode), "JPEG", progressive=True)
+    jpeg = encode(picture, "JPEG")
+    files["JPEG with a profile"] = _saved(picture, "JPEG", icc_profile=bytes(70_000))
+    files["JPEG with broken EXIF"] = _saved(picture, "JPEG", exif=b"Exif\0\0II*\0garbage")
+    files["JPEG that ends early"] = jpeg[: len(jpeg) // 2] + b"\xff\xd9"
+    frame = jpeg.index(b"\xff\xc0") + 5
+    files["JPEG that says it is large"] = jpeg[:frame] + b"\xff\xdc\xff\xdc" + jpeg[frame + 4 :]
+    files["JPEG without height"] = jpeg[:frame] + b"\0\0" + jpeg[frame + 2 :]
+    files["JPEG of 12 bits"] = jpeg[: frame - 1] + b"\x0c" + jpeg[frame:]
+    files["PNG that says it is huge"] = bomb(60_000, 60_000)
+    files["PNG that says it is large"] = bomb(10_000, 9_000)
+    files["PNG with fewer pixels than it says"] = bomb(3_000, 2_000)
+    files["PNG of no width"] = bomb(0, 10)
+    text = b"key\0\0" + zlib.compress(bytes(1 << 26), 9)
+    files["PNG with a text that unpacks to much"] = bomb(9, 9, _chunk(b"zTXt", text))
+    return files
+
+
+def _saved(picture: Image.Image, form: str, **more: Any) -> bytes:
+    file = io.BytesIO()
+    picture.save(file, form, **more)
+    return file.getvalue()
 
 
 def _writable() -> set[str]:

@@ -175,7 +175,8 @@ def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     for side in range(20, 40):
         processor.answers([(side, 30)])
     assert len(processor._known) < 6
-    assert processor._weight == sum(one.weight for one in processor._known.values()) <= 20_000
+    known = processor._known.values()
+    assert processor._weight == sum(one.answers.weight for one in known) <= 20_000
 
 
 # What others learned

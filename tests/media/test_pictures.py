@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import base64
+import functools
 import io
 import os
 import pickle
 import random
 import struct
 import tarfile
+import warnings
 import zipfile
-import zlib
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from tests.media.drawing import MODES, ORIENTED, any_picture, draw, encode
+from tests.media.drawing import MODES, ORIENTED, any_picture, bomb, draw, encode
 from tokenmill.errors import RowError, UsageError
 from tokenmill.media import Limits, Pictures, Reference, reference_from_text, reference_of
-from tokenmill.media.pictures import _formats, _is_whole
+from tokenmill.media.pictures import _formats, _is_whole, _plain_jpeg
 
 PICTURES = Pictures()
 
@@ -117,19 +118,38 @@ def test_a_picture_cut_off_anywhere_is_refused_or_exact(form: str) -> None:
     assert refused > len(cuts) // 2
 
 
-def bomb(width: int, height: int) -> bytes:
-    """A small PNG that says it is large."""
+def test_plain_jpegs_are_read_as_pillow_reads_them() -> None:
+    """Whatever becomes of the bytes before the pixels, nothing is said that Pillow does not say."""
+    rng = random.Random(11)
+    read = 0
+    for number in range(1500):
+        mode = rng.choice(("RGB", "RGB", "L", "CMYK"))
+        data = bytearray(plain_jpeg(mode, rng.randint(1, 40), 23, progressive=number % 3 == 0))
+        scan = data.index(b"\xff\xda") + 14
+        for _ in range(number % 4):  # none, or some bytes that are others
+            data[rng.randrange(2, scan)] = rng.choice((0, 1, 8, 0xFF, rng.randrange(256)))
+        if number % 50 == 49:
+            del data[rng.randrange(2, scan)]
+        found = _plain_jpeg(bytes(data))
+        if found is None:
+            continue
+        read += 1
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            image = Image.open(io.BytesIO(data))
+        assert (*image.size, image.mode, image.format) == (*found, "JPEG")
+        assert 0x0112 not in image.getexif()
+    assert read > 400
+    assert _plain_jpeg(plain_jpeg("RGB", 41, 23)) == (41, 23, "RGB")
+    assert _plain_jpeg(plain_jpeg("L", 41, 23)) == (41, 23, "L")
 
-    def chunk(kind: bytes, body: bytes) -> bytes:
-        return (
-            struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
-        )
 
-    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    pixels = zlib.compress(bytes(100))
-    return (
-        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", pixels) + chunk(b"IEND", b"")
-    )
+@functools.cache
+def plain_jpeg(mode: str, width: int, height: int, **more: bool) -> bytes:
+    file = io.BytesIO()
+    picture = draw(random.Random(width), width, height, mode)
+    picture.save(file, "JPEG", comment=b"comment", **more)
+    return file.getvalue()
 
 
 @pytest.mark.parametrize(

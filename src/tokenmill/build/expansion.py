@@ -8,15 +8,19 @@ and has some rows done by the processor itself.
 
 The reference is the user's processor with real pixels. The *learned* expansion is the fast engine
 that may stand in for it, and is treated as any other: the first row of each slice with pictures and
-one in `AUDIT_ONE_IN`, by content, must have exactly the ids that the processor gives. One
-difference, and no text of the run is expanded by what was learned: each is by the processor, with
-its own pictures, and rejected where even then the ids are others.
+some others, by content, must have exactly the ids that the processor gives. Where the processor
+computed an expansion from the sizes alone, that is its proof, and the comparison is made besides,
+for one row in `AUDIT_COMPUTED_ONE_IN`; an answer for blank pictures is compared for one in
+`AUDIT_ASKED_ONE_IN`. One difference, and no text of the run is expanded by what was learned: each
+is by the processor, with its own pictures, and rejected where even then the ids are others.
 
 Pictures are read one at a time and let go; nothing of their pixels is kept.
 """
 
 from __future__ import annotations
 
+import bisect
+import operator
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -34,6 +38,7 @@ from tokenmill.chat.pictures import Picture, Place
 from tokenmill.errors import RowError, SourceChanged
 from tokenmill.media import (
     Answer,
+    Answers,
     Expanded,
     PictureFacts,
     Pictures,
@@ -46,7 +51,10 @@ from tokenmill.store.columns import MediaColumns
 from tokenmill.tokenizer import Encoded, overlong_message
 
 LEARNED, BY_PROCESSOR = "learned", "processor"
-AUDIT_ONE_IN = 128  # rows with pictures, by content; the first of a slice in any case
+AUDIT_ASKED_ONE_IN = 128  # rows whose expansion was asked with blank pictures, by content
+AUDIT_COMPUTED_ONE_IN = 1024
+"""Rows whose expansion was computed from sizes, by content. A row of the processor costs as much as
+a hundred others and more, so that one in 128 would be half of a preparation's time."""
 _json = msgspec.json.Encoder()
 
 
@@ -80,9 +88,10 @@ class _Shown:
     Attributes:
         rendered: The text before expansion.
         pictures: What the row says of them.
+        references: Where they are.
         facts: What they are.
-        answers: What the processor makes of each.
-        patches: What they cost a vision model.
+        answers: What the processor makes of them.
+        computed: Whether it computed that from their sizes.
         starts: Where the starts of their expansions are among the marks that were encoded.
         stops: Where the ends are.
         runs: What was folded in the text.
@@ -91,13 +100,14 @@ class _Shown:
 
     rendered: str
     pictures: Sequence[Picture]
+    references: list[Reference]
     facts: list[PictureFacts]
-    answers: Sequence[Answer]
-    patches: int
-    starts: NDArray[np.int64]
-    stops: NDArray[np.int64]
+    answers: Answers
+    computed: bool
+    starts: list[int]
+    stops: list[int]
     runs: Sequence[Run]
-    run_starts: NDArray[np.int64]
+    run_starts: list[int]
 
 
 @dataclass(slots=True)
@@ -184,13 +194,22 @@ class Expander:
         return made
 
     def _expand(self, made: Expansion, number: int, text: str, pictures: Sequence[Picture]) -> None:
-        facts = [self._facts(picture) for picture in pictures]
+        references = [reference_of(picture.value) for picture in pictures]
+        facts = [self._facts(reference) for reference in references]
         sizes = [(one.width, one.height) for one in facts]
-        asked = None
+        answers, computed = Answers(), False
         if self.engine == BY_PROCESSOR and pictures:
-            asked = self._processor.ask([self._open(picture) for picture in pictures])
-        expanded = self._processor.expand(text, sizes, asked)
-        expanded, runs = self._folded(expanded)
+            answers = self._processor.ask([self._open(reference) for reference in references])
+        elif pictures:
+            answers, computed = self._processor.learned(sizes)
+        folded = [self._folding.fold(answer.text) for answer in answers.pictures]
+        shorter = Answers(tuple(Answer(short) for short, _ in folded))
+        expanded = self._processor.expand(text, sizes, shorter)
+        runs = [
+            run._replace(at=start + run.at)
+            for (start, _), (_, own) in zip(expanded.pieces, folded, strict=True)
+            for run in own
+        ]
         move = _Move(text, self._processor.image_token, expanded)
         spans, ends = made.spans[number], made.marks[number]
         made.texts[number] = expanded.text
@@ -203,25 +222,9 @@ class Expander:
             [run.at for run in runs],
         )
         made.marks[number] = marks
-        answers = self._processor.answers(sizes) if asked is None else asked.pictures
-        patches = self._processor.patches(sizes) if asked is None else asked.patches
         made.shown[number] = _Shown(
-            text, pictures, facts, answers, patches, starts, stops, runs, run_starts
+            text, pictures, references, facts, answers, computed, starts, stops, runs, run_starts
         )
-
-    def _folded(self, expanded: Expanded) -> tuple[Expanded, list[Run]]:
-        """The same with one token of each run in the expansions, and the runs."""
-        text, last = "", 0
-        pieces: list[tuple[int, int]] = []
-        runs: list[Run] = []
-        for start, stop in expanded.pieces:
-            text += expanded.text[last:start]
-            folded, found = self._folding.fold(expanded.text[start:stop])
-            runs += [run._replace(at=len(text) + run.at) for run in found]
-            pieces.append((len(text), len(text) + len(folded)))
-            text += folded
-            last = stop
-        return Expanded(text + expanded.text[last:], pieces), runs
 
     def _read(self, reference: Reference) -> bytes:
         if reference.kind == "inline":
@@ -229,12 +232,12 @@ class Expander:
         assert self._block is not None
         return self._externals.read(reference, self._block, self._digests)
 
-    def _facts(self, picture: Picture) -> PictureFacts:
-        reference = reference_of(picture.value)
-        return self.pictures.facts(self._read(reference), reference.name)
+    def _facts(self, reference: Reference) -> PictureFacts:
+        # Of a picture outside of the row, reading it has compared the digest.
+        digest = None if reference.kind == "inline" else self._digests.get(reference.text())
+        return self.pictures.facts(self._read(reference), reference.name, digest)
 
-    def _open(self, picture: Picture) -> Any:
-        reference = reference_of(picture.value)
+    def _open(self, reference: Reference) -> Any:
         return self.pictures.open(self._read(reference), reference.name)
 
     # After encoding
@@ -265,17 +268,19 @@ class Expander:
         mask[np.isin(encoded.ids, self._media_ids)] = 0
         media: dict[int, TextMedia] = {}
         first = True
+        first_marks, first_tokens = encoded.turn_starts.tolist(), encoded.row_starts.tolist()
+        not_ends: list[int] = []
         for number, shown in made.shown.items():
             if number in gone:
                 continue
-            marks = encoded.turn_ends[encoded.turn_starts[number] : encoded.turn_starts[number + 1]]
-            own = kept_marks[encoded.turn_starts[number] : encoded.turn_starts[number + 1]]
-            own[shown.starts] = own[shown.stops] = own[shown.run_starts] = False
-            if self._is_audited(first, int(digests[number])):
+            at = first_marks[number]
+            marks = encoded.turn_ends[at : first_marks[number + 1]].tolist()
+            not_ends += [at + mark for mark in (*shown.starts, *shown.stops, *shown.run_starts)]
+            if first or self._is_audited(shown, int(digests[number])):
                 first = False
                 notes["audited"] += 1
                 try:
-                    pictures = [self._open(picture) for picture in shown.pictures]
+                    pictures = [self._open(reference) for reference in shown.references]
                 except RowError as error:  # whole by its structure, and broken inside
                     refused[number] = error
                     continue
@@ -286,12 +291,14 @@ class Expander:
                 if difference:
                     refused[number] = RowError(difference, reason="mask_unproven")
                     continue
-            starts, stops = marks[shown.starts], marks[shown.stops]
-            row = mask[encoded.row_starts[number] : encoded.row_starts[number + 1]]
-            for start, stop in zip(starts.tolist(), stops.tolist(), strict=True):
-                row[start:stop] = 0
+            starts = [marks[mark] for mark in shown.starts]
+            stops = [marks[mark] for mark in shown.stops]
+            row = first_tokens[number]
+            for start, stop in zip(starts, stops, strict=True):
+                mask[row + start : row + stop] = 0
             media[number] = self._columns(shown, starts, stops)
             notes["pictures"] += len(shown.pictures)
+        kept_marks[not_ends] = False
         rows_of_marks = np.repeat(np.arange(len(encoded)), np.diff(encoded.turn_starts))
         turns = np.bincount(rows_of_marks[kept_marks], minlength=len(encoded))
         turn_starts = np.concatenate(([0], np.cumsum(turns))).astype(np.int64)
@@ -312,7 +319,7 @@ class Expander:
                 (number, mark, run)
                 for number, shown in made.shown.items()
                 if number not in gone
-                for mark, run in zip(shown.run_starts.tolist(), shown.runs, strict=True)
+                for mark, run in zip(shown.run_starts, shown.runs, strict=True)
             ),
         )
         if whole is None:
@@ -320,8 +327,9 @@ class Expander:
             raise Differs("a run of one token was encoded as something else")
         return whole
 
-    def _is_audited(self, first: bool, digest: int) -> bool:
-        return first or self.engine != LEARNED or digest % AUDIT_ONE_IN == 0
+    def _is_audited(self, shown: _Shown, digest: int) -> bool:
+        one_in = AUDIT_COMPUTED_ONE_IN if shown.computed else AUDIT_ASKED_ONE_IN
+        return self.engine != LEARNED or digest % one_in == 0
 
     def _difference(self, shown: _Shown, pictures: list[Any], ids: NDArray[np.int32]) -> str:
         """What the processor says otherwise of a row with its real pictures; empty: nothing."""
@@ -333,25 +341,30 @@ class Expander:
             return ""
         return f"the processor gives {len(wanted)} tokens for its pictures, these are {len(ids)}"
 
-    def _columns(
-        self, shown: _Shown, starts: NDArray[np.int32], stops: NDArray[np.int32]
-    ) -> TextMedia:
+    def _columns(self, shown: _Shown, starts: list[int], stops: list[int]) -> TextMedia:
         told = [
             [
                 "image",
-                _stored(reference_of(picture.value), picture.place),
+                _stored(reference, picture.place),
                 facts.digest,
                 facts.width,
                 facts.height,
-                int(start),
-                int(stop - start),
-                None if answer.grid is None else list(answer.grid),
+                start,
+                stop - start,
+                answer.grid,
             ]
-            for picture, facts, start, stop, answer in zip(
-                shown.pictures, shown.facts, starts, stops, shown.answers, strict=True
+            for picture, reference, facts, start, stop, answer in zip(
+                shown.pictures,
+                shown.references,
+                shown.facts,
+                starts,
+                stops,
+                shown.answers.pictures,
+                strict=True,
             )
         ]
-        return TextMedia(_json.encode(told).decode(), len(told), shown.patches, int(stops[-1]))
+        patches = shown.answers.patches
+        return TextMedia(_json.encode(told).decode(), len(told), patches, stops[-1])
 
 
 def whole_media(
@@ -410,17 +423,18 @@ class _Move:
             self._gains.append(gained)
 
     def __call__(self, place: int) -> int:
-        passed = int(np.searchsorted(self._ends, place, side="right"))
+        passed = bisect.bisect_right(self._ends, place)
         return place + self._gains[passed]
 
 
-def _merged(*lists: list[int]) -> tuple[list[int], list[NDArray[np.int64]]]:
+def _merged(*lists: list[int]) -> tuple[list[int], list[list[int]]]:
     """Rising places of several lists as one, and where those of each list are in it."""
-    flat = np.concatenate([np.asarray(places, np.int64) for places in lists])
-    order = np.argsort(flat, kind="stable")
-    where = np.empty(len(flat), np.int64)
-    where[order] = np.arange(len(flat))
-    return flat[order].tolist(), np.split(where, np.cumsum([len(one) for one in lists])[:-1])
+    flat = [(place, owner) for owner, places in enumerate(lists) for place in places]
+    flat.sort(key=operator.itemgetter(0))  # stable: those of one place stay in the lists' order
+    where: list[list[int]] = [[] for _ in lists]
+    for number, (_, owner) in enumerate(flat):
+        where[owner].append(number)
+    return [place for place, _ in flat], where
 
 
 def _stored(reference: Reference, place: Place) -> str:

@@ -199,7 +199,7 @@ class Externals:
             signature = _signature(roots, reference.path)
             if signature is None or not signature.settled(now):
                 return None
-            states.append(list(signature))
+            states.append(" ".join(map(str, signature)))
         return fingerprint.key(
             {"what": "digests of pictures", "of": name, "roots": roots, "states": states}
         )

@@ -14,7 +14,7 @@ from __future__ import annotations
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -22,7 +22,7 @@ from tokenmill.build.pipeline import Pipeline, pipeline_of
 from tokenmill.build.recipe import Recipe
 from tokenmill.chat.pictures import MediaTokens
 from tokenmill.collector import without_collector
-from tokenmill.errors import NonDeterminismError
+from tokenmill.errors import NonDeterminismError, UsageError
 from tokenmill.source import Block, read_block
 from tokenmill.store import CacheLayout
 from tokenmill.store.quarantine import quarantine_slice, slice_is_intact
@@ -31,14 +31,20 @@ from tokenmill.work.blocks import block_of
 from tokenmill.work.identity import load_copy
 from tokenmill.work.tasks import Rest, Work
 
+if TYPE_CHECKING:
+    from tokenmill.media import Processor
+    from tokenmill.tokenizer import Tokenizer
+
+_PROBE = "\nHow large is it? Größe 3.14 × 17, 中文 🙂"
+"""Text that tells tokenizers apart."""
+
 
 def open_builder(options: dict[str, Any]) -> Work:
     """Load what building needs and return the function that builds one slice."""
     recipe = Recipe(**options["recipe"])
     tokenizer = load_copy(Path(options["tokenizer"]), options["card"])
-    pipeline = pipeline_of(
-        recipe, tokenizer, options["engine"], options["renderer"], **media_of(options)
-    )
+    media = media_of(options, tokenizer)
+    pipeline = pipeline_of(recipe, tokenizer, options["engine"], options["renderer"], **media)
     layout = CacheLayout(Path(options["cache"]))
     rebuild = bool(options["rebuild"])
     turn = threading.Lock()  # the rest of a slice may need the engines while the next is made
@@ -78,12 +84,18 @@ def open_builder(options: dict[str, Any]) -> Work:
     return build
 
 
-def media_of(options: dict[str, Any], *, hashed: bool = True) -> dict[str, Any]:
+def media_of(
+    options: dict[str, Any], tokenizer: Tokenizer, *, hashed: bool = True
+) -> dict[str, Any]:
     """What a pipeline needs for rows with pictures.
 
     Args:
         options: Of a worker.
+        tokenizer: What texts are encoded with.
         hashed: Whether pictures must be those of the digests in the key.
+
+    Raises:
+        UsageError: The tokenizer is another one than the processor's.
     """
     told = options.get("media")
     if told is None:
@@ -95,13 +107,26 @@ def media_of(options: dict[str, Any], *, hashed: bool = True) -> dict[str, Any]:
     card = msgspec.convert(told["processor"], ProcessorCard)
     copy = CacheLayout(Path(options["cache"])).processor(card.key)
     externals = externals_of(options)
+    processor = load_processor(copy, card.identity, trust_remote_code=told["trust_remote_code"])
+    _require_own_tokenizer(processor, tokenizer)
     expander = Expander(
-        load_processor(copy, card.identity, trust_remote_code=told["trust_remote_code"]),
+        processor,
         card.media_token_ids,
         externals.pictures,
         externals if hashed else Unhashed(externals.pictures),
     )
     return {"expander": expander, "media": MediaTokens(*told["tokens"])}
+
+
+def _require_own_tokenizer(processor: Processor, tokenizer: Tokenizer) -> None:
+    """Refuse a tokenizer that gives other ids: audits would have every row rejected."""
+    text = f"{processor.image_token}{_PROBE}"
+    own = list(processor.tokenizer(text, add_special_tokens=False)["input_ids"])
+    if tokenizer.reference.encode(text, add_special_tokens=False).ids != own:
+        raise UsageError(
+            f"the tokenizer is not the processor's own: it gives other ids for {text!r}; leave "
+            "tokenizer= out, or give the one that belongs to the processor"
+        )
 
 
 @without_collector()

@@ -42,14 +42,15 @@ def decode(text: str, what: str) -> Any:
 
 def strings(value: Any) -> Iterator[str]:
     """Every text inside a value, keys aside."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from strings(item)
-    elif isinstance(value, list):
-        for item in value:
-            yield from strings(item)
+    waiting = [value]
+    while waiting:
+        item = waiting.pop()
+        if isinstance(item, str):
+            yield item
+        elif isinstance(item, dict):
+            waiting += reversed(item.values())
+        elif isinstance(item, list):
+            waiting += reversed(item)
 
 
 def tool_list(value: Any) -> list[Any] | None:

@@ -21,6 +21,7 @@ which would else be trained as if there were none.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -179,21 +180,10 @@ def take_pictures(
         RowError: It holds a video or a sound, or a part that is no picture.
     """
     taker = _Taker(tokens)
-    names = dict.fromkeys(
-        (
-            *((spec.messages_key,) if spec.messages_key else ("messages", "conversations")),
-            spec.prompt_key,
-            spec.completion_key,
-            "chosen",
-            "rejected",
-            "responses",
-            "completions",
-        )
-    )
     rewritten = {
         name: taker.rewrite(row[name], (name,))
-        for name in names
-        if isinstance(row.get(name), list | dict)
+        for name in _conversation_columns(spec.messages_key, spec.prompt_key, spec.completion_key)
+        if name in row and isinstance(row[name], list | dict)
     }
     for name, placeholder in _OTHER_COLUMNS.items():
         if row.get(name) and any(placeholder in text for text in strings(list(row.values()))):
@@ -205,6 +195,14 @@ def take_pictures(
             pictures = _column(value, column)
             break
     return {**row, **rewritten}, RowPictures(taker.own, pictures, column)
+
+
+@functools.cache
+def _conversation_columns(messages: str | None, prompt: str, completion: str) -> tuple[str, ...]:
+    """Columns that may hold messages."""
+    names = (messages,) if messages else ("messages", "conversations")
+    others = (prompt, completion, "chosen", "rejected", "responses", "completions")
+    return tuple(dict.fromkeys((*names, *others)))
 
 
 def _column(value: Any, name: str) -> list[Picture]:
@@ -227,7 +225,9 @@ class _Taker:
         if not isinstance(value, dict):
             return value
         for name in ("content", "value"):
-            content = value.get(name)
+            if name not in value:
+                continue
+            content = value[name]
             if isinstance(content, dict) and content.get("type"):
                 content = [content]
             if isinstance(content, list):

@@ -11,10 +11,11 @@ This room knows nothing of rows, chat or stores. Three nouns:
 - A `Processor` is the user's own processor of transformers: `Processor.load(directory | hub id |
   object)`. `expand(text, sizes)` gives the text that it hands to its tokenizer, and the character
   ranges of the expansions; `answers(sizes)` the expansions and grids themselves, `patches(sizes)`
-  what a row costs the vision model. `reference(text, pictures)` runs it whole, with pixels, and
-  `features(rows)` gives a batch's pixels under the model's names; `joined` says which of them are
-  the rows' own end to end, `token_types` which token is a picture's. `identity` and `key` name it
-  by what it does. Who sees an expansion differ from the reference calls `distrust`.
+  what a row costs the vision model, `learned(sizes)` both and how they were found out.
+  `reference(text, pictures)` runs it whole, with pixels, and `features(rows)` gives a batch's
+  pixels under the model's names; `joined` says which of them are the rows' own end to end,
+  `token_types` which token is a picture's. `identity` and `key` name it by what it does. Who sees
+  an expansion differ from the reference calls `distrust`.
 
 Sizes are (width, height) as in `PictureFacts`, always of all pictures of a row, in order.
 
@@ -33,13 +34,14 @@ from typing import TYPE_CHECKING
 from tokenmill.optional import first_use
 
 if TYPE_CHECKING:
-    from tokenmill.media.asking import Answer, Size
+    from tokenmill.media.asking import Answer, Answers, Size
     from tokenmill.media.pictures import Limits, PictureFacts, Pictures
     from tokenmill.media.processor import Expanded, Processor, Referenced
     from tokenmill.media.reference import Reference, reference_from_text, reference_of
 
 __all__ = [
     "Answer",
+    "Answers",
     "Expanded",
     "Limits",
     "PictureFacts",
@@ -54,7 +56,7 @@ __all__ = [
 
 __getattr__ = first_use(
     __name__,
-    asking="Answer Size",
+    asking="Answer Answers Size",
     pictures="Limits PictureFacts Pictures",
     processor="Expanded Processor Referenced",
     reference="Reference reference_from_text reference_of",

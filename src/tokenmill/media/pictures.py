@@ -10,7 +10,8 @@ Looking. The reference is ``transformers.image_utils.load_image``: the first fra
 EXIF orientation says, converted to RGB. `Pictures.open` does exactly that. `Pictures.facts` says
 how large the result will be, from the header alone where that is certain: JPEG, PNG and WebP files
 whose structure is whole to the end. Every other file is decoded to find out, so that what is cut
-short or broken is refused here and not in the middle of a training run.
+short or broken is refused here and not in the middle of a training run. Pillow reads the headers,
+but for the plainest JPEG files (`_plain_jpeg`), of which there are most.
 
 What cannot be used is a `RowError` with reason ``bad_media`` that names the picture. What may work
 tomorrow (a server that does not answer) is a `SourceError`: no row is rejected for the weather.
@@ -26,7 +27,7 @@ import stat
 import struct
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
@@ -45,6 +46,7 @@ FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "DIB", "TIFF", "PPM", "JPEG2000"
 _VIDEO = (".mp4", ".mov", ".avi", ".mkv", ".webm", ".m4v", ".mpg", ".mpeg", ".flv", ".wmv")
 _TURNED = (5, 6, 7, 8)  # EXIF orientations that exchange width and height
 _ORIENTATION = 0x0112
+_MOST_DEFLATED = 1032  # bytes that a byte of a PNG's pixels can stand for
 _FOR_GOOD = (errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENAMETOOLONG, errno.EINVAL)
 
 
@@ -120,6 +122,7 @@ class Pictures:
         for root in self.roots:
             if not root.is_dir():
                 raise UsageError("media_root is not a directory", path=root)
+        self._roots = tuple(map(str, self.roots))  # every picture is looked for under them
         self.urls = urls
         self.private = private
         self.limits = limits or Limits()
@@ -182,13 +185,16 @@ class Pictures:
         """The file a reference names, below one of the roots whatever links lead to it."""
         if reference.path.lower().endswith(_VIDEO):
             raise bad_media(f"{reference.name} is a video; give its frames as a list of pictures")
-        roots = self.roots or (() if base is None else (Path(os.path.abspath(base)),))
+        roots: tuple[str, ...] = self._roots
+        if not roots and base is not None:
+            roots = (os.path.abspath(base),)
         if not roots:
             raise bad_media(f"{reference.name} is a path, and there is no directory to find it in")
         outside = None
         for root in roots:
             try:
-                descriptor = os.open(root / reference.path, os.O_RDONLY | os.O_NONBLOCK)
+                where = os.path.join(root, reference.path)
+                descriptor = os.open(where, os.O_RDONLY | os.O_NONBLOCK)
             except (FileNotFoundError, NotADirectoryError):
                 continue
             except OSError as error:
@@ -210,20 +216,29 @@ class Pictures:
         if outside is not None:
             raise bad_media(
                 f"{reference.name} is {outside}, which is outside of"
-                f" {', '.join(map(str, roots))}; media_root says where pictures may come from"
+                f" {', '.join(roots)}; media_root says where pictures may come from"
             )
-        raise missing(f"{reference.name} is not there; looked in {', '.join(map(str, roots))}")
+        raise missing(f"{reference.name} is not there; looked in {', '.join(roots)}")
 
-    def facts(self, data: bytes, name: str = "the picture") -> PictureFacts:
+    def facts(
+        self, data: bytes, name: str = "the picture", digest: str | None = None
+    ) -> PictureFacts:
         """What a picture is.
 
         Args:
             data: The bytes of its file.
             name: What it is called in a refusal.
+            digest: Their checksum, where the caller has just made it.
 
         Raises:
             RowError: It is no picture that can be used (``bad_media``).
         """
+        digest = digest or fingerprint.checksum(data)
+        plain = _plain_jpeg(data)
+        if plain is not None and self._is_allowed(plain.width, plain.height):
+            return PictureFacts(
+                digest, len(data), plain.width, plain.height, "JPEG", plain.mode, animated=False
+            )
         image = self._header(data, name)
         try:
             if _is_whole(data, image):
@@ -236,7 +251,7 @@ class Pictures:
         except Exception as error:
             raise _unreadable(name, error) from error
         return PictureFacts(
-            digest=fingerprint.checksum(data),
+            digest=digest,
             size=len(data),
             width=width,
             height=height,
@@ -264,6 +279,13 @@ class Pictures:
         with optional("PIL", "asking about pictures"):
             from PIL import Image
         return Image.new("RGB", (width, height))
+
+    def _is_allowed(self, width: int, height: int) -> bool:
+        """Whether a size is within these limits and within Pillow's."""
+        with optional("PIL", "reading pictures"):
+            from PIL import Image
+        most = Image.MAX_IMAGE_PIXELS
+        return width * height <= self.limits.pixels and (most is None or width * height <= most)
 
     def _header(self, data: bytes, name: str) -> Any:
         with optional("PIL", "reading pictures"):
@@ -295,7 +317,7 @@ def _formats() -> tuple[str, ...]:
     return tuple(name for name in FORMATS if name in Image.OPEN)
 
 
-def _is_below(place: str, root: Path) -> bool:
+def _is_below(place: str, root: str) -> bool:
     """Whether a resolved path is below a directory, which may itself be reached by links."""
     # In a resolved path there are none, so a directory that it begins with needs no resolving.
     if place.startswith(os.path.join(root, "")):
@@ -334,10 +356,57 @@ def _is_whole(data: bytes, image: Any) -> bool:
     if image.format == "JPEG":
         return _jpeg_is_whole(data)
     if image.format == "PNG":
-        return _png_is_whole(data)
+        return _png_is_whole(data, *image.size)
     if image.format == "WEBP":
         return len(data) >= 8 + int.from_bytes(data[4:8], "little")
     return False
+
+
+class _PlainJpeg(NamedTuple):
+    """What the header of a plain JPEG file says."""
+
+    width: int
+    height: int
+    mode: str
+
+
+def _plain_jpeg(data: bytes) -> _PlainJpeg | None:
+    """What Pillow says of a JPEG file that is whole and holds nothing that could say otherwise.
+
+    That is one frame of 8 bits in grey or three colours; tables; a JFIF header; a comment. Of any
+    other file (with EXIF, XMP, profiles, Adobe's marks, further frames, or something amiss) None.
+    """
+    if not (data.startswith(b"\xff\xd8\xff") and data.endswith(b"\xff\xd9")):
+        return None
+    at, last, found = 2, len(data) - 2, None
+    while at + 4 <= last and data[at] == 0xFF:
+        marker = data[at + 1]
+        size = data[at + 2] << 8 | data[at + 3]
+        end = at + 2 + size
+        if size < 2 or end > last:
+            return None
+        if marker == 0xDA:
+            return found
+        if marker in (0xC0, 0xC1, 0xC2):
+            if found is not None or size < 11 or data[at + 4] != 8:
+                return None
+            height, width, layers = struct.unpack_from(">HHB", data, at + 5)
+            if layers not in (1, 3) or size != 8 + 3 * layers or not width * height:
+                return None
+            found = _PlainJpeg(width, height, "L" if layers == 1 else "RGB")
+        elif marker == 0xDB:
+            table = at + 4
+            while table < end:
+                table += 129 if data[table] >> 4 else 65
+            if table != end:
+                return None
+        elif marker == 0xE0:
+            if size < 16 or not data.startswith(b"JFIF\0", at + 4):
+                return None
+        elif marker not in (0xC4, 0xDD, 0xFE):  # Huffman tables, restarts, a comment
+            return None
+        at = end
+    return None
 
 
 def _jpeg_is_whole(data: bytes) -> bool:
@@ -354,15 +423,18 @@ def _jpeg_is_whole(data: bytes) -> bool:
     return False
 
 
-def _png_is_whole(data: bytes) -> bool:
-    """Whether chunk follows chunk to the end, and none but that comes after the pixels."""
-    at, length, pixels = 8, len(data), False
+def _png_is_whole(data: bytes, width: int, height: int) -> bool:
+    """Whether chunk follows chunk to the end, and none but that comes after the pixels.
+
+    These must be as many bytes as such a picture takes at the least, one bit for each.
+    """
+    at, length, pixels = 8, len(data), 0
     while at + 12 <= length:
         size, kind = struct.unpack_from(">I4s", data, at)
         if kind == b"IEND":
-            return pixels
+            return pixels > 0 and pixels * _MOST_DEFLATED >= width * height // 8
         if kind == b"IDAT":
-            pixels = True
+            pixels += size
         elif pixels:
             return False
         at += 12 + size

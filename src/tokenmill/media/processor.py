@@ -29,7 +29,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
@@ -80,6 +80,19 @@ class Referenced(msgspec.Struct, frozen=True):
     token_types: list[int] | None
 
 
+class Learned(NamedTuple):
+    """What is known of the pictures of a row by their sizes.
+
+    Attributes:
+        answers: What the processor makes of them.
+        computed: Whether it computed that from the sizes alone, so that it holds for every picture
+            of these sizes; otherwise it was asked with blank ones.
+    """
+
+    answers: Answers
+    computed: bool
+
+
 class Processor:
     """A processor of transformers that takes pictures.
 
@@ -113,7 +126,7 @@ class Processor:
         self.image_token = str(token)
         self._asking = Asking(processor, self.image_token, self.options)
         self._memory = Memory(cache_dir, fingerprint.key(self._question))
-        self._known: OrderedDict[Row, Answers] = OrderedDict()
+        self._known: OrderedDict[Row, Learned] = OrderedDict()
         self._weight = 0
         self._distrusted = False
         self._lock = threading.Lock()
@@ -276,29 +289,36 @@ class Processor:
             self._known.clear()
             self._weight = 0
 
-    def _answers(self, sizes: Sequence[Size]) -> Answers:
+    def learned(self, sizes: Sequence[Size]) -> Learned:
+        """What the processor makes of a row's pictures, each given as (width, height).
+
+        Raises:
+            RowError: It refuses one of them (``bad_media``).
+        """
         row = tuple((int(width), int(height)) for width, height in sizes)
         with self._lock:
             found = self._known.get(row)
             if found is not None:
                 self._known.move_to_end(row)
         if found is None:
-            found = self._learned(row)
+            found = self._learn(row)
             with self._lock:
                 self._known[row] = found
-                self._weight += found.weight
+                self._weight += found.answers.weight
                 while self._weight > MOST_REMEMBERED and len(self._known) > 1:
-                    self._weight -= self._known.popitem(last=False)[1].weight
-        return _taken(found, row)
+                    self._weight -= self._known.popitem(last=False)[1].answers.weight
+        _taken(found.answers, row)
+        return found
 
-    def _learned(self, row: Row) -> Answers:
+    def _learn(self, row: Row) -> Learned:
         answers = self._asking.hollow(row) if self.asks_hollow else None
-        if answers is None:
-            answers = self._memory.answers(row)
+        if answers is not None:
+            return Learned(answers, computed=True)
+        answers = self._memory.answers(row)
         if answers is None:
             answers = self._asking.with_blanks(row)
             self._memory.remember(row, answers)
-        return answers
+        return Learned(answers, computed=False)
 
     def answers(self, sizes: Sequence[Size]) -> tuple[Answer, ...]:
         """What the processor makes of a row's pictures, each given as (width, height).
@@ -306,11 +326,11 @@ class Processor:
         Raises:
             RowError: It refuses one of them (``bad_media``).
         """
-        return self._answers(sizes).pictures
+        return self.learned(sizes).answers.pictures
 
     def patches(self, sizes: Sequence[Size]) -> int:
         """What a row's pictures cost the vision model: patches, or tiles where all are alike."""
-        return self._answers(sizes).patches if sizes else 0
+        return self.learned(sizes).answers.patches if sizes else 0
 
     def ask(self, pictures: Sequence[Any]) -> Answers:
         """What the processor makes of these very pictures: nothing that was learned has a part.
@@ -330,7 +350,7 @@ class Processor:
         Args:
             text: As the chat template prints it.
             sizes: (width, height) of the pictures, as `PictureFacts` has them, in order.
-            answers: Of `ask`; None: those that are learned.
+            answers: Of `ask`, or of `learned` in a shorter form; None: those that are learned.
 
         Raises:
             RowError: The text has more or fewer image tokens than there are pictures
@@ -346,7 +366,7 @@ class Processor:
         if not sizes:
             return Expanded(text, [])
         parts, pieces, at = [between[0]], [], len(between[0])
-        learned = self._answers(sizes) if answers is None else answers
+        learned = self.learned(sizes).answers if answers is None else answers
         for answer, after in zip(learned.pictures, between[1:], strict=True):
             pieces.append((at, at + len(answer.text)))
             parts += (answer.text, after)

@@ -108,7 +108,7 @@ class Linter:
         recipe = Recipe(**options["recipe"])
         tokenizer = load_copy(Path(options["tokenizer"]), options["card"])
         engines = options["engine"], options["renderer"]
-        media = media_of(options, hashed=False)
+        media = media_of(options, tokenizer, hashed=False)
         pipeline = Pipeline(recipe, tokenizer, *engines, **media)
         critic = None
         if media:
