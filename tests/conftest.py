@@ -11,6 +11,7 @@ import signal
 import subprocess
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -184,6 +185,21 @@ def pytest_collection_finish() -> None:
     """
     gc.collect()
     gc.freeze()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """The same for a module of tests that imports more."""
+    report = yield
+    call: pytest.CallInfo[Any] | None = getattr(report, "call", None)
+    if CORE_ONLY in os.environ and report.failed and call is not None and call.excinfo is not None:
+        name = missing_extra(call.excinfo.value)
+        if name is not None:
+            report.outcome = "skipped"
+            report.longrepr = (str(collector.path), 0, f"Skipped: needs {name}")
+    return report
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -14,6 +14,7 @@ gone chooses again, if the choice can be made again.
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -170,8 +171,11 @@ def _find_or_make(view: KeptView, directory: str | None) -> Path:
     for root, place in places.items():
         try:
             _publish(view, root, place)
-        except CacheError:
-            continue  # read-only or full: the next place will do
+        except CacheError as error:
+            # Read-only or full: the next place will do. From Python 3.12 on, frames that the error
+            # went through would keep it, and the view, until the next collection of cycles.
+            traceback.clear_frames(error.__traceback__)
+            continue
         return place
     view.home = PrivateDirectory("tokenmill-rows-")
     place = view.home.path / "rows" / view.key
