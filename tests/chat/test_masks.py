@@ -11,6 +11,7 @@ from tests.chat.templates import (
     CHATML,
     GENERATION,
     GENERATION_MACRO,
+    HABITS,
     INST,
     RETURNING,
     STANDING,
@@ -230,6 +231,15 @@ def test_text_that_the_template_rewrites_is_unproven() -> None:
         assert found in (["mask_unproven"], ["template_drops_content"])
     twice = CHATML.replace("{{ m.content }}", "{{ m.content }}{{ m.content }}")
     assert trained(render(twice, turns("a", "one")), 0) == ["oneone<|im_end|>"]
+
+
+@pytest.mark.parametrize("result", ["blue", ""])
+def test_template_that_prints_results_in_the_turn_of_the_call_is_unproven(result: str) -> None:
+    """Also an empty one: what the template prints around it is no part of the answer."""
+    talk = [*turns("w?", "I look."), {"role": "tool", "content": result}, *turns("x", "Blue.")[1:]]
+    made = render(HABITS["looks ahead"], talk)
+    assert reasons(made) == ["mask_unproven"], made.spans
+    assert trained(render(HABITS["looks ahead"], turns("w?", "I look."))) == ["I look.<|end|>"]
 
 
 def test_template_that_prints_the_answer_in_the_users_turn_is_unproven() -> None:

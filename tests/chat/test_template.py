@@ -139,6 +139,24 @@ def test_hostile_template_is_bounded_by_counts(name: str, little_work: None) -> 
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1 << 20  # KiB
 
 
+@pytest.mark.parametrize("renderer", ["auto", "jinja2"])
+def test_refusal_of_endless_recursion_is_the_same_however_deep_the_caller(renderer: str) -> None:
+    kind = (
+        "{% macro kind(x) %}{% if x.items %}{{ 'list[' + kind(x) + ']' }}{% endif %}{% endmacro %}"
+    )
+    rows = [{"messages": [{"role": "assistant", "content": "x"}]}]
+
+    def refusal(depth: int) -> str:
+        if depth:
+            return refusal(depth - 1)
+        made = Renderer(ChatSpec(), kind + CHATML + "{{ kind({}) }}", renderer=renderer)
+        return str(made.render(rows).rejected[0][2])
+
+    assert {refusal(depth) for depth in range(8)} == {
+        "the template goes too deep or too far: it calls itself too often"
+    }
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(HOSTILE))
 def test_hostile_template_that_waits_for_a_word_is_bounded_too(

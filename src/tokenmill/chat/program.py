@@ -241,10 +241,20 @@ def run_loop(
 def run_scan(
     run: Run, body: Callable[..., Any], items: Sequence[Any], env: tuple[Any, ...]
 ) -> None:
-    """Run a loop inside a message's turn: what it prints is that turn's, whatever it looks at."""
-    total = len(items)
+    """Run a loop inside a message's turn: what it prints is that turn's, whatever it looks at.
+
+    What it prints at another message is noted as taken from that one, also where it is none of its
+    words: a turn that shows another's empty text shows what the template prints around it.
+    """
+    owner_of, total, me = run.owner_of, len(items), run.me
     for place, item in enumerate(items):
-        if body(run, item, place, total, items, env):
+        printed = len(run.out)
+        stop = body(run, item, place, total, items, env)
+        owner = owner_of(id(item), me)
+        if owner != me and len(run.out) > printed:
+            places = range(printed, len(run.out))
+            run.taken += [(place, owner) for place in places if run.out[place].strip()]
+        if stop:
             break
     if run.work > MOST_WORK or run.size > MOST_SIZE:
         raise Beyond

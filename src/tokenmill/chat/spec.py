@@ -19,7 +19,7 @@ from msgspec.structs import force_setattr
 from tokenmill.errors import UsageError
 from tokenmill.options import Column, Options, Variables
 
-RENDERER_VERSION = 6
+RENDERER_VERSION = 7
 
 GROUPED = ("preference", "kto", "ranked")
 """Formats whose rows hold a group of answers to one prompt; see `tokenmill.chat.groups`."""

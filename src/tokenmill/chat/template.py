@@ -297,8 +297,10 @@ class ReferenceTemplate:
         except limits.LimitReached as error:
             raise RowError(f"{error}", reason="limit") from error.with_traceback(None)
         except (RecursionError, MemoryError, OverflowError) as error:
+            # Python's own words for too deep a recursion depend on who called us.
+            what = "it calls itself too often" if isinstance(error, RecursionError) else error
             raise RowError(
-                f"the template goes too deep or too far: {error}", reason="limit"
+                f"the template goes too deep or too far: {what}", reason="limit"
             ) from error.with_traceback(None)
         except TemplateRaised as error:
             raise RowError(
