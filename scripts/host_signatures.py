@@ -229,9 +229,13 @@ def words_of(code: str) -> Iterator[str]:
         if DATA.search(word):
             continue
         inner = word.rpartition(".")[2]
-        if "." in word or "_" in inner.strip("_") or re.search(r"[a-z][A-Z]", inner):
-            yield word
-        elif code == word + ":" or re.fullmatch(r"=\S+", behind):
+        if (
+            "." in word
+            or "_" in inner.strip("_")
+            or re.search(r"[a-z][A-Z]", inner)
+            or code == word + ":"
+            or re.fullmatch(r"=\S+", behind)
+        ):
             yield word
 
 
@@ -405,7 +409,10 @@ class Files:
         """The file of a dotted module name."""
         for root in self.host.roots:
             start = f"{root}/" if root else ""
-            for file in (f"{module.replace('.', '/')}.py", f"{module.replace('.', '/')}/__init__.py"):
+            for file in (
+                f"{module.replace('.', '/')}.py",
+                f"{module.replace('.', '/')}/__init__.py",
+            ):
                 if start + file in self.files:
                     return start + file
         return None

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-
 from scripts.host_signatures import DOCS, read_page
+
 from tests.loader.test_media import PICTURES, Illustrated
 from tokenmill import Loader, Pack, concat
 from tokenmill.errors import UsageError
