@@ -290,9 +290,9 @@ class _Megatron(types.ModuleType):
 def ours(dotted: str) -> Any:
     """What a dotted name of ours leads to; of a program that needs its host, that it is there."""
     parts = dotted.split(".")
-    if parts[-1].startswith("main_"):
-        assert importlib.util.find_spec(dotted), dotted
-        return None
+    with contextlib.suppress(ModuleNotFoundError):
+        if importlib.util.find_spec(dotted) is not None and len(parts) > 3:
+            return None  # a module of an adapter, which may be a program
     for cut in range(len(parts), 0, -1):
         try:
             found: Any = importlib.import_module(".".join(parts[:cut]))

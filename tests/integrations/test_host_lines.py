@@ -44,7 +44,7 @@ def overrides(program: str) -> list[str]:
 
 
 def composed(name: str, stated: list[str]) -> Any:
-    """Verl's own configuration with the page's overrides."""
+    """The configuration that verl ships, with the page's overrides."""
     hydra = pytest.importorskip("hydra")
     import verl
 
