@@ -53,8 +53,9 @@ class Host:
 HOSTS = {
     "TRL": Host(("trl",)),
     "transformers": Host(
-        ("transformers/trainer.py", "transformers/training_args.py", "transformers/trainer_utils.py",
-         "transformers/trainer_pt_utils.py", "transformers/tokenization_utils_base.py",
+        ("transformers/trainer.py", "transformers/training_args.py",
+         "transformers/trainer_utils.py", "transformers/trainer_pt_utils.py",
+         "transformers/tokenization_utils_base.py",
          "transformers/models/auto")
     ),
     "datasets": Host(("datasets/__init__.py", "datasets/arrow_dataset.py", "datasets/load.py")),
@@ -165,6 +166,7 @@ class Page:
 
 
 def read_page(path: Path) -> Page:
+    """A page's blocks and spans, with their lines."""
     page, language, opened = Page(path), None, 0
     lines: list[str] = []
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
@@ -224,14 +226,15 @@ def words_of(code: str) -> Iterator[str]:
     if "<" in code or re.match(r"\w+://", code):
         return
     yield from FLAG.findall(code)
-    for found in WORD.finditer(FLAG.sub(" ", code)):
+    code = FLAG.sub(lambda flag: " " * len(flag[0]), code)
+    for found in WORD.finditer(code):
         word, behind = found.group(), code[found.end() :]
         if DATA.search(word):
             continue
         inner = word.rpartition(".")[2]
-        if "." in word or "_" in inner.strip("_") or re.search(r"[a-z][A-Z]", inner):
-            yield word
-        elif code == word + ":" or re.fullmatch(r"=\S+", behind):
+        is_code = "." in word or "_" in inner.strip("_") or re.search(r"[a-z][A-Z]", inner)
+        is_key = code == word + ":" or re.fullmatch(r"=\S+", behind)
+        if is_code or is_key:
             yield word
 
 
@@ -405,7 +408,10 @@ class Files:
         """The file of a dotted module name."""
         for root in self.host.roots:
             start = f"{root}/" if root else ""
-            for file in (f"{module.replace('.', '/')}.py", f"{module.replace('.', '/')}/__init__.py"):
+            for file in (
+                f"{module.replace('.', '/')}.py",
+                f"{module.replace('.', '/')}/__init__.py",
+            ):
                 if start + file in self.files:
                     return start + file
         return None
@@ -471,14 +477,11 @@ class Files:
     def _inside(self, file: str, names: list[str]) -> tuple[str, list[str]] | None:
         body: list[ast.stmt] = self.tree(file).body
         for number, name in enumerate(names):
-            node = next(
-                (n for n in body if isinstance(n, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
-                 and n.name == name), None,
-            )  # fmt: skip
-            if node is None:
-                return None
+            node = next((one for one in body if getattr(one, "name", None) == name), None)
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 return file, parameters(node)
+            if not isinstance(node, ast.ClassDef):
+                return None
             body = node.body
             rest = names[number + 1 :]
             if rest and not any(getattr(n, "name", None) == rest[0] for n in body):
@@ -533,6 +536,7 @@ class Files:
 
 
 def imported_by(tree: ast.Module) -> dict[str, str]:
+    """Name in a module → the dotted name that it was imported from."""
     return {
         alias.asname or alias.name: f"{node.module}.{alias.name}"
         for node in ast.walk(tree)

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 import yaml
+from scripts.host_signatures import DOCS, commands, read_page
 
 import tokenmill as tm
-from scripts.host_signatures import DOCS, commands, read_page
 
 EXAMPLES = Path(tm.__file__).parent / "examples"
 
@@ -44,7 +44,7 @@ def overrides(program: str) -> list[str]:
 
 
 def composed(name: str, stated: list[str]) -> Any:
-    """verl's own configuration with the page's overrides."""
+    """The configuration that verl ships, with the page's overrides."""
     hydra = pytest.importorskip("hydra")
     import verl
 

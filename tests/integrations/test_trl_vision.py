@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-
 from scripts.host_signatures import DOCS, read_page
+
 from tests.loader.test_media import PICTURES, Illustrated
 from tokenmill import Loader, Pack, concat
 from tokenmill.errors import UsageError
@@ -155,8 +155,8 @@ def test_lines_of_the_page_train(made: Illustrated, tmp_path: Path) -> None:
     # The tokenizer behind this store names neither a pad nor an eos token.
     padded = functools.partial(hf.VisionCollator, pad_id=pad_of(made))
     space: dict[str, Any] = {
-        "hf": SimpleNamespace(for_trl=hf.for_trl, VisionCollator=padded), "SFTTrainer": trl.SFTTrainer,
-        "SFTConfig": trl.SFTConfig, "store": made.store,
+        "hf": SimpleNamespace(for_trl=hf.for_trl, VisionCollator=padded),
+        "SFTTrainer": trl.SFTTrainer, "SFTConfig": trl.SFTConfig, "store": made.store,
         "processor": made.raw, "model": tiny_llava(len(made.raw.tokenizer), image),
         "mine": {"output_dir": str(tmp_path), "per_device_train_batch_size": 2, "max_steps": 1,
                  "report_to": [], "use_cpu": True, "bf16": False, "save_strategy": "no",
