@@ -193,10 +193,11 @@ def run_file(file: File, hosts: Path, home: Path, *, replace: bool) -> dict[str,
             "TOKENMILL_CACHE_DIR": str(Path(directory) / "cache"),
             "TOKENMILL_DATE": "2026-11-15",
         }
+        importlib_mode = ["--import-mode=importlib"] if file.apart else []
         try:
             answer = subprocess.run(
                 [python if python.exists() else sys.executable, *(["-P"] if file.apart else []),
-                 "-m", "pytest", file.path, "-q", *(["--import-mode=importlib"] if file.apart else []),
+                 "-m", "pytest", file.path, "-q", *importlib_mode,
                  "-p", "conformance.replacements", "-p", "no:cacheprovider",
                  f"--junitxml={report}", "--timeout=300", "-o", "addopts="],
                 cwd=hosts / file.checkout, env=environment, capture_output=True, text=True,
