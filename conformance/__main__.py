@@ -172,7 +172,9 @@ def main() -> int:
     parser.add_argument("--drivers", default=",".join(DRIVERS))
     parser.add_argument("--page", type=Path, default=HERE.parent / "docs" / "conformance.md")
     parser.add_argument("--page-only", action="store_true", help="judge the kept answers again")
-    parser.add_argument("--jobs", type=int, default=1, help="drivers that run at the same time")
+    parser.add_argument(
+        "--jobs", type=int, default=1, help="drivers, and files of tests, that run at the same time"
+    )
     parser.add_argument("--own-tests", action=argparse.BooleanOptionalAction, default=True)
     arguments = parser.parse_args()
     shared = unpack_shared()
@@ -214,7 +216,8 @@ def main() -> int:
         hosts.append(judge_host(name, result, models, asked))
         print(f"{name}: {hosts[-1].summary()}", file=sys.stderr, flush=True)
     again = arguments.own_tests and not arguments.page_only
-    tests = run_own_tests(arguments.hosts, places, kept / "own_tests.json", again=again)
+    tests = run_own_tests(arguments.hosts, places, kept / "own_tests.json", again=again,
+                          jobs=arguments.jobs)  # fmt: skip
     goldens = hold(arguments.hosts, shared)
     page = render(hosts, tests, len(cases), describe_setup(arguments.hosts), goldens)
     arguments.page.write_text(page, encoding="utf-8")

@@ -16,6 +16,7 @@ import sys
 import tempfile
 import xml.etree.ElementTree
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from conformance.hosts import driver
 from conformance.page import OwnTests
 
 HERE = Path(__file__).parent
-TIMEOUT_S = 1200
+TIMEOUT_S = 3600
 
 
 @dataclass(frozen=True)
@@ -133,6 +134,11 @@ MODELS = {
 """Models that the tests name, and the tokenizers and templates that we have of theirs: under
 ``~/models``, and where the hub's library keeps what it has fetched."""
 
+ABSENT = ("config.json", "added_tokens.json", "special_tokens_map.json", "vocab.json",
+          "merges.txt", "vocab.txt", "processor_config.json",
+          "preprocessor_config.json")  # fmt: skip
+"""Files that the hub's library is to know as missing: it would ask for them and find no network."""
+
 
 def _home(places: Mapping[str, Path], directory: Path) -> Path:
     """The same directory for every run: it is part of the tests' names."""
@@ -147,6 +153,10 @@ def _home(places: Mapping[str, Path], directory: Path) -> Path:
             (kept / "refs").mkdir()
             (kept / "refs" / "main").write_text("local")
             (kept / "snapshots" / "local").symlink_to(places[model])
+            absent = kept / ".no_exist" / "local"
+            absent.mkdir(parents=True)
+            for file in ABSENT:
+                (absent / file).touch()
     return directory
 
 
@@ -183,14 +193,18 @@ def run_file(file: File, hosts: Path, home: Path, *, replace: bool) -> dict[str,
             "TOKENMILL_CACHE_DIR": str(Path(directory) / "cache"),
             "TOKENMILL_DATE": "2026-11-15",
         }
-        answer = subprocess.run(
-            [python if python.exists() else sys.executable, *(["-P"] if file.apart else []),
-             "-m", "pytest", file.path, "-q", *(["--import-mode=importlib"] if file.apart else []),
-             "-p", "conformance.replacements", "-p", "no:cacheprovider",
-             f"--junitxml={report}", "--timeout=300"],
-            cwd=hosts / file.checkout, env=environment, capture_output=True, text=True,
-            timeout=TIMEOUT_S, check=False,
-        )  # fmt: skip
+        importlib_mode = ["--import-mode=importlib"] if file.apart else []
+        try:
+            answer = subprocess.run(
+                [python if python.exists() else sys.executable, *(["-P"] if file.apart else []),
+                 "-m", "pytest", file.path, "-q", *importlib_mode,
+                 "-p", "conformance.replacements", "-p", "no:cacheprovider",
+                 f"--junitxml={report}", "--timeout=300", "-o", "addopts="],
+                cwd=hosts / file.checkout, env=environment, capture_output=True, text=True,
+                timeout=TIMEOUT_S, check=False,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            return f"no end within {TIMEOUT_S} s"
         if not report.exists():
             last = (answer.stdout + answer.stderr).strip().splitlines() or ["no word"]
             return last[-1][:160]
@@ -203,7 +217,7 @@ def explain(file: File, name: str) -> str:
 
 
 def run_own_tests(
-    hosts: Path, places: Mapping[str, Path], kept: Path, *, again: bool
+    hosts: Path, places: Mapping[str, Path], kept: Path, *, again: bool, jobs: int = 1
 ) -> list[OwnTests]:
     """Every file, on our classes and on the host's; or what is kept of the last run."""
     if not again:
@@ -213,28 +227,37 @@ def run_own_tests(
             if (one.host, one.file) == (file.host, file.path):  # said anew, as it is known today
                 one.failures = [(name, explain(file, name)) for name, _ in one.failures]
         return tests
-    results: list[OwnTests] = []
     home = _home(places, kept.parent / "home")
-    for file in FILES:
-        one = OwnTests(file.host, file.path, file.replaced)
-        results.append(one)
-        if not (hosts / file.checkout / file.path).exists():
-            one.not_run = f"no {file.checkout}/{file.path} under HOSTS"
-            continue
-        print(f"own tests of {one.host}: {file.path} …", file=sys.stderr, flush=True)
-        alone = run_file(file, hosts, home, replace=False)
-        if isinstance(alone, str):
-            one.not_run = alone
-            continue
-        one.passed_alone, one.failed_alone = len(alone["passed"]), len(alone["failed"])
-        one.skipped = len(alone["skipped"])
-        replaced = run_file(file, hosts, home, replace=True) if file.by else None
-        if isinstance(replaced, str):
-            one.not_run = replaced
-        elif replaced is not None:
-            one.passed = len(replaced["passed"])
-            one.reached = len(replaced["reached"] & replaced["passed"])
-            failed = sorted(replaced["failed"] - alone["failed"])
-            one.failures = [(name, explain(file, name)) for name in failed]
-        kept.write_text(json.dumps([dataclasses.asdict(one) for one in results]))
+
+    def judge(file: File) -> OwnTests:
+        return _judge(file, hosts, home)
+
+    with ThreadPoolExecutor(jobs) as pool:
+        results = list(pool.map(judge, FILES))
+    kept.write_text(json.dumps([dataclasses.asdict(one) for one in results]))
     return results
+
+
+def _judge(file: File, hosts: Path, home: Path) -> OwnTests:
+    """One file, on the host's own classes and on ours."""
+    one = OwnTests(file.host, file.path, file.replaced)
+    if not (hosts / file.checkout / file.path).exists():
+        one.not_run = f"no {file.checkout}/{file.path} under HOSTS"
+        return one
+    print(f"own tests of {one.host}: {file.path} …", file=sys.stderr, flush=True)
+    alone = run_file(file, hosts, home, replace=False)
+    if isinstance(alone, str):
+        one.not_run = alone
+        return one
+    one.passed_alone, one.failed_alone = len(alone["passed"]), len(alone["failed"])
+    one.skipped = len(alone["skipped"])
+    replaced = run_file(file, hosts, home, replace=True) if file.by else None
+    if isinstance(replaced, str):
+        one.not_run = replaced
+    elif replaced is not None:
+        one.passed = len(replaced["passed"])
+        one.reached = len(replaced["reached"] & replaced["passed"])
+        failed = sorted(replaced["failed"] - alone["failed"])
+        one.failures = [(name, explain(file, name)) for name in failed]
+    print(f"{one.host}: {file.path}: {one}", file=sys.stderr, flush=True)
+    return one

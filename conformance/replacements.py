@@ -46,7 +46,7 @@ def _prepared(row: dict[str, Any], tokenizer: Any, **options: Any) -> Any:
         source = Path(directory) / "row.jsonl"
         source.write_text(json.dumps(row) + "\n", encoding="utf-8")
         store = tokenmill.prepare(
-            str(source), tokenizer=tokenizer.name_or_path, executor="inline",
+            str(source), tokenizer=tokenizer, executor="inline",
             cache_dir=_cache(), **options,
         )  # fmt: skip
         return next(iter(store), None)
@@ -390,9 +390,11 @@ def streaming_loader() -> None:
         place.StreamingDataset, place.StreamingDataLoader = make_dataset, make_loader
 
 
-def pytest_configure(config: Any) -> None:
-    """Replace what the environment names."""
-    stand_in(name for name in os.environ.get("CONFORMANCE_STAND_INS", "").split(",") if name)
+@pytest.hookimpl(tryfirst=True)
+def pytest_load_initial_conftests() -> None:
+    """Replace what the environment names, before a ``conftest.py`` imports the host."""
+    named = os.environ.get("CONFORMANCE_STAND_INS", "").split(",")
+    stand_in([*filter(None, named), "torchvision"])
     # Pydantic takes no other on Python 3.11.
     typing.TypedDict = typing_extensions.TypedDict  # type: ignore[assignment]
     name = os.environ.get("CONFORMANCE_REPLACE")

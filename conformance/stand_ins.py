@@ -6,6 +6,7 @@ every attribute is a class that does nothing. A package that is really there is 
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import importlib.abc
 import importlib.machinery
@@ -16,7 +17,7 @@ from types import ModuleType
 from typing import Any
 
 
-class _Nothing(type):
+class _Nothing(abc.ABCMeta):
     """The type of what stand-ins hold: it has any attribute, and is a decorator of any function."""
 
     def __getattr__(cls, name: str) -> Any:

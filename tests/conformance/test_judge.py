@@ -282,11 +282,16 @@ def test_page_has_every_host_and_a_row_for_every_finding() -> None:
     header = place(tokens, "<|start|>", 2)
     wrong = verdict_of(case, with_mask(tokens, header, 1)[:-4])  # without its last word, too
     rows = [Judged("gemma3", "row 7", None, wrong, "a | b ≠ a\nc")]
-    tests = [OwnTests("other", "test_a.py", "`Sampler`", 5, 1, 0, 6)]
+    tests = [
+        OwnTests("other", "test_a.py", "`Sampler`", 6, 1, 0, 5, 4, [("a.b::test_c", "the words")]),
+        OwnTests("other", "test_b.py", "nothing: no counterpart", 3),
+    ]
     page = render([host("other", *rows), host("absent", not_run="no directory")], tests, 1)
     assert "- absent: no directory" in page
     assert "gemma3, row 7" in page
     assert "`a ¦ b ≠ a↵c`" in page
-    assert "| other | `test_a.py` | `Sampler` | 5 | 1 | 0 | 6 |" in page
+    assert "| other | `test_a.py` | `Sampler` | 6 | 1 | 5 | 4 | **1** |" in page
+    assert "- other, `b::test_c`: the words" in page
+    assert "| other | `test_b.py` | nothing: no counterpart | 3 | 0 |  |  |  |" in page
     counted = next(line for line in page.splitlines() if line.startswith("| other | 1.0"))
     assert counted == "| other | 1.0 | 1 | 0 | 0 | 0 | **1** | **1** | **1** | 0 |"

@@ -5,8 +5,13 @@ The hosts themselves are no part of the tests; a driver of our own stands for th
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import importlib
+import json
+import shutil
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,8 +19,11 @@ from typing import Any
 import pytest
 from conformance.__main__ import run_driver
 from conformance.hosts import DRIVERS, driver, from_labels, in_halves, one_by_one
-from conformance.own_tests import FILES, count
+from conformance.own_tests import FILES, File, count, run_file, run_own_tests
+from conformance.page import OwnTests, render
 from conformance.stand_ins import stand_in
+
+from conformance import child, goldens, own_tests
 
 NAMES = ("NAME", "CHECKOUT", "PATHS", "PACKAGE", "STAND_INS", "TRAINS", "HOW", "prepare")
 
@@ -84,20 +92,170 @@ def test_reports_of_pytest_are_counted(tmp_path: Path) -> None:
     report.write_text(
         "<testsuites><testsuite>"
         '<testcase classname="a" name="good"/>'
+        '<testcase classname="a" name="ours"><properties><property name="ours" value="1"/>'
+        "</properties></testcase>"
         '<testcase classname="a" name="bad"><failure/></testcase>'
         '<testcase classname="a" name="broken"><error/></testcase>'
         '<testcase classname="a" name="later"><skipped/></testcase>'
         "</testsuite></testsuites>"
     )
     assert count(report) == {
-        "passed": {"a::good"}, "failed": {"a::bad", "a::broken"}, "skipped": {"a::later"},
+        "passed": {"a::good", "a::ours"}, "failed": {"a::bad", "a::broken"},
+        "skipped": {"a::later"}, "reached": {"a::ours"},
     }  # fmt: skip
 
 
 def test_replacements_are_there() -> None:
     source = Path(importlib.import_module("conformance").__path__[0]) / "replacements.py"
     text = source.read_text(encoding="utf-8")
-    assert all(f"def {file.by}() -> None:" in text for file in FILES)
+    assert all(f"def {file.by}() -> None:" in text for file in FILES if file.by)
+
+
+def test_replacement_comes_before_conftest_and_tests_that_reach_it_are_known(
+    tmp_path: Path,
+) -> None:
+    """A host of our own, whose ``conftest.py`` takes the class before any test is collected."""
+    hosts = tmp_path / "hosts"
+    checkout = hosts / "host"
+    package = checkout / "slime" / "rollout"
+    package.mkdir(parents=True)
+    (checkout / "slime" / "__init__.py").touch()
+    (package / "__init__.py").touch()
+    classes = "class RolloutDataSource:\n    pass\nclass RolloutDataSourceWithBuffer:\n    pass\n"
+    (package / "data_source.py").write_text(classes)
+    (checkout / "conftest.py").write_text("from slime.rollout.data_source import RolloutDataSource")
+    (checkout / "test_host.py").write_text(
+        "import pytest\n"
+        "from conftest import RolloutDataSource\n"
+        "def test_of_something_else():\n    pass\n"
+        "def test_of_the_class():\n"
+        "    assert RolloutDataSource.__init__ is not object.__init__\n"
+        "    with pytest.raises(Exception):\n"
+        "        RolloutDataSource(None)\n"
+        "def test_of_their_own():\n    RolloutDataSource()\n"
+    )
+    file = File("host", "host", "test_host.py", "", "slime_data_source")
+    alone = run_file(file, hosts, tmp_path, replace=False)
+    ours = run_file(file, hosts, tmp_path, replace=True)
+    assert isinstance(alone, dict)
+    assert isinstance(ours, dict)
+    assert alone["passed"] == {"test_host::test_of_something_else", "test_host::test_of_their_own"}
+    assert ours["passed"] == {"test_host::test_of_something_else", "test_host::test_of_the_class"}
+    assert ours["reached"] == {"test_host::test_of_the_class", "test_host::test_of_their_own"}
+
+
+def test_failures_of_a_kept_run_are_explained_anew(tmp_path: Path) -> None:
+    file = next(file for file in FILES if file.why)
+    part, why = next(iter(file.why.items()))
+    known = [
+        OwnTests(file.host, file.path, "", failures=[(f"a::{part}_more", "not looked at")]),
+        OwnTests("other", file.path, "", failures=[(f"a::{part}", "said then")]),
+    ]
+    kept = tmp_path / "own_tests.json"
+    kept.write_text(json.dumps([dataclasses.asdict(one) for one in known]))
+    again = run_own_tests(tmp_path, {}, kept, again=False)
+    assert [one.failures for one in again] == [
+        [(f"a::{part}_more", why)], [[f"a::{part}", "said then"]],
+    ]  # fmt: skip
+
+
+def test_models_are_found_where_tests_look_for_them(tmp_path: Path) -> None:
+    model = tmp_path / "qwen3"
+    model.mkdir()
+    (model / "tokenizer.json").write_text("{}")
+    home = own_tests._home({"qwen3": model}, tmp_path / "home")
+    hub = pytest.importorskip("huggingface_hub")
+    found = hub.try_to_load_from_cache("Qwen/Qwen3-8B", "tokenizer.json", cache_dir=home / "hub")
+    assert found is not None
+    assert Path(found).read_text() == "{}"
+    assert (home / "models" / "Qwen" / "Qwen3-8B" / "tokenizer.json").exists()
+    assert not (home / "models" / "Qwen" / "Qwen2.5-0.5B").exists()
+
+
+def test_answers_are_given_in_the_context_of_the_driver_and_times_are_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pytest.importorskip("transformers")
+    seen: list[tuple[str, bool]] = []
+    inside = False
+
+    @contextlib.contextmanager
+    def untimed() -> Iterator[None]:
+        nonlocal inside
+        inside = True
+        yield
+        inside = False
+
+    def prepare(rows: list[Any], tokenizer: Any, template: str) -> list[Any]:
+        seen.append((template, inside))
+        return [([1], [1]) for _ in rows]
+
+    module = SimpleNamespace(STAND_INS=(), PACKAGE="no_such", prepare=prepare, untimed=untimed)
+    monkeypatch.setattr(child, "driver", lambda name: module)
+    tokenizer = Path(importlib.import_module("tokenmill").__path__[0]) / "examples" / "tokenizer"
+    one = {"directory": str(tokenizer), "rows": [{}]}
+    job = {"driver": "any", "paths": [], "templates": [{**one, "name": "answered"}],
+           "timing": {**one, "name": "timed"}}  # fmt: skip
+    child.run(job)
+    assert set(seen) == {("answered", True), ("timed", False)}
+
+
+def write_corpus(hosts: Path, **config: Any) -> None:
+    messages = [
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": "<think>\nHm.\n</think>\n\nHello."},
+    ]
+    plain = [messages[0], {"role": "assistant", "content": "Hello."}]
+    append = [{"role": "user", "content": "And?"}]
+    corpus = {
+        "scenarios": {
+            "thinking": {"messages": messages, "append": append},
+            "plain": {"messages": plain, "append": append},
+        },
+        "cases": [
+            {"id": name, "model": "ours", "config": {"name": "ours", **config},
+             "scenario": name, "stable": True}
+            for name in ("thinking", "plain")
+        ],
+    }  # fmt: skip
+    path = hosts / goldens.CORPUS
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps(corpus))
+
+
+DROPS_THINKING = (
+    "{% for m in messages %}<{{ m.role }}>{% if loop.last %}{{ m.content }}"
+    "{% else %}{{ m.content.split('</think>')[-1].strip() }}{% endif %}</s>{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
+
+def test_goldens_of_others_are_held_against_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    example = Path(importlib.import_module("tokenmill").__path__[0]) / "examples" / "tokenizer"
+    model = tmp_path / "tokenizers" / "ours"
+    shutil.copytree(example, model)
+    (model / "chat_template.jinja").write_text(DROPS_THINKING)
+    monkeypatch.setattr(goldens, "TEMPLATES", {"ours": "tokenizers/ours"})
+    assert goldens.hold(tmp_path, tmp_path) == f"no {goldens.CORPUS} under HOSTS"
+    write_corpus(tmp_path)
+    found = goldens.hold(tmp_path, tmp_path)
+    assert not isinstance(found, str)
+    assert [(one.case, one.found) for one in found] == [("thinking", False), ("plain", True)]
+    assert "Hm." in found[0].detail
+    section = render([], [], 1, goldens=found).split("## Goldens")[1]
+    assert "1 answers are the same, 0 conversations are refused here, 1 answers differ" in section
+    assert "| thinking | stands | is rewritten |" in section
+    assert "| plain |" not in section
+
+
+def test_settings_that_no_template_knows_are_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(goldens, "TEMPLATES", {"ours": "tokenizers/ours"})
+    write_corpus(tmp_path, thinking_retention="all")
+    assert goldens.hold(tmp_path, tmp_path) == []
 
 
 def test_swift_rows_have_calls_as_turns_of_their_own() -> None:
