@@ -261,11 +261,11 @@ class Expander:
             Differs: A learned expansion gave other ids than the processor.
         """
         gone = {number for number, _ in encoded.rejected} | set(made.rejected)
+        encoded.mask[np.isin(encoded.ids, self._media_ids)] = 0  # while runs are short
         encoded = self._unfolded(made, encoded, gone, notes)
         refused = dict(made.rejected)
         kept_marks = np.ones(len(encoded.turn_ends), bool)
         mask = encoded.mask
-        mask[np.isin(encoded.ids, self._media_ids)] = 0
         media: dict[int, TextMedia] = {}
         first = True
         first_marks, first_tokens = encoded.turn_starts.tolist(), encoded.row_starts.tolist()

@@ -320,7 +320,7 @@ def _formats() -> tuple[str, ...]:
 def _is_below(place: str, root: str) -> bool:
     """Whether a resolved path is below a directory, which may itself be reached by links."""
     # In a resolved path there are none, so a directory that it begins with needs no resolving.
-    if place.startswith(os.path.join(root, "")):
+    if place.startswith(root.rstrip("/") + "/"):
         return True
     return place.startswith(os.path.join(os.path.realpath(root), ""))
 
