@@ -181,7 +181,7 @@ def verl_balancing() -> None:
     """The partitions of verl that may be of different size, by the costs that verl states."""
     from verl.utils import seqlen_balancing
 
-    from tokenmill.packing.balance import level
+    from tokenmill.packing.micro import level
 
     theirs = seqlen_balancing.get_seqlen_balanced_partitions
 
