@@ -481,8 +481,10 @@ def test_evaluation_sets_are_read_by_us_where_that_is_said(
     miles.DataSource(described())
     assert [module.Dataset for module in modules] == [HostDataset] * 2
     monkeypatch.setenv("TOKENMILL_EVAL", "1")
-    for _ in range(2):  # a second source in the process
-        miles.DataSource(described(apply_chat_template=False))
+    miles.DataSource(described(prompt_data=None, hf_checkpoint=str(tmp_path)))
+    last = described()
+    miles.DataSource(last)  # a second source in the process, of other flags
+    assert all(module.Dataset.settings.args is last for module in modules)
     asked: dict[str, Any] = {
         "path": str(PROMPTS), "tokenizer": tokenizer, "processor": None, "prompt_key": "text",
         "label_key": "label", "tool_key": None, "metadata_key": None, "multimodal_keys": None,
