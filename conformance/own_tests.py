@@ -75,7 +75,9 @@ FILES = (
              "resume": STATE,
          }),
     File("SkyRL", "SkyRL", "tests/train/test_sft_tokenization.py",
-         "`tokenize_chat_example` by a row of `tokenmill.prepare`", "skyrl_tokenization", **SKYRL),
+         "`tokenize_chat_example` by a row of `tokenmill.prepare`", "skyrl_tokenization", **SKYRL,
+         why={"non_contiguous": "the same tokens are trained; SkyRL's window begins with the "
+                                "untrained generation prompt, ours with the first trained token"}),
     File("SkyRL", "SkyRL", "tests/train/test_sft_packing_collate.py",
          "nothing: SkyRL's own collator takes our rows", **SKYRL),
     File("SkyRL", "SkyRL", "tests/train/test_sft_pretokenized.py",

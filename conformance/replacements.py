@@ -41,14 +41,21 @@ def reached() -> None:
 def _prepared(row: dict[str, Any], tokenizer: Any, **options: Any) -> Any:
     """One row as a store has it, or None where it was rejected."""
     import tokenmill
+    from tokenmill.errors import SourceError
 
     with tempfile.TemporaryDirectory() as directory:
         source = Path(directory) / "row.jsonl"
         source.write_text(json.dumps(row) + "\n", encoding="utf-8")
-        store = tokenmill.prepare(
-            str(source), tokenizer=tokenizer, executor="inline",
-            cache_dir=_cache(), **options,
-        )  # fmt: skip
+        try:
+            store = tokenmill.prepare(
+                str(source),
+                tokenizer=tokenizer,
+                executor="inline",
+                cache_dir=_cache(),
+                **options,
+            )
+        except SourceError:  # a source without a row that can be used is an error
+            return None
         return next(iter(store), None)
 
 
