@@ -124,8 +124,11 @@ def test_replacement_comes_before_conftest_and_tests_that_reach_it_are_known(
     classes = "class RolloutDataSource:\n    pass\nclass RolloutDataSourceWithBuffer:\n    pass\n"
     (package / "data_source.py").write_text(classes)
     (checkout / "conftest.py").write_text("from slime.rollout.data_source import RolloutDataSource")
+    (checkout / "tests").mkdir()  # no package: a package of that name elsewhere would hide it
+    (checkout / "tests" / "helpers_of_the_host.py").touch()
     (checkout / "test_host.py").write_text(
         "import pytest\n"
+        "import tests.helpers_of_the_host\n"
         "from conftest import RolloutDataSource\n"
         "def test_of_something_else():\n    pass\n"
         "def test_of_the_class():\n"
