@@ -175,6 +175,7 @@ def _labels(
         for run_start, run_end, who in found.runs:
             for start, end, label in parts if who == index else ():
                 _paint(labels, max(start, run_start), min(end, run_end), label)
+    for turn in (turn for index, turn in talk.turns.items() if index in wanted):
         if not turn.closed:
             _unclosed(talk, found, turn, labels)
         if turn_end == "turn":
@@ -221,7 +222,8 @@ def _unclosed(talk: Conversation, found: Owned, turn: Turn, labels: bytearray) -
     """
     eos = str(talk.template.variables.get("eos_token") or "")
     tag = TAG.match(found.text, turn.end)
-    if tag and (tag[0] == eos or ENDING_WORD.search(tag[0])):
+    barred = tag and LABELS[labels[tag.start()]][0] == "!"  # and no part of the next answer
+    if tag and barred and (tag[0] == eos or ENDING_WORD.search(tag[0])):
         _paint(labels, tag.start(), tag.end(), "?")
     for start, end, who in found.runs:
         if start <= turn.end < end and who == NOBODY:

@@ -312,6 +312,13 @@ def test_a_closer_in_the_next_step_may_be_trained_the_next_opener_not() -> None:
     assert wrong == ["trained: another turn"]
 
 
+def test_a_header_behind_the_closer_of_the_turn_before() -> None:
+    source, talk = HABITS["closed by the next"], [*QUESTION, {"role": "assistant", "content": "B"}]
+    assert complaints(source, talk, ["B"], trained=[2]) == []
+    wrong = complaints(source, talk, ["<|assistant_start|>B"], trained=[2])
+    assert wrong == ["trained: header"]
+
+
 def faulty(text: str, spans: list[tuple[int, int]], chance: random.Random) -> Iterator[Any]:
     """Masks that are wrong in one place, and the one that is given."""
     yield spans

@@ -337,7 +337,11 @@ class Conversation:
         core = prompt[: thinking_at_end(prompt)].strip()
         if not core:
             return
-        for base in {before, start}:
+        bases = {before, start}
+        closer = TAG.match(text, start, end)
+        if closer and ENDING_WORD.search(closer[0]):
+            bases.add(closer.end())  # of the turn before, where a template closes it by the next
+        for base in bases:
             turn = text[base:end]
             length = common(turn, prompt)
             if turn[:length].strip():
