@@ -10,6 +10,8 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.store.making import make_columns, make_store
 from tokenmill import fingerprint
@@ -163,3 +165,17 @@ def test_walking_blocks_of_many_files_holds_no_descriptor(tmp_path: Path) -> Non
     before = len(list(Path("/proc/self/fd").iterdir()))
     assert sum(block.rows for block in rows.blocks()) == 30 * 9000
     assert len(list(Path("/proc/self/fd").iterdir())) <= before + 1
+
+
+@given(st.lists(st.integers(0, 100_000), max_size=300))
+def test_commit_reads_the_counts_of_few_rows_at_once(rows: list[int]) -> None:
+    placements = [commit.Placement(f"{n}", 0, 0, None, None, rows=n) for n in rows]
+    batches = list(commit._together(placements))
+    assert [one for some in batches for one in some] == placements
+    for some, following in itertools.pairwise([*batches, []]):
+        together = sum(one.rows for one in some)
+        assert len(some) <= commit._TOGETHER
+        assert len(some) == 1 or together <= commit._ROWS_TOGETHER
+        # As many as may be: every batch costs a turn of a thread.
+        full = len(some) == commit._TOGETHER
+        assert full or not following or together + following[0].rows > commit._ROWS_TOGETHER

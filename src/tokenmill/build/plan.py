@@ -261,4 +261,5 @@ class Plan:
                 source_row=block.first_row,
                 line=block.first_line,
                 offset=block.offset,
+                rows=block.rows,
             )

@@ -20,7 +20,7 @@ Result = TypeVar("Result")
 
 BATCH = 64  # items per task: handing over costs as much as a few looks at a local disk
 THREADS = 8  # looks in flight: they wait for disks and servers, not for a core
-WINDOW = 2 * THREADS  # batches in existence, finished ones that nobody took included
+WINDOW = THREADS + 2  # batches in existence, finished ones that nobody took included
 
 
 def ahead(

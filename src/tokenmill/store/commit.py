@@ -15,7 +15,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +41,8 @@ from tokenmill.store.slices import RowCounts, read_counts, read_record
 from tokenmill.store.table import SLICE_ROW, count_rows, header, pack_row, read_stretches
 
 _PIECE = 1 << 20  # bytes of a file read at once
-_TOGETHER = 64  # slices whose counts are read and checked at once
+_TOGETHER = 64  # slices whose counts are read and checked at once …
+_ROWS_TOGETHER = 1 << 15  # … or one slice: of very short rows it holds a hundred thousand
 
 MOST_SHARDS = 50_000
 """Slices that ``state.json`` lists. `datasets` maps every shard of it, and a process has about
@@ -51,13 +51,18 @@ MOST_SHARDS = 50_000
 
 @dataclass(frozen=True)
 class Placement:
-    """One slice's place in a store."""
+    """One slice's place in a store.
+
+    Attributes:
+        rows: Of the source that it was made of, where that is known: how much to read at once.
+    """
 
     key: str
     source: int
     source_row: int
     line: int | None
     offset: int | None
+    rows: int = 0
 
 
 @dataclass
@@ -197,9 +202,9 @@ def _write_columns(
                 *names.MEDIA_FILES,
             )
         }
-        stream = iter(placements)
-        together = iter(lambda: list(islice(stream, _TOGETHER)), [])
-        for some, counts in ahead(lambda some: _counted(cache, some), together, batch=1):
+        for some, counts in ahead(
+            lambda some: _counted(cache, some), _together(placements), batch=1
+        ):
             columns[names.LENGTHS].write(counts.lengths)
             columns[names.TRAINED].write(counts.trained)
             columns[names.FIRST_TRAINED].write(firsts_of(counts.runs, counts.run_starts).data)
@@ -232,6 +237,20 @@ def _write_columns(
     return tally, {
         name: {"size": column.size, "checksum": column.checksum} for name, column in columns.items()
     }
+
+
+def _together(placements: Iterable[Placement]) -> Iterator[list[Placement]]:
+    """Neighbouring slices whose counts are read at once: few, or of few rows."""
+    some: list[Placement] = []
+    rows = 0
+    for placement in placements:
+        if some and (len(some) == _TOGETHER or rows + placement.rows > _ROWS_TOGETHER):
+            yield some
+            some, rows = [], 0
+        some.append(placement)
+        rows += placement.rows
+    if some:
+        yield some
 
 
 def _counted(cache: CacheLayout, placements: list[Placement]) -> tuple[list[Placement], RowCounts]:
