@@ -39,6 +39,7 @@ PICTURES = 24  # of which the peer, which is slow, runs a few
 PEER_PICTURES = 4
 PREPARED = {"known sizes": 4096, "a new size each": 1024}  # rows
 DRAWN = 64  # of those of known sizes; the others differ by a comment
+COMMAND_MIB = 200  # resident, as for rows of text
 ROWS = int(os.environ.get("TOKENMILL_BENCH_PICTURE_ROWS", 1_000_000))
 WORDS = 20  # of a question, and of an answer, of those
 STAND_IN = ("llama4",)
@@ -341,7 +342,8 @@ def _many(report: Report, directory: Path) -> None:
         peaks[rows] = found.worker_private_peak / 2**20
         note = f"{found.seconds:.0f} s; no picture in {size / 2**20:.0f} MiB of cache"
         report.figure(f"{said}: a row in the cache", size / rows, "bytes", note=note)
-        report.figure(f"{said}: the command's memory", found.parent_peak / 2**20, "MiB")
+        resident = found.parent_peak / 2**20
+        report.figure(f"{said}: the command's memory", resident, "MiB", at_most=COMMAND_MIB)
         report.figure(f"{said}: the worker's private memory", peaks[rows], "MiB")
     gained = peaks[ROWS] - peaks[ROWS // 10]
     report.figure(f"memory that {ROWS:,} rows take more", gained, "MiB", at_most=64)
