@@ -11,6 +11,7 @@ import dataclasses
 import itertools
 import json
 import os
+import resource
 import subprocess
 import sys
 import tempfile
@@ -24,7 +25,7 @@ from conformance.hosts import driver
 from conformance.page import OwnTests
 
 HERE = Path(__file__).parent
-TIMEOUT_S = 3600
+TIMEOUT_S = 600
 
 
 @dataclass(frozen=True)
@@ -233,6 +234,8 @@ def run_own_tests(
                 one.failures = [(name, explain(file, name)) for name, _ in one.failures]
         return tests
     home = _home(places, kept.parent / "home")
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # some hosts leave files open
 
     def judge(file: File) -> OwnTests:
         return _judge(file, hosts, home)
