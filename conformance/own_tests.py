@@ -43,6 +43,8 @@ class File:
     stand_ins: tuple[str, ...] = ()
     apart: bool = False
     """The tests come from a checkout, and the package that they test from elsewhere."""
+    package: str = ""
+    """Imported before the tests are, where they lie inside of a package of the same name."""
     why: Mapping[str, str] = field(default_factory=dict)
     """Part of a test's name → why it fails with ours."""
 
@@ -50,7 +52,7 @@ class File:
 SKYRL = {"paths": driver("skyrl_every").PATHS, "stand_ins": driver("skyrl_every").STAND_INS}
 SLIME = {"stand_ins": driver("slime").STAND_INS}
 VERL = {"paths": (), "stand_ins": driver("verl").STAND_INS, "apart": True}
-APART = {"paths": (), "apart": True}
+GRAIN = {"paths": (), "apart": True, "package": "grain"}
 STATE = (
     "ours says otherwise where it stands, and refuses the state of another seed, which the test "
     "loads: it would go on in an order that was never begun"
@@ -114,13 +116,13 @@ FILES = (
          "`pack_dataset` with `bfd` and `bfd_split` by `Pack`", "trl_packing",
          why={"TestPackDatasetBfd": PIECES}),
     File("grain", "grain", "grain/_src/python/samplers_test.py",
-         "the permutation of `IndexSampler` by our order", "grain_order", **APART,
+         "the permutation of `IndexSampler` by our order", "grain_order", **GRAIN,
          why={"test_shuffle": GOLDEN}),
     File("grain", "grain", "grain/_src/python/data_loader_test.py",
-         "the permutation of `IndexSampler` by our order", "grain_order", **APART,
+         "the permutation of `IndexSampler` by our order", "grain_order", **GRAIN,
          why={"checkpoint": GOLDEN}),
     File("grain", "grain", "grain/_src/python/dataset/transformations/shuffle_test.py",
-         "the permutation of `ShuffleMapDataset` by our order", "grain_order", **APART,
+         "the permutation of `ShuffleMapDataset` by our order", "grain_order", **GRAIN,
          why={"test_cross_version_determinism": GOLDEN}),
     File("streaming", "streaming", "tests/test_streaming.py",
          "`StreamingDataset`, `StreamingDataLoader` of one stream by `Loader`", "streaming_loader"),
@@ -192,6 +194,7 @@ def run_file(file: File, hosts: Path, home: Path, *, replace: bool) -> dict[str,
             **os.environ,
             "PYTHONPATH": ":".join([*paths, str(HERE.parent / "src"), str(ours)]),
             "CONFORMANCE_REPLACE": file.by if replace else "",
+            "CONFORMANCE_PACKAGE": file.package,
             "CONFORMANCE_STAND_INS": ",".join(file.stand_ins),
             "HF_HUB_CACHE": str(home / "hub"),
             "HF_HUB_OFFLINE": "1",
