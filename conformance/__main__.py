@@ -119,23 +119,17 @@ def describe_version(root: Path | None, version: str) -> str:
     return shown.stdout.strip()
 
 
-def describe_setup(hosts: Path) -> str:
+def describe_setup() -> str:
     """When, with which libraries, and how to lay the hosts out."""
-    ask = "import sys; from importlib.metadata import version; print(*map(version, sys.argv[1:]))"
-    shown = subprocess.run(
-        [python_of(hosts), "-c", ask, *LIBRARIES], capture_output=True, text=True, check=True
-    )
-    versions = [f"{a} {b}" for a, b in zip(LIBRARIES, shown.stdout.split(), strict=True)]
-    own = metadata.version("transformers")
+    versions = [f"{name} {metadata.version(name)}" for name in LIBRARIES]
     checkouts = [driver(name).CHECKOUT for name in DRIVERS]
     checkouts += [*(file.checkout for file in FILES), "renderers"]
     places = ", ".join(f"`{name}`" for name in dict.fromkeys(checkouts) if name)
     return (
-        f"Run in one piece on {date.today().isoformat()}; the hosts, and ours, with "
-        f"{', '.join(versions)}; judged with transformers {own}. Directories under `HOSTS`: "
-        f"{places}; `renderers` is its source distribution, for its tests. A `.venv` there is the "
-        "Python that the hosts run with. TRL, verl, grain and renderers come from the package "
-        "index."
+        f"Judged on {date.today().isoformat()}; the hosts, ours and the judge with "
+        f"{', '.join(versions)}. Directories under `HOSTS`: {places}; `renderers` is its source "
+        "distribution, for its tests. A `.venv` there is the Python that the hosts run with. TRL, "
+        "verl, grain and renderers come from the package index."
     )
 
 
@@ -177,6 +171,10 @@ def main() -> int:
     )
     parser.add_argument("--own-tests", action=argparse.BooleanOptionalAction, default=True)
     arguments = parser.parse_args()
+    python = python_of(arguments.hosts)
+    if python != Path(sys.executable):  # whoever judges renders with the library that the hosts use
+        paths = {"PYTHONPATH": f"{HERE.parent / 'src'}:{HERE.parent}"}
+        os.execve(python, [python, "-m", "conformance", *sys.argv[1:]], {**os.environ, **paths})
     shared = unpack_shared()
     if shared is None:
         raise SystemExit("conformance needs ../shared/data, which is not beside this checkout")
@@ -219,7 +217,7 @@ def main() -> int:
     tests = run_own_tests(arguments.hosts, places, kept / "own_tests.json", again=again,
                           jobs=arguments.jobs)  # fmt: skip
     goldens = hold(arguments.hosts, shared)
-    page = render(hosts, tests, len(cases), describe_setup(arguments.hosts), goldens)
+    page = render(hosts, tests, len(cases), describe_setup(), goldens)
     arguments.page.write_text(page, encoding="utf-8")
     return 0
 

@@ -7,6 +7,7 @@ that a host has right and we do not are listed as well.
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ IDS = {
     "other": "another text than the model's own render",
 }
 EXCERPT = 150
+_PATH = re.compile(r"(?<!\w)/[\w./-]+")  # places of the machine that ran it say nothing
 MOST_REFUSALS = 4
 """Messages of a host that are quoted; the rest is counted."""
 
@@ -276,7 +278,7 @@ def _times(ran: Sequence[Host]) -> list[str]:
             ratio = more / max(ours["seconds"] - ours["first"], 1e-9)
             beside = f"{ratio:.1f}×"
         first, grown = host.timing["first"], host.timing["grown"]
-        return [host.name, f"{first:.2f}", f"{rate:,.0f}", beside, f"{grown / 2**20:.0f}"]
+        return [host.name, f"{first:.2f}", f"{rate:,.0f}", beside, f"{max(grown, 0) / 2**20:.0f}"]
 
     rows = next((host.timing["rows"] for host in ran if host.timing), 0)
     return [
@@ -314,7 +316,7 @@ def _tests(tests: Sequence[OwnTests]) -> list[str]:
     def line(one: OwnTests) -> list[object]:
         place = [one.host, f"`{one.file}`", one.replaced]
         if one.not_run:
-            return [*place, f"not run: {one.not_run}", "", "", "", ""]
+            return [*place, f"not run: {_PATH.sub('…', one.not_run)}", "", "", "", ""]
         own = [one.passed_alone, one.failed_alone]
         if one.passed is None:
             return [*place, *own, "", "", ""]

@@ -2,7 +2,7 @@
 
 ``CONFORMANCE_REPLACE`` names the function below that does it; empty, the host's own classes stay
 there, so that both runs differ in nothing else. ``CONFORMANCE_STAND_INS`` are packages that the
-host imports and its tests do not use.
+host imports and its tests do not use; ``CONFORMANCE_PACKAGE`` is imported before any test is.
 
 Of a file many tests never come to the class that is replaced. What stands here calls `reached`, and
 the report of a test that came so far has the property ``ours``.
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import importlib
 import json
 import os
 import tempfile
@@ -404,8 +405,9 @@ def pytest_load_initial_conftests() -> None:
     stand_in([*filter(None, named), "torchvision"])
     # Pydantic takes no other on Python 3.11.
     typing.TypedDict = typing_extensions.TypedDict  # type: ignore[assignment]
-    name = os.environ.get("CONFORMANCE_REPLACE")
-    if name:
+    if package := os.environ.get("CONFORMANCE_PACKAGE"):
+        importlib.import_module(package)
+    if name := os.environ.get("CONFORMANCE_REPLACE"):
         globals()[name]()
 
 
