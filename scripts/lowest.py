@@ -20,9 +20,8 @@ from typing import Any
 PROJECT = Path(__file__).resolve().parent.parent
 PLACE = PROJECT / "build" / "lowest"  # one environment per Python
 TOOLS = ("pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "psutil")
-WITH_EXTRAS = (
-    "golden", "integrations", "page", "remote", "test_documents.py", "test_host_pages.py",
-)  # fmt: skip
+WITH_EXTRAS = ("conformance", "golden", "integrations", "page", "remote",
+               "test_documents.py", "test_host_pages.py")  # fmt: skip
 """Tests about libraries that are no part of the core, by their names in ``tests``."""
 CORE_ONLY = {"TOKENMILL_TEST_CORE_ONLY": "1"}
 """Other tests that miss such a library are skipped by its name."""
