@@ -191,9 +191,9 @@ def test_disabled_cache_that_fails_leaves_nothing_behind(
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(scratch))
-    with pytest.raises(SourceError):
+    with pytest.raises(SourceError) as held:
         prepare(str(tmp_path / "none.jsonl"), str(TOKENIZER), disable_cache=True, **INLINE)
-    assert not list(scratch.iterdir())
+    assert not list(scratch.iterdir()), f"{held.value} is held, as interactive sessions do"
     bad = write_rows(tmp_path / "bad.jsonl", ["{"])
     with pytest.raises(SourceError, match="no row left"):
         prepare(str(bad), str(TOKENIZER), disable_cache=True, **INLINE)

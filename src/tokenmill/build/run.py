@@ -77,28 +77,12 @@ def run_share(
     start = time.perf_counter()
     if options.disable_cache and not share.is_whole:
         raise UsageError("a part needs the cache: that is where the other parts leave theirs")
-    if not options.disable_cache:
-        return _run_in(cache_of(options.cache_dir), recipe, options, share, progress, start)
-    private = PrivateDirectory()
-    try:
-        made = _run_in(cache_of(private.path), recipe, options, share, progress, start)
-    except BaseException:
-        private.remove()
-        raise
-    if isinstance(made, Prepared):
-        made.store.private_directory = private  # removed when nobody holds the store any more
-    return made
-
-
-def _run_in(
-    cache: CacheLayout,
-    recipe: Recipe,
-    options: RunOptions,
-    share: Share,
-    progress: Any,
-    start: float,
-) -> Prepared | Unfinished:
-    with executor_for(options.executor, options.num_workers) as executor:
+    private = PrivateDirectory() if options.disable_cache else None
+    cache = cache_of(private.path if private else options.cache_dir)
+    with (
+        private or contextlib.nullcontext(),
+        executor_for(options.executor, options.num_workers) as executor,
+    ):
         planned, comparison = plan(recipe, options, executor, cache)
         account = Account(slices=planned.slices)
         layout = cache.store(planned.key)
@@ -123,6 +107,7 @@ def _run_in(
             comparison.agree(planned.card, cache.root)
     media = {"media_root": options.media_root, "media_urls": options.media_urls}
     store = Store(layout.directory, paths=planned.paths, **media)  # type: ignore[arg-type]
+    store.private_directory = private  # removed when nobody holds the store any more
     return Prepared(store, hit, account, time.perf_counter() - start, options)
 
 

@@ -17,7 +17,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 
 def at_end(owner: object, function: Callable[..., object], *arguments: Any) -> None:
@@ -34,16 +34,23 @@ def _if_ours(process: int, function: Callable[..., object], *arguments: Any) -> 
 
 
 class PrivateDirectory:
-    """A temporary directory, removed silently when nobody holds this object any more."""
+    """A temporary directory, removed silently when nobody holds this object any more.
+
+    As a context it is removed at once by an error that passes: whoever holds the error also holds
+    the frames in which this object is.
+    """
 
     def __init__(self, prefix: str = "tokenmill-") -> None:
         self.process = os.getpid()
         self.path = Path(tempfile.mkdtemp(prefix=prefix))
         at_end(self, _remove_directory, self.path)
 
-    def remove(self) -> None:
-        """Remove it now: who holds an error also holds the frames in which this object is."""
-        _remove_directory(self.path)
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
+        if error is not None:
+            _remove_directory(self.path)
 
 
 def _remove_directory(path: Path) -> None:

@@ -208,7 +208,7 @@ def rows_alone(view: View) -> View:
 
 
 def rows_within(view: View, limit: int | None, name: str, remedy: str) -> View:
-    """A view without rows that a host would cut, or refuse in the middle of a run.
+    """A view of which a host cuts no row, nor refuses one in the middle of a run.
 
     Args:
         view: The rows.
