@@ -61,13 +61,9 @@ def make_renderer(
     template: str | Mapping[str, str] | None,
     special_tokens: Mapping[str, str] | None = None,
     renderer: str = "auto",
-) -> Any:
-    """A renderer, whichever of the two keywords its constructor has."""
-    names = inspect.signature(Renderer).parameters
-    keyword: dict[str, Any] = {"fast": renderer == "auto"}
-    if "renderer" in names:
-        keyword = {"renderer": renderer}
-    return Renderer(spec, template, special_tokens, **keyword)
+) -> Renderer:
+    """The product's renderer, all by position."""
+    return Renderer(spec, template, special_tokens, renderer=renderer)
 
 
 @dataclass(slots=True)

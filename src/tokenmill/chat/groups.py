@@ -156,7 +156,7 @@ def _sides(
             raise incomparable(f"{name!r} is empty")
         side = shapes.conversation(shape, [*heads[name], *tail])
         side.completion = len(heads[name])
-        shapes.add_tools_and_system(side, row, spec)
+        shapes.add_columns(side, row, spec)
         sides.append(side)
     return sides
 

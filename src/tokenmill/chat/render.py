@@ -261,29 +261,39 @@ class Renderer:
         if "default" in self._sources and spec.format != "text":
             self._template("default")  # one that does not compile is refused here, not at a row
 
-    def _template(self, name: str) -> Template:
-        if name not in self._templates:
-            variables = {**self.special_tokens, **(self.spec.template_kwargs or {})}
-            self._templates[name] = template_of(self._sources[name], self.spec, variables)
-        return self._templates[name]
+    def _template(self, name: str, said: Mapping[str, Any] | None = None) -> Template:
+        if said is None and name in self._templates:
+            return self._templates[name]
+        variables = {**self.special_tokens, **(self.spec.template_kwargs or {}), **(said or {})}
+        found = template_of(self._sources[name], self.spec, variables)
+        if said is None:
+            self._templates[name] = found
+        return found
 
-    def _for(self, tools: list[Any] | None) -> Template:
-        """The template of a conversation, chosen as transformers chooses it."""
+    def _for(self, tools: list[Any] | None, said: Mapping[str, Any] | None = None) -> Template:
+        """The template of a conversation, chosen as transformers chooses it.
+
+        Args:
+            tools: Of the conversation.
+            said: The variables that its row gives, which go before the spec's.
+        """
         if not self._sources:
             raise UsageError(
                 "these rows are conversations and the tokenizer has no chat template:"
                 " give one with chat_template="
             )
         if tools is not None and "tool_use" in self._sources:
-            return self._template("tool_use")
+            return self._template("tool_use", said)
         if "default" in self._sources:
-            return self._template("default")
+            return self._template("default", said)
         names = ", ".join(sorted(self._sources))
         raise UsageError(f"the tokenizer has no default chat template, only {names}: choose one")
 
-    def reference(self, tools: list[Any] | None = None) -> ReferenceTemplate:
-        """The reference template that renders a conversation with these tools."""
-        return self._for(tools).reference
+    def reference(
+        self, tools: list[Any] | None = None, said: Mapping[str, Any] | None = None
+    ) -> ReferenceTemplate:
+        """The reference template that renders a conversation with these tools and variables."""
+        return self._for(tools, said).reference
 
     def judge(self, tools: list[Any] | None = None) -> Judge:
         """What tells the turns of such a conversation apart."""
@@ -302,10 +312,16 @@ class Renderer:
         """`prompt` for many, along traced paths; a refused one is the error in its place."""
         if self.renderer == "auto":
             try:
-                return [self._prompt(i, *one) for i, one in enumerate(conversations)]
+                return [
+                    self._prompt(i, messages, tools, self._for(tools))
+                    for i, (messages, tools) in enumerate(conversations)
+                ]
             except Differs:
                 self.renderer = "jinja2"  # this batch and every later one is the reference's
-        return [self._reference_prompt(*one) for one in conversations]
+        return [
+            self._reference_prompt(messages, tools, self._for(tools))
+            for messages, tools in conversations
+        ]
 
     def printed(
         self, messages: list[dict[str, Any]], tools: list[Any] | None, *, prompt: bool
@@ -340,27 +356,34 @@ class Renderer:
         return text, run
 
     def _prompt(
-        self, number: int, messages: list[dict[str, Any]], tools: list[Any] | None
+        self,
+        number: int,
+        messages: list[dict[str, Any]],
+        tools: list[Any] | None,
+        template: Template,
     ) -> str | RowError:
-        traced = self._for(tools).asking
+        traced = template.asking
         try:
             text = traced.follow(messages, tools).text
         except NotTraced as error:
             if traced.differed:
                 raise Differs from error
-            return self._reference_prompt(messages, tools)
+            return self._reference_prompt(messages, tools, template)
         except RowError as error:
             return error
-        if audited(number, digest_of(text)) and self._reference_prompt(messages, tools) != text:
+        if (
+            audited(number, digest_of(text))
+            and self._reference_prompt(messages, tools, template) != text
+        ):
             traced.ban("a prompt that both rendered")
             raise Differs
         return text
 
     def _reference_prompt(
-        self, messages: list[dict[str, Any]], tools: list[Any] | None
+        self, messages: list[dict[str, Any]], tools: list[Any] | None, template: Template
     ) -> str | RowError:
         try:
-            return self.prompt(messages, tools)
+            return template.reference.render(messages, tools, add_generation_prompt=True)
         except RowError as error:
             return error
 
@@ -438,7 +461,9 @@ class Renderer:
                     (side.prompt, side.text), self.media.image
                 )
                 continue
-            refuse_tokens([side.messages, side.tools], self.media, placeholders=pictures)
+            refuse_tokens(
+                [side.messages, side.tools, side.variables], self.media, placeholders=pictures
+            )
             if pictures or not side.simple:
                 side.illustrate(pictures)
         return found
@@ -473,9 +498,9 @@ class Renderer:
         """What a model is given to go on with."""
         tools = job.conversation.tools
         prompt = (
-            self._prompt(number, messages, tools)
+            self._prompt(number, messages, tools, job.template)
             if auto
-            else self._reference_prompt(messages, tools)
+            else self._reference_prompt(messages, tools, job.template)
         )
         if isinstance(prompt, RowError):
             raise prompt
@@ -783,7 +808,7 @@ class Renderer:
 
     def _jobs(self, index: int, found: Conversation, result: Rendering) -> list[Job]:
         """The texts that one conversation gives, and what is trained in each."""
-        template = self._for(found.tools)
+        template = self._for(found.tools, found.variables)
         # Of a conversation that ends with an answer the outline says what is trained.
         plain = None
         outlined = _outlined(found)

@@ -16,15 +16,26 @@ import operator
 from dataclasses import dataclass, field
 from typing import Any
 
-from tokenmill.chat.calls import call_list, function_call, join_parts, text_arguments, tool_list
+from tokenmill.chat.calls import (
+    call_list,
+    decode,
+    function_call,
+    join_parts,
+    text_arguments,
+    tool_list,
+)
 from tokenmill.chat.pictures import Parts, Picture, RowPictures
-from tokenmill.chat.spec import TRAINABLE, ChatSpec
-from tokenmill.errors import RowError
+from tokenmill.chat.spec import RESERVED_KWARGS, TRAINABLE, ChatSpec
+from tokenmill.errors import RowError, UsageError
+from tokenmill.fingerprint import plain
 
 Message = dict[str, Any]
 
 RANKED_KEYS = ("responses", "completions")
 """Columns that hold a list of answers."""
+
+VARIABLES_KEY = "chat_template_kwargs"
+"""Column of what a row itself says to the template."""
 
 SHAREGPT_ROLES = {
     "human": "user",
@@ -54,6 +65,8 @@ class Conversation:
     shape: str
     messages: list[Message]
     tools: list[Any] | None = None
+    variables: dict[str, Any] | None = None
+    """Further variables for the template, which go before those of the spec."""
     completion: int = 0
     simple: bool = False
     nulls: frozenset[int] = frozenset()
@@ -152,13 +165,13 @@ def read(row: Any, spec: ChatSpec, shape: str | None = None) -> Conversation | P
             found = conversation("messages", turns)
         else:
             found = _sharegpt_conversation(turns)
-    add_tools_and_system(found, row, spec)
+    add_columns(found, row, spec)
     if not found.messages:
         raise RowError("the conversation is empty")
     return found
 
 
-def add_tools_and_system(found: Conversation, row: dict[str, Any], spec: ChatSpec) -> None:
+def add_columns(found: Conversation, row: dict[str, Any], spec: ChatSpec) -> None:
     """What a row says of a conversation in columns of their own."""
     tools = row.get(spec.tools_key)
     if tools is not None:
@@ -166,6 +179,9 @@ def add_tools_and_system(found: Conversation, row: dict[str, Any], spec: ChatSpe
     system = row.get(spec.system_key)
     if system is not None:
         _lead_with_system(found, system)
+    variables = row.get(VARIABLES_KEY)
+    if variables is not None:
+        found.variables = _variables(variables)
 
 
 def detect(row: dict[str, Any], spec: ChatSpec) -> str:
@@ -326,7 +342,7 @@ def _pair(row: dict[str, Any], spec: ChatSpec) -> Conversation | Plain:
     tail = half(completion, "assistant", spec.completion_key)
     found = conversation("prompt_completion", [*head, *tail])
     found.completion = len(head)
-    add_tools_and_system(found, row, spec)
+    add_columns(found, row, spec)
     return found
 
 
@@ -339,6 +355,27 @@ def half(value: Any, role: str, key: str) -> list[Any]:
     if isinstance(value, list) and value:
         return value
     raise RowError(f"{key!r} must be text or messages, not {type(value).__name__}")
+
+
+def _variables(value: Any) -> dict[str, Any] | None:
+    """What a row says to the template.
+
+    Null says nothing: tables write it where another row has a variable and this one has not.
+    """
+    if isinstance(value, str):
+        value = decode(value, VARIABLES_KEY) if value.strip() else None
+    if value is None:
+        return None
+    if not isinstance(value, dict):
+        raise RowError(f"{VARIABLES_KEY!r} must be an object, not {type(value).__name__}")
+    said = {name: given for name, given in value.items() if given is not None}
+    for name in RESERVED_KWARGS:
+        if name in said:
+            raise RowError(f"{VARIABLES_KEY}[{name!r}] is set by the renderer itself")
+    try:  # templates are told apart by what they are given, as keys are
+        return plain(said, VARIABLES_KEY) or None
+    except UsageError as error:
+        raise RowError(error.message) from error
 
 
 def _lead_with_system(found: Conversation, system: Any) -> None:

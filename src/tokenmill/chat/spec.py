@@ -19,7 +19,7 @@ from msgspec.structs import force_setattr
 from tokenmill.errors import UsageError
 from tokenmill.options import Column, Options, Variables
 
-RENDERER_VERSION = 7
+RENDERER_VERSION = 8
 
 GROUPED = ("preference", "kto", "ranked")
 """Formats whose rows hold a group of answers to one prompt; see `tokenmill.chat.groups`."""
@@ -55,8 +55,12 @@ def turns_of_groups(expand: str) -> str:
     )
 
 
-# The names under which the renderer itself speaks to a template.
-RESERVED_KWARGS = ("messages", "tools", "add_generation_prompt")
+RESERVED_KWARGS = (
+    "messages", "conversation", "tools", "add_generation_prompt", "chat_template",
+    "continue_final_message", "tokenize", "padding", "truncation", "max_length", "return_tensors",
+    "return_dict", "return_assistant_tokens_mask", "tokenizer_kwargs",
+)  # fmt: skip
+"""Arguments of ``apply_chat_template`` that are no variables of a template."""
 
 
 class ChatSpec(Options, frozen=True, kw_only=True):

@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from tokenmill.chat import Renderer
-from tokenmill.chat.shapes import Conversation
+from tokenmill.chat.shapes import VARIABLES_KEY, Conversation
 from tokenmill.chat.template import REASONING_KEYS, ReferenceTemplate
 from tokenmill.chat.thinking import REASONING, any_of, cut, literals, thinking_tags
 from tokenmill.errors import RowError, TokenmillError
@@ -52,7 +53,7 @@ class TemplateCritic:
         self._renderer = renderer
         self._tags: dict[str, re.Pattern[str] | None] = {}
         self._probe: Renderer | None = None
-        self._histories: dict[tuple[str, ...], tuple[str, str] | None] = {}
+        self._histories: dict[tuple[tuple[str, ...], str], tuple[str, str] | None] = {}
 
     def glue(self) -> str:
         """What the template prints around a plain conversation; empty where it has none."""
@@ -69,31 +70,32 @@ class TemplateCritic:
         """
         roles = [message["role"] for message in conversation.messages]
         turns = ["assistant" if number % 2 else "user" for number in range(len(roles))]
-        if self._refused(roles) == error.message and self._refused(turns) is None:
+        said = conversation.variables
+        if self._refused(roles, said) == error.message and self._refused(turns, said) is None:
             shown = " → ".join(roles[:12])
             return "role_order", f"{error.message}; the roles are {shown}", _words(conversation)
         return "template_error", error.message, _words(conversation)
 
-    def _refused(self, roles: list[str]) -> str | None:
+    def _refused(self, roles: list[str], said: dict[str, Any] | None) -> str | None:
         """What the template says against short words in these roles; None where nothing."""
         words = [{"role": role, "content": f"Word {n}."} for n, role in enumerate(roles)]
         try:
-            self._renderer.reference().render(words)
+            self._renderer.reference(None, said).render(words)
         except TokenmillError as error:
             return error.message
         return None
 
-    def _render(self, messages: list[dict[str, Any]], tools: list[Any] | None) -> str | None:
+    def _render(self, conversation: Conversation) -> str | None:
+        tools = conversation.tools
         try:
-            return self._renderer.reference(tools).render(messages, tools)
+            reference = self._renderer.reference(tools, conversation.variables)
+            return reference.render(conversation.messages, tools)
         except TokenmillError:
             return None
 
     def dropped(self, conversation: Conversation, error: RowError) -> Sighting:
         """What to say of a conversation of which the template prints something nowhere."""
-        lost = self.dropped_calls(
-            conversation, self._render(conversation.messages, conversation.tools)
-        )
+        lost = self.dropped_calls(conversation, self._render(conversation))
         return lost or ("template_drops_content", error.message, _words(conversation))
 
     def dropped_calls(self, conversation: Conversation, text: str | None) -> Sighting | None:
@@ -107,10 +109,8 @@ class TemplateCritic:
                     return "template_drops_tool_calls", detail, excerpt(text, len(text))
         if not any(_called(message) for message in conversation.messages):
             return None
-        if (
-            self._render([_with_calls(m, 0) for m in conversation.messages], conversation.tools)
-            == text
-        ):
+        none = [_with_calls(m, 0) for m in conversation.messages]
+        if self._render(replace(conversation, messages=none)) == text:
             return (
                 "template_drops_tool_calls",
                 "the same is printed without the calls",
@@ -118,7 +118,7 @@ class TemplateCritic:
             )
         if any(len(_called(message)) > 1 for message in conversation.messages):
             first = [_with_calls(m, 1) for m in conversation.messages]
-            if self._render(first, conversation.tools) == text:
+            if self._render(replace(conversation, messages=first)) == text:
                 detail = "of several calls in a turn the template prints the first alone"
                 return "template_drops_tool_calls", detail, _words(conversation)
         return None
@@ -146,7 +146,7 @@ class TemplateCritic:
                 continue
             other = [*conversation.messages]
             other[number] = {**message, "content": f"{words} {words}"}
-            if self._render(other, conversation.tools) == text:
+            if self._render(replace(conversation, messages=other)) == text:
                 detail = f"turn {number} ({message['role']}) is printed nowhere"
                 return "template_drops_context", detail, excerpt(words)
         return None
@@ -162,8 +162,9 @@ class TemplateCritic:
         ]
         if not paths:
             return None
-        as_is = self._render(conversation.messages, conversation.tools)
-        if as_is is None or as_is == self._render(messages, tools):
+        as_is = self._render(conversation)
+        pruned = replace(conversation, messages=messages, tools=tools)
+        if as_is is None or as_is == self._render(pruned):
             return None
         more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
         return (
@@ -209,15 +210,19 @@ class TemplateCritic:
     def history(self, conversation: Conversation) -> tuple[str, str] | None:
         """What is trained of the first assistant turn where it is the last, and where it is not.
 
-        Asked with short words in the same roles, once per order of roles; None where it is the
-        same. If a later turn is printed differently in history, so is the first.
+        Asked with short words in the same roles and the row's variables, once for all rows of
+        the same; None where it is the same. If a later turn is printed differently in history, so
+        is the first.
         """
         roles = tuple(message["role"] for message in conversation.messages)
-        if roles not in self._histories and len(self._histories) < REMEMBERED:
-            self._histories[roles] = self._ask_history(roles)
-        return self._histories.get(roles)
+        asked = roles, repr(conversation.variables)
+        if asked not in self._histories and len(self._histories) < REMEMBERED:
+            self._histories[asked] = self._ask_history(roles, conversation.variables)
+        return self._histories.get(asked)
 
-    def _ask_history(self, roles: tuple[str, ...]) -> tuple[str, str] | None:
+    def _ask_history(
+        self, roles: tuple[str, ...], said: dict[str, Any] | None
+    ) -> tuple[str, str] | None:
         words = [{"role": role, "content": f"Word {n}."} for n, role in enumerate(roles)]
         first = roles.index("assistant") + 1
         if self._probe is None:
@@ -228,7 +233,8 @@ class TemplateCritic:
                 own.special_tokens,
                 renderer="jinja2",
             )
-        made = self._probe.render([{"messages": words[:first]}, {"messages": words}])
+        rows = [{"messages": part, VARIABLES_KEY: said} for part in (words[:first], words)]
+        made = self._probe.render(rows)
         if made.source != [0, 1]:
             return None
         trained = []
