@@ -39,6 +39,7 @@ from tokenmill.errors import RowError, SourceChanged
 from tokenmill.media import (
     Answer,
     Answers,
+    Differs,
     Expanded,
     PictureFacts,
     Pictures,
@@ -75,10 +76,6 @@ class TextMedia(NamedTuple):
 
 
 _NONE = TextMedia("[]", 0, 0, 0)
-
-
-class Differs(Exception):
-    """A learned expansion gave other ids than the processor did."""
 
 
 @dataclass(slots=True)

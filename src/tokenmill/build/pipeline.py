@@ -24,7 +24,6 @@ import xxhash
 from numpy.typing import NDArray
 
 from tokenmill.build.expansion import (
-    Differs,
     Expander,
     TextMedia,
     media_columns,
@@ -37,6 +36,7 @@ from tokenmill.chat import GROUPED, Renderer, Rendering
 from tokenmill.chat.pictures import MediaTokens
 from tokenmill.chat.weights import row_weight
 from tokenmill.errors import RowError
+from tokenmill.media import Differs
 from tokenmill.source import Block, BlockRows
 from tokenmill.source.block import ParsedRows
 from tokenmill.store.columns import SliceColumns, weights_or_none

@@ -36,12 +36,13 @@ from tokenmill.optional import first_use
 if TYPE_CHECKING:
     from tokenmill.media.asking import Answer, Answers, Size
     from tokenmill.media.pictures import Limits, PictureFacts, Pictures
-    from tokenmill.media.processor import Expanded, Processor, Referenced
+    from tokenmill.media.processor import Differs, Expanded, Processor, Referenced
     from tokenmill.media.reference import Reference, reference_from_text, reference_of
 
 __all__ = [
     "Answer",
     "Answers",
+    "Differs",
     "Expanded",
     "Limits",
     "PictureFacts",
@@ -58,6 +59,6 @@ __getattr__ = first_use(
     __name__,
     asking="Answer Answers Size",
     pictures="Limits PictureFacts Pictures",
-    processor="Expanded Processor Referenced",
+    processor="Differs Expanded Processor Referenced",
     reference="Reference reference_from_text reference_of",
 )

@@ -54,6 +54,10 @@ _TYPES = ("mm_token_type_ids", "token_type_ids")
 _TEXT = ("input_ids", "attention_mask", "special_tokens_mask", *_TYPES)
 
 
+class Differs(Exception):
+    """A learned expansion gave other ids than the processor did."""
+
+
 class Expanded(msgspec.Struct, frozen=True):
     """A text whose image tokens are expanded.
 

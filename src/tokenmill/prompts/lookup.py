@@ -24,6 +24,7 @@ from tokenmill import fingerprint
 from tokenmill.build.externals import Externals, digest_of
 from tokenmill.errors import CacheError, CorruptionError
 from tokenmill.files import PrivateDirectory, Staging
+from tokenmill.media import Differs
 from tokenmill.prompts.lengths import (
     Int32Array,
     LengthIndex,
@@ -33,7 +34,7 @@ from tokenmill.prompts.lengths import (
     read_part,
     write_part,
 )
-from tokenmill.prompts.media import AskedMedia, Differs, PromptPictures
+from tokenmill.prompts.media import AskedMedia, PromptPictures
 from tokenmill.prompts.spec import PromptSpec
 from tokenmill.source import Block, Rows
 from tokenmill.source.shelf import Shelf

@@ -35,7 +35,7 @@ from typing import Any, NamedTuple
 from tokenmill import fingerprint
 from tokenmill.chat.calls import IMAGE_PARTS, is_media
 from tokenmill.errors import RowError, UsageError
-from tokenmill.media import Pictures, Processor, Reference, Size, reference_of
+from tokenmill.media import Differs, Pictures, Processor, Reference, Size, reference_of
 from tokenmill.optional import optional
 from tokenmill.prompts.shaping import Messages, Shaped, prompt_of
 from tokenmill.prompts.spec import MEDIA, PromptSpec
@@ -50,10 +50,6 @@ _MOST_KNOWN = 1 << 16  # sizes of pictures whose loaded size is remembered
 Inputs = dict[str, Any]
 Read = Callable[[Reference], bytes]
 HostFunction = Callable[[Messages, Any], Inputs]
-
-
-class Differs(Exception):
-    """A learned expansion gave other ids than the processor did."""
 
 
 class Shown(NamedTuple):
