@@ -19,7 +19,7 @@ from tests.chat.hostile_templates import rows as odd_rows
 from tests.chat.judge import make_renderer, sample, wanted
 from tests.chat.templates import ALL, HABITS
 from tokenmill.chat import ChatSpec, unrolled
-from tokenmill.chat.render import forget
+from tokenmill.chat.render import Asked, forget
 from tokenmill.errors import RowError
 
 Outcome = list[tuple[Any, ...]]
@@ -177,7 +177,7 @@ def test_prompt_depends_on_the_conversation_alone(
     for name in chance.sample(sorted(templates), 4):
         variables = {**SPECIAL, **VARIABLES.get(name, {})}
         talks = [
-            (job.messages, job.tools)
+            Asked(job.messages, job.tools)
             for row in chance.sample(sorted(real_rows), 12)
             for job in wanted(real_rows[row], ChatSpec())
         ]

@@ -23,7 +23,7 @@ from tests.chat.conversations import DATE, SPECIAL, zoo
 from tests.chat.loop_oracle import OracleTemplate
 from tokenmill.chat import ChatSpec, Renderer
 from tokenmill.chat.render import TEMPLATES_KNOWN, forget
-from tokenmill.tokenizer import load
+from tokenmill.tokenizer import Encoder, load
 
 HEEDED = re.compile(r"enable_thinking|reasoning_effort|\bthinking is\b|thinking_budget")
 TEMPLATE = (
@@ -156,3 +156,21 @@ def test_lint_asks_the_template_with_the_rows_variables(tmp_path: Path) -> None:
     )  # fmt: skip
     [refused] = [one for one in found.findings if one.rule == "template_error"]
     assert refused.count == 1
+
+
+@pytest.mark.parametrize("convention", ["default", "slime"])
+def test_prompts_heed_it_where_no_host_says_otherwise(convention: str, tmp_path: Path) -> None:
+    said = [{"language": "de"}, None, {"enable_thinking": False}, {"language": "fr"}]
+    rows = [{"prompt": MESSAGES[:1], "chat_template_kwargs": one} for one in said]
+    prompts = tm.PromptDataset(
+        write_rows(tmp_path / "rows.jsonl", rows), TOKENIZER, tokenizer_backend="file",
+        prompt_key="prompt", apply_chat_template=True, chat_template=TEMPLATE, max_length=1000,
+        convention=convention, cache_dir=tmp_path / "cache", executor="inline",
+    )  # fmt: skip
+    heeded = said if convention == "default" else [None] * len(said)
+    wanted = [OracleTemplate(TEMPLATE, {**SPECIAL, **(one or {})}) for one in heeded]
+    texts = [one.plain(MESSAGES[:1], add_generation_prompt=True) for one in wanted]
+    assert [prompt.prompt for prompt in prompts] == texts
+    encoder = Encoder(load(TOKENIZER, backend="file"))
+    lengths = [len(encoder.encode([text]).ids) for text in texts]
+    assert [prompt.length for prompt in prompts] == lengths

@@ -10,7 +10,7 @@ from tests.chat.templates import ALL, CHATML, HABITS, INST, THINKING
 from tests.chat.test_unrolled import never
 from tokenmill.chat import ChatSpec, Renderer
 from tokenmill.chat.program import Run
-from tokenmill.chat.render import AUDIT_ONE_IN, FIRST_AUDITED, audited, digest_of
+from tokenmill.chat.render import AUDIT_ONE_IN, FIRST_AUDITED, Asked, audited, digest_of
 from tokenmill.chat.template import ReferenceTemplate
 from tokenmill.chat.traced import NotTraced, TracedTemplate
 from tokenmill.chat.unrolled import Unrolled
@@ -255,13 +255,13 @@ def test_batches_of_any_size_give_the_same_rows() -> None:
 
 
 def test_prompts_of_a_lying_program_are_the_references(monkeypatch: pytest.MonkeyPatch) -> None:
-    conversations = [(row["messages"][:1], None) for row in rows(40)]
+    conversations = [Asked(row["messages"][:1]) for row in rows(40)]
     renderer = Renderer(ChatSpec(), CHATML)
-    expected = [renderer.prompt(m, t) for m, t in conversations]
+    expected = [renderer.prompt(*asked) for asked in conversations]
     assert renderer.prompts(conversations) == expected
     paths = renderer._for(None).asking
     lying(monkeypatch, paths, lambda text: text.replace("question", "QUESTION"))
-    assert "QUESTION" in paths.follow(*conversations[0]).text
+    assert "QUESTION" in paths.follow(conversations[0].messages, None).text
     assert renderer.prompts(conversations) == expected
     assert renderer.renderer == "jinja2"
     assert Renderer(ChatSpec(), CHATML)._for(None) is not renderer._for(None)

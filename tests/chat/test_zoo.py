@@ -17,6 +17,7 @@ from tests.chat.judge import Score, make_renderer, oracle, sample, score, wanted
 from tests.chat.loop_oracle import Refused
 from tests.chat.templates import ALL, HABITS
 from tokenmill.chat import ChatSpec
+from tokenmill.chat.render import Asked
 from tokenmill.errors import RowError
 
 SHARE = 8  # of the rows, `make test` judges one in so many, under one template of two
@@ -90,12 +91,12 @@ def test_zoo_prompts_are_those_of_jinja2(shared: Path) -> None:
     for number, (name, source) in list(enumerate(zoo(shared).items()))[1::2]:
         template = oracle(name, source)
         talks = [
-            (job.messages, job.tools)
+            Asked(job.messages, job.tools)
             for row in share(rows, number, SHARE).values()
             for job in wanted(row, SPECS["stop"])
         ]
         expected: list[str | None] = []
-        for messages, tools in talks:
+        for messages, tools, _ in talks:
             try:
                 expected.append(template.plain(messages, tools, add_generation_prompt=True))
             except Refused:

@@ -27,7 +27,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import xxhash
@@ -59,10 +59,18 @@ FIRST_AUDITED = 2  # rows at the start of every batch that the reference renders
 AUDIT_ONE_IN = 512  # of the other rows, by content
 ROLES_KNOWN = 4096  # orders of roles of which is remembered what is trained
 TEMPLATES_KNOWN = 8  # per thread
-WithTools = tuple[list[dict[str, Any]], list[Any] | None]
-"""A conversation and its tools."""
+Variables = Mapping[str, Any] | None
+"""What a row itself gives the template, before what the spec does."""
 UNTRAINED: dict[str, Callable[[str], int]] = {"prompt": len, "trained": before_thinking}
 """How much of a generation prompt is not trained, by `ChatSpec.thinking_opener`."""
+
+
+class Asked(NamedTuple):
+    """A conversation that a model is to go on with, and what else its row gives the template."""
+
+    messages: list[dict[str, Any]]
+    tools: list[Any] | None = None
+    variables: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,67 +269,62 @@ class Renderer:
         if "default" in self._sources and spec.format != "text":
             self._template("default")  # one that does not compile is refused here, not at a row
 
-    def _template(self, name: str, said: Mapping[str, Any] | None = None) -> Template:
-        if said is None and name in self._templates:
+    def _template(self, name: str, variables: Variables = None) -> Template:
+        if variables is None and name in self._templates:
             return self._templates[name]
-        variables = {**self.special_tokens, **(self.spec.template_kwargs or {}), **(said or {})}
-        found = template_of(self._sources[name], self.spec, variables)
-        if said is None:
+        given = {**self.special_tokens, **(self.spec.template_kwargs or {}), **(variables or {})}
+        found = template_of(self._sources[name], self.spec, given)
+        if variables is None:
             self._templates[name] = found
         return found
 
-    def _for(self, tools: list[Any] | None, said: Mapping[str, Any] | None = None) -> Template:
-        """The template of a conversation, chosen as transformers chooses it.
-
-        Args:
-            tools: Of the conversation.
-            said: The variables that its row gives, which go before the spec's.
-        """
+    def _for(self, tools: list[Any] | None, variables: Variables = None) -> Template:
+        """The template of a conversation, chosen as transformers chooses it."""
         if not self._sources:
             raise UsageError(
                 "these rows are conversations and the tokenizer has no chat template:"
                 " give one with chat_template="
             )
         if tools is not None and "tool_use" in self._sources:
-            return self._template("tool_use", said)
+            return self._template("tool_use", variables)
         if "default" in self._sources:
-            return self._template("default", said)
+            return self._template("default", variables)
         names = ", ".join(sorted(self._sources))
         raise UsageError(f"the tokenizer has no default chat template, only {names}: choose one")
 
     def reference(
-        self, tools: list[Any] | None = None, said: Mapping[str, Any] | None = None
+        self, tools: list[Any] | None = None, variables: Variables = None
     ) -> ReferenceTemplate:
         """The reference template that renders a conversation with these tools and variables."""
-        return self._for(tools, said).reference
+        return self._for(tools, variables).reference
 
     def judge(self, tools: list[Any] | None = None) -> Judge:
         """What tells the turns of such a conversation apart."""
         return self._for(tools).judge
 
-    def prompt(self, messages: list[dict[str, Any]], tools: list[Any] | None = None) -> str:
+    def prompt(
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[Any] | None = None,
+        variables: Variables = None,
+    ) -> str:
         """A conversation as it is, with the generation prompt after it, by the reference.
 
         Raises:
             RowError: The template refuses it.
             TemplateError: It asks for a date that is not pinned.
         """
-        return self.reference(tools).render(messages, tools, add_generation_prompt=True)
+        reference = self.reference(tools, variables)
+        return reference.render(messages, tools, add_generation_prompt=True)
 
-    def prompts(self, conversations: Sequence[WithTools]) -> list[str | RowError]:
+    def prompts(self, conversations: Sequence[Asked]) -> list[str | RowError]:
         """`prompt` for many, along traced paths; a refused one is the error in its place."""
         if self.renderer == "auto":
             try:
-                return [
-                    self._prompt(i, messages, tools, self._for(tools))
-                    for i, (messages, tools) in enumerate(conversations)
-                ]
+                return [self._prompt(number, one) for number, one in enumerate(conversations)]
             except Differs:
                 self.renderer = "jinja2"  # this batch and every later one is the reference's
-        return [
-            self._reference_prompt(messages, tools, self._for(tools))
-            for messages, tools in conversations
-        ]
+        return [self._reference_prompt(one) for one in conversations]
 
     def printed(
         self, messages: list[dict[str, Any]], tools: list[Any] | None, *, prompt: bool
@@ -355,35 +358,24 @@ class Renderer:
             self.renderer, run = "jinja2", None
         return text, run
 
-    def _prompt(
-        self,
-        number: int,
-        messages: list[dict[str, Any]],
-        tools: list[Any] | None,
-        template: Template,
-    ) -> str | RowError:
-        traced = template.asking
+    def _prompt(self, number: int, asked: Asked) -> str | RowError:
+        traced = self._for(asked.tools, asked.variables).asking
         try:
-            text = traced.follow(messages, tools).text
+            text = traced.follow(asked.messages, asked.tools).text
         except NotTraced as error:
             if traced.differed:
                 raise Differs from error
-            return self._reference_prompt(messages, tools, template)
+            return self._reference_prompt(asked)
         except RowError as error:
             return error
-        if (
-            audited(number, digest_of(text))
-            and self._reference_prompt(messages, tools, template) != text
-        ):
+        if audited(number, digest_of(text)) and self._reference_prompt(asked) != text:
             traced.ban("a prompt that both rendered")
             raise Differs
         return text
 
-    def _reference_prompt(
-        self, messages: list[dict[str, Any]], tools: list[Any] | None, template: Template
-    ) -> str | RowError:
+    def _reference_prompt(self, asked: Asked) -> str | RowError:
         try:
-            return template.reference.render(messages, tools, add_generation_prompt=True)
+            return self.prompt(*asked)
         except RowError as error:
             return error
 
@@ -496,12 +488,8 @@ class Renderer:
 
     def _prompt_of(self, number: int, messages: list[dict[str, Any]], job: Job, auto: bool) -> str:
         """What a model is given to go on with."""
-        tools = job.conversation.tools
-        prompt = (
-            self._prompt(number, messages, tools, job.template)
-            if auto
-            else self._reference_prompt(messages, tools, job.template)
-        )
+        asked = Asked(messages, job.conversation.tools, job.conversation.variables)
+        prompt = self._prompt(number, asked) if auto else self._reference_prompt(asked)
         if isinstance(prompt, RowError):
             raise prompt
         return prompt

@@ -35,7 +35,7 @@ RANKED_KEYS = ("responses", "completions")
 """Columns that hold a list of answers."""
 
 VARIABLES_KEY = "chat_template_kwargs"
-"""Column of what a row itself says to the template."""
+"""Column of what a row itself gives the template."""
 
 SHAREGPT_ROLES = {
     "human": "user",
@@ -179,9 +179,7 @@ def add_columns(found: Conversation, row: dict[str, Any], spec: ChatSpec) -> Non
     system = row.get(spec.system_key)
     if system is not None:
         _lead_with_system(found, system)
-    variables = row.get(VARIABLES_KEY)
-    if variables is not None:
-        found.variables = _variables(variables)
+    found.variables = row_variables(row)
 
 
 def detect(row: dict[str, Any], spec: ChatSpec) -> str:
@@ -357,11 +355,15 @@ def half(value: Any, role: str, key: str) -> list[Any]:
     raise RowError(f"{key!r} must be text or messages, not {type(value).__name__}")
 
 
-def _variables(value: Any) -> dict[str, Any] | None:
-    """What a row says to the template.
+def row_variables(row: dict[str, Any]) -> dict[str, Any] | None:
+    """What a row itself gives the template, None where it gives nothing.
 
     Null says nothing: tables write it where another row has a variable and this one has not.
+
+    Raises:
+        RowError: These are no variables.
     """
+    value = row.get(VARIABLES_KEY)
     if isinstance(value, str):
         value = decode(value, VARIABLES_KEY) if value.strip() else None
     if value is None:

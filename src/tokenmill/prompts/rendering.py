@@ -5,6 +5,7 @@ when it is served; `texts` makes many, when they are measured; both go through `
 which says what of a row's messages and tools reaches the template:
 
 * ``default``: a null content becomes empty text and JSON text of tool-call arguments is decoded;
+  the row's own variables (``chat_template_kwargs``) reach it as well;
 * ``slime``: messages and tools exactly as the row has them;
 * ``miles``: of an assistant's messages null contents become empty text and arguments are decoded,
   everything else stays as it is; tools are in the form that its inference server gives them
@@ -20,6 +21,7 @@ from typing import Any
 
 from tokenmill.chat import ChatSpec, Renderer
 from tokenmill.chat.calls import call_list
+from tokenmill.chat.render import Asked
 from tokenmill.errors import RowError, UsageError
 from tokenmill.prompts.shaping import Messages, Shaped
 from tokenmill.prompts.spec import PromptSpec
@@ -49,17 +51,17 @@ class PromptMaker:
         """
         if not self.spec.apply_chat_template:
             return shaped.prompt
-        messages, tools = self._conversation(shaped)
+        asked = self._conversation(shaped)
         try:
-            return self._renderer.prompt(messages, tools)
+            return self._renderer.prompt(*asked)
         except RowError as error:
-            return self._with_bare_functions(messages, tools, error)
+            return self._with_bare_functions(asked, error)
 
     def texts(self, rows: Sequence[Shaped]) -> list[str | Messages | RowError]:
         """`text` for many rows; a refused one is the error in its place."""
         if not self.spec.apply_chat_template:
             return [shaped.prompt for shaped in rows]
-        conversations: list[tuple[Messages, list[Any] | None]] = []
+        conversations: list[Asked] = []
         errors: dict[int, RowError] = {}
         for number, shaped in enumerate(rows):
             try:
@@ -72,24 +74,24 @@ class PromptMaker:
             if number in errors:
                 made.append(errors[number])
                 continue
-            (messages, tools), text = next(rendered)
+            asked, text = next(rendered)
             if isinstance(text, RowError):
                 try:
-                    text = self._with_bare_functions(messages, tools, text)
+                    text = self._with_bare_functions(asked, text)
                 except RowError as error:
                     text = error
             made.append(text)
         return made
 
-    def _conversation(self, shaped: Shaped) -> tuple[Messages, list[Any] | None]:
+    def _conversation(self, shaped: Shaped) -> Asked:
         assert isinstance(shaped.prompt, list)
         messages, tools = shaped.prompt, shaped.tools
         if self.spec.convention == "slime":
-            return messages, tools
+            return Asked(messages, tools)
         if self.spec.convention == "miles":
             tools = self._served_tools(tools) if tools else None
-            return [_as_in_miles(message) for message in messages], tools
-        return [_rewritten(message) for message in messages], tools
+            return Asked([_as_in_miles(message) for message in messages], tools)
+        return Asked([_rewritten(message) for message in messages], tools, shaped.variables)
 
     @cached_property
     def _served_tools(self) -> ServedTools:
@@ -101,13 +103,11 @@ class PromptMaker:
             )
         return served
 
-    def _with_bare_functions(
-        self, messages: Messages, tools: list[Any] | None, error: RowError
-    ) -> str:
+    def _with_bare_functions(self, asked: Asked, error: RowError) -> str:
         """The second try of the ``miles`` convention."""
-        if self.spec.convention != "miles" or not tools or error.reason != "template_error":
+        if self.spec.convention != "miles" or not asked.tools or error.reason != "template_error":
             raise error
-        return self._renderer.prompt(messages, [tool["function"] for tool in tools])
+        return self._renderer.prompt(asked.messages, [tool["function"] for tool in asked.tools])
 
 
 def _rewritten(message: dict[str, Any]) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from typing import Any
 
 import msgspec
 
+from tokenmill.chat.shapes import row_variables
 from tokenmill.errors import RowError
 from tokenmill.origin import Origin
 from tokenmill.prompts.spec import MEDIA, PromptSpec
@@ -61,6 +62,7 @@ class Shaped:
 
     Attributes:
         bare: Images of the column that parts without a picture stand for, in order.
+        variables: What the row itself gives the template, where the convention knows of it.
     """
 
     prompt: str | Messages
@@ -68,6 +70,7 @@ class Shaped:
     metadata: dict[str, Any] = field(default_factory=dict)
     tools: list[Any] | None = None
     bare: list[Any] = field(default_factory=list)
+    variables: dict[str, Any] | None = None
 
 
 def shape_row(row: Any, spec: PromptSpec) -> Shaped:
@@ -88,7 +91,9 @@ def shape_row(row: Any, spec: PromptSpec) -> Shaped:
         if tools is not None:
             metadata = {**metadata, "tools": tools}
     label = None if spec.label_key is None else row[spec.label_key]
-    return Shaped(prompt, label, metadata, tools, bare)
+    asks = spec.apply_chat_template and spec.convention == "default"  # no host looks for it
+    variables = row_variables(row) if asks else None
+    return Shaped(prompt, label, metadata, tools, bare, variables)
 
 
 def _columns(row: dict[str, Any]) -> str:

@@ -76,11 +76,11 @@ class TemplateCritic:
             return "role_order", f"{error.message}; the roles are {shown}", _words(conversation)
         return "template_error", error.message, _words(conversation)
 
-    def _refused(self, roles: list[str], said: dict[str, Any] | None) -> str | None:
+    def _refused(self, roles: list[str], variables: dict[str, Any] | None) -> str | None:
         """What the template says against short words in these roles; None where nothing."""
         words = [{"role": role, "content": f"Word {n}."} for n, role in enumerate(roles)]
         try:
-            self._renderer.reference(None, said).render(words)
+            self._renderer.reference(None, variables).render(words)
         except TokenmillError as error:
             return error.message
         return None
@@ -221,7 +221,7 @@ class TemplateCritic:
         return self._histories.get(asked)
 
     def _ask_history(
-        self, roles: tuple[str, ...], said: dict[str, Any] | None
+        self, roles: tuple[str, ...], variables: dict[str, Any] | None
     ) -> tuple[str, str] | None:
         words = [{"role": role, "content": f"Word {n}."} for n, role in enumerate(roles)]
         first = roles.index("assistant") + 1
@@ -233,7 +233,7 @@ class TemplateCritic:
                 own.special_tokens,
                 renderer="jinja2",
             )
-        rows = [{"messages": part, VARIABLES_KEY: said} for part in (words[:first], words)]
+        rows = [{"messages": part, VARIABLES_KEY: variables} for part in (words[:first], words)]
         made = self._probe.render(rows)
         if made.source != [0, 1]:
             return None
