@@ -215,7 +215,7 @@ def main() -> int:
         print(f"{name}: {hosts[-1].summary()}", file=sys.stderr, flush=True)
     again = arguments.own_tests and not arguments.page_only
     tests = run_own_tests(arguments.hosts, places, kept / "own_tests.json", again=again,
-                          jobs=arguments.jobs)  # fmt: skip
+                          jobs=arguments.jobs, corpora=shared / "corpora")  # fmt: skip
     goldens = hold(arguments.hosts, shared)
     page = render(hosts, tests, len(cases), describe_setup(), goldens)
     arguments.page.write_text(page, encoding="utf-8")
