@@ -161,7 +161,8 @@ FILES = (
          keywords="DataLoaderTest_0 and (checkpoint or state or single_process or sharding)",
          **GRAIN),
     File("grain", "grain", "grain/_src/python/dataset", POSITIONS, "grain_positions",
-         keywords="checkpoint or state or next_index", **GRAIN),
+         keywords="(checkpoint or state or next_index) and not process_prefetch", **GRAIN,
+         why={"test_invalid_checkpoint": WORDS}),
     File("streaming", "streaming", "tests/test_streaming.py",
          "`StreamingDataset`, `StreamingDataLoader` by `Loader`, where no batching or sampling "
          "method of several streams is stated", "streaming_loader", keywords=ONE_STREAM,

@@ -401,8 +401,10 @@ def grain_positions() -> None:
         def go(self, state: dict[str, Any]) -> None:
             reached()
             if state.keys() == {"next_index"}:  # grain's data loader keeps of a state this alone
-                epoch, position = divmod(state["next_index"], self.rows)
-                state = {**self.loader.state_dict(), "epoch": epoch, "position": position}
+                index = state["next_index"]
+                ended = {"epoch": 1, "position": 0}
+                place = ended if index == self.rows else {"epoch": 0, "position": index}
+                state = {**self.loader.state_dict(), **place}
             self.loader.load_state_dict(state)
             self.batches = iter(self.loader)
 
