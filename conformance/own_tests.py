@@ -8,7 +8,6 @@ GPU, a download, or another version of a library.
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import json
 import os
 import resource
@@ -16,8 +15,9 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import xml.etree.ElementTree
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -320,29 +320,34 @@ def run_own_tests(
     places: Mapping[str, Path],
     kept: Path,
     *,
-    again: bool,
+    again: Collection[str] = (),
     jobs: int = 1,
     corpora: Path | None = None,
 ) -> list[OwnTests]:
-    """Every file, on our classes and on the host's; or what is kept of the last run."""
-    if not again:
-        known = json.loads(kept.read_text()) if kept.exists() else []
-        tests = [OwnTests(**one) for one in known]
-        for one, file in itertools.product(tests, FILES):
-            if (one.host, one.file) == (file.host, file.path):  # said anew, as it is known today
-                one.failures = [(name, explain(file, name)) for name, _ in one.failures]
-        return tests
+    """Every file, on our classes and on the host's; of hosts not to run again what is kept."""
+    given = json.loads(kept.read_text()) if kept.exists() else []
+    known = {(one["host"], one["file"]): OwnTests(**one) for one in given}
+    files = {(file.host, file.path): file for file in FILES}
+    for place, one in known.items():
+        if place in files:  # said anew, as it is known today
+            one.failures = [(name, explain(files[place], name)) for name, _ in one.failures]
+    chosen = [file for file in FILES if file.host in again]
+    if not chosen:
+        return list(known.values())
     home = _home(places, kept.parent / "home", corpora)
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # some hosts leave files open
+    writing = threading.Lock()
 
-    def judge(file: File) -> OwnTests:
-        return _judge(file, hosts, home)
+    def judge(file: File) -> None:
+        one = _judge(file, hosts, home)
+        with writing:
+            known[file.host, file.path] = one
+            kept.write_text(json.dumps([dataclasses.asdict(one) for one in known.values()]))
 
     with ThreadPoolExecutor(jobs) as pool:
-        results = list(pool.map(judge, FILES))
-    kept.write_text(json.dumps([dataclasses.asdict(one) for one in results]))
-    return results
+        list(pool.map(judge, chosen))
+    return [known[place] for place in files if place in known]
 
 
 def _judge(file: File, hosts: Path, home: Path) -> OwnTests:

@@ -190,10 +190,31 @@ def test_failures_of_a_kept_run_are_explained_anew(tmp_path: Path) -> None:
     ]
     kept = tmp_path / "own_tests.json"
     kept.write_text(json.dumps([dataclasses.asdict(one) for one in known]))
-    again = run_own_tests(tmp_path, {}, kept, again=False)
+    again = run_own_tests(tmp_path, {}, kept)
     assert [one.failures for one in again] == [
         [(f"a::{part}_more", why)], [[f"a::{part}", "said then"]],
     ]  # fmt: skip
+
+
+def test_hosts_that_do_not_run_again_keep_what_was_counted(tmp_path: Path) -> None:
+    first, other = FILES[0], next(file for file in FILES if file.host != FILES[0].host)
+    known = [
+        OwnTests(first.host, first.path, "", passed_alone=7),
+        OwnTests(other.host, other.path, "", passed_alone=5),
+        OwnTests(other.host, "a file that is in the list no more", ""),
+    ]
+    kept = tmp_path / "own_tests.json"
+    kept.write_text(json.dumps([dataclasses.asdict(one) for one in known]))
+    again = run_own_tests(tmp_path / "no hosts", {}, kept, again=[other.host])
+    assert [(one.host, one.file, one.passed_alone) for one in again[:1]] == [
+        (first.host, first.path, 7)
+    ]
+    anew = [one for one in again if one.host == other.host]
+    assert [one.file for one in anew] == [one.path for one in FILES if one.host == other.host]
+    assert all(str(one.not_run).startswith("no ") for one in anew)
+    assert {(one["host"], one["file"]) for one in json.loads(kept.read_text())} >= {
+        (first.host, first.path), (other.host, other.path),
+    }  # fmt: skip
 
 
 def test_models_are_found_where_tests_look_for_them(tmp_path: Path) -> None:
