@@ -310,9 +310,9 @@ def _tests(tests: Sequence[OwnTests]) -> list[str]:
         "The hosts' test files, unmodified, first with their own classes (*own*: tests that pass, "
         "and that fail here for want of a GPU, of a model or of another version), then with ours "
         "in the named place (*ours*). *Reach ours*: of those that pass, the tests that come to "
-        "what was replaced. `-k` leaves out tests of what ours does not have, and of what only "
-        "repeats the chosen ones. Tests that fail with ours alone are listed below, each with "
-        "whose it is.",
+        "what was replaced. `-k` leaves out tests of what ours does not have, of libraries that "
+        "are not at hand (sglang's tools), and repetitions of the chosen ones. Tests that fail "
+        "with ours alone are listed below, each with whose it is.",
         "",
     ]
 
