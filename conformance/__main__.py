@@ -169,7 +169,11 @@ def main() -> int:
     parser.add_argument(
         "--jobs", type=int, default=1, help="drivers, and files of tests, that run at the same time"
     )
-    parser.add_argument("--own-tests", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument(
+        "--tests-of",
+        default=",".join(dict.fromkeys(file.host for file in FILES)),
+        help="hosts whose own tests are run again",
+    )
     arguments = parser.parse_args()
     python = python_of(arguments.hosts)
     if python != Path(sys.executable):  # whoever judges renders with the library that the hosts use
@@ -213,9 +217,9 @@ def main() -> int:
         result = json.loads(path.read_text()) if path.exists() else {"not_run": "not asked for"}
         hosts.append(judge_host(name, result, models, asked))
         print(f"{name}: {hosts[-1].summary()}", file=sys.stderr, flush=True)
-    again = arguments.own_tests and not arguments.page_only
+    again = [] if arguments.page_only else arguments.tests_of.split(",")
     tests = run_own_tests(arguments.hosts, places, kept / "own_tests.json", again=again,
-                          jobs=arguments.jobs)  # fmt: skip
+                          jobs=arguments.jobs, corpora=shared / "corpora")  # fmt: skip
     goldens = hold(arguments.hosts, shared)
     page = render(hosts, tests, len(cases), describe_setup(), goldens)
     arguments.page.write_text(page, encoding="utf-8")

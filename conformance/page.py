@@ -95,6 +95,8 @@ class OwnTests:
     failures: list[tuple[str, str]] = field(default_factory=list)
     """Tests that fail with ours and not with the host's own, each with whose it is."""
     not_run: str | None = None
+    keywords: str = ""
+    """Which tests of the file, as pytest's ``-k`` takes it; empty for all."""
 
 
 INTRODUCTION = """\
@@ -308,13 +310,15 @@ def _tests(tests: Sequence[OwnTests]) -> list[str]:
         "The hosts' test files, unmodified, first with their own classes (*own*: tests that pass, "
         "and that fail here for want of a GPU, of a model or of another version), then with ours "
         "in the named place (*ours*). *Reach ours*: of those that pass, the tests that come to "
-        "what was replaced. Tests that fail with ours alone are listed below, each with whose it "
-        "is.",
+        "what was replaced. `-k` leaves out tests of what ours does not have, of libraries that "
+        "are not at hand (sglang's tools), and repetitions of the chosen ones. Tests that fail "
+        "with ours alone are listed below, each with whose it is.",
         "",
     ]
 
     def line(one: OwnTests) -> list[object]:
-        place = [one.host, f"`{one.file}`", one.replaced]
+        chosen = f" with `-k '{one.keywords}'`" if one.keywords else ""
+        place = [one.host, f"`{one.file}`{chosen}", one.replaced]
         if one.not_run:
             return [*place, f"not run: {_PATH.sub('…', one.not_run)}", "", "", "", ""]
         own = [one.passed_alone, one.failed_alone]

@@ -2,7 +2,8 @@
 
 ``CONFORMANCE_REPLACE`` names the function below that does it; empty, the host's own classes stay
 there, so that both runs differ in nothing else. ``CONFORMANCE_STAND_INS`` are packages that the
-host imports and its tests do not use; ``CONFORMANCE_PACKAGE`` is imported before any test is.
+host imports and its tests do not use; ``CONFORMANCE_PACKAGE`` is imported before any test is;
+``CONFORMANCE_PREPARE`` names a function below that both runs need.
 
 Of a file many tests never come to the class that is replaced. What stands here calls `reached`, and
 the report of a test that came so far has the property ``ours``.
@@ -14,6 +15,7 @@ import copy
 import functools
 import importlib
 import json
+import multiprocessing
 import os
 import tempfile
 import typing
@@ -27,13 +29,13 @@ import typing_extensions
 
 from conformance.stand_ins import stand_in
 
-_calls = 0
+_calls = multiprocessing.Value("q", 0)  # workers that a test forks count, too
 
 
 def reached() -> None:
     """Note that a test has come to something of ours."""
-    global _calls
-    _calls += 1
+    with _calls.get_lock():
+        _calls.value += 1
 
 
 def _counted(kind: Any) -> None:
@@ -46,6 +48,27 @@ def _counted(kind: Any) -> None:
         make(self, *given, **named)
 
     kind.__init__ = __init__
+
+
+# ---- what both runs need ------------------------------------------------------------------------
+
+
+def miles_settings() -> None:
+    """What miles asks sglang for when it reads its settings; a stand-in knows none."""
+    from sglang.srt.debug_utils.dumper import DumperConfig
+    from sglang.srt.server_args import ServerArgs
+
+    def add_cli_args(parser: Any) -> None:
+        for size in ("tp", "dp", "pp", "ep"):
+            parser.add_argument(f"--{size}-size", type=int, default=1)
+        for name in ("context-length", "reasoning-parser", "tool-call-parser", "chat-template",
+                     "speculative-algorithm", "cuda-graph-backend-prefill"):  # fmt: skip
+            parser.add_argument(f"--{name}", default=None)
+        for name in ("enable-deterministic-inference", "enable-dp-attention"):
+            parser.add_argument(f"--{name}", action="store_true")
+
+    ServerArgs.add_cli_args = staticmethod(add_cli_args)
+    DumperConfig._kv_pairs_to_dict = staticmethod(lambda pairs: {})
 
 
 # ---- rows: ids and masks ------------------------------------------------------------------------
@@ -171,9 +194,18 @@ def verl_rl() -> None:
     rl_dataset.RLHFDataset = RLDataset
 
 
+def miles_data_source() -> None:
+    """Both data sources of miles."""
+    _data_sources("miles")
+
+
 def slime_data_source() -> None:
     """Both data sources of slime."""
-    from slime.rollout import data_source
+    _data_sources("slime")
+
+
+def _data_sources(package: str) -> None:
+    data_source = importlib.import_module(f"{package}.rollout.data_source")
 
     from tokenmill.integrations.miles import DataSource
 
@@ -203,6 +235,45 @@ def verl_balancing() -> None:
         return [np.flatnonzero(groups == number).tolist() for number in range(k_partitions)]
 
     seqlen_balancing.get_seqlen_balanced_partitions = balanced
+
+
+def miles_packing() -> None:
+    """Miles' first fit by decreasing length."""
+    _first_fit("miles", "first_fit_decreasing_pack")
+
+
+def slime_packing() -> None:
+    """Slime's first fit."""
+    _first_fit("slime", "first_fit_pack")
+
+
+def _first_fit(package: str, name: str) -> None:
+    """Rows that are longer than a pack are alone in one with miles and slime; here, too."""
+    seqlen_balancing = importlib.import_module(f"{package}.utils.seqlen_balancing")
+
+    from tokenmill.packing import Pack
+    from tokenmill.packing.packs import pack_window
+
+    def pack(lengths: list[int], capacity: int) -> list[list[int]]:
+        reached()
+        shown = np.minimum(np.asarray(lengths, dtype=np.int64), capacity)
+        packs = pack_window(np.arange(len(lengths)), shown, Pack(capacity))
+        return [rows.tolist() for rows in np.split(packs.rows, packs.bounds[1:-1])]
+
+    setattr(seqlen_balancing, name, pack)
+
+
+def slime_files() -> None:
+    """Slime's reading of a file of which rows are chosen: rows of a source."""
+    from slime.utils import data
+
+    from tokenmill.source import open_rows
+
+    def read_file(path: str) -> Iterator[Any]:
+        reached()
+        yield from open_rows(path, cache_dir=_cache())
+
+    data.read_file = read_file
 
 
 def trl_packing() -> None:
@@ -305,6 +376,85 @@ def grain_order() -> None:
     shuffle.ShuffleMapDataset._shuffled_index = shuffled
 
 
+def grain_positions() -> None:
+    """Grain's walk through a `MapDataset`: where it stands, and where a state puts it.
+
+    It lies beneath grain's data loader and every iterator. Ours comes without grain's threads,
+    which read ahead. Datasets of no row, or of more than a small store has, are left to grain.
+    """
+    from grain._src.python.dataset.transformations.prefetch import PrefetchDatasetIterator
+
+    import tokenmill
+
+    kind, most = PrefetchDatasetIterator, 10_000
+    methods = ("__next__", "get_state", "set_state", "_get_next_index", "_set_next_index")
+    own = {name: getattr(kind, name) for name in methods}
+
+    class Walk:
+        def __init__(self, rows: int) -> None:
+            self.rows = rows
+            self.loader = tokenmill.Loader(
+                _numbered(rows), 1, shuffle=False, epochs=1, last="keep", indices=True
+            )
+            self.batches = iter(self.loader)
+
+        def go(self, state: dict[str, Any]) -> None:
+            reached()
+            if state.keys() == {"next_index"}:  # grain's data loader keeps of a state this alone
+                index = state["next_index"]
+                ended = {"epoch": 1, "position": 0}
+                place = ended if index == self.rows else {"epoch": 0, "position": index}
+                state = {**self.loader.state_dict(), **place}
+            self.loader.load_state_dict(state)
+            self.batches = iter(self.loader)
+
+        def state(self) -> dict[str, Any]:
+            return {**self.loader.state_dict(), "next_index": self.next_index()}
+
+        def next_index(self) -> int:
+            return self.loader.cursor.epoch * self.rows + self.loader.cursor.position
+
+    def walk_of(self: Any) -> Walk | None:
+        if "_walk" not in vars(self):
+            rows = self._dataset_length
+            self._walk = Walk(rows) if 0 < rows <= most else None
+        return self._walk  # type: ignore[no-any-return]
+
+    def __next__(self: Any) -> Any:  # noqa: N807
+        if (walk := walk_of(self)) is None:
+            return own["__next__"](self)
+        self._assert_not_closed()
+        for batch in walk.batches:
+            reached()
+            element = self._map_parent[int(batch["indices"].item())]
+            wanted = self._allow_nones or element is not None
+            self._threshold_checker.check(wanted)
+            if wanted:
+                return self._stats.record_output_spec(element)
+        raise StopIteration
+
+    def get_state(self: Any) -> Any:
+        walk = walk_of(self)
+        return own["get_state"](self) if walk is None else walk.state()
+
+    def set_state(self: Any, state: Any) -> None:
+        walk = walk_of(self)
+        own["set_state"](self, state) if walk is None else walk.go(state)
+
+    def _get_next_index(self: Any) -> int:
+        walk = walk_of(self)
+        return own["_get_next_index"](self) if walk is None else walk.next_index()  # type: ignore[no-any-return]
+
+    def _set_next_index(self: Any, index: int) -> None:
+        if (walk := walk_of(self)) is None:
+            own["_set_next_index"](self, index)
+        else:
+            walk.go({"next_index": index})
+
+    for made in (__next__, get_state, set_state, _get_next_index, _set_next_index):
+        setattr(kind, made.__name__, made)
+
+
 @functools.cache
 def _numbered(rows: int) -> Any:
     """A store of so many rows, each of one token."""
@@ -321,56 +471,65 @@ def _numbered(rows: int) -> Any:
 
 
 def streaming_loader() -> None:
-    """The datasets and loaders of streaming that read one stream: a `Loader` says which sample.
+    """The datasets and loaders of streaming: a `Loader` says which sample comes when.
 
-    Samples are read by streaming's own reader, each under its number, which is a row of a store.
-    Where a test states several streams, a sampling or a batching method, its own class is given.
+    Streaming's own dataset reads the samples, each under its number, which is a row of a store.
+    Where a test states a sampling or a batching method, it is given streaming's own class whole.
     """
     import streaming
     import streaming.base
-    from streaming.base.local import LocalDataset
     from torch.utils.data import IterableDataset, default_collate, get_worker_info
 
     import tokenmill
+    from tokenmill.integrations.torch import DataLoader
 
     own_dataset, own_loader = streaming.StreamingDataset, streaming.StreamingDataLoader
-    known = {"local", "remote", "shuffle", "batch_size", "shuffle_seed", "num_canonical_nodes"}
+    known = {"local", "remote", "streams", "shuffle", "batch_size", "shuffle_seed",
+             "num_canonical_nodes", "batching_method", "download_timeout"}  # fmt: skip
 
     class Ordered(IterableDataset):  # type: ignore[misc]
-        """Samples in the order of a loader, divided among the workers batch by batch."""
+        """Samples in the order of a loader, divided among torch's workers batch by batch."""
 
         def __init__(self, **named: Any) -> None:
-            reached()
-            self.samples = LocalDataset(named["remote"])
+            self.samples = own_dataset(**named)
             self.named = named
 
         def __len__(self) -> int:
             return len(self.samples)
 
-        def loader_of(self, batch_size: int, last: str) -> Any:
+        def __getitem__(self, number: int) -> Any:
+            return self.samples[number]
+
+        def loader_of(self, batch_size: int, last: str = "keep") -> Any:
             return tokenmill.Loader(
                 _numbered(len(self.samples)), batch_size, self.named.get("shuffle_seed", 9176),
                 self.named.get("shuffle", False), last=last, indices=True,
             )  # fmt: skip
 
         def of(self, batch: Any) -> list[Any]:
+            reached()
             return [self.samples[int(row)] for row in batch["indices"].reshape(-1)]
+
+        @functools.cached_property
+        def loader(self) -> Any:  # one, so that a second loop is the second epoch
+            return self.loader_of(self.named["batch_size"])
 
         def __iter__(self) -> Iterator[Any]:
             worker = get_worker_info()
             first, each = (worker.id, worker.num_workers) if worker else (0, 1)
-            for number, batch in enumerate(self.loader_of(self.named["batch_size"], "keep")):
+            for number, batch in enumerate(self.loader):
                 if number % each == first:
                     yield from self.of(batch)
 
     class Serving:
-        """A loader of its own, in this process: it needs no workers."""
+        """Our own loader for torch, with as many workers as the test wants."""
 
         def __init__(
             self, dataset: Ordered, batch_size: int, num_workers: int = 0, drop_last: bool = False
         ) -> None:
             self.dataset = dataset
-            self.loader = dataset.loader_of(batch_size, "drop" if drop_last else "keep")
+            loader = dataset.loader_of(batch_size, "drop" if drop_last else "keep")
+            self.loader = DataLoader(loader, num_workers=num_workers)
 
         def __len__(self) -> int:
             return len(self.loader)
@@ -386,7 +545,8 @@ def streaming_loader() -> None:
             self.loader.load_state_dict(state)
 
     def make_dataset(*given: Any, **named: Any) -> Any:
-        if given or set(named) - known or not {"remote", "batch_size"} <= set(named):
+        batching = named.get("batching_method", "random")
+        if given or set(named) - known or "batch_size" not in named or batching != "random":
             return own_dataset(*given, **named)
         return Ordered(**named)
 
@@ -398,6 +558,53 @@ def streaming_loader() -> None:
         place.StreamingDataset, place.StreamingDataLoader = make_dataset, make_loader
 
 
+def streaming_partitions() -> None:
+    """Streaming's partition of an epoch: what the `Loader` of every rank hands out.
+
+    From where a run is resumed, and without shuffling. What is refused or warned of, and the shape,
+    stays streaming's own; which sample lies where is ours.
+    """
+    from streaming.base import partition
+
+    import tokenmill
+
+    theirs = partition.get_partitions
+
+    def get_partitions(
+        algo: str,
+        num_samples: int,
+        num_canonical_nodes: int,
+        num_physical_nodes: int,
+        ranks_per_node: int,
+        workers_per_rank: int,
+        batch_size: int,
+        drop_first: int = 0,
+        initial_physical_nodes: int | None = None,
+    ) -> Any:
+        shape = theirs(
+            algo, num_samples, num_canonical_nodes, num_physical_nodes, ranks_per_node,
+            workers_per_rank, batch_size, drop_first, initial_physical_nodes,
+        ).shape  # fmt: skip
+        made = np.full(shape, -1, dtype=np.int64)
+        store = _numbered(num_samples)
+        for rank in range(num_physical_nodes * ranks_per_node):
+            loader = tokenmill.Loader(
+                store, batch_size, shuffle=False, rank=rank, last="keep", indices=True,
+                world_size=num_physical_nodes * ranks_per_node,
+            )  # fmt: skip
+            if drop_first:
+                loader.load_state_dict({**loader.state_dict(), "position": drop_first})
+            for number, batch in enumerate(loader):
+                reached()
+                rows = batch["indices"].reshape(-1)
+                turn, worker = divmod(number, workers_per_rank)
+                node, rank_of_node = divmod(rank, ranks_per_node)
+                made[node, rank_of_node, worker, turn, : len(rows)] = rows
+        return made
+
+    partition.get_partitions = get_partitions
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_load_initial_conftests() -> None:
     """Replace what the environment names, before a ``conftest.py`` imports the host."""
@@ -407,8 +614,9 @@ def pytest_load_initial_conftests() -> None:
     typing.TypedDict = typing_extensions.TypedDict  # type: ignore[assignment]
     if package := os.environ.get("CONFORMANCE_PACKAGE"):
         importlib.import_module(package)
-    if name := os.environ.get("CONFORMANCE_REPLACE"):
-        globals()[name]()
+    for variable in ("CONFORMANCE_PREPARE", "CONFORMANCE_REPLACE"):
+        if name := os.environ.get(variable):
+            globals()[name]()
 
 
 @pytest.hookimpl(wrapper=True)
@@ -417,6 +625,6 @@ def pytest_runtest_call(item: Any) -> Any:
     try:
         return (yield)
     finally:
-        if _calls > getattr(item.session, "_conformance_calls", 0):
+        if _calls.value > getattr(item.session, "_conformance_calls", 0):
             item.user_properties.append(("ours", "1"))
-        item.session._conformance_calls = _calls
+        item.session._conformance_calls = _calls.value

@@ -285,6 +285,7 @@ def test_page_has_every_host_and_a_row_for_every_finding() -> None:
     tests = [
         OwnTests("other", "test_a.py", "`Sampler`", 6, 1, 0, 5, 4, [("a.b::test_c", "the words")]),
         OwnTests("other", "test_b.py", "nothing: no counterpart", 3),
+        OwnTests("other", "test_c.py", "`Order`", 2, passed=2, reached=1, keywords="resume"),
     ]
     page = render([host("other", *rows), host("absent", not_run="no directory")], tests, 1)
     assert "- absent: no directory" in page
@@ -293,5 +294,6 @@ def test_page_has_every_host_and_a_row_for_every_finding() -> None:
     assert "| other | `test_a.py` | `Sampler` | 6 | 1 | 5 | 4 | **1** |" in page
     assert "- other, `b::test_c`: the words" in page
     assert "| other | `test_b.py` | nothing: no counterpart | 3 | 0 |  |  |  |" in page
+    assert "| other | `test_c.py` with `-k 'resume'` | `Order` | 2 | 0 | 2 | 1 | 0 |" in page
     counted = next(line for line in page.splitlines() if line.startswith("| other | 1.0"))
     assert counted == "| other | 1.0 | 1 | 0 | 0 | 0 | **1** | **1** | **1** | 0 |"

@@ -11,11 +11,13 @@ import importlib
 import json
 import shutil
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pyarrow.parquet
 import pytest
 from conformance.__main__ import run_driver
 from conformance.hosts import DRIVERS, driver, from_labels, in_halves, one_by_one
@@ -108,7 +110,8 @@ def test_reports_of_pytest_are_counted(tmp_path: Path) -> None:
 def test_replacements_are_there() -> None:
     source = Path(importlib.import_module("conformance").__path__[0]) / "replacements.py"
     text = source.read_text(encoding="utf-8")
-    assert all(f"def {file.by}() -> None:" in text for file in FILES if file.by)
+    wanted = {name for file in FILES for name in (file.by, file.prepare) if name}
+    assert [name for name in wanted if f"def {name}() -> None:" not in text] == []
 
 
 def test_replacement_comes_before_conftest_and_tests_that_reach_it_are_known(
@@ -147,6 +150,37 @@ def test_replacement_comes_before_conftest_and_tests_that_reach_it_are_known(
     assert ours["reached"] == {"test_host::test_of_the_class", "test_host::test_of_their_own"}
 
 
+def test_chosen_tests_run_with_a_temporary_directory_of_their_own(tmp_path: Path) -> None:
+    """Tests that are not chosen are not counted; what a forked worker reaches is."""
+    checkout = tmp_path / "hosts" / "host"
+    package = checkout / "slime" / "rollout"
+    package.mkdir(parents=True)
+    (checkout / "slime" / "__init__.py").touch()
+    (package / "__init__.py").touch()
+    (package / "data_source.py").write_text("class RolloutDataSource:\n    pass\n")
+    (checkout / "test_broken.py").write_text("import no_such_library\n")
+    (checkout / "test_host.py").write_text(
+        "import multiprocessing, tempfile\n"
+        "from slime.rollout import data_source\n"
+        "def test_left_out():\n    pass\n"
+        "def test_chosen_place():\n"
+        f"    assert tempfile.gettempdir() != {tempfile.gettempdir()!r}\n"
+        "def make():\n"
+        "    try:\n        data_source.RolloutDataSource(None)\n"
+        "    except Exception:\n        pass\n"
+        "def test_chosen_worker():\n"
+        "    worker = multiprocessing.get_context('fork').Process(target=make)\n"
+        "    worker.start()\n"
+        "    worker.join()\n"
+    )
+    file = File("host", "host", ".", "", "slime_data_source", keywords="chosen")
+    ours = run_file(file, tmp_path / "hosts", tmp_path, replace=True)
+    assert isinstance(ours, dict)
+    assert ours["passed"] == {"test_host::test_chosen_place", "test_host::test_chosen_worker"}
+    assert ours["reached"] == {"test_host::test_chosen_worker"}
+    assert len(ours["failed"]) == 1  # a file that cannot be imported keeps no other from running
+
+
 def test_failures_of_a_kept_run_are_explained_anew(tmp_path: Path) -> None:
     file = next(file for file in FILES if file.why)
     part, why = next(iter(file.why.items()))
@@ -156,10 +190,31 @@ def test_failures_of_a_kept_run_are_explained_anew(tmp_path: Path) -> None:
     ]
     kept = tmp_path / "own_tests.json"
     kept.write_text(json.dumps([dataclasses.asdict(one) for one in known]))
-    again = run_own_tests(tmp_path, {}, kept, again=False)
+    again = run_own_tests(tmp_path, {}, kept)
     assert [one.failures for one in again] == [
         [(f"a::{part}_more", why)], [[f"a::{part}", "said then"]],
     ]  # fmt: skip
+
+
+def test_hosts_that_do_not_run_again_keep_what_was_counted(tmp_path: Path) -> None:
+    first, other = FILES[0], next(file for file in FILES if file.host != FILES[0].host)
+    known = [
+        OwnTests(first.host, first.path, "", passed_alone=7),
+        OwnTests(other.host, other.path, "", passed_alone=5),
+        OwnTests(other.host, "a file that is in the list no more", ""),
+    ]
+    kept = tmp_path / "own_tests.json"
+    kept.write_text(json.dumps([dataclasses.asdict(one) for one in known]))
+    again = run_own_tests(tmp_path / "no hosts", {}, kept, again=[other.host])
+    assert [(one.host, one.file, one.passed_alone) for one in again[:1]] == [
+        (first.host, first.path, 7)
+    ]
+    anew = [one for one in again if one.host == other.host]
+    assert [one.file for one in anew] == [one.path for one in FILES if one.host == other.host]
+    assert all(str(one.not_run).startswith("no ") for one in anew)
+    written = {(one["host"], one["file"]): one for one in json.loads(kept.read_text())}
+    assert written[first.host, first.path]["passed_alone"] == 7
+    assert written[other.host, other.path]["passed_alone"] == 0
 
 
 def test_models_are_found_where_tests_look_for_them(tmp_path: Path) -> None:
@@ -173,6 +228,22 @@ def test_models_are_found_where_tests_look_for_them(tmp_path: Path) -> None:
     assert Path(found).read_text() == "{}"
     assert (home / "models" / "Qwen" / "Qwen3-8B" / "tokenizer.json").exists()
     assert not (home / "models" / "Qwen" / "Qwen2.5-0.5B").exists()
+    config = home / "models" / "Qwen" / "Qwen3-8B" / "config.json"
+    assert json.loads(config.read_text()) == {"model_type": "qwen3"}
+    assert not (model / "config.json").exists()
+    assert set(own_tests.MODELS.values()) <= set(own_tests.TYPES)
+
+
+def test_rows_that_verl_expects_at_home_are_made_of_the_corpus(tmp_path: Path) -> None:
+    (tmp_path / "gsm8k_prompts.jsonl").write_text(
+        json.dumps({"prompt": "1\u2028+ 1?", "label": "2"}, ensure_ascii=False) + "\n",
+        encoding="utf-8",
+    )
+    home = own_tests._home({}, tmp_path / "home", tmp_path)
+    table = pyarrow.parquet.read_table(home / "data" / "gsm8k" / "train.parquet")
+    (row,) = table.to_pylist()
+    assert row["prompt"] == [{"role": "user", "content": "1\u2028+ 1?"}]
+    assert row["reward_model"]["ground_truth"] == "2"
 
 
 def test_answers_are_given_in_the_context_of_the_driver_and_times_are_not(
