@@ -115,7 +115,7 @@ def host_zygote() -> Iterator[Zygote]:
 
 @contextlib.contextmanager
 def nothing_known() -> Iterator[None]:
-    """Engines and templates are made anew inside, by what is patched there; those of before stay."""
+    """Engines and templates are made anew inside, by what is patched there; the others stay."""
     engines, templates = dict(engine_cache._slots), dict(render._known.templates)
     engine_cache.forget()
     render.forget()
