@@ -16,11 +16,11 @@ from pathlib import Path, PurePosixPath
 PROJECT = Path(__file__).resolve().parent.parent
 ALWAYS = "tests/test_house.py"
 FAST = (
-    "tests/chat", "tests/dataset", "tests/examples", "tests/files", "tests/loader", "tests/packing",
+    "tests/chat", "tests/dataset", "tests/examples", "tests/files", "tests/packing",
     "tests/sampling", "tests/source", "tests/store", "tests/test_errors.py",
     "tests/test_fingerprint.py",
 )  # fmt: skip
-"""Rooms whose tests start few processes and load no tokenizer of a real model."""
+"""Rooms whose tests start few processes, import no host and load no tokenizer of a real model."""
 
 
 def plan(changed: Iterable[str], present: Collection[str]) -> list[str]:

@@ -114,27 +114,30 @@ def host_zygote() -> Iterator[Zygote]:
 
 
 @contextlib.contextmanager
-def nothing_loaded() -> Iterator[None]:
-    """Engines are loaded anew inside, by what is patched there; after it, those of before stay."""
-    kept = dict(engine_cache._slots)
+def nothing_known() -> Iterator[None]:
+    """Engines and templates are made anew inside, by what is patched there; the others stay."""
+    engines, templates = dict(engine_cache._slots), dict(render._known.templates)
     engine_cache.forget()
+    render.forget()
     yield
     engine_cache.forget()
-    engine_cache._slots.update(kept)
+    render.forget()
+    engine_cache._slots.update(engines)
+    render._known.templates.update(templates)
 
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
     """No test sees the user's cache, nor another test's, nor what another test put in its place.
 
-    Between tests that patch nothing, engines stay loaded, and the real tokenizers stay identified.
+    Between tests that patch nothing, engines stay loaded, templates stay compiled, and the real
+    tokenizers stay identified.
     """
     patches = "monkeypatch" in request.fixturenames
-    render.forget()
     cache = tmp_path / "tokenmill-cache"
     with contextlib.ExitStack() as around:
         if patches:
-            around.enter_context(nothing_loaded())
+            around.enter_context(nothing_known())
         if "identified" in request.fixturenames or (
             "shared" in request.fixturenames and not patches
         ):
@@ -185,6 +188,13 @@ def pytest_collection_finish() -> None:
     """
     gc.collect()
     gc.freeze()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Nor through what a module of tests has imported and leaves."""
+    if nextitem is None or nextitem.path != item.path:
+        pytest_collection_finish()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import functools
 import importlib
 import importlib.util
 import re
@@ -22,6 +23,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 HEAVY = ("pyarrow", "jinja2", "tokenizers", "fastokens", "transformers", "datasets",
          "torch", "ray", "pandas", "trl")  # fmt: skip
 MOST_LINES = 1100  # a file ends where its subject ends; this only keeps giants out
+DOTTED = re.compile(r"tokenmill\.(\w+)[\w.]*(:\w+)?")
 LEAST_DOCSTRING = 200  # characters: enough to introduce a module's nouns
 
 VERBS = ("check_rollouts", "export", "from_rollouts", "lint", "open_rows", "open_store", "prepare",
@@ -39,10 +41,19 @@ def run(program: str, *arguments: str | Path) -> str:
     return answer.stdout
 
 
+@functools.cache
+def said_by(path: Path) -> tuple[str, list[str]]:
+    """A module's docstring, and all of its strings that are dotted names of ours."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    strings = (node.value for node in ast.walk(tree) if isinstance(node, ast.Constant))
+    named = [text for text in strings if isinstance(text, str) and DOTTED.fullmatch(text)]
+    return ast.get_docstring(tree) or "", named
+
+
 def test_modules_open_with_their_nouns() -> None:
     short = {}
     for path in MODULES:
-        text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+        text, _ = said_by(path)
         if len(text) < LEAST_DOCSTRING:
             short[str(path.relative_to(PACKAGE))] = len(text)
     assert not short, f"docstrings under {LEAST_DOCSTRING} characters: {short}"
@@ -81,15 +92,12 @@ def test_no_module_is_named_by_a_string_in_a_room_that_may_not_import_it() -> No
     layer, upwards = layers(), []
     for path in MODULES:
         room = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            value = node.value if isinstance(node, ast.Constant) else None
-            named = re.fullmatch(
-                r"tokenmill\.(\w+)[\w.]*(:\w+)?", value if isinstance(value, str) else ""
-            )
-            if named is None or room not in layer or named[1] not in layer:
+        for name in said_by(path)[1]:
+            other = DOTTED.fullmatch(name)[1]  # type: ignore[index]
+            if room not in layer or other not in layer:
                 continue
-            if named[1] != room and layer[named[1]] <= layer[room]:
-                upwards.append((str(path.relative_to(PACKAGE)), value))
+            if other != room and layer[other] <= layer[room]:
+                upwards.append((str(path.relative_to(PACKAGE)), name))
     assert not upwards
 
 

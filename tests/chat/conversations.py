@@ -6,6 +6,7 @@ the case allows it, so that a report shows at once whose text it is.
 
 from __future__ import annotations
 
+import functools
 import json
 import random
 from pathlib import Path
@@ -372,15 +373,21 @@ CORPORA = (
 )
 
 
+@functools.cache
+def _sampled_lines(path: Path, count: int, seed: str) -> list[str]:
+    """Read once: the sample is small, and the corpora are not."""
+    lines = _lines(path)
+    return random.Random(seed).sample(lines, count) if count < len(lines) else lines
+
+
+def _lines(path: Path) -> list[str]:
+    return [line for line in path.read_text("utf-8").split("\n") if line.strip()]
+
+
 def corpus_rows(shared: Path, name: str, count: int | None, seed: int = 13) -> list[Row]:
     """Rows of one corpus: a seeded sample, or all of them."""
-    lines = [
-        line
-        for line in (shared / "corpora" / f"{name}.jsonl").read_text("utf-8").split("\n")
-        if line.strip()
-    ]
-    if count is not None and count < len(lines):
-        lines = random.Random(f"{name}{seed}").sample(lines, count)
+    path = shared / "corpora" / f"{name}.jsonl"
+    lines = _lines(path) if count is None else _sampled_lines(path, count, f"{name}{seed}")
     return [json.loads(line) for line in lines]
 
 

@@ -7,7 +7,9 @@ fork, before any store is open: as new as the other, without the time to import.
 
 from __future__ import annotations
 
+import gc
 import hashlib
+import importlib
 import json
 import os
 import signal
@@ -115,6 +117,8 @@ def _main() -> None:
     if "--nursery" not in sys.argv:
         print_report(json.loads(sys.stdin.read()))
         return
+    importlib.import_module("numpy.ma")  # by numpy on first use: in every child anew
+    gc.freeze()  # what is imported is nothing that a child's collector would have to walk through
     for job in _jobs():
         child = os.fork()
         if child == 0:

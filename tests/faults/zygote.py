@@ -15,6 +15,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
+import gc
 import importlib
 import io
 import json
@@ -165,6 +166,8 @@ def ending(pid: int, place: Path, deadline: float) -> dict[str, Any]:
 
 def main() -> None:
     preload(sys.argv[1:])
+    gc.collect()
+    gc.freeze()  # what is imported is nothing that a child's collector would have to walk through
     print("ready", flush=True)
     for line in sys.stdin:
         if line == "\n":  # an end that no copy of the pipe in some forked process can hold up

@@ -7,6 +7,7 @@ processes, with two, and with a change in between. Likewise the prompts of GRPO.
 
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -69,37 +70,47 @@ def tiny_model(seed: int = 0) -> Any:
     return transformers.Qwen2ForCausalLM(config)
 
 
-class Recorder(trl.SFTTrainer):  # type: ignore[misc,name-defined]
-    """Keeps what every training step was given."""
-
-    def __init__(self, *arguments: Any, **named: Any) -> None:
-        super().__init__(*arguments, **named)
-        self.seen: list[dict[str, Any]] = []
-
-    def training_step(self, model: Any, inputs: dict[str, Any], *rest: Any, **named: Any) -> Any:
-        self.seen.append(
-            {
-                name: value.numpy(force=True).copy() if torch.is_tensor(value) else value
-                for name, value in inputs.items()
-            }
-        )
-        return super().training_step(model, inputs, *rest, **named)
+# Made when they are first asked for: whoever only collects need not import TRL's trainers, which
+# takes seconds.
 
 
-class StopAt(transformers.TrainerCallback):  # type: ignore[misc,name-defined]
+@functools.cache
+def recorder() -> Any:
+    class Recorder(trl.SFTTrainer):  # type: ignore[misc,name-defined]
+        """Keeps what every training step was given."""
+
+        def __init__(self, *arguments: Any, **named: Any) -> None:
+            super().__init__(*arguments, **named)
+            self.seen: list[dict[str, Any]] = []
+
+        def training_step(
+            self, model: Any, inputs: dict[str, Any], *rest: Any, **named: Any
+        ) -> Any:
+            self.seen.append(
+                {
+                    name: value.numpy(force=True).copy() if torch.is_tensor(value) else value
+                    for name, value in inputs.items()
+                }
+            )
+            return super().training_step(model, inputs, *rest, **named)
+
+    return Recorder
+
+
+def stop_at(step: int) -> Any:
     """The run is cut off behind a step, as a job's time limit would."""
 
-    def __init__(self, step: int) -> None:
-        self._step = step
+    class StopAt(transformers.TrainerCallback):  # type: ignore[misc,name-defined]
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> Any:
+            control.should_training_stop = state.global_step >= step
+            return control
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> Any:
-        control.should_training_stop = state.global_step >= self._step
-        return control
+    return StopAt()
 
 
 def trainer_of(
     out: Path, tokenizer: Any, data: Any, wanted: dict[str, Any], workers: int, **named: Any
-) -> Recorder:
+) -> Any:
     config = trl.SFTConfig(
         output_dir=str(out),
         max_steps=STEPS,
@@ -115,7 +126,7 @@ def trainer_of(
         logging_strategy="no",
         **wanted,
     )
-    return Recorder(
+    return recorder()(
         model=tiny_model(), args=config, train_dataset=data, processing_class=tokenizer, **named
     )
 
@@ -124,7 +135,7 @@ def stopped_and_resumed(
     out: Path, tokenizer: Any, run: tuple[Any, dict[str, Any]], before: int, after: int
 ) -> tuple[list[dict[str, Any]], Any]:
     """What the model saw in both halves, and the model in the end."""
-    first = trainer_of(out, tokenizer, *run, before, callbacks=[StopAt(STOP)])
+    first = trainer_of(out, tokenizer, *run, before, callbacks=[stop_at(STOP)])
     first.train()
     assert len(first.seen) == STOP
     second = trainer_of(out, tokenizer, *run, after)
@@ -366,7 +377,7 @@ def test_grpo_resumed_is_given_our_prompts_in_our_order(
             processing_class=tokenizer, callbacks=list(callbacks),
         )  # fmt: skip
 
-    trainer(before, StopAt(3)).train()
+    trainer(before, stop_at(3)).train()
     trainer(after).train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
     expected = [row["answer"] for row in dataset.select(range(12)) for _ in range(2)]
     assert seen == expected

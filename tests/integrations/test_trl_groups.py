@@ -25,7 +25,7 @@ datasets = pytest.importorskip("datasets")
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from tests.integrations.test_trl import StopAt, tiny_model  # noqa: E402
+from tests.integrations.test_trl import stop_at, tiny_model  # noqa: E402
 from tokenmill.integrations import hf  # noqa: E402
 
 COUNT, STEPS, STOP, BATCH, SEED = 24, 4, 2, 3, 5
@@ -106,7 +106,7 @@ def test_dpo_resumed_is_the_same_run_and_has_trls_losses(
     run = hf.for_trl(store, epochs=2, seed=SEED)
     through = dpo(tmp_path / "a", tokenizer, *run, ref_model=tiny_model())
     through.train()
-    first = dpo(tmp_path / "b", tokenizer, *run, ref_model=tiny_model(), callbacks=[StopAt(STOP)])
+    first = dpo(tmp_path / "b", tokenizer, *run, ref_model=tiny_model(), callbacks=[stop_at(STOP)])
     first.train()
     second = dpo(tmp_path / "b", tokenizer, *run, ref_model=tiny_model())
     second.train(resume_from_checkpoint=str(tmp_path / "b" / f"checkpoint-{STOP}"))

@@ -97,15 +97,16 @@ def tiny_llava(words: int, image: int) -> Any:
     return transformers.LlavaForConditionalGeneration(config)
 
 
-class Recorder(trl.SFTTrainer):  # type: ignore[misc,name-defined]
-    """Keeps what every training step was given."""
-
-    def training_step(self, model: Any, inputs: dict[str, Any], *rest: Any, **named: Any) -> Any:
-        self.seen = [*getattr(self, "seen", []), {n: v.clone() for n, v in inputs.items()}]
-        return super().training_step(model, inputs, *rest, **named)
-
-
 def test_a_trainer_walks_through_the_loaders_batches(made: Illustrated, tmp_path: Path) -> None:
+    class Recorder(trl.SFTTrainer):  # type: ignore[misc,name-defined]
+        """Keeps what every training step was given."""
+
+        def training_step(
+            self, model: Any, inputs: dict[str, Any], *rest: Any, **named: Any
+        ) -> Any:
+            self.seen = [*getattr(self, "seen", []), {n: v.clone() for n, v in inputs.items()}]
+            return super().training_step(model, inputs, *rest, **named)
+
     dataset, arguments = hf.for_trl(made.store, epochs=1, seed=5)
     assert dataset.column_names == ["row"]
     config = trl.SFTConfig(

@@ -85,7 +85,7 @@ class Illustrated:
             ]
             rows.append({"messages": [{**messages[0], "content": content}, messages[1]]})
         self.source = write_rows(directory / "rows.jsonl", rows)
-        self.store = prepare(self.source, self.raw, **more)
+        self.store = prepare(self.source, self.raw, **{"cache_dir": directory / "cache", **more})
         assert len(self.store) == len(PICTURES)
 
     @property

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -130,46 +130,66 @@ def browser() -> Iterator[Any]:
         started.close()
 
 
-@pytest.fixture(scope="session")
-def open_tab(browser: Any) -> Callable[..., Any]:
-    """Opens a tab; those of the same settings share a context, the half of what a visit costs.
+class Tabs:
+    """Gives tabs and takes them back: a visit in one that is open costs a fifth of a new one's.
 
-    They can, because a page keeps nothing for the next: `visit` looks.
+    It can be the same, because a page keeps nothing for the next: `visit` looks.
     """
-    contexts: dict[str, Any] = {}
 
-    def new_tab(**settings: Any) -> Any:
+    def __init__(self, browser: Any) -> None:
+        self._browser = browser
+        self._contexts: dict[str, Any] = {}
+        self._idle: dict[tuple[str, str], list[Any]] = {}
+
+    @contextmanager
+    def one(self, url: str, settings: dict[str, Any]) -> Iterator[Any]:
+        """A tab with these settings, for pages from where this one is."""
         name = json.dumps(settings, sort_keys=True)
-        if name not in contexts:
-            contexts[name] = browser.new_context(**settings)
-        return contexts[name].new_page()
+        if name not in self._contexts:
+            self._contexts[name] = self._browser.new_context(**settings)
+        # From the disk to a server or back, it would have to start another process anyway.
+        idle = self._idle.setdefault((name, url.partition(":")[0]), [])
+        page = idle.pop() if idle else self._contexts[name].new_page()
+        yield page
+        page.goto("about:blank")
+        page.mouse.move(0, 0)
+        page.emulate_media(color_scheme=settings.get("color_scheme", "light"))
+        idle.append(page)
 
-    return new_tab
+
+@pytest.fixture(scope="session")
+def tabs(browser: Any) -> Tabs:
+    return Tabs(browser)
 
 
 @pytest.fixture
-def visit(open_tab: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
+def visit(tabs: Tabs) -> Iterator[Callable[..., Any]]:
     """Opens pages; at the end none of them may have complained, or run what it should not."""
     complaints: list[str] = []
-    opened = []
+    heard: dict[str, Callable[[Any], None]] = {
+        "console": lambda said: complaints.append(f"{said.type}: {said.text}"),
+        "pageerror": lambda error: complaints.append(str(error)),
+        "dialog": lambda dialog: complaints.append("a dialog"),
+    }
 
-    def go(url: str, **settings: Any) -> Any:
-        page = open_tab(**{"viewport": {"width": 1280, "height": 800}, **settings})
-        opened.append(page)
-        page.on("console", lambda said: complaints.append(f"{said.type}: {said.text}"))
-        page.on("pageerror", lambda error: complaints.append(str(error)))
-        page.on("dialog", lambda dialog: complaints.append("a dialog"))
-        page.set_default_timeout(30_000)
-        page.goto(url)
-        page.wait_for_selector("body[data-ready=yes]")
-        return page
+    @contextmanager
+    def one(url: str, **settings: Any) -> Iterator[Any]:
+        settings = {"viewport": {"width": 1280, "height": 800}, **settings}
+        with tabs.one(url, settings) as page:
+            for event, listener in heard.items():
+                page.on(event, listener)
+            page.set_default_timeout(30_000)
+            page.goto(url)
+            page.wait_for_selector("body[data-ready=yes]")
+            yield page
+            assert page.evaluate("window.hacked") is None
+            assert page.evaluate("localStorage.length + sessionStorage.length") == 0
+            assert page.context.cookies() == []
+            for event, listener in heard.items():
+                page.remove_listener(event, listener)
 
-    yield go
-    for page in opened:
-        assert page.evaluate("window.hacked") is None
-        assert page.evaluate("localStorage.length + sessionStorage.length") == 0
-        assert page.context.cookies() == []
-        page.close()
+    with ExitStack() as opened:
+        yield lambda url, **settings: opened.enter_context(one(url, **settings))
     assert complaints == []
 
 

@@ -70,6 +70,18 @@ def test_engines_of_one_tokenizer_are_loaded_once_per_process(loads: list[str]) 
     assert loads.count("reference") == 2
 
 
+def test_key_of_one_tokenizer_is_worked_out_once_per_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[str] = []
+    real = Tokenizer._make_digest
+    monkeypatch.setattr(
+        Tokenizer, "_make_digest", lambda self: made.append(self.checksum) or real(self)
+    )
+    assert fresh().key == fresh().key != fresh("stripping").key
+    assert made == [fresh().checksum, fresh("stripping").checksum]
+
+
 def test_threads_that_ask_at_the_same_time_load_once() -> None:
     made: list[object] = []
     got: list[object] = []

@@ -183,9 +183,12 @@ class Worker:
 
 
 def shared_memory_of(pid: int | str) -> list[str]:
-    """Everything below /dev/shm that a process has mapped or open."""
+    """All shared memory that a process has mapped or open: files of /dev/shm itself.
+
+    Whatever lies in directories there is what tests write.
+    """
     held = [line.split()[-1] for line in Path(f"/proc/{pid}/maps").read_text().splitlines()]
     for fd in Path(f"/proc/{pid}/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):
             held.append(os.readlink(fd))
-    return sorted({path for path in held if path.startswith("/dev/shm")})
+    return sorted({path for path in held if os.path.dirname(path) == "/dev/shm"})

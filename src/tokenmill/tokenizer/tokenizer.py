@@ -142,9 +142,12 @@ class Tokenizer:
         return self._ids_of_special_tokens.get("bos_token")
 
     @cached_property
-    @without_collector()
     def backend_digest(self) -> str:
         """What it encodes with, as one name for all spellings of one tokenizer.json."""
+        return engine_cache.once(self.checksum, "digest", self._make_digest)
+
+    @without_collector()
+    def _make_digest(self) -> str:
         return backend_digest(parse_backend(self.data, path=self.path))
 
     @cached_property

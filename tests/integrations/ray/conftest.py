@@ -33,6 +33,9 @@ def ray_environment() -> Iterator[Path]:
         patch.setenv("PYTHONPATH", programs.environment()["PYTHONPATH"])
         patch.setenv("RAY_AUTH_MODE", "disabled")  # no token in the user's home
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        # A worker is started when a task needs it, not one per CPU and job beforehand.
+        patch.setenv("RAY_enable_worker_prestart", "0")
+        patch.setenv("RAY_prestart_worker_first_driver", "0")
         patch.setenv("TOKENIZERS_PARALLELISM", "false")
         patch.setenv("RAY_TMPDIR", str(sessions))
         patch.delenv("RAY_ADDRESS", raising=False)
