@@ -156,9 +156,11 @@ class Worker:
     def leave_child(self, payload: dict[str, Any]) -> dict[str, Any]:
         """Fork a child that keeps the channel open, then die."""
         if once(payload["mark"]):
-            if os.fork() == 0:
+            child = os.fork()
+            if child == 0:
                 time.sleep(20)
                 os._exit(0)
+            Path(payload["child"]).write_text(str(child))
             FAULTS["SIGKILL"]()
         return {"value": 1}
 
