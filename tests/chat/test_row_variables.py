@@ -34,8 +34,8 @@ TEMPLATE = (
     "{% endif %}"
 )
 SAID: list[dict[str, Any] | None] = [
-    None, {"enable_thinking": False}, {"enable_thinking": True}, {"language": "de"}, {},
-    {"reasoning_effort": "high", "enable_thinking": False}, {"thinking": True},
+    None, {"enable_thinking": False}, {"enable_thinking": True, "language": "de"},
+    {"reasoning_effort": "high", "enable_thinking": False, "thinking": True},
 ]  # fmt: skip
 MESSAGES = [
     {"role": "user", "content": "What is up?"},
@@ -69,10 +69,10 @@ def test_row_is_rendered_as_if_the_spec_had_its_variables(
     how: str, expand: str, shared: Path
 ) -> None:
     templates = {"ours": TEMPLATE, **zoo(shared)}
-    heeding = [name for name, source in templates.items() if HEEDED.search(source)]
+    heeding = [name for name, source in zoo(shared).items() if HEEDED.search(source)]
     rng = random.Random(f"{how} {expand}")
     differ = 0
-    for name in rng.sample(heeding, 2):
+    for name in ("ours", rng.choice(heeding)):
         wanted: dict[str, Any] = {}
         for said in SAID:
             forget()

@@ -18,7 +18,7 @@ from tests.work import entries
 from tests.work.watching import nothing_left  # noqa: F401 - autouse
 from tokenmill.errors import WorkerError
 from tokenmill.work import MAX_RETRIES, Done, LocalExecutor, Setup, Task
-from tokenmill.work.process import TAIL_BYTES, describe_exit
+from tokenmill.work.process import TAIL_BYTES, WorkerProcess, describe_exit
 
 ENTRY = f"{entries.__name__}:open_worker"
 SETUP = Setup(ENTRY, {})
@@ -131,6 +131,13 @@ def test_slow_task_is_never_killed_for_time(hold: bool) -> None:
     work = {"do": "sleep", "seconds": 3 * SILENCE_S, "hold": hold}
     done = executor.run(SETUP, [Task(n, work) for n in range(2)])
     assert [d.attempts for d in done] == [1, 1]
+
+
+def test_worker_that_gets_no_processor_is_not_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(WorkerProcess, "read_cpu", lambda worker: ("R", 5))
+    executor = LocalExecutor(1, heartbeat_silence_s=SILENCE_S / 4)
+    work = {"do": "sleep", "seconds": SILENCE_S, "hold": True}
+    assert [d.attempts for d in executor.run(SETUP, [Task(0, work)])] == [1]
 
 
 def test_nothing_is_kept_in_shared_memory() -> None:

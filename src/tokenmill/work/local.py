@@ -9,9 +9,10 @@ this process, as `InlineExecutor` would run them.
 
 A worker is *stuck* when it sent nothing for `HEARTBEAT_SILENCE_S` and used no CPU time either: a
 stopped process does neither, a slow row keeps the heartbeat, and an engine that holds the
-interpreter lock for minutes silences the heartbeat but burns CPU. A stuck worker is killed. Silence
-counts only while this loop listens, so that a consumer that takes its time, or a suspended
-machine, kills nobody. docs/build-workers.md says what else was considered.
+interpreter lock for minutes silences the heartbeat but burns CPU. A worker that could run and gets
+no processor is not stuck: the machine is busy. A stuck worker is killed. Silence counts only while
+this loop listens, so that a consumer that takes its time, or a suspended machine, kills nobody.
+docs/build-workers.md says what else was considered.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from tokenmill.work.tasks import MAX_RETRIES, Done, InlineExecutor, Setup, Task
 
 HEARTBEAT_SILENCE_S = 20.0  # promise P11: stuck after this, so that 30 s suffice for the error
 BEAT_S = 1.0  # seconds between heartbeats; shorter only where the allowed silence is
+RUNNABLE = "R"  # the state of a process that runs, or waits for nothing but a processor
 FINISH_S = 2.0  # seconds an idle worker gets to leave by itself after the last task
 
 
@@ -259,7 +261,7 @@ class _Run:
             self._replace(worker)
             return
         state, ticks = worker.read_cpu()
-        if ticks != worker.cpu_ticks:
+        if ticks != worker.cpu_ticks or state == RUNNABLE:
             worker.cpu_ticks, worker.idle_s = ticks, 0.0
             return
         worker.idle_s += elapsed_s
