@@ -158,11 +158,6 @@ OUTSIDE = frozenset({"PIL", "aiohttp", "datasets", "hatchling", "huggingface_hub
                      "transformers", "trl"})  # fmt: skip
 
 
-WAITING = ("tests/integrations/ray/", "tests/work/", "tests/build/test_lying.py",
-           "tests/test_host_pages.py::test_commands_of_a_document_run[docs/ray.md]")  # fmt: skip
-"""Tests that wait for clusters and for workers that are silent, by how their names begin."""
-
-
 def missing_extra(error: BaseException | None) -> str | None:
     """The library beyond the core for want of which something failed; None where it was not."""
     while error is not None:
@@ -218,11 +213,7 @@ def pytest_make_collect_report(
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A test that asks for the shared data carries the marker without being told.
-
-    What waits most comes first: the processors have other tests to do meanwhile, and none later.
-    """
+    """A test that asks for the shared data carries the marker without being told."""
     for item in items:
         if "shared" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.shared)
-    items.sort(key=lambda item: not item.nodeid.startswith(WAITING))

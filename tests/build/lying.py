@@ -12,8 +12,10 @@ import itertools
 import json
 import os
 import signal
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -27,6 +29,7 @@ from tokenmill.work.tasks import Rest, Work, finish
 
 ENTRY = f"{__name__}:open_builder"
 VARIABLE = "TOKENMILL_TEST_LIE"
+PATIENCE_S = 60.0
 
 
 @dataclass
@@ -38,7 +41,8 @@ class Lie:
         about: Texts that hold this are lied about.
         audited: Texts that hold this are compared with the reference; empty: none.
         after: Slices that a process builds before it compares anything.
-        liar: A file that the only liar among the processes makes; empty: all of them lie.
+        liar: A file that the only liar among the processes makes; empty: all of them lie. The
+            others wait, after as many slices, until it has compared one, however slow it is.
         dies: A file that marks the one death of a process, right after it published a slice.
     """
 
@@ -71,9 +75,15 @@ def open_builder(options: dict[str, Any]) -> Work:
     with mock.patch.object(pipeline, name, lambda *given, **more: fake(lie, *given, **more)):
         build = slices.open_builder(options)
 
+    compared = Path(f"{lie.liar}.compared")
+
     def work(payload: dict[str, Any]) -> Rest:
+        if lie.liar and not lie.lies and lie.built >= lie.after:
+            wait_for(compared)
         outcome = build(payload)
         lie.built += 1
+        if lie.liar and lie.lies and lie.built > lie.after:
+            compared.touch()
 
         def rest() -> dict[str, Any]:
             result = finish(outcome)
@@ -84,6 +94,12 @@ def open_builder(options: dict[str, Any]) -> Work:
         return rest
 
     return work
+
+
+def wait_for(path: Path) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not path.exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
 
 
 class LyingRenderer(Renderer):
