@@ -12,6 +12,8 @@ from tokenmill.report.lint import minhash
 from tokenmill.report.lint.linter import near_duplicates
 
 Row = list[int]
+SURE = 0.9
+"""What is so alike is missed once in 200,000 pairs; at the threshold it is once in 130."""
 
 
 def naive_shingles(row: Row) -> set[tuple[int, ...]]:
@@ -54,13 +56,13 @@ def test_copies_with_few_edits_are_found_and_others_are_not(
     for base in bases:
         rows += [changed(base, edits) for edits in data.draw(st.lists(few_edits, max_size=3))]
         rows += [changed(base, edits) for edits in data.draw(st.lists(many_edits, max_size=2))]
-    expected = {
-        late
-        for early, late in itertools.combinations(range(len(rows)), 2)
-        if naive_jaccard(rows[early], rows[late]) >= minhash.THRESHOLD
-    }
+    most_alike: dict[int, float] = {}
+    for early, late in itertools.combinations(range(len(rows)), 2):
+        index = naive_jaccard(rows[early], rows[late])
+        most_alike[late] = max(index, most_alike.get(late, 0.0))
     answer = found(rows)
-    assert set(answer) == expected
+    assert {row for row, index in most_alike.items() if index >= SURE} <= set(answer)
+    assert set(answer) <= {row for row, index in most_alike.items() if index >= minhash.THRESHOLD}
     for row, (other, index) in answer.items():
         assert other < row
         assert index == round(naive_jaccard(rows[row], rows[other]), 4)
