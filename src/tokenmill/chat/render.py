@@ -53,14 +53,13 @@ from tokenmill.chat.turns import Judge, Openings, Settled, Span, unproven
 from tokenmill.chat.unrolled import Known, Unrolled
 from tokenmill.chat.weights import message_weight, of_turns, row_weight, scaled
 from tokenmill.errors import RowError, UsageError
+from tokenmill.options import Variables
 
 RENDERERS = ("auto", "jinja2")
 FIRST_AUDITED = 2  # rows at the start of every batch that the reference renders, too
 AUDIT_ONE_IN = 512  # of the other rows, by content
 ROLES_KNOWN = 4096  # orders of roles of which is remembered what is trained
 TEMPLATES_KNOWN = 8  # per thread
-Variables = Mapping[str, Any] | None
-"""What a row itself gives the template, before what the spec does."""
 UNTRAINED: dict[str, Callable[[str], int]] = {"prompt": len, "trained": before_thinking}
 """How much of a generation prompt is not trained, by `ChatSpec.thinking_opener`."""
 
@@ -269,7 +268,7 @@ class Renderer:
         if "default" in self._sources and spec.format != "text":
             self._template("default")  # one that does not compile is refused here, not at a row
 
-    def _template(self, name: str, variables: Variables = None) -> Template:
+    def _template(self, name: str, variables: Variables | None = None) -> Template:
         if variables is None and name in self._templates:
             return self._templates[name]
         given = {**self.special_tokens, **(self.spec.template_kwargs or {}), **(variables or {})}
@@ -278,8 +277,11 @@ class Renderer:
             self._templates[name] = found
         return found
 
-    def _for(self, tools: list[Any] | None, variables: Variables = None) -> Template:
-        """The template of a conversation, chosen as transformers chooses it."""
+    def _for(self, tools: list[Any] | None, variables: Variables | None = None) -> Template:
+        """The template of a conversation, chosen as transformers chooses it.
+
+        What its row gives the template goes before what the spec does.
+        """
         if not self._sources:
             raise UsageError(
                 "these rows are conversations and the tokenizer has no chat template:"
@@ -293,7 +295,7 @@ class Renderer:
         raise UsageError(f"the tokenizer has no default chat template, only {names}: choose one")
 
     def reference(
-        self, tools: list[Any] | None = None, variables: Variables = None
+        self, tools: list[Any] | None = None, variables: Variables | None = None
     ) -> ReferenceTemplate:
         """The reference template that renders a conversation with these tools and variables."""
         return self._for(tools, variables).reference
@@ -306,7 +308,7 @@ class Renderer:
         self,
         messages: list[dict[str, Any]],
         tools: list[Any] | None = None,
-        variables: Variables = None,
+        variables: Variables | None = None,
     ) -> str:
         """A conversation as it is, with the generation prompt after it, by the reference.
 

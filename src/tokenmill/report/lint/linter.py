@@ -303,7 +303,7 @@ class Linter:
         if isinstance(parsed, Plain):
             if parsed.shape == "text" or self.recipe.append_eos:
                 return False
-        elif not self.renderer.reference(parsed.tools, parsed.variables).has_generation:
+        elif not self.renderer.reference(parsed.tools).has_generation:
             return False  # the renderer knows each turn's closer
         last = int(ids[np.flatnonzero(mask)[-1]])
         return not bool(self.encoder.table.is_added[last])
@@ -316,8 +316,7 @@ class Linter:
             self.critic.dropped_context(conversation, text),
         ]
         train_on = self.spec.trained(conversation.shape)
-        reference = self.renderer.reference(conversation.tools, conversation.variables)
-        if train_on == "everything" or reference.has_generation:
+        if train_on == "everything" or self.renderer.reference(conversation.tools).has_generation:
             sightings.append(self.critic.dropped_calls(conversation, text))
         if conversation.tools is not None or not conversation.simple:
             sightings.append(self.critic.nulls(conversation))
