@@ -14,6 +14,8 @@ SPREAD := -n $(WORKERS) --dist worksteal
 VERSION = $(shell sed -n 's/^version = "\([0-9]*\.[0-9]*\).*/\1/p' pyproject.toml)
 # Tests start hundreds of interpreters and rewrite their asserts: compiled once, not each time.
 test quick soak lowest: export PYTHONDONTWRITEBYTECODE :=
+# Every processor has a test to run: threads of libraries would only spin beside it.
+test quick soak lowest: export OMP_NUM_THREADS := 1
 # They write many small files: into memory where it has 4 GB for them, `make soak` onto the disk.
 MEMORY := $(shell test `df --output=avail /dev/shm 2>/dev/null | tail -1` -gt 4000000 2>/dev/null \
   && mkdir -p /dev/shm/tests-of-`id -u` && echo /dev/shm/tests-of-`id -u`)

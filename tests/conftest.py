@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import hashlib
 import importlib.util
@@ -17,7 +18,10 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.faults.tools import Zygote, compile_shim
-from tokenmill.chat import render
+from tokenmill import fingerprint
+from tokenmill.chat import render, template
+from tokenmill.media import Answers, Processor
+from tokenmill.media.asking import Asking, Row
 from tokenmill.tokenizer import engine_cache, memo
 
 # Time is no assertion: the machine is shared, and speed is measured by `make bench`.
@@ -25,6 +29,9 @@ settings.register_profile(
     "tokenmill", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
 )
 settings.load_profile("tokenmill")
+
+# The zoo's templates, which many tests go through, stay compiled from one to the next.
+template.compiled = functools.cache(template.Compiled)
 
 # A shell starts background jobs with Ctrl-C ignored, and every child inherits that: a suite that
 # runs in the background could interrupt nothing.
@@ -113,6 +120,43 @@ def host_zygote() -> Iterator[Zygote]:
     running.close()
 
 
+def as_its_class_says(processor: Any) -> bool:
+    """Whether a test replaced no method of a processor: all else is in what names it."""
+    parts = (processor, processor.image_processor)
+    return not any(
+        callable(member) and callable(getattr(type(part), name, None))
+        for part in parts
+        for name, member in vars(part).items()
+    )
+
+
+_answers: dict[tuple[str, Row], Answers] = {}
+
+
+@pytest.fixture(autouse=True, scope="session")
+def asked_once() -> Iterator[None]:
+    """Processors are asked with the same black pictures once: it takes tenths of a second."""
+    ask = Asking.with_blanks
+
+    def with_blanks(self: Asking, row: Row) -> Answers:
+        processor = self._processor
+        if not as_its_class_says(processor):
+            return ask(self, row)
+        name = (fingerprint.key(Processor(processor, self._options)._question), row)
+        if name not in _answers:
+            _answers[name] = ask(self, row)
+        return _answers[name]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Asking, "with_blanks", with_blanks)
+        yield
+
+
+@pytest.fixture
+def answered() -> None:
+    """For a test that patches, but nothing that processors answer by: they are not asked again."""
+
+
 @contextlib.contextmanager
 def nothing_known() -> Iterator[None]:
     """Engines and templates are made anew inside, by what is patched there; the others stay."""
@@ -126,18 +170,30 @@ def nothing_known() -> Iterator[None]:
     render._known.templates.update(templates)
 
 
+@contextlib.contextmanager
+def nothing_answered() -> Iterator[None]:
+    """The same for what processors answered."""
+    answers = dict(_answers)
+    _answers.clear()
+    yield
+    _answers.clear()
+    _answers.update(answers)
+
+
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
     """No test sees the user's cache, nor another test's, nor what another test put in its place.
 
-    Between tests that patch nothing, engines stay loaded, templates stay compiled, and the real
-    tokenizers stay identified.
+    Between tests that patch nothing, engines stay loaded, templates stay compiled, processors need
+    not answer again, and the real tokenizers stay identified.
     """
     patches = "monkeypatch" in request.fixturenames
     cache = tmp_path / "tokenmill-cache"
     with contextlib.ExitStack() as around:
         if patches:
             around.enter_context(nothing_known())
+            if "answered" not in request.fixturenames:
+                around.enter_context(nothing_answered())
         if "identified" in request.fixturenames or (
             "shared" in request.fixturenames and not patches
         ):

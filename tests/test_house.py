@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import tokenmill
+from tests.build.making import EXAMPLES, INLINE, TOKENIZER
 from tests.programs import python
 from tokenmill import errors
 
@@ -111,12 +112,7 @@ def test_reading_names_load_none_of_the_heavy_libraries() -> None:
 
 @pytest.mark.slow
 def test_reading_a_store_loads_none_of_the_heavy_libraries(tmp_path: Path) -> None:
-    examples = PACKAGE / "examples"
-    prepare = (
-        "import sys, tokenmill as tm;"
-        "print(tm.prepare(sys.argv[1], tokenizer=sys.argv[2], executor='inline').path)"
-    )
-    store = run(prepare, examples / "conversations.jsonl", examples / "tokenizer").strip()
+    store = tokenmill.prepare(EXAMPLES / "conversations.jsonl", TOKENIZER, **INLINE)
     read = (
         "import sys; from tokenmill import open_store, Loader;"
         "store = open_store(sys.argv[1]); row = store[len(store) // 2];"
@@ -124,7 +120,7 @@ def test_reading_a_store_loads_none_of_the_heavy_libraries(tmp_path: Path) -> No
         "assert batch['input_ids'].shape[0] == 4; assert len(row.input_ids);"
         f"print([name for name in {HEAVY!r} if name in sys.modules])"
     )
-    assert run(read, store) == "[]\n"
+    assert run(read, store.path) == "[]\n"
 
 
 def test_help_of_the_command_line_loads_none_of_the_heavy_libraries() -> None:

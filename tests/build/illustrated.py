@@ -7,6 +7,7 @@ processor with the real pictures, called as transformers documents it.
 from __future__ import annotations
 
 import base64
+import functools
 import io
 from pathlib import Path
 from typing import Any
@@ -27,10 +28,8 @@ class Album:
             self.draw(number, size)
 
     def draw(self, number: int, size: tuple[int, int], seed: int = 0) -> Path:
-        rng = np.random.default_rng((number, seed))
-        pixels = rng.integers(0, 255, (size[1], size[0], 3), dtype=np.uint8)
         path = self.path(number)
-        Image.fromarray(pixels).save(path)
+        path.write_bytes(_noise(size, (number, seed)))
         return path
 
     def path(self, number: int) -> Path:
@@ -44,6 +43,14 @@ class Album:
 
     def open(self, number: int) -> Any:
         return Image.open(io.BytesIO(self.path(number).read_bytes())).convert("RGB")
+
+
+@functools.cache
+def _noise(size: tuple[int, int], seed: tuple[int, int]) -> bytes:
+    pixels = np.random.default_rng(seed).integers(0, 255, (size[1], size[0], 3), dtype=np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "PNG")
+    return file.getvalue()
 
 
 def part(value: Any) -> dict[str, Any]:

@@ -26,6 +26,8 @@ from tokenmill.fingerprint import checksum
 from tokenmill.media import Answer, Answers, Processor
 from tokenmill.source.bytefile import Signature
 
+pytestmark = pytest.mark.usefixtures("answered")
+
 MADE: dict[str, Any] = {}
 
 

@@ -17,6 +17,8 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
+from types import CodeType
 from typing import Any
 
 import jinja2
@@ -36,6 +38,8 @@ SHARED = -2  # printed by a loop over an assistant inside another message's step
 PLANES = (0x100000, 0xF0000)  # sentinels come from the first plane that no text of the row uses
 LEAVE = 0x4000
 GENERATION = 0x8000
+PLAIN: dict[str, CodeType] = {}  # what sources become, for whichever variables and date,
+SPEAKING: dict[str, CodeType] = {}  # and with loops that speak
 OF_DICT = frozenset(dir(dict))
 REASONING = ("reasoning_content", "thinking", "reasoning")
 
@@ -283,21 +287,29 @@ class OracleTemplate:
         self.variables = {"documents": None, **variables}
         self.says_itself = bool(re.search(r"\{%[-+]?\s*generation\s*[-+]?%\}", source))
         self._plain_environment = environment(date)
-        self._plain = self._plain_environment.from_string(source)
+        if source not in PLAIN:
+            PLAIN[source] = self._plain_environment.compile(source)
+        self._plain = jinja2.Template.from_code(
+            self._plain_environment, PLAIN[source], self._plain_environment.make_globals(None)
+        )
         self._environment = environment(date)
         self._environment.filters["oracle_item"] = self._item
         self._environment.filters["oracle_add"] = self._add
         self._environment.filters["oracle_enter"] = lambda m: self._sentinel(m, 0)
         self._environment.filters["oracle_leave"] = lambda m: self._sentinel(m, LEAVE)
-        tree = _Loops().visit(self._environment.parse(source))
-        tree.set_environment(self._environment)
-        code = self._environment.compile(tree)
-        self._speaking = jinja2.Template.from_code(
-            self._environment, code, self._environment.make_globals(None)
-        )
         self._indices: dict[int, int] = {}
         self._plane = PLANES[0]
         self.usual: dict[str, list[str]] = {}
+
+    @cached_property
+    def _speaking(self) -> jinja2.Template:
+        if self.source not in SPEAKING:
+            tree = _Loops().visit(self._environment.parse(self.source))
+            tree.set_environment(self._environment)
+            SPEAKING[self.source] = self._environment.compile(tree)
+        return jinja2.Template.from_code(
+            self._environment, SPEAKING[self.source], self._environment.make_globals(None)
+        )
 
     def _item(self, items: list[Any], lists: list[Any]) -> Any:
         found = {id(item): item for item in items if id(item) in self._indices}

@@ -100,8 +100,9 @@ class Model:
             rates = [_line(w, place) * s for w, s in zip(weights, scale, strict=True)]
             return [rate / sum(rates) for rate in rates]
 
+        lines = [[(place, shares(place)[s]) for place in points] for s in (0, 1)]
         for place in range(size):
-            here = [_line([(p, shares(p)[s]) for p in points], place) for s in (0, 1)]
+            here = [_line(line, place) for line in lines]
             for source in (0, 1):
                 due[source] += here[source]
                 if -(-due[source] // 1) > drawn[source]:

@@ -33,11 +33,11 @@ class Trainer(RuleBasedStateMachine):
 
     corpus: Corpus
     name: str
+    model: Model
     states = Bundle("states")
 
     @initialize(world=st.sampled_from(sorted(SPLITS)), prefetch=st.integers(0, 2))
     def begin(self, world: int, prefetch: int) -> None:
-        self.model = Model(self.corpus, self.name)
         self.at = (0, 0)
         self.first = 0
         self.arrived = False  # in this epoch, by a load or by serving the one before
@@ -130,7 +130,8 @@ class Trainer(RuleBasedStateMachine):
 
 
 def act(corpus: Corpus, name: str, sequences: int, steps: int) -> None:
-    machine = type(f"Trainer_{name}", (Trainer,), {"corpus": corpus, "name": name})
+    told = {"corpus": corpus, "name": name, "model": Model(corpus, name)}
+    machine = type(f"Trainer_{name}", (Trainer,), told)
     run_state_machine_as_test(
         machine,
         settings=settings(

@@ -23,6 +23,8 @@ from tests.media.conftest import raw  # noqa: E402
 from tests.media.drawing import draw, encode  # noqa: E402
 from tests.prompts.test_pictures import resizing  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("answered")
+
 LIMIT = 30
 
 

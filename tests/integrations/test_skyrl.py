@@ -253,9 +253,9 @@ def test_stateful_dataloader_chained_resumes_with_two_workers_are_exact(store: S
 
 
 def test_stateful_dataloader_resumes_with_spawned_workers(store: Store) -> None:
-    options: dict[str, Any] = {"batch_size": 10, "workers": 1, "start": "spawn", "ahead": False}
-    found, state = walk(store, 2, **options)
-    found += walk(store, 3, state=state, **options)[0]
+    options: dict[str, Any] = {"batch_size": 10, "workers": 1, "ahead": False}
+    found, state = walk(store, 2, start="fork", **options)
+    found += walk(store, 3, state=state, start="spawn", **options)[0]
     assert found == reference(store, 5, 10)
 
 

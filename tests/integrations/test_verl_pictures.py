@@ -27,6 +27,8 @@ from tests.prompts.making import write_rows  # noqa: E402
 from tests.prompts.test_pictures import resizing  # noqa: E402
 from tokenmill.integrations import verl  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("answered")
+
 SEEN = processors.TEMPLATE.replace("IMAGE_TOKEN", "<|vision_start|>IMAGE_TOKEN<|vision_end|>")
 
 

@@ -30,7 +30,10 @@ from tokenmill.loader import Cursor, PlacedMedia
 from tokenmill.store import Store
 from tokenmill.work import processor as work_processor
 
-pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
+    pytest.mark.usefixtures("answered"),
+]
 
 PICTURES = ((0,), (1, 2), (), (3,), (2,), (0, 0, 3), (1,), (), (3, 2), (0,), (2, 1), (3,))
 """The pictures of every row; a row shows the same one twice, and two have none."""

@@ -150,6 +150,7 @@ class Tabs:
         # From the disk to a server or back, it would have to start another process anyway.
         idle = self._idle.setdefault((name, url.partition(":")[0]), [])
         page = idle.pop() if idle else self._contexts[name].new_page()
+        page.bring_to_front()  # behind another tab it draws once a second
         yield page
         page.goto("about:blank")
         page.mouse.move(0, 0)

@@ -26,6 +26,8 @@ from tests.media.conftest import raw  # noqa: E402
 from tests.media.drawing import any_picture, draw, encode  # noqa: E402
 from tokenmill.media import Pictures, Processor, reference_of  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("answered")
+
 PROCESSORS = ("qwen2_vl", "llava", "gemma3", pytest.param("idefics3", marks=pytest.mark.soak))
 KEYS = {"image": "images"}
 

@@ -101,6 +101,7 @@ class Names:
     """Which names the parts of a template read, and which the template assigns anywhere."""
 
     def __init__(self, tree: nodes.Template) -> None:
+        self.tree = tree
         self.macros: dict[str, nodes.Macro] = {}
         for node in tree.body:
             if isinstance(node, nodes.Macro):
@@ -145,6 +146,19 @@ class Names:
         return self._once(
             "literal", node, lambda: sum(len(d.data) for d in node.find_all(nodes.TemplateData))
         )
+
+    def says_something(self, loop: nodes.For) -> bool:
+        """Whether a loop's body prints, or puts a text together that may be printed later."""
+
+        def find() -> bool:
+            return any(True for _ in loop.find_all(nodes.Output)) or any(
+                True
+                for assign in loop.find_all((nodes.Assign, nodes.AssignBlock))
+                if isinstance(getattr(assign, "target", None), nodes.NSRef)
+                for _ in assign.find_all((nodes.Add, nodes.Concat))
+            )
+
+        return self._once("says", loop, find)
 
     def takes_anything(self, macro: nodes.Macro) -> bool:
         """Whether a macro looks at who called it, or at arguments that it does not name."""

@@ -313,10 +313,6 @@ class BoundedEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         self.filters["random"] = self._chance
         self.globals["lipsum"] = self._chance
 
-    def parse_plain(self, source: str) -> jinja2.nodes.Template:
-        """The tree of a template as its author wrote it, without charges."""
-        return self.parse(source)
-
     def _chance(self, *_: Any, **__: Any) -> Any:
         raise TemplateRaised(NO_CHANCE)
 

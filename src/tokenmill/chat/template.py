@@ -16,6 +16,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
+from functools import cached_property
 from typing import Any, TypeVar
 
 import jinja2
@@ -25,6 +26,7 @@ import jinja2.runtime
 import jinja2.utils
 
 from tokenmill.chat import limits
+from tokenmill.chat.expressions import Names
 from tokenmill.chat.sandbox import BoundedEnvironment, TemplateRaised
 from tokenmill.chat.trace import Tracer
 from tokenmill.errors import RowError, TemplateError
@@ -34,6 +36,7 @@ AnyTracer = TypeVar("AnyTracer", bound=Tracer)
 GENERATION_TAG = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
 REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
 REMEDY = 'the template prints the date: pin it with date="2026-11-15" (--date 2026-11-15)'
+SOURCES_KNOWN = 16  # templates that stay compiled, whatever is asked of them
 DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
 MONTHS = (
     "January", "February", "March", "April", "May", "June", "July", "August", "September",
@@ -229,6 +232,33 @@ def characters(value: Any) -> int:
     return 1
 
 
+def _environment(date: str | None) -> BoundedEnvironment:
+    environment = BoundedEnvironment([GenerationBlocks, jinja2.ext.loopcontrols])
+    environment.filters["tojson"] = environment.bounded("tojson", tojson)
+    environment.globals["raise_exception"] = _raise
+    environment.globals["strftime_now"] = pinned_strftime(date)
+    environment.globals["dict"] = TemplateDict()
+    environment.globals["namespace"] = Namespace
+    return environment
+
+
+class Compiled:
+    """What a template's source alone decides: it is the same for all variables and dates."""
+
+    def __init__(self, source: str) -> None:
+        environment = _environment(None)
+        self.tree = environment.parse(source)
+        self.code = environment.compile(self.tree)
+
+    @cached_property
+    def names(self) -> Names:
+        """Which names its parts read."""
+        return Names(self.tree)
+
+
+compiled = functools.lru_cache(maxsize=SOURCES_KNOWN)(Compiled)
+
+
 class ReferenceTemplate:
     """One compiled chat template.
 
@@ -241,23 +271,22 @@ class ReferenceTemplate:
     def __init__(self, source: str, variables: Mapping[str, Any], date: str | None) -> None:
         self.source = source
         self.variables = {"documents": None, **variables}
-        self._environment = BoundedEnvironment([GenerationBlocks, jinja2.ext.loopcontrols])
-        self._environment.filters["tojson"] = self._environment.bounded("tojson", tojson)
-        self._environment.globals["raise_exception"] = _raise
-        self._environment.globals["strftime_now"] = self._strftime = pinned_strftime(date)
-        self._environment.globals["dict"] = TemplateDict()
-        self._environment.globals["namespace"] = Namespace
+        self._environment = _environment(date)
         self.has_generation = bool(GENERATION_TAG.search(source))
         try:
-            self.tree = self._environment.parse(source)
-            code = self._environment.compile(self.tree)
+            self._compiled = compiled(source)
             self._template = jinja2.Template.from_code(
-                self._environment, code, self._environment.make_globals(None)
+                self._environment, self._compiled.code, self._environment.make_globals(None)
             )
         except jinja2.TemplateSyntaxError as error:
             raise TemplateError(f"line {error.lineno} of the template: {error.message}") from error
         except (jinja2.TemplateError, RecursionError, ValueError, OverflowError) as error:
             raise TemplateError(f"the template cannot be compiled: {error}") from error
+
+    @property
+    def tree(self) -> jinja2.nodes.Template:
+        """The template as jinja2 parsed it."""
+        return self._compiled.tree
 
     def tracer(self, kind: type[AnyTracer], *, add_generation_prompt: bool) -> AnyTracer:
         """A tracer of this template, which knows no path yet.
@@ -266,8 +295,11 @@ class ReferenceTemplate:
             Untraceable: No row of it can be traced.
         """
         variables = {**self.variables, "add_generation_prompt": add_generation_prompt}
-        functions = {"raise_exception": _raise, "strftime_now": self._strftime}
-        return kind(self.tree, self._environment, variables, tojson, functions)
+        own = self._environment.globals
+        functions: dict[str, Any] = {
+            name: own[name] for name in ("raise_exception", "strftime_now")
+        }
+        return kind(self._compiled.names, self._environment, variables, tojson, functions)
 
     def render(
         self,

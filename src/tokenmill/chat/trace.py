@@ -74,7 +74,7 @@ class Tracer(Expressions):
     """Takes rows through one template.
 
     Args:
-        tree: The template as jinja2 parsed it.
+        names: Who reads and assigns which names of the template.
         environment: The reference's environment: its filters, tests and functions.
         variables: What every render sees: special tokens, template variables.
         tojson: The unbounded form of the `tojson` filter.
@@ -83,14 +83,14 @@ class Tracer(Expressions):
 
     def __init__(
         self,
-        tree: nodes.Template,
+        names: Names,
         environment: jinja2.Environment,
         variables: Mapping[str, Any],
         tojson: Callable[..., str],
         functions: Mapping[str, Callable[..., Any]],
     ) -> None:
-        super().__init__(Names(tree), environment, tojson, functions)
-        self.tree = tree
+        super().__init__(names, environment, tojson, functions)
+        self.tree = names.tree
         self._variables = dict(variables)
         self._owner_of: Callable[[int], Any] = lambda _: None
         self._out: list[str] = []
@@ -436,7 +436,7 @@ class Tracer(Expressions):
     ) -> list[Any]:
         body = key or node
         outer = self._frame
-        silent = keep is not None or not says_something(node)
+        silent = keep is not None or not self._names.says_something(node)
         stands = messages and not outer.stands and not silent
         values, codes, classes = self._slots(body, stands)
         whose = class_of(items, False)
@@ -620,15 +620,3 @@ class Tracer(Expressions):
         if name in self._environment.globals:
             raise Untraceable(f"the function {name}")
         return Undefined(name=name)
-
-
-def says_something(loop: nodes.For) -> bool:
-    """Whether a loop's body prints, or puts a text together that may be printed later."""
-    if any(True for _ in loop.find_all(nodes.Output)):
-        return True
-    return any(
-        True
-        for assign in loop.find_all((nodes.Assign, nodes.AssignBlock))
-        if isinstance(getattr(assign, "target", None), nodes.NSRef)
-        for _ in assign.find_all((nodes.Add, nodes.Concat))
-    )

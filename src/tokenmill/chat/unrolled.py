@@ -64,7 +64,7 @@ from tokenmill.chat.symbols import (
 )
 from tokenmill.chat.template import REASONING_KEYS, ReferenceTemplate, alias_reasoning
 from tokenmill.chat.thinking import before_thinking
-from tokenmill.chat.trace import Break, Continue, Tracer, says_something
+from tokenmill.chat.trace import Break, Continue, Tracer
 from tokenmill.chat.traced import TracedTemplate
 from tokenmill.chat.turns import (
     ATOM,
@@ -301,10 +301,10 @@ class Unroller(Tracer):
         if not items:
             self._body_in_scope(node.else_)
             return
-        if isinstance(node.iter, nodes.Call) and says_something(node):
+        if isinstance(node.iter, nodes.Call) and self._names.says_something(node):
             raise Untraceable("a loop over numbers", line_of(node))
         owners = [self._owners.get(id(item), self._run.me) for item in items]
-        stands = self._run.me == NOBODY and says_something(node)
+        stands = self._run.me == NOBODY and self._names.says_something(node)
         self._loop_over(node, items, owners, stands)
 
     def _loop_over_tools(self, node: nodes.For) -> Symbol:
@@ -316,7 +316,7 @@ class Unroller(Tracer):
         if any(type(value) not in (*SCALARS, Function) for value in values):
             raise Untraceable("a loop over tools that is handed something", line_of(node))
         loop = (id(node), False, tuple(class_of(value, False) for value in values))
-        literal = sum(len(data.data) for data in node.find_all(nodes.TemplateData))
+        literal = self._names.literal(node)
         env = tuple(None if isinstance(value, Function) else value for value in values)
         codes = "".join(self._code(value) + "," for value in env)
         run = Run([], self._tools.value, self._run.memo)

@@ -33,7 +33,7 @@ import msgspec
 
 from tokenmill import fingerprint
 from tokenmill.errors import RowError, SourceChanged, SourceError, UsageError
-from tokenmill.media import archives, web
+from tokenmill.media import archives
 from tokenmill.media.reference import Reference, bad_media, missing
 from tokenmill.optional import optional
 
@@ -152,6 +152,8 @@ class Pictures:
         if reference.kind == "url":
             if not self.urls:
                 raise bad_media(f"{reference.name} is an address; media_urls=True opens those")
+            from tokenmill.media import web  # with all of http and TLS, which few rows need
+
             return web.fetch(
                 reference.url,
                 size=self.limits.size,

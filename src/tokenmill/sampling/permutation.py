@@ -5,6 +5,7 @@ Feistel network* over Z_a × Z_b with a = ⌈√n⌉ and b = ⌈n/a⌉: a positi
 right), and in turn each half is moved, modulo its own size, by a hash of the other half. Every
 round can be undone whatever the hash is, so the whole is a bijection of range(a·b); the fewer
 than a values beyond n are walked over (apply again until the value is below n: *cycle walking*).
+A small order (below `SMALL`) is computed whole when it is first asked for, and kept: 8 KB at most.
 
 Why not the usual network on bits: its domain is a power of two, so up to half of all positions
 (three quarters with equal halves) must walk; here fewer than one in √n do, for any n.
@@ -72,7 +73,7 @@ class Permutation:
         key: 64 bits, usually from `derive_key`.
     """
 
-    __slots__ = ("_left", "_right", "_round_keys", "key", "n")
+    __slots__ = ("_left", "_right", "_round_keys", "_whole", "key", "n")
 
     def __init__(self, n: int, key: int) -> None:
         if not 0 <= n <= LARGEST:
@@ -83,6 +84,7 @@ class Permutation:
         self._right = -(-n // self._left) if n else 1
         rounds = ROUNDS if n >= SMALL else SMALL_ROUNDS
         self._round_keys = [derive_key(key, n, number) for number in range(rounds)]
+        self._whole: Int64Array | None = None
 
     def index(self, position: int) -> int:
         """The index at one position: the scalar twin of `indices`."""
@@ -108,10 +110,22 @@ class Permutation:
         flat = given.reshape(-1)
         if flat.size and not (int(flat.min()) >= 0 and int(flat.max()) < self.n):
             raise IndexError(f"positions {flat.min()}..{flat.max()} of an order of {self.n}")
+        if self.n < SMALL:
+            return self._looked_up(flat).reshape(given.shape)
         found = np.empty(flat.shape, dtype=np.int64)
         for start in range(0, flat.size, _CHUNK):
             found[start : start + _CHUNK] = self._walk(flat[start : start + _CHUNK])
         return found.reshape(given.shape)
+
+    def _looked_up(self, positions: Int64Array) -> Int64Array:
+        """Of a small order all indices are computed at once: that takes no longer than for one."""
+        if self._whole is None:
+            moved = self._apply_many(np.arange(self._left * self._right, dtype=np.uint64))
+            found = moved[: self.n]  # a view: what stands beyond it stays as it is
+            while (beyond := found >= self.n).any():
+                found[beyond] = moved[found[beyond]]
+            self._whole = found.astype(np.int64)
+        return self._whole[positions]
 
     def _walk(self, positions: Int64Array) -> Int64Array:
         found = self._apply_many(positions.astype(np.uint64))

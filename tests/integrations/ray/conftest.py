@@ -74,12 +74,12 @@ def expected(sources: Path, tmp_path_factory: pytest.TempPathFactory) -> Picture
 
 @pytest.fixture(scope="package")
 def joined(ray_environment: Path) -> Iterator[str]:
-    """This process belongs to a cluster of eight CPUs (of two real ones, perhaps)."""
+    """This process belongs to a cluster of four CPUs (of two real ones, perhaps)."""
     import ray
 
     context = ray.init(
         address="local",
-        num_cpus=8,
+        num_cpus=4,
         object_store_memory=STORE_BYTES,
         include_dashboard=False,
         log_to_driver=False,
