@@ -118,8 +118,9 @@ def own_page_and_server() -> tuple[Any, Any]:
     return page_file, server
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def browser() -> Iterator[Any]:
+    """One for this room: its driver ends when its pipe does, which a child of a later test keeps."""
     driver = pytest.importorskip("playwright.sync_api", reason="needs playwright")
     program = shutil.which("chromium") or shutil.which("chromium-browser")
     if program is None:
@@ -158,7 +159,7 @@ class Tabs:
         idle.append(page)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def tabs(browser: Any) -> Tabs:
     return Tabs(browser)
 
