@@ -51,8 +51,9 @@ conformance: $(VENV)/.test
 	$(BIN)/python -m conformance --hosts $(HOSTS) $(if $(ROWS),--rows $(ROWS)) \
 	  $(if $(TEMPLATES),--templates $(TEMPLATES)) $(ARGS)
 
+# What is long, and every property with all the examples that it states.
 soak: $(VENV)/.test
-	$(BIN)/python -m pytest -m soak --timeout 3600 $(ARGS)
+	TOKENMILL_TEST_EXAMPLES_SHARE=1 $(BIN)/python -m pytest -m "soak or hypothesis" --timeout 3600 $(ARGS)
 
 docs: $(VENV)/.docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

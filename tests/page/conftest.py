@@ -21,6 +21,8 @@ from tokenmill.api import run_recipe
 from tokenmill.report.page import make_page
 from tokenmill.store import Store
 
+# What has no window of its own takes a fifth less of the processor.
+BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser")
 CHROMIUM_FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking",
                   "--disable-component-update", "--disable-sync", "--no-first-run"]  # fmt: skip
 ATTACK = "</script><script>window.hacked = 1</script><img src=x onerror='window.hacked = 2'>"
@@ -120,11 +122,11 @@ def own_page_and_server() -> tuple[Any, Any]:
 
 @pytest.fixture(scope="package")
 def browser() -> Iterator[Any]:
-    """One for this room: its driver ends when its pipe does, which a child of a later test keeps."""
+    """Of this room alone: its driver ends with a pipe that children of later tests would keep."""
     driver = pytest.importorskip("playwright.sync_api", reason="needs playwright")
-    program = shutil.which("chromium") or shutil.which("chromium-browser")
+    program = next(filter(None, map(shutil.which, BROWSERS)), None)
     if program is None:
-        pytest.skip("needs Debian's chromium, which is not installed")
+        pytest.skip("needs Debian's chromium-headless-shell, or chromium: none is installed")
     with driver.sync_playwright() as playwright:
         started = playwright.chromium.launch(executable_path=program, args=CHROMIUM_FLAGS)
         yield started

@@ -45,11 +45,14 @@ def ray_environment() -> Iterator[Path]:
 
 
 def node_arguments(sessions: Path, cpus: int) -> dict[str, Any]:
+    """Of a node without those of Ray's own processes that no test has a use for."""
     return {
         "num_cpus": cpus,
         "object_store_memory": STORE_BYTES,
         "temp_dir": str(sessions),
         "include_dashboard": False,
+        "include_log_monitor": False,
+        "no_monitor": True,
     }
 
 
@@ -76,14 +79,10 @@ def expected(sources: Path, tmp_path_factory: pytest.TempPathFactory) -> Picture
 def joined(ray_environment: Path) -> Iterator[str]:
     """This process belongs to a cluster of four CPUs (of two real ones, perhaps)."""
     import ray
+    from ray.cluster_utils import Cluster
 
-    context = ray.init(
-        address="local",
-        num_cpus=4,
-        object_store_memory=STORE_BYTES,
-        include_dashboard=False,
-        log_to_driver=False,
-        _temp_dir=str(ray_environment),
-    )
+    cluster = Cluster(initialize_head=True, head_node_args=node_arguments(ray_environment, 4))
+    context = ray.init(address=cluster.address, log_to_driver=False)
     yield context.address_info["gcs_address"]
     ray.shutdown()
+    cluster.shutdown()
