@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 from pathlib import Path
@@ -9,6 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import tokenmill as tm
 from tests.build.making import INLINE, TOKENIZER
@@ -119,6 +122,42 @@ def test_vllm_tokens_spelled_as_ids_are_read() -> None:
 def test_row_that_is_no_rollout_is_refused_by_name(row: dict[str, Any], words: str) -> None:
     with pytest.raises(RowError, match=words):
         read_rollouts(row)
+
+
+def test_reward_and_group_of_zero_are_a_reward_and_a_group() -> None:
+    choices = [{"message": {"role": "assistant", "content": "Yo"}, "reward": 0.0}]
+    row = {"choices": choices, "id": "c1", "reward": 2.0, "group": 0}
+    [trajectory] = read_rollouts(row).trajectories
+    assert (trajectory.reward, trajectory.group) == (0.0, 0)
+
+
+COLUMNS = sorted(
+    {name for row, _ in ROWS.values() for name in row}
+    | {"tree", "trajectories", "choices", "completion_ids", "prompt_ids", "accuracy_reward"}
+)
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-2, 9) | st.just(10**400) | st.floats()
+    | st.sampled_from(["", "x", "token_id:7", "token_id:x"]),
+    lambda inner: st.lists(inner, max_size=3)
+    | st.dictionaries(
+        st.sampled_from(["role", "content", "message", "messages", "token_ids", "loss_mask",
+                         "logprobs", "token", "logprob", "parent", "reward", "choices"]),
+        inner, max_size=4,
+    ),
+    max_leaves=12,
+)  # fmt: skip
+
+
+@settings(max_examples=300)
+@given(
+    row=st.dictionaries(st.sampled_from(COLUMNS), VALUES, max_size=6),
+    known=st.sampled_from([row for row, _ in ROWS.values()]),
+    name=st.sampled_from(["auto", *FORMATS]),
+)
+def test_any_row_is_read_or_refused(row: Any, known: Any, name: str) -> None:
+    for tried in (row, {**known, **row}):
+        with contextlib.suppress(RowError):
+            assert read_rollouts(tried, name).trajectories
 
 
 def test_unknown_format_is_refused() -> None:

@@ -15,6 +15,7 @@ executed. The formats and what cannot be checked in each stand in docs/rollouts.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -99,7 +100,7 @@ def _own(row: Row) -> Recording:
         return _tree(row)
     if row.get("trajectories") is not None:
         members = _objects(row, "trajectories")
-        outer = {name: value for name, value in row.items() if name != "trajectories"}
+        outer = _others(row, ("trajectories",))
         found = [_one({**outer, **member}) for member in members]
         for trajectory in found:
             trajectory.among = len(found) > 1
@@ -108,9 +109,6 @@ def _own(row: Row) -> Recording:
 
 
 def _one(row: Row) -> Trajectory:
-    advantages = row.get("advantages")
-    if advantages is None:
-        advantages = row.get("advantage")
     return Trajectory(
         "rollout",
         ids=_ids(row, "token_ids"),
@@ -123,11 +121,11 @@ def _one(row: Row) -> Trajectory:
         response=_text(row, "response"),
         finish=_text(row, "finish_reason"),
         reward=_number(row.get("reward"), "reward"),
-        advantages=_advantages(advantages),
+        advantages=_advantages(_first(row, "advantages", "advantage")),
         group=row.get("group"),
         step=_whole(row, "step"),
         version=row.get("version"),
-        metadata={name: value for name, value in row.items() if name not in _OWN},
+        metadata=_others(row, _OWN),
     )
 
 
@@ -138,7 +136,7 @@ def _tree(row: Row) -> Recording:
     is said by the nodes and not by the ids.
     """
     nodes = _objects(row, "tree")
-    outer = {name: value for name, value in row.items() if name != "tree"}
+    outer = _others(row, ("tree",))
     parents: list[int | None] = []
     for number, node in enumerate(nodes):
         parent = node.get("parent")
@@ -182,6 +180,8 @@ def _join(nodes: list[Row], branch: list[int]) -> tuple[Row, list[tuple[int, int
         scored |= logprobs is not None
         spread: list[Any] = [None] * len(ids)
         if logprobs is not None:
+            if not isinstance(logprobs, list):
+                raise RowError(f"tree[{number}]: 'logprobs' must be a list of numbers")
             if len(logprobs) == len(ids):
                 spread = logprobs
             elif len(logprobs) == sum(map(bool, mask)):
@@ -193,6 +193,8 @@ def _join(nodes: list[Row], branch: list[int]) -> tuple[Row, list[tuple[int, int
         joined["loss_mask"] += mask
         joined["logprobs"] += spread
         messages = node.get("messages") or ([node["message"]] if node.get("message") else None)
+        if messages is not None and not isinstance(messages, list):
+            raise RowError(f"tree[{number}]: 'messages' must be a list of messages")
         told &= messages is not None
         joined["messages"] += messages or []
         structure = ("parent", "message", "messages", "token_ids", "loss_mask", "logprobs")
@@ -222,8 +224,7 @@ def _miles(row: Row) -> Recording:
     size = _whole(row, "response_length")
     if ids is None or size is None or not 0 <= size <= len(ids):
         raise RowError(f"'response_length' is {size}, of {0 if ids is None else len(ids)} tokens")
-    metadata = row.get("metadata") if isinstance(row.get("metadata"), dict) else {}
-    assert isinstance(metadata, dict)
+    metadata = _inner(row, "metadata", {})
     versions = row.get("weight_versions") or [None]
     mask = _mask(row, "loss_mask")
     trajectory = _prompt_and_response(
@@ -306,6 +307,8 @@ def _trl(row: Row) -> Recording:
     names = ("prompt", "completion", "step", "advantage", "prompt_ids", "completion_ids",
              "completion_mask", "logprobs", "sampling_per_token_logps", "reward")  # fmt: skip
     prompt, response = _ids(row, "prompt_ids"), _ids(row, "completion_ids")
+    if not _is_trl(row):
+        raise RowError("a row of TRL's completions has 'prompt' and 'completion'")
     if prompt is not None and response is not None:
         logprobs = _numbers(row, "logprobs")
         if logprobs is None:
@@ -324,7 +327,7 @@ def _trl(row: Row) -> Recording:
     rewards = [row[name] for name in row if name.endswith(("reward", "reward_func"))]
     rewards = [value for value in rewards if isinstance(value, int | float)]
     if rewards:
-        trajectory.reward = float(sum(rewards))
+        trajectory.reward = _number(sum(rewards, 0.0), "reward")
     trajectory.advantages = _number(row.get("advantage"), "advantage")
     trajectory.step = _whole(row, "step")
     trajectory.metadata = _others(row, names)
@@ -332,16 +335,12 @@ def _trl(row: Row) -> Recording:
 
 
 def _is_openai(row: Row) -> bool:
-    answer = row.get("response") if isinstance(row.get("response"), dict) else row
-    return isinstance(answer, dict) and isinstance(answer.get("choices"), list)
+    return isinstance(_inner(row, "response", row).get("choices"), list)
 
 
 def _openai(row: Row) -> Recording:
     """A chat completion: alone, beside its messages, or as ``{"request": …, "response": …}``."""
-    request = row.get("request") if isinstance(row.get("request"), dict) else row
-    answer = row.get("response") if isinstance(row.get("response"), dict) else row
-    assert isinstance(request, dict)
-    assert isinstance(answer, dict)
+    request, answer = _inner(row, "request", row), _inner(row, "response", row)
     choices = _objects(answer, "choices")
     asked = _messages(request, "messages")
     names = ("request", "response", "choices", "messages", "tools", "prompt_token_ids")
@@ -364,8 +363,9 @@ def _openai(row: Row) -> Recording:
                 trajectory.messages = [*asked, {"role": "assistant", "content": "", **message}]
         trajectory.tools = _tools(request)
         trajectory.finish = _text(choice, "finish_reason")
-        trajectory.reward = _number(_first(choice, "reward") or row.get("reward"), "reward")
-        trajectory.group = _first(row, "group") or answer.get("id")
+        rewarded = row if choice.get("reward") is None else choice
+        trajectory.reward = _number(rewarded.get("reward"), "reward")
+        trajectory.group = answer.get("id") if row.get("group") is None else row["group"]
         trajectory.step, trajectory.version = _whole(row, "step"), row.get("version")
         trajectory.metadata = _others(row, names)
         found.append(trajectory)
@@ -379,13 +379,12 @@ def _answered(choice: Row) -> tuple[Ids | None, NDArray[np.float64] | None]:
     logprobs, ids = None, _ids(choice, "token_ids")
     if isinstance(content, list) and all(isinstance(token, dict) for token in content):
         logprobs = _numbers({"logprobs": [token.get("logprob") for token in content]}, "logprobs")
-        spelled = [str(token.get("token", "")).removeprefix("token_id:") for token in content]
-        if (
-            ids is None
-            and content
-            and all(str(token.get("token", "")).startswith("token_id:") for token in content)
-        ):
-            ids = _ids({"token_ids": [int(number) for number in spelled]}, "token_ids")
+        tokens = [str(token.get("token", "")) for token in content]
+        if ids is None and tokens and all(token.startswith("token_id:") for token in tokens):
+            numbers = [token.removeprefix("token_id:") for token in tokens]
+            if not all(number.isdecimal() for number in numbers):
+                raise RowError("a token of 'logprobs' says token_id: and no number")
+            ids = _ids({"token_ids": list(map(int, numbers))}, "token_ids")
     return ids, logprobs
 
 
@@ -435,9 +434,9 @@ FORMATS: dict[str, tuple[Callable[[Row], bool], Callable[[Row], Recording]]] = {
     "skyrl": (_is_skyrl, _skyrl),
     "verl": (_is_verl, _verl),
     "trl": (_is_trl, _trl),
+    "slime": (lambda row: False, _miles),  # only by name: such a row is recognised as of miles
 }
 """Of each format, whether a row is of it, and what reads it; asked in this order."""
-FORMATS["slime"] = ((lambda row: False), _miles)
 
 
 # Columns
@@ -462,28 +461,22 @@ def _ids(row: Row, name: str) -> Ids | None:
 
 def _mask(row: Row, name: str) -> Bits | None:
     """A mask; what is neither 0 nor 1 becomes 2, for `Trajectory.faults` to name."""
-    values = row.get(name)
-    if values is None:
+    mask = _numbers(row, name, "0 and 1")
+    if mask is None:
         return None
-    try:
-        mask = np.array(values, dtype=np.float64)
-    except (TypeError, ValueError) as error:
-        raise RowError(f"{name!r} must be a list of 0 and 1") from error
-    if mask.ndim != 1:
-        raise RowError(f"{name!r} must be a list of 0 and 1")
     return np.where((mask == 0) | (mask == 1), mask, 2).astype(np.uint8)
 
 
-def _numbers(row: Row, name: str) -> NDArray[np.float64] | None:
+def _numbers(row: Row, name: str, kind: str = "numbers") -> NDArray[np.float64] | None:
     values = row.get(name)
     if values is None:
         return None
     try:
         numbers = np.array(values, dtype=np.float64)  # None becomes NaN
-    except (TypeError, ValueError) as error:
-        raise RowError(f"{name!r} must be a list of numbers") from error
+    except (TypeError, ValueError, OverflowError) as error:
+        raise RowError(f"{name!r} must be a list of {kind}") from error
     if numbers.ndim != 1:
-        raise RowError(f"{name!r} must be a list of numbers")
+        raise RowError(f"{name!r} must be a list of {kind}")
     return numbers
 
 
@@ -514,6 +507,11 @@ def _objects(row: Row, name: str) -> list[Row]:
     return values
 
 
+def _inner(row: Row, name: str, otherwise: Row) -> Row:
+    value = row.get(name)
+    return value if isinstance(value, dict) else otherwise
+
+
 def _text(row: Row, name: str) -> str | None:
     value = row.get(name)
     return value if isinstance(value, str) else None
@@ -523,7 +521,8 @@ def _whole(row: Row, name: str) -> int | None:
     value = row.get(name)
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or value != int(value):
+    whole = value.is_integer() if isinstance(value, float) else type(value) is int
+    if not whole:
         raise RowError(f"{name!r} must be a whole number, not {value!r:.40}")
     return int(value)
 
@@ -533,9 +532,13 @@ def _number(value: Any, name: str) -> float | None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise RowError(f"{name!r} must be a number, not {value!r:.40}")
-    if not np.isfinite(value):
-        raise RowError(f"{name!r} is {value}, which no reward can be")
-    return float(value)
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        raise RowError(f"{name!r} is {value!r:.40}, which no reward can be")
+    return number
 
 
 def _advantages(value: Any) -> list[float] | float | None:
