@@ -342,6 +342,14 @@ def archives(tmp_path: Path) -> Path:
             link.type, link.linkname = tarfile.SYMTYPE, "/etc/hostname"
             archive.addfile(link)
     (tmp_path / "broken.zip").write_bytes((tmp_path / "p.zip").read_bytes()[:-40])
+    for method in (zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA):
+        with zipfile.ZipFile(tmp_path / f"damaged{method}.zip", "w", method) as archive:
+            archive.writestr("a.png", DATA * 50)
+            member = archive.getinfo("a.png")
+        whole = bytearray((tmp_path / f"damaged{method}.zip").read_bytes())
+        start = member.header_offset + 30 + len("a.png") + 12  # behind its header and the codec's
+        whole[start : start + 24] = b"\xff" * 24
+        (tmp_path / f"damaged{method}.zip").write_bytes(whole)
     (tmp_path / "cut.tar").write_bytes((tmp_path / "p.tar").read_bytes()[:700])
     return tmp_path
 
@@ -367,6 +375,9 @@ def test_members_of_archives(archives: Path) -> None:
         ("p.tar::link.png", "not in the archive"),
         ("p.tar.gz::in/a.png", "compressed"),
         ("broken.zip::in/a.png", "unpacked"),
+        (f"damaged{zipfile.ZIP_DEFLATED}.zip::a.png", "unpacked"),
+        (f"damaged{zipfile.ZIP_BZIP2}.zip::a.png", "unpacked"),
+        (f"damaged{zipfile.ZIP_LZMA}.zip::a.png", "unpacked"),
         ("cut.tar::in/a.png", "unpacked|cut off|not in the archive"),
         ("../x.zip::a.png", "not there"),
     ],

@@ -8,17 +8,25 @@ archive is refused by name.
 from __future__ import annotations
 
 import io
+import lzma
 import os
 import tarfile
 import threading
 import zipfile
+import zlib
 from collections import OrderedDict
 
 from tokenmill.errors import RowError, SourceError
-from tokenmill.media.reference import Reference, bad_media, missing
+from tokenmill.media.reference import Reference, bad_media, missing, require_size
 
 MOST_ARCHIVES = 8  # whose directories are kept
 MOST_MEMBERS = 1_000_000  # of one archive: about 200 MB of directory
+
+DAMAGED = (
+    zipfile.BadZipFile, zlib.error, lzma.LZMAError, tarfile.TarError, EOFError, RuntimeError,
+    ValueError,
+)  # fmt: skip
+"""What reading a damaged archive raises; bz2 raises an OSError of no number."""
 
 Members = dict[str, tuple[int, int]]
 _Version = tuple[int, int, int, int]
@@ -47,11 +55,11 @@ class OpenArchives:
                 return self._read(file, reference, size)
         except RowError:
             raise
-        except (zipfile.BadZipFile, tarfile.TarError, NotImplementedError, RuntimeError) as error:
-            raise bad_media(f"{reference.name} cannot be unpacked: {error}") from error
-        except (EOFError, ValueError) as error:
+        except DAMAGED as error:
             raise bad_media(f"{reference.name} cannot be unpacked: {error}") from error
         except OSError as error:
+            if error.errno is None:  # bz2's word for damaged
+                raise bad_media(f"{reference.name} cannot be unpacked: {error}") from error
             raise SourceError(f"cannot be read: {error}", path=reference.path) from error
 
     def _read(self, file: io.FileIO, reference: Reference, size: int) -> bytes:
@@ -71,34 +79,21 @@ class OpenArchives:
                 stated = members.getinfo(name).file_size
             except KeyError:
                 raise missing(f"{reference.name} is not in the archive") from None
-            _require_size(stated, size, reference)
-            with zipfile.ZipFile.open(_with_file(members, file), name) as member:
+            require_size(stated, size, reference.name)
+            members.fp = file  # the one that the directory was read from may be closed
+            with members.open(name) as member:
                 data = member.read(size + 1)  # which a header may understate
-            _require_size(len(data), size, reference)
+            require_size(len(data), size, reference.name)
             return data
-        if name not in members and f"./{name}" in members:
-            name = f"./{name}"
-        if name not in members:
+        place = members.get(name) or members.get(f"./{name}")
+        if place is None:
             raise missing(f"{reference.name} is not in the archive")
-        at, stated = members[name]
-        _require_size(stated, size, reference)
+        at, stated = place
+        require_size(stated, size, reference.name)
         data = os.pread(file.fileno(), stated, at)
         if len(data) != stated:
             raise bad_media(f"{reference.name} is cut off: the archive ends before it")
         return data
-
-
-def _with_file(archive: zipfile.ZipFile, file: io.FileIO) -> zipfile.ZipFile:
-    """The directory that was read, over a file that is open now."""
-    archive.fp = file
-    return archive
-
-
-def _require_size(found: int, size: int, reference: Reference) -> None:
-    if found > size:
-        raise bad_media(f"{reference.name} has {found} bytes or more; {size} are allowed")
-    if found == 0:
-        raise bad_media(f"{reference.name} is empty")
 
 
 def _directory(file: io.FileIO, reference: Reference) -> Members | zipfile.ZipFile:
@@ -108,12 +103,7 @@ def _directory(file: io.FileIO, reference: Reference) -> Members | zipfile.ZipFi
         if len(archive.namelist()) > MOST_MEMBERS:
             raise bad_media(f"{reference.path} has more than {MOST_MEMBERS} members")
         return archive
-    if (
-        start[:2] == b"\x1f\x8b"
-        or start[:3] == b"BZh"
-        or start == b"\xfd7zX"
-        or (start == b"\x28\xb5\x2f\xfd")
-    ):
+    if start.startswith((b"\x1f\x8b", b"BZh", b"\xfd7zX", b"\x28\xb5\x2f\xfd")):
         raise bad_media(
             f"{reference.path} is a compressed archive, in which no picture can be reached without"
             " unpacking all before it; make it a .zip or an uncompressed .tar"

@@ -34,7 +34,7 @@ import msgspec
 from tokenmill import fingerprint
 from tokenmill.errors import RowError, SourceChanged, SourceError, UsageError
 from tokenmill.media import archives
-from tokenmill.media.reference import Reference, bad_media, missing
+from tokenmill.media.reference import Reference, bad_media, missing, require_size
 from tokenmill.optional import optional
 
 if TYPE_CHECKING:
@@ -130,7 +130,10 @@ class Pictures:
 
     def __reduce__(self) -> Any:
         # What it knows of archives stays here.
-        return _made_again, (self.roots, self.urls, self.private, self.limits)
+        again = functools.partial(
+            Pictures, urls=self.urls, private=self.private, limits=self.limits
+        )
+        return again, (self.roots,)
 
     def read(self, reference: Reference, base: str | os.PathLike[str] | None = None) -> bytes:
         """The bytes of a picture.
@@ -147,7 +150,7 @@ class Pictures:
         if reference.kind == "inline":
             if reference.data is None:
                 raise UsageError("an inline picture is read from its row")
-            self._require_size(len(reference.data), reference.name)
+            require_size(len(reference.data), self.limits.size, reference.name)
             return reference.data
         if reference.kind == "url":
             if not self.urls:
@@ -166,7 +169,7 @@ class Pictures:
                 return self._archives.read(file, reference, self.limits.size)
         with self._opened(reference, base) as file:
             size = os.fstat(file.fileno()).st_size
-            self._require_size(size, reference.name)
+            require_size(size, self.limits.size, reference.name)
             try:
                 data = file.read(size + 1)  # a byte more than it had, if it has grown
                 while len(data) < size and (more := file.read(size - len(data))):
@@ -176,12 +179,6 @@ class Pictures:
         if len(data) != size:
             raise SourceChanged("changed while it was read", path=reference.path)
         return data
-
-    def _require_size(self, size: int, name: str) -> None:
-        if size > self.limits.size:
-            raise bad_media(f"{name} has {size} bytes or more; {self.limits.size} are allowed")
-        if size == 0:
-            raise bad_media(f"{name} is empty")
 
     def _opened(self, reference: Reference, base: str | os.PathLike[str] | None) -> io.FileIO:
         """The file a reference names, below one of the roots whatever links lead to it."""
@@ -243,12 +240,9 @@ class Pictures:
             )
         image = self._header(data, name)
         try:
-            if _is_whole(data, image):
-                width, height = _oriented(image)
-                animated = bool(getattr(image, "is_animated", False))
-            else:
-                animated = bool(getattr(image, "is_animated", False))
-                width, height = _loaded(image).size
+            animated = bool(getattr(image, "is_animated", False))
+            whole = _is_whole(data, image)
+            width, height = _oriented(image) if whole else _loaded(image).size
             turned = (width, height) != image.size
         except Exception as error:
             raise _unreadable(name, error) from error
@@ -304,10 +298,6 @@ class Pictures:
         if width < 1 or height < 1:
             raise bad_media(f"{name} has {width}×{height} pixels")
         return image
-
-
-def _made_again(roots: tuple[Path, ...], urls: bool, private: bool, limits: Limits) -> Pictures:
-    return Pictures(roots, urls=urls, private=private, limits=limits)
 
 
 @functools.cache

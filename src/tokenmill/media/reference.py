@@ -180,3 +180,11 @@ def bad_media(message: str) -> RowError:
 def missing(message: str) -> MissingPicture:
     """The error for one that is not there."""
     return MissingPicture(message, reason="bad_media")
+
+
+def require_size(found: int, most: int, name: str) -> None:
+    """Refuse a picture of too many bytes, or of none."""
+    if found > most:
+        raise bad_media(f"{name} has {found} bytes or more; {most} are allowed")
+    if found == 0:
+        raise bad_media(f"{name} is empty")
