@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from tests.faults.tools import Zygote
-from tests.store.making import damage_slice, make_columns, make_store
+from tests.store.making import damage_slice, make_columns, make_group_columns, make_store
 from tokenmill.dataset import as_view, mix
 from tokenmill.errors import CorruptionError, StateError, UsageError
 from tokenmill.loader import Loader, OrderedView
@@ -289,6 +289,14 @@ def test_stateful_sampler_serves_mixtures(store: Store) -> None:
     both = mix({"a": store, "b": store}, {"a": 1, "b": 2}, exhausted="drop")
     rows = [row for rows in tt.StatefulSampler(both, batches=True, last="keep") for row in rows]
     assert sorted(rows) == list(range(134))
+
+
+def test_stateful_sampler_parts_no_groups(tmp_path: Path) -> None:
+    pairs = make_store(tmp_path, [make_group_columns([2] * 9, seed=1, pairs=True)])
+    with pytest.raises(UsageError, match=r"would part groups: .* unit='rows'"):
+        tt.StatefulSampler(pairs, batches=True)
+    alone = tt.StatefulSampler(pairs, batches=True, unit="rows", last="keep")
+    assert sorted(row for rows in alone for row in rows) == list(range(18))
 
 
 def looks_for_a_file(row: Any) -> dict[str, Any]:

@@ -41,6 +41,11 @@ class StatefulSampler(torch_data.Sampler[Any]):  # type: ignore[misc]
         self.loader = as_loader(data, arguments)
         if self.loader.stream.pack is not None:
             raise UsageError("a sampler yields rows, not packs: use DataLoader beside this")
+        if self.loader.stream.units.grouped:
+            raise UsageError(
+                "a sampler yields rows, which would part groups: use DataLoader beside this, or say"
+                " unit='rows' to take every answer by itself"
+            )
         self.batches = batches
         self._next = self.loader.cursor
         self._loaded = False
@@ -73,7 +78,9 @@ class StatefulSampler(torch_data.Sampler[Any]):  # type: ignore[misc]
             return steps
         if self.loader.stream.geometry.last == "wrap":
             return steps * self.loader.stream.geometry.batch_size
-        return sum(len(rows) for rows in SamplerIterator(self, Cursor(self._next.epoch)).lists())
+        epoch = self._next.epoch
+        whole_pass = self.loader.stream.steps(Cursor(epoch), epoch + self.epochs_per_pass)
+        return sum(step.stop - step.first for step, _ in whole_pass)
 
 
 class SamplerIterator(Iterator[Any]):
@@ -108,11 +115,6 @@ class SamplerIterator(Iterator[Any]):
             self._sampler.begin_next_pass_at(self._cursor if done else Cursor(self._end))
             raise
         return [int(row) for row in step.packs.rows[step.first : step.stop]]
-
-    def lists(self) -> Iterator[list[int]]:
-        """The rest of the pass, as lists of this rank's rows."""
-        for step, _ in self._steps:
-            yield [int(row) for row in step.packs.rows[step.first : step.stop]]
 
     def __next__(self) -> Any:
         if self._sampler.batches:
