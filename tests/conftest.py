@@ -19,6 +19,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.faults.tools import Zygote, compile_shim
+from tests.programs import PROJECT
 from tokenmill import fingerprint
 from tokenmill.chat import render, template
 from tokenmill.media import Answers, Processor
@@ -42,7 +43,6 @@ template.compiled = functools.cache(template.Compiled)
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-PROJECT = Path(__file__).resolve().parent.parent
 HOST_LIBRARIES = ("torch", "transformers")
 SHARED = PROJECT.parent / "shared" / "data"
 
@@ -227,17 +227,21 @@ def missing_extra(error: BaseException | None) -> str | None:
     return None
 
 
+def skip_without_extra(report: Any, excinfo: pytest.ExceptionInfo[Any] | None, path: Path) -> None:
+    """Where the core is tried alone, what asks for more is skipped by the name of it."""
+    if CORE_ONLY in os.environ and report.failed and excinfo is not None:
+        name = missing_extra(excinfo.value)
+        if name is not None:
+            report.outcome = "skipped"
+            report.longrepr = (str(path), 0, f"Skipped: needs {name}")
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Where the core is tried alone, a test that asks for more is skipped by the name of it."""
     report = yield
-    if CORE_ONLY in os.environ and report.failed and call.excinfo is not None:
-        name = missing_extra(call.excinfo.value)
-        if name is not None:
-            report.outcome = "skipped"
-            report.longrepr = (str(item.path), 0, f"Skipped: needs {name}")
+    skip_without_extra(report, call.excinfo, item.path)
     return report
 
 
@@ -261,14 +265,10 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
 def pytest_make_collect_report(
     collector: pytest.Collector,
 ) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
-    """The same for a module of tests that imports more."""
+    """A module of tests may import more, too."""
     report = yield
     call: pytest.CallInfo[Any] | None = getattr(report, "call", None)
-    if CORE_ONLY in os.environ and report.failed and call is not None and call.excinfo is not None:
-        name = missing_extra(call.excinfo.value)
-        if name is not None:
-            report.outcome = "skipped"
-            report.longrepr = (str(collector.path), 0, f"Skipped: needs {name}")
+    skip_without_extra(report, call and call.excinfo, collector.path)
     return report
 
 

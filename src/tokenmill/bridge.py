@@ -156,6 +156,7 @@ class Bridge:
         self._renderer = Renderer(
             spec, self.tokenizer.template, self.tokenizer.special_tokens, renderer=renderer
         )
+        self._print = self._renderer.printed
         self._prompts: OrderedDict[tuple[int, int], _KnownPrompt] = OrderedDict()
         self._powers: NDArray[np.uint64] = np.ones(1, np.uint64)
         self._lock = threading.RLock()
@@ -178,9 +179,10 @@ class Bridge:
             RowError: The template refuses the conversation.
         """
         with self._lock:
-            given, text, _ = self._print_whole(messages, self.tools if tools is None else tools)
+            tools = self.tools if tools is None else tools
+            given, text = self._print_whole(messages, tools)
             ids = self._encode(text)
-            self._keep(_array(ids), given, self.tools if tools is None else tools, text)
+            self._keep(_array(ids), given, tools, text)
             return ids
 
     def extend(
@@ -251,7 +253,7 @@ class Bridge:
         with self._lock:
             tools = self.tools if tools is None else tools
             answered = bool(messages) and messages[-1].get("role") != "assistant"
-            given, _, _ = self._print_whole(messages, tools, prompt=answered)
+            given, _ = self._print_whole(messages, tools, prompt=answered)
             assistants = [k for k, m in enumerate(given) if m["role"] == "assistant" and k]
             nexts = [*assistants[1:], len(given)]
             for k, following in zip(assistants, nexts, strict=False):
@@ -288,7 +290,7 @@ class Bridge:
             tools = self.tools if tools is None else tools
             numbers = _array(ids)
             self._refuse_unknown(numbers)
-            given, text, _ = self._print_whole(messages, tools)
+            given, text = self._print_whole(messages, tools)
             found = self._text(numbers, 0)
             if found != text and numbers.tolist() != self._encode(text):
                 place = first_difference(found, text)
@@ -305,18 +307,13 @@ class Bridge:
 
     # -- what the template prints -------------------------------------------------------------
 
-    def _print(
-        self, messages: list[Message], tools: list[Any] | None, *, prompt: bool
-    ) -> tuple[str, Run | None]:
-        return self._renderer.printed(messages, tools, prompt=prompt)
-
     def _print_whole(
         self,
         messages: Sequence[Mapping[str, Any]],
         tools: list[Any] | None,
         *,
         prompt: bool = True,
-    ) -> tuple[list[Message], str, Run | None]:
+    ) -> tuple[list[Message], str]:
         """A conversation in the first form that the template takes, and what it prints."""
         refused: RowError | None = None
         for given, nulls in _forms([dict(message) for message in messages]):
@@ -326,7 +323,7 @@ class Bridge:
                 refused = refused or error
                 continue
             if not nulls or (run is not None and not run.nones):
-                return given, text, run
+                return given, text
         assert refused is not None
         raise refused
 

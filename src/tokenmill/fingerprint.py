@@ -125,7 +125,7 @@ def own_order(document: Mapping[str, Any]) -> str | None:
 
 def key(document: Any) -> str:
     """The 40 hex digits that name a document."""
-    return _name(canonical(document))
+    return key_of_pieces((canonical(document),))
 
 
 def canonical_of_parsed(document: Any) -> bytes:
@@ -138,7 +138,7 @@ def canonical_of_parsed(document: Any) -> bytes:
 
 def key_of_parsed(document: Any) -> str:
     """`key` of a document that a JSON parser made."""
-    return _name(canonical_of_parsed(document))
+    return key_of_pieces((canonical_of_parsed(document),))
 
 
 def key_of_pieces(pieces: Iterable[bytes]) -> str:
@@ -147,10 +147,6 @@ def key_of_pieces(pieces: Iterable[bytes]) -> str:
     for piece in pieces:
         hashed.update(piece)
     return hashed.hexdigest()
-
-
-def _name(encoded: bytes) -> str:
-    return hashlib.blake2b(encoded, digest_size=KEY_HEX // 2).hexdigest()
 
 
 def checksum(data: bytes | bytearray | memoryview) -> str:

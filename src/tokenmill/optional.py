@@ -34,6 +34,7 @@ LIBRARIES: dict[str, tuple[str, str | None]] = {
     "huggingface_hub": ("huggingface_hub", "tokenmill[hf]"),
     "megatron": ("Megatron-LM", None),
     "openrlhf": ("OpenRLHF", None),
+    "ray": ("Ray", "tokenmill[ray]"),
     "skyrl": ("SkyRL", None),
     "starlette": ("starlette", "tokenmill[serve]"),
     "swift": ("ms-swift", None),

@@ -76,6 +76,15 @@ def test_each_turn_is_trained_once_with_its_thinking(tmp_path: Path) -> None:
     assert (len(store), store.rejected) == (2, {})
 
 
+@pytest.mark.parametrize("rows", [[{"x": 1}], [{"x": 1}, {"messages": PLAIN}]])
+def test_row_that_cannot_be_read_is_rejected_wherever_it_stands(rows: list[Any]) -> None:
+    rendering = renderer_of("chatml", CHATML, "auto").render(rows)
+    assert [(row, part, error.reason) for row, part, error in rendering.rejected] == [
+        (0, 0, "bad_shape")
+    ]
+    assert rendering.source == [1] * (len(rows) - 1)
+
+
 def test_turns_that_go_on_are_one_row(tmp_path: Path) -> None:
     store = prepare(tmp_path, CHATML, PLAIN)
     assert shown(store, CHATML) == [["First.<|im_end|>", "Second.<|im_end|>"]]

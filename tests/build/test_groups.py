@@ -32,9 +32,11 @@ from tokenmill.chat.render import GroupFacts
 from tokenmill.errors import CorruptionError
 from tokenmill.store import Group, Store
 from tokenmill.store.groups import Groups
-from tokenmill.store.layout import FORMAT, GROUPS_FORMAT, MANIFEST
+from tokenmill.store.layout import FORMAT, MANIFEST
 from tokenmill.store.manifest import encode_manifest, make_manifest
 from tokenmill.tokenizer import Encoded
+
+GROUPS_FORMAT = "1+groups"
 
 
 def said(rng: random.Random, most: int = 12) -> str:

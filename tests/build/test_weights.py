@@ -23,10 +23,11 @@ from tokenmill.dataset import as_view
 from tokenmill.errors import CorruptionError, UsageError
 from tokenmill.store import Row, Store
 from tokenmill.store.copies import copy_store
-from tokenmill.store.layout import FORMAT, GROUPS_FORMAT, MANIFEST, WEIGHT_FILES, WEIGHTS_FORMAT
+from tokenmill.store.layout import FORMAT, MANIFEST, WEIGHT_FILES
 from tokenmill.store.manifest import encode_manifest
 
 Document = dict[str, Any]
+WEIGHTS_FORMAT = "1+weights"
 
 
 def prepare(source: Any, **given: Any) -> Store:
@@ -230,7 +231,7 @@ def pair(number: int) -> Document:
 
 def test_pairs_have_weights_on_both_sides(tmp_path: Path) -> None:
     store = prepare(write_rows(tmp_path / "rows.jsonl", map(pair, range(4))))
-    assert store.manifest["format"] == f"{GROUPS_FORMAT}+weights"
+    assert store.manifest["format"] == "1+groups+weights"
     for number, group in enumerate(store.groups):
         found = [set(row.weights[row.loss_mask > 0].tolist()) for row in group.rows]
         assert found == [{0.5 * (number + 1)}, {2.0 * (number + 1)}]

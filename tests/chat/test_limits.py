@@ -28,7 +28,7 @@ import pytest
 from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
-from tests.conftest import PROJECT
+from tests.programs import PROJECT
 from tokenmill.chat import limits
 from tokenmill.chat.sandbox import BoundedEnvironment
 from tokenmill.chat.template import ReferenceTemplate

@@ -257,7 +257,7 @@ def every_template(shared: Path) -> dict[str, str]:
 
 
 def compare_both_ways(shared: Path, form: str, every: int, patch: pytest.MonkeyPatch) -> None:
-    """Every so many-th template, others in every form: as many as there are, each in one."""
+    """Every so many-th template, others in every form: of four, each is tried in one or two."""
     rows = [*ODD.values(), *sample(shared, 2).values()]
     texts = [row for row in rows if is_simple(row)]
     others = [row for row in rows if not is_simple(row)]
@@ -280,7 +280,7 @@ def compare_both_ways(shared: Path, form: str, every: int, patch: pytest.MonkeyP
 def test_unrolled_paths_equal_the_general_way(
     shared: Path, form: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    compare_both_ways(shared, form, len(SPECS), monkeypatch)
+    compare_both_ways(shared, form, 4, monkeypatch)
 
 
 @pytest.mark.soak

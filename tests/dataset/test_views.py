@@ -380,7 +380,7 @@ def test_kept_rows_are_published_once_and_found_again(
         "index.bin", "kept.json", "lengths.bin", "trained.bin"
     ]  # fmt: skip
     stamp = (directory / "index.bin").stat()
-    monkeypatch.setattr(KeptView, "choose", lambda view: pytest.fail("chosen again"))
+    monkeypatch.setattr(KeptView, "_chosen", lambda view: pytest.fail("chosen again"))
     again = filtered(store, "length < 33")
     assert (directory / "index.bin").stat().st_mtime_ns == stamp.st_mtime_ns
     assert again.key == first.key

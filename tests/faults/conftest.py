@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import NamedTuple
 
@@ -31,6 +32,12 @@ def build_cleanly(zygote: Zygote, directory: Path, files: int) -> Clean:
 def clean(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Clean:
     """A clean build; tests must not write into its cache."""
     return build_cleanly(zygote, tmp_path_factory.mktemp("clean"), FILES)
+
+
+@pytest.fixture
+def cache(clean: Clean, tmp_path: Path) -> Path:
+    """A copy of the clean cache, to be damaged."""
+    return Path(shutil.copytree(clean.cache, tmp_path / "cache"))
 
 
 @pytest.fixture(scope="session")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -21,11 +20,6 @@ from tokenmill.store.collect import GRACE_S, collect
 
 def rows_of(store: Store) -> list[Any]:
     return [(row.input_ids.tolist(), row.loss_mask.tolist(), row.origin) for row in store]
-
-
-@pytest.fixture
-def cache(clean: Clean, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(clean.cache, tmp_path / "cache"))
 
 
 def test_reader_finishes_within_the_grace_period_and_then_gets_a_typed_error(

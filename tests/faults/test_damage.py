@@ -33,12 +33,6 @@ DAMAGES = [flip, cut, empty, Path.unlink]
 NAMES = ["flipped", "cut", "emptied", "removed"]
 
 
-@pytest.fixture
-def cache(clean: Clean, tmp_path: Path) -> Path:
-    """A copy of the clean cache, to be damaged."""
-    return Path(shutil.copytree(clean.cache, tmp_path / "cache"))
-
-
 def mend(zygote: Zygote, clean: Clean, cache: Path) -> None:
     mended = zygote.one(prepare_arguments(clean.sources, cache, "--force-recache"))
     assert mended.exit == 0, mended.stderr

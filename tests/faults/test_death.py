@@ -9,10 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.faults.conftest import Clean
-from tests.faults.tools import CALLS, Findings, Zygote, fault
+from tests.faults.tools import EVERY, Findings, Zygote, fault
 from tests.faults.world import committed, picture, prepare_arguments
-
-EVERY = ",".join(CALLS)
 
 
 def steps(zygote: Zygote, clean: Clean, cache: Path, part: str) -> int:

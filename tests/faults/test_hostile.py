@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -57,8 +56,7 @@ HOSTILE: dict[str, Callable[[Manifest], Any]] = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_hostile_manifest_is_refused(clean: Clean, tmp_path: Path, name: str) -> None:
-    cache = Path(shutil.copytree(clean.cache, tmp_path / "cache"))
+def test_hostile_manifest_is_refused(cache: Path, name: str) -> None:
     store = next((cache / "stores").iterdir())
     manifest = json.loads((store / "manifest.json").read_text())
     HOSTILE[name](manifest)
@@ -72,8 +70,7 @@ def test_hostile_manifest_is_refused(clean: Clean, tmp_path: Path, name: str) ->
     [b"[" * 100_000, b'{"a":' * 100_000, b"\xff\xfe", b"", b"null", b'{"format":1}', b"9" * 10**6],
     ids=["nested lists", "nested objects", "no text", "empty", "null", "bare", "a long number"],
 )
-def test_manifest_of_any_bytes_is_refused(clean: Clean, tmp_path: Path, data: bytes) -> None:
-    cache = Path(shutil.copytree(clean.cache, tmp_path / "cache"))
+def test_manifest_of_any_bytes_is_refused(cache: Path, data: bytes) -> None:
     store = next((cache / "stores").iterdir())
     (store / "manifest.json").write_bytes(data)
     with pytest.raises(TokenmillError):

@@ -16,12 +16,11 @@ from hypothesis import strategies as st
 
 import tokenmill as tm
 from tests.faults.conftest import Clean
-from tests.faults.tools import Zygote, fault
+from tests.faults.tools import EVERY, Zygote, fault
 from tests.faults.world import TOKENIZER, committed, picture, prepare_arguments
 from tokenmill.build.plan import Share
 from tokenmill.errors import SourceError, UsageError
 
-CALLS = "open,write,fsync,close,link,rename,mkdir"
 PARTS = 8
 
 
@@ -95,7 +94,7 @@ def test_parts_of_any_number_and_overlap_dying_anywhere_end_in_the_same_store(
             count = rng.randrange(1, 5)
             part = f"{rng.randrange(1, count + 1)}/{count}"
             nth = int(rng.paretovariate(0.35)) + rng.randrange(150)
-            runs.append(part_run(clean, cache, part, fault=fault(CALLS, cache, nth, "kill")))
+            runs.append(part_run(clean, cache, part, fault=fault(EVERY, cache, nth, "kill")))
         for outcome in zygote.run(*runs):
             assert outcome.exit in (0, -9), outcome.stderr
         zygote.judge(cache)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import io
 import os
-import shutil
 import stat
 import tempfile
 import time
@@ -27,11 +26,9 @@ def run_read_only(cache: Path, arguments: list[str]) -> Outcome:
 
 
 def test_hit_on_a_read_only_mount_works_and_a_miss_is_a_clear_error(
-    zygote: Zygote, clean: Clean, tmp_path: Path
+    zygote: Zygote, clean: Clean, cache: Path, tmp_path: Path
 ) -> None:
     require_mounts()
-    cache = tmp_path / "cache"
-    shutil.copytree(clean.cache, cache)
     hit = run_read_only(cache, prepare_arguments(clean.sources, cache))
     assert hit.exit == 0, hit.stderr
     assert hit.said["hit"] is True

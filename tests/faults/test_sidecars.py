@@ -15,18 +15,16 @@ from pathlib import Path
 import pytest
 
 from tests.faults.conftest import Clean
-from tests.faults.tools import CALLS, Findings, Outcome, Zygote, fault
+from tests.faults.tools import EVERY, Findings, Outcome, Zygote, fault
 from tests.faults.world import picture
 
-EVERY = ",".join(CALLS)
 WRITERS = 8
 
 
 @pytest.fixture
-def store(clean: Clean, tmp_path: Path) -> Path:
+def store(clean: Clean, cache: Path) -> Path:
     """A store of one's own, in a cache of one's own."""
-    shutil.copytree(clean.cache, tmp_path / "cache")
-    return tmp_path / "cache" / "stores" / str(clean.said["key"])
+    return cache / "stores" / str(clean.said["key"])
 
 
 def run(zygote: Zygote, function: str, argument: object, **more: str) -> Outcome:

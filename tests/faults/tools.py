@@ -24,6 +24,7 @@ import pytest
 from tests import programs
 
 CALLS = ("open", "write", "fsync", "close", "link", "rename", "mkdir")
+EVERY = ",".join(CALLS)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from tests.integrations.conftest import EXAMPLES
 from tokenmill.dataset import as_view
 from tokenmill.errors import TemplateError, UsageError
 from tokenmill.integrations import hosts
-from tokenmill.packing import fill_rows
+from tokenmill.packing import fill_rows, labels_of
 from tokenmill.store import Store
 
 pytest.importorskip("torch")
@@ -133,7 +133,7 @@ def test_masks_of_a_row_never_train_its_first_token(mask: list[int]) -> None:
     ids, stored = np.arange(len(mask), dtype=np.int32), np.asarray(mask, dtype=np.uint8)
     batch = fill_rows([(ids, stored)], pad_id=0)
     width = len(mask)
-    assert hosts.labels(ids, stored).tolist() == batch["labels"][0, :width].tolist()
+    assert labels_of(ids, stored).tolist() == batch["labels"][0, :width].tolist()
     assert hosts.predicted(stored).tolist() == batch["loss_mask"][0, :width].tolist()
     trained = [n for n in range(1, width) if mask[n]]
     assert hosts.response_mask(stored).tolist() == (mask[trained[0] :] if trained else [])

@@ -25,8 +25,11 @@ from tokenmill.store import Store
 torch = pytest.importorskip("torch")
 stateful_dataloader = pytest.importorskip("torchdata.stateful_dataloader")
 
-from tokenmill.integrations.torchtune import TokenizedRows, sft_dataset  # noqa: E402
-from tokenmill.integrations.torchtune.dataset import labels_are_shifted  # noqa: E402
+from tokenmill.integrations.torchtune import (  # noqa: E402
+    TokenizedRows,
+    labels_are_shifted,
+    sft_dataset,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
 

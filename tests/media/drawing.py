@@ -46,14 +46,11 @@ def draw(rng: random.Random, width: int, height: int, mode: str = "RGB") -> Imag
 
 def encode(picture: Image.Image, form: str, orientation: int = 1) -> bytes:
     """The bytes of a file."""
-    file = io.BytesIO()
-    more: dict[str, Any] = {}
-    if orientation != 1:
-        exif = Image.Exif()
-        exif[0x0112] = orientation
-        more["exif"] = exif
-    picture.save(file, form, **more)
-    return file.getvalue()
+    if orientation == 1:
+        return _saved(picture, form)
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    return _saved(picture, form, exif=exif)
 
 
 def any_picture(rng: random.Random, longest: int = 700) -> tuple[bytes, str]:

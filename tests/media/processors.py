@@ -56,7 +56,7 @@ def lenient(kind: type[Any]) -> type[Any]:
     return made
 
 
-def _qwen(processor: str, directory: Path, image_token: str = "", **settings: Any) -> Any:
+def _qwen(processor: str, directory: Path, **settings: Any) -> Any:
     import transformers
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
@@ -92,18 +92,21 @@ def gemma3(directory: Path, **settings: Any) -> Any:
     return Gemma3Processor(images, tokenizer_with(tokens, directory))
 
 
-def llava(directory: Path) -> Any:
-    from transformers import LlavaProcessor
-    from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
-
-    images = CLIPImageProcessorPil(size={"shortest_edge": 336}, crop_size=336)
-    return LlavaProcessor(
-        images,
+def _llava(processor: type[Any], images: type[Any], directory: Path) -> Any:
+    return processor(
+        images(size={"shortest_edge": 336}, crop_size=336),
         tokenizer_with({"image_token": "<image>"}, directory),
         patch_size=14,
         vision_feature_select_strategy="default",
         num_additional_image_tokens=1,
     )
+
+
+def llava(directory: Path) -> Any:
+    from transformers import LlavaProcessor
+    from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
+
+    return _llava(LlavaProcessor, CLIPImageProcessorPil, directory)
 
 
 def llava_next(directory: Path) -> Any:
@@ -112,14 +115,7 @@ def llava_next(directory: Path) -> Any:
         LlavaNextImageProcessorPil,
     )
 
-    images = LlavaNextImageProcessorPil(size={"shortest_edge": 336}, crop_size=336)
-    return LlavaNextProcessor(
-        images,
-        tokenizer_with({"image_token": "<image>"}, directory),
-        patch_size=14,
-        vision_feature_select_strategy="default",
-        num_additional_image_tokens=1,
-    )
+    return _llava(LlavaNextProcessor, LlavaNextImageProcessorPil, directory)
 
 
 def idefics3(directory: Path) -> Any:

@@ -143,11 +143,11 @@ def test_distrusted(monkeypatch: pytest.MonkeyPatch) -> None:
     processor = Processor(raw("qwen2_vl"))
     size = [(123, 77)]
     truth = processor.expand(processor.image_token, size).text
-    other = processor.answers([(300, 300)])
+    other = processor.learned([(300, 300)])
     lie = Asking.hollow(processor._asking, ((300, 300),))
     monkeypatch.setattr(processor._asking, "hollow", lambda row: lie)
     processor._known.clear()
-    assert processor.answers(size) == other  # the lie
+    assert processor.learned(size) == other  # the lie
     processor.distrust()
     assert processor.expand(processor.image_token, size).text == truth
     assert not processor.asks_hollow
@@ -173,7 +173,7 @@ def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     processor = Processor(raw("llava"))
     monkeypatch.setattr(room, "MOST_REMEMBERED", 20_000)
     for side in range(20, 40):
-        processor.answers([(side, 30)])
+        processor.learned([(side, 30)])
     assert len(processor._known) < 6
     known = processor._known.values()
     assert processor._weight == sum(one.answers.weight for one in known) <= 20_000

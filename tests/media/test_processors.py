@@ -59,9 +59,9 @@ def require_equal(
     )
     assert encoding["input_ids"] == expected, (name, sizes, text)
 
-    answers = processor.answers(sizes)
+    answers = processor.learned(sizes).answers
     assert [expanded.text[slice(*piece)] for piece in expanded.pieces] == [
-        answer.text for answer in answers
+        answer.text for answer in answers.pictures
     ]
     between = [0, *(edge for piece in expanded.pieces for edge in piece), len(expanded.text)]
     kept = [expanded.text[a:b] for a, b in zip(between[::2], between[1::2], strict=True)]
@@ -77,10 +77,10 @@ def require_equal(
         assert processor.token_types(expected, counts) == referenced.token_types
     for one in (referenced.features, processor.features([pictures])):
         require_same_features(given, one)
-    grids = [answer.grid for answer in answers]
+    grids = [answer.grid for answer in answers.pictures]
     if "image_grid_thw" in given:
         assert [list(grid or ()) for grid in grids] == given["image_grid_thw"].tolist()
-        assert processor.patches(sizes) == len(given["pixel_values"])
+        assert answers.patches == len(given["pixel_values"])
     else:
         assert grids == [None] * len(sizes)
 

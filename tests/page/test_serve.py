@@ -196,6 +196,8 @@ def test_comparison_tells_mask_from_text(made: Made, client: Client) -> None:
         changed = answer["changed"]
         assert changed == {"text": False, "ids": False, "mask": True,
                            "mask_tokens": int(apart.sum())}  # fmt: skip
+    last = client.ask("place", changed=1, row=survey["rows"][-1])
+    assert last == {"place": len(survey["rows"]) - 1}
     shown = client.ask("rows", changed=1, count=500)
     assert [row["row"] for row in shown["rows"]] == survey["rows"]
 

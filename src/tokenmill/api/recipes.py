@@ -274,7 +274,7 @@ def explain_recipe(
     with executor_for(options.executor, options.num_workers) as workers:
         planned, comparison = plan(recipe, options, workers, cache)
         if comparison is not None:
-            comparison.agree(planned.card, cache.root)
+            comparison.agree(planned.card)
     return explain(planned, cache)
 
 

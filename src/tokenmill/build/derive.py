@@ -12,6 +12,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -23,6 +24,7 @@ from tokenmill.store.runs import weights_along
 from tokenmill.store.slice_writer import encode_slice, publish_slice
 from tokenmill.store.slices import SliceReader
 from tokenmill.tokenizer import overlong_message
+from tokenmill.tokenizer.encoded import starts_of
 from tokenmill.work.tasks import Rest, Work
 
 
@@ -58,7 +60,8 @@ def kept_columns(reader: SliceReader, limit: int | None) -> SliceColumns:
     lost = np.flatnonzero(~keep)
     if record.groups is not None:  # a group of which one is too long is left out, and said once
         firsts = np.flatnonzero(part == 0)
-        keep = np.repeat(np.logical_and.reduceat(keep, firsts), _sizes(firsts, record.rows))
+        sizes = np.diff(firsts, append=record.rows)
+        keep = np.repeat(np.logical_and.reduceat(keep, firsts), sizes)
         lost = firsts[~keep[firsts]]
     starts = np.asarray(reader.starts, np.int64)
     ends, bounds, roles = reader.all_turns()
@@ -71,7 +74,7 @@ def kept_columns(reader: SliceReader, limit: int | None) -> SliceColumns:
     return SliceColumns(
         ids=ids[kept_tokens],
         mask=mask[kept_tokens],
-        starts=_starts(np.diff(starts)[keep]),
+        starts=starts_of(np.diff(starts)[keep]),
         row=reader.column("row_in_slice")[keep],
         part=part[keep],
         line=reader.column("line_in_slice")[keep],
@@ -80,7 +83,7 @@ def kept_columns(reader: SliceReader, limit: int | None) -> SliceColumns:
         digest=reader.column("digest")[keep],
         turn_ends=ends[kept_turns],
         turn_roles=numbers,
-        turn_starts=_starts(np.diff(bounds)[keep]),
+        turn_starts=starts_of(np.diff(bounds)[keep]),
         roles=names,
         source_rows=record.source_rows,
         rows_in=record.rows_in,
@@ -113,14 +116,6 @@ def _weights(
     return weights_or_none(np.concatenate(each)[kept], mask[kept])
 
 
-def _sizes(firsts: NDArray[Any], rows: int) -> NDArray[np.int64]:
-    return np.diff(np.append(firsts, rows))
-
-
-def _starts(lengths: NDArray[Any]) -> NDArray[np.int64]:
-    return np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]).astype(np.int64)
-
-
 def _renumbered(
     names: tuple[str, ...], roles: NDArray[np.signedinteger[Any]]
 ) -> tuple[tuple[str, ...], NDArray[np.signedinteger[Any]]]:
@@ -136,9 +131,7 @@ def _reworded(row: RejectedRow, limit: int | None) -> RejectedRow:
     """A row that was too long before is too long now: under the limit of this recipe."""
     if row.reason != "overlong" or limit is None:
         return row
-    return RejectedRow(
-        row.row, row.part, row.line, row.offset, row.length, row.reason, overlong_message(limit)
-    )
+    return msgspec.structs.replace(row, detail=overlong_message(limit))
 
 
 def _dropped(reader: SliceReader, number: int, limit: int | None) -> RejectedRow:

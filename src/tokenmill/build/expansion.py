@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 from tokenmill.build.externals import Digests, Externals, Unhashed, digest_of
 from tokenmill.build.runs import Folding, Run, unfolded
 from tokenmill.chat import Rendering
-from tokenmill.chat.pictures import Picture, Place
+from tokenmill.chat.pictures import MediaTokens, Picture, Place
 from tokenmill.errors import RowError, SourceChanged
 from tokenmill.media import (
     Answer,
@@ -42,7 +42,6 @@ from tokenmill.media import (
     Differs,
     Expanded,
     PictureFacts,
-    Pictures,
     Processor,
     Reference,
     reference_of,
@@ -50,6 +49,7 @@ from tokenmill.media import (
 from tokenmill.source import Block
 from tokenmill.store.columns import MediaColumns
 from tokenmill.tokenizer import Encoded, overlong_message
+from tokenmill.tokenizer.encoded import starts_of
 
 LEARNED, BY_PROCESSOR = "learned", "processor"
 AUDIT_ASKED_ONE_IN = 128  # rows whose expansion was asked with blank pictures, by content
@@ -123,23 +123,25 @@ class Expander:
 
     Args:
         processor: The user's.
+        tokens: What stands for media in texts.
         media_token_ids: Tokens that are never trained.
-        pictures: Opens what rows hold and refer to.
-        externals: Knows the digests of the latter, if a slice is made of them.
+        externals: Opens pictures, and knows the digests of those outside of rows, if a slice is
+            made of them.
         engine: `LEARNED`, or `BY_PROCESSOR` for the reference.
     """
 
     def __init__(
         self,
         processor: Processor,
+        tokens: MediaTokens,
         media_token_ids: Sequence[int],
-        pictures: Pictures,
         externals: Externals | Unhashed,
         engine: str = LEARNED,
     ) -> None:
         self._processor = processor
+        self.tokens = tokens
         self._media_ids = np.asarray(sorted(media_token_ids), np.int32)
-        self.pictures = pictures
+        self.pictures = externals.pictures
         self._externals = externals
         self.engine = engine
         self._block: Block | None = None
@@ -154,7 +156,7 @@ class Expander:
         """The same by the processor alone."""
         self._processor.distrust()
         ids = self._media_ids.tolist()
-        made = Expander(self._processor, ids, self.pictures, self._externals, BY_PROCESSOR)
+        made = Expander(self._processor, self.tokens, ids, self._externals, BY_PROCESSOR)
         made._block, made._digests = self._block, self._digests
         return made
 
@@ -298,13 +300,14 @@ class Expander:
         kept_marks[not_ends] = False
         rows_of_marks = np.repeat(np.arange(len(encoded)), np.diff(encoded.turn_starts))
         turns = np.bincount(rows_of_marks[kept_marks], minlength=len(encoded))
-        turn_starts = np.concatenate(([0], np.cumsum(turns))).astype(np.int64)
         encoded = replace(
-            encoded, mask=mask, turn_ends=encoded.turn_ends[kept_marks], turn_starts=turn_starts
+            encoded,
+            mask=mask,
+            turn_ends=encoded.turn_ends[kept_marks],
+            turn_starts=starts_of(turns),
         )
         if refused:
-            rejected = sorted({**refused, **dict(encoded.rejected)}.items())
-            encoded = replace(encoded.without(refused), rejected=rejected)
+            encoded = encoded.rejecting({**refused, **dict(encoded.rejected)})
         return encoded, media
 
     def _unfolded(
@@ -381,10 +384,7 @@ def whole_media(
         for number, one in media.items()
         if one.stop > max_length
     }
-    if not refused:
-        return encoded
-    rejected = sorted({**refused, **dict(encoded.rejected)}.items())
-    return replace(encoded.without(refused), rejected=rejected)
+    return encoded.rejecting({**refused, **dict(encoded.rejected)}) if refused else encoded
 
 
 def media_columns(media: Mapping[int, TextMedia], kept: NDArray[np.int64]) -> MediaColumns | None:

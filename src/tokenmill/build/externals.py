@@ -110,7 +110,7 @@ class Externals:
         name = self._list_key(block)
         note = self._shelf.note(name)
         if note is None:
-            note = {"pictures": self._listed(block)}
+            note = {"pictures": list(dict.fromkeys(self._references(block)))}
             self._write(name, note)
         texts: list[str] = note["pictures"]
         if not texts:
@@ -165,9 +165,6 @@ class Externals:
                 "digest": block.digest,
             }
         )
-
-    def _listed(self, block: Block) -> list[str]:
-        return list(dict.fromkeys(self._references(block)))
 
     def _references(self, block: Block) -> Iterator[str]:
         rows = read_block(block)

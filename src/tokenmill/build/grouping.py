@@ -9,11 +9,10 @@ of texts by number, as `Rendering` and `Encoded` do.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
+from tokenmill.chat import Rendering
 from tokenmill.chat.render import GroupFacts
 from tokenmill.errors import RowError
 from tokenmill.store.columns import GroupColumns
@@ -38,21 +37,18 @@ def whole_groups(encoded: Encoded, groups: Mapping[int, GroupFacts]) -> Encoded:
         if errors:
             reason = min(errors, key=lambda error: error.reason == "overlong")
             refused.update(dict.fromkeys(members, reason))
-    rejected = sorted(refused.items(), key=lambda item: item[0])
-    return replace(encoded.without(refused), rejected=rejected)
+    return encoded.rejecting(refused)
 
 
-def rejections(
-    encoded: Encoded, groups: Mapping[int, GroupFacts], part: NDArray[np.int32]
-) -> list[tuple[int, int, RowError]]:
-    """(text, part, why) of whatever is to be accounted for; a group once, under its first text."""
+def rejections(rendering: Rendering, encoded: Encoded) -> list[tuple[int, int, RowError]]:
+    """(row, part, why) of the texts that are rejected; a group once, under its first text."""
     others = {
         number
-        for first, facts in groups.items()
+        for first, facts in rendering.groups.items()
         for number in range(first + 1, first + len(facts.labels))
     }
     return [
-        (number, int(part[number]), error)
+        (rendering.source[number], rendering.part[number], error)
         for number, error in encoded.rejected
         if number not in others
     ]

@@ -33,12 +33,10 @@ from tokenmill.build.grouping import group_columns, rejections, whole_groups
 from tokenmill.build.proof import ROOMS
 from tokenmill.build.recipe import Recipe
 from tokenmill.chat import GROUPED, Renderer, Rendering
-from tokenmill.chat.pictures import MediaTokens
 from tokenmill.chat.weights import row_weight
 from tokenmill.errors import RowError
 from tokenmill.media import Differs
 from tokenmill.source import Block, BlockRows
-from tokenmill.source.block import ParsedRows
 from tokenmill.store.columns import SliceColumns, weights_or_none
 from tokenmill.store.record import RejectedRow, role_type
 from tokenmill.tokenizer import Encoded, Encoder, Tokenizer, apply_length
@@ -61,7 +59,6 @@ class Pipeline:
         engine: Which engine may encode; never changes the result.
         renderer: Which engine may render; never changes the result.
         expander: Puts the processor's expansions in for pictures, where rows may have some.
-        media: What stands for media in texts, likewise.
 
     Attributes:
         distrusted: Rooms that are left to their reference, because their fast engine differed.
@@ -73,14 +70,11 @@ class Pipeline:
         tokenizer: Tokenizer,
         engine: str = "auto",
         renderer: str = "auto",
-        *,
         expander: Expander | None = None,
-        media: MediaTokens | None = None,
     ) -> None:
         self.recipe = recipe
         self.tokenizer = tokenizer
         self.expander = expander
-        self.media = media
         self.renderer = self._new_renderer(renderer)
         self.encoder = Encoder(tokenizer, engine)
         self.distrusted: set[str] = set()
@@ -88,8 +82,9 @@ class Pipeline:
 
     def _new_renderer(self, renderer: str) -> Renderer:
         template, special_tokens = self.tokenizer.template, self.tokenizer.special_tokens
+        media = None if self.expander is None else self.expander.tokens
         return Renderer(
-            self.recipe.chat_spec(), template, special_tokens, renderer=renderer, media=self.media
+            self.recipe.chat_spec(), template, special_tokens, renderer=renderer, media=media
         )
 
     def distrust(self, rooms: Iterable[str]) -> None:
@@ -109,9 +104,7 @@ class Pipeline:
         """The same by the references alone."""
         references = ROOMS["encode"].reference, ROOMS["render"].reference
         expander = None if self.expander is None else self.expander.by_reference()
-        return Pipeline(
-            self.recipe, self.tokenizer, *references, expander=expander, media=self.media
-        )
+        return Pipeline(self.recipe, self.tokenizer, *references, expander)
 
     def begin(self, block: Block, pictures: str) -> None:
         """Take up a block whose rows refer to these pictures."""
@@ -121,21 +114,15 @@ class Pipeline:
     def run(self, rows: BlockRows) -> tuple[SliceColumns, dict[str, Any]]:
         """Render, encode and mask one block; also what the rooms noted on the way."""
         digests = digests_of(rows)
-        with self._stage("render", "prove", self.renderer), self._parsing(rows):
+        with self._stage("render", "prove", self.renderer):
+            parsed = getattr(rows.values, "seconds", 0.0)  # some are parsed as they are needed
             rendering = self.renderer.render(rows.values, digests.tolist())
-        bad: list[Bad] = list(rendering.rejected)
-        source = np.asarray(rendering.source, np.int32)
-        part = np.asarray(rendering.part, np.int32)
-        chosen_by = digests[source] ^ (part.astype(np.uint64) * _SPREAD)
+            self.seconds["parse"] += getattr(rows.values, "seconds", 0.0) - parsed
+        source, part = np.array(rendering.source, np.int32), np.array(rendering.part, np.uint64)
+        chosen_by = digests[source] ^ (part * _SPREAD)
         encoded, media, notes = self.encoded(rendering, chosen_by)
         with self._stage("encode", "mask", self.encoder):
-            if self.recipe.overlong == "truncate":
-                encoded = whole_media(encoded, media, self.recipe.max_length)
-            encoded = apply_length(encoded, self.recipe.max_length, self.recipe.overlong)
-            encoded = whole_groups(encoded, rendering.groups)
-            lost = rejections(encoded, rendering.groups, part)
-            bad += [(int(source[i]), number, error) for i, number, error in lost]
-            columns = self._columns(rows, rendering, encoded, source, part, digests, bad, media)
+            columns = self._columns(rows, digests, rendering, encoded, media)
         notes = {"render": dict(rendering.notes), "encode": dict(encoded.notes), **notes}
         self.distrust(room for room, noted in notes.items() if noted.get("mismatches"))
         return columns, notes
@@ -183,40 +170,33 @@ class Pipeline:
             elsewhere = spent + self.seconds["parse"] - parsed
             self.seconds[rest] += time.perf_counter() - start - elsewhere
 
-    @contextmanager
-    def _parsing(self, rows: BlockRows) -> Iterator[None]:
-        """Count the time of parsing, which is done as the rows are needed."""
-        values = rows.values
-        before = values.seconds if isinstance(values, ParsedRows) else 0.0
-        try:
-            yield
-        finally:
-            if isinstance(values, ParsedRows):
-                self.seconds["parse"] += values.seconds - before
-
     def _columns(
         self,
         rows: BlockRows,
+        digests: NDArray[np.uint64],
         rendering: Rendering,
         encoded: Encoded,
-        source: NDArray[np.int32],
-        part: NDArray[np.int32],
-        digests: NDArray[np.uint64],
-        bad: list[Bad],
         media: Mapping[int, TextMedia] | None = None,
     ) -> SliceColumns:
+        """Apply the length policy to the texts of a block; the columns of what is kept."""
+        media = media or {}
+        if self.recipe.overlong == "truncate":
+            encoded = whole_media(encoded, media, self.recipe.max_length)
+        encoded = apply_length(encoded, self.recipe.max_length, self.recipe.overlong)
+        encoded = whole_groups(encoded, rendering.groups)
+        bad: list[Bad] = [*rendering.rejected, *rejections(rendering, encoded)]
         kept = encoded.kept
-        served = source[kept]
+        served = np.array(rendering.source, np.int32)[kept]
         roles, turn_roles = _role_numbers(map(rendering.roles.__getitem__, kept.tolist()))
         has_groups = bool(rendering.groups) or self.recipe.format in GROUPED
         # A row gives one group, kept or rejected; without groups it may give several rows.
-        rows_in = len(source) + len(bad) - len(encoded.rejected)
+        rows_in = len(rendering.source) + len(bad) - len(encoded.rejected)
         return SliceColumns(
             ids=encoded.ids,
             mask=encoded.mask,
             starts=_starts(encoded.row_starts, kept),
             row=served,
-            part=part[kept],
+            part=np.array(rendering.part, np.int32)[kept],
             line=np.asarray(rows.line, np.int64)[served],
             offset=np.asarray(rows.offset, np.int64)[served],
             raw_length=np.asarray(rows.length, np.int64)[served],
@@ -231,7 +211,7 @@ class Pipeline:
             rejected=[_rejected_row(rows, entry) for entry in sorted(bad, key=lambda b: b[:2])],
             groups=group_columns(encoded, rendering.groups) if has_groups else None,
             weights=_weights(rendering, encoded),
-            media=media_columns(media or {}, kept),
+            media=media_columns(media, kept),
         )
 
     def _carried(
@@ -273,42 +253,30 @@ class TokenizedPipeline(Pipeline):
         start = time.perf_counter()
         values = list(rows.values)
         parsed = time.perf_counter()
-        bad: list[Bad] = []
-        weights: list[float] = []
-        good: list[int] = []
+        read = Rendering()
+        good: list[dict[str, Any]] = []
         for i, row in enumerate(values):
             try:
                 if isinstance(row, RowError):
                     raise row
-                weights.append(row_weight(row))
-                good.append(i)
+                if (weight := row_weight(row)) != 1:
+                    read.weights[len(good)] = [weight]
+                read.source.append(i)
+                good.append(row)
             except RowError as error:
-                bad.append((i, 0, error))
+                read.rejected.append((i, 0, error))
+        read.part, read.roles = [0] * len(good), [()] * len(good)
         encoded = read_tokenized(
-            [values[i] for i in good],  # type: ignore[misc]  # the others are RowError
-            len(self.tokenizer.table),
-            everything=self.recipe.train_on == "everything",
+            good, len(self.tokenizer.table), everything=self.recipe.train_on == "everything"
         )
-        encoded = apply_length(encoded, self.recipe.max_length, self.recipe.overlong)
-        bad += [(good[i], 0, error) for i, error in encoded.rejected]
-        source = np.array(good, np.int32)
-        turnless = Rendering(roles=[()] * len(good))
-        turnless.weights = {i: [weight] for i, weight in enumerate(weights) if weight != 1}
-        part, digests = np.zeros_like(source), digests_of(rows)
-        columns = self._columns(rows, turnless, encoded, source, part, digests, bad)
+        columns = self._columns(rows, digests_of(rows), read, encoded)
         self.seconds["parse"] += parsed - start
         self.seconds["check"] += time.perf_counter() - parsed
         return columns, {}
 
 
 def pipeline_of(
-    recipe: Recipe,
-    tokenizer: Tokenizer,
-    engine: str,
-    renderer: str,
-    *,
-    expander: Expander | None = None,
-    media: MediaTokens | None = None,
+    recipe: Recipe, tokenizer: Tokenizer, engine: str, renderer: str, expander: Expander | None
 ) -> Pipeline:
     """The pipeline that a recipe's rows need."""
     if recipe.format == "tokens":
@@ -317,7 +285,7 @@ def pipeline_of(
         from tokenmill.build.recorded import RolloutPipeline
 
         return RolloutPipeline(recipe, tokenizer, engine, renderer)
-    return Pipeline(recipe, tokenizer, engine, renderer, expander=expander, media=media)
+    return Pipeline(recipe, tokenizer, engine, renderer, expander)
 
 
 def digests_of(rows: BlockRows) -> NDArray[np.uint64]:

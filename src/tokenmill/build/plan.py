@@ -35,7 +35,7 @@ from tokenmill.source import Block, Rows
 from tokenmill.store import FORMAT, CacheLayout
 from tokenmill.store.commit import Placement
 from tokenmill.tokenizer import IdentityCard
-from tokenmill.work.inputs import by_content, source_documents
+from tokenmill.work.inputs import source_documents
 from tokenmill.work.processor import ProcessorCard
 
 Document = dict[str, Any]
@@ -46,28 +46,10 @@ def shape_key(recipe: Document, identity: str) -> str:
     return fingerprint.key({"format": FORMAT, "recipe": recipe, "tokenizer": identity})
 
 
-def base_key(recipe: Document, identity: str) -> str:
-    """Fingerprint of everything that shapes a row except the length limit."""
-    return shape_key({**recipe, "max_length": None, "overlong": None}, identity)
-
-
 def slice_key(shape: str, block: Block, pictures: str = "") -> str:
     """The key of the slice that a block becomes, and the pictures that its rows refer to."""
     document = {"shape": shape, "kind": block.kind, "digest": block.digest}
     return fingerprint.key({**document, "pictures": pictures} if pictures else document)
-
-
-def store_document(
-    recipe: Document, identity: Document, sources: list[Document], media: Document
-) -> Document:
-    """The whole key document of a store: what its key is the fingerprint of."""
-    return {
-        "format": FORMAT,
-        "recipe": recipe,
-        "tokenizer": identity,
-        "sources": by_content(sources),
-        **media,
-    }
 
 
 class PicturesOfBlocks:
@@ -146,7 +128,7 @@ class Plan:
         card: The tokenizer's identity card.
         processor: The processor's, for rows with pictures.
         pictures: What the rows refer to outside of themselves.
-        document: The store's key document.
+        document: The store's key document: what its key is the fingerprint of.
         key: The store's key.
         shape: Key of everything that shapes a row.
         base: The same without the length limit.
@@ -175,15 +157,22 @@ class Plan:
             self._shaping["processor"] = processor.key
             media = {"processor": processor.identity, "pictures": self.pictures.digest()}
         self.shape = shape_key(self._shaping, card.key)
-        self.base = base_key(self._shaping, card.key)
+        self.base = self.shape_with_limit(None)
         self.slices = 0
         sources = source_documents(self._counted(rows.blocks()))
-        self.document = store_document(self._shaping, card.identity, sources, media)
+        documents = [document for _, document in sources]
+        self.document: Document = {
+            "format": FORMAT,
+            "recipe": self._shaping,
+            "tokenizer": card.identity,
+            "sources": documents,
+            **media,
+        }
         self.key = fingerprint.key(self.document)
-        self.rows = sum(source["rows"] for source in sources)
-        self.bytes = sum(source["bytes"] for source in sources)
-        self.paths = [str(rows.files[source["file"]].path) for source in sources]
-        self._source_of_file = {source["file"]: n for n, source in enumerate(sources)}
+        self.rows = sum(document["rows"] for document in documents)
+        self.bytes = sum(document["bytes"] for document in documents)
+        self.paths = [str(rows.files[file].path) for file, _ in sources]
+        self._source_of_file = {file: n for n, (file, _) in enumerate(sources)}
 
     def _counted(self, blocks: Iterator[Block]) -> Iterator[Block]:
         for block in blocks:

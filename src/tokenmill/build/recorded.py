@@ -11,14 +11,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from tokenmill.build.grouping import rejections, whole_groups
-from tokenmill.build.pipeline import Bad, TokenizedPipeline, digests_of
+from tokenmill.build.pipeline import TokenizedPipeline, digests_of
 from tokenmill.build.recipe import Recipe
 from tokenmill.chat import Rendering
 from tokenmill.chat.render import GroupFacts
@@ -31,7 +30,8 @@ from tokenmill.rollouts.verdict import Judge, Verdict, turns_by_mask
 from tokenmill.source import BlockRows, Rows, read_block
 from tokenmill.store import Store
 from tokenmill.store.columns import SliceColumns
-from tokenmill.tokenizer import Encoded, Tokenizer, apply_length
+from tokenmill.tokenizer import Encoded, Tokenizer
+from tokenmill.tokenizer.encoded import starts_of
 
 RECORDED = ("reward", "advantage", "group", "step", "version", "finish_reason", "drift", "findings")
 """What a store of rollouts carries with every row."""
@@ -40,14 +40,6 @@ PER_ROW = ("reward", "advantage", "step")
 MADE_BY = "recorded"
 
 _json = msgspec.json.Encoder()
-
-
-class _Member(NamedTuple):
-    """One row of the store on its way."""
-
-    source: int
-    part: int
-    row: CutRow
 
 
 class RolloutPipeline(TokenizedPipeline):
@@ -68,36 +60,30 @@ class RolloutPipeline(TokenizedPipeline):
     def run(self, rows: BlockRows) -> tuple[SliceColumns, dict[str, Any]]:
         """Read, cut and judge one block."""
         start = time.perf_counter()
-        bad: list[Bad] = []
-        members: list[_Member] = []
-        groups: dict[int, GroupFacts] = {}
+        read = Rendering()
+        cut: list[CutRow] = []
         for number, (value, raw) in enumerate(zip(rows.values, rows.raw, strict=True)):
             try:
-                cut, facts = read_and_cut(value, raw)
-                for one in cut:
-                    self._require_known(one)
+                own, facts = read_and_cut(value, raw)
+                for row in own:
+                    self._require_known(row)
             except RowError as error:
-                bad.append((number, 0, error))
+                read.rejected.append((number, 0, error))
                 continue
             if facts is not None:
-                groups[len(members)] = facts
-            members += [_Member(number, part, one) for part, one in enumerate(cut)]
+                read.groups[len(cut)] = facts
+            read.source += [number] * len(own)
+            read.part += range(len(own))
+            cut += own
         parsed = time.perf_counter()
-        verdicts = self._judge.judge([member.row.trajectory for member in members])
-        turns = [_turns(member.row, one) for member, one in zip(members, verdicts, strict=True)]
-        encoded = _encoded(members, turns)
-        encoded = apply_length(encoded, self.recipe.max_length, self.recipe.overlong)
-        encoded = whole_groups(encoded, groups)
-        source = np.array([member.source for member in members], np.int32)
-        part = np.array([member.part for member in members], np.int32)
-        lost = rejections(encoded, groups, part)
-        bad += [(int(source[i]), number, error) for i, number, error in lost]
-        rendering = Rendering(roles=[[role for role, _ in own] for own in turns], groups=groups)
+        verdicts = self._judge.judge([row.trajectory for row in cut])
+        turns = [_turns(row, verdict) for row, verdict in zip(cut, verdicts, strict=True)]
+        read.roles = [[role for role, _ in of_row] for of_row in turns]
         self._carried_values = [
-            carried_values(member.row.trajectory, verdict, self.recipe.carry)
-            for member, verdict in zip(members, verdicts, strict=True)
+            carried_values(row.trajectory, verdict, self.recipe.carry)
+            for row, verdict in zip(cut, verdicts, strict=True)
         ]
-        columns = self._columns(rows, rendering, encoded, source, part, digests_of(rows), bad)
+        columns = self._columns(rows, digests_of(rows), read, _encoded(cut, turns))
         self.seconds["parse"] += parsed - start
         self.seconds["check"] += time.perf_counter() - parsed
         return columns, {}
@@ -181,17 +167,13 @@ def _turns(row: CutRow, verdict: Verdict | RowError) -> list[tuple[str, int]]:
     return found or turns_by_mask(row.trajectory)
 
 
-def _encoded(members: Sequence[_Member], turns: Sequence[list[tuple[str, int]]]) -> Encoded:
-    row_starts = np.zeros(len(members) + 1, np.int64)
-    np.cumsum([len(member.row.ids) for member in members], out=row_starts[1:])
-    turn_starts = np.zeros(len(members) + 1, np.int64)
-    np.cumsum([len(own) for own in turns], out=turn_starts[1:])
+def _encoded(rows: Sequence[CutRow], turns: Sequence[list[tuple[str, int]]]) -> Encoded:
     return Encoded(
-        ids=np.concatenate([*(member.row.ids for member in members), np.zeros(0, np.int32)]),
-        row_starts=row_starts,
-        mask=np.concatenate([*(member.row.mask for member in members), np.zeros(0, np.uint8)]),
+        ids=np.concatenate([*(row.ids for row in rows), np.zeros(0, np.int32)]),
+        row_starts=starts_of([len(row.ids) for row in rows]),
+        mask=np.concatenate([*(row.mask for row in rows), np.zeros(0, np.uint8)]),
         turn_ends=np.array([end for own in turns for _, end in own], np.int32),
-        turn_starts=turn_starts,
+        turn_starts=starts_of([len(own) for own in turns]),
     )
 
 

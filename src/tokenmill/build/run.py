@@ -104,7 +104,7 @@ def run_share(
                 seconds = time.perf_counter() - start
                 return Unfinished(share, planned.key, planned.rows, missing, account, seconds)
         elif comparison is not None:
-            comparison.agree(planned.card, cache.root)
+            comparison.agree(planned.card)
     media = {"media_root": options.media_root, "media_urls": options.media_urls}
     store = Store(layout.directory, paths=planned.paths, **media)  # type: ignore[arg-type]
     store.private_directory = private  # removed when nobody holds the store any more
@@ -255,7 +255,7 @@ def _require_tokenizer(planned: Plan, cache: CacheLayout, executor: Executor) ->
         choice = tokenizer_choice(planned.recipe, planned.processor)
         card, comparison = identity_card(choice, cache.root, executor)
         if comparison is not None:
-            comparison.agree(card, cache.root)
+            comparison.agree(card)
     if not copy.is_dir():
         raise CacheError(
             "the tokenizer's copy could not be written; run the command again, or choose another "

@@ -14,26 +14,27 @@ from __future__ import annotations
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
+from tokenmill.build.expansion import Expander
+from tokenmill.build.externals import Unhashed, externals_of
 from tokenmill.build.pipeline import Pipeline, pipeline_of
 from tokenmill.build.recipe import Recipe
 from tokenmill.chat.pictures import MediaTokens
 from tokenmill.collector import without_collector
 from tokenmill.errors import NonDeterminismError, UsageError
+from tokenmill.media import Processor
 from tokenmill.source import Block, read_block
 from tokenmill.store import CacheLayout
 from tokenmill.store.quarantine import quarantine_slice, slice_is_intact
 from tokenmill.store.slice_writer import EncodedSlice, encode_slice, publish_slice, replace_slice
+from tokenmill.tokenizer import Tokenizer
 from tokenmill.work.blocks import block_of
 from tokenmill.work.identity import load_copy
+from tokenmill.work.processor import ProcessorCard, load_processor
 from tokenmill.work.tasks import Rest, Work
-
-if TYPE_CHECKING:
-    from tokenmill.media import Processor
-    from tokenmill.tokenizer import Tokenizer
 
 _PROBE = "\nHow large is it? Größe 3.14 × 17, 中文 🙂"
 """Text that tells tokenizers apart."""
@@ -43,8 +44,8 @@ def open_builder(options: dict[str, Any]) -> Work:
     """Load what building needs and return the function that builds one slice."""
     recipe = Recipe(**options["recipe"])
     tokenizer = load_copy(Path(options["tokenizer"]), options["card"])
-    media = media_of(options, tokenizer)
-    pipeline = pipeline_of(recipe, tokenizer, options["engine"], options["renderer"], **media)
+    expander = expander_of(options, tokenizer)
+    pipeline = pipeline_of(recipe, tokenizer, options["engine"], options["renderer"], expander)
     layout = CacheLayout(Path(options["cache"]))
     rebuild = bool(options["rebuild"])
     turn = threading.Lock()  # the rest of a slice may need the engines while the next is made
@@ -84,10 +85,10 @@ def open_builder(options: dict[str, Any]) -> Work:
     return build
 
 
-def media_of(
+def expander_of(
     options: dict[str, Any], tokenizer: Tokenizer, *, hashed: bool = True
-) -> dict[str, Any]:
-    """What a pipeline needs for rows with pictures.
+) -> Expander | None:
+    """What a pipeline needs for rows with pictures; None where they may have none.
 
     Args:
         options: Of a worker.
@@ -99,23 +100,18 @@ def media_of(
     """
     told = options.get("media")
     if told is None:
-        return {}
-    from tokenmill.build.expansion import Expander
-    from tokenmill.build.externals import Unhashed, externals_of
-    from tokenmill.work.processor import ProcessorCard, load_processor
-
+        return None
     card = msgspec.convert(told["processor"], ProcessorCard)
     copy = CacheLayout(Path(options["cache"])).processor(card.key)
     externals = externals_of(options)
     processor = load_processor(copy, card.identity, trust_remote_code=told["trust_remote_code"])
     _require_own_tokenizer(processor, tokenizer)
-    expander = Expander(
+    return Expander(
         processor,
+        MediaTokens(*told["tokens"]),
         card.media_token_ids,
-        externals.pictures,
         externals if hashed else Unhashed(externals.pictures),
     )
-    return {"expander": expander, "media": MediaTokens(*told["tokens"])}
 
 
 def _require_own_tokenizer(processor: Processor, tokenizer: Tokenizer) -> None:

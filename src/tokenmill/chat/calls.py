@@ -53,19 +53,25 @@ def strings(value: Any) -> Iterator[str]:
             waiting += reversed(item)
 
 
-def tool_list(value: Any) -> list[Any] | None:
-    """The tool descriptions of a row as a list, None where it has none."""
+def _as_list(value: Any, what: str) -> list[Any] | None:
+    """A list, one object, or either as JSON text, as a list; None where there is nothing."""
     if isinstance(value, str):
-        value = decode(value, "tools") if value.strip() else None
+        value = decode(value, what) if value.strip() else None
     if value is None:
         return None
     if isinstance(value, dict):
         return [value]
     if not isinstance(value, list):
-        raise RowError(f"tools must be a list, not {type(value).__name__}")
-    if set(map(type, value)) == {dict}:  # nearly always
-        return value
-    tools = [decode(tool, "a tool") if isinstance(tool, str) else tool for tool in value]
+        raise RowError(f"{what} must be a list, not {type(value).__name__}")
+    return value
+
+
+def tool_list(value: Any) -> list[Any] | None:
+    """The tool descriptions of a row as a list, None where it has none."""
+    found = _as_list(value, "tools")
+    if found is None or set(map(type, found)) == {dict}:  # nearly always
+        return found
+    tools = [decode(tool, "a tool") if isinstance(tool, str) else tool for tool in found]
     for tool in tools:
         if not isinstance(tool, dict):
             raise RowError(f"a tool must be an object, not {type(tool).__name__}")
@@ -80,15 +86,7 @@ def call_list(value: Any, arguments: Callable[[Any], Any] | None = None) -> list
         arguments: What becomes of a function's arguments; None: decoded where they are JSON text.
     """
     rewrite = arguments or decoded_arguments
-    if isinstance(value, str):
-        value = decode(value, "tool_calls") if value.strip() else []
-    if value is None:
-        return []
-    if isinstance(value, dict):
-        value = [value]
-    if not isinstance(value, list):
-        raise RowError(f"tool_calls must be a list, not {type(value).__name__}")
-    return [_call(call, rewrite) for call in value]
+    return [_call(call, rewrite) for call in _as_list(value, "tool_calls") or ()]
 
 
 def _call(call: Any, rewrite: Callable[[Any], Any]) -> dict[str, Any]:

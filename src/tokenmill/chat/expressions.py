@@ -9,18 +9,19 @@ text) is bounded or not traced.
 from __future__ import annotations
 
 import functools
-import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from types import NoneType
 from typing import Any, TypeVar
 
-import jinja2
+import jinja2.compiler
 import jinja2.filters
 import jinja2.tests
 from jinja2 import Undefined, nodes
 from markupsafe import Markup
 
+from tokenmill.chat import limits
 from tokenmill.chat.program import MOST_SIZE, Namespace
+from tokenmill.chat.sandbox import BoundedEnvironment
 from tokenmill.chat.symbols import (
     FEW,
     NOTHING,
@@ -33,6 +34,7 @@ from tokenmill.chat.symbols import (
     Recorder,
     Symbol,
     Untraceable,
+    from_row,
     owner_code,
     parts_of,
     real,
@@ -76,16 +78,13 @@ AS_WORDS = {
     "trim", "upper", "lower", "capitalize", "title", "string", "replace", "indent", "safe",
     "escape", "e", "wordcount",
 }  # fmt: skip
+# What a template may call by its name.
+FUNCTIONS = {"raise_exception", "strftime_now", "namespace", "dict", "range"}
 MOST_PARTS = 256  # of a text that is put together before it becomes one
 LAZY = {"items", "select", "reject", "selectattr", "rejectattr", "map", "unique", "reverse"}
+ARITHMETIC = (nodes.Add, nodes.Sub, nodes.Mul, nodes.Div, nodes.FloorDiv, nodes.Mod)
 OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
-    "eq": operator.eq, "ne": operator.ne, "lt": operator.lt, "gt": operator.gt,
-    "lteq": operator.le, "gteq": operator.ge, "in": lambda a, b: a in b,
-    "notin": lambda a, b: a not in b,
-}  # fmt: skip
-SIGNS = {
-    "eq": "==", "ne": "!=", "lt": "<", "gt": ">", "lteq": "<=", "gteq": ">=", "in": "in",
-    "notin": "not in",
+    **limits.OPERATORS, "in": lambda a, b: a in b, "notin": lambda a, b: a not in b,
 }  # fmt: skip
 
 
@@ -214,20 +213,14 @@ class Expressions(Recorder):
         names: Who reads and assigns which names.
         environment: The reference's environment: its filters, tests and functions.
         tojson: The unbounded form of the `tojson` filter.
-        functions: Functions that a template may call, by name.
     """
 
     def __init__(
-        self,
-        names: Names,
-        environment: jinja2.Environment,
-        tojson: Callable[..., str],
-        functions: Mapping[str, Callable[..., Any]],
+        self, names: Names, environment: BoundedEnvironment, tojson: Callable[..., str]
     ) -> None:
         super().__init__()
         self._names = names
         self._environment = environment
-        self._functions = dict(functions)
         context = environment.from_string("").new_context({})
         first = {
             "context": context,
@@ -257,7 +250,8 @@ class Expressions(Recorder):
     # -- expressions --------------------------------------------------------------------------
 
     def _value(self, node: nodes.Node) -> Any:
-        visit = getattr(self, f"_get_{type(node).__name__}", None)
+        name = "_arithmetic" if isinstance(node, ARITHMETIC) else f"_get_{type(node).__name__}"
+        visit = getattr(self, name, None)
         if visit is None:
             raise Untraceable(f"a {type(node).__name__} expression", line_of(node))
         try:
@@ -282,7 +276,7 @@ class Expressions(Recorder):
         return self._collection([self._value(item) for item in node.items], tuple, "(", ")")
 
     def _collection(self, items: list[Any], kind: type, opening: str, closing: str) -> Any:
-        if not any(isinstance(item, (Symbol, Joined)) for item in items):
+        if not from_row(*items):
             return kind(items)
         code = opening + "".join(self._code(item) + "," for item in items) + closing
         code = f"R.build({code})"
@@ -295,7 +289,7 @@ class Expressions(Recorder):
 
     def _mapping(self, pairs: list[tuple[Any, Any]]) -> Any:
         flat = [item for pair in pairs for item in pair]
-        if not any(isinstance(item, (Symbol, Joined)) for item in flat):
+        if not from_row(*flat):
             return dict(pairs)
         members = "".join(f"{self._code(k)}: {self._code(v)}, " for k, v in pairs)
         code = f"R.build({{{members}}})"
@@ -328,13 +322,12 @@ class Expressions(Recorder):
         return True
 
     def _compare(self, name: str, left: Any, right: Any) -> bool:
-        symbolic = isinstance(left, (Symbol, Joined)) or isinstance(right, (Symbol, Joined))
         if name in ("in", "notin") and isinstance(right, Symbol):
             kind = self._kind(right)
             if kind in (NoneType, int, float, bool):
                 self._refuse(f"in a {kind.__name__}")
         answer = OPERATORS[name](real(left), real(right))
-        if not symbolic:
+        if not from_row(left, right):
             return bool(answer)
         if type(answer) is not bool:
             raise Untraceable("a comparison that is no yes or no")
@@ -349,21 +342,23 @@ class Expressions(Recorder):
                 facts[codes[0], "is"] = right
             return equal is (name == "eq")
         positive = {"ne": "eq", "notin": "in"}.get(name, name)
-        if positive == "in" and isinstance(right, (Symbol, Joined)) and self._sized(right):
+        if positive == "in" and from_row(right) and self._sized(right):
             self._emit("charge", codes[1])
-        code = f"{codes[0]} {SIGNS[positive]} {codes[1]}"
+        code = f"{codes[0]} {jinja2.compiler.operators[positive]} {codes[1]}"
         told = self._ask(f"({code})", answer is not (positive != name))
         return told is not (positive != name)
 
-    def _arithmetic(self, node: nodes.BinExpr, sign: str, function: Any) -> Any:
+    def _arithmetic(self, node: nodes.BinExpr) -> Any:
+        sign = node.operator
+        function = self._environment.binop_table[sign]
         left, right = self._value(node.left), self._value(node.right)
-        if not isinstance(left, (Symbol, Joined)) and not isinstance(right, (Symbol, Joined)):
-            return self._environment.call_binop(None, sign, left, right)  # type: ignore[attr-defined]
+        if not from_row(left, right):
+            return self._environment.call_binop(None, sign, left, right)
         kinds = self._kind(left), self._kind(right)
         if sign == "+" and kinds == (str, str):
             return self._join([*parts_of(left), *parts_of(right)])
         numbers = (int, float, bool)
-        if kinds[0] in numbers and kinds[1] in numbers and sign not in ("**",):
+        if kinds[0] in numbers and kinds[1] in numbers:
             kind: type | None = (
                 None if sign in ("/", "//", "%") else (float if float in kinds else int)
             )
@@ -393,35 +388,17 @@ class Expressions(Recorder):
         sources = sources_of(left) | sources_of(right)
         return self._attempt(code, lambda: function(real(left), real(right)), sources, kind)
 
-    def _get_Add(self, node: nodes.Add) -> Any:
-        return self._arithmetic(node, "+", operator.add)
-
-    def _get_Sub(self, node: nodes.Sub) -> Any:
-        return self._arithmetic(node, "-", operator.sub)
-
-    def _get_Mul(self, node: nodes.Mul) -> Any:
-        return self._arithmetic(node, "*", operator.mul)
-
-    def _get_Div(self, node: nodes.Div) -> Any:
-        return self._arithmetic(node, "/", operator.truediv)
-
-    def _get_FloorDiv(self, node: nodes.FloorDiv) -> Any:
-        return self._arithmetic(node, "//", operator.floordiv)
-
-    def _get_Mod(self, node: nodes.Mod) -> Any:
-        return self._arithmetic(node, "%", operator.mod)
-
     def _get_Neg(self, node: nodes.Neg) -> Any:
         value = self._value(node.node)
         if isinstance(value, Symbol) and self._kind(value) in (int, float):
             return self._let(f"(-{value.code})", -value.value, value.sources, self._kind(value))
-        if isinstance(value, (Symbol, Joined)):
+        if from_row(value):
             raise Untraceable("a negative of something else than a number", line_of(node))
         return -value
 
     def _get_Pos(self, node: nodes.Pos) -> Any:
         value = self._value(node.node)
-        if isinstance(value, (Symbol, Joined)):
+        if from_row(value):
             raise Untraceable("a plus sign", line_of(node))
         return +value
 
@@ -484,7 +461,7 @@ class Expressions(Recorder):
             raise Untraceable("a member of a function")
         if isinstance(base, Joined):
             base = self._text(base)
-        if not isinstance(base, Symbol) and not isinstance(key, (Symbol, Joined)):
+        if not isinstance(base, Symbol) and not from_row(key):
             return self._constant_member(base, key, item)
         kind = self._kind(base)
         if kind is Undefined:
@@ -515,9 +492,12 @@ class Expressions(Recorder):
         )
 
     def _element(self, base: Symbol, place: str, value: Any, kind: type) -> Symbol:
-        sources = base.sources
-        made = self._let(f"{base.code}[{place}]", value, sources, str if kind is str else None)
-        if WHOLE in sources:
+        code = f"{base.code}[{place}]"
+        return self._one_of(self._let(code, value, base.sources, str if kind is str else None))
+
+    def _one_of(self, made: Symbol) -> Symbol:
+        """An element; that of the whole conversation is one of its messages."""
+        if WHOLE in made.sources:
             made.sources = frozenset((("message", made.code),))
         return made
 
@@ -589,13 +569,8 @@ class Expressions(Recorder):
             there = 0 <= place < total.value
             if not self._ask("i > 0" if step < 0 else "i + 1 < n", there):
                 return Undefined(name=key)
-            sources = loop.items.sources
-            made = self._let(
-                f"items[i {'-' if step < 0 else '+'} 1]", loop.items.value[place], sources
-            )
-            if WHOLE in sources:
-                made.sources = frozenset((("message", made.code),))
-            return made
+            code = f"items[i {'-' if step < 0 else '+'} 1]"
+            return self._one_of(self._let(code, loop.items.value[place], loop.items.sources))
         if key in ("depth", "depth0"):
             return 1 if key == "depth" else 0
         if key == "cycle":
@@ -609,7 +584,7 @@ class Expressions(Recorder):
             None if bound is None else self._value(bound)
             for bound in (node.start, node.stop, node.step)
         ]
-        if not any(isinstance(value, (Symbol, Joined)) for value in (base, *bounds)):
+        if not from_row(base, *bounds):
             return self._environment.getitem(base, slice(*bounds))
         kind = self._kind(base)
         for bound in bounds:
@@ -635,17 +610,19 @@ class Expressions(Recorder):
             if isinstance(target, Symbol) and self._kind(target) in (*PLAIN, Namespace):
                 self._refuse("a value is called")
             raise Untraceable("a call of something computed", line_of(node))
+        return self._call_method(target, *self._arguments(node, "method"))
+
+    def _arguments(
+        self, node: nodes.Call | nodes.Filter, what: str
+    ) -> tuple[list[Any], dict[str, Any]]:
+        """What a call gives by place, and what by name."""
         if node.dyn_args is not None or node.dyn_kwargs is not None:
-            raise Untraceable("a method called with * or **", line_of(node))
+            raise Untraceable(f"a {what} called with * or **", line_of(node))
         given = [self._value(argument) for argument in node.args]
-        named = {keyword.key: self._value(keyword.value) for keyword in node.kwargs}
-        return self._call_method(target, given, named)
+        return given, {str(pair.key): self._value(pair.value) for pair in node.kwargs}
 
     def _call_function(self, name: str, node: nodes.Call) -> Any:
-        if node.dyn_args is not None or node.dyn_kwargs is not None:
-            raise Untraceable("a function called with * or **", line_of(node))
-        given = [self._value(argument) for argument in node.args]
-        named = {keyword.key: self._value(keyword.value) for keyword in node.kwargs}
+        given, named = self._arguments(node, "function")
         if name == "namespace":
             return self._namespace(given, named)
         if name == "dict":
@@ -654,14 +631,12 @@ class Expressions(Recorder):
             return self._mapping(list(named.items()))
         if name == "range":
             return self._range(given, named)
-        values = [*given, *named.values()]
-        if any(isinstance(value, (Symbol, Joined)) for value in values):
-            if name == "raise_exception":
-                self._refuse("raise_exception")
-            raise Untraceable(f"{name} of a text of the row", line_of(node))
         if name == "raise_exception":
             self._refuse("raise_exception")
-        return self._functions[name](*given, **named)
+        if from_row(*given, *named.values()):
+            raise Untraceable(f"{name} of a text of the row", line_of(node))
+        function: Any = self._environment.globals[name]
+        return function(*given, **named)
 
     def _namespace(self, given: list[Any], named: dict[str, Any]) -> Symbol:
         if given or any(key.startswith("_") for key in named):
@@ -670,7 +645,7 @@ class Expressions(Recorder):
         value = Namespace({key: real(item) for key, item in named.items()})
         made = self._let(code, value, NOTHING, Namespace, fresh=True)
         for key, item in named.items():
-            if isinstance(item, (Symbol, Joined)):
+            if from_row(item):
                 self._emit("set", made.code, key, self._code(item), owner_code(sources_of(item)))
             else:
                 self._frame.known[made.code, key] = item
@@ -679,7 +654,7 @@ class Expressions(Recorder):
     def _range(self, given: list[Any], named: dict[str, Any]) -> Any:
         if named:
             raise Untraceable("range() with names")
-        if not any(isinstance(value, (Symbol, Joined)) for value in given):
+        if not from_row(*given):
             return list(self.program.names["safe_range"](*given))
         if any(self._kind(value) is not int for value in given):
             raise Untraceable("range() of something else than numbers")
@@ -713,7 +688,7 @@ class Expressions(Recorder):
             options = {key: real(item) for key, item in named.items()}
             return getattr(real(owner), name)(*map(real, given), **options)
 
-        if not any(isinstance(item, (Symbol, Joined)) for item in (owner, *values)):
+        if not from_row(owner, *values):
             return call()
         arguments = [*map(self._code, given)]
         arguments += [f"{key}={self._code(item)}" for key, item in named.items()]
@@ -729,12 +704,10 @@ class Expressions(Recorder):
     def _bounded_method(self, owner: Any, name: str, values: list[Any]) -> None:
         """Refuse what can make much of little before anybody could count it."""
         if name == "replace":
-            if any(isinstance(v, (Symbol, Joined)) for v in values) or any(
-                isinstance(v, str) and len(v) > FEW for v in values
-            ):
+            if from_row(*values) or any(isinstance(v, str) and len(v) > FEW for v in values):
                 raise Untraceable("replace by a text of the row")
         elif name == "join":
-            if isinstance(owner, (Symbol, Joined)) or len(real(owner)) > FEW:
+            if from_row(owner) or len(real(owner)) > FEW:
                 raise Untraceable("join with a text of the row")
         elif name == "format":
             template = owner if isinstance(owner, str) else "["
@@ -746,7 +719,7 @@ class Expressions(Recorder):
     def _cycle(self, loop: LoopVariable, given: list[Any]) -> Any:
         if not given:
             self._refuse("no items for cycling given")
-        if any(isinstance(value, (Symbol, Joined)) for value in given):
+        if from_row(*given):
             raise Untraceable("loop.cycle of texts of the row")
         place = loop.index.value % len(given)
         for candidate in range(len(given)):
@@ -762,10 +735,7 @@ class Expressions(Recorder):
 
     def _filter(self, node: nodes.Filter, value: Any) -> Any:
         name = node.name
-        if node.dyn_args is not None or node.dyn_kwargs is not None:
-            raise Untraceable("a filter called with * or **", line_of(node))
-        given = [self._value(argument) for argument in node.args]
-        named = {str(keyword.key): self._value(keyword.value) for keyword in node.kwargs}
+        given, named = self._arguments(node, "filter")
         if name in ("default", "d"):
             return self._default(value, given, named)
         if isinstance(value, (LoopVariable, Method, Function)):
@@ -788,12 +758,12 @@ class Expressions(Recorder):
 
     def _apply(self, name: str, value: Any, given: list[Any], named: dict[str, Any]) -> Any:
         arguments = [*given, *named.values()]
-        symbolic = any(isinstance(item, (Symbol, Joined)) for item in (value, *arguments))
+        symbolic = from_row(value, *arguments)
         if isinstance(value, Joined) and name == "string":
             return value
         if isinstance(value, Symbol) and name == "string" and self._kind(value) is str:
             return value
-        if name == "tojson" and any(isinstance(item, (Symbol, Joined)) for item in arguments):
+        if name == "tojson" and from_row(*arguments):
             raise Untraceable("tojson with computed options")
         if name in ("tojson", "indent") and any(
             (isinstance(item, int) and item > FEW) or (isinstance(item, str) and len(item) > FEW)
@@ -801,8 +771,7 @@ class Expressions(Recorder):
         ):
             raise Untraceable(f"{name} with a wide indent")
         if name in ("replace", "join", "indent") and any(
-            isinstance(item, (Symbol, Joined)) or (isinstance(item, str) and len(item) > FEW)
-            for item in arguments
+            from_row(item) or (isinstance(item, str) and len(item) > FEW) for item in arguments
         ):
             raise Untraceable(f"the filter {name} with a text of the row")
         for item in (value, *arguments):
@@ -842,9 +811,7 @@ class Expressions(Recorder):
         if name in ("safe", "escape", "e", "reverse") and self._kind(value) not in (str, list):
             raise Untraceable(f"{name} of something else than a text")
         made = self._attempt(code, call, sources, kind, fresh=name in LAZY)
-        if name in ("first", "last", "min", "max") and WHOLE in sources:
-            made.sources = frozenset((("message", made.code),))
-        return made
+        return self._one_of(made) if name in ("first", "last", "min", "max") else made
 
     def _get_Test(self, node: nodes.Test) -> bool:
         value = self._value(node.node)
@@ -881,7 +848,7 @@ class Expressions(Recorder):
             sign = {"equalto": "eq", "==": "eq", "!=": "ne"}.get(name, name)
             return self._compare(sign, value, given[0])
         answer = bool(_TESTS[name](real(value), *map(real, given)))
-        if not any(isinstance(item, (Symbol, Joined)) for item in (value, *given)):
+        if not from_row(value, *given):
             return answer
         if not name.isidentifier():
             raise Untraceable(f"the test {name}")

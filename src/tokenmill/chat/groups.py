@@ -221,9 +221,8 @@ def _shared(tails: dict[str, list[Any]], prompt: Any) -> int:
         if not size or _role(tail[size]) in _PROMPT_ROLES:
             raise incomparable("the conversations do not have the same prompt")
     if isinstance(prompt, str):
-        prompt = [{"role": "user", "content": prompt}]
-        asked = [m for m in first[:size] if isinstance(m, dict) and m.get("role") == "user"]
-        if not any(m.get("content") == prompt[0]["content"] for m in asked):
+        asked = [message for message in first[:size] if _role(message) == "user"]
+        if not any(message.get("content") == prompt for message in asked):
             raise incomparable("the conversations do not hold the row's prompt")
     elif isinstance(prompt, list) and prompt:
         given = shapes.as_messages(prompt)
@@ -239,9 +238,7 @@ def _shared_text(texts: Sequence[str]) -> str:
     size = 0
     while size < min(len(first), len(last)) and first[size] == last[size]:
         size += 1
-    if size and first[size - 1] == " ":
-        size -= 1
-    return first[:size]
+    return first[:size].removesuffix(" ")
 
 
 def _role(message: Any) -> Any:

@@ -24,6 +24,7 @@ import operator
 import re
 import types
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import jinja2
@@ -416,23 +417,17 @@ def _price_strip(budget: Budget, text: Any, args: Arguments, kwargs: Keywords) -
         budget.charge((len(text) >> 4) + (len(text) * _length(chars) >> 5), text_size(text))
 
 
-def _price_find(budget: Budget, text: str, args: Arguments, kwargs: Keywords) -> None:
+def _price_find(
+    budget: Budget, text: str, args: Arguments, kwargs: Keywords, backwards: bool = False
+) -> None:
     if args and isinstance(args[0], str):
-        _price_search(budget, text, args[0])
+        _price_search(budget, text, args[0], backwards)
 
 
-def _price_rfind(budget: Budget, text: str, args: Arguments, kwargs: Keywords) -> None:
-    if args and isinstance(args[0], str):
-        _price_search(budget, text, args[0], backwards=True)
-
-
-def _price_partition(budget: Budget, text: str, args: Arguments, kwargs: Keywords) -> None:
-    _price_find(budget, text, args, kwargs)
-    budget.make(4 * OBJECT + text_size(text))
-
-
-def _price_rpartition(budget: Budget, text: str, args: Arguments, kwargs: Keywords) -> None:
-    _price_rfind(budget, text, args, kwargs)
+def _price_partition(
+    budget: Budget, text: str, args: Arguments, kwargs: Keywords, backwards: bool = False
+) -> None:
+    _price_find(budget, text, args, kwargs, backwards)
     budget.make(4 * OBJECT + text_size(text))
 
 
@@ -445,16 +440,8 @@ def _price_prefix(budget: Budget, text: str, args: Arguments, kwargs: Keywords) 
             budget.spend(sum(_length(prefix) for prefix in tried) >> 6)
 
 
-def _price_split(budget: Budget, text: str, args: Arguments, kwargs: Keywords) -> None:
-    _price_pieces(budget, text, args, kwargs, backwards=False)
-
-
-def _price_rsplit(budget: Budget, text: str, args: Arguments, kwargs: Keywords) -> None:
-    _price_pieces(budget, text, args, kwargs, backwards=True)
-
-
-def _price_pieces(
-    budget: Budget, text: str, args: Arguments, kwargs: Keywords, *, backwards: bool
+def _price_split(
+    budget: Budget, text: str, args: Arguments, kwargs: Keywords, backwards: bool = False
 ) -> None:
     separator = _given(args, kwargs, 0, "sep")
     most = _given(args, kwargs, 1, "maxsplit", -1)
@@ -569,15 +556,12 @@ def _price_escape(budget: Budget, text: Any, args: Arguments, kwargs: Keywords) 
 # Formats.
 
 
-def price_format(template: str, values: Any = ()) -> None:
-    """Refuse a format string whose fields are wider than any text needs."""
-    _widths(template)
-    if "*" in template or "{" in template:
-        refuse_wide(values if isinstance(values, tuple) else (values,))
+def widths(template: str) -> int:
+    """The sum of all widths and precisions that a format names.
 
-
-def _widths(template: str) -> int:
-    """The sum of all widths and precisions that a format names."""
+    Raises:
+        LimitReached: One of them is larger than any text needs.
+    """
     total = 0
     for found in _DIGITS.finditer(template):
         digits = found[0]
@@ -598,7 +582,7 @@ def price_percent(budget: Budget, template: str, values: Any) -> None:
     """Charge ``template % values``."""
     fields = template.count("%")
     budget.spend(NODE_WORK * len(template) + 4 * FIELD_WORK * fields)
-    size = text_size(template) + 4 * _widths(template) + NUMERAL * fields
+    size = text_size(template) + 4 * widths(template) + NUMERAL * fields
     if isinstance(values, tuple):
         size += QUOTED * sum(budget.shown(value) for value in values)
         if "*" in template:
@@ -611,7 +595,7 @@ def price_percent(budget: Budget, template: str, values: Any) -> None:
 
 def price_field(budget: Budget, value: Any, specification: str) -> None:
     """Charge one field of ``str.format``, when it is made and all that is nested is known."""
-    size = budget.shown(value) + 4 * _widths(specification) + NUMERAL
+    size = budget.shown(value) + 4 * widths(specification) + NUMERAL
     budget.charge(FIELD_WORK, 2 * size)
 
 
@@ -625,7 +609,7 @@ def _price_strftime(budget: Budget, value: Any, args: Arguments, kwargs: Keyword
             fields = template.count("%")
             budget.charge(
                 FIELD_WORK * fields + len(template),
-                4 * _widths(template) + 16 * OBJECT * fields + 16 * len(template),
+                4 * widths(template) + 16 * OBJECT * fields + 16 * len(template),
             )
 
 
@@ -867,7 +851,7 @@ _TEXT_METHODS: dict[str, Price] = {
     **dict.fromkeys(("lower", "upper"), _price_lower),
     **dict.fromkeys(("lstrip", "rstrip", "strip"), _price_strip),
     **dict.fromkeys(("count", "find", "index"), _price_find),
-    **dict.fromkeys(("rfind", "rindex"), _price_rfind),
+    **dict.fromkeys(("rfind", "rindex"), partial(_price_find, backwards=True)),
     **dict.fromkeys(("startswith", "endswith"), _price_prefix),
     **dict.fromkeys(("removeprefix", "removesuffix"), _price_copy),
     **dict.fromkeys(("center", "ljust", "rjust", "zfill"), _price_pad),
@@ -877,8 +861,8 @@ _TEXT_METHODS: dict[str, Price] = {
     "maketrans": _price_maketrans,
     "partition": _price_partition,
     "replace": _price_replace,
-    "rpartition": _price_rpartition,
-    "rsplit": _price_rsplit,
+    "rpartition": partial(_price_partition, backwards=True),
+    "rsplit": partial(_price_split, backwards=True),
     "split": _price_split,
     "splitlines": _price_splitlines,
     "translate": _price_translate,

@@ -40,7 +40,6 @@ MOST_WORK = limits.BASE_WORK // 32
 MOST_SIZE = limits.BASE_SIZE // 16
 
 ENDINGS = {"end", "break", "continue", "raise", "leaf"}
-TYPES = {str: "str", dict: "dict", list: "list", int: "int", bool: "bool", float: "float"}
 
 
 class Unlearned(Exception):
@@ -426,11 +425,8 @@ class Program:
 
     def type_name(self, kind: type) -> str:
         """How generated code says a type."""
-        if kind in TYPES:
-            return TYPES[kind]
-        return (
-            kind.__name__ if kind in (NoneType, Undefined, Namespace, Rope) else self.constant(kind)
-        )
+        known = (str, dict, list, int, bool, float, NoneType, Undefined, Namespace, Rope)
+        return kind.__name__ if kind in known else self.constant(kind)
 
     def size(self) -> int:
         """How many operations are known."""

@@ -398,7 +398,7 @@ class Renderer:
         self._traced = 0
         self._digests = digests
         try:
-            self._render(rows, result, self.renderer == "auto")
+            self._render(rows, result)
             if self._traced:
                 result.note("rows_traced", self._traced)
         except Differs:
@@ -408,13 +408,12 @@ class Renderer:
             result.note("mismatches")
             result.note("audited", audits)
             self.renderer = "jinja2"
-            self._render(rows, result, False)
+            self._render(rows, result)
         result.notes["renderer"] = "traced" if "rows_traced" in result.notes else "jinja2"
         return result
 
-    def _render(self, rows: Iterable[Any], result: Rendering, auto: bool) -> None:
+    def _render(self, rows: Iterable[Any], result: Rendering) -> None:
         for index, row in enumerate(rows):
-            jobs: Sequence[Job] = ()
             try:
                 found = self.read(row)
                 weight = row_weight(row)
@@ -422,17 +421,18 @@ class Renderer:
                     self._accept(result, index, 0, _scaled(self._plain(found), weight))
                     continue
                 if isinstance(found, Group):
-                    self._group(index, found, result, auto, weight)
+                    self._group(index, found, result, weight)
                     continue
                 jobs = self._jobs(index, found, result)
             except RowError as error:
                 result.rejected.append((index, 0, error))
+                continue
             if self.spec.expand == "append":
-                self._append(jobs, result, auto, weight)
+                self._append(jobs, result, weight)
                 continue
             for job in jobs:
                 try:
-                    self._accept_settled(job, self._settle(job, result, auto), result, weight)
+                    self._accept_settled(job, self._settle(job, result), result, weight)
                 except RowError as error:
                     result.rejected.append((index, job.part, error))
 
@@ -462,15 +462,15 @@ class Renderer:
                 side.illustrate(pictures)
         return found
 
-    def _append(self, jobs: Sequence[Job], result: Rendering, auto: bool, weight: float) -> None:
+    def _append(self, jobs: Sequence[Job], result: Rendering, weight: float) -> None:
         """Rows of one turn each, put together where one goes on from the other."""
         held: list[Job] = []
         turns: list[tuple[str, Settled]] = []
         for job in jobs:
             try:
-                settled = self._trained_settled(job, self._settle(job, result, auto))
+                settled = self._trained_settled(job, self._settle(job, result))
                 given = job.rendered or job.conversation.messages
-                prompt = self._prompt_of(len(result.texts), given[:-1], job, auto)
+                prompt = self._prompt_of(len(result.texts), given[:-1], job)
                 turns.append((prompt, sampled(settled, prompt, len(given) - 1)))
                 held.append(job)
             except RowError as error:
@@ -488,17 +488,16 @@ class Renderer:
             except RowError as error:
                 result.rejected.append((whole.source, whole.part, error))
 
-    def _prompt_of(self, number: int, messages: list[dict[str, Any]], job: Job, auto: bool) -> str:
+    def _prompt_of(self, number: int, messages: list[dict[str, Any]], job: Job) -> str:
         """What a model is given to go on with."""
         asked = Asked(messages, job.conversation.tools, job.conversation.variables)
-        prompt = self._prompt(number, asked) if auto else self._reference_prompt(asked)
+        by_paths = self.renderer == "auto"
+        prompt = self._prompt(number, asked) if by_paths else self._reference_prompt(asked)
         if isinstance(prompt, RowError):
             raise prompt
         return prompt
 
-    def _group(
-        self, index: int, group: Group, result: Rendering, auto: bool, weight: float
-    ) -> None:
+    def _group(self, index: int, group: Group, result: Rendering, weight: float) -> None:
         """Render every side of a group by itself; all of them are accepted, or none."""
         if self.spec.expand != "none":
             raise incomparable(turns_of_groups(self.spec.expand))
@@ -510,7 +509,7 @@ class Renderer:
                     continue
                 [job] = self._jobs(index, side, result)
                 job.part = number
-                settled.append(self._trained_settled(job, self._settle(job, result, auto)))
+                settled.append(self._trained_settled(job, self._settle(job, result)))
             except RowError as error:
                 raise RowError(
                     f"{group.name(number)}: {error.message}", reason=error.reason
@@ -518,24 +517,27 @@ class Renderer:
         texts = [side.text for side in settled]
         if len(texts) > 1 and len(set(texts)) == 1:
             raise incomparable("the answers do not differ")
-        prompts = {(text[: _trained_from(settled)], shown) for text, shown in _illustrated(settled)}
+        begin = min(start for side in settled for start, _ in side.spans or [(0, 0)])
+        # Texts with different pictures are different prompts.
+        prompts = {
+            (side.text[:begin], repr([one.value for one in side.pictures])) for side in settled
+        }
         if len(prompts) > 1:
             result.note("prompts_differ")
         first = len(result.texts)
         settled = [_scaled(one, weight) for one in settled]  # all of them before one is accepted
         for number, one in enumerate(settled):
-            self._note_unclosed(one, result)
             self._accept(result, index, number, one)
         result.groups[first] = GroupFacts(
             group.labels, group.scores, group.margin, one_prompt=len(prompts) == 1
         )
 
-    def _settle(self, job: Job, result: Rendering, auto: bool) -> Settled:
+    def _settle(self, job: Job, result: Rendering) -> Settled:
         """Render one conversation and settle its turns."""
         conversation = job.conversation
         messages, tools = conversation.messages, conversation.tools
         unrolled = None
-        if auto and job.outlined is not None:
+        if self.renderer == "auto" and job.outlined is not None:
             unrolled = job.template.unrolled[
                 "some" if tools else "none" if tools is None else "empty"
             ]
@@ -544,16 +546,16 @@ class Renderer:
                 return settled
         try:
             if conversation.nulls:
-                run, messages = self._with_nulls(job, result, auto)
+                run, messages = self._with_nulls(job, result)
                 job.rendered = messages
             else:
-                run = self._follow(job, messages, result, auto)
-            self._count(result, auto)
+                run = self._follow(job, messages, result)
+            self._count(result)
             settled = job.template.judge.settle(run, messages, job.trained)
         except (NotTraced, RowError) as error:
-            other = self._in_another_form(job, error, result, auto)
+            other = self._in_another_form(job, error, result)
             if other is None and self.media is not None:
-                other = self._in_parts(job, error, result, auto)
+                other = self._in_parts(job, error, result)
             if other is None and isinstance(error, NotTraced):
                 return self._untraced(job, error, result)
             if other is None:
@@ -564,7 +566,7 @@ class Renderer:
             if unrolled is not None and unrolled.worth_learning:
                 self._learn(unrolled, job, run, settled.emptied)
         if self.media is not None and job.trained is not None and not settled.spans:
-            settled = self._in_parts(job, None, result, auto) or settled
+            settled = self._in_parts(job, None, result) or settled
         self._note(settled, result)
         return settled
 
@@ -583,8 +585,8 @@ class Renderer:
         if settled.emptied:
             result.note("null_as_empty")
 
-    def _count(self, result: Rendering, auto: bool) -> None:
-        if auto:
+    def _count(self, result: Rendering) -> None:
+        if self.renderer == "auto":
             self._traced += 1
         else:
             result.note("rows_reference")
@@ -611,25 +613,23 @@ class Renderer:
             self._traced += 1
         return settled
 
-    def _with_nulls(
-        self, job: Job, result: Rendering, auto: bool
-    ) -> tuple[Run, list[dict[str, Any]]]:
+    def _with_nulls(self, job: Job, result: Rendering) -> tuple[Run, list[dict[str, Any]]]:
         """A conversation with null contents: as it stands where the template takes it so.
 
         Where the template fails on null, or prints it as a word, it gets empty text instead.
         """
         given = job.conversation.form(nulls=True, texts=False)
         try:
-            run = self._follow(job, given, result, auto, nulls=False)
+            run = self._follow(job, given, result, nulls=False)
             if not run.nones:
                 return run, given
         except (NotTraced, RowError, NullPrinted):
             pass  # `suppress` would take longer than all else here
         messages = job.conversation.messages
-        return self._follow(job, messages, result, auto), messages
+        return self._follow(job, messages, result), messages
 
     def _in_another_form(
-        self, job: Job, error: NotTraced | RowError, result: Rendering, auto: bool
+        self, job: Job, error: NotTraced | RowError, result: Rendering
     ) -> Settled | None:
         """A conversation whose calls the template does not take, or prints nowhere, as objects.
 
@@ -642,7 +642,7 @@ class Renderer:
         for nulls, texts in ((True, False), (True, True), (False, True)):
             messages = job.conversation.form(nulls=nulls, texts=texts)
             try:
-                run = self._follow(job, messages, result, auto, nulls=not nulls)
+                run = self._follow(job, messages, result, nulls=not nulls)
             except (NotTraced, RowError, NullPrinted):
                 continue
             if nulls and run.nones:
@@ -654,45 +654,33 @@ class Renderer:
                     raise  # it is rendered so, and this is what is wrong with it
                 continue
             if refused:
-                self._count(result, auto)
+                self._count(result)
             if texts:
                 result.note("arguments_as_text")
             job.rendered = messages
             return settled
         return None
 
-    def _in_parts(
-        self, job: Job, error: Exception | None, result: Rendering, auto: bool
-    ) -> Settled | None:
+    def _in_parts(self, job: Job, error: Exception | None, result: Rendering) -> Settled | None:
         """A conversation whose texts the template takes as parts only, as it takes pictures."""
         messages = job.conversation.in_parts()
         try:
-            run = self._follow(job, messages, result, auto)
+            run = self._follow(job, messages, result)
             settled = job.template.judge.settle(run, messages, job.trained)
         except (NotTraced, RowError):
             return None
-        job.rendered = messages
         if isinstance(error, NotTraced):
-            self._count(result, auto)
+            self._count(result)
         result.note("texts_as_parts")
         job.rendered = messages
         return settled
 
     def _follow(
-        self,
-        job: Job,
-        messages: list[dict[str, Any]],
-        result: Rendering,
-        auto: bool,
-        *,
-        nulls: bool = True,
+        self, job: Job, messages: list[dict[str, Any]], result: Rendering, *, nulls: bool = True
     ) -> Run:
-        if auto:
-            return self._run(job, messages, result, nulls)
-        return self._compared(job, messages)
-
-    def _run(self, job: Job, messages: list[dict[str, Any]], result: Rendering, nulls: bool) -> Run:
         """Along a known path, or one that is admitted now; compared where it is this row's turn."""
+        if self.renderer != "auto":
+            return self._compared(job, messages)
         traced = job.template.traced
         start = time.perf_counter()
         try:
@@ -778,13 +766,10 @@ class Renderer:
             raise RowError("there is no text to train on", reason="no_trained_tokens")
         return Settled(text, spans, roles, ends, pictures=found.pictures)
 
-    def _accept(
-        self,
-        result: Rendering,
-        source: int,
-        part: int,
-        settled: Settled,
-    ) -> None:
+    def _accept(self, result: Rendering, source: int, part: int, settled: Settled) -> None:
+        if not settled.closed:
+            result.note("rows_without_closer")
+            result.unclosed.append(len(result.texts))
         if settled.weights:
             result.weights[len(result.texts)] = settled.weights
         if settled.pictures:
@@ -845,7 +830,6 @@ class Renderer:
         self._trained_settled(job, settled)
         if weight != 1:
             _scaled(settled, weight)
-        self._note_unclosed(settled, result)
         self._accept(result, job.source, job.part, settled)
 
     def _trained_settled(self, job: Job, settled: Settled) -> Settled:
@@ -865,11 +849,6 @@ class Renderer:
             raise unproven("which weight is whose cannot be told: not every message is a turn")
         return of_turns(dict(zip(job.trained, job.weights, strict=True)), len(settled.ends))
 
-    def _note_unclosed(self, settled: Settled, result: Rendering) -> None:
-        if not settled.closed:
-            result.note("rows_without_closer")
-            result.unclosed.append(len(result.texts))
-
 
 def _outlined(found: Conversation) -> tuple[Outline, list[Any]] | None:
     """Outline and leaves of a conversation, where it has one."""
@@ -877,16 +856,6 @@ def _outlined(found: Conversation) -> tuple[Outline, list[Any]] | None:
         messages = found.messages
         return tuple([m["role"] for m in messages]), [m["content"] for m in messages]
     return outline_of(found.messages, found.nulls)
-
-
-def _illustrated(sides: Sequence[Settled]) -> list[tuple[str, str]]:
-    """The texts of a group, each with what tells its pictures from others."""
-    return [(side.text, repr([one.value for one in side.pictures])) for side in sides]
-
-
-def _trained_from(sides: Sequence[Settled]) -> int:
-    """The first character that any of these texts trains."""
-    return min(start for side in sides for start, _ in side.spans or [(0, 0)])
 
 
 def _scaled(settled: Settled, weight: float) -> Settled:

@@ -305,7 +305,6 @@ class BoundedEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
             finalize=self.budget.show,
             optimized=False,  # constants would be worked out while compiling, and unpriced
         )
-        self.generation_marks = ("", "")
         for name, function in list(self.filters.items()):
             self.filters[name] = self.bounded(name, function)
         for name, function in list(self.tests.items()):

@@ -74,9 +74,9 @@ class Joined:
 
 
 class LoopVariable:
-    """The `loop` of a loop's body."""
+    """The `loop` of a loop's body: of symbols, or of plain values where the loop is unrolled."""
 
-    def __init__(self, index: Symbol, total: Symbol, items: Symbol) -> None:
+    def __init__(self, index: Any, total: Any, items: Any) -> None:
         self.index = index
         self.total = total
         self.items = items
@@ -251,9 +251,14 @@ class Recorder:
         return self._ask(value.code, bool(value.value))
 
 
+def from_row(*values: Any) -> bool:
+    """Whether any of these values is of the row, and not the template's own."""
+    return any(isinstance(value, (Symbol, Joined)) for value in values)
+
+
 def real(value: Any) -> Any:
     """The value in the row at hand."""
-    return value.value if isinstance(value, (Symbol, Joined)) else value
+    return value.value if from_row(value) else value
 
 
 def parts_of(value: Any) -> list[Any]:

@@ -158,7 +158,7 @@ def pinned_strftime(date: str | None) -> Any:
     def strftime_now(format: str) -> str:  # noqa: A002 - the name templates may use
         if day is None:
             raise DateAsked
-        limits.price_format(format)
+        limits.widths(format)  # which refuses those that are too large
         weekday, month = DAYS[day.weekday()], MONTHS[day.month - 1]
         words = {
             "a": weekday[:3],
@@ -295,11 +295,7 @@ class ReferenceTemplate:
             Untraceable: No row of it can be traced.
         """
         variables = {**self.variables, "add_generation_prompt": add_generation_prompt}
-        own = self._environment.globals
-        functions: dict[str, Any] = {
-            name: own[name] for name in ("raise_exception", "strftime_now")
-        }
-        return kind(self._compiled.names, self._environment, variables, tojson, functions)
+        return kind(self._compiled.names, self._environment, variables, tojson)
 
     def render(
         self,
@@ -320,10 +316,9 @@ class ReferenceTemplate:
                 the machine (limit).
             TemplateError: It asks for a date that is not pinned.
         """
-        given = (messages, tools, add_generation_prompt)
         # What was made of a refused row must not live on in the refusal's traceback.
         try:
-            return self._print(*given)
+            return self._print(messages, tools, add_generation_prompt)
         except DateAsked:
             raise TemplateError(REMEDY) from None
         except limits.LimitReached as error:

@@ -20,12 +20,12 @@ from collections.abc import Callable, Iterable, Mapping
 from types import NoneType
 from typing import Any, NamedTuple
 
-import jinja2
 from jinja2 import Undefined, nodes
 from markupsafe import Markup
 
-from tokenmill.chat.expressions import Expressions, Names, line_of
+from tokenmill.chat.expressions import FUNCTIONS, Expressions, Names, line_of
 from tokenmill.chat.program import Block, Namespace, Refused, Rope
+from tokenmill.chat.sandbox import BoundedEnvironment
 from tokenmill.chat.symbols import (
     HELD,
     ME,
@@ -42,6 +42,7 @@ from tokenmill.chat.symbols import (
     Untraceable,
     class_of,
     entered,
+    from_row,
     owner_code,
     real,
     sources_of,
@@ -78,18 +79,16 @@ class Tracer(Expressions):
         environment: The reference's environment: its filters, tests and functions.
         variables: What every render sees: special tokens, template variables.
         tojson: The unbounded form of the `tojson` filter.
-        functions: Functions that a template may call, by name.
     """
 
     def __init__(
         self,
         names: Names,
-        environment: jinja2.Environment,
+        environment: BoundedEnvironment,
         variables: Mapping[str, Any],
         tojson: Callable[..., str],
-        functions: Mapping[str, Callable[..., Any]],
     ) -> None:
-        super().__init__(names, environment, tojson, functions)
+        super().__init__(names, environment, tojson)
         self.tree = names.tree
         self._variables = dict(variables)
         self._owner_of: Callable[[int], Any] = lambda _: None
@@ -97,11 +96,8 @@ class Tracer(Expressions):
 
     # -- one row -----------------------------------------------------------------------------
 
-    def learn(self, messages: list[Any], tools: Any) -> str:
+    def learn(self, messages: list[Any], tools: Any) -> None:
         """Take one row through the template; the program then knows its path.
-
-        Returns:
-            What the template prints, as the tracer sees it.
 
         Raises:
             Untraceable: The template does something that is not traced.
@@ -117,7 +113,6 @@ class Tracer(Expressions):
             frame.cursor.emit(("end",))
         except (Break, Continue):
             raise Untraceable("a break outside a loop") from None
-        return "".join(self._out)
 
     # -- statements ---------------------------------------------------------------------------
 
@@ -143,8 +138,12 @@ class Tracer(Expressions):
         for part in node.nodes:
             if isinstance(part, nodes.TemplateData):
                 self._print(part.data)
-            elif isinstance(part, nodes.Call) and self._prints_macro(part):
-                continue
+            elif (
+                isinstance(part, nodes.Call)
+                and isinstance(part.node, nodes.Name)
+                and part.node.name in self._names.macros
+            ):
+                self._print_macro(part.node.name, part)
             else:
                 self._print(self._value(part))
 
@@ -254,7 +253,7 @@ class Tracer(Expressions):
             code, held = self._code(value), real(value)
         self._emit("set", namespace.code, target.attr, code, owner_code(sources))
         namespace.value.values[target.attr] = held
-        if not isinstance(value, (Symbol, Joined)):
+        if not from_row(value):
             known[namespace.code, target.attr] = value
         elif isinstance(value, Symbol):
             known[namespace.code, target.attr] = Symbol(
@@ -365,15 +364,9 @@ class Tracer(Expressions):
 
     def _enter(self, block: Block, node: nodes.Node, values: list[Any], moved: bool) -> Frame:
         """A frame for a block, its values from outside as symbols of their own."""
-        names = self._names.reads(node)
-        slots: list[dict[str, Any]] = [{}, {}]
-        frame = Frame(block, slots)
-        for index, inside in enumerate(entered(values, moved)):
-            if index < len(names):
-                slots[1][names[index]] = inside
-            else:
-                slots[0][self._names.macro_reads(node)[index - len(names)]] = inside
-        return frame
+        names, inside = self._names.reads(node), entered(values, moved)
+        top = zip(self._names.macro_reads(node), inside[len(names) :], strict=True)
+        return Frame(block, [dict(top), dict(zip(names, inside, strict=False))])
 
     def _do_For(self, node: nodes.For) -> None:
         if node.recursive:
@@ -510,49 +503,44 @@ class Tracer(Expressions):
         parameters = [parameter.name for parameter in macro.args]
         if len(given) > len(parameters) or set(named) - set(parameters[len(given) :]):
             self._refuse(f"macro {name!r} does not take these arguments")
-        arguments: list[Any] = []
-        passed: list[bool] = []
-        for index, parameter in enumerate(parameters):
-            if index < len(given):
-                arguments.append(given[index])
-            elif parameter in named:
-                arguments.append(named[parameter])
-            else:
-                arguments.append(None)
-                passed.append(False)
-                continue
-            passed.append(True)
+        passed = {**dict(zip(parameters, given, strict=False)), **named}
         free_names = self._names.macro_reads(macro)
-        values = [*arguments, *(self._top(free) for free in free_names)]
+        values = [*map(passed.get, parameters), *(self._top(free) for free in free_names)]
         codes = self._passed(values, False)
         key = (
             id(macro),
             self._frame.stands,
-            tuple(passed),
+            tuple(parameter in passed for parameter in parameters),
             tuple(class_of(value, False) for value in values),
         )
         frame = Frame(self.program.block(key), [{}, {}])
         frame.stands = self._frame.stands
         inside = entered(values, False)
-        for index, free in enumerate(free_names, len(arguments)):
+        for index, free in enumerate(free_names, len(parameters)):
             frame.scopes[0][free] = frame.scopes[1][free] = inside[index]
         frame.scopes.append({})
         outer, self._frame = self._frame, frame
-        defaults = dict(
-            zip(parameters[len(parameters) - len(macro.defaults) :], macro.defaults, strict=True)
-        )
         try:
-            for index, parameter in enumerate(parameters):
-                if passed[index]:
-                    value: Any = inside[index]
-                elif parameter in defaults:
-                    value = self._value(defaults[parameter])
-                else:
-                    value = Undefined(name=parameter)
-                frame.scopes[-1][parameter] = value
+            arguments = zip(parameters, inside, strict=False)
+            self._bind(macro, {name: value for name, value in arguments if name in passed})
         finally:
             self._frame = outer
         return MacroCall(macro, frame, values, tuple(codes))
+
+    def _bind(self, macro: nodes.Macro, arguments: Mapping[str, Any]) -> None:
+        """Give a macro's parameters their values: what is passed, a default, or nothing."""
+        parameters = [parameter.name for parameter in macro.args]
+        defaults = dict(
+            zip(parameters[len(parameters) - len(macro.defaults) :], macro.defaults, strict=True)
+        )
+        for parameter in parameters:
+            if parameter in arguments:
+                value = arguments[parameter]
+            elif parameter in defaults:
+                value = self._value(defaults[parameter])
+            else:
+                value = Undefined(name=parameter)
+            self._frame.scopes[-1][parameter] = value
 
     def _run_macro(self, call: MacroCall) -> None:
         outer, self._frame = self._frame, call.frame
@@ -567,14 +555,11 @@ class Tracer(Expressions):
             self._frame = outer
         outer.known.clear()
 
-    def _prints_macro(self, node: nodes.Call) -> bool:
+    def _print_macro(self, name: str, node: nodes.Call) -> None:
         """Print a macro's text where the macro is called for nothing else."""
-        if not isinstance(node.node, nodes.Name) or node.node.name not in self._names.macros:
-            return False
-        call = self._macro_call(node.node.name, node)
+        call = self._macro_call(name, node)
         self._emit("macro", call.name, call.codes, None)
         self._run_macro(call)
-        return True
 
     def _call_macro(self, name: str, node: nodes.Call) -> Symbol:
         call = self._macro_call(name, node)
@@ -615,7 +600,7 @@ class Tracer(Expressions):
             return self._tools
         if name in self._variables:
             return self._variables[name]
-        if name in self._functions or name in ("namespace", "dict", "range"):
+        if name in FUNCTIONS:
             return Function(name)
         if name in self._environment.globals:
             raise Untraceable(f"the function {name}")

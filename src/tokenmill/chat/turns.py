@@ -23,6 +23,7 @@ import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property, reduce
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -167,10 +168,7 @@ class Openings:
         self._render = follow
         self.untrained = untrained
         self._known: dict[str | None, Opening] = {}
-        self._leads: str | None = None
         self._prompts: dict[str, str | None] = {}
-        self._standing: bool | None = None
-        self._closer: str | None = None
 
     def _follow(self, messages: Messages, prompt: bool) -> Run:
         """Without tools; with one where the template insists."""
@@ -205,38 +203,36 @@ class Openings:
 
     def _prompt(self, kind: str) -> str | None:
         if kind not in self._prompts:
-            self._prompts[kind] = None
-            for messages in _AFTER[kind]:
-                try:
-                    asked, unasked = self._follow(messages, True), self._follow(messages, False)
-                except RowError:
-                    continue
-                self._prompts[kind] = _difference(asked, unasked)
-                break
+            found = self._asked_and_unasked(kind)
+            self._prompts[kind] = None if found is None else _difference(*found)
         return self._prompts[kind]
 
-    @property
+    def _asked_and_unasked(self, kind: str) -> tuple[Run, Run] | None:
+        """The first conversation that the template takes, with the generation prompt and without.
+
+        None where it takes none that ends with this kind of message.
+        """
+        for messages in _AFTER[kind]:
+            try:
+                return self._follow(messages, True), self._follow(messages, False)
+            except RowError:
+                continue
+        return None
+
+    @cached_property
     def standing(self) -> bool:
         """Whether the template prints the generation prompt also when it is not asked to."""
-        if self._standing is None:
-            self._standing = False
-            for messages in _AFTER["user"]:
-                try:
-                    asked, unasked = self._follow(messages, True), self._follow(messages, False)
-                except RowError:
-                    continue
-                last = tail(asked)
-                self._standing = bool(last.strip()) and last == tail(unasked)
-                break
-        return self._standing
+        found = self._asked_and_unasked("user")
+        if found is None:
+            return False
+        last, unasked = map(tail, found)
+        return bool(last.strip()) and last == unasked
 
+    @cached_property
     def closer(self) -> str:
         """What closes an assistant turn after its own part: printed at the end, or by the next."""
-        if self._closer is None:
-            self._closer = "" if self.standing else self._find_closer()
-        return self._closer
-
-    def _find_closer(self) -> str:
+        if self.standing:
+            return ""
         user, assistant = _message("user"), _message("assistant")
         try:
             if last := tail(self._follow([user, assistant], False)).rstrip():
@@ -247,26 +243,23 @@ class Openings:
             return ""
         return later.removesuffix(first) if later.endswith(first) else ""
 
+    @cached_property
     def lead(self) -> str:
         """What every assistant turn begins with in a template without a generation prompt.
 
         Of a turn with a text and one with a call, what both print before text or call.
         """
-        if self._leads is None:
-            leads = []
-            for turn in (_message("assistant"), _CALL):
-                try:
-                    run = self._follow([_message("user"), turn], False)
-                except RowError:
-                    continue
-                found = pieces_of(run, [0, *accumulate(map(len, run.out))]).get(1)
-                if found is not None and found[0] >= 0:
-                    first = found[0]
-                    leads.append("".join(run.out[first : _first_words(run, first)]))
-            self._leads = leads[0] if leads else ""
-            for other in leads[1:]:
-                self._leads = common_prefix(self._leads, other)
-        return self._leads
+        leads = []
+        for turn in (_message("assistant"), _CALL):
+            try:
+                run = self._follow([_message("user"), turn], False)
+            except RowError:
+                continue
+            found = pieces_of(run, [0, *accumulate(map(len, run.out))]).get(1)
+            if found is not None and found[0] >= 0:
+                first = found[0]
+                leads.append("".join(run.out[first : _first_words(run, first)]))
+        return reduce(common_prefix, leads) if leads else ""
 
 
 def tail(run: Run) -> str:
@@ -343,7 +336,7 @@ class Judge:
             pieces = pieces_of(run, position)
             if run.taken:
                 add_unlooped(run, position, pieces)
-            ends = _ends(messages, pieces, position)
+            ends = ends_of(messages, pieces, position)
         settled = Settled(run.text, None, roles, ends)
         if trained is None:
             return settled
@@ -378,7 +371,7 @@ class Judge:
         tail = run.text[words:end]
         if tail.strip():
             return words, words + len(tail.rstrip())
-        closer = "" if tail else self.openings.closer()
+        closer = "" if tail else self.openings.closer
         return words, end + (len(closer) if run.text.startswith(closer, end) else 0)
 
     def _settle_turns(
@@ -417,8 +410,8 @@ class Judge:
             if opening.prompts and text.startswith(opening.prompts[0], begin):
                 start = begin + opening.skips[0]
             else:
-                own = own_places[low:high]
-                start = self._start(text, begin, end, messages, k, run, own, opening)
+                lead = "".join(out[first : own_places[low]]) if high > low else text[begin:end]
+                start = self._start(text, begin, end, lead, message, k, opening)
             tail = out[stop - 1] if words == stop - 2 else "".join(out[words + 1 : stop])
             closer = tail.rstrip()
             if closer:
@@ -440,21 +433,29 @@ class Judge:
         text: str,
         begin: int,
         end: int,
-        messages: Messages,
+        lead: str,
+        message: dict[str, Any],
         k: int,
-        run: Run,
-        own: list[int],
         opening: Opening,
     ) -> int:
-        """Where what the model writes begins in a turn."""
+        """Where what the model writes begins in a turn.
+
+        Args:
+            text: The whole render.
+            begin: Where the turn begins.
+            end: Where it ends.
+            lead: What it prints before the message's own words.
+            message: The message.
+            k: Its number.
+            opening: What a model may have been given before it.
+        """
         for prompt, skip in zip(opening.prompts, opening.skips, strict=True):
             if text.startswith(prompt, begin):
                 return begin + skip
-        name = messages[k].get("name")
+        name = message.get("name")
         if isinstance(name, str) and name:  # some print it in place of the role
             opening = self.openings.named(opening, name)
         turn = text[begin:end]
-        lead = "".join(run.out[_place(run, begin) : own[0]]) if own else turn
         if not lead.strip():
             return begin
         starts = [
@@ -466,9 +467,8 @@ class Judge:
             return begin + max(starts)
         if opening.silent:
             return begin
-        known = "" if opening.prompts else self.openings.lead()
-        if not opening.prompts and turn.startswith(known):
-            return begin + len(known)
+        if not opening.prompts and turn.startswith(self.openings.lead):
+            return begin + len(self.openings.lead)
         raise unproven(
             f"the assistant turn {k} begins with {_short(lead)}, which is not how the template"
             " opens a turn"
@@ -488,7 +488,7 @@ class Judge:
         close = end
         if not closed and not words.strip():
             close = start + len(text[start:end].rstrip())
-        closer = self.openings.closer() if said and not closed else ""
+        closer = self.openings.closer if said and not closed else ""
         if closer.strip() and text.startswith(closer, end):
             close, closed = end + len(closer), True
             following = max(following, close)
@@ -565,16 +565,6 @@ def _reached(prompt: str, turn: str, lead: str, untrained: Callable[[str], int])
     return max(len(lead), blank + untrained(common_prefix(prompt.lstrip(), turn[blank:])))
 
 
-def _place(run: Run, position: int) -> int:
-    """The fragment that begins at a position of the text."""
-    length = 0
-    for place, fragment in enumerate(run.out):
-        if length >= position:
-            return place
-        length += len(fragment)
-    return len(run.out)
-
-
 def pieces_of(run: Run, position: list[int]) -> dict[int, Span]:
     """Where each message was printed: first fragment and the one after the last.
 
@@ -614,16 +604,17 @@ def add_unlooped(run: Run, position: list[int], pieces: dict[int, Span]) -> None
 
 def _owner_at(run: Run, place: int) -> int:
     """The message at which the template stood when it printed a fragment."""
-    owner = -1
-    for first, standing in run.marks:
-        if first > place:
-            break
-        owner = standing
-    return owner
+    return next((owner for first, owner in reversed(run.marks) if first <= place), -1)
 
 
-def _ends(messages: Messages, pieces: dict[int, Span], position: list[int]) -> list[int]:
-    """The end of every turn: where the next message that is printed begins."""
+def ends_of(messages: Messages, pieces: dict[int, Span], position: Sequence[int]) -> list[int]:
+    """The end of every turn: where the next message that is printed begins.
+
+    Args:
+        messages: The conversation.
+        pieces: Where each message was printed, in fragments.
+        position: Where each fragment begins, and the end of the last.
+    """
     ends: list[int] = []
     following = position[-1]
     for k in range(len(messages) - 1, -1, -1):

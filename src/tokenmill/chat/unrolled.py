@@ -59,6 +59,7 @@ from tokenmill.chat.symbols import (
     Symbol,
     Untraceable,
     class_of,
+    from_row,
     parts_of,
     sources_of,
 )
@@ -76,6 +77,7 @@ from tokenmill.chat.turns import (
     add_unlooped,
     check_printed,
     common_prefix,
+    ends_of,
     pieces_of,
 )
 from tokenmill.errors import RowError
@@ -292,7 +294,7 @@ class Unroller(Tracer):
         if items is self._tools and isinstance(items, Leaf):
             self._print(self._loop_over_tools(node))
             return
-        if isinstance(items, (Symbol, Joined)) or node.recursive:
+        if from_row(items) or node.recursive:
             raise Untraceable("a loop over something of a text", line_of(node))
         self._refuse_keys(items)
         items = list(items)
@@ -341,7 +343,7 @@ class Unroller(Tracer):
         for place, item in enumerate(items):
             if stands and owners[place] != run.me:
                 self._stand(owners[place])
-            with self._scope(LoopVariable(place, len(items), items)):  # type: ignore[arg-type]
+            with self._scope(LoopVariable(place, len(items), items)):
                 self._assign(node.target, item)
                 if not self._iterated(node.body):
                     break
@@ -376,9 +378,6 @@ class Unroller(Tracer):
 
     def _loop_member(self, loop: LoopVariable, key: Any) -> Any:
         index, total, items = loop.index, loop.total, loop.items
-        assert isinstance(index, int)
-        assert isinstance(total, int)
-        assert isinstance(items, list)
         if key in ("previtem", "nextitem"):
             place = index + (1 if key == "nextitem" else -1)
             return items[place] if 0 <= place < total else Undefined(name=key)
@@ -390,18 +389,12 @@ class Unroller(Tracer):
             raise Untraceable(f"loop.{key}")
         return known[key]
 
-    def _prints_macro(self, node: nodes.Call) -> bool:
-        if not isinstance(node.node, nodes.Name) or node.node.name not in self._names.macros:
-            return False
-        self._run_inline(node.node.name, node)
-        return True
-
     def _call_macro(self, name: str, node: nodes.Call) -> Any:
         with self._apart() as parts:
-            self._run_inline(name, node)
+            self._print_macro(name, node)
         return Joined(parts)
 
-    def _run_inline(self, name: str, node: nodes.Call) -> None:
+    def _print_macro(self, name: str, node: nodes.Call) -> None:
         macro = self._names.macros[name]
         if node.dyn_args is not None or node.dyn_kwargs is not None:
             raise Untraceable("a macro called with * or **", line_of(node))
@@ -417,16 +410,7 @@ class Unroller(Tracer):
         if self._calls > MOST_CALLS:
             raise Untraceable("macros that call themselves", line_of(node))
         try:
-            defaults = parameters[len(parameters) - len(macro.defaults) :]
-            fallback = dict(zip(defaults, macro.defaults, strict=True))
-            for parameter in parameters:
-                if parameter in arguments:
-                    value = arguments[parameter]
-                elif parameter in fallback:
-                    value = self._value(fallback[parameter])
-                else:
-                    value = Undefined(name=parameter)
-                frame.scopes[-1][parameter] = value
+            self._bind(macro, arguments)
             self._body(macro.body)
         finally:
             self._calls -= 1
@@ -477,7 +461,7 @@ class Unroller(Tracer):
         if name not in _WHOLE_MESSAGES and not by_role and _holds_text([value, *given]):
             raise Untraceable(f"the filter {name} on whole messages")
         as_json = name == "tojson" and isinstance(value, Leaf) and not isinstance(value.value, str)
-        if isinstance(value, (Symbol, Joined)) and name not in _FILTERS and not as_json:
+        if from_row(value) and name not in _FILTERS and not as_json:
             raise Untraceable(f"the filter {name}")
         return super()._apply(name, value, given, named)
 
@@ -492,19 +476,19 @@ class Unroller(Tracer):
         return parts[0]
 
     def _collection(self, items: list[Any], kind: type, opening: str, closing: str) -> Any:
-        if any(isinstance(item, (Symbol, Joined)) for item in items):
+        if from_row(*items):
             raise Untraceable("a list of texts")
         return kind(items)
 
     def _mapping(self, pairs: list[tuple[Any, Any]]) -> Any:
-        if any(isinstance(item, (Symbol, Joined)) for pair in pairs for item in pair):
+        if any(from_row(*pair) for pair in pairs):
             raise Untraceable("an object of texts")
         return dict(pairs)
 
-    def _arithmetic(self, node: nodes.BinExpr, sign: str, function: Any) -> Any:
-        value = super()._arithmetic(node, sign, function)
+    def _arithmetic(self, node: nodes.BinExpr) -> Any:
+        value = super()._arithmetic(node)
         if isinstance(value, Symbol) and isinstance(value.value, str):
-            raise Untraceable(f"a text and {sign}", line_of(node))
+            raise Untraceable(f"a text and {node.operator}", line_of(node))
         return value
 
 
@@ -512,9 +496,7 @@ def _holds_text(values: Iterable[Any]) -> bool:
     """Whether texts of messages lie in these values."""
     for value in values:
         within = list(value.values()) if isinstance(value, dict) else value
-        if isinstance(within, (list, tuple)) and (
-            any(isinstance(item, (Symbol, Joined)) for item in within) or _holds_text(within)
-        ):
+        if isinstance(within, (list, tuple)) and (from_row(*within) or _holds_text(within)):
             return True
     return False
 
@@ -760,13 +742,7 @@ class Unrolled:
         pieces = pieces_of(run, position)
         if run.taken:
             add_unlooped(run, position, pieces)
-        ends: list[int] = []
-        following = len(fragments)
-        for k in reversed(range(len(messages))):
-            ends.append(following)
-            if k in pieces and 0 <= pieces[k][0] < following:
-                following = pieces[k][0]
-        ends.reverse()
+        ends = ends_of(messages, pieces, range(len(fragments) + 1))  # in fragments
         roles = tuple([message["role"] for message in messages])
         plan = Plan(roles, 0, ends, [], [], emptied=False)
         for k, message in enumerate(messages):
@@ -879,5 +855,5 @@ def _given(opening: Opening, lead: str, openings: Openings) -> int | None:
         return max(starts)
     if opening.silent:
         return 0
-    known = openings.lead()
+    known = openings.lead
     return len(known) if not opening.prompts and lead.startswith(known) else None

@@ -37,10 +37,7 @@ def row_weight(row: dict[str, Any]) -> float:
     Raises:
         RowError: Its weight is no weight, or it is 0.
     """
-    value = row.get("weight")
-    if value is None:
-        return 1.0
-    weight = _weight(value, "the row")
+    weight = _weight(row.get("weight"), "the row")
     if not weight:
         raise RowError("the weight of the row is 0", reason="no_trained_tokens")
     return weight

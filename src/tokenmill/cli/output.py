@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stdout
+from collections.abc import Callable
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -53,12 +52,6 @@ class Output:
         from rich.console import Console
 
         return Console(highlight=False, soft_wrap=True)
-
-    @contextmanager
-    def reserved(self) -> Iterator[None]:
-        """Keep stdout for the result: what libraries print meanwhile (Ray does) goes to stderr."""
-        with redirect_stdout(sys.stderr):
-            yield
 
     def say(self, text: str) -> None:
         """Tell people something; control characters in paths and data are made visible."""

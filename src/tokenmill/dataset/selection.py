@@ -32,10 +32,10 @@ from tokenmill.files.sealed import JsonForm, SealedKind, map_array
 from tokenmill.sampling import Int64Array
 from tokenmill.store import CacheLayout, StoreLayout
 
-FILES = {"index.bin": "<i8", "lengths.bin": "<i4", "trained.bin": "<i4"}
+INDEX, LENGTHS, TRAINED = "index.bin", "lengths.bin", "trained.bin"
 GROUP_STARTS = "group_starts.bin"
-_KIND = SealedKind("selection index", "kept.json", JsonForm(end=b"\n"), tuple(FILES))
-_KIND_WITH_GROUPS = replace(_KIND, files=(*FILES, GROUP_STARTS))
+_KIND = SealedKind("selection index", "kept.json", JsonForm(end=b"\n"), (INDEX, LENGTHS, TRAINED))
+_KIND_WITH_GROUPS = replace(_KIND, files=(*_KIND.files, GROUP_STARTS))
 KEPT_VERSION = 1
 
 
@@ -71,11 +71,11 @@ class KeptView(PartView):
             "by": choice.document(parent),
         }
         self._key = fingerprint.key(self._document)
-        self.home: PrivateDirectory | None = None
-        """Holds the index where no cache could, as long as this view."""
-        self._directory = _find_or_make(self, directory)
-        opened = _open(self)
-        self._index, self._lengths, self._trained, self._group_starts = opened
+        self._kind = _KIND if self.group_size is not None else _KIND_WITH_GROUPS
+        # Holds the index where no cache could, as long as this view.
+        self._home: PrivateDirectory | None = None
+        self._directory = self._find_or_make(directory)
+        self._open()
 
     def __reduce__(self) -> Any:
         return KeptView, (self._parent, self._choice, str(self._directory))
@@ -112,22 +112,6 @@ class KeptView(PartView):
         return np.where(behind, len(self), starts[np.where(behind, 0, groups)])
 
     @property
-    def directory(self) -> Path:
-        return self._directory
-
-    @property
-    def kind(self) -> SealedKind:
-        """What its index looks like."""
-        return _KIND if self.group_size is not None else _KIND_WITH_GROUPS
-
-    def beginnings(self, index: Int64Array) -> Iterator[Int64Array]:
-        """The places in an index at which groups begin, a stretch at a time."""
-        for first in range(0, index.size, CHUNK):
-            numbers = np.asarray(index[first : first + CHUNK], dtype=np.int64)
-            begun = self._parent.group_starts(self._parent.groups_of(numbers))
-            yield (first + np.flatnonzero(begun == numbers)).astype("<i8")
-
-    @property
     def in_order(self) -> bool:
         return self._choice.ascending and self._parent.in_order
 
@@ -142,17 +126,66 @@ class KeptView(PartView):
     def trained(self) -> npt.NDArray[np.int32]:
         return self._trained
 
-    def choose(self) -> Iterator[Int64Array]:
-        """The kept row numbers of the parent, many at a time."""
+    def _find_or_make(self, directory: str | None) -> Path:
+        if directory is not None and Path(directory).is_dir():
+            return Path(directory)
+        places = {root: CacheLayout(root).rows / self.key for root in _caches(self)}
+        for place in places.values():
+            if place.is_dir():
+                return place
+        for root, place in places.items():
+            try:
+                self._publish(root, place)
+            except CacheError as error:
+                # Read-only or full: the next place will do. From Python 3.12 on, frames that the
+                # error went through would keep it, and the view, until cycles are collected.
+                traceback.clear_frames(error.__traceback__)
+                continue
+            return place
+        self._home = PrivateDirectory("tokenmill-rows-")
+        place = self._home.path / "rows" / self.key
+        self._publish(self._home.path, place)
+        return place
+
+    def _publish(self, root: Path, place: Path) -> None:
+        parent = self._parent
+        with self._kind.stage(root) as draft:
+            index = map_array(draft.write(INDEX, (c.data for c in self._chosen())), "<i8")
+            for name, counts_at in ((LENGTHS, parent.lengths_at), (TRAINED, parent.trained_at)):
+                counts = (counts_at(rows).astype("<i4") for _, rows in _stretches(index))
+                draft.write(name, (c.data for c in counts))
+            record: dict[str, Any] = {"document": self._document, "rows": int(index.size)}
+            if GROUP_STARTS in self._kind.files:
+                starts = draft.write(GROUP_STARTS, (c.data for c in self._beginnings(index)))
+                record["groups"] = int(map_array(starts, "<i8").size)
+            draft.publish(place, {**record, "checksums": draft.checksums})
+
+    def _chosen(self) -> Iterator[Int64Array]:
+        """The kept row numbers of the parent, many at a time; chosen when they are asked for."""
         for numbers in self._choice.numbers(self._parent):
             yield numbers.astype("<i8", copy=False)
 
-    def gathered(self, index: Int64Array, name: str) -> Iterator[npt.NDArray[np.int32]]:
-        """Lengths or trained counts of kept rows, a stretch at a time."""
-        for first in range(0, index.size, CHUNK):
-            numbers = np.asarray(index[first : first + CHUNK], dtype=np.int64)
-            asked = self._parent.lengths_at if name == "lengths" else self._parent.trained_at
-            yield asked(numbers).astype("<i4")
+    def _beginnings(self, index: Int64Array) -> Iterator[Int64Array]:
+        """The places in an index at which groups begin, a stretch at a time."""
+        for first, rows in _stretches(index):
+            begun = self._parent.group_starts(self._parent.groups_of(rows))
+            yield (first + np.flatnonzero(begun == rows)).astype("<i8")
+
+    def _open(self) -> None:
+        """Map the published index, refusing one that is not what was written."""
+        sealed = self._kind.admit(self._directory)
+        record = sealed.convert(_Summary)
+        sealed.require_document(self._document)
+
+        def column(name: str, dtype: str, count: int) -> npt.NDArray[Any]:
+            return sealed.array(name, dtype, count, record.checksums.get(name, ""))
+
+        self._index: npt.NDArray[np.int64] = column(INDEX, "<i8", record.rows)
+        self._lengths: npt.NDArray[np.int32] = column(LENGTHS, "<i4", record.rows)
+        self._trained: npt.NDArray[np.int32] = column(TRAINED, "<i4", record.rows)
+        self._group_starts: npt.NDArray[np.int64] | None = None
+        if GROUP_STARTS in self._kind.files:
+            self._group_starts = column(GROUP_STARTS, "<i8", record.groups or 0)
 
 
 def _caches(view: View) -> Iterable[Path]:
@@ -161,38 +194,10 @@ def _caches(view: View) -> Iterable[Path]:
     return dict.fromkeys([*(root for root in beside if root is not None), default_cache_dir()])
 
 
-def _find_or_make(view: KeptView, directory: str | None) -> Path:
-    if directory is not None and Path(directory).is_dir():
-        return Path(directory)
-    places = {root: CacheLayout(root).rows / view.key for root in _caches(view)}
-    for place in places.values():
-        if place.is_dir():
-            return place
-    for root, place in places.items():
-        try:
-            _publish(view, root, place)
-        except CacheError as error:
-            # Read-only or full: the next place will do. From Python 3.12 on, frames that the error
-            # went through would keep it, and the view, until the next collection of cycles.
-            traceback.clear_frames(error.__traceback__)
-            continue
-        return place
-    view.home = PrivateDirectory("tokenmill-rows-")
-    place = view.home.path / "rows" / view.key
-    _publish(view, view.home.path, place)
-    return place
-
-
-def _publish(view: KeptView, root: Path, place: Path) -> None:
-    with view.kind.stage(root) as draft:
-        index = map_array(draft.write("index.bin", (c.data for c in view.choose())), "<i8")
-        for name in ("lengths", "trained"):
-            draft.write(f"{name}.bin", (c.data for c in view.gathered(index, name)))
-        record: dict[str, Any] = {"document": view.document, "rows": int(index.size)}
-        if GROUP_STARTS in view.kind.files:
-            starts = draft.write(GROUP_STARTS, (c.data for c in view.beginnings(index)))
-            record["groups"] = int(map_array(starts, "<i8").size)
-        draft.publish(place, {**record, "checksums": draft.checksums})
+def _stretches(index: Int64Array) -> Iterator[tuple[int, Int64Array]]:
+    """The rows of an index, many at a time, with the place of the first."""
+    for first in range(0, index.size, CHUNK):
+        yield first, np.asarray(index[first : first + CHUNK], dtype=np.int64)
 
 
 class _Summary(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -202,26 +207,3 @@ class _Summary(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     rows: int
     checksums: dict[str, str]
     groups: int | None = None
-
-
-def _open(
-    view: KeptView,
-) -> tuple[
-    npt.NDArray[np.int64],
-    npt.NDArray[np.int32],
-    npt.NDArray[np.int32],
-    npt.NDArray[np.int64] | None,
-]:
-    """Map a published index, refusing one that is not what was written."""
-    sealed = view.kind.admit(view.directory)
-    record = sealed.convert(_Summary)
-    sealed.require_document(view.document)
-    index, lengths, trained = (
-        sealed.array(name, dtype, record.rows, record.checksums.get(name, ""))
-        for name, dtype in FILES.items()
-    )
-    starts = None
-    if GROUP_STARTS in view.kind.files:
-        checksum = record.checksums.get(GROUP_STARTS, "")
-        starts = sealed.array(GROUP_STARTS, "<i8", record.groups or 0, checksum)
-    return index, lengths, trained, starts

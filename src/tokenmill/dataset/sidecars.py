@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, SupportsIndex, overload
 import numpy as np
 import numpy.typing as npt
 
-from tokenmill.errors import UsageError
 from tokenmill.sampling import Int64Array
 
 if TYPE_CHECKING:
@@ -86,31 +85,3 @@ class ViewSidecar:
         if self.per == "row":
             return self.of_rows(everything)
         return np.concatenate([np.zeros(0, dtype=np.float32), *self.of_tokens(everything)])
-
-
-def view_sidecar(view: View, name: str, made_by: str | None) -> ViewSidecar:
-    """What is attached to a view's rows under a name.
-
-    Raises:
-        UsageError: One of the stores lacks it, or they do not agree.
-    """
-    found = [store.sidecar(name, made_by) for store in view.stores]
-    kinds = {(sidecar.made_by, sidecar.per) for sidecar in found}
-    if len(kinds) > 1:
-        told = " and ".join(f"by {maker!r} per {per}" for maker, per in sorted(kinds))
-        raise UsageError(
-            f"sidecar {name!r} was made {told} in the stores of this view: they differ"
-        )
-    maker, per = kinds.pop()
-    return ViewSidecar(view, name, maker, per)
-
-
-def view_sidecars(view: View) -> list[ViewSidecar]:
-    """What is attached to every store of a view.
-
-    Raises:
-        UsageError: A name that all of them have was made by several.
-    """
-    names = [{sidecar.name for sidecar in store.sidecars} for store in view.stores]
-    common = sorted(set.intersection(*names)) if names else []
-    return [view_sidecar(view, name, None) for name in common]

@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenmill import fingerprint
-from tokenmill.dataset.sidecars import ViewSidecar, view_sidecar, view_sidecars
+from tokenmill.dataset.sidecars import ViewSidecar
 from tokenmill.errors import UsageError
 from tokenmill.sampling import (
     ORDER_VERSION,
@@ -244,13 +244,30 @@ class View(ViewMethods, Sequence[Row], abc.ABC):
         Args:
             name: Their name; every store of the view must have them.
             made_by: What computed them; needed where several did.
+
+        Raises:
+            UsageError: One of the stores lacks them, or they do not agree.
         """
-        return view_sidecar(self, name, made_by)
+        found = [store.sidecar(name, made_by) for store in self.stores]
+        kinds = {(sidecar.made_by, sidecar.per) for sidecar in found}
+        if len(kinds) > 1:
+            told = " and ".join(f"by {maker!r} per {per}" for maker, per in sorted(kinds))
+            raise UsageError(
+                f"sidecar {name!r} was made {told} in the stores of this view: they differ"
+            )
+        maker, per = kinds.pop()
+        return ViewSidecar(self, name, maker, per)
 
     @property
     def sidecars(self) -> list[ViewSidecar]:
-        """All that is attached to every store of the view, by name."""
-        return view_sidecars(self)
+        """All that is attached to every store of the view, by name.
+
+        Raises:
+            UsageError: A name that all of them have was made by several.
+        """
+        names = [{sidecar.name for sidecar in store.sidecars} for store in self.stores]
+        common = sorted(set.intersection(*names)) if names else []
+        return [self.sidecar(name) for name in common]
 
     def _gather(self, indices: Int64Array, name: str) -> Int64Array:
         found = np.empty(indices.size, dtype=np.int64)

@@ -136,10 +136,7 @@ class Where:
         """Which rows of a stretch are kept."""
         rows = len(next(iter(columns.values())))
         prepared = dict(zip(self._named.names, self._named.values(columns), strict=True))
-        kept = _broadcast(self._value(self._body, prepared), rows)
-        if kept.dtype == object:
-            kept = np.fromiter((bool(value) for value in kept), dtype=np.bool_, count=rows)
-        return kept.astype(np.bool_)
+        return _broadcast(self._value(self._body, prepared), rows).astype(np.bool_)
 
     # The whitelist.
 
@@ -267,9 +264,8 @@ def _broadcast(value: Any, rows: int) -> npt.NDArray[Any]:
 
 
 def _truth(value: Any) -> Any:
-    if isinstance(value, np.ndarray) and value.dtype == object:
-        return np.fromiter((bool(v) for v in value), dtype=np.bool_, count=value.size)
-    return value
+    is_objects = isinstance(value, np.ndarray) and value.dtype == object
+    return value.astype(np.bool_) if is_objects else value
 
 
 def _is_number(value: Any) -> bool:
@@ -288,7 +284,7 @@ def _by_value(
     skip_none: bool = True,
 ) -> Any:
     """Apply a function to two columns or constants."""
-    if _is_number(left) and _is_number(right) and not isinstance(right, list):
+    if _is_number(left) and _is_number(right):
         with np.errstate(divide="ignore", invalid="ignore"):
             return function(left, right)
 

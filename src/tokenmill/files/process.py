@@ -5,7 +5,8 @@ directory when the program ends, and a lock that another thread of the parent he
 and that nobody in the child will ever release. `at_end` runs a clean-up in the process that asked
 for it and in no child; a `PrivateDirectory` is a temporary directory that goes with its owner that
 way, and `process_directory` the one that everything in a process shares where no cache can be
-written. A `ProcessLock` is free again in every child.
+written. A `ProcessLock` is free again in every child; what else must begin anew there is known to
+`in_children`.
 """
 
 from __future__ import annotations
@@ -57,18 +58,31 @@ def _remove_directory(path: Path) -> None:
     shutil.rmtree(path, ignore_errors=True)
 
 
-_locks: weakref.WeakSet[ProcessLock] = weakref.WeakSet()
+_watched: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def in_children(owner: Any) -> None:
+    """Call ``owner.after_fork()`` in every forked child, as long as somebody holds ``owner``."""
+    _watched.add(owner)
+
+
+def _after_fork() -> None:
+    for owner in list(_watched):
+        owner.after_fork()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 class ProcessLock:
     """A lock between the threads of one process; a forked child finds it free."""
 
     def __init__(self) -> None:
-        self.free()
-        _locks.add(self)
+        self.after_fork()
+        in_children(self)
 
-    def free(self) -> None:
-        """Begin anew, in a child: whoever held it lives in the parent."""
+    def after_fork(self) -> None:
+        """Begin anew: whoever held it lives in the parent."""
         self._lock = threading.Lock()
 
     def __enter__(self) -> None:
@@ -76,14 +90,6 @@ class ProcessLock:
 
     def __exit__(self, *_: object) -> None:
         self._lock.release()
-
-
-def _free_locks() -> None:
-    for lock in list(_locks):
-        lock.free()
-
-
-os.register_at_fork(after_in_child=_free_locks)
 
 
 _shared: list[PrivateDirectory] = []  # the last one is this process's, if it has one

@@ -370,8 +370,6 @@ def copy_or_link(source: Path, target: Path) -> None:
     try:
         os.link(source, target)
         return
-    except FileExistsError:
-        raise
     except OSError as error:
         if error.errno not in _NO_HARD_LINKS:
             raise

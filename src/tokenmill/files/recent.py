@@ -1,19 +1,18 @@
 """The values that a process used last, bounded by their bytes.
 
 `RecentValues` is shared by threads, and a forked child goes on with what its parent kept. It holds
-blocks of remote files (`ranged`) and decoded row groups of columnar sources.
+blocks of remote files (`ranged`), decoded row groups of columnar sources and decompressed frames of
+seekable copies.
 """
 
 from __future__ import annotations
 
-import os
 import threading
-import weakref
 from collections import OrderedDict
 from collections.abc import Hashable
 from typing import Any
 
-_all: weakref.WeakSet[RecentValues] = weakref.WeakSet()
+from tokenmill.files.process import in_children
 
 
 class RecentValues:
@@ -24,7 +23,7 @@ class RecentValues:
         self._values: OrderedDict[Hashable, tuple[Any, int]] = OrderedDict()
         self.bytes = 0
         self._lock = threading.Lock()
-        _all.add(self)
+        in_children(self)
 
     def clear(self) -> None:
         with self._lock:
@@ -54,11 +53,3 @@ class RecentValues:
             while self.bytes > self._bound and len(self._values) > 1:
                 _, (_, gone) = self._values.popitem(last=False)
                 self.bytes -= gone
-
-
-def _after_fork() -> None:
-    for values in list(_all):
-        values.after_fork()
-
-
-os.register_at_fork(after_in_child=_after_fork)

@@ -133,16 +133,13 @@ def filesystem(url: str) -> tuple[Any, str]:
             try:
                 found = fsspec.core.url_to_fs(url)[0]
             except ImportError as error:
-                raise UsageError(_install_line(protocol_of(url), error), path=shown(url)) from error
+                protocol = protocol_of(url)
+                message = f"{protocol}:// needs a driver: {_PIP.get(protocol) or error}"
+                raise UsageError(message, path=shown(url)) from error
             except ValueError as error:
                 raise UsageError(f"no such kind of place: {error}", path=shown(url)) from error
             _filesystems[os.getpid(), place] = found
     return found, str(found._strip_protocol(url))
-
-
-def _install_line(protocol: str, error: ImportError) -> str:
-    line = _PIP.get(protocol)
-    return f"{protocol}:// needs a driver: {line or error}"
 
 
 def version_of(info: Mapping[str, Any], url: str = "") -> Version:

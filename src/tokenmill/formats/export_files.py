@@ -138,18 +138,16 @@ def _is_there(target: Path) -> bool:
 
 def _same(plan: ExportPlan | SplitPlan, target: Path) -> Exported:
     """What is there, when it is this export; else a refusal."""
-    size = count = 0
-    names = set()
+    size, names = 0, set()
     for name, stream in files_of(plan):
         path = target if plan.one_file else target / name
         size += _compared(path, stream, target)
-        count += 1
         names.add(name)
     if not plan.one_file:
         there = {path for path in target.rglob("*") if not path.is_dir()}
         if {path.relative_to(target).as_posix() for path in there} != names:
             raise _something_else(target)
-    return Exported(target, plan.rows, size, count, found=True)
+    return Exported(target, plan.rows, size, len(names), found=True)
 
 
 def _compared(path: Path, stream: Buffers, target: Path) -> int:
@@ -157,9 +155,10 @@ def _compared(path: Path, stream: Buffers, target: Path) -> int:
     try:
         with open(path, "rb") as file:
             for buffer in stream:
-                if file.read(len(memoryview(buffer).cast("B"))) != bytes(buffer):
+                expected = bytes(buffer)
+                if file.read(len(expected)) != expected:
                     raise _something_else(target)
-                size += memoryview(buffer).nbytes
+                size += len(expected)
             if file.read(1):
                 raise _something_else(target)
     except OSError as error:

@@ -12,7 +12,6 @@ and one more, padded with the end-of-sequence token, by which its reader tells t
 from __future__ import annotations
 
 import json
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -57,21 +56,20 @@ def stored_slots(plan: ExportPlan, packs: Packs) -> npt.NDArray[np.int64]:
 
 def metadata_of(plan: ExportPlan) -> list[bytes]:
     """What its collator needs to give every batch one shape, counted in predictions."""
+    packing = plan.run.passport.packing
+    assert packing is not None
+    length = shortest = packing["length"]
     longest = most = packs = rows = total = 0
-    shortest: int | None = None
     for samples in plan.shards:
         for block in plan.blocks(samples):
             predictions = stored_slots(plan, block) - 1
-            ends = np.concatenate(([0], np.cumsum(predictions)))
-            for first, stop in pairwise(block.bounds.tolist()):
-                tokens = int(ends[stop] - ends[first])
-                shortest = tokens if shortest is None else min(shortest, tokens)
-                most = max(most, stop - first)
+            filled = block.per_pack(predictions)
+            shortest = min(shortest, int(filled.min()))
+            most = max(most, int(np.diff(block.bounds).max()))
             longest = max(longest, int(predictions.max(initial=0)))
-            packs, rows, total = packs + len(block), rows + predictions.size, total + int(ends[-1])
-    packing = plan.run.passport.packing
-    assert packing is not None
-    length = packing["length"]
+            packs += len(block)
+            rows += predictions.size
+            total += int(filled.sum())
     document = {
         "dataset_max_seqlen": longest,
         "max_samples_per_bin": most,

@@ -8,7 +8,7 @@ A `SplitPlan` holds one plan per split, for a directory of several.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from tokenmill.dataset import Mixture, View, as_view, unweighted
-from tokenmill.errors import UsageError
+from tokenmill.errors import UsageError, check_one_of
 from tokenmill.loader import WholeRun
 from tokenmill.loader.group_batches import group_kind
 from tokenmill.packing import Packs
@@ -73,13 +73,8 @@ class ExportPlan:
     embed_media: bool = False
 
     def __post_init__(self) -> None:
-        for name, value, known in (
-            ("format", self.format, FORMATS),
-            ("mask", self.mask, MASKS),
-            ("layout", self.layout, LAYOUTS),
-        ):
-            if value not in known:
-                raise UsageError(f"{name} is {value!r}; it is one of {', '.join(known)}")
+        for name, known in (("format", FORMATS), ("mask", MASKS), ("layout", LAYOUTS)):
+            check_one_of(name, getattr(self, name), known)
         packed = self.run.passport.packing is not None
         if packed != (self.format == "packed-parquet"):
             raise UsageError(
@@ -148,27 +143,19 @@ class ExportPlan:
         """The samples of every file."""
         if self.one_file:
             return [range(len(self.run))]
-        found, first, held = [], 0, 0
+        return list(_cut(self._tokens(), SHARD_TOKENS))
+
+    def _tokens(self) -> Iterator[int]:
         for start in range(0, len(self.run), 1 << 16):
-            packs = self.run.packs(range(start, min(start + (1 << 16), len(self.run))))
-            for number, tokens in enumerate(_tokens_of(packs), start):
-                if held and held + tokens > SHARD_TOKENS:
-                    found.append(range(first, number))
-                    first, held = number, 0
-                held += tokens
-        return [*found, range(first, len(self.run))]
+            stop = min(start + (1 << 16), len(self.run))
+            yield from _tokens_of(self.run.packs(range(start, stop)))
 
     def blocks(self, samples: range) -> Iterator[Packs]:
         """Samples of a shard, a bounded number of tokens at a time."""
         for start in range(samples.start, samples.stop, BLOCK_ROWS):
             packs = self.run.packs(range(start, min(start + BLOCK_ROWS, samples.stop)))
-            first, held = 0, 0
-            for number, tokens in enumerate(_tokens_of(packs)):
-                if held and held + tokens > BLOCK_TOKENS:
-                    yield packs.take(np.arange(first, number))
-                    first, held = number, 0
-                held += tokens
-            yield packs.take(np.arange(first, len(packs)))
+            for part in _cut(_tokens_of(packs), BLOCK_TOKENS):
+                yield packs.take(np.arange(part.start, part.stop))
 
 
 @dataclass(frozen=True)
@@ -205,9 +192,19 @@ class SplitPlan:
 
 def _tokens_of(packs: Packs) -> list[int]:
     """Tokens of every sample."""
-    ends = np.concatenate(([0], np.cumsum(packs.lengths)))
-    counts: list[int] = np.diff(ends[packs.bounds]).tolist()
+    counts: list[int] = packs.per_pack(packs.lengths).tolist()
     return counts
+
+
+def _cut(tokens: Iterable[int], most: int) -> Iterator[range]:
+    """Ranges of consecutive samples with at most so many tokens together, or of a single one."""
+    first = held = number = 0
+    for number, count in enumerate(tokens, 1):
+        if held and held + count > most:
+            yield range(first, number - 1)
+            first, held = number - 1, 0
+        held += count
+    yield range(first, number)
 
 
 def unit_of(data: Store | View | Mixture, format_name: str) -> str:

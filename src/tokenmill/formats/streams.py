@@ -18,8 +18,9 @@ import pyarrow.parquet as pq
 
 from tokenmill.formats.carried import carried_names
 from tokenmill.formats.plan import ExportPlan
-from tokenmill.formats.tables import WEIGHTS, labels_of, media_of, origin_of, weights_of
-from tokenmill.packing import Packs
+from tokenmill.formats.tables import media_of, origin_of, weights_of
+from tokenmill.loader.attached import WEIGHTS
+from tokenmill.packing import Packs, labels_of
 
 
 class _Catch(io.RawIOBase):

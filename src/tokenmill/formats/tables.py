@@ -27,14 +27,13 @@ from tokenmill.errors import UsageError
 from tokenmill.formats.carried import CarriedColumns, carried_names
 from tokenmill.formats.megatron_bridge import bridge_record, eos_of, stored_slots
 from tokenmill.formats.plan import LENGTHS, TRAINERS, ExportPlan
+from tokenmill.loader.attached import WEIGHTS
 from tokenmill.loader.group_batches import GroupFiller, group_kind, mismatched
-from tokenmill.packing import IGNORE, Packs, Piece
+from tokenmill.packing import Packs, Piece, fill_packs, labels_of
 from tokenmill.store import Row
 from tokenmill.store.slice_writer import number_type
 
 _FLOAT = pa.list_(pa.float32())
-WEIGHTS = "loss_weights"
-"""Column of what each token counts in the loss; only of data that has weights."""
 _INT8, _INT32, _INT64 = (pa.list_(kind()) for kind in (pa.int8, pa.int32, pa.int64))
 TRAINER = pa.schema({"input_ids": _INT32, "attention_mask": _INT8, "labels": _INT64})
 """What a trainer of transformers takes of a sequence."""
@@ -79,13 +78,6 @@ def listed(pieces: Sequence[npt.NDArray[Any]], kind: Any) -> pa.ListArray:
     return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values))
 
 
-def labels_of(ids: npt.NDArray[np.int32], mask: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
-    """Labels of one row, by the loader's rule."""
-    labels = np.where(mask.view(np.bool_), ids, np.int64(IGNORE))
-    labels[:1] = IGNORE
-    return labels
-
-
 class RowTables:
     """Rows with everything that is known of them.
 
@@ -110,7 +102,6 @@ class RowTables:
         self.schema = pa.schema([*own, *self._carried.fields])
 
     def table(self, block: Packs) -> pa.Table:
-        """The records of a block."""
         rows = self._view.rows(block.rows)
         return pa.Table.from_arrays(
             [
@@ -204,7 +195,6 @@ class TrainerTables:
         self.schema = pa.schema([*own, *self._also.fields])
 
     def table(self, block: Packs) -> pa.Table:
-        """The records of a block."""
         rows = self._view.rows(block.rows)
         own = trainer_columns([(row.input_ids, row.loss_mask) for row in rows])
         own += weight_columns(self._view, rows, "labels")
@@ -237,7 +227,6 @@ class GroupTables:
         self.schema = pa.schema([*own, *self._empty, *self._also.fields])
 
     def table(self, block: Packs) -> pa.Table:
-        """The records of a block."""
         rows = self._view.rows(block.rows)
         firsts = [rows[first] for first in block.bounds[:-1].tolist()]
         pieces = [(row.input_ids, row.loss_mask) for row in rows]
@@ -322,7 +311,6 @@ class PackTables:
         )
 
     def table(self, block: Packs) -> pa.Table:
-        """The records of a block."""
         pieces = self._run.read(block)
         slots = stored_slots(self._plan, block).tolist()
         records = [
@@ -340,19 +328,11 @@ class PackTables:
     def _record(
         self, pieces: list[Piece], rows: npt.NDArray[np.int64]
     ) -> dict[str, npt.NDArray[Any]]:
-        nothing = [np.zeros(0, np.int32)]
-        ids = np.concatenate([ids for ids, _ in pieces] or nothing)
-        mask = np.concatenate([mask for _, mask in pieces] or nothing).astype(np.uint8)
-        lengths = np.asarray([piece.size for piece, _ in pieces], dtype=np.int64)
-        bounds = np.concatenate(([0], np.cumsum(lengths)))
-        starts = bounds[:-1]
-        mask[starts] = 0
+        filled = fill_packs([pieces], sum(ids.size for ids, _ in pieces), pad_id=0)
+        per_token = ("input_ids", "labels", "loss_mask", "position_ids")
         return {
-            "input_ids": ids,
-            "labels": np.where(mask.view(np.bool_), ids, np.int64(IGNORE)),
-            "loss_mask": mask,
-            "position_ids": np.arange(ids.size) - np.repeat(starts, lengths),
-            "seq_lengths": lengths,
-            "cu_seqlens": bounds,
+            **{name: filled[name].reshape(-1) for name in per_token},
+            "seq_lengths": np.diff(filled["cu_seqlens"]),
+            "cu_seqlens": filled["cu_seqlens"],
             "rows": rows,
         }

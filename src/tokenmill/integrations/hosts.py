@@ -6,11 +6,11 @@ Hosts differ in names and shapes, and agree in what they leave to a dataset:
     noted                what every row was looked at for is kept in the cache
     stated_date          a template's date comes from the environment, for hosts have no flag
     Items                a dataset is asked for items by number, one or a batch
-    labels, predicted    the first token of a row is never trained: nothing before it predicts it
+    predicted            the first token of a row is never trained: nothing before it predicts it
     response_mask        a row is described by its mask from the first trained token on
     rows_alone           rows that belong to groups are refused where a host takes rows one by one
     rows_within          rows longer than the host's limit are refused before the run
-    Pixels               what a processor makes of the pictures of a row
+    row_pixels           what a processor makes of the pictures of a row
     check_…              what a config says and nobody could follow is refused by name
 
 Orders by name, and positions that count on through epochs, are those of `tokenmill.sampling`.
@@ -33,12 +33,11 @@ from tokenmill import fingerprint
 from tokenmill.errors import CacheError, SourceError, TemplateError, UsageError
 from tokenmill.files import default_cache_dir
 from tokenmill.media import Pictures, Processor
-from tokenmill.packing import IGNORE
 from tokenmill.sampling import Int64Array
 from tokenmill.source import Rows
 from tokenmill.source.shelf import Shelf
 from tokenmill.store import Row, Store, StoreLayout
-from tokenmill.work.inputs import by_content, source_documents
+from tokenmill.work.inputs import source_documents
 
 if TYPE_CHECKING:
     from tokenmill.build.recipe import Recipe, RunOptions
@@ -93,7 +92,8 @@ def noted(
         look: Looks at the rows, and gives JSON values.
     """
     shelf = Shelf(Path(cache_dir or default_cache_dir()).absolute())
-    key = fingerprint.key({**asked, "sources": by_content(source_documents(rows.blocks()))})
+    sources = [document for _, document in source_documents(rows.blocks())]
+    key = fingerprint.key({**asked, "sources": sources})
     note: dict[str, Any] | None = shelf.note(key)
     if note is None:
         note = look()
@@ -158,36 +158,29 @@ class Items(abc.ABC, Generic[T]):
 # Pictures
 
 
-class Pixels:
-    """What a processor makes of the pictures of rows, for hosts that take it row by row.
+def row_pixels(row: Row, processor: Processor, host: str) -> dict[str, npt.NDArray[Any]]:
+    """What a processor makes of the pictures of a row: arrays under the model's own names.
 
     Args:
-        processor: The one that the rows were prepared with.
+        row: The row.
+        processor: The one that it was prepared with.
+        host: Who takes the arrays row by row, and joins them picture after picture.
+
+    Raises:
+        UsageError: Some of the arrays cannot be joined so.
     """
-
-    def __init__(self, processor: Processor) -> None:
-        self.processor = processor
-        self._pictures = Pictures()
-
-    def of(self, row: Row, host: str) -> dict[str, npt.NDArray[Any]]:
-        """Arrays under the model's own names, the pictures in their order.
-
-        Raises:
-            UsageError: They are not, picture by picture, one after another; hosts join them so.
-        """
-        opened = [
-            self._pictures.open(row.picture(number), one.reference)
-            for number, one in enumerate(row.media)
-        ]
-        found = self.processor.features([opened])
-        apart = sorted(set(found) - self.processor.joined)
-        if apart:
-            raise UsageError(
-                f"{host} joins what a processor gives for single pictures, and {', '.join(apart)} "
-                f"of {type(self.processor.original).__name__} cannot be joined: use {host}'s own "
-                "dataset"
-            )
-        return found
+    pictures = Pictures()
+    opened = [
+        pictures.open(row.picture(number), one.reference) for number, one in enumerate(row.media)
+    ]
+    found = processor.features([opened])
+    apart = sorted(set(found) - processor.joined)
+    if apart:
+        raise UsageError(
+            f"{host} joins what a processor gives for single pictures, and {', '.join(apart)} "
+            f"of {type(processor.original).__name__} cannot be joined: use {host}'s own dataset"
+        )
+    return found
 
 
 # What a host's config may say
@@ -244,11 +237,6 @@ def predicted(mask: MaskArray) -> MaskArray:
     mask = mask.copy()
     mask[:1] = 0
     return mask
-
-
-def labels(ids: npt.NDArray[Any], mask: MaskArray) -> Int64Array:
-    """Ids where they are trained, -100 elsewhere and at the first token."""
-    return np.where(predicted(mask).view(np.bool_), ids, np.int64(IGNORE))
 
 
 def response_mask(mask: MaskArray) -> MaskArray:

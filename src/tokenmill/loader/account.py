@@ -9,6 +9,8 @@ those of the pass under way are added up from stored lengths, a stretch at a tim
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from tokenmill.dataset import Mixture
@@ -49,7 +51,7 @@ def served(
     counts = order.schedule.served(cursor.epoch, position)
     begin = 0
     for number, (name, part) in enumerate(zip(mixture.names, mixture.views, strict=True)):
-        here = units.part(part)
+        here = replace(units, view=part)
         own = extra[(extra >= begin) & (extra < begin + here.count)] - begin
         account[name] = _source(counts[number], order.orders[number], here, own)
         begin += here.count

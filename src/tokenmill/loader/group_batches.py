@@ -136,7 +136,7 @@ class GroupFiller:
             batch["score"] = np.asarray(scores or [np.nan], np.float32)
         whole = {"prompt_tokens", "margin", "num_trained_tokens", WEIGHT_SUM, "indices"}
         made = {name: value for name, value in batch.items() if name in whole}
-        for side, first in zip(SIDES, (0, 1), strict=True):
+        for first, side in enumerate(SIDES):
             chosen = slice(first, None, 2) if rows else slice(None)  # of no rows, the padding
             longest = max((len(row) for row in rows[first::2]), default=1)
             width = padded_width(longest, multiple)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any, SupportsIndex, overload
 
 import numpy as np
@@ -39,9 +40,10 @@ class OrderedView(Sequence[Row]):
         order: str | LengthGrouped = "feistel",
         epoch: int = 0,
     ) -> None:
-        self._arguments = (data, seed, order)
+        self._data = data
+        self._options: dict[str, Any] = {"seed": seed, "order": order}
         # Rows are handed out as they are: padding plays no part.
-        self._stream = Stream(data, seed=seed, order=order, pad_id=0, unit="rows")
+        self._stream = Stream(data, pad_id=0, unit="rows", **self._options)
         if self._stream.view.has_groups:
             raise UsageError(
                 "rows one by one would part the groups of this data: serve it with a Loader"
@@ -49,7 +51,7 @@ class OrderedView(Sequence[Row]):
         self.set_epoch(epoch)
 
     def __reduce__(self) -> Any:
-        return _remake, (*self._arguments, self.epoch)
+        return partial(OrderedView, epoch=self.epoch, **self._options), (self._data,)
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch whose order is served."""
@@ -85,9 +87,3 @@ class OrderedView(Sequence[Row]):
     def __iter__(self) -> Iterator[Row]:
         for position in range(len(self)):
             yield self[position]
-
-
-def _remake(
-    data: Store | View | Mixture, seed: int, order: str | LengthGrouped, epoch: int
-) -> OrderedView:
-    return OrderedView(data, seed=seed, order=order, epoch=epoch)

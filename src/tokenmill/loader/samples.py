@@ -148,9 +148,6 @@ class PackSamples:
             cursor = Cursor(cursor.epoch, position, cursor.window + 1, position)
         if cursor.window >= self.windows:
             cursor = cursor.next_epoch()
-        if not parts:
-            nothing = np.zeros(0, dtype=np.int64)
-            parts = [Packs(nothing, nothing, nothing, np.zeros(1, dtype=np.int64))]
         return self._units.expand(Packs.join(parts)), cursor
 
     def has(self, cursor: Cursor, count: int) -> bool:

@@ -455,16 +455,12 @@ def packing_plan(
 
 
 def _order_name(order: str | LengthGrouped, shuffle: bool) -> tuple[str, LengthGrouped | None]:
-    grouping: LengthGrouped | None = None
+    grouping = LengthGrouped() if order == "length_grouped" else None
     if isinstance(order, LengthGrouped):
-        name, grouping = "length_grouped", order
-    else:
-        check_one_of("order", order, ORDERS)
-        name = order
-        if name == "length_grouped":
-            grouping = LengthGrouped()
+        grouping, order = order, "length_grouped"
+    check_one_of("order", order, ORDERS)
     if shuffle:
-        return name, grouping
-    if name not in ("feistel", "sequential"):
-        raise UsageError(f"shuffle=False serves rows as they stand: it excludes order={name!r}")
+        return order, grouping
+    if order not in ("feistel", "sequential"):
+        raise UsageError(f"shuffle=False serves rows as they stand: it excludes order={order!r}")
     return "sequential", None

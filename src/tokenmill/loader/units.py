@@ -46,10 +46,6 @@ class Units:
             raise UsageError("unit='groups', but the rows of this data stand for themselves")
         return cls(view, view.has_groups and unit != "rows", taken)
 
-    def part(self, view: View) -> Units:
-        """The units of a part of the view."""
-        return Units(view, self.grouped, self.taken)
-
     @property
     def count(self) -> int:
         return self.view.group_count if self.grouped else len(self.view)

@@ -13,6 +13,7 @@ packed once when it is made. They travel with the pickled list; workers do not c
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from itertools import pairwise
 from typing import Any, SupportsIndex
 
@@ -73,18 +74,17 @@ class WholeRun:
                 "order sequential and without packs, or serve groups with a Loader"
             )
         self.pad_id = view.pad_id
-        self._arguments = (seed, order, pack, slots, world_size, unit)
+        self.unit = unit
+        self._options: dict[str, Any] = {
+            "seed": seed,
+            "order": order,
+            "pack": pack,
+            "slots": slots,
+            "world_size": world_size,
+            "unit": unit,
+        }
         # Samples are handed out as they are: padding plays no part.
-        self._stream = Stream(
-            self._data,
-            seed=seed,
-            order=order,
-            pack=pack,
-            slots=slots,
-            world_size=world_size,
-            pad_id=0,
-            unit=unit,
-        )
+        self._stream = Stream(self._data, pad_id=0, **self._options)
         self._stream.checked_epoch(self.epochs - 1)
         self._per_epoch = self._stream.order.rows
         self._ends = ends
@@ -95,7 +95,8 @@ class WholeRun:
             raise UsageError("there is nothing to serve: an epoch has no samples")
 
     def __reduce__(self) -> Any:
-        return _remake, (self._data, self.epochs, *self._arguments, self._ends)
+        made = partial(WholeRun, epochs=self.epochs, ends=self._ends, **self._options)
+        return made, (self._data,)
 
     def __len__(self) -> int:
         if self._ends is None:
@@ -106,11 +107,6 @@ class WholeRun:
     def view(self) -> View:
         """The rows beneath."""
         return self._stream.view
-
-    @property
-    def unit(self) -> str:
-        """What a sample is when nothing is packed: ``rows`` or ``groups``."""
-        return self._arguments[-1]
 
     @property
     def slots(self) -> Slots | None:
@@ -135,7 +131,7 @@ class WholeRun:
         if wrong.any():
             raise IndexError(f"sample {int(numbers[wrong][0])} of {len(self)}")
         if self._ends is None:
-            return self._rows(numbers)
+            return self._stream.units.as_packs(unroll(self._stream.order, numbers))
         return self._stream.units.expand(self._packs(numbers, self._ends))
 
     def pieces(self, indices: Iterable[SupportsIndex]) -> list[list[Piece]]:
@@ -159,9 +155,6 @@ class WholeRun:
             for row, (start, stop) in zip(self.view.rows(packs.rows), bounds, strict=True)
         ]
 
-    def _rows(self, numbers: Int64Array) -> Packs:
-        return self._stream.units.as_packs(unroll(self._stream.order, numbers))
-
     def _packs(self, numbers: Int64Array, ends: Int64Array) -> Packs:
         samples = self._stream.samples
         assert isinstance(samples, PackSamples)
@@ -175,30 +168,6 @@ class WholeRun:
             found.append(packed.take(numbers[here] - begin))
             places.append(here)
         if len(found) <= 1:
-            return found[0] if found else samples.packed(0, 0).take(numbers)
+            return Packs.join(found)
         back = np.argsort(np.concatenate(places), kind="stable")
         return Packs.join(found).take(back)
-
-
-def _remake(
-    data: View | Mixture,
-    epochs: int,
-    seed: int,
-    order: str | LengthGrouped,
-    pack: Pack | None,
-    slots: Slots | None,
-    world_size: int,
-    unit: str,
-    ends: Int64Array | None,
-) -> WholeRun:
-    return WholeRun(
-        data,
-        epochs=epochs,
-        seed=seed,
-        order=order,
-        pack=pack,
-        slots=slots,
-        world_size=world_size,
-        unit=unit,
-        ends=ends,
-    )

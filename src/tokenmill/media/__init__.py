@@ -10,12 +10,11 @@ This room knows nothing of rows, chat or stores. Three nouns:
   would. ``name=`` of both is what a refusal calls the picture.
 - A `Processor` is the user's own processor of transformers: `Processor.load(directory | hub id |
   object)`. `expand(text, sizes)` gives the text that it hands to its tokenizer, and the character
-  ranges of the expansions; `answers(sizes)` the expansions and grids themselves, `patches(sizes)`
-  what a row costs the vision model, `learned(sizes)` both and how they were found out.
-  `reference(text, pictures)` runs it whole, with pixels, and `features(rows)` gives a batch's
-  pixels under the model's names; `joined` says which of them are the rows' own end to end,
-  `token_types` which token is a picture's. `identity` and `key` name it by what it does. Who sees
-  an expansion differ from the reference calls `distrust`.
+  ranges of the expansions; `learned(sizes)` the expansions and grids themselves, what a row costs
+  the vision model, and how that was found out. `reference(text, pictures)` runs it whole, with
+  pixels, and `features(rows)` gives a batch's pixels under the model's names; `joined` says which
+  of them are the rows' own end to end, `token_types` which token is a picture's. `identity` and
+  `key` name it by what it does. Who sees an expansion differ from the reference calls `distrust`.
 
 Sizes are (width, height) as in `PictureFacts`, always of all pictures of a row, in order.
 

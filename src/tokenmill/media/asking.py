@@ -122,11 +122,6 @@ class Asking:
         self._hollow = hollowed(processor.image_processor)
         self._without_pixels = WithoutPixels(processor.image_processor)
 
-    @property
-    def may_be_hollow(self) -> bool:
-        """Whether it may be tried with hollow pictures."""
-        return self._hollow is not None
-
     def with_blanks(self, row: Row) -> Answers:
         """Its answer for black pictures of these sizes, or that it takes none such."""
         with optional("PIL", "asking a processor"):

@@ -263,19 +263,14 @@ def _hollow_tensor(torch: Any) -> Any:
     return HollowTensor
 
 
-def _hollow_picture(width: int, height: int) -> Any:
-    """A picture of Pillow's that has a size and no memory."""
+def hollow_pictures(sizes: tuple[tuple[int, int], ...]) -> list[Any]:
+    """Pictures to give to a `hollowed` image processor: Pillow's, with a size and no memory."""
     from PIL import Image
 
-    picture = Image.Image()
-    picture._mode = "RGB"
-    picture._size = (width, height)
-    return picture
-
-
-def hollow_pictures(sizes: tuple[tuple[int, int], ...]) -> list[Any]:
-    """Pictures to give to a `hollowed` image processor."""
-    return [_hollow_picture(width, height) for width, height in sizes]
+    pictures = [Image.Image() for _ in sizes]
+    for picture, size in zip(pictures, sizes, strict=True):
+        picture._mode, picture._size = "RGB", size
+    return pictures
 
 
 def hollowed(image_processor: Any) -> Any | None:

@@ -35,7 +35,7 @@ import msgspec
 
 from tokenmill import fingerprint
 from tokenmill.errors import RowError, UsageError
-from tokenmill.media.asking import BATTERY, Answer, Answers, Asking, Row, Size
+from tokenmill.media.asking import BATTERY, Answers, Asking, Row, Size
 from tokenmill.media.memory import Battery, Memory
 from tokenmill.media.reference import bad_media
 from tokenmill.optional import installed_version, optional, transformers_muted
@@ -255,7 +255,7 @@ class Processor:
                 f"{type(self._processor).__name__} refuses pictures of every size:"
                 f" {answers[0].refused}"
             )
-        hollow = self._asking.may_be_hollow and all(
+        hollow = all(
             self._asking.hollow(row) == (answer if answer.refused is None else None)
             for row, answer in zip(BATTERY, answers, strict=True)
         )
@@ -323,18 +323,6 @@ class Processor:
             answers = self._asking.with_blanks(row)
             self._memory.remember(row, answers)
         return Learned(answers, computed=False)
-
-    def answers(self, sizes: Sequence[Size]) -> tuple[Answer, ...]:
-        """What the processor makes of a row's pictures, each given as (width, height).
-
-        Raises:
-            RowError: It refuses one of them (``bad_media``).
-        """
-        return self.learned(sizes).answers.pictures
-
-    def patches(self, sizes: Sequence[Size]) -> int:
-        """What a row's pictures cost the vision model: patches, or tiles where all are alike."""
-        return self.learned(sizes).answers.patches if sizes else 0
 
     def ask(self, pictures: Sequence[Any]) -> Answers:
         """What the processor makes of these very pictures: nothing that was learned has a part.

@@ -117,12 +117,19 @@ def fill_packs(packs: Sequence[Sequence[Piece]], length: int, pad_id: int) -> Ba
         "loss_mask": loss_mask.reshape(shape),
         "seq_idx": np.repeat(np.asarray(names, dtype=np.int32), segments).reshape(shape),
         "cu_seqlens": cu_seqlens.astype(np.int32),
-        "max_seqlen": int(segments.max()),
+        "max_seqlen": int(segments.max(initial=0)),
     }
 
 
 def _labels(input_ids: npt.NDArray[np.int64], loss_mask: npt.NDArray[np.uint8]) -> Any:
     return np.where(loss_mask.view(np.bool_), input_ids, np.int64(IGNORE))
+
+
+def labels_of(ids: npt.NDArray[Any], mask: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
+    """Labels of one row: ids where they are trained, -100 elsewhere and at the first token."""
+    labels: npt.NDArray[np.int64] = _labels(ids, mask)
+    labels[:1] = IGNORE
+    return labels
 
 
 def fill_slabs(

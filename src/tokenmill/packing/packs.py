@@ -128,15 +128,16 @@ class Packs:
 
     @classmethod
     def join(cls, parts: list[Packs]) -> Packs:
-        """Packs of several windows behind each other."""
+        """Packs of several windows behind each other; of no window, none."""
         if len(parts) == 1:
             return parts[0]
+        nothing = np.zeros(0, dtype=np.int64)
         ends = np.cumsum([0] + [part.rows.size for part in parts])
         bounds = [part.bounds[1:] + end for part, end in zip(parts, ends, strict=False)]
         return cls(
-            np.concatenate([part.rows for part in parts]),
-            np.concatenate([part.starts for part in parts]),
-            np.concatenate([part.lengths for part in parts]),
+            np.concatenate([nothing, *(part.rows for part in parts)]),
+            np.concatenate([nothing, *(part.starts for part in parts)]),
+            np.concatenate([nothing, *(part.lengths for part in parts)]),
             np.concatenate([np.zeros(1, dtype=np.int64), *bounds]).astype(np.int64),
         )
 

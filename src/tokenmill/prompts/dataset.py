@@ -33,15 +33,7 @@ from tokenmill.prompts.lengths import Int32Array, Int64Array, Kept, LengthIndex
 from tokenmill.prompts.lookup import OpenedIndex, Wanted, find_index
 from tokenmill.prompts.shaping import Prompt, Shaped, shape_row
 from tokenmill.prompts.spec import PromptSpec
-from tokenmill.sampling import (
-    ORDER_VERSION,
-    FeistelOrder,
-    MilesOrder,
-    Order,
-    admit_state,
-    check_seed,
-    unroll,
-)
+from tokenmill.sampling import ORDER_VERSION, admit_state, check_seed, make_order, unroll
 from tokenmill.source import Rows
 from tokenmill.work import Executor, executor_for
 from tokenmill.work.inputs import Source, cache_of, open_sources
@@ -50,7 +42,7 @@ if TYPE_CHECKING:
     from tokenmill.prompts.media import AskedMedia, PromptPictures
     from tokenmill.prompts.rendering import PromptMaker
 
-ORDERS: dict[str, Any] = {"feistel": FeistelOrder, "miles": MilesOrder}
+ORDERS = ("feistel", "miles")
 STRETCH = 256  # prompts read together while iterating
 ON_BAD_ROW = ("reject", "raise")
 STATE_VERSION = 1
@@ -190,7 +182,7 @@ class PromptDataset(Sequence[Prompt]):
         self.seed = seed
         self.order = order
         self._kept = Kept(self._index.lengths, max_length)
-        self._order: Order = ORDERS[order](len(self._kept), seed)
+        self._order = make_order(order, len(self._kept), seed)
         self._maker: PromptMaker | None = None
         self._epoch = 0
         self._position = 0
@@ -221,7 +213,7 @@ class PromptDataset(Sequence[Prompt]):
     @property
     def rejected(self) -> dict[str, int]:
         """Rows that are not served, by reason; ``overlong`` counts what the limit leaves out."""
-        counts = self._index.rejected
+        counts = dict(self._index.rejected)
         if self._kept.overlong:
             counts["overlong"] = counts.get("overlong", 0) + self._kept.overlong
         return dict(sorted(counts.items()))

@@ -89,6 +89,7 @@ class LengthIndex:
     Attributes:
         rows: Rows of the source.
         lengths: One number for each of them.
+        rejected: How many are no prompts, by reason.
         template: The chat template that prompts are rendered with.
         special_tokens: Those that it may print.
 
@@ -111,14 +112,9 @@ class LengthIndex:
         )
         sealed.require(REJECTIONS, checksum=stated.get(REJECTIONS, ""))
         self.rows = record.rows
-        self._rejected = record.rejected
+        self.rejected = record.rejected
         self.template = record.template
         self.special_tokens = record.special_tokens
-
-    @property
-    def rejected(self) -> dict[str, int]:
-        """Rows that are no prompts, by reason; the caller's own."""
-        return dict(self._rejected)
 
     def rejections(self) -> Iterator[Rejection]:
         """Every row that is no prompt, in order."""

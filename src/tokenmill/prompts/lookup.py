@@ -42,7 +42,7 @@ from tokenmill.tokenizer import IdentityCard
 from tokenmill.work import Executor
 from tokenmill.work.blocks import BlockJob, BlockTask, MissingBlocks, size_of
 from tokenmill.work.identity import identity_card, load_copy
-from tokenmill.work.inputs import by_content, source_documents
+from tokenmill.work.inputs import source_documents
 
 if TYPE_CHECKING:
     from tokenmill.prompts.measure import Measurer  # a hit must not pay for engines
@@ -67,7 +67,6 @@ class Wanted:
     chat_template: Any = None
     trust_remote_code: bool = False
     media: AskedMedia | PromptPictures | None = None
-    engine: str = "auto"
 
     def shape(self, card: IdentityCard | None) -> dict[str, Any]:
         """Everything but the source that can change a length."""
@@ -133,13 +132,13 @@ def _find_or_make(wanted: Wanted, root: Path, executor: Executor) -> OpenedIndex
         card, comparison = identity_card(wanted, root, executor)
     shape = wanted.shape(card)
     blocks = wanted.rows.blocks
-    document = {**shape, "sources": by_content(source_documents(blocks()))}
+    document = {**shape, "sources": [one for _, one in source_documents(blocks())]}
     externals = wanted.externals(root)
     if externals is not None:
         digests = (digest_of(externals.of(block)) for block in blocks())
         document["pictures"] = fingerprint.key_of_pieces(digest.encode() for digest in digests)
     place = root / "rows" / fingerprint.key(document)
-    job = BlockJob(executor, root, card, comparison, wanted.engine)
+    job = BlockJob(executor, root, card, comparison)
     if place.is_dir():
         job.agree()
         return OpenedIndex(LengthIndex(place, document), hit=True)
@@ -238,4 +237,4 @@ class _Making:
         wanted, card, tokenizer = self._wanted, self._card, None
         if card is not None:
             tokenizer = load_copy(self._root / "tokenizers" / card.key, card.as_dict())
-        return Measurer(wanted.spec, tokenizer, wanted.engine, wanted.media, self._externals)
+        return Measurer(wanted.spec, tokenizer, media=wanted.media, externals=self._externals)

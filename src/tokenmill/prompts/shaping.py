@@ -179,13 +179,10 @@ def _expanded(
     expanded: Messages = []
     for message in messages:
         content = message.get("content")
-        if isinstance(content, list):
-            for part in content:
+        if content is None or isinstance(content, list):
+            for part in content or ():
                 if isinstance(part, dict) and part.get("type") in ready:
                     ready[part["type"]] += 1
-            expanded.append(message)
-            continue
-        if content is None:
             expanded.append(message)
             continue
         if not isinstance(content, str):

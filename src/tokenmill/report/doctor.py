@@ -175,15 +175,12 @@ def cores() -> Check:
     """How many cores a build may use, and what bounds them."""
     machine, allowed, quota = os.cpu_count() or 1, len(allowed_cores()), cpu_quota()
     usable = usable_cores()
-    bounds = f"{usable} of {machine} cores (affinity {allowed}, quota {_quota(quota)})"
+    shown = "none" if quota is None else f"{quota:g}"
+    bounds = f"{usable} of {machine} cores (affinity {allowed}, quota {shown})"
     if usable < machine:
         remedy = "more workers than that gain nothing; raise taskset, Slurm or --cpus if you can"
         return note("cores", bounds, remedy)
     return ok("cores", bounds)
-
-
-def _quota(quota: float | None) -> str:
-    return "none" if quota is None else f"{quota:g}"
 
 
 def open_files() -> Check:
@@ -256,9 +253,7 @@ def writable(root: Path) -> Check:
             "choose another: --cache-dir or TOKENMILL_CACHE_DIR (finished stores stay readable)"
         )
         return fail("cache", f"{root}: {error.message}", remedy)
-    if not existed:
-        return ok("cache", f"{root} can be written (it was made just now)")
-    return ok("cache", f"{root} can be written")
+    return ok("cache", f"{root} can be written{'' if existed else ' (it was made just now)'}")
 
 
 def file_system(root: Path) -> Check:
@@ -287,38 +282,31 @@ def room(root: Path, sources: Sequence[str], *, can_write: bool) -> Iterator[Che
     if inodes.f_files > 0 and inodes.f_favail < FEW_INODES:
         remedy = "remove small files from this disk, or choose another --cache-dir"
         yield warning("inodes", f"{inodes.f_favail:,} left", remedy)
-    if not sources:
-        yield _compared(free, None, "")
-    elif not can_write:
+    need = None
+    if sources and not can_write:
         remedy = "see the cache: rows are indexed there"
         yield note("sources", "not looked at: the cache cannot be written", remedy)
-        yield _compared(free, None, "")
-    else:
-        yield from _against(root, free, sources)
-
-
-def _against(root: Path, free: int, sources: Sequence[str]) -> Iterator[Check]:
-    try:
-        rows = open_rows(list(sources), cache_dir=root)
-        size = sum(file.bytes for file in rows.files)
-    except TokenmillError as error:
-        yield fail("sources", str(error), "name files that are there and can be read")
-        yield _compared(free, None, "")
-        return
-    files = len(rows.files)
-    yield ok("sources", f"{len(rows):,} rows in {files:,} files, {_size(size)} of text")
-    need = int(size * STORE_PER_SOURCE) + len(rows) * ROW_BYTES
-    yield _compared(free, need, f"a store of these rows needs at most about {_size(need)}")
-
-
-def _compared(free: int, need: int | None, why: str) -> Check:
-    shown = f"{_size(free)} free" + (f"; {why}" if why else "")
+    elif sources:
+        try:
+            rows = open_rows(list(sources), cache_dir=root)
+            files = rows.files  # reads columnar files whole
+        except TokenmillError as error:
+            yield fail("sources", str(error), "name files that are there and can be read")
+        else:
+            size = sum(file.bytes for file in files)
+            shown = f"{len(rows):,} rows in {len(files):,} files, {_size(size)} of text"
+            yield ok("sources", shown)
+            need = int(size * STORE_PER_SOURCE) + len(rows) * ROW_BYTES
+    shown = f"{_size(free)} free"
+    if need is not None:
+        shown += f"; a store of these rows needs at most about {_size(need)}"
     if need is not None and free < need:
         remedy = "make room (tokenmill cache gc), or choose another --cache-dir"
-        return fail("space", shown, remedy)
-    if free < (LITTLE if need is None else 2 * need):
-        return warning("space", shown, "it may suffice; tokenmill cache gc removes what is unused")
-    return ok("space", shown)
+        yield fail("space", shown, remedy)
+    elif free < (LITTLE if need is None else 2 * need):
+        yield warning("space", shown, "it may suffice; tokenmill cache gc removes what is unused")
+    else:
+        yield ok("space", shown)
 
 
 def _nearest(path: Path) -> Path:

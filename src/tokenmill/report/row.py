@@ -5,15 +5,14 @@ In go a store and a row number; out comes a `RowView`, which ``tokenmill inspect
 text of one token's bytes; bytes that are no whole character alone are written ``\xe4\xbd``. The
 *kind* of a token says how to show it: ``trained`` or ``untrained`` text, ``special`` (a control
 token that is not trained), ``closer`` (a trained control token that ends a turn), and ``control``
-(any other trained control token). How whitespace is shown is said in
-`terminal_text`.
+(any other trained control token). How whitespace is shown is said in `terminal_text`.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from tokenmill.origin import Origin
@@ -21,8 +20,6 @@ from tokenmill.store import Media, Sidecar, Store
 from tokenmill.tokenizer import Tokenizer, load
 
 LONGEST_REFERENCE = 200  # characters that are shown
-
-KINDS = ("untrained", "trained", "special", "closer", "control")
 
 
 @dataclass(frozen=True)
@@ -34,7 +31,7 @@ class RowView:
         ids: Token ids.
         pieces: Text of each token.
         mask: 1 where trained.
-        kinds: One of `KINDS` per token.
+        kinds: How each token is shown.
         turns: ``(role, start, end)`` over tokens.
         origin: Where it comes from.
         carried: The carried columns.
@@ -51,8 +48,8 @@ class RowView:
     turns: list[tuple[str, int, int]]
     origin: Origin
     carried: dict[str, Any]
-    sidecars: dict[str, float | list[float]] = field(default_factory=dict)
-    media: list[Media] = field(default_factory=list)
+    sidecars: dict[str, float | list[float]]
+    media: list[Media]
 
     def document(self) -> dict[str, Any]:
         """The object that ``tokenmill inspect --json`` prints."""

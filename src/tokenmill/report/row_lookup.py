@@ -126,13 +126,7 @@ def rows_of_source_row(store: Store, source: int, wanted: int, *, by_line: bool)
     rows: list[int] = []
     # A source may be listed twice, so its slices need not be sorted.
     for at in mine[(starts <= wanted) & (starts > 0 if by_line else True)]:
-        reader = store.slice_at(int(at))
-        if wanted - int(store.table[at][first]) > _reach(reader.column(column)):
-            continue
-        places = reader.column(column) == wanted - int(store.table[at][first])
-        rows += [int(store.table[at]["first_row"]) + int(n) for n in np.flatnonzero(places)]
+        entry = store.table[at]
+        here = store.slice_at(int(at)).column(column) == wanted - int(entry[first])
+        rows += (int(entry["first_row"]) + np.flatnonzero(here)).tolist()
     return rows
-
-
-def _reach(column: np.ndarray) -> int:
-    return int(column.max()) if len(column) else -1

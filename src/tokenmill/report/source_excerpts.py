@@ -46,27 +46,27 @@ class SourceExcerpts:
         self._opened: dict[str, tuple[Rows, _PreparedRows] | str] = {}
 
     def excerpt(self, origin: Origin, most: int = MOST_BYTES) -> dict[str, Any]:
-        """``{text, bytes, note}``; text is None where the note says why."""
+        """``{text, bytes, cut, note}``; text is None where the note says why."""
         if origin.path is None:
-            return _without("the paths of this store's source files are unknown")
+            return no_excerpt("the paths of this store's source files are unknown")
         # What stands here is opened as that; any other words may name a URL or a hub's dataset.
         if not self._fetch and not os.path.lexists(origin.path):
-            return _without(
+            return no_excerpt(
                 "the source cannot be read here; if it is elsewhere, --fetch-sources asks for it "
                 "there"
             )
         opened = self._open(origin.path)
         if isinstance(opened, str):
-            return _without(opened)
+            return no_excerpt(opened)
         rows, prepared = opened
         try:
             there = rows.origin(origin.row)
             raw = rows.raw(origin.row)
         except (TokenmillError, IndexError) as error:
-            return _without(f"the source has no such row any more: {error}")
+            return no_excerpt(f"the source has no such row any more: {error}")
         same = len(raw) == origin.length and there.offset == origin.offset
         if not same or not prepared.has(origin.row):
-            return _without(
+            return no_excerpt(
                 "the source changed since, or only a part of it was prepared: what stands here now "
                 "is not shown"
             )
@@ -106,5 +106,6 @@ class _PreparedRows:
         return self._known[bisect_right(self._firsts, row) - 1]
 
 
-def _without(note: str) -> dict[str, Any]:
+def no_excerpt(note: str) -> dict[str, Any]:
+    """An excerpt that is only a note."""
     return {"text": None, "bytes": 0, "cut": 0, "note": note}

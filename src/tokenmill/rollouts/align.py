@@ -39,8 +39,6 @@ def same_until(left: AnyStr, at: int, right: AnyStr, by: int) -> int:
         if left[at + done : at + done + step] != right[by + done : by + done + step]:
             break
         done += step
-        if done == size:
-            return size
     else:
         return size
     low, high = done, done + step
@@ -51,11 +49,6 @@ def same_until(left: AnyStr, at: int, right: AnyStr, by: int) -> int:
         else:
             high = middle
     return low
-
-
-def _same_before(left: bytes, right: bytes, most: int) -> int:
-    """How many bytes two texts share at their ends."""
-    return same_until(left[::-1][:most], 0, right[::-1][:most], 0)
 
 
 def divergences(expected: bytes, found: bytes, places: Sequence[int]) -> list[Divergence]:
@@ -98,7 +91,7 @@ def _meet(
         if best is None or cost < best[0]:
             best = cost, Divergence(start, end, found_start, found_end)
 
-    ends = _same_before(expected[e:], found[r:], min(len(expected) - e, len(found) - r))
+    ends = same_until(expected[e:][::-1], 0, found[r:][::-1], 0)  # shared at the end of both
     if ends >= WINDOW or (ends and len(expected) - e - ends < WINDOW):
         offer(e, len(expected) - ends, r, len(found) - ends)
     windows: dict[bytes, int] = {}

@@ -53,6 +53,10 @@ class Spelled:
     def token_at(self, place: int) -> int:
         return int(np.searchsorted(self.starts, place, side="right")) - 1
 
+    def between(self, start: int, end: int) -> bytes:
+        """The bytes of the tokens from one up to another."""
+        return self.data[int(self.starts[start]) : int(self.starts[end])]
+
 
 def spell(table: PieceTable, ids: Ids) -> Spelled:
     """The bytes of ids, all of which are in the vocabulary."""
@@ -89,13 +93,11 @@ class Expected:
     Attributes:
         spelled: Its canonical ids.
         turns: One for each message.
-        appended: Whether it is the appended text, or the whole render.
         open: Whether it ends with a generation prompt.
     """
 
     spelled: Spelled
     turns: tuple[Turn, ...]
-    appended: bool
     open: bool
 
     @cached_property
@@ -116,16 +118,14 @@ class Expected:
                 continue
             first, last = turn.sampled
             end = last
-            while end > first and not self.bytes(end - 1, end).strip():
+            while end > first and not self.spelled.between(end - 1, end).strip():
                 end -= 1
             if end < last:
                 found.append((end, last))
-        if not self.open and self.bytes(self.required, len(self.spelled.ids)).strip():
-            found.append((self.required, len(self.spelled.ids)))
+        size = len(self.spelled.ids)
+        if not self.open and self.spelled.between(self.required, size).strip():
+            found.append((self.required, size))
         return found
-
-    def bytes(self, start: int, end: int) -> bytes:
-        return self.spelled.data[int(self.spelled.starts[start]) : int(self.spelled.starts[end])]
 
     def turn_at(self, token: int) -> int:
         for number, turn in enumerate(self.turns):
@@ -239,17 +239,16 @@ class Expectations:
                 continue
             expected: list[Expected] = []
             answer: list[Expected] | RowError = expected
-            for place, text in enumerate(texts):
+            for text in texts:
                 if number in refused:
                     answer = refused[number]
                 else:
                     ids, mask, ends = encoded.row(number)
                     spelled = spell(table, ids)
                     turns = _turns(text, spelled, mask, ends.tolist())
-                    appended = place == 0 and len(texts) > 1
                     messages = trajectory.messages or []
                     ends_open = bool(messages) and messages[-1]["role"] != "assistant"
-                    expected.append(Expected(spelled, turns, appended, ends_open))
+                    expected.append(Expected(spelled, turns, ends_open))
                 number += 1
             answers.append(answer)
         return answers

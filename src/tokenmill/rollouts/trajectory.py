@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -82,11 +81,6 @@ class Trajectory:
     def truncated(self) -> bool:
         """Whether the recorder says that it was cut off."""
         return self.finish in TRUNCATED
-
-    @cached_property
-    def sampled(self) -> int:
-        """How many ids were sampled."""
-        return 0 if self.mask is None else int(np.count_nonzero(self.mask))
 
     @property
     def logprobs(self) -> Logprobs | None:

@@ -30,7 +30,7 @@ from tokenmill.chat.template import REASONING_KEYS
 from tokenmill.chat.thinking import REASONING, any_of, cut, thinking_tags
 from tokenmill.chat.turns import TOOL_ROLES
 from tokenmill.errors import RowError
-from tokenmill.rollouts.align import Divergence, divergences
+from tokenmill.rollouts.align import Divergence, divergences, same_until
 from tokenmill.rollouts.expected import Expectations, Expected, Spelled, Turn, spell
 from tokenmill.rollouts.trajectory import Bits, Trajectory
 from tokenmill.tokenizer import Tokenizer
@@ -190,8 +190,8 @@ class Judge:
         again = spell(self.tokenizer.table, ids)
         if again.data == recorded.data:
             whole = Turn("all", 0, len(ids))
-            plain = Expected(again, (whole,), appended=False, open=True)
-            notes += _retokenized(recorded, plain, None)
+            plain = Expected(again, (whole,), open=True)
+            notes += _retokenized(recorded, plain, told=False)
         notes += self._against_texts(trajectory, recorded)
         verdict = _verdict(notes, trajectory, [])
         verdict.unchecked = "no messages: turns, thoughts and observations cannot be compared"
@@ -212,8 +212,8 @@ class Judge:
                 self.tokenizer.decode(part, skip_special_tokens=skip) for skip in (False, True)
             ]
             if not any(text.strip() == form.strip() for form in forms):
-                form = min(forms, key=lambda form: -len(_common(text, form)))
-                at = len(_common(text, form))
+                form = max(forms, key=lambda form: same_until(text, 0, form, 0))
+                at = same_until(text, 0, form, 0)
                 place = recorded.starts[start] + len(form[:at].encode())
                 yield Note(
                     "text", f"{name}_text", None, recorded.token_at(int(place)),
@@ -225,26 +225,23 @@ class Judge:
 
     def _doubled_prompt(self, prompt: bytes, size: int | None) -> Iterator[Note]:
         text = prompt.decode("utf-8", "replace").rstrip()
-        for opening in self._generation_prompts():
-            for form in {opening.strip(), self._without_special(opening).strip()}:
-                if form and text.removesuffix(form) != text:
-                    before = text.removesuffix(form).rstrip()
-                    if before.endswith(form):
-                        yield Note(
-                            "structure", "generation_prompt_doubled", None,
-                            None if size is None else size - 1, form, before[-len(form) :] + form,
-                        )  # fmt: skip
-                        return
+        opening = self._generation_prompt()
+        for form in dict.fromkeys((opening.strip(), self._without_special(opening).strip())):
+            if form and text.endswith(form) and text.removesuffix(form).rstrip().endswith(form):
+                token = None if size is None else size - 1
+                yield Note("structure", "generation_prompt_doubled", None, token, form, 2 * form)
+                return
 
-    def _generation_prompts(self) -> list[str]:
+    def _generation_prompt(self) -> str:
+        """What a template prints for one; empty where that cannot be told."""
         try:
             reference = self.expectations.renderer.reference()
             asking = [{"role": "user", "content": "Hello."}]
             asked = reference.render(asking, None, add_generation_prompt=True)
             unasked = reference.render(asking, None)
         except (RowError, ValueError):
-            return []
-        return [asked[len(unasked) :]] if asked.startswith(unasked) else []
+            return ""
+        return asked[len(unasked) :] if asked.startswith(unasked) else ""
 
     def _without_special(self, text: str) -> str:
         ids = self.tokenizer.reference.encode(text, add_special_tokens=False).ids
@@ -349,7 +346,7 @@ def _ends(trajectory: Trajectory, expected: Expected, size: int) -> Iterator[Not
     for turn in expected.turns:
         if turn.sampled is None or not turn.sampled[0] < size < turn.sampled[1]:
             continue
-        if not expected.bytes(size, turn.sampled[1]).strip():
+        if not expected.spelled.between(size, turn.sampled[1]).strip():
             size = turn.sampled[1]  # only whitespace ends it, and the sampler stopped before
     if size >= expected.required or trajectory.truncated:
         return
@@ -358,7 +355,7 @@ def _ends(trajectory: Trajectory, expected: Expected, size: int) -> Iterator[Not
     begins = {turn.start for turn in expected.turns}
     begins |= {turn.sampled[0] for turn in expected.turns if turn.sampled is not None}
     # Between a turn's last token and the next turn's first some templates print whitespace.
-    if size not in begins and expected.bytes(before, size).strip():
+    if size not in begins and expected.spelled.between(before, size).strip():
         return
     lost = next(
         number
@@ -409,7 +406,7 @@ def _compare(trajectory: Trajectory, recorded: Spelled, expected: Expected) -> V
         stop = wanted.token_at(size)
         notes += [note._replace(token=last) for note in _ends(trajectory, expected, stop)]
     if not differing:
-        notes += _retokenized(recorded, expected, trajectory)
+        notes += _retokenized(recorded, expected)
     flags, spans = _expected_mask(recorded, expected, differing, len(text))
     notes += _mask_notes(trajectory, expected, flags, spans)
     turns = _recorded_turns(recorded, expected, differing)
@@ -566,10 +563,11 @@ def _thoughts(message: dict[str, Any]) -> list[bytes]:
 # The same text in other ids
 
 
-def _retokenized(
-    recorded: Spelled, expected: Expected, trajectory: Trajectory | None
-) -> Iterator[Note]:
-    """One note for each turn in which ids are others though the text is the same."""
+def _retokenized(recorded: Spelled, expected: Expected, *, told: bool = True) -> Iterator[Note]:
+    """One note for each turn in which ids are others though the text is the same.
+
+    Not `told`: there are no messages, so nobody knows of turns.
+    """
     size = len(recorded.data)
     ours, theirs = recorded, expected.spelled
     known = np.isin(ours.starts[:-1], theirs.starts[:-1])
@@ -603,29 +601,24 @@ def _retokenized(
         turn = expected.turns[number]
         sampled = turn.sampled is not None and turn.sampled[0] <= wanted.start < turn.sampled[1]
         where = "what was sampled" if sampled else "the context"
-        untold = trajectory is None
         yield Note(
             "retokenized",
-            "retokenized" if sampled or untold else "retokenized_context",
-            None if untold else number,
+            "retokenized_context" if told and not sampled else "retokenized",
+            number if told else None,
             first,
             _spelled_out(theirs, wanted),
             _spelled_out(ours, slice(first, stop)),
-            f"in {len(places)} places" + ("" if untold else f" of {where} ({turn.role})"),
+            f"in {len(places)} places" + (f" of {where} ({turn.role})" if told else ""),
         )
 
 
 def _spelled_out(spelled: Spelled, tokens: slice, most: int = 8) -> str:
     """Ids and what they stand for."""
     told = [
-        f"{int(spelled.ids[i])} {_bytes(spelled, i, i + 1).decode('utf-8', 'replace')!r}"
+        f"{int(spelled.ids[i])} {spelled.between(i, i + 1).decode('utf-8', 'replace')!r}"
         for i in range(tokens.start, min(tokens.stop, tokens.start + most))
     ]
     return ", ".join(told) + (", …" if tokens.stop - tokens.start > most else "")
-
-
-def _bytes(spelled: Spelled, start: int, end: int) -> bytes:
-    return spelled.data[int(spelled.starts[start]) : int(spelled.starts[end])]
 
 
 # The mask
@@ -711,13 +704,10 @@ def _mask_notes(
         yield Note("structure", "mask_misses_sampled", turn_number, place, "1", "0",
                    "nothing is marked as sampled")  # fmt: skip
         return
-    for step, word in ((1, "late"), (-1, "early")):
-        shifted = np.zeros_like(flags)
-        if step == 1:
-            shifted[1:] = flags[:-1]
-        else:
-            shifted[:-1] = flags[1:]
-        both = bool((wrong & (mask == 1)).any() and (wrong & (mask == 0)).any())
+    both = bool((wrong & (mask == 1)).any() and (wrong & (mask == 0)).any())
+    late, early = np.roll(flags, 1), np.roll(flags, -1)
+    late[0] = early[-1] = 0
+    for shifted, word in ((late, "late"), (early, "early")):
         if both and np.array_equal(mask[shifted <= 1], shifted[shifted <= 1]):
             place = int(np.flatnonzero(wrong)[0])
             yield Note(
@@ -805,12 +795,6 @@ def _to_the_end(turns: list[tuple[str, int]], size: int) -> list[tuple[str, int]
     if turns and turns[-1][1] < size:
         turns[-1] = (turns[-1][0], size)
     return turns
-
-
-def _common(left: str, right: str) -> str:
-    size = min(len(left), len(right))
-    place = next((i for i in range(size) if left[i] != right[i]), size)
-    return left[:place]
 
 
 def _shown(data: bytes, place: int, words: bytes | None = None) -> str:

@@ -164,7 +164,6 @@ class MixedOrder:
         return found
 
     def index(self, epoch: int, position: int) -> int:
-        """The index at one position: the scalar twin."""
         return int(self.indices(epoch, np.asarray([position], dtype=np.int64))[0])
 
 

@@ -112,11 +112,9 @@ class FeistelOrder:
         return Permutation(self.rows, derive_key(PURPOSE_ROWS, self.seed, epoch, self.stream))
 
     def indices(self, epoch: int, positions: Int64Array) -> Int64Array:
-        """The indices at many positions of one epoch."""
         return self._permutation(epoch).indices(positions)
 
     def index(self, epoch: int, position: int) -> int:
-        """The index at one position: the scalar twin."""
         return self._permutation(epoch).index(position)
 
 
@@ -140,11 +138,9 @@ class MilesOrder:
         return np.asarray(permutation, dtype=np.int64)
 
     def indices(self, epoch: int, positions: Int64Array) -> Int64Array:
-        """The indices at many positions of one epoch."""
         return self._permutation(epoch)[np.asarray(positions, dtype=np.int64)]
 
     def index(self, epoch: int, position: int) -> int:
-        """The index at one position: the scalar twin."""
         return int(self._permutation(epoch)[position])
 
 
@@ -222,7 +218,6 @@ class GroupedOrder:
         return grouped
 
     def indices(self, epoch: int, positions: Int64Array) -> Int64Array:
-        """The indices at many positions of one epoch."""
         positions = np.asarray(positions, dtype=np.int64)
         found = np.empty(positions.shape, dtype=np.int64)
         numbers = positions // self.window
@@ -232,6 +227,5 @@ class GroupedOrder:
         return found
 
     def index(self, epoch: int, position: int) -> int:
-        """The index at one position: the scalar twin."""
         number, place = divmod(position, self.window)
         return int(self._sorted(epoch, number)[place])

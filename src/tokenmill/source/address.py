@@ -33,7 +33,14 @@ _HUB = re.compile(
     r"(?::(?P<split>[\w.\-]+(?:/[\w.\-]+)?))?"
     r"(?:@?(?P<slice>\[[^\[\]]*\]))?$"
 )
-DATA_ENDINGS = (".jsonl", ".ndjson", ".json", ".parquet", ".arrow")
+FAMILIES = {
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".json": "json",
+    ".parquet": "parquet",
+    ".arrow": "arrow",
+}
+COMPRESSIONS = {".gz": "gz", ".zst": "zst"}
 _BOUND = re.compile(r"^(?P<number>-?\d+(?:_\d+)*)(?P<percent>%?)$")
 
 
@@ -113,7 +120,7 @@ def _in_hub(text: str) -> Address | None:
     if match is None:
         return None
     owner, name = match["repo"].split("/")
-    known = os.path.splitext(name)[1].lower() in (*DATA_ENDINGS, ".gz", ".zst")
+    known = os.path.splitext(name)[1].lower() in FAMILIES | COMPRESSIONS
     if not match["scheme"] and (known or os.path.isdir(owner) or set(owner) == {"."}):
         return None  # a file that is missing here, not a dataset elsewhere
     selection = parse_selection(match["slice"], text) if match["slice"] else None

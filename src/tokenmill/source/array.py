@@ -17,17 +17,15 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from tokenmill.errors import SourceError
 from tokenmill.source.bytefile import SourceBytes
 from tokenmill.source.cut import SLACK, Cutter, Integers, first_qualified
 from tokenmill.source.index import Assembler
 from tokenmill.source.limits import MAX_ARRAY_GAP, MAX_ROW, MIB, SCAN_BUFFER
-from tokenmill.source.scan import BOM, WHITE_SPACE
+from tokenmill.source.scan import BOM, WHITE_SPACE, Bytes
 
 _STEPWISE = 64  # bytes of white space that all spans skip together; what has more goes alone
-Bytes = npt.NDArray[np.uint8]
 
 _STEPS = np.zeros(256, dtype=np.int8)
 _STEPS[[ord("["), ord("{")]] = 1
@@ -47,8 +45,13 @@ class Elements(NamedTuple):
     closed: bool  # the array's bracket was seen
 
 
-def find_elements(data: Bytes) -> Elements:
-    """Find the complete elements of a buffer that begins where an element may."""
+def find_elements(data: Bytes, *, opens: bool = False) -> Elements:
+    """Find the complete elements of a buffer that begins where an element may.
+
+    Args:
+        data: The buffer.
+        opens: Whether the array's own bracket stands right before it.
+    """
     structure = np.flatnonzero(_STRUCTURE[data])
     quotes = _real_quotes(data)
     outside = np.searchsorted(quotes, structure) % 2 == 0
@@ -66,6 +69,8 @@ def find_elements(data: Bytes) -> Elements:
         return Elements(stops, stops, 0, False)
     begins = np.concatenate([np.zeros(1, dtype=np.int64), stops[:-1] + 1])
     starts, ends = _trimmed(data, begins, stops)
+    if opens and closed and len(starts) == 1 and starts[0] == ends[0]:
+        starts = ends = starts[:0]  # "[]"
     return Elements(starts, ends, int(stops[-1]) + 1, closed)
 
 
@@ -117,11 +122,8 @@ def element_spans(data: bytes, *, opens: bool) -> tuple[Integers, Integers]:
     if opens:
         text = data.removeprefix(BOM).lstrip(WHITE_SPACE)
         skip = len(data) - len(text) + 1
-    found = find_elements(np.frombuffer(data, dtype=np.uint8)[skip:])
-    starts, ends = found.starts, found.ends
-    if opens and found.closed and len(starts) == 1 and starts[0] == ends[0]:
-        starts = ends = starts[:0]  # "[]"
-    return starts + skip, ends + skip
+    found = find_elements(np.frombuffer(data, dtype=np.uint8)[skip:], opens=opens)
+    return found.starts + skip, found.ends + skip
 
 
 class ArrayScan:
@@ -133,17 +135,15 @@ class ArrayScan:
         self._file = file
         self._capacity = buffer_bytes
         self._cutter = Cutter()
-        self._position = 0  # everything before it was given to the assembler
 
     def starts(self) -> Iterator[Integers]:
         """Scan, giving the start of every element, and at last the end of the file."""
-        self._skip_opening()
-        base, size = self._position, self._capacity
-        first = True
+        base, size, opens = self._skip_opening(), self._capacity, True
         while True:
             buffer = bytearray(size + SLACK)
             filled = self._file.read_into(memoryview(buffer)[:size], base)
-            found = find_elements(np.frombuffer(buffer, dtype=np.uint8, count=filled))
+            data = np.frombuffer(buffer, dtype=np.uint8, count=filled)
+            found = find_elements(data, opens=opens)
             if not found.consumed:
                 if filled < size:
                     raise self._refused("the array is not closed: the file is truncated", base)
@@ -151,17 +151,10 @@ class ArrayScan:
                     raise self._refused(f"an element has more than {MAX_ROW} bytes", base)
                 size *= 2
                 continue
-            if (
-                found.closed
-                and first
-                and len(found.starts) == 1
-                and found.starts[0] == found.ends[0]
-            ):
-                found = found._replace(starts=found.starts[:0], ends=found.ends[:0])
             self._check_gaps(found, base)
             yield self._feed(buffer, base, found)
             base += found.consumed
-            first, size = False, self._capacity
+            opens, size = False, self._capacity
             if found.closed:
                 break
         yield self._finish(base)
@@ -194,13 +187,15 @@ class ArrayScan:
         breaks = np.flatnonzero(np.frombuffer(data, dtype=np.uint8) == 10) + base
         self.assembler.feed(memoryview(data), base, nothing, breaks, [])
 
-    def _skip_opening(self) -> None:
+    def _skip_opening(self) -> int:
+        """Where the first element may begin."""
         head = self._file.pread(MAX_ARRAY_GAP, 0)
         text = head.removeprefix(BOM).lstrip(WHITE_SPACE)
         if not text.startswith(b"["):
             raise self._refused("no array begins here", len(head) - len(text))
-        self._position = len(head) - len(text) + 1
-        self._plain(head[: self._position], 0)
+        begin = len(head) - len(text) + 1
+        self._plain(head[:begin], 0)
+        return begin
 
     def _finish(self, base: int) -> Integers:
         end = base

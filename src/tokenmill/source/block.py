@@ -19,13 +19,12 @@ from typing import Any, NamedTuple, overload
 
 import numpy as np
 import xxhash
-from numpy.typing import NDArray
 
 from tokenmill.errors import RowError, SourceChanged
-from tokenmill.source.bytefile import LocalFile, SourceBytes
+from tokenmill.source.bytefile import LocalFile, SourceBytes, digest_of
 from tokenmill.source.cut import Integers
 from tokenmill.source.entry import SeenFile
-from tokenmill.source.limits import MAX_ROW, MIB
+from tokenmill.source.limits import MAX_ROW
 from tokenmill.source.parse import over_limit, parse_many
 from tokenmill.source.scan import BLANK, BOM
 
@@ -97,9 +96,7 @@ class ParsedRows(Sequence[Value]):
         seconds: Time spent parsing so far.
     """
 
-    def __init__(
-        self, block: Block, raw: list[bytes], line: NDArray[np.int64], offset: NDArray[np.int64]
-    ) -> None:
+    def __init__(self, block: Block, raw: list[bytes], line: Integers, offset: Integers) -> None:
         self.seconds = 0.0
         self._block = block
         self._raw = raw
@@ -126,13 +123,11 @@ class ParsedRows(Sequence[Value]):
         values = parse_many(self._raw[number])
         for place, value in enumerate(values):
             if isinstance(value, RowError):
-                values[place] = self._placed(range(len(self))[number][place], value)
+                row = range(len(self))[number][place]
+                line, offset = int(self._line[row]), int(self._offset[row])
+                values[place] = _placed(self._block, row, line, offset, value)
         self.seconds += time.perf_counter() - start
         return values
-
-    def _placed(self, number: int, error: RowError) -> RowError:
-        line, offset = int(self._line[number]), int(self._offset[number])
-        return _placed(self._block, number, line, offset, error)
 
 
 def read_block(block: Block) -> BlockRows:
@@ -203,7 +198,7 @@ def changed(block: Block) -> SourceChanged:
     )
 
 
-_Split = tuple[list[bytes], NDArray[np.int64], NDArray[np.int64]]
+_Split = tuple[list[bytes], Integers, Integers]
 """The bytes of each row, its line, where it starts."""
 
 
@@ -258,15 +253,3 @@ def _over_limit(block: Block, file: SourceBytes, offset: int) -> BlockRows:
         np.array([start], dtype=np.int64),
         np.array([end - start], dtype=np.int64),
     )
-
-
-def digest_of(file: SourceBytes, offset: int, length: int) -> str:
-    """The digest of a span, read piece by piece."""
-    hashed, done = xxhash.xxh3_128(), 0
-    while done < length:
-        data = file.pread(min(MIB, length - done), offset + done)
-        if not data:
-            raise SourceChanged("the file became shorter", path=file.path, offset=offset + done)
-        hashed.update(data)
-        done += len(data)
-    return hashed.hexdigest()

@@ -19,9 +19,11 @@ from collections.abc import Callable
 from typing import NamedTuple, Protocol
 from weakref import ref
 
+import xxhash
+
 from tokenmill.errors import SourceChanged, SourceError, SourceMissing, UsageError
 from tokenmill.files import ProcessLock, is_remote
-from tokenmill.source.limits import OPEN_FILES, RACY_COARSE_NS, RACY_NS
+from tokenmill.source.limits import MIB, OPEN_FILES, RACY_COARSE_NS, RACY_NS
 
 
 class SourceBytes(Protocol):
@@ -157,6 +159,18 @@ def _difference(before: Signature, after: Signature) -> str:
 def location_of(path: str) -> str:
     """A source as any process finds it: a URL as it stands, a path made absolute."""
     return path if is_remote(path) else os.path.abspath(path)
+
+
+def digest_of(file: SourceBytes, offset: int, length: int) -> str:
+    """The digest of a span, read piece by piece."""
+    hashed, done = xxhash.xxh3_128(), 0
+    while done < length:
+        data = file.pread(min(MIB, length - done), offset + done)
+        if not data:
+            raise SourceChanged("the file became shorter", path=file.path, offset=offset + done)
+        hashed.update(data)
+        done += len(data)
+    return hashed.hexdigest()
 
 
 # --- a bound on open files -----------------------------------------------------------------------

@@ -15,26 +15,23 @@ from __future__ import annotations
 import os
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-import xxhash
 
 from tokenmill.errors import CacheError, RowError, SourceError
+from tokenmill.files.ranged import RemoteFile
 from tokenmill.files.recent import RecentValues
 from tokenmill.fingerprint import canonical, checksum, key
 from tokenmill.origin import Origin
 from tokenmill.source.block import Block, BlockRows, Part, Value, changed
-from tokenmill.source.bytefile import LocalFile, SourceBytes, bound_open_files
+from tokenmill.source.bytefile import LocalFile, SourceBytes, bound_open_files, digest_of
 from tokenmill.source.discover import Found
-from tokenmill.source.entry import FileEntry, SourceFile, Span
+from tokenmill.source.entry import FileEntry, SeenFile, SourceFile, Span
 from tokenmill.source.jsonform import RowForm, encode
-from tokenmill.source.limits import INDEX_FORMAT, MIB
+from tokenmill.source.limits import INDEX_FORMAT
 from tokenmill.source.shelf import Shelf, is_forbidden
 from tokenmill.source.tables import DecodedRows, Table, open_table, plan_ranges, walk_spans
-
-if TYPE_CHECKING:
-    from tokenmill.files.ranged import RemoteFile
 
 
 def describe_columnar(found: Found, file: LocalFile | RemoteFile) -> dict[str, Any]:
@@ -51,13 +48,9 @@ def describe_columnar(found: Found, file: LocalFile | RemoteFile) -> dict[str, A
 
 def content_digest(file: SourceBytes, kind: str) -> str:
     """The digest of a whole file."""
-    hashed, offset = xxhash.xxh3_128(), 0
-    buffer = memoryview(bytearray(MIB))
-    while size := file.read_into(buffer, offset):
-        hashed.update(buffer[:size])
-        offset += size
+    content = digest_of(file, 0, file.size)
     file.check()
-    return key({"kind": kind, "bytes": offset, "content": hashed.hexdigest()})
+    return key({"kind": kind, "bytes": file.size, "content": content})
 
 
 def range_digest(content: str, first: int, last: int) -> str:
@@ -73,7 +66,7 @@ class ColumnReader:
         self.rows = entry.rows
         self.number = number
         self._shelf = shelf
-        self._opened: tuple[Table, RowForm, DecodedRows] | None = None
+        self._opened: DecodedRows | None = None
         self._digest = entry.digest
         self._settled = entry.settled  # whether an equal signature proves the digest
 
@@ -81,17 +74,9 @@ class ColumnReader:
         """Let go of the file; the next access opens it again."""
         self._opened = None
 
-    def _open(self) -> tuple[Table, RowForm, DecodedRows]:
+    def _open(self) -> DecodedRows:
         self._check()
-        entry = self.entry
-        table = open_table(
-            entry.kind,
-            entry.open_remote() if entry.is_remote else entry.location,
-            entry.path,
-            entry.spans,
-        )
-        form = RowForm(table.schema, entry.path)
-        opened = self._opened = (table, form, DecodedRows(table, form))
+        opened = self._opened = _decoded_rows(self.entry)
         bound_open_files(self)
         return opened
 
@@ -102,10 +87,11 @@ class ColumnReader:
     # --- many rows -------------------------------------------------------------------------
 
     def stream(self, first: int, last: int) -> Iterator[tuple[int, list[Value]]]:
-        table, form, _ = self._opened or self._open()
+        opened = self._opened or self._open()
+        form = opened.form
         self._check()
         try:
-            for row, batch in table.batches(first, last):
+            for row, batch in opened.table.batches(first, last):
                 values = form.rows(form.checked(batch), row)
                 self._check()
                 yield row, values
@@ -134,9 +120,9 @@ class ColumnReader:
         return value
 
     def _decoded(self, row: int) -> Value:
-        _, _, decoded = self._opened or self._open()
+        opened = self._opened or self._open()
         try:
-            return decoded.value(row)
+            return opened.value(row)
         except SourceError:
             self._check()  # changed rather than damaged?
             raise
@@ -198,7 +184,7 @@ class ColumnReader:
 
     def blocks(self, part: Part) -> Iterator[Block]:
         """Ranges of rows of bounded size."""
-        table, _, _ = self._opened or self._open()
+        table = (self._opened or self._open()).table
         content = self.digest()
         for begin, end, size in plan_ranges(table.groups):
             first, last = max(begin, part.first), min(end, part.last)
@@ -231,6 +217,14 @@ class ColumnReader:
         return {"spans": (head, *spans[low:high]), "spans_row": table.starts[low]}
 
 
+def _decoded_rows(
+    file: SeenFile, first_row: int = 0, kept: RecentValues | None = None
+) -> DecodedRows:
+    source = file.open_remote() if file.is_remote else file.location
+    table = open_table(file.kind, source, file.path, file.spans, first_row)
+    return DecodedRows(table, RowForm(table.schema, file.path), kept)
+
+
 def has_settled(file: SourceBytes) -> bool:
     """Whether a local file had come to rest before it was opened for the read that is over."""
     return isinstance(file, LocalFile) and file.signature.settled(file.opened_ns)
@@ -250,9 +244,7 @@ def _rows_of(block: Block) -> DecodedRows:
         process = 0
     if process == os.getpid() and state == _state(block):
         return rows
-    source = block.open_remote() if block.is_remote else block.location
-    table = open_table(block.kind, source, block.path, block.spans, block.spans_row)
-    return DecodedRows(table, RowForm(table.schema, block.path), RecentValues(0))
+    return _decoded_rows(block, block.spans_row, RecentValues(0))
 
 
 def _state(block: Block) -> tuple[Any, ...]:

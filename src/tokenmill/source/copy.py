@@ -29,9 +29,10 @@ import xxhash
 import zstandard
 
 from tokenmill.errors import CorruptionError, SourceError
+from tokenmill.files.recent import RecentValues
 from tokenmill.files.sealed import JsonForm, SealedKind
 from tokenmill.fingerprint import checksum, key
-from tokenmill.source.bytefile import SourceBytes
+from tokenmill.source.bytefile import SourceBytes, digest_of
 from tokenmill.source.limits import (
     FRAME,
     FRAMES_KEPT,
@@ -125,12 +126,9 @@ class _FrameCutter:
 def _is_whole(directory: Path, content: str) -> bool:
     try:
         copy = CopyFile(directory, str(directory))
-        hashed = xxhash.xxh3_128()
-        for offset in range(0, copy.size, FRAME):
-            hashed.update(copy.pread(FRAME, offset))
+        return digest_of(copy, 0, copy.size) == content
     except CorruptionError:
         return False
-    return bool(hashed.hexdigest() == content)
 
 
 class CopyFile:
@@ -150,7 +148,7 @@ class CopyFile:
             raise self._corrupt(str(error)) from error
         self.size = document.bytes
         self._frame = document.frame
-        self._kept: dict[int, bytes] = {}
+        self._kept = RecentValues(FRAMES_KEPT * document.frame)
         self._local = threading.local()
 
     def __del__(self) -> None:
@@ -162,7 +160,7 @@ class CopyFile:
 
     def _content(self, number: int) -> bytes:
         """One decompressed frame."""
-        kept = self._kept.get(number)
+        kept: bytes | None = self._kept.get(number)
         if kept is not None:
             return kept
         start = int(self._ends[number - 1]) if number else 0
@@ -177,13 +175,7 @@ class CopyFile:
             raise self._corrupt(f"frame {number}: {error}") from error
         if len(data) != expected:
             raise self._corrupt(f"frame {number} has {len(data)} bytes, should have {expected}")
-        # Without a lock: single operations on a dict are atomic, and losing a frame is harmless.
-        self._kept[number] = data
-        while len(self._kept) > FRAMES_KEPT:
-            try:
-                self._kept.pop(next(iter(self._kept)), None)
-            except (StopIteration, RuntimeError):
-                break
+        self._kept.put(number, data)
         return data
 
     def pread(self, length: int, offset: int) -> bytes:

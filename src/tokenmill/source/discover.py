@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import msgspec
@@ -32,16 +32,8 @@ from tokenmill.files.remote import (
     shown,
     version_of,
 )
-from tokenmill.source.address import Address
+from tokenmill.source.address import COMPRESSIONS, FAMILIES, Address
 
-_FAMILIES = {
-    ".jsonl": "jsonl",
-    ".ndjson": "jsonl",
-    ".json": "json",
-    ".parquet": "parquet",
-    ".arrow": "arrow",
-}
-_COMPRESSIONS = {".gz": "gz", ".zst": "zst"}
 KNOWN = ".jsonl, .ndjson, .json (also .gz, .zst), .parquet, .arrow"
 
 
@@ -91,10 +83,10 @@ def discover(address: Address) -> list[Found]:
 def form_of(path: str) -> Found | None:
     """What a file's name says; None when it is no format of ours."""
     stem, extension = os.path.splitext(path)
-    compression = _COMPRESSIONS.get(extension.lower(), "")
+    compression = COMPRESSIONS.get(extension.lower(), "")
     if compression:
         extension = os.path.splitext(stem)[1]
-    family = _FAMILIES.get(extension.lower())
+    family = FAMILIES.get(extension.lower())
     if family is None or (compression and family not in ("jsonl", "json")):
         return None
     return Found(path, family, compression)
@@ -225,7 +217,7 @@ def remote_files(address: Address) -> list[Found]:
         url = pinned(url)
     if any(mark in url for mark in "*?["):
         _refuse_split(address)
-        listed = _versions(url, _glob(url))
+        listed = _listed(url, _glob)
         if not listed:
             raise SourceMissing("no object matches", path=url)
         found = [one for one in map(form_of, sorted(listed)) if one is not None]
@@ -254,33 +246,27 @@ def _web_file(address: Address) -> Found:
     return named(shown(url))._replace(location=url)
 
 
-def _glob(url: str) -> Iterable[dict[str, Any]]:
+def _listed(url: str, ask: Callable[[Any, str], list[dict[str, Any]]]) -> dict[str, Version]:
+    """URL → version of every file that the file system of a URL tells of."""
     fs, path = filesystem(url)
-
-    def work() -> list[dict[str, Any]]:
-        fs.invalidate_cache()
-        return list(fs.glob(path, detail=True).values())
-
-    return RemoteObject(url).retrying(work, None)
-
-
-def _versions(url: str, infos: Iterable[dict[str, Any]]) -> dict[str, Version]:
-    """URL → version of every file among some listed things."""
-    fs, path = filesystem(url)
+    infos = RemoteObject(url).retrying(lambda: ask(fs, path), None)
     before = url[: len(url) - len(path)]  # protocol and host, which a listing's names lack
     files = (info for info in infos if info.get("type") != "directory")
     return {before + fs._strip_protocol(info["name"]): version_of(info, url) for info in files}
 
 
+def _glob(fs: Any, path: str) -> list[dict[str, Any]]:
+    fs.invalidate_cache()
+    return list(fs.glob(path, detail=True).values())
+
+
+def _list(fs: Any, path: str) -> list[dict[str, Any]]:
+    fs.invalidate_cache(path)
+    return list(fs.ls(path, detail=True))
+
+
 def _remote_directory(url: str, split: str | None) -> list[Found]:
-    fs, path = filesystem(url)
-
-    def work() -> list[dict[str, Any]]:
-        fs.invalidate_cache(path)
-        return list(fs.ls(path, detail=True))
-
-    infos = RemoteObject(url).retrying(work, None)
-    listed = {os.path.basename(name): version for name, version in _versions(url, infos).items()}
+    listed = {os.path.basename(name): version for name, version in _listed(url, _list).items()}
     if len(listed) == 1 and url.endswith("/" + next(iter(listed))):
         return [named(url)]  # an object of that very name: its format is unknown
     return directory(url, split, listed)

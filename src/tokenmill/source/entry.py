@@ -12,15 +12,13 @@ A `SourceFile` is the part of it that callers see: kind, size, rows and a digest
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
-from tokenmill.files import is_remote
+from tokenmill.files.ranged import RemoteFile
+from tokenmill.files.remote import Version, is_remote
 from tokenmill.source.bytefile import LocalFile, Signature
-
-if TYPE_CHECKING:
-    from tokenmill.files.ranged import RemoteFile
 
 
 class Span(NamedTuple):
@@ -66,9 +64,6 @@ class SeenFile(msgspec.Struct, frozen=True, kw_only=True):
 
     def open_remote(self) -> RemoteFile:
         """The same where it lives elsewhere: every range is compared with the state."""
-        from tokenmill.files.ranged import RemoteFile
-        from tokenmill.files.remote import Version
-
         size = self.signature[0]
         file = RemoteFile(self.location, Version(size, self.version, self.settled))
         file.path = self.path

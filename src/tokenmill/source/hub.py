@@ -9,10 +9,11 @@ formats is read from the Parquet files that the hub itself keeps at ``refs/conve
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Collection
+from typing import Any, NamedTuple
 
 from tokenmill.errors import SourceError, SourceMissing, UsageError
+from tokenmill.files.ranged import RemoteFile
 from tokenmill.files.remote import RemoteObject
 from tokenmill.optional import optional
 from tokenmill.source.address import Address
@@ -25,7 +26,6 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 _URL = re.compile(
     r"^hf://datasets/(?P<repo>[^/@]+/[^/@]+)(?:@(?P<revision>refs/[^/]+/[^/]+|[^/]+))?(?P<rest>/.*)?$"
 )
-_T = TypeVar("_T")
 
 
 class Repo(NamedTuple):
@@ -60,15 +60,9 @@ def look_up(name: str, revision: str | None, asked: str) -> Repo:
     def work() -> Any:
         return HfApi().repo_info(name, revision=revision, repo_type="dataset")
 
-    info = _asking(asked, work, name)
-    files = tuple(sorted(sibling.rfilename for sibling in info.siblings or ()))
-    return Repo(name, str(info.sha), files)
-
-
-def _asking(asked: str, work: Callable[[], _T], name: str) -> _T:
     here = "" if asked.startswith(_SCHEME) else "no file or directory here, and "
     try:
-        return RemoteObject(f"{_SCHEME}{name}").retrying(work, None)
+        info = RemoteObject(f"{_SCHEME}{name}").retrying(work, None)
     except SourceMissing as error:
         raise SourceMissing(
             f"{here}no such dataset or revision on the hub (a private one needs HF_TOKEN)",
@@ -80,6 +74,8 @@ def _asking(asked: str, work: Callable[[], _T], name: str) -> _T:
             f"files (`hf download {name} --repo-type dataset --local-dir DIR` gets them)",
             path=asked,
         ) from error
+    files = tuple(sorted(sibling.rfilename for sibling in info.siblings or ()))
+    return Repo(name, str(info.sha), files)
 
 
 def _reason(error: SourceError) -> str:
@@ -181,7 +177,6 @@ def _bare(address: Address) -> str:
 
 def _configurations(repo: Repo, address: Address) -> list[Configuration]:
     """What the dataset's card says."""
-    from tokenmill.files.ranged import RemoteFile
 
     def text(name: str) -> str:
         if name not in repo.files:

@@ -27,6 +27,7 @@ import os
 import struct
 from array import array
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -48,7 +49,6 @@ _KIND = SealedKind(
     remedy="open with rehash=True to have it made again",
 )  # fmt: skip
 _PAGE = 8 * STARTS_PER_PAGE  # bytes
-_UNPACKED = 512  # blocks unpacked at once: alone they would take ten times as long
 
 BLOCK_TABLE = np.dtype(
     [
@@ -61,7 +61,8 @@ BLOCK_TABLE = np.dtype(
         ("digest", "u1", (16,)),
     ]
 )
-_NUMBERS = (BLOCK_TABLE.names or ())[:-1]  # all columns but the digest
+_LINE = struct.Struct("<6q16s")  # one line of `BLOCK_TABLE`
+_DIGESTS = 4096  # digests written out at once
 
 
 class BlockEntry(NamedTuple):
@@ -76,32 +77,17 @@ class BlockEntry(NamedTuple):
     digest: str
 
 
-_LINE = struct.Struct("<6q16s")  # one line of `BLOCK_TABLE`
-_DIGESTS = 4096  # digests written out at once
+@dataclass
+class Blocks:
+    """The table of blocks as it grows, packed."""
 
-
-class Blocks(Sequence[BlockEntry]):
-    """The table of blocks, packed; an entry is made when it is asked for."""
-
-    def __init__(self) -> None:
-        self.packed = bytearray()
+    packed: bytearray = field(default_factory=bytearray)
 
     def append(self, entry: BlockEntry) -> None:
         self.packed += _LINE.pack(*entry[:6], bytes.fromhex(entry.digest))
 
     def __len__(self) -> int:
         return len(self.packed) // _LINE.size
-
-    def __getitem__(self, number: int) -> BlockEntry:  # type: ignore[override]
-        if not 0 <= number < len(self):
-            raise IndexError(number)
-        *numbers, digest = _LINE.unpack_from(self.packed, number * _LINE.size)
-        return BlockEntry._make((*numbers, digest.hex()))
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Blocks) and self.packed == other.packed
-
-    __hash__ = None  # type: ignore[assignment]
 
     def digests(self) -> Iterator[list[str]]:
         """The blocks' digests in order, some thousands at a time."""
@@ -285,29 +271,26 @@ class Index:
         self.document = document = sealed.convert(IndexDocument)
         table = sealed.read("table.bin", document.table)
         sealed.require("starts.bin", size=8 * (document.rows + 1))
-        self.table = np.frombuffer(table, BLOCK_TABLE, document.blocks)
-        self._checks = np.frombuffer(table, "<u8", offset=document.blocks * BLOCK_TABLE.itemsize)
+        lines = np.frombuffer(table, BLOCK_TABLE, document.blocks)
+        self._table = memoryview(table)[: lines.nbytes]
+        self._checks = np.frombuffer(table, "<u8", offset=lines.nbytes)
         # Of a memory view, because that gives Python's integers without making a list of them.
-        self.first_rows = np.ascontiguousarray(self.table["first_row"]).data
+        self.first_rows = np.ascontiguousarray(lines["first_row"]).data
         self.checked = bytearray(len(self._checks))
 
     @cached_property
     def starts(self) -> memoryview | PreadStarts:
         """The starts of all rows and the file's end: mapped, or an object that reads them."""
+        path, size = self.directory / "starts.bin", 8 * (self.document.rows + 1)
         try:
-            return self._map(8 * (self.document.rows + 1))
+            if size <= _PAGE:
+                return memoryview(path.read_bytes()).cast("q")  # not worth a descriptor
+            if is_network(path):
+                return PreadStarts(path)
+            with open(path, "rb") as file:
+                mapped = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
         except OSError as error:
             raise self._sealed.refusal(f"cannot be read: {error}", "starts.bin") from error
-
-    def _map(self, size: int) -> memoryview | PreadStarts:
-        path = self.directory / "starts.bin"
-        if size <= _PAGE or is_network(path):
-            # Small ones are not worth a descriptor; network ones must not be mapped.
-            if size <= _PAGE:
-                return memoryview(path.read_bytes()).cast("q")
-            return PreadStarts(path)
-        with open(path, "rb") as file:
-            mapped = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
         return memoryview(mapped).cast("q")
 
     def check_page(self, page: int) -> None:
@@ -329,15 +312,9 @@ class Index:
         return next(self.blocks_from(number))
 
     def blocks_from(self, number: int) -> Iterator[BlockEntry]:
-        """The lines of the table of blocks from one on, unpacked some hundreds at a time."""
-        stop = number + 1
-        while number < len(self.table):
-            lines = self.table[number:stop]
-            columns = [lines[name].tolist() for name in _NUMBERS]
-            digits = lines["digest"].tobytes().hex()
-            for at, numbers in enumerate(zip(*columns, strict=True)):
-                yield BlockEntry._make((*numbers, digits[32 * at : 32 * at + 32]))
-            number, stop = stop, stop + _UNPACKED
+        """The lines of the table of blocks from one on."""
+        for *numbers, digest in _LINE.iter_unpack(self._table[number * _LINE.size :]):
+            yield BlockEntry._make((*numbers, digest.hex()))
 
     def locate(self, rows: Integers) -> tuple[Integers, Integers]:
         """Where each of some ascending rows starts, and where its successor does."""

@@ -28,8 +28,14 @@ import numpy as np
 
 from tokenmill.errors import RowError, SourceChanged
 from tokenmill.origin import Origin
-from tokenmill.source.block import Block, Part, Value, digest_of
-from tokenmill.source.bytefile import LocalFile, Signature, SourceBytes, bound_open_files
+from tokenmill.source.block import Block, Part, Value
+from tokenmill.source.bytefile import (
+    LocalFile,
+    Signature,
+    SourceBytes,
+    bound_open_files,
+    digest_of,
+)
 from tokenmill.source.cut import Integers
 from tokenmill.source.entry import FileEntry, SourceFile
 from tokenmill.source.index import BlockEntry, Index
@@ -97,8 +103,9 @@ class LineHandle:
         self.file = file
         self.index = index
         self.is_lines = index.document.kind == "lines"
-        plain = self.is_lines and isinstance(file, LocalFile)
-        self.fast = FastLines(file, index) if plain and isinstance(file, LocalFile) else None
+        self.fast: FastLines | None = None
+        if self.is_lines and isinstance(file, LocalFile):
+            self.fast = FastLines(file, index)
         self._believed_until = 0.0
         self._verified: set[int] = set()  # blocks found good ...
         self._verified_under: Signature | None = None  # ... while the file had this signature
@@ -288,7 +295,7 @@ class LineReader:
             rest = np.flatnonzero(stops - starts <= LARGE_ROW)
             wanted, starts, stops = wanted[rest], starts[rest], stops[rest]
             places = order[rest].tolist()
-        for first, last, begin, end in coalesce(starts, stops, COALESCE_GAP, COALESCE_MAX):
+        for first, last, begin, end in coalesce(starts, stops):
             handle.look_again(int(wanted[first]))
             data = handle.pread(begin, end)
             if last - first == 1:
@@ -414,28 +421,24 @@ class LineReader:
 # --- which bytes are the row ----------------------------------------------------------------------
 
 
-def coalesce(
-    starts: Integers, stops: Integers, max_gap: int, max_bytes: int
-) -> Iterator[tuple[int, int, int, int]]:
+def coalesce(starts: Integers, stops: Integers) -> Iterator[tuple[int, int, int, int]]:
     """Join neighbouring spans into reads.
 
     Args:
         starts: Where each span begins, ascending; spans may be equal but do not overlap else.
         stops: Where each span ends.
-        max_gap: Bytes between two spans that are read rather than skipped.
-        max_bytes: A read is not made longer than this by joining.
 
     Yields:
         (first span, behind the last span, offset of the read, end of the read).
     """
-    far = np.flatnonzero(starts[1:] - stops[:-1] > max_gap) + 1
+    far = np.flatnonzero(starts[1:] - stops[:-1] > COALESCE_GAP) + 1
     bounds = [0, *far.tolist(), len(starts)]
     begins, ends = starts.tolist(), stops.tolist()
     for first, behind in pairwise(bounds):
         while first < behind:
             last = behind
-            if ends[behind - 1] - begins[first] > max_bytes:
-                fits = int(np.searchsorted(stops, begins[first] + max_bytes, side="right"))
+            if ends[behind - 1] - begins[first] > COALESCE_MAX:
+                fits = int(np.searchsorted(stops, begins[first] + COALESCE_MAX, side="right"))
                 last = min(max(fits, first + 1), behind)
             yield first, last, begins[first], ends[last - 1]
             first = last

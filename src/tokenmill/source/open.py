@@ -19,12 +19,13 @@ import os
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
 from tokenmill.errors import CacheError, SourceError, SourceMissing, UsageError
 from tokenmill.files import default_cache_dir, is_remote
+from tokenmill.files.ranged import RemoteFile
 from tokenmill.fingerprint import key
 from tokenmill.source.address import parse_address
 from tokenmill.source.block import Part
@@ -36,9 +37,6 @@ from tokenmill.source.limits import INDEX_FORMAT, MIB
 from tokenmill.source.rows import Concatenation, Listing, Rows
 from tokenmill.source.scan import BOM, WHITE_SPACE, LineScan
 from tokenmill.source.shelf import Shelf, existing_private_shelf, is_forbidden, private_shelf
-
-if TYPE_CHECKING:
-    from tokenmill.files.ranged import RemoteFile
 
 Source = str | os.PathLike[str]
 _AT_ONCE = 4  # files indexed at the same time, about 5 MiB of buffers each
@@ -156,9 +154,7 @@ def describe(found: Found, shelf: Shelf, *, rehash: bool = False) -> tuple[FileE
 def _opened(found: Found, *, again: bool) -> LocalFile | RemoteFile:
     file: LocalFile | RemoteFile
     if is_remote(found.place):
-        from tokenmill.files.ranged import RemoteFile as Remote
-
-        file = Remote(found.place, None if again else found.version, shared=not again)
+        file = RemoteFile(found.place, None if again else found.version, shared=not again)
     else:
         file = LocalFile(os.path.abspath(found.place))
     file.path = found.path

@@ -29,7 +29,7 @@ PARSING = (msgspec.MsgspecError, ValueError, RecursionError)
 _STRINGS = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
 
 
-def parse(raw: bytes | memoryview) -> dict[str, Any]:
+def parse(raw: bytes) -> dict[str, Any]:
     """Parse one row.
 
     Raises:
@@ -37,11 +37,9 @@ def parse(raw: bytes | memoryview) -> dict[str, Any]:
     """
     if len(raw) > MAX_ROW:
         raise RowError(over_limit(len(raw)), reason="limit")
-    if len(raw) > SHALLOW:
-        raw = raw if isinstance(raw, bytes) else bytes(raw)
-        # Counting brackets is memory speed and settles nearly all rows.
-        if raw.count(b"{") + raw.count(b"[") > MAX_NESTING:
-            return _parse_bracketed(raw)
+    # Counting brackets is memory speed and settles nearly all rows.
+    if len(raw) > SHALLOW and raw.count(b"{") + raw.count(b"[") > MAX_NESTING:
+        return _parse_bracketed(raw)
     return _parse(raw)
 
 
@@ -65,11 +63,11 @@ def parse_many(rows: Iterable[bytes]) -> list[dict[str, Any] | RowError]:
     return values
 
 
-def _parse(raw: bytes | memoryview) -> dict[str, Any]:
+def _parse(raw: bytes) -> dict[str, Any]:
     try:
         return decode(raw)
     except RecursionError:
-        return _parse_on_fresh_stack(bytes(raw))
+        return _parse_on_fresh_stack(raw)
     except (msgspec.MsgspecError, ValueError) as error:
         raise _refusal(error) from error
 
@@ -120,7 +118,7 @@ def _parse_on_fresh_stack(raw: bytes) -> dict[str, Any]:
     def work() -> None:
         try:
             outcome.append(decode(raw))
-        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        except PARSING as error:
             outcome.append(error)
 
     thread = threading.Thread(target=work)

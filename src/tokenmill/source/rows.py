@@ -181,13 +181,9 @@ class Rows(Sequence[dict[str, Any]]):
 
     def _carefully(self, index: int | slice) -> dict[str, Any] | Rows:
         """Slices, bad rows, long rows, other files: everything but the short way."""
-        try:
-            place = self._places[index]
-        except IndexError:
-            raise IndexError(f"row {index} of {len(self)}") from None
-        if not isinstance(place, int):
-            return Rows(self._whole, place)
-        reader, row = self._whole.at(place)
+        if isinstance(index, slice):
+            return Rows(self._whole, self._places[index])
+        reader, row = self._at(index)
         if self._plain and self._fast is None and isinstance(reader, LineReader):
             self._fast = reader.fast()
         return reader.value(row)

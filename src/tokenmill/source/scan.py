@@ -77,8 +77,8 @@ class LineScan:
         """Scan, giving the start of every row, and at last the end of the file."""
         base = held = 0  # offset of the buffer's first byte, bytes kept from the last round
         while True:
-            held = self._make_room(held)
-            read = self._read(held, base + held)
+            self._make_room(held)
+            read = self._file.read_into(memoryview(self._buffer)[held:-SLACK], base + held)
             filled = held + read
             data: Bytes = np.frombuffer(self._buffer, dtype=np.uint8, count=filled)
             breaks = self._line_breaks(data, held)
@@ -116,7 +116,7 @@ class LineScan:
         breaks += held
         return breaks
 
-    def _make_room(self, held: int) -> int:
+    def _make_room(self, held: int) -> None:
         """Grow for a line that fills the buffer, shrink after it."""
         size = len(self._buffer) - SLACK
         wanted = self._capacity
@@ -128,11 +128,6 @@ class LineScan:
             fresh = bytearray(wanted + SLACK)
             fresh[:held] = memoryview(self._buffer)[:held]
             self._buffer = fresh
-        return held
-
-    def _read(self, held: int, offset: int) -> int:
-        end = len(self._buffer) - SLACK
-        return self._file.read_into(memoryview(self._buffer)[held:end], offset)
 
     def _lines(self, data: Bytes, base: int, breaks: Integers) -> Integers:
         """Account for whole lines; ``breaks`` are their ends, the last may be the file's."""

@@ -19,21 +19,18 @@ from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tokenmill.errors import RowError, SourceError
 from tokenmill.files import is_network
-from tokenmill.files.ranged import RangedStream
+from tokenmill.files.ranged import RangedStream, RemoteFile
 from tokenmill.files.recent import RecentValues
 from tokenmill.source.entry import Span
 from tokenmill.source.jsonform import CheckedBatch, RowForm
 from tokenmill.source.limits import COLUMNAR_BLOCK, DECODED_BYTES
-
-if TYPE_CHECKING:
-    from tokenmill.files.ranged import RemoteFile
 
 BATCH_ROWS = 1024  # rows decoded at once
 READ_BYTES = 256 << 10  # bytes of a column of a local Parquet file read at once
@@ -312,7 +309,7 @@ class DecodedRows:
 
     def __init__(self, table: Table, form: RowForm, kept: RecentValues | None = None) -> None:
         self.table = table
-        self._form = form
+        self.form = form
         self._kept = _decoded if kept is None else kept
         self._serial = next(_serials)
         self._bounds: dict[int, tuple[int, ...]] = {}  # group → rows at which its batches begin
@@ -320,14 +317,14 @@ class DecodedRows:
     def value(self, row: int) -> dict[str, Any] | RowError:
         """One row, or why it has no JSON form."""
         first, batch = self._batch_of(row)
-        return self._form.row(batch, row - first, row)
+        return self.form.row(batch, row - first, row)
 
     def values(self, first: int, last: int) -> Iterator[dict[str, Any] | RowError]:
         """The rows ``first:last``, a batch at a time."""
         while first < last:
             start, checked = self._batch_of(first)
             stop = min(last, start + checked.batch.num_rows)
-            yield from self._form.rows(checked.slice(first - start, stop - first), first)
+            yield from self.form.rows(checked.slice(first - start, stop - first), first)
             first = stop
 
     def _batch_of(self, row: int) -> tuple[int, CheckedBatch]:
@@ -346,7 +343,7 @@ class DecodedRows:
         """A batch, checked when a row of it is first wanted."""
         if isinstance(kept, CheckedBatch):
             return kept
-        checked = self._form.checked(kept)
+        checked = self.form.checked(kept)
         self._kept.put((self._serial, first), checked, kept.nbytes)
         return checked
 

@@ -35,7 +35,7 @@ def remedy(path: Path | RemotePath) -> str:
     return ATTACH_AGAIN if path.name == SIDECAR_VALUES else REMEDY
 
 
-def reading_errors(path: Path) -> AbstractContextManager[None]:
+def reading_errors(path: Path | RemotePath) -> AbstractContextManager[None]:
     """Translate an OSError met while reading a file of a store or slice."""
     return sealed.reading_errors(path, remedy(path))
 
@@ -109,6 +109,14 @@ def open_bytes(path: Path, *, mapped: bool) -> ByteFile:
     return MappedFile(path) if mapped else ReadFile(path)
 
 
+def require_size(path: Path, actual: int, expected: int) -> None:
+    """Refuse a file of another size than is stated of it."""
+    if actual != expected:
+        raise CorruptionError(
+            f"{actual} bytes, expected {expected}", path=path, offset=min(actual, expected)
+        )
+
+
 class GuardedFile:
     """A published file whose blocks are checked against their checksums on first touch.
 
@@ -123,20 +131,11 @@ class GuardedFile:
         self.path = path
         self.record = record
         self._bytes = open_bytes(path, mapped=mapped)
-        self.require_size(self._bytes.size)
+        require_size(path, self._bytes.size, record.size)
         blocks = self._require_checksums()
         self._unchecked = bytearray(b"\1" * blocks) if check else bytearray()
         self.clean = not any(self._unchecked)
         """True once every block was seen to be intact: then `view` need not ask."""
-
-    def require_size(self, actual: int) -> None:
-        """Refuse a file of another size than its record's."""
-        if actual != self.record.size:
-            raise CorruptionError(
-                f"{actual} bytes, expected {self.record.size}",
-                path=self.path,
-                offset=min(actual, self.record.size),
-            )
 
     def _require_checksums(self) -> int:
         """Refuse a record without a checksum for every block; returns how many there are."""
@@ -232,8 +231,5 @@ def load_array(path: Path, dtype: str, count: int, *, mapped: bool) -> np.ndarra
     """The whole of a flat file as an array, mapped or read; its size must be exact."""
     wanted = count * np.dtype(dtype).itemsize
     file = open_bytes(path, mapped=mapped)
-    if file.size != wanted:
-        raise CorruptionError(
-            f"{file.size} bytes, expected {wanted}", path=path, offset=min(file.size, wanted)
-        )
+    require_size(path, file.size, wanted)
     return np.frombuffer(file.view(0, wanted), dtype)

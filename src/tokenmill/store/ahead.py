@@ -4,7 +4,7 @@ Committing a store looks at three files of every slice. Each look is short, but 
 system answers it in a fraction of a millisecond, and a million of them in turn take an hour.
 `ahead` hands *batches* of the work to a few threads and gives results back in the order of the
 items; only a bounded number of batches exists at any moment, so the items may be a stream of any
-length.
+length. Stores on the move (`travel`) send and fetch their files the same way.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ WINDOW = THREADS + 2  # batches in existence, finished ones that nobody took inc
 
 
 def ahead(
-    work: Callable[[Item], Result], items: Iterable[Item], batch: int = BATCH
+    work: Callable[[Item], Result],
+    items: Iterable[Item],
+    batch: int = BATCH,
+    threads: int = THREADS,
 ) -> Generator[Result, None, None]:
     """``map(work, items)`` with several calls in flight; an error is raised in its turn."""
     stream = iter(items)
@@ -32,7 +35,8 @@ def ahead(
     if not following:  # not worth a thread
         yield from map(work, some)
         return
-    threads = ThreadPoolExecutor(THREADS, thread_name_prefix="tokenmill-ahead")
+    pool = ThreadPoolExecutor(threads, thread_name_prefix="tokenmill-ahead")
+    window = min(WINDOW, threads + 2)
     waiting: deque[Future[list[Result]]] = deque()
 
     def all_of(some: list[Item]) -> list[Result]:
@@ -41,9 +45,9 @@ def ahead(
     try:
         while some or waiting:
             if some:
-                waiting.append(threads.submit(all_of, some))
+                waiting.append(pool.submit(all_of, some))
                 some, following = following, list(itertools.islice(stream, batch))
-            if len(waiting) >= WINDOW or not some:
+            if len(waiting) >= window or not some:
                 yield from waiting.popleft().result()
     finally:
-        threads.shutdown(cancel_futures=True)
+        pool.shutdown(cancel_futures=True)

@@ -118,7 +118,9 @@ def _pieces(values: Values, per: Per, rows: int, starts: RowStarts) -> Iterator[
             raise UsageError(f"{len(values)} arrays of values for {rows} rows")
         for row, given in enumerate(values):
             piece = convert(given)
-            _require_ends_at(starts, row + 1, convert.taken, row, piece.size)
+            if starts.start(row + 1) != convert.taken:
+                length = starts.start(row + 1) - starts.start(row)
+                raise UsageError(f"{piece.size} values for row {row}, which has {length} tokens")
             yield piece
     elif isinstance(values, Iterable) and not isinstance(values, str | bytes | dict):
         for given in values:
@@ -137,12 +139,6 @@ def _pieces(values: Values, per: Per, rows: int, starts: RowStarts) -> Iterator[
         raise UsageError(f"values are arrays or an iterable of them, not {type(values).__name__}")
     if convert.taken != expected:
         raise _wrong_count(convert.taken, expected, per)
-
-
-def _require_ends_at(starts: RowStarts, row: int, taken: int, of: int, given: int) -> None:
-    if starts.start(row) != taken:
-        length = starts.start(row) - starts.start(of)
-        raise UsageError(f"{given} values for row {of}, which has {length} tokens")
 
 
 def _wrong_count(given: int, expected: int, per: Per, more: str = "") -> UsageError:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tokenmill.errors import CorruptionError, NonDeterminismError, UsageError
 from tokenmill.files import NewFile, Staging, write_file, writing_errors
@@ -193,34 +194,28 @@ def _write_columns(
     tally = _Tally()
     body = staged / "table.part"
     with NewFile(body) as table, ExitStack() as opened:
-        columns = {
-            name: opened.enter_context(NewFile(staged / name))
-            for name in (
-                *names.ROW_ARRAYS,
-                *names.GROUP_FILES,
-                *names.WEIGHT_FILES,
-                *names.MEDIA_FILES,
-            )
-        }
+        columns = {name: opened.enter_context(NewFile(staged / name)) for name in names.ARRAYS}
+
+        def write(name: str, values: NDArray[Any]) -> None:
+            columns[name].write(values.astype(names.ARRAYS[name]).data)
+
         for some, counts in ahead(
             lambda some: _counted(cache, some), _together(placements), batch=1
         ):
             columns[names.LENGTHS].write(counts.lengths)
             columns[names.TRAINED].write(counts.trained)
-            columns[names.FIRST_TRAINED].write(firsts_of(counts.runs, counts.run_starts).data)
-            columns[names.MASK_RUNS].write(counts.runs.astype("<i4").data)
-            ends = counts.run_starts[1:] + tally.runs
-            columns[names.MASK_RUN_ENDS].write(ends.astype("<i8").data)
-            columns[names.GROUP_ENDS].write((counts.group_ends + tally.rows).astype("<i8").data)
+            write(names.FIRST_TRAINED, firsts_of(counts.runs, counts.run_starts))
+            write(names.MASK_RUNS, counts.runs)
+            write(names.MASK_RUN_ENDS, counts.run_starts[1:] + tally.runs)
+            write(names.GROUP_ENDS, counts.group_ends + tally.rows)
             tally.runs += len(counts.runs)
             weights = counts.weights
-            columns[names.WEIGHT_RUNS].write(weights.places.astype("<i4").data)
-            columns[names.RUN_WEIGHTS].write(weights.weights.astype("<f4").data)
-            ends = weights.bounds[1:] + tally.weight_runs
-            columns[names.WEIGHT_RUN_ENDS].write(ends.astype("<i8").data)
+            write(names.WEIGHT_RUNS, weights.places)
+            write(names.RUN_WEIGHTS, weights.weights)
+            write(names.WEIGHT_RUN_ENDS, weights.bounds[1:] + tally.weight_runs)
             tally.weight_runs += len(weights.places)
-            columns[names.PICTURES].write(counts.media["pictures"].astype("<i4").data)
-            columns[names.PATCHES].write(counts.media["patches"].astype("<i4").data)
+            write(names.PICTURES, counts.media["pictures"])
+            write(names.PATCHES, counts.media["patches"])
             tally.pictures += int(counts.media["pictures"].sum(dtype=np.int64))
             for placement, (record, digest) in zip(some, counts.records, strict=True):
                 table.write(_table_row(placement, record, digest, tally.rows))

@@ -44,8 +44,11 @@ def copy_store(store: Store, target: Path, *, embed_media: bool = False) -> Path
         staged = staging.path
         with writing_errors(target):
             _link_slices(store, staged)
-            _link_tokenizer(store, staged)
-            _link_files(processor_files(store), staged / "processor")
+            (staged / "tokenizer").mkdir()  # there even where it has no files
+            for name, path in model_files(store):
+                copied = staged / name
+                copied.parent.mkdir(parents=True, exist_ok=True)
+                copy_or_link(path, copied)
             for name in store.manifest["files"]:
                 if name != names.STATE:
                     copy_or_link(store.path / name, staged / name)
@@ -117,18 +120,6 @@ def _link_slices(store: Store, staged: Path) -> None:
         copy_or_link(source.record, copied.record)
 
 
-def _link_tokenizer(store: Store, staged: Path) -> None:
-    (staged / "tokenizer").mkdir(parents=True)
-    _link_files(tokenizer_files(store), staged / "tokenizer")
-
-
-def _link_files(files: list[tuple[str, Path]], target: Path) -> None:
-    for name, path in files:
-        copied = target / name
-        copied.parent.mkdir(parents=True, exist_ok=True)
-        copy_or_link(path, copied)
-
-
 def _embed(store: Store, media: Media, staging: Staging) -> int:
     """Have a picture beneath the copy; its size."""
     data = store.picture(media)
@@ -136,17 +127,18 @@ def _embed(store: Store, media: Media, staging: Staging) -> int:
     return len(data)
 
 
-def tokenizer_files(store: Store) -> list[tuple[str, Path]]:
-    """The files of a store's tokenizer, by their names within its copy."""
-    return _files_below(store.tokenizer_path)
+def model_files(store: Store) -> list[tuple[str, Path]]:
+    """The files of a store's tokenizer and processor, by their names beneath its copy."""
+    models = {"tokenizer": store.tokenizer_path, "processor": store.processor_path}
+    return [
+        (f"{kind}/{name}", path)
+        for kind, root in models.items()
+        if root is not None
+        for name, path in files_below(root)
+    ]
 
 
-def processor_files(store: Store) -> list[tuple[str, Path]]:
-    """The files of a store's processor, likewise; none where it has none."""
-    path = store.processor_path
-    return [] if path is None else _files_below(path)
-
-
-def _files_below(root: Path) -> list[tuple[str, Path]]:
+def files_below(root: Path) -> list[tuple[str, Path]]:
+    """The files of a directory and of those in it, by their names below it."""
     paths = sorted(path for path in root.rglob("*") if path.is_file())
     return [(path.relative_to(root).as_posix(), path) for path in paths]

@@ -57,7 +57,7 @@ def read_embedded(store: Store, digest: str) -> bytes | None:
         if not embedded:
             return None
         place = remote / place_of(digest)
-        with reading_errors(place):  # type: ignore[arg-type]
+        with reading_errors(place):
             data = place.read_kept(f"{digest}.picture", lambda found: checksum(found) == digest)
         return _require(data, digest, place)
     path = store.layout.picture(digest)

@@ -20,12 +20,6 @@ from tokenmill.files.remote_path import RemotePath, as_remote
 from tokenmill.fingerprint import KEY_HEX
 
 FORMAT = 1
-GROUPS_FORMAT = "1+groups"
-"""The format of slices and stores that have groups; a reader of format 1 refuses them by name."""
-WEIGHTS_FORMAT = "1+weights"
-"""Of those in which trained tokens weigh other than 1, likewise."""
-MEDIA = "+media"
-"""Ends the format of those with rows that have pictures, likewise."""
 
 MANIFEST = "manifest.json"
 TABLE = "slices.bin"
@@ -54,32 +48,36 @@ CHECKED_FILES = (TABLE, LENGTHS, TRAINED, STATE, DATASET_INFO)
 MASK_FILES = (FIRST_TRAINED, MASK_RUNS, MASK_RUN_ENDS)
 """Such files that stores of an earlier version lack, all three of them."""
 
-ROW_ARRAYS = {
-    LENGTHS: "<i4",
-    TRAINED: "<i4",
-    FIRST_TRAINED: "<u1",
-    MASK_RUNS: "<i4",
-    MASK_RUN_ENDS: "<i8",
-}
-"""Files that are one array over all rows, and its type."""
-
 GROUP_FILES = {GROUP_ENDS: "<i8"}
 """Files that are one array over all groups; only stores with groups have them."""
 
 WEIGHT_FILES = {WEIGHT_RUNS: "<i4", RUN_WEIGHTS: "<f4", WEIGHT_RUN_ENDS: "<i8"}
 """Files of the weights of tokens, see `runs`; only stores with weights have them."""
 
-
 MEDIA_FILES = {PICTURES: "<i4", PATCHES: "<i4"}
 """Pictures of every row, and what they cost a vision model; only stores with media have them."""
 
+ARRAYS = {
+    LENGTHS: "<i4",
+    TRAINED: "<i4",
+    FIRST_TRAINED: "<u1",
+    MASK_RUNS: "<i4",
+    MASK_RUN_ENDS: "<i8",
+    **GROUP_FILES,
+    **WEIGHT_FILES,
+    **MEDIA_FILES,
+}
+"""All files that are one array over rows, groups or runs, and its type."""
+
 
 def format_of(*, groups: bool, weights: bool, media: bool) -> int | str:
-    """The format of what has groups, weights or media, some of them or none."""
-    plain: int | str = GROUPS_FORMAT if groups else WEIGHTS_FORMAT if weights else FORMAT
-    if groups and weights:
-        plain = f"{GROUPS_FORMAT}+weights"
-    return f"{plain}{MEDIA}" if media else plain
+    """The format of slices and stores: 1, or ``1+groups+media`` and the like of those with more.
+
+    A reader of format 1 alone refuses these by name. Weights are those of trained tokens that
+    weigh other than 1, media are pictures of rows.
+    """
+    more = "+groups" * groups + "+weights" * weights + "+media" * media
+    return f"{FORMAT}{more}" if more else FORMAT
 
 
 _BOTH = (False, True)

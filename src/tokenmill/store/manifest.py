@@ -63,7 +63,7 @@ def make_manifest(
     Totals that count groups, and files of weights or media, make it one of another format.
     """
     manifest = {
-        "format": _format(totals, files),
+        "format": format_of(**_has(totals, files)),
         "key": fingerprint.key(document),
         "document": document,
         "totals": totals,
@@ -74,10 +74,13 @@ def make_manifest(
     return {**manifest, "digest": fingerprint.key(manifest)}
 
 
-def _format(totals: Document, files: dict[str, Document]) -> int | str:
-    return format_of(
-        groups="groups" in totals, weights=WEIGHT_RUNS in files, media=PICTURES in files
-    )
+def _has(totals: Document, files: Document) -> dict[str, bool]:
+    """What makes a store one of another format than 1."""
+    return {
+        "groups": "groups" in totals,
+        "weights": WEIGHT_RUNS in files,
+        "media": PICTURES in files,
+    }
 
 
 def without_masks(manifest: Document) -> Document:
@@ -176,18 +179,13 @@ def _check_members(manifest: Document, path: Path) -> None:
         raise CorruptionError("says nothing of its tokenizer, or no token ids", path=path)
     check_key(tokenizer.get("identity", ""), path)
     wanted = set(CHECKED_FILES)
-    stated, named = manifest["format"], files if isinstance(files, dict) else {}
-    has = {
-        "groups": "groups" in totals,
-        "weights": WEIGHT_RUNS in named,
-        "media": PICTURES in named,
-    }
+    stated, has = manifest["format"], _has(totals, files if isinstance(files, dict) else {})
     if stated != format_of(**has):
         told = [kind for kind, there in has.items() if there]
         raise CorruptionError(
             f"has {' and '.join(told) or 'no more'}, but is of format {stated}", path=path
         )
-    if "groups" in totals:
+    if has["groups"]:
         _check_groups(totals, path)
         wanted |= set(GROUP_FILES)
     if has["weights"]:

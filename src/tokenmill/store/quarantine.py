@@ -3,7 +3,7 @@
 Nothing that was published is ever replaced, with this one exception: what fails its own checks is
 renamed into ``quarantine/`` (never deleted: a person may want to know what happened to it) and made
 again. `quarantine_of` moves whatever an error's path belongs to: a slice as a whole, its record
-first; a store's directory; a tokenizer's copy.
+first, or a tokenizer's copy. A broken store is moved by the build that commits it (`commit`).
 """
 
 from __future__ import annotations

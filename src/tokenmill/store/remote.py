@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
+import msgspec
 import xxhash
 
 from tokenmill.errors import CorruptionError, UsageError
@@ -22,13 +23,32 @@ from tokenmill.files.blocks import BlockCache
 from tokenmill.files.ranged import WINDOW
 from tokenmill.files.remote import protocol_of
 from tokenmill.files.remote_path import RemotePath
+from tokenmill.files.sealed import publish_files
+from tokenmill.fingerprint import checksum
 from tokenmill.store import layout as names
-from tokenmill.store.access import GuardedFile, reading_errors, remedy
+from tokenmill.store.access import GuardedFile, reading_errors, remedy, require_size
+from tokenmill.store.layout import CacheLayout
 from tokenmill.store.manifest import Document, check_file
-from tokenmill.store.record import BLOCK_BYTES, FileRecord
+from tokenmill.store.record import BLOCK_BYTES, UNREADABLE, FileRecord
 from tokenmill.store.store import Store
 
 _STREAMS = 4  # readers that may go on side by side in one file: ids, mask, and two columns
+CONTENTS = "contents.json"
+"""Beside a pushed manifest: the tokenizer's and processor's files, for places that cannot list."""
+
+
+class _Stated(msgspec.Struct, frozen=True):
+    """What one file of the list must be."""
+
+    size: int
+    checksum: str
+
+
+class _Contents(msgspec.Struct, frozen=True):
+    """The list of files: what `CONTENTS` holds."""
+
+    key: str
+    files: dict[str, _Stated]
 
 
 class RemoteStore(Store):
@@ -90,32 +110,53 @@ class RemoteStore(Store):
     @property
     def tokenizer_path(self) -> Path:
         """A local copy of the tokenizer, fetched when first asked for."""
-        from tokenmill.store.travel import fetch_tokenizer
-
-        return fetch_tokenizer(self)
+        cache = CacheLayout(self.remote.blocks.root)
+        target = cache.tokenizer(self.manifest["tokenizer"]["identity"])
+        return _fetch_model(self.remote, "tokenizer", cache, target)
 
     @property
     def processor_path(self) -> Path | None:
         """A local copy of the processor, fetched when first asked for."""
-        from tokenmill.store.travel import fetch_processor
+        if not self.processor_key:
+            return None
+        cache = CacheLayout(self.remote.blocks.root)
+        return _fetch_model(self.remote, "processor", cache, cache.processor(self.processor_key))
 
-        return fetch_processor(self) if self.processor_key else None
-
-    def __reduce__(self) -> Any:
-        paths = str(self.path), self._verify, self._given_paths, self._cache_dir
-        return _reopen, (*paths, *self._given_media)
+    def _options(self) -> dict[str, Any]:
+        return {**super()._options(), "cache_dir": self._cache_dir}
 
 
-def _reopen(
-    path: str,
-    verify: str,
-    paths: Any,
-    cache_dir: Any,
-    media_root: str | None = None,
-    media_urls: bool = False,
-) -> RemoteStore:
-    media = {"media_root": media_root, "media_urls": media_urls}
-    return RemoteStore(path, verify, paths=paths, cache_dir=cache_dir, **media)
+def _fetch_model(store: RemotePath, kind: str, cache: CacheLayout, target: Path) -> Path:
+    """The tokenizer or the processor of a store elsewhere, in the local cache.
+
+    Raises:
+        CorruptionError: One of its files is not what was pushed.
+    """
+    if target.is_dir():
+        return target
+    listing = store / CONTENTS
+    try:
+        with reading_errors(listing):
+            found = msgspec.json.decode(listing.read_bytes(), type=_Contents)
+    except UNREADABLE as error:
+        raise CorruptionError(f"not a list of files: {error}", path=listing) from error
+    files = {}
+    for name, stated in found.files.items():
+        parts = name.split("/")
+        known = parts[0] in ("tokenizer", "processor")
+        if not known or ".." in parts or "" in parts or "\\" in name:
+            raise CorruptionError(f"names the file {name!r}", path=listing)
+        if parts[0] != kind:
+            continue
+        with reading_errors(listing):
+            data = (store / name).read_bytes()
+        if checksum(data) != stated.checksum:
+            raise CorruptionError(
+                f"checksum is {checksum(data)}, expected {stated.checksum}", path=store / name
+            )
+        files["/".join(parts[1:])] = data
+    publish_files(cache.root, target, files)
+    return target
 
 
 def fetch_file(path: RemotePath, stated: Document, *, check: bool) -> Path:
@@ -146,7 +187,7 @@ def fetch_file(path: RemotePath, stated: Document, *, check: bool) -> Path:
 def _checked_pieces(path: RemotePath, stated: Document) -> Iterator[bytes]:
     """The bytes of a file, refused at the end unless they are what was written."""
     size, hasher = stated["size"], xxhash.xxh3_128()
-    with reading_errors(cast(Path, path)):
+    with reading_errors(path):
         actual = path.object.look().size
         if actual != size:
             raise CorruptionError(
@@ -202,7 +243,8 @@ class RemoteGuardedFile(GuardedFile):
             return found
         kept = self._remote.blocks.get(name)
         if kept is not None:
-            if self._trusted or self._is_right(number, kept):
+            right = self._trusted or xxhash.xxh3_64_hexdigest(kept) == self.record.blocks[number]
+            if right:
                 view = memoryview(kept)
                 ranged.recent.put((self._trusted, name), view)
                 return view
@@ -216,7 +258,8 @@ class RemoteGuardedFile(GuardedFile):
         view = memoryview(self._fetch(number, count))
         for index in range(count - 1, -1, -1):
             block = view[index * BLOCK_BYTES : (index + 1) * BLOCK_BYTES]
-            self._require(number + index, block)
+            if not self._trusted:
+                self.require_block(number + index, block)
             name = self._name(number + index)
             self._remote.blocks.put(name, block)
             ranged.recent.put((self._trusted, name), block)
@@ -231,18 +274,11 @@ class RemoteGuardedFile(GuardedFile):
         with reading_errors(self.path):
             return self._remote.fetch(start, stop)
 
-    def _is_right(self, block: int, data: bytes | memoryview) -> bool:
-        return bool(xxhash.xxh3_64_hexdigest(data) == self.record.blocks[block])
-
-    def _require(self, block: int, data: memoryview) -> None:
-        if not self._trusted:
-            self.require_block(block, data)
-
     def check_all(self) -> int:
         """Check every block where it lies, past every cache; returns the bytes read."""
         with reading_errors(self.path):
             actual = self._remote.object.look().size
-        self.require_size(actual)
+        require_size(self.path, actual, self.record.size)
         step = WINDOW // BLOCK_BYTES
         for number in range(0, len(self.record.blocks), step):
             count = min(step, len(self.record.blocks) - number)

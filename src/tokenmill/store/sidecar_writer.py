@@ -29,7 +29,7 @@ from tokenmill import fingerprint
 from tokenmill.errors import NonDeterminismError, UsageError
 from tokenmill.files.sealed import JsonForm, Sealed, SealedKind, reading_errors
 from tokenmill.store.attach import Converter, Values, publish_values, stage_in_home
-from tokenmill.store.layout import SIDECAR_VALUES, is_key
+from tokenmill.store.layout import SIDECAR_VALUES
 from tokenmill.store.sidecars import (
     BYTES,
     Float32,
@@ -40,6 +40,7 @@ from tokenmill.store.sidecars import (
     check_per,
     find,
     homes,
+    listed,
 )
 from tokenmill.store.store import Store
 
@@ -315,7 +316,7 @@ class SidecarWriter:
                 )
             return
         for home in homes(self._store):
-            for place in _listed(home.parts(self.identity.key)):
+            for place in listed(home.parts(self.identity.key)):
                 if place not in self._parts:
                     part = _PublishedPart.admit(place, home, self._document)
                     self._there[self._rows_of(part)] = True
@@ -428,21 +429,12 @@ class _PartWalk:
 def unfinished(store: Store) -> Iterator[SidecarWriter]:
     """A writer for every sidecar of which there are parts, but not all rows."""
     for home in homes(store):
-        for parts in _listed(home.directory, suffix=".parts"):
-            for place in _listed(parts)[:1]:
+        for parts in listed(home.directory, suffix=".parts"):
+            for place in listed(parts)[:1]:
                 document = PART.admit(place, home.root).convert(_PartRecord).document
                 name, made_by, per = (document.get(it, "") for it in ("name", "made_by", "per"))
                 if find(store, Identity(store.key, name, made_by)) is None:
                     yield attach(store, name, made_by=made_by, per=per)
-
-
-def _listed(directory: Path, suffix: str = "") -> list[Path]:
-    """What is called by a key in a directory, which need not be there."""
-    try:
-        found = [path for path in directory.iterdir() if path.name.endswith(suffix)]
-        return sorted(path for path in found if is_key(path.name.removesuffix(suffix)))
-    except (FileNotFoundError, NotADirectoryError):
-        return []
 
 
 def attach(

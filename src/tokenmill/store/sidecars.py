@@ -32,7 +32,7 @@ from tokenmill.files import default_cache_dir, is_network
 from tokenmill.files.remote_path import as_remote
 from tokenmill.files.sealed import JsonForm, Sealed, SealedKind
 from tokenmill.store.access import ATTACH_AGAIN, GuardedFile
-from tokenmill.store.layout import SIDECAR_VALUES, CacheLayout, StoreLayout, is_key
+from tokenmill.store.layout import SIDECAR_VALUES, CacheLayout, is_key
 from tokenmill.store.record import BLOCK_BYTES, FileRecord
 
 if TYPE_CHECKING:
@@ -183,7 +183,7 @@ def homes(store: Store) -> list[Home]:
     Beside a store in a cache, beneath one that stands alone; and in the user's own cache for stores
     that are elsewhere or that this user may not write beside.
     """
-    layout, remote = StoreLayout(store.path), as_remote(store.path)
+    layout, remote = store.layout, as_remote(store.path)
     if remote is None:
         alone = layout.is_self_contained
         root = store.path if alone else store.path.parent.parent
@@ -358,7 +358,7 @@ class Sidecar:
         return RowStarts(self._store.lengths)
 
     def __reduce__(self) -> Any:
-        return _reopen, (self._store, self.name, self.made_by)
+        return self._store.sidecar, (self.name, self.made_by)
 
     def __repr__(self) -> str:
         return (
@@ -375,10 +375,6 @@ def column_of(name: str, made_by: str) -> str:
 def sidecar_of(store: Store, column: str) -> Sidecar:
     """The sidecar that such a column is."""
     name, _, made_by = column.removeprefix(COLUMN).partition(":")
-    return store.sidecar(name, made_by)
-
-
-def _reopen(store: Store, name: str, made_by: str) -> Sidecar:
     return store.sidecar(name, made_by)
 
 
@@ -403,26 +399,28 @@ def attached(store: Store) -> list[Sidecar]:
     """
     found: dict[str, Sidecar] = {}
     for home in homes(store):
-        for key in _keys(home.directory):
-            if key not in found:
-                found[key] = Sidecar(store, KIND.admit(home.place(key), home.root))
+        for place in listed(home.directory):
+            if place.name not in found:
+                found[place.name] = Sidecar(store, KIND.admit(place, home.root))
     return sorted(found.values(), key=lambda sidecar: (sidecar.name, sidecar.made_by))
 
 
 def sidecar_checks(store: Store) -> Iterator[Callable[[], int]]:
     """For each sidecar of a store a check of all its bytes, which gives their number."""
     for home in homes(store):
-        for key in _keys(home.directory):
-            yield partial(_check, store, home, key)
+        for place in listed(home.directory):
+            yield partial(_check, store, home, place)
 
 
-def _check(store: Store, home: Home, key: str) -> int:
-    return Sidecar(store, KIND.admit(home.place(key), home.root)).check_all()
+def _check(store: Store, home: Home, place: Path) -> int:
+    return Sidecar(store, KIND.admit(place, home.root)).check_all()
 
 
-def _keys(directory: Path) -> list[str]:
+def listed(directory: Path, suffix: str = "") -> list[Path]:
+    """What is called by a key and a suffix in a directory, which need not be there."""
     try:
-        return sorted(path.name for path in directory.iterdir() if is_key(path.name))
+        found = [path for path in directory.iterdir() if path.name.endswith(suffix)]
+        return sorted(path for path in found if is_key(path.name.removesuffix(suffix)))
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:

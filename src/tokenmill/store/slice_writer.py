@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from msgspec.structs import replace
 
 from tokenmill.errors import NonDeterminismError
 from tokenmill.files import Staging
@@ -160,17 +161,17 @@ def _encode(
     _write_stream(size, rows)
     data = pa.allocate_buffer(size.size())  # a buffer that grows would be copied as it does
     _write_stream(pa.FixedSizeBufferWriter(data), rows)
-    record = FileRecord(
-        size=data.size,
-        blocks=tuple(block_checksums(memoryview(data), BLOCK_BYTES)),
-        buffers=_positions(data),
-    )
-    return data, record
+    return data, _described(data)
 
 
 def _write_stream(sink: pa.NativeFile, rows: pa.RecordBatch) -> None:
     with pa.ipc.new_stream(sink, rows.schema, options=_WRITE) as writer:
         writer.write_batch(rows)
+
+
+def _described(data: pa.Buffer) -> FileRecord:
+    blocks = tuple(block_checksums(memoryview(data), BLOCK_BYTES))
+    return FileRecord(size=data.size, blocks=blocks, buffers=_positions(data))
 
 
 def _positions(data: pa.Buffer) -> dict[str, tuple[int, int]]:
@@ -212,11 +213,11 @@ def publish_slice(layout: CacheLayout, encoded: EncodedSlice) -> CommitRecord:
         # Both names lie in one directory: syncing it after the second makes both durable.
         if not staging.publish(tokens, files.tokens, durable=False):
             adopted = _adopt(layout, files.tokens, encoded, encoded.tokens, staging, tokens)
-            record = _with(record, token_file=adopted)
+            record = replace(record, token_file=adopted)
         meta = staging.write("meta", memoryview(encoded.meta))
         if not staging.publish(meta, files.meta):
             adopted = _adopt(layout, files.meta, encoded, encoded.meta, staging, meta)
-            record = _with(record, meta_file=adopted)
+            record = replace(record, meta_file=adopted)
         data = record.encode()
         if not staging.publish(staging.write("record", data), files.record):
             published, _ = read_record(files)
@@ -245,11 +246,6 @@ def replace_slice(layout: CacheLayout, encoded: EncodedSlice) -> tuple[CommitRec
         return publish_slice(layout, encoded), True
 
 
-def _with(record: CommitRecord, **changes: FileRecord) -> CommitRecord:
-    members = {name: getattr(record, name) for name in record.__struct_fields__}
-    return CommitRecord(**{**members, **changes})
-
-
 def _adopt(
     layout: CacheLayout,
     published: Path,
@@ -273,11 +269,6 @@ def _adopt(
     if not staging.publish(staged, published):
         return _adopt(layout, published, encoded, ours, staging, staged)
     return _described(ours)
-
-
-def _described(data: pa.Buffer) -> FileRecord:
-    blocks = tuple(block_checksums(memoryview(data), BLOCK_BYTES))
-    return FileRecord(size=data.size, blocks=blocks, buffers=_positions(data))
 
 
 def _stated_content(data: pa.Buffer) -> str | None:

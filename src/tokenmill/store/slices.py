@@ -25,7 +25,13 @@ from numpy.typing import NDArray
 from tokenmill.errors import CorruptionError
 from tokenmill.files.remote_path import as_remote
 from tokenmill.origin import Origin
-from tokenmill.store.access import GuardedFile, open_bytes, open_guarded, reading_errors
+from tokenmill.store.access import (
+    GuardedFile,
+    open_bytes,
+    open_guarded,
+    reading_errors,
+    require_size,
+)
 from tokenmill.store.columns import GroupColumns, MediaColumns
 from tokenmill.store.layout import SliceFiles
 from tokenmill.store.record import (
@@ -346,17 +352,12 @@ class SliceReader:
 
     def turns(self, number: int) -> list[tuple[str, int, int]]:
         """The turns of one row: role and first and last-plus-one token."""
-        at, size = self.meta.buffer("turn_ends.offsets")
-        bounds = self.meta.view(at, size).cast("i")
-        first, last = bounds[number], bounds[number + 1]
-        ends_at, _ = self.meta.buffer("turn_ends.values")
-        roles_at, _ = self.meta.buffer("turn_roles.values")
-        ends = self.meta.view(ends_at + 4 * first, 4 * (last - first)).cast("i")
-        kind = np.dtype(role_type(len(self.record.roles)))
-        width = kind.itemsize
-        roles = self.meta.view(roles_at + width * first, width * (last - first))
+        first, last = self._bounds("turn_ends", number)
+        ends = self._values("turn_ends", "<i4", first, last).tolist()
+        kind = role_type(len(self.record.roles))
+        roles = self._values("turn_roles", kind, first, last).tolist()
         turns, start = [], 0
-        for end, role in zip(ends, np.frombuffer(roles, kind).tolist(), strict=True):
+        for end, role in zip(ends, roles, strict=True):
             turns.append((self.record.roles[role], start, end))
             start = end
         return turns
@@ -376,14 +377,9 @@ class SliceReader:
         """Where the weight of one row changes and what it is from there on; see `WeightRuns`."""
         if not self.record.has_weights:
             return np.zeros(0, np.int32), np.zeros(0, np.float32)
-        at, size = self.meta.buffer(f"{WEIGHT_RUNS}.offsets")
-        bounds = self.meta.view(at, size).cast("i")
-        first, last = bounds[number], bounds[number + 1]
-        places_at, _ = self.meta.buffer(f"{WEIGHT_RUNS}.values")
-        weights_at, _ = self.meta.buffer(f"{RUN_WEIGHTS}.values")
-        places = self.meta.view(places_at + 4 * first, 4 * (last - first))
-        weights = self.meta.view(weights_at + 4 * first, 4 * (last - first))
-        return np.frombuffer(places, "<i4"), np.frombuffer(weights, "<f4")
+        first, last = self._bounds(WEIGHT_RUNS, number)
+        places = self._values(WEIGHT_RUNS, "<i4", first, last)
+        return places, self._values(RUN_WEIGHTS, "<f4", first, last)
 
     def media(self, number: int, origin: Origin | None) -> list[Media]:
         """The pictures of one row."""
@@ -426,10 +422,20 @@ class SliceReader:
         return [str(self._text(CARRIED + name, row), "utf-8") for row in range(self.record.rows)]
 
     def _text(self, name: str, number: int) -> memoryview:
-        at, size = self.meta.buffer(f"{name}.offsets")
-        bounds = self.meta.view(at, size).cast("i")
-        values_at, _ = self.meta.buffer(f"{name}.values")
-        return self.meta.view(values_at + bounds[number], bounds[number + 1] - bounds[number])
+        first, last = self._bounds(name, number)
+        at, _ = self.meta.buffer(f"{name}.values")
+        return self.meta.view(at + first, last - first)
+
+    def _bounds(self, name: str, number: int) -> tuple[int, int]:
+        """Where one row's values begin and end in a column of lists or texts of the meta file."""
+        bounds = self.meta.view(*self.meta.buffer(f"{name}.offsets")).cast("i")
+        return bounds[number], bounds[number + 1]
+
+    def _values(self, name: str, kind: str, first: int, last: int) -> NDArray[Any]:
+        """Some values of a column of lists."""
+        at, _ = self.meta.buffer(f"{name}.values")
+        width = np.dtype(kind).itemsize
+        return np.frombuffer(self.meta.view(at + width * first, width * (last - first)), kind)
 
     def check_all(self) -> int:
         """Check every block of both files; returns the bytes read."""
@@ -441,7 +447,4 @@ def _check_size(path: Path, expected: int) -> None:
         return  # a request of its own; whoever reads the file meets its size
     with reading_errors(path):
         actual = path.stat().st_size
-    if actual != expected:
-        raise CorruptionError(
-            f"{actual} bytes, expected {expected}", path=path, offset=min(actual, expected)
-        )
+    require_size(path, actual, expected)

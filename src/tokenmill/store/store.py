@@ -424,9 +424,7 @@ class Store(ViewMethods, Sequence[Row]):
                 count = int(self.own_array(names.WEIGHT_RUN_ENDS)[-1])
             elif name in names.GROUP_FILES:
                 count = self.group_count
-            kinds = (names.ROW_ARRAYS, names.GROUP_FILES, names.WEIGHT_FILES, names.MEDIA_FILES)
-            kind = next(known[name] for known in kinds if name in known)
-            array = load_array(path, kind, count, mapped=self._maps_own)
+            array = load_array(path, names.ARRAYS[name], count, mapped=self._maps_own)
             self._arrays[name] = array
         return array
 
@@ -659,7 +657,7 @@ class Store(ViewMethods, Sequence[Row]):
 
         def one_slice(at: int) -> int:
             checked = self.slice_at(at).check_all()
-            self._check_lengths(at)
+            self._check_columns(at)
             return checked
 
         def picture(digest: str) -> int:
@@ -676,14 +674,17 @@ class Store(ViewMethods, Sequence[Row]):
                 yield partial(picture, media.digest)
         yield from sidecar_checks(self)
 
-    def _check_lengths(self, at: int) -> None:
+    def _check_columns(self, at: int) -> None:
+        """Compare what the store holds of a slice's rows with what the slice does."""
         reader, first = self.slice_at(at), self._first_rows[at]
-        for name, array in (("length", self.lengths), ("trained", self.trained)):
+        columns = {"length": self.lengths, "trained": self.trained}
+        if self.has_media and reader.record.has_media:
+            columns |= {"pictures": self.pictures, "patches": self.patches}
+        for name, array in columns.items():
             if not np.array_equal(reader.column(name), array[first : first + reader.record.rows]):
                 raise CorruptionError(
                     f"column {name!r} differs from the store's own", path=reader.files.meta
                 )
-
         if self.has_weights:
             ends = self.own_array(names.WEIGHT_RUN_ENDS)
             for number in range(reader.record.rows):
@@ -697,13 +698,6 @@ class Store(ViewMethods, Sequence[Row]):
                     raise CorruptionError(
                         "weights differ from the store's own", path=reader.files.meta
                     )
-        if self.has_media and reader.record.has_media:
-            for name, array in (("pictures", self.pictures), ("patches", self.patches)):
-                stated = array[first : first + reader.record.rows]
-                if not np.array_equal(reader.column(name), stated):
-                    raise CorruptionError(
-                        f"column {name!r} differs from the store's own", path=reader.files.meta
-                    )
         if self.has_groups:
             begin = np.flatnonzero(reader.column("part") == 0) + first
             ends = self.own_array(names.GROUP_ENDS)
@@ -714,22 +708,17 @@ class Store(ViewMethods, Sequence[Row]):
                     "groups begin elsewhere than the store says", path=reader.files.meta
                 )
 
+    def _options(self) -> dict[str, Any]:
+        """What it was opened with, beside its path and ``verify``."""
+        media_root, media_urls = self._given_media
+        return {"paths": self._given_paths, "media_root": media_root, "media_urls": media_urls}
+
     def __reduce__(self) -> Any:
-        return _reopen, (str(self.path), self._verify, self._given_paths, *self._given_media)
+        return partial(type(self), **self._options()), (str(self.path), self._verify)
 
     def __repr__(self) -> str:
         totals = self.manifest["totals"]
         return f"Store({self.key[:12]}, {totals['rows']:,} rows, {totals['tokens']:,} tokens)"
-
-
-def _reopen(
-    path: str,
-    verify: str,
-    paths: tuple[str, ...] | None,
-    media_root: str | None = None,
-    media_urls: bool = False,
-) -> Store:
-    return Store(path, verify, paths=paths, media_root=media_root, media_urls=media_urls)
 
 
 def _most_open() -> int:

@@ -14,12 +14,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-
-import msgspec
 
 from tokenmill.errors import (
     CacheError,
@@ -37,33 +34,18 @@ from tokenmill.files.upload import Upload, Uploader
 from tokenmill.fingerprint import canonical, checksum
 from tokenmill.store import layout as names
 from tokenmill.store.access import GuardedFile, reading_errors
+from tokenmill.store.ahead import ahead
 from tokenmill.store.commit import Placement, commit_store, state_json
-from tokenmill.store.copies import carry, copy_store, processor_files, tokenizer_files
+from tokenmill.store.copies import carry, copy_store, files_below, model_files
 from tokenmill.store.embedded import counted, distinct_pictures, place_of
 from tokenmill.store.layout import CacheLayout, SliceFiles, StoreLayout
 from tokenmill.store.manifest import encode_manifest, read_manifest, with_files
-from tokenmill.store.record import UNREADABLE, FileRecord, Media
-from tokenmill.store.remote import RemoteStore
+from tokenmill.store.record import FileRecord, Media
+from tokenmill.store.remote import CONTENTS, RemoteStore
 from tokenmill.store.slices import read_record
 from tokenmill.store.store import Store, open_store
 
 AT_ONCE = 4  # files on their way at the same time
-CONTENTS = "contents.json"
-"""Beside a pushed manifest: the tokenizer's and processor's files, for places that cannot list."""
-
-
-class _Stated(msgspec.Struct, frozen=True):
-    """What one file of the list must be."""
-
-    size: int
-    checksum: str
-
-
-class _Contents(msgspec.Struct, frozen=True):
-    """The list of files: what `CONTENTS` holds."""
-
-    key: str
-    files: dict[str, _Stated]
 
 
 @dataclass
@@ -144,8 +126,7 @@ def _copied(store: Store, target: Path, embed_media: bool) -> Travelled:
 
 def _portable(store: Store) -> tuple[dict[str, Any], bytes]:
     """Manifest and state.json of the store as a directory that stands alone."""
-    layout = StoreLayout(store.path)
-    old = store.manifest
+    layout, old = store.layout, store.manifest
     if layout.is_self_contained:
         return old, layout.file(names.STATE).read_bytes()
     state = b"".join(state_json(layout.file(names.TABLE), store.key, "slices"))
@@ -189,7 +170,7 @@ def _contents(store: Store, state: bytes, embed_media: bool) -> Iterator[Upload]
             files = store.layout.slice(key)
             for path in (files.tokens, files.meta, files.record):
                 yield Upload(f"slices/{key[:2]}/{path.name}", path)
-    for name, path in _own_models(store):
+    for name, path in model_files(store):
         yield Upload(name, path)
     for media in distinct_pictures(store) if embed_media else ():
         yield Upload(place_of(media.digest), store.picture(media))
@@ -202,21 +183,9 @@ def _contents(store: Store, state: bytes, embed_media: bool) -> Iterator[Upload]
         yield Upload(names.PROOF, store.path / names.PROOF, any_content=True)
 
 
-def _own_models(store: Store) -> list[tuple[str, Path]]:
-    """Files of the tokenizer and of the processor, by their names below the store."""
-    return [
-        (f"{kind}/{name}", path)
-        for kind, files in (
-            ("tokenizer", tokenizer_files(store)),
-            ("processor", processor_files(store)),
-        )
-        for name, path in files
-    ]
-
-
 def _listing(store: Store) -> bytes:
     files = {}
-    for name, path in _own_models(store):
+    for name, path in model_files(store):
         data = path.read_bytes()
         files[name] = {"size": len(data), "checksum": checksum(data)}
     return canonical({"key": store.key, "files": files}) + b"\n"
@@ -224,20 +193,8 @@ def _listing(store: Store) -> bytes:
 
 def _all_at_once(work: Callable[[Any], None], items: Iterable[Any]) -> None:
     """Do all, a few at a time; the first error ends it, when those under way are done."""
-    waiting: set[Any] = set()
-    with ThreadPoolExecutor(AT_ONCE) as threads:
-        try:
-            for item in items:
-                if len(waiting) >= 2 * AT_ONCE:
-                    done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
-                    for one in done:
-                        one.result()
-                waiting.add(threads.submit(work, item))
-            for one in waiting:
-                one.result()
-        except BaseException:
-            threads.shutdown(cancel_futures=True)
-            raise
+    for _ in ahead(work, items, batch=1, threads=AT_ONCE):
+        pass
 
 
 def pull(
@@ -268,8 +225,7 @@ def pull(
         _take_slice(store, cache, *one, done)
 
     _all_at_once(take, keys.items())
-    _take_tokenizer(store, cache, done)
-    _take_processor(store, cache, done)
+    _take_models(store, cache, done)
     if "media" in store.manifest:
         _all_at_once(lambda one: _take_picture(store, cache, one, done), distinct_pictures(store))
         embed_media = True
@@ -352,31 +308,18 @@ def _pieces(source: Path, size: int) -> Iterator[bytes]:
         yield piece
 
 
-def _take_tokenizer(store: Store, cache: CacheLayout, done: Travelled) -> None:
-    target = cache.tokenizer(store.manifest["tokenizer"]["identity"])
-    if isinstance(store, RemoteStore):
-        fetch_tokenizer(store, cache)
-    elif not target.is_dir():
-        files = {name: path.read_bytes() for name, path in tokenizer_files(store)}
-        publish_files(cache.root, target, files)
-    _count(target, done)
-
-
-def _take_processor(store: Store, cache: CacheLayout, done: Travelled) -> None:
-    path = store.processor_path
-    if path is None:
-        return
-    target = cache.processor(path.name if path.name != "processor" else store.processor_key)
-    if not target.is_dir():
-        files = {name: one.read_bytes() for name, one in processor_files(store)}
-        publish_files(cache.root, target, files)
-    _count(target, done)
-
-
-def _count(directory: Path, done: Travelled) -> None:
-    for path in directory.rglob("*"):
-        if path.is_file():
-            done.add(path.stat().st_size, skipped=False)
+def _take_models(store: Store, cache: CacheLayout, done: Travelled) -> None:
+    """Have tokenizer and processor in the cache; asking a store elsewhere for them does that."""
+    tokenizer = cache.tokenizer(store.manifest["tokenizer"]["identity"])
+    processor = cache.processor(store.processor_key)
+    for path, target in ((store.tokenizer_path, tokenizer), (store.processor_path, processor)):
+        if path is None:
+            continue
+        if not target.is_dir():
+            files = {name: one.read_bytes() for name, one in files_below(path)}
+            publish_files(cache.root, target, files)
+        for _, one in files_below(target):
+            done.add(one.stat().st_size, skipped=False)
 
 
 def _take_picture(store: Store, cache: CacheLayout, media: Media, done: Travelled) -> None:
@@ -388,53 +331,3 @@ def _take_picture(store: Store, cache: CacheLayout, media: Media, done: Travelle
         with Staging(cache.root) as staging:
             staging.publish(staging.write("picture", data), target)
     done.add(len(data), skipped=there)
-
-
-def fetch_tokenizer(store: RemoteStore, cache: CacheLayout | None = None) -> Path:
-    """The tokenizer of a store elsewhere, in the local cache.
-
-    Raises:
-        CorruptionError: One of its files is not what was pushed.
-    """
-    cache = cache or CacheLayout(store.remote.blocks.root)
-    target = cache.tokenizer(store.manifest["tokenizer"]["identity"])
-    return _fetched(store, cache, "tokenizer", target)
-
-
-def fetch_processor(store: RemoteStore) -> Path:
-    """The processor of a store elsewhere, in the local cache.
-
-    Raises:
-        CorruptionError: One of its files is not what was pushed.
-    """
-    cache = CacheLayout(store.remote.blocks.root)
-    return _fetched(store, cache, "processor", cache.processor(store.processor_key))
-
-
-def _fetched(store: RemoteStore, cache: CacheLayout, kind: str, target: Path) -> Path:
-    if target.is_dir():
-        return target
-    listing = store.remote / CONTENTS
-    try:
-        with reading_errors(listing):  # type: ignore[arg-type]
-            found = msgspec.json.decode(listing.read_bytes(), type=_Contents)
-    except UNREADABLE as error:
-        raise CorruptionError(f"not a list of files: {error}", path=listing) from error
-    files = {}
-    for name, stated in found.files.items():
-        parts = name.split("/")
-        known = parts[0] in ("tokenizer", "processor")
-        if not known or ".." in parts or "" in parts or "\\" in name:
-            raise CorruptionError(f"names the file {name!r}", path=listing)
-        if parts[0] != kind:
-            continue
-        with reading_errors(listing):  # type: ignore[arg-type]
-            data = (store.remote / name).read_bytes()
-        if checksum(data) != stated.checksum:
-            raise CorruptionError(
-                f"checksum is {checksum(data)}, expected {stated.checksum}",
-                path=store.remote / name,
-            )
-        files["/".join(parts[1:])] = data
-    publish_files(cache.root, target, files)
-    return target

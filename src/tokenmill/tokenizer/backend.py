@@ -31,8 +31,7 @@ _MISSING_IS_TRUE = {
     "ByteLevel": ("add_prefix_space", "use_regex"),
     "Metaspace": ("split",),
 }
-_ADDED_TOKEN_FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
-_SINGLE_COMPONENT = ("normalizers", "pretokenizers", "processors", "decoders")
+_STEPS_OF_SEQUENCE = ("normalizers", "pretokenizers")
 
 
 def parse_backend(data: bytes, *, path: str | None = None) -> dict[str, Any]:
@@ -110,7 +109,7 @@ def added_tokens(document: dict[str, Any]) -> list[dict[str, Any]]:
     for token in document.get("added_tokens") or ():
         special = bool(token.get("special", False))
         full = {"id": token["id"], "content": token["content"], "special": special}
-        for flag in _ADDED_TOKEN_FLAGS[:3]:
+        for flag in ("single_word", "lstrip", "rstrip"):
             full[flag] = bool(token.get(flag, False))
         full["normalized"] = bool(token.get("normalized", not special))
         tokens.append(full)
@@ -132,7 +131,7 @@ def components(document: dict[str, Any], section: str) -> list[dict[str, Any]]:
     def walk(step: Any) -> None:
         if not isinstance(step, dict):
             return
-        for name in _SINGLE_COMPONENT:
+        for name in _STEPS_OF_SEQUENCE:
             if isinstance(step.get(name), list):
                 for inner in step[name]:
                     walk(inner)
@@ -200,7 +199,9 @@ def _plain(value: Any) -> Any:
     for name in _MISSING_IS_TRUE.get(value.get("type", ""), ()):
         value.setdefault(name, True)
     if value.get("type") == "Metaspace":
-        _modern_metaspace(value)
+        value["prepend_scheme"] = prepend_scheme(value)
+        for name in ("str_rep", "add_prefix_space"):
+            value.pop(name, None)
     return {
         name: _plain(member)
         for name, member in value.items()
@@ -208,9 +209,8 @@ def _plain(value: Any) -> Any:
     }
 
 
-def _modern_metaspace(step: dict[str, Any]) -> None:
-    """Older files say ``add_prefix_space``, newer ones ``prepend_scheme``; both may be there."""
-    step.pop("str_rep", None)
-    prefix = step.pop("add_prefix_space", None)
-    if step.get("prepend_scheme") is None:
-        step["prepend_scheme"] = "never" if prefix is False else "always"
+def prepend_scheme(step: dict[str, Any]) -> Any:
+    """Where a Metaspace step invents a space; older files say it by ``add_prefix_space``."""
+    older = "never" if step.get("add_prefix_space") is False else "always"
+    stated = step.get("prepend_scheme")
+    return older if stated is None else stated

@@ -9,7 +9,7 @@ the ones that are too long.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,6 +18,13 @@ import numpy as np
 from tokenmill.errors import RowError, UsageError
 
 OVERLONG = ("drop", "truncate")
+
+
+def starts_of(lengths: Sequence[int] | np.ndarray) -> np.ndarray:
+    """int64: where each of several stretches that lie end to end starts, and the total."""
+    starts = np.zeros(len(lengths) + 1, dtype=np.int64)
+    np.cumsum(lengths, dtype=np.int64, out=starts[1:])
+    return starts
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,17 +72,16 @@ class Encoded:
         alive[[row for row, _ in self.rejected]] = False
         return np.flatnonzero(alive)
 
-    def without(self, rows: Iterable[int]) -> Encoded:
-        """The same batch with these rows emptied of tokens and turns."""
-        lengths = np.diff(self.row_starts)
+    def rejecting(self, rejected: Mapping[int, RowError]) -> Encoded:
+        """The same batch with exactly these rows rejected: emptied of tokens and turns."""
         gone = np.zeros(len(self), dtype=bool)
-        gone[list(rows)] = True
-        return _cut(self, np.where(gone, 0, lengths), gone) if gone.any() else self
+        gone[list(rejected)] = True
+        left = _cut(self, np.where(gone, 0, np.diff(self.row_starts)), gone) if gone.any() else self
+        return replace(left, rejected=sorted(rejected.items()))
 
     def repeated(self, counts: np.ndarray) -> Encoded:
         """The same batch with each token as often as this says, at least once."""
-        places = np.zeros(len(counts) + 1, dtype=np.int64)
-        np.cumsum(counts, out=places[1:])
+        places = starts_of(counts)
         row_starts = np.repeat(self.row_starts[:-1], np.diff(self.turn_starts))
         turn_ends = places[row_starts + self.turn_ends] - places[row_starts]
         return replace(
@@ -120,10 +126,7 @@ def apply_length(encoded: Encoded, max_length: int | None, overlong: str = "drop
             too_long = too_long[encoded.trained[too_long] == 0]
         for row in too_long.tolist():
             refused.setdefault(row, _too_long(max_length, overlong))
-    if len(refused) == len(encoded.rejected):
-        return encoded
-    rejected = sorted(refused.items(), key=lambda item: item[0])
-    return replace(encoded.without(refused), rejected=rejected)
+    return encoded if len(refused) == len(encoded.rejected) else encoded.rejecting(refused)
 
 
 def _too_long(max_length: int, overlong: str) -> RowError:
@@ -142,8 +145,6 @@ def overlong_message(max_length: int) -> str:
 def _cut(encoded: Encoded, lengths: np.ndarray, gone: np.ndarray) -> Encoded:
     """Keep the first tokens of every row; rows that are gone lose their turns as well."""
     old = np.diff(encoded.row_starts)
-    row_starts = np.zeros(len(lengths) + 1, dtype=np.int64)
-    np.cumsum(lengths, out=row_starts[1:])
     # Two steps per row in a running sum: keep from its start on, stop at its new end.
     steps = np.zeros(len(encoded.ids) + 1, dtype=np.int8)
     cut = lengths < old
@@ -153,13 +154,11 @@ def _cut(encoded: Encoded, lengths: np.ndarray, gone: np.ndarray) -> Encoded:
     turns = np.diff(encoded.turn_starts)
     rows_of_turns = np.repeat(np.arange(len(lengths)), turns)
     turn_ends = np.minimum(encoded.turn_ends, lengths[rows_of_turns]).astype(np.int32)
-    turn_starts = np.zeros(len(lengths) + 1, dtype=np.int64)
-    np.cumsum(np.where(gone, 0, turns), out=turn_starts[1:])
     return replace(
         encoded,
         ids=encoded.ids[keep],
         mask=encoded.mask[keep],
-        row_starts=row_starts,
+        row_starts=starts_of(lengths),
         turn_ends=turn_ends[~gone[rows_of_turns]],
-        turn_starts=turn_starts,
+        turn_starts=starts_of(np.where(gone, 0, turns)),
     )

@@ -23,7 +23,7 @@ import xxhash
 
 from tokenmill.errors import RowError
 from tokenmill.tokenizer import masks
-from tokenmill.tokenizer.encoded import Encoded
+from tokenmill.tokenizer.encoded import Encoded, starts_of
 from tokenmill.tokenizer.engines import Engine, HfEngine, choose_engine, refuse_interrupts
 from tokenmill.tokenizer.tokenizer import Tokenizer
 
@@ -273,10 +273,9 @@ class _Batch:
     def _lay_out(self) -> None:
         """Encode the texts chunk by chunk, and measure each while it is in the cache."""
         rows = len(self.texts)
-        self.char_starts = np.zeros(rows + 1, dtype=np.int64)
+        self.char_starts = starts_of(np.fromiter(map(len, self.texts), np.int64, rows))
         self.byte_starts = np.zeros(rows + 1, dtype=np.int64)
         self.chunks: list[tuple[int, int, bytes]] = []
-        np.cumsum(np.fromiter(map(len, self.texts), np.int64, rows), out=self.char_starts[1:])
         cuts = np.flatnonzero(np.diff(self.char_starts // CHUNK_CHARS)).tolist()
         for first, last in itertools.pairwise(sorted({0, *cuts, rows})):
             utf8 = list(map(str.encode, self.texts[first:last]))
@@ -378,15 +377,12 @@ def _finish(
     ends: np.ndarray,
     notes: dict[str, Any],
 ) -> Encoded:
-    turn_starts = np.zeros(len(batch.texts) + 1, dtype=np.int64)
-    np.cumsum(batch.turn_counts, out=turn_starts[1:])
     encoded = Encoded(
         ids=ids,
         row_starts=row_starts,
         mask=mask,
         turn_ends=ends.astype(np.int32),
-        turn_starts=turn_starts,
-        rejected=sorted(batch.rejected.items(), key=lambda item: item[0]),
+        turn_starts=starts_of(batch.turn_counts),
         notes=dict(notes),
     )
-    return encoded.without(batch.rejected)
+    return encoded.rejecting(batch.rejected)

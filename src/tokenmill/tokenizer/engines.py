@@ -25,6 +25,7 @@ import numpy as np
 from tokenmill.errors import TokenizerError, UsageError
 from tokenmill.optional import optional
 from tokenmill.tokenizer import engine_cache
+from tokenmill.tokenizer.encoded import starts_of
 from tokenmill.tokenizer.parity_texts import parity_texts
 from tokenmill.tokenizer.tokenizer import Tokenizer
 
@@ -184,8 +185,7 @@ def first_difference(one: Engine, other: Engine, texts: Sequence[str]) -> str | 
 
 
 def _flat(rows: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
-    row_starts = np.zeros(len(rows) + 1, dtype=np.int64)
-    np.cumsum([len(row) for row in rows], out=row_starts[1:])
+    row_starts = starts_of([len(row) for row in rows])
     ids = np.empty(int(row_starts[-1]), dtype=np.int32)
     for row, start, end in zip(rows, row_starts[:-1], row_starts[1:], strict=True):
         ids[start:end] = row

@@ -25,7 +25,7 @@ import numpy as np
 import pyarrow as pa
 
 from tokenmill.fingerprint import canonical
-from tokenmill.tokenizer.backend import added_tokens, components, vocabulary
+from tokenmill.tokenizer.backend import added_tokens, components, prepend_scheme, vocabulary
 
 TABLE_FORMAT = 1  # raised when a table's bytes change, or what is put into them
 
@@ -215,9 +215,6 @@ def _prefix(document: dict[str, Any]) -> Prefix:
         if step.get("type") == "Prepend":
             return "always"
         if step.get("type") == "Metaspace":
-            scheme = step.get("prepend_scheme")
-            if scheme is None:
-                scheme = "never" if step.get("add_prefix_space") is False else "always"
             known: dict[str, Prefix] = {"first": "first", "always": "always"}
-            return known.get(str(scheme), "never")
+            return known.get(str(prepend_scheme(step)), "never")
     return "never"

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokenmill.errors import RowError
-from tokenmill.tokenizer.encoded import Encoded
+from tokenmill.tokenizer.encoded import Encoded, starts_of
 
 IGNORE = -100
 PICTURES = ("pixel_values", "image_grid_thw", "pixel_values_videos", "video_grid_thw")
@@ -67,11 +67,9 @@ def read_tokenized(
             tokens, mask = np.zeros(0, np.int32), np.zeros(0, np.uint8)
         ids.append(tokens)
         masks.append(mask)
-    starts = np.zeros(len(rows) + 1, np.int64)
-    np.cumsum([len(tokens) for tokens in ids], out=starts[1:])
     return Encoded(
         ids=np.concatenate([*ids, np.zeros(0, np.int32)]),
-        row_starts=starts,
+        row_starts=starts_of([len(tokens) for tokens in ids]),
         mask=np.concatenate([*masks, np.zeros(0, np.uint8)]),
         turn_ends=np.zeros(0, np.int32),
         turn_starts=np.zeros(len(rows) + 1, np.int64),

@@ -158,7 +158,7 @@ class BlockJob:
     def agree(self) -> None:
         """Wait until the tokenizer is agreed on; raise where it is not."""
         if self._comparison is not None and self._card is not None:
-            self._comparison.agree(self._card, self._root)
+            self._comparison.agree(self._card)
 
 
 class MissingBlocks:

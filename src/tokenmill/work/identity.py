@@ -51,7 +51,6 @@ if TYPE_CHECKING:
 
 IDENTIFY = "tokenmill.work.identity:open_identifier"
 COMPARE = "tokenmill.work.identity:open_comparer"
-COPY = "tokenizer.json"
 POLL_S = 0.05  # seconds between looks at what another process was asked
 
 Found = TypeVar("Found")
@@ -104,11 +103,11 @@ class Comparison:
         if self._error is not None:
             raise self._error
 
-    def agree(self, card: IdentityCard, cache_dir: Path) -> None:
+    def agree(self, card: IdentityCard) -> None:
         """Wait for the answer; raise if it is not "alike", else remember it for the next call."""
         self._thread.join()
         self.check()
-        remember_card(card, cache_dir=cache_dir, **self._arguments)
+        remember_card(card, cache_dir=self._cache_dir, **self._arguments)
 
 
 def identity_card(
@@ -225,13 +224,14 @@ def load_copy(path: Path, card: dict[str, Any]) -> Tokenizer:
     """
     from tokenmill.tokenizer import load, share_table  # here: the parent loads no engine
 
+    file = path / "tokenizer.json"
     try:
         tokenizer = load(path, backend="file")
         stated = card["checksum"], card["template"], card["special_tokens"]
         found = tokenizer.checksum, tokenizer.template, tokenizer.special_tokens
         is_the_one = found == stated or tokenizer.key == card["key"]
     except TokenizerError as error:
-        raise CorruptionError(f"the tokenizer's copy: {error.message}", path=path / COPY) from error
+        raise CorruptionError(f"the tokenizer's copy: {error.message}", path=file) from error
     except TokenmillError:
         raise
     except OSError as error:  # a disk that cannot read it is the cache's trouble, not a worker's
@@ -240,7 +240,7 @@ def load_copy(path: Path, card: dict[str, Any]) -> Tokenizer:
             path=path,
         ) from error
     if not is_the_one:
-        raise CorruptionError("the tokenizer's copy is not what was written", path=path / COPY)
+        raise CorruptionError("the tokenizer's copy is not what was written", path=file)
     share_table(tokenizer, path.parent.parent)
     return tokenizer
 

@@ -40,10 +40,10 @@ def open_sources(
         return open_rows(sources, cache_dir=cache.root, rehash=True)
 
 
-def source_documents(blocks: Iterable[Block]) -> list[dict[str, Any]]:
-    """The sources by content: one document per file that has rows, in order of the blocks.
+def source_documents(blocks: Iterable[Block]) -> list[tuple[int, dict[str, Any]]]:
+    """The sources by content, in order of the blocks: (number of a file, document of its rows).
 
-    Also says through ``file`` which of the caller's files it was; `by_content` leaves that out.
+    A file that is named again after another one is a source again.
     """
     documents = []
     for file, run in groupby(blocks, key=lambda block: block.file):
@@ -53,14 +53,6 @@ def source_documents(blocks: Iterable[Block]) -> list[dict[str, Any]]:
             hasher.update(f"{block.kind}:{block.digest}\n".encode())
             rows += block.rows
             size += block.length
-        document = {"file": file, "kind": block.kind, "rows": rows, "bytes": size}
-        documents.append({**document, "digest": hasher.hexdigest()})
+        document = {"kind": block.kind, "rows": rows, "bytes": size, "digest": hasher.hexdigest()}
+        documents.append((file, document))
     return documents
-
-
-def by_content(documents: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Source documents as they stand in a key: without the number of the caller's file."""
-    return [
-        {name: value for name, value in document.items() if name != "file"}
-        for document in documents
-    ]

@@ -125,7 +125,7 @@ class _Run:
             code = worker.wait(max(0.0, deadline - time.monotonic()))
             worker.drain_output()
             if code is not None and code > 0:
-                raise WorkerError(f"worker {worker.number} failed at its end{_output_tail(worker)}")
+                raise WorkerError(f"worker {worker.number} failed at its end{worker.last_output()}")
 
     def end(self) -> None:
         """Kill and reap whoever is left, free everything."""
@@ -294,10 +294,5 @@ class _Run:
                 endings = "; then ".join(assignment.deaths)
                 self._failure = WorkerError(
                     f"{assignment.task}: gave up after {len(assignment.deaths)} workers were lost: "
-                    f"{endings}{_output_tail(worker)}"
+                    f"{endings}{worker.last_output()}"
                 )
-
-
-def _output_tail(worker: WorkerProcess) -> str:
-    lines = worker.last_lines()
-    return "".join(f"\n    | {line}" for line in ["its last output:", *lines]) if lines else ""

@@ -160,10 +160,11 @@ class WorkerProcess:
             if len(data) < READ_BYTES:
                 return True
 
-    def last_lines(self) -> list[str]:
-        """The last lines it printed, for an error's message."""
+    def last_output(self) -> str:
+        """The last lines it printed, as an error's message ends; empty where there are none."""
         text = bytes(self._tail).decode("utf-8", "replace")
-        return [line for line in text.splitlines() if line.strip()][-SHOWN_LINES:]
+        lines = [line for line in text.splitlines() if line.strip()][-SHOWN_LINES:]
+        return "".join(f"\n    | {line}" for line in ["its last output:", *lines]) if lines else ""
 
     @property
     def is_alive(self) -> bool:

@@ -5,7 +5,7 @@ answer at one moment. A `Reporter` shows snapshots: a bar on a terminal (rich, o
 line every few seconds elsewhere, a function of the caller, or nothing. `Progress` joins meter,
 reporter and clock, and is what a build reports to::
 
-    with open_progress(progress, total_bytes=plan.bytes, total_rows=plan.rows) as shown:
+    with open_progress(progress, total_rows=plan.rows, total_size=plan.bytes) as shown:
         shown.add(rows=812, size=8_388_608)
 
 Speed is that of the last half minute, so that the workers' start-up and a slow first file are
@@ -79,13 +79,11 @@ class Meter:
         # (time, rows built, bytes built), the oldest one at or before the window's start.
         self._samples: deque[tuple[float, int, int]] = deque([(now, 0, 0)])
 
-    def add(
-        self, now: float, *, rows: int = 0, size: int = 0, slices: int = 1, found: bool = False
-    ) -> None:
-        """Count work; `found` work was in the cache and says nothing about speed."""
+    def add(self, now: float, *, rows: int = 0, size: int = 0, found: bool = False) -> None:
+        """Count a slice; one that was `found` in the cache says nothing about speed."""
         self._rows += rows
         self._size += size
-        self._slices += slices
+        self._slices += 1
         if found:
             return
         self._built_rows += rows
@@ -265,10 +263,10 @@ class Progress:
         self._shown = clock()
         self._meter = Meter(self._shown, total_rows=total_rows, total_size=total_size)
 
-    def add(self, *, rows: int = 0, size: int = 0, slices: int = 1, found: bool = False) -> None:
-        """Count work that is done (`found`: it was in the cache), and show it when it is time."""
+    def add(self, *, rows: int = 0, size: int = 0, found: bool = False) -> None:
+        """Count a slice that is done (`found`: in the cache), and show it when it is time."""
         now = self._clock()
-        self._meter.add(now, rows=rows, size=size, slices=slices, found=found)
+        self._meter.add(now, rows=rows, size=size, found=found)
         if now - self._shown >= self._reporter.every_s:
             self._shown = now
             self._reporter.show(self._meter.snapshot(now))

@@ -17,8 +17,8 @@ or on another machine. The contract that every executor keeps, and that one test
 from __future__ import annotations
 
 import contextlib
-import importlib
 import os
+import pkgutil
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -113,19 +113,15 @@ class Executor(Protocol):
         ...
 
 
-def open_work(setup: Setup) -> Work:
-    """Import and call the setup's entry; its own errors pass, others become a `WorkerError`."""
-    module_name, _, attribute = setup.entry.partition(":")
+def open_work(entry: str, options: dict[str, Any]) -> Work:
+    """Import and call a setup's entry; its own errors pass, others become a `WorkerError`."""
     try:
-        target: Any = importlib.import_module(module_name)
-        for name in attribute.split("."):
-            target = getattr(target, name)
-        work: Work = target(setup.options)
+        work: Work = pkgutil.resolve_name(entry)(options)
     except (TokenmillError, MemoryError):
         raise
     except Exception as error:
         raise WorkerError(
-            f"a worker could not get ready: {setup.entry}: {type(error).__name__}: {error}"
+            f"a worker could not get ready: {entry}: {type(error).__name__}: {error}"
         ) from error
     return work
 
@@ -188,7 +184,7 @@ class InlineExecutor:
         try:
             for task in tasks:
                 if work is None:  # without a task nothing is loaded, as with workers
-                    work = open_work(Setup(setup.entry, as_travelled(setup.options)))
+                    work = open_work(setup.entry, as_travelled(setup.options))
                 started = time.perf_counter()
                 try:
                     result = as_travelled(finish(work(as_travelled(task.payload))))

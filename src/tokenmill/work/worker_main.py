@@ -32,7 +32,6 @@ from tokenmill.errors import TokenmillError
 from tokenmill.work import wire
 from tokenmill.work.tasks import (
     Rest,
-    Setup,
     Task,
     Work,
     close_work,
@@ -107,7 +106,7 @@ def messages(channel: int) -> Iterator[wire.Down]:
 def get_ready(begin: wire.Begin, sender: Sender) -> Work | None:
     """Call the entry; on an error report it and give None."""
     try:
-        return open_work(Setup(begin.entry, begin.options))
+        return open_work(begin.entry, begin.options)
     except TokenmillError as error:
         sender.send(wire.Failed(None, wire.pack_error(error)))
         return None

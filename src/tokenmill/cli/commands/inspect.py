@@ -12,6 +12,7 @@ colour (a pipe, ``NO_COLOR``) trained stretches stand in ``⟦ ⟧``.
 
 from __future__ import annotations
 
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -151,11 +152,15 @@ def inspect(
             document, lambda: output.say(f"{document['html']}: {size}. {document['selection']}")
         )
     elif rule == "rejected":
-        _show_rejected(output, opened, _first_rejected(opened, count or LISTED), excerpts)
+        from tokenmill.report.row_lookup import rejected_rows
+
+        first = list(islice(rejected_rows(opened), count or LISTED))
+        _show_rejected(output, opened, first, excerpts)
     elif rule is not None:
         from tokenmill.report.row_lookup import rows_by_rule
 
-        _require_rows(opened)
+        if not len(opened):
+            raise UsageError("the store has no rows; --rule rejected shows why")
         _show_rows(output, opened, rows_by_rule(opened, rule, count or 1, seed), values)
     else:
         rows, rejected = _named_rows(opened, row, origin)
@@ -176,19 +181,6 @@ def _named_rows(
     if not -len(store) <= number < len(store):
         raise UsageError(f"--row {number}: the store has {len(store):,} rows")
     return [number], []
-
-
-def _require_rows(store: Store) -> None:
-    if not len(store):
-        raise UsageError("the store has no rows; --rule rejected shows why")
-
-
-def _first_rejected(store: Store, count: int) -> list[Rejected]:
-    from itertools import islice
-
-    from tokenmill.report.row_lookup import rejected_rows
-
-    return list(islice(rejected_rows(store), count))
 
 
 def _serve(output: Output, store: Store, viewer: Viewer, port: int) -> None:

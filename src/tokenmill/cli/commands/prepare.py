@@ -6,6 +6,8 @@ with an example and a hint; ``--max-rejected`` turns a surprise into exit code 1
 
 from __future__ import annotations
 
+import sys
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -66,7 +68,7 @@ def prepare(
         )
     arguments |= {"progress": output.progress, "judge": False}
     also: dict[str, Any] = {}
-    with output.reserved():
+    with redirect_stdout(sys.stderr):  # stdout is for the result, and Ray prints
         outcome = run_recipe(**arguments) if part is None else run_part(**arguments, part=part)
     if part is not None:
         missing = getattr(outcome, "missing", 0)

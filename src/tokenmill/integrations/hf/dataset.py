@@ -8,7 +8,7 @@ hashes nothing and finds its own cached maps again in another process. Its colum
     labels       input_ids int32, labels int64 (-100 where a token is not trained)
     assistant_masks
                  input_ids int32, assistant_masks int8: what TRL makes labels of
-    packs        input_ids, labels, seq_lengths int64: rows of a pack behind each other, no padding
+    packs        input_ids, labels, seq_lengths int64: rows of a pack one after another, no padding
     rows         row int64: the numbers of the rows, for a collator that reads them itself
 
 Labels follow the loader's rule: unshifted, and -100 at the first token of every row, since nothing
@@ -34,10 +34,11 @@ import pyarrow as pa
 from tokenmill import fingerprint
 from tokenmill.dataset import Mixture, View, tokens_alone
 from tokenmill.errors import check_one_of
+from tokenmill.formats.tables import listed, weights_of
 from tokenmill.integrations.hf.table import LazyTable
-from tokenmill.integrations.hosts import labels, predicted
+from tokenmill.integrations.hosts import predicted
 from tokenmill.loader import WholeRun
-from tokenmill.packing import Piece
+from tokenmill.packing import Piece, labels_of
 from tokenmill.store import Store
 
 _IDS, _MASK, _LABELS = pa.list_(pa.int32()), pa.list_(pa.int8()), pa.list_(pa.int64())
@@ -126,11 +127,9 @@ class ShapedSamples:
         table = self._of_masks(indices)
         if not self._weighs:
             return table
-        weights = [row.weights for row in self.samples.view.rows(self.samples.packs(indices).rows)]
-        if self.shape == "labels":
-            for of_row in weights:
-                of_row[:1] = 0  # as its label is -100
-        return table.append_column(WEIGHTS, _listed([[one] for one in weights], np.float32))
+        rows = self.samples.view.rows(self.samples.packs(indices).rows)
+        weights = [weights_of(row, self.shape) for row in rows]
+        return table.append_column(WEIGHTS, listed(weights, np.float32))
 
     def _of_masks(self, indices: Sequence[int]) -> pa.Table:
         found = self.samples.pieces(indices)
@@ -138,15 +137,16 @@ class ShapedSamples:
             return self._stored(found)
         if self.shape == "packs":
             found = [pieces or [self._nothing()] for pieces in found]
-        columns = {"input_ids": _listed([[ids for ids, _ in pieces] for pieces in found], np.int32)}
+        joined = [np.concatenate([ids for ids, _ in pieces]) for pieces in found]
+        columns = {"input_ids": listed(joined, np.int32)}
         if self.shape == "assistant_masks":
-            columns[self.shape] = _listed([[predicted(mask)] for ((_, mask),) in found], np.int8)
+            columns[self.shape] = listed([predicted(mask) for ((_, mask),) in found], np.int8)
         else:
-            trained = [[labels(*piece) for piece in pieces] for pieces in found]
-            columns["labels"] = _listed(trained, np.int64)
+            trained = [np.concatenate([labels_of(*piece) for piece in pieces]) for pieces in found]
+            columns["labels"] = listed(trained, np.int64)
         if self.shape == "packs":
-            sizes = [[np.asarray([ids.size for ids, _ in pieces])] for pieces in found]
-            columns["seq_lengths"] = _listed(sizes, np.int64)
+            sizes = [np.asarray([ids.size for ids, _ in pieces]) for pieces in found]
+            columns["seq_lengths"] = listed(sizes, np.int64)
         return pa.Table.from_pydict(columns, schema=SCHEMAS[self.shape])
 
     def _nothing(self) -> Piece:
@@ -169,12 +169,3 @@ def _one_row(values: npt.NDArray[Any], kind: pa.DataType) -> pa.ListArray:
     """One row over the bytes of an array, nothing copied."""
     flat = pa.Array.from_buffers(kind, values.size, [None, pa.py_buffer(values)])
     return pa.ListArray.from_arrays(pa.array([0, values.size], pa.int32()), flat)
-
-
-def _listed(samples: list[list[npt.NDArray[Any]]], kind: Any) -> pa.ListArray:
-    """Lists of pieces as one list column."""
-    sizes = [sum(piece.size for piece in pieces) for pieces in samples]
-    offsets = np.concatenate(([0], np.cumsum(sizes, dtype=np.int64))).astype(np.int32)
-    flat = [piece for pieces in samples for piece in pieces] or [np.zeros(0, kind)]
-    values = np.concatenate(flat).astype(kind, copy=False)
-    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values))

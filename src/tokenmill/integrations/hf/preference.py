@@ -1,7 +1,7 @@
 """A whole run of groups for TRL's `DPOTrainer`, `KTOTrainer` and `RewardTrainer`.
 
-Comes in: a store, view or mixture with groups. Goes out: a lazy dataset of all epochs behind each
-other in our order, in the columns that the trainer's own collator takes, and the arguments of its
+Comes in: a store, view or mixture with groups. Goes out: a lazy dataset of all epochs one after
+another in our order, in the columns that the trainer's own collator takes, and the arguments of its
 config. TRL cuts a row where the prompt rendered alone and the whole part; here the place is the
 group's ``prompt_tokens``, and both sides are whole renders.
 

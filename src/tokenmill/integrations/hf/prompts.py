@@ -1,7 +1,7 @@
 """A whole run of prompts for TRL's `GRPOTrainer`, and those of its kind.
 
 These trainers take a dataset with a column ``prompt`` and hand all other columns to the reward
-functions. `for_grpo` makes one of a `PromptDataset`: all epochs behind each other in its order,
+functions. `for_grpo` makes one of a `PromptDataset`: all epochs one after another in its order,
 prompts over its limit left out by their stored lengths, rows read when they are asked for. The
 table behind it holds the sample's number alone; a transform reads the rows of a batch, so columns
 may hold anything that JSON can.
@@ -13,6 +13,7 @@ template's arguments of its own config.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import datasets
@@ -48,7 +49,7 @@ def for_grpo(prompts: PromptDataset, *, epochs: int = 1) -> tuple[datasets.Datas
         "epochs": epochs,
     }
     table = LazyTable.of(_Numbers(len(prompts) * epochs))
-    dataset = datasets.Dataset(table).with_transform(_Read(prompts))
+    dataset = datasets.Dataset(table).with_transform(partial(_rows_of, prompts))
     # By content: `datasets` would hash the transform, and with it where `prompts` stands.
     dataset._fingerprint = fingerprint.key(document)[:16]
     arguments = {
@@ -84,19 +85,14 @@ class _Numbers:
         return pa.table({_SAMPLE: np.asarray(indices, dtype=np.int64)}, schema=self.schema)
 
 
-class _Read:
+def _rows_of(prompts: PromptDataset, batch: dict[str, list[int]]) -> dict[str, list[Any]]:
     """From a batch of sample numbers to its rows."""
-
-    def __init__(self, prompts: PromptDataset) -> None:
-        self._prompts = prompts
-
-    def __call__(self, batch: dict[str, list[int]]) -> dict[str, list[Any]]:
-        numbers = self._prompts.numbers_at(np.asarray(batch[_SAMPLE], dtype=np.int64))
-        rows, spec = self._prompts.source_rows_at(numbers), self._prompts.spec
-        for row in rows:
-            prompt = shape_row(row, spec).prompt
-            del row[spec.prompt_key]
-            row["prompt"] = prompt
-        # Rewards look for the columns of the first row in all of them, as in a table.
-        names = dict.fromkeys(name for row in rows for name in row)
-        return {name: [row.get(name) for row in rows] for name in names}
+    numbers = prompts.numbers_at(np.asarray(batch[_SAMPLE], dtype=np.int64))
+    rows, spec = prompts.source_rows_at(numbers), prompts.spec
+    for row in rows:
+        prompt = shape_row(row, spec).prompt
+        del row[spec.prompt_key]
+        row["prompt"] = prompt
+    # Rewards look for the columns of the first row in all of them, as in a table.
+    names = dict.fromkeys(name for row in rows for name in row)
+    return {name: [row.get(name) for row in rows] for name in names}

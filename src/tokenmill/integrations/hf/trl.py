@@ -1,12 +1,12 @@
 """A whole run for TRL's `SFTTrainer`.
 
 TRL knows two things about a prepared dataset: input_ids and labels. It does not know ``loss_mask``.
-`for_trl` hands it both: a lazy dataset of all epochs behind each other in our order, and the
+`for_trl` hands it both: a lazy dataset of all epochs one after another in our order, and the
 arguments of `SFTConfig` that make the trainer walk through it once, from the first sample to the
 last. The trainer's own resume ("skip the batches already seen") then is exact, because sample i is
 a function of (seed, i) and nothing else decides what is served.
 
-Packs are handed over as TRL's own packing hands them over: rows behind each other without padding,
+Packs are handed over as TRL's own packing hands them over: rows one after another without padding,
 with ``seq_lengths``, collated without padding (``padding_free``), so that positions restart at
 every row and rows do not see each other. A TRL that would drop the labels or the boundaries without
 a word is refused by its version.
@@ -17,7 +17,6 @@ from __future__ import annotations
 import re
 import warnings
 from dataclasses import fields
-from importlib import metadata
 from typing import Any
 
 import datasets
@@ -27,6 +26,7 @@ from tokenmill.errors import UsageError
 from tokenmill.integrations.hf.dataset import lazy_dataset
 from tokenmill.integrations.hf.preference import group_dataset
 from tokenmill.loader import LengthGrouped, WholeRun
+from tokenmill.optional import installed_version
 from tokenmill.packing import Pack
 from tokenmill.store import Store
 
@@ -63,7 +63,7 @@ def for_trl(
         seed: Of the order.
         order: As for the loader.
         pack: Samples are packs; all of them are planned now, since the dataset has a length.
-        padding_free: Rows of a batch are laid behind each other instead of being padded.
+        padding_free: Rows of a batch are laid one after another instead of being padded.
         world_size: Ranks; only packing with ``balanced`` asks for them.
         trainer: Of data with groups: ``dpo``, ``kto`` or ``reward``; None: kto where groups have
             labels of their own, else dpo. See `as_prepared`.
@@ -78,7 +78,7 @@ def for_trl(
         ``RewardConfig``. They must win over your own.
 
     Raises:
-        UsageError: The installed TRL is too old for labels, or for rows behind each other.
+        UsageError: The installed TRL is too old for labels, or for rows one after another.
     """
     view = unweighted(data.view if isinstance(data, Mixture) else as_view(data), "TRL")
     if view.has_media:
@@ -92,7 +92,8 @@ def for_trl(
         groups = group_dataset(
             data, trainer, epochs=epochs, seed=seed, order=order, ref_logps=ref_logps
         )
-        return groups, _in_our_order() | _of_groups(ref_logps)
+        known: dict[str, Any] = {} if ref_logps is None else {"precompute_ref_log_probs": True}
+        return groups, _in_our_order() | known
     if trainer is not None or ref_logps is not None:
         raise UsageError("trainer= and ref_logps= are for data with groups; this has none")
     _check_trl("labels of a dataset", TAKES_LABELS)
@@ -135,25 +136,18 @@ def _in_our_order() -> dict[str, Any]:
     return arguments
 
 
-def _of_groups(ref_logps: str | None) -> dict[str, Any]:
-    return {} if ref_logps is None else {"precompute_ref_log_probs": True}
-
-
 def _check_trl(what: str, lowest: str) -> None:
     if not _trl_is(lowest):
         raise UsageError(
-            f"TRL {metadata.version('trl')} ignores {what} without a word: "
+            f"TRL {installed_version('trl')} ignores {what} without a word: "
             f"pip install 'trl>={lowest}'"
         )
 
 
 def _trl_is(lowest: str) -> bool:
-    """Whether the installed TRL is of this version or a later one."""
-    try:
-        installed = metadata.version("trl")
-    except metadata.PackageNotFoundError:
-        return True  # nobody here to ask; current releases are
-    return _numbers(installed) >= _numbers(lowest)
+    """Whether the installed TRL is of this version or a later one; none is taken for current."""
+    installed = installed_version("trl")
+    return installed is None or _numbers(installed) >= _numbers(lowest)
 
 
 def _numbers(version: str) -> tuple[int, ...]:

@@ -10,20 +10,14 @@ Importing `SFTDataset` needs ``megatron.core``; the store needs no export.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tokenmill.integrations.megatron.samples import PackedSamples
-from tokenmill.optional import optional
+from tokenmill.optional import first_use
 
 if TYPE_CHECKING:
     from tokenmill.integrations.megatron.dataset import SFTDataset
 
 __all__ = ["PackedSamples", "SFTDataset"]
 
-
-def __getattr__(name: str) -> Any:
-    if name != "SFTDataset":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    with optional("megatron"):
-        from tokenmill.integrations.megatron.dataset import SFTDataset
-    return SFTDataset
+__getattr__ = first_use(__name__, dataset="SFTDataset")

@@ -11,14 +11,17 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import torch
-from megatron.core.datasets.megatron_dataset import MegatronDataset
 
 from tokenmill.dataset import View, as_view
 from tokenmill.errors import UsageError
 from tokenmill.integrations.megatron.samples import PackedSamples
+from tokenmill.optional import optional
 from tokenmill.packing import Pack
 from tokenmill.store import open_store
+
+with optional("megatron"):
+    import torch
+    from megatron.core.datasets.megatron_dataset import MegatronDataset
 
 
 class SFTDataset(MegatronDataset):  # type: ignore[misc]

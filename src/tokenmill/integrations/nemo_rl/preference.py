@@ -26,7 +26,7 @@ from tokenmill.store import Store
 
 
 class PreferenceLogs(Items[Item], torch_data.Dataset[Item]):  # type: ignore[misc]
-    """Pairs as message logs in our order, one epoch behind the other.
+    """Pairs as message logs in our order, one epoch after the other.
 
     Args:
         data: A store, a view or a mixture of pairs.

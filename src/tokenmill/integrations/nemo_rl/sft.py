@@ -64,7 +64,7 @@ def message_log(row: Row) -> list[Item]:
 
 
 class MessageLogs(Items[Item], torch_data.Dataset[Item]):  # type: ignore[misc]
-    """Message logs of a view's rows in our order, one epoch behind the other.
+    """Message logs of a view's rows in our order, one epoch after the other.
 
     Args:
         view: The rows.

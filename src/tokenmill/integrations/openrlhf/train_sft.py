@@ -6,7 +6,7 @@ mixes the datasets, shards, shuffles, resumes and trains. Only what turns rows i
 replaced (`SFTDataset`), and ``--data.dataset`` and ``--eval.dataset`` name stores, several with
 commas between them. OpenRLHF loads their directories by ``datasets.load_from_disk``, as any other.
 
-Its loss reads a mask one token earlier than ours: a place says whether the token behind it is
+Its loss reads a mask one token earlier than ours: a place says whether the token after it is
 trained.
 """
 

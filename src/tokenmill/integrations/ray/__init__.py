@@ -13,14 +13,10 @@ Only Ray's public core API is used, of 2.41 and later: tasks, wait, cancel, node
 
 from __future__ import annotations
 
-from tokenmill.errors import UsageError
+from tokenmill.optional import optional
 
-try:
-    import ray as _ray  # noqa: F401 - only asked whether it is there
-except ImportError as error:
-    raise UsageError("executor='ray' needs Ray: pip install 'tokenmill[ray]'") from error
+with optional("ray", "executor='ray'"):
+    from tokenmill.integrations.ray.cluster import describe
+    from tokenmill.integrations.ray.executor import RayExecutor
 
-from tokenmill.integrations.ray.cluster import describe
-from tokenmill.integrations.ray.executor import RayExecutor
-
-__all__ = ["RayExecutor", "describe"]
+    __all__ = ["RayExecutor", "describe"]

@@ -29,7 +29,7 @@ import ray
 from tokenmill.errors import CacheError, SourceMissing, TokenmillError, WorkerError
 from tokenmill.files import ProcessLock, write_file
 from tokenmill.fingerprint import checksum
-from tokenmill.work import Setup, Task, wire
+from tokenmill.work import Task, wire
 from tokenmill.work.cores import allowed_cores
 from tokenmill.work.tasks import (
     Work,
@@ -179,7 +179,7 @@ def _opened(setup: wire.Begin, key: str) -> Iterator[Work]:
     keep = False
     try:
         if work is None:
-            work = open_work(Setup(setup.entry, setup.options))
+            work = open_work(setup.entry, setup.options)
         yield work
         keep = True
     except TokenmillError:

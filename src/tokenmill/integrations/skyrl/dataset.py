@@ -7,7 +7,7 @@ trained one to the end, ``loss_mask`` says for each of those whether it is train
     mask        0 0 0 1 1 0 0 1 1
     row         num_actions = 6, loss_mask = [1, 1, 0, 0, 1, 1]
 
-`SFTDataset` is a store, a view or several behind each other in that form: map-style, with
+`SFTDataset` is a store, a view or several one after another in that form: map-style, with
 ``sequence_lengths`` that cost no row, batched fetches, and ``dataset_lengths`` per source. Where
 SkyRL is loaded, it is a virtual subclass of its dataset classes, so that its mixing of several
 sources works. It pickles as a description, so workers may be spawned.
@@ -32,7 +32,8 @@ from torch.utils import data as torch_data
 from tokenmill import fingerprint
 from tokenmill.dataset import View, as_view, concat, unweighted
 from tokenmill.errors import SourceError, UsageError, check_positive
-from tokenmill.integrations.hosts import Items, Pixels, response_mask, rows_alone
+from tokenmill.integrations.hosts import Items, response_mask, row_pixels, rows_alone
+from tokenmill.media import Processor
 from tokenmill.sampling import Int64Array
 from tokenmill.store import Row, Store, open_store
 from tokenmill.work.processor import processor_of
@@ -69,7 +70,7 @@ class SFTDataset(Items[Item], torch_data.Dataset[Item]):  # type: ignore[misc]
     """Rows of stores in SkyRL's form.
 
     Args:
-        *sources: Stores, views or paths of stores; served behind each other.
+        *sources: Stores, views or paths of stores; served one after another.
         max_length: Longer rows are cut at their end; what has no trained token left is dropped,
             as SkyRL does with pretokenized data, and so is a longer row with pictures.
     """
@@ -103,7 +104,7 @@ class SFTDataset(Items[Item], torch_data.Dataset[Item]):  # type: ignore[misc]
                 'them apart, by store.filter("pictures > 0")',
                 **self.view[int(without[0])].origin.location,
             )
-        names = set(self._pixels.of(self.view[0], "SkyRL"))
+        names = set(row_pixels(self.view[0], self._processor, "SkyRL"))
         if names != set(VISION):
             raise UsageError(
                 f"SkyRL takes {' and '.join(VISION)}, and the processor of these rows gives "
@@ -111,19 +112,19 @@ class SFTDataset(Items[Item], torch_data.Dataset[Item]):  # type: ignore[misc]
             )
 
     @cached_property
-    def _pixels(self) -> Pixels:
+    def _processor(self) -> Processor:
         stores = {store.processor_key: store for store in self.view.stores if store.has_media}
         if len(stores) > 1:
             raise UsageError("rows with pictures of different processors cannot be one dataset")
-        return Pixels(processor_of(*stores.values()))
+        return processor_of(*stores.values())
 
     def _item(self, row: Row) -> Item:
         if not row.media:
             return window(row, self.max_length)
-        return {**window(row), **self._pixels.of(row, "SkyRL")}
+        return {**window(row), **row_pixels(row, self._processor, "SkyRL")}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_pixels"}
+        return {name: value for name, value in self.__dict__.items() if name != "_processor"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)

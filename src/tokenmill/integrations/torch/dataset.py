@@ -20,9 +20,9 @@ from torch.utils import data as torch_data
 
 from tokenmill.dataset import Mixture, View, as_view, tokens_alone
 from tokenmill.errors import UsageError
-from tokenmill.integrations.hosts import Items, labels, predicted, rows_alone
+from tokenmill.integrations.hosts import Items, predicted, rows_alone
 from tokenmill.loader import LengthGrouped, OrderedView
-from tokenmill.packing import Batch, fill_rows
+from tokenmill.packing import Batch, fill_rows, labels_of
 from tokenmill.sampling import Int64Array
 from tokenmill.store import Row, Store
 
@@ -41,7 +41,7 @@ def _item(row: Row) -> Item:
     return as_tensors(
         {
             "input_ids": row.input_ids.astype(np.int64),
-            "labels": labels(row.input_ids, row.loss_mask),
+            "labels": labels_of(row.input_ids, row.loss_mask),
             "loss_mask": predicted(row.loss_mask),
         }
     )

@@ -15,11 +15,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from tokenmill.chat.calls import IMAGE_PARTS
-from tokenmill.dataset import View, concat
-from tokenmill.dataset.view import Found
+from tokenmill.dataset import PartView, concat
 from tokenmill.errors import RowError, UsageError
 from tokenmill.integrations.hosts import noted
 from tokenmill.sampling import Int64Array
@@ -30,7 +28,7 @@ Switch = bool | None
 """What a row says; None (null, or no such column) is the default of the config."""
 
 
-class SwitchedRows(View):
+class SwitchedRows(PartView):
     """Each row of one source from the store of its own value, in the order of the source.
 
     Holds 8 bytes per row, made again where it is unpickled.
@@ -43,14 +41,14 @@ class SwitchedRows(View):
 
     def __init__(self, stores: Mapping[Switch, Store], column: str) -> None:
         self._stores, self._column = dict(stores), column
-        self._all = concat(self._stores.values())
+        super().__init__(concat(self._stores.values()))
         self._numbers = self._numbers_in_all()
 
     def __reduce__(self) -> Any:
         return SwitchedRows, (self._stores, self._column)
 
     def _numbers_in_all(self) -> Int64Array:
-        """Numbers in the stores behind each other, by the row's place in the source."""
+        """Numbers in the stores, one after the other, by the row's place in the source."""
         origins, numbers, begin = [], [], 0
         for switch, store in self._stores.items():
             carried = f"carried.{self._column}"
@@ -75,28 +73,14 @@ class SwitchedRows(View):
     def __len__(self) -> int:
         return int(self._numbers.size)
 
-    def locate(self, indices: Int64Array) -> list[Found]:
-        """Through the numbers, then the stores."""
-        return self._all.locate(self._numbers[indices])
-
-    def columns(self, names: Sequence[str]) -> Iterator[tuple[Int64Array, dict[str, Any]]]:
-        """Not stretches of any store."""
-        raise UsageError("filter or split the rows before they are switched by a column")
-
     @property
-    def stores(self) -> list[Store]:
-        """One per value."""
-        return self._all.stores
+    def group_count(self) -> int:
+        """As many as rows: verl's belong to no groups."""
+        return len(self)
 
-    @property
-    def lengths(self) -> npt.NDArray[np.int32]:
-        """A copy, 4 bytes per row."""
-        return self._all.lengths[self._numbers]
-
-    @property
-    def trained(self) -> npt.NDArray[np.int32]:
-        """A copy, 4 bytes per row."""
-        return self._all.trained[self._numbers]
+    def numbers(self, indices: Int64Array) -> Int64Array:
+        """Row numbers in all stores, one store after the other."""
+        return self._numbers[indices]
 
 
 class Said(NamedTuple):

@@ -2,7 +2,7 @@
 
 `Settings` are the names below ``data.tokenmill``, which verl hands on without looking at them
 (``+data.tokenmill.seed=7`` on its command line). `ItemRows` maps item numbers to row numbers: our
-order of every epoch, one epoch behind the other, so that a trainer told ``total_epochs=1`` and
+order of every epoch, one epoch after the other, so that a trainer told ``total_epochs=1`` and
 not to shuffle sees each epoch in an order of its own. It is a pure function of seed and number;
 nothing is stored and a resume needs nothing but verl's own count.
 
@@ -18,10 +18,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from tokenmill.errors import UsageError, check_one_of, check_positive
-from tokenmill.integrations.hosts import (
-    check_names,
-    stated_date,
-)
+from tokenmill.integrations.hosts import check_names, stated_date
 from tokenmill.sampling import ORDERS, FeistelOrder, Int64Array, Order, make_order, unroll
 
 DATE_FLAG = "+data.tokenmill.date"
@@ -34,7 +31,7 @@ class Settings:
 
     Attributes:
         seed: Of the order; None: ``data.seed``, else 42.
-        epochs: Epochs that the dataset holds, one behind the other.
+        epochs: Epochs that the dataset holds, one after the other.
         order: feistel, sequential or miles.
         cache_dir: Where stores and indexes live.
         num_workers: Processes that prepare; 0 runs inline.

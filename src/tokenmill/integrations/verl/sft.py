@@ -20,6 +20,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -32,10 +33,10 @@ from tokenmill.dataset import View, as_view, concat, unweighted
 from tokenmill.errors import SourceError, UsageError, check_one_of
 from tokenmill.integrations.hosts import (
     Items,
-    Pixels,
     is_store,
     predicted,
     prepared,
+    row_pixels,
     rows_alone,
     rows_within,
 )
@@ -132,11 +133,11 @@ class SFTDataset(Items[Item], torch_data.Dataset[Item]):  # type: ignore[misc]
             return
         if self._processor is None:
             raise UsageError("rows of a store with pictures need a processor, and verl gave none")
-        found = self._pixels.processor
+        found = plain_answers(self._loaded_processor)
         for store in self.view.stores:
             if store.has_media:
                 wanted = store.manifest["document"]["processor"]
-                if [wanted[name] for name in ANSWERS] != plain_answers(found):
+                if [wanted[name] for name in ANSWERS] != found:
                     raise UsageError(
                         "verl's processor is not the one that the rows were prepared with: its "
                         "pixels would not fit the tokens",
@@ -155,8 +156,8 @@ class SFTDataset(Items[Item], torch_data.Dataset[Item]):  # type: ignore[misc]
                 )
 
     @cached_property
-    def _pixels(self) -> Pixels:
-        return Pixels(Processor.load(self._processor))
+    def _loaded_processor(self) -> Processor:
+        return Processor.load(self._processor)
 
     def _laid_out(self) -> torch.Tensor | None:
         """Item → position in our order, under the trainer's shuffle of its first epoch."""
@@ -171,7 +172,7 @@ class SFTDataset(Items[Item], torch_data.Dataset[Item]):  # type: ignore[misc]
 
     def __getstate__(self) -> dict[str, Any]:
         state = {**self.__dict__, "_layout": None}  # made again: it grows with the rows
-        state.pop("_pixels", None)
+        state.pop("_loaded_processor", None)
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -210,7 +211,7 @@ class SFTDataset(Items[Item], torch_data.Dataset[Item]):  # type: ignore[misc]
         tensors: Item = {name: torch.from_numpy(values) for name, values in found.items()}
         inputs: dict[str, torch.Tensor] = {}
         if row.media:
-            pixels = self._pixels.of(row, "verl")
+            pixels = row_pixels(row, self._loaded_processor, "verl")
             inputs = {name: torch.from_numpy(values) for name, values in pixels.items()}
         if self._axes is not None:
             axes = tensors["position_ids"].repeat(self._axes, 1)
@@ -262,16 +263,11 @@ class _Preparing:
     def view_of(self, files: list[str]) -> View:
         """The rows of files, neighbours that are raw prepared together."""
         views: list[View] = []
-        raw: list[str] = []
-        for file in [*files, None]:
-            if file is not None and not is_store(file):
-                raw.append(file)
-                continue
-            if raw:
-                views.append(self._prepared(raw))
-                raw = []
-            if file is not None:
-                views.append(as_view(open_store(file)))
+        for stores, neighbours in groupby(files, is_store):
+            if stores:
+                views += [as_view(open_store(file)) for file in neighbours]
+            else:
+                views.append(self._prepared(list(neighbours)))
         return concat(views)
 
     def _prepared(self, files: list[str]) -> View:

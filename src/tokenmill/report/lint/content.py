@@ -23,6 +23,7 @@ from tokenmill.report.lint.findings import excerpt
 Sighting = tuple[str, str, str]
 """Rule, what is wrong, excerpt."""
 
+CALL_KEYS = ("tool_calls", "function_call")
 SILENT_ROLES = ("tool", "function", "ipython")  # a tool that answers nothing is an answer
 
 
@@ -49,7 +50,7 @@ def texts_of(parsed: Conversation | Plain) -> Iterator[tuple[str, str]]:
                 if isinstance(value, str) and value not in seen:
                     seen.add(value)
                     yield f"the reasoning of {place}", value
-            for key in ("tool_calls", "function_call"):
+            for key in CALL_KEYS:
                 for text in strings(message.get(key)):
                     yield f"a call of {place}", text
 
@@ -92,7 +93,7 @@ def empty_turns(parsed: Conversation | Plain) -> Iterator[Sighting]:
     for number, message in enumerate(parsed.messages):
         content = message.get("content")
         said = content.strip() if isinstance(content, str) else content
-        more = any(message.get(key) for key in (*REASONING_KEYS, "tool_calls", "function_call"))
+        more = any(message.get(key) for key in (*REASONING_KEYS, *CALL_KEYS))
         if not said and not more and message["role"] not in SILENT_ROLES:
             before = parsed.messages[number - 1].get("content") if number else None
             shown = excerpt(before) if isinstance(before, str) else ""
@@ -111,17 +112,22 @@ def argument_texts(row: Any, key: str | None) -> Iterator[Sighting]:
     for number, turn in enumerate(turns if isinstance(turns, list) else ()):
         calls = turn.get("tool_calls") if isinstance(turn, dict) else None
         for call in calls if isinstance(calls, list) else ():
-            function = call.get("function", call) if isinstance(call, dict) else None
-            arguments = function.get("arguments") if isinstance(function, dict) else None
+            function = function_of(call)
+            arguments, name = function.get("arguments"), function.get("name")
             if not isinstance(arguments, str):
                 continue
-            name = function.get("name") if isinstance(function, dict) else None
             if _is_object(arguments):
                 detail = f"turn {number} calls {name!r} with JSON text as arguments"
                 yield "string_arguments", detail, excerpt(arguments)
             else:
                 detail = f"turn {number} calls {name!r} with text that is no JSON object"
                 yield "broken_arguments", detail, excerpt(arguments)
+
+
+def function_of(value: Any) -> dict[str, Any]:
+    """The function of a tool or a call, which may stand bare; empty where there is none."""
+    function = value.get("function", value) if isinstance(value, dict) else None
+    return function if isinstance(function, dict) else {}
 
 
 def _is_object(text: str) -> bool:

@@ -11,7 +11,7 @@ anything is wrong.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -68,11 +68,10 @@ class Collector:
 
 @dataclass(slots=True)
 class _Sum:
-    """One rule over several blocks: positions are those of the opened rows."""
+    """One rule over several blocks: its first rows, by position among all."""
 
     count: int = 0
     rows: list[int] = field(default_factory=list)
-    first: int = -1
     detail: str = ""
     excerpt: str = ""
 
@@ -89,17 +88,16 @@ class Merged:
             total = self._sums.setdefault(rule, _Sum())
             rows = [start + row for row in seen["rows"]]
             total.count += seen["count"]
+            if not total.rows or rows[0] < total.rows[0]:
+                total.detail, total.excerpt = seen["detail"], seen["excerpt"]
             total.rows = sorted([*total.rows, *rows])[:PLACES]
-            if total.first < 0 or rows[0] < total.first:
-                total.first, total.detail = rows[0], seen["detail"]
-                total.excerpt = seen["excerpt"]
 
     def findings(self, origin: Callable[[int], Origin]) -> list[Finding]:
-        """One finding per rule, worst first, then in the order of the rules."""
-        return in_order(
+        """One finding per rule."""
+        return [
             Finding(rule, total.count, tuple(map(origin, total.rows)), total.detail, total.excerpt)
             for rule, total in self._sums.items()
-        )
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +149,7 @@ class Finding:
         }
 
 
-def in_order(findings: Any) -> list[Finding]:
+def in_order(findings: Iterable[Finding]) -> list[Finding]:
     """Findings worst first, then in the order of the rules."""
     order = list(RULES)
     return sorted(findings, key=lambda f: (SEVERITIES.index(f.severity), order.index(f.rule)))

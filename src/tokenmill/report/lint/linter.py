@@ -6,7 +6,7 @@ numbers of its rows to look at; out go sightings by rule (`Collector`), and for 
 be accepted a digest of its rendered text and a sketch of its body, from which the parent finds
 duplicates. Rows never travel back; excerpts of examples do.
 
-A `Linter` is the same in one object. The parent knows candidates for near-duplicates by their
+A `Linter` is what both entries load. The parent knows candidates for near-duplicates by their
 positions among the opened rows and nothing of their text, so comparing them is work for the
 executor again: `open_comparer` opens the rows again. In come some rows with the earlier rows each
 may repeat; out go, per row, the first of them whose Jaccard index reaches the threshold, and the
@@ -26,7 +26,7 @@ import numpy as np
 from tokenmill.build.externals import base_of
 from tokenmill.build.pipeline import Pipeline
 from tokenmill.build.recipe import Recipe
-from tokenmill.build.slices import media_of
+from tokenmill.build.slices import expander_of
 from tokenmill.chat import Renderer, Rendering
 from tokenmill.chat.groups import Group
 from tokenmill.chat.render import digest_of
@@ -46,8 +46,8 @@ from tokenmill.report.lint.findings import Collector, excerpt
 from tokenmill.report.lint.groups import Side, balance, comparisons, side_of, sides_of
 from tokenmill.report.lint.pictures import PictureCritic
 from tokenmill.report.lint.template import TemplateCritic
-from tokenmill.source import Block, BlockRows, open_rows, read_block
-from tokenmill.tokenizer import Encoded, Encoder, Tokenizer
+from tokenmill.source import Block, open_rows, read_block
+from tokenmill.tokenizer import Encoded
 from tokenmill.work.blocks import block_of
 from tokenmill.work.identity import load_copy
 
@@ -58,12 +58,11 @@ RAW_SHOWN = 200  # bytes of a row that could not be parsed
 
 def open_linter(options: dict[str, Any]) -> Callable[[dict[str, Any]], dict[str, Any]]:
     """Load what linting needs and return the function that lints one block."""
-    linter = Linter.of(options)
+    linter = Linter(options)
 
     def lint(payload: dict[str, Any]) -> dict[str, Any]:
         with without_collector():
-            block = block_of(payload)
-            return linter.lint(read_block(block), payload["rows"], block)
+            return linter.lint(block_of(payload), payload["rows"])
 
     return lint
 
@@ -79,61 +78,32 @@ def unpacked(text: str, kind: Any) -> np.ndarray[Any, Any]:
 
 
 class Linter:
-    """Looks at rows.
+    """Looks at rows, which go through the pipeline of a build.
 
     Args:
-        pipeline: What a build would take the rows through. Its tokenizer is a copy, which may flag
-            other tokens as special than the one that was given.
-        control_tokens: The tokens that the one given flags as special, as text.
-        rules: The rules that run.
-        pictures: Looks at pictures, where rows may have some.
+        options: What travelled to a worker.
     """
 
-    def __init__(
-        self,
-        pipeline: Pipeline,
-        control_tokens: Sequence[str],
-        rules: frozenset[str],
-        pictures: PictureCritic | None = None,
-    ) -> None:
-        self.pipeline, self.rules, self._pictures = pipeline, rules, pictures
+    def __init__(self, options: dict[str, Any]) -> None:
+        self.recipe = Recipe(**options["recipe"])
         self.spec = self.recipe.chat_spec()
-        self.critic = TemplateCritic(self.renderer)
-        self._control = ControlText(self._control_tokens(control_tokens))
-        self._about_tokenizer = self._look_at_tokenizer()
-
-    @classmethod
-    def of(cls, options: dict[str, Any]) -> Linter:
-        """A linter from what travelled to a worker."""
-        recipe = Recipe(**options["recipe"])
-        tokenizer = load_copy(Path(options["tokenizer"]), options["card"])
+        self.rules = frozenset(options["rules"])
+        self.tokenizer = load_copy(Path(options["tokenizer"]), options["card"])
+        expander = expander_of(options, self.tokenizer, hashed=False)
         engines = options["engine"], options["renderer"]
-        media = media_of(options, tokenizer, hashed=False)
-        pipeline = Pipeline(recipe, tokenizer, *engines, **media)
-        critic = None
-        if media:
-            opener = media["expander"].pictures
-            critic = PictureCritic(opener, recipe.chat_spec(), media["media"])
-        control_tokens = options["card"]["control_tokens"]
-        return cls(pipeline, control_tokens, frozenset(options["rules"]), critic)
-
-    @property
-    def recipe(self) -> Recipe:
-        """How rows are read, rendered and trained."""
-        return self.pipeline.recipe
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        return self.pipeline.tokenizer
+        self.pipeline = Pipeline(self.recipe, self.tokenizer, *engines, expander)
+        self._pictures: PictureCritic | None = None
+        if expander is not None:
+            self._pictures = PictureCritic(expander.pictures, self.spec, expander.tokens)
+        self.critic = TemplateCritic(self.renderer)
+        # The copy of the tokenizer may flag other tokens as special than the one that was given.
+        self._control = ControlText(self._control_tokens(options["card"]["control_tokens"]))
+        self._about_tokenizer = self._look_at_tokenizer()
 
     @property
     def renderer(self) -> Renderer:
         """What renders; another one after one was caught differing."""
         return self.pipeline.renderer
-
-    @property
-    def encoder(self) -> Encoder:
-        return self.pipeline.encoder
 
     def _control_tokens(self, control_tokens: Sequence[str]) -> set[str]:
         """Special tokens, and added ones that the template prints around any conversation.
@@ -166,22 +136,13 @@ class Linter:
         ids = encoder.encode("x", add_special_tokens=True).ids
         return bos is not None and bool(ids) and ids[0] == bos
 
-    def lint(
-        self, rows: BlockRows, chosen: list[int] | None, block: Block | None = None
-    ) -> dict[str, Any]:
-        """Look at the rows of one block, or at some of them.
-
-        Args:
-            rows: The block's.
-            chosen: Numbers of those to look at; None: all.
-            block: Where they stand, for what they refer to.
-        """
-        if block is not None:
-            self.pipeline.begin(block, "")
-        base = None if block is None else base_of(block)
+    def lint(self, block: Block, chosen: list[int] | None) -> dict[str, Any]:
+        """Look at the rows of one block, or at those of the chosen numbers."""
+        rows, base = read_block(block), base_of(block)
+        self.pipeline.begin(block, "")
         seen = Collector(self.rules)
         numbers = list(range(len(rows.values))) if chosen is None else chosen
-        values = dict(zip(numbers, map(rows.values.__getitem__, numbers), strict=True))
+        values = {number: rows.values[number] for number in numbers}
         good: list[int] = []
         parsed_rows: dict[int, list[Side]] = {}
         shown: list[tuple[int, int, int]] = []
@@ -306,7 +267,7 @@ class Linter:
         elif not self.renderer.reference(parsed.tools).has_generation:
             return False  # the renderer knows each turn's closer
         last = int(ids[np.flatnonzero(mask)[-1]])
-        return not bool(self.encoder.table.is_added[last])
+        return not bool(self.tokenizer.table.is_added[last])
 
     def _look_at_render(
         self, seen: Collector, number: int, conversation: Conversation, text: str
@@ -323,18 +284,11 @@ class Linter:
         if self.spec.expand == "none" and train_on == "all_assistant_messages":
             lost = self.critic.lost_thinking(conversation, text)
             if lost is None and sum(m["role"] == "assistant" for m in conversation.messages) > 1:
-                lost = self._history(conversation)
+                lost = self.critic.differing_history(conversation)
             sightings.append(lost)
         for sighting in sightings:
             if sighting is not None:
                 seen.add(sighting[0], number, sighting[1], sighting[2])
-
-    def _history(self, parsed: Conversation) -> tuple[str, str, str] | None:
-        differs = self.critic.history(parsed)
-        if differs is None:
-            return None
-        last, history = differs
-        return "history_differs", f"as the last turn {last!r}, as history {history!r}", ""
 
     def _digests(
         self,
@@ -401,7 +355,7 @@ ROWS_PER_TASK = 256  # rows, each with up to `minhash.ANCHORS` others
 
 def open_comparer(options: dict[str, Any]) -> Callable[[dict[str, Any]], dict[str, Any]]:
     """Load what comparing needs and return the function that compares some rows."""
-    linter = Linter.of(options)
+    linter = Linter(options)
     rows = open_rows(list(options["sources"]), cache_dir=options["cache"])
 
     def compare(payload: dict[str, Any]) -> dict[str, Any]:

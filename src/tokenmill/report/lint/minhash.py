@@ -87,9 +87,7 @@ def _sketched(rows: Sequence[Hashes]) -> Sketches:
     starts = np.concatenate(([0], np.cumsum([len(hashes) for hashes in rows[:-1]], dtype=np.int64)))
     lowest = np.empty((BANDS * PER_BAND, len(rows)), np.uint64)
     for number, (multiply, flip) in enumerate(zip(_MULTIPLY, _FLIP, strict=True)):
-        lowest[number] = np.minimum.reduceat(
-            ((flat ^ flip) * multiply) >> np.uint64(32), starts.astype(np.int64)
-        )
+        lowest[number] = np.minimum.reduceat(((flat ^ flip) * multiply) >> np.uint64(32), starts)
     bands = lowest.reshape(BANDS, PER_BAND, len(rows)) * _WITHIN[:, None]
     return (_mixed(bands.sum(axis=1, dtype=np.uint64)) >> np.uint64(32)).astype(np.uint32).T
 

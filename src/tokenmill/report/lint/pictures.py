@@ -90,9 +90,13 @@ def copies(rows: npt.NDArray[np.int64], named: Named) -> list[tuple[int, int]]:
     """
     known = named[:, 1] != 0
     rows, contents, names = rows[known], named[known, 0], named[known, 1]
-    order = np.argsort(contents, kind="stable")
-    opens = np.diff(contents[order], prepend=np.uint64(0)) != 0
-    opens[:1] = True
-    first = order[np.maximum.accumulate(np.where(opens, np.arange(len(order)), 0))]
-    other = names[order] != names[first]
-    return sorted(zip(rows[order[other]].tolist(), rows[first[other]].tolist(), strict=True))
+    first = first_equal(contents)
+    other = names != names[first]
+    return sorted(zip(rows[other].tolist(), rows[first[other]].tolist(), strict=True))
+
+
+def first_equal(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
+    """Of each value, the place of the first that equals it."""
+    _, first, inverse = np.unique(values, return_index=True, return_inverse=True)
+    places: npt.NDArray[np.int64] = first[inverse]
+    return places

@@ -34,7 +34,7 @@ from tokenmill.errors import SourceError, UsageError
 from tokenmill.report.lint import linter, minhash
 from tokenmill.report.lint.findings import PLACES, Finding, LintReport, Merged, in_order
 from tokenmill.report.lint.groups import one_sided
-from tokenmill.report.lint.pictures import copies
+from tokenmill.report.lint.pictures import copies, first_equal
 from tokenmill.report.lint.row_origins import RowOrigins
 from tokenmill.report.lint.rules import RULES, SAMPLE_ROWS, chosen_rules
 from tokenmill.sampling.permutation import Permutation, derive_key
@@ -172,16 +172,12 @@ class _Results:
             return
         positions = np.concatenate([block[0] for block in blocks])
         digests = np.concatenate([block[1] for block in blocks])
-        order = np.argsort(digests, kind="stable")
-        ranked = digests[order]
-        opens = np.concatenate(([True], ranked[1:] != ranked[:-1])) if len(ranked) else ranked > 0
-        first = np.maximum.accumulate(np.where(opens, np.arange(len(order)), 0))
-        copies = positions[order[~opens]]
-        originals = positions[order[first[~opens]]]
-        sort = np.argsort(copies)
-        self._copies = copies[sort]
-        if len(copies) and "duplicate" in self._rules:
-            detail = f"the same text as {self._places.origin(int(originals[sort][0]))}"
+        first = first_equal(digests)  # the earliest row, because positions rise
+        again = np.flatnonzero(first != np.arange(len(digests)))
+        self._copies = positions[again]
+        if len(again) and "duplicate" in self._rules:
+            original = int(positions[first[again[0]]])
+            detail = f"the same text as {self._places.origin(original)}"
             self._found("duplicate", self._copies, detail)
 
     def find_copied_pictures(self) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 from tokenmill.chat import Renderer
@@ -20,16 +21,10 @@ from tokenmill.chat.shapes import VARIABLES_KEY, Conversation
 from tokenmill.chat.template import REASONING_KEYS, ReferenceTemplate
 from tokenmill.chat.thinking import REASONING, any_of, cut, literals, thinking_tags
 from tokenmill.errors import RowError, TokenmillError
-from tokenmill.report.lint.content import Sighting
+from tokenmill.report.lint.content import CALL_KEYS, Sighting, function_of
 from tokenmill.report.lint.findings import excerpt
 
-CALL_KEYS = ("tool_calls", "function_call")
-NULLABLE = (
-    "tool_calls",
-    "function_call",
-    "tool_call_id",
-    "name",
-)  # a message's members about tools
+NULLABLE = (*CALL_KEYS, "tool_call_id", "name")  # a message's members about tools
 MEANT = ("default", "const", "enum", "examples", "example")  # where a JSON schema may mean null
 
 REMEMBERED = 4096  # orders of roles about which a template is asked; data has far fewer
@@ -52,8 +47,7 @@ class TemplateCritic:
     def __init__(self, renderer: Renderer) -> None:
         self._renderer = renderer
         self._tags: dict[str, re.Pattern[str] | None] = {}
-        self._probe: Renderer | None = None
-        self._histories: dict[tuple[tuple[str, ...], str], tuple[str, str] | None] = {}
+        self._histories: dict[tuple[tuple[str, ...], str], Sighting | None] = {}
 
     def glue(self) -> str:
         """What the template prints around a plain conversation; empty where it has none."""
@@ -207,12 +201,12 @@ class TemplateCritic:
             self._tags[template.source] = any_of(thinking_tags(literals(template.tree)))
         return self._tags[template.source]
 
-    def history(self, conversation: Conversation) -> tuple[str, str] | None:
-        """What is trained of the first assistant turn where it is the last, and where it is not.
+    def differing_history(self, conversation: Conversation) -> Sighting | None:
+        """An assistant turn of which something else is trained once another turn follows.
 
         Asked with short words in the same roles and the row's variables, once for all rows of
-        the same; None where it is the same. If a later turn is printed differently in history, so
-        is the first.
+        the same, and of the first assistant turn: if a later turn is printed differently in
+        history, so is the first.
         """
         roles = tuple(message["role"] for message in conversation.messages)
         asked = roles, repr(conversation.variables)
@@ -222,17 +216,9 @@ class TemplateCritic:
 
     def _ask_history(
         self, roles: tuple[str, ...], variables: dict[str, Any] | None
-    ) -> tuple[str, str] | None:
+    ) -> Sighting | None:
         words = [{"role": role, "content": f"Word {n}."} for n, role in enumerate(roles)]
         first = roles.index("assistant") + 1
-        if self._probe is None:
-            spec, own = self._renderer.spec, self._renderer
-            self._probe = Renderer(
-                type(spec)(template_kwargs=spec.template_kwargs, date=spec.date, trailing="trim"),
-                own.reference().source,
-                own.special_tokens,
-                renderer="jinja2",
-            )
         rows = [{"messages": part, VARIABLES_KEY: variables} for part in (words[:first], words)]
         made = self._probe.render(rows)
         if made.source != [0, 1]:
@@ -241,7 +227,20 @@ class TemplateCritic:
         for text, spans in zip(made.texts, made.spans, strict=True):
             start, end = (spans or [(0, 0)])[0]
             trained.append(text[start:end])
-        return (trained[0], trained[1]) if trained[0] != trained[1] else None
+        last, history = trained
+        if last == history:
+            return None
+        return "history_differs", f"as the last turn {last!r}, as history {history!r}", ""
+
+    @cached_property
+    def _probe(self) -> Renderer:
+        spec, own = self._renderer.spec, self._renderer
+        return Renderer(
+            type(spec)(template_kwargs=spec.template_kwargs, date=spec.date, trailing="trim"),
+            own.reference().source,
+            own.special_tokens,
+            renderer="jinja2",
+        )
 
 
 def _with_calls(message: dict[str, Any], count: int) -> dict[str, Any]:
@@ -259,22 +258,18 @@ def _words(conversation: Conversation) -> str:
 def _called(message: dict[str, Any]) -> list[str]:
     """Names of the functions that a message calls."""
     calls = message.get("tool_calls")
-    found = list(calls) if isinstance(calls, list) else []
-    found.append(message.get("function_call"))
-    functions = [call.get("function", call) for call in found if isinstance(call, dict)]
-    names = [function.get("name") for function in functions if isinstance(function, dict)]
+    found = [*(calls if isinstance(calls, list) else ()), message.get("function_call")]
+    names = (function_of(call).get("name") for call in found)
     return [name for name in names if isinstance(name, str)]
 
 
 def _tool_name(tool: Any) -> str:
-    function = tool.get("function", tool) if isinstance(tool, dict) else None
-    name = function.get("name") if isinstance(function, dict) else None
+    name = function_of(tool).get("name")
     return name if isinstance(name, str) else ""
 
 
 def _properties(tool: Any) -> set[str]:
-    function = tool.get("function", tool) if isinstance(tool, dict) else {}
-    parameters = function.get("parameters") if isinstance(function, dict) else None
+    parameters = function_of(tool).get("parameters")
     properties = parameters.get("properties") if isinstance(parameters, dict) else None
     return set(properties) if isinstance(properties, dict) else set()
 

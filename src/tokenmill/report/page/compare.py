@@ -114,20 +114,19 @@ class StoreComparison:
             why = "no row of the other store was made of this source row"
             return {"ours": ours, "theirs": None, "note": why}
         theirs = row_document(self._their_facts, partner.row, self._their_tokenizer)
-        steps, aligned = self._align(number, partner.row)
         mine, other = self.ours[number], self.theirs[partner.row]
-        text = self._text(mine.input_ids, self._tokenizer) != self._text(
-            other.input_ids, self._their_tokenizer
-        )
-        mask = [
-            place
-            for kind, a0, a1, b0, _ in steps
+        our_ids, their_ids = mine.input_ids.tolist(), other.input_ids.tolist()
+        our_pieces = self._tokenizer.pieces(our_ids)
+        their_pieces = self._their_tokenizer.pieces(their_ids)
+        if self._one_tokenizer:
+            steps, aligned = align(our_ids, their_ids)
+        else:
+            steps, aligned = align(our_pieces, their_pieces)
+        mask_tokens = sum(
+            int(np.count_nonzero(mine.loss_mask[a0:a1] != other.loss_mask[b0:b1]))
+            for kind, a0, a1, b0, b1 in steps
             if kind == "equal"
-            for place in (a0 + np.flatnonzero(
-                mine.loss_mask[a0:a1] != other.loss_mask[b0 : b0 + a1 - a0]
-            )).tolist()
-        ]  # fmt: skip
-        ids_changed = not np.array_equal(mine.input_ids, other.input_ids)
+        )
         return {
             "ours": ours,
             "theirs": theirs,
@@ -135,25 +134,13 @@ class StoreComparison:
             "steps": steps,
             "aligned": aligned,
             "changed": {
-                "text": text,
-                "ids": ids_changed,
-                "mask": bool(mask),  # of tokens that both have; new ones count as changed ids
-                "mask_tokens": len(mask),
+                "text": b"".join(our_pieces) != b"".join(their_pieces),
+                "ids": our_ids != their_ids,
+                "mask": mask_tokens > 0,  # of tokens that both have; new ones are changed ids
+                "mask_tokens": mask_tokens,
             },
             "note": "" if partner.by == "content" else "same place, other bytes: it was edited",
         }
-
-    def _text(self, ids: NDArray[np.int32], tokenizer: Tokenizer) -> bytes:
-        return b"".join(tokenizer.pieces(ids.tolist()))
-
-    def _align(self, number: int, other: int) -> tuple[list[list[Any]], bool]:
-        """Edit steps ``[kind, a0, a1, b0, b1]`` over tokens, and whether all were aligned."""
-        ours, theirs = self.ours[number].input_ids.tolist(), self.theirs[other].input_ids.tolist()
-        mine: list[Any] = ours
-        yours: list[Any] = theirs
-        if not self._one_tokenizer:
-            mine, yours = self._tokenizer.pieces(ours), self._their_tokenizer.pieces(theirs)
-        return align(mine, yours)
 
     @cached_property
     def survey(self) -> dict[str, Any]:
@@ -200,7 +187,10 @@ class StoreComparison:
 
 
 def align(ours: list[Any], theirs: list[Any]) -> tuple[list[list[Any]], bool]:
-    """Edit steps between two sequences; a long differing middle stays one step."""
+    """Edit steps ``[kind, a0, a1, b0, b1]`` between two sequences, and whether all was aligned.
+
+    A differing middle that is too long to be aligned stays one step.
+    """
     shorter = min(len(ours), len(theirs))
     head = next((n for n in range(shorter) if ours[n] != theirs[n]), shorter)
     tail = 0

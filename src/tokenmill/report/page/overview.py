@@ -10,7 +10,7 @@ role need the mask of every token; beyond a stated number of tokens they are lef
 from __future__ import annotations
 
 import os
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from tokenmill.report.packing_preview import SEED, packing_preview
 from tokenmill.report.row import labelled
 from tokenmill.report.row_facts import UNJUDGED, RowFacts
 from tokenmill.report.row_lookup import Rejected, rejected_rows
-from tokenmill.report.source_excerpts import SourceExcerpts
+from tokenmill.report.source_excerpts import SourceExcerpts, no_excerpt
 from tokenmill.report.stats import length_histogram, per_role, share_histogram, store_stats
 from tokenmill.rollouts.verdict import CLASSES
 from tokenmill.store import Store
@@ -182,9 +182,7 @@ def rejected_document(store: Store, excerpts: SourceExcerpts | None) -> dict[str
     """Rejected rows, up to a number, with excerpts up to a size."""
     listed: list[dict[str, Any]] = []
     spent = 0
-    for row in rejected_rows(store):
-        if len(listed) == MOST_REJECTED:
-            break
+    for row in islice(rejected_rows(store), MOST_REJECTED):
         document = rejected_row(row)
         if excerpts is not None:
             if spent < MOST_RAW_BYTES:
@@ -192,7 +190,7 @@ def rejected_document(store: Store, excerpts: SourceExcerpts | None) -> dict[str
                 spent += len(document["raw"]["text"] or "")
             else:
                 note = "not in this page, which has excerpts up to a bound; --serve shows them all"
-                document["raw"] = {"text": None, "bytes": 0, "cut": 0, "note": note}
+                document["raw"] = no_excerpt(note)
         listed.append(document)
     return {"total": sum(store.rejected.values()), "reasons": store.rejected, "rows": listed}
 

@@ -12,15 +12,14 @@ included; upper and lower case are alike.
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tokenmill.errors import UsageError
-from tokenmill.files import ProcessLock
 from tokenmill.report.row_facts import UNJUDGED, RowFacts
 from tokenmill.report.row_lookup import row_weights, trained_shares
 from tokenmill.rollouts.verdict import CLASSES
@@ -124,34 +123,32 @@ class FoundRows:
 
 
 class RowFinder:
-    """Finds rows of one store."""
+    """Finds rows of one store.
 
-    def __init__(self, facts: RowFacts, tokenizer: Tokenizer) -> None:
+    Args:
+        facts: What is known of its rows.
+        tokenizer: Its tokenizer.
+        changed: Gives the rows that a comparison found changed; None: there is no comparison.
+    """
+
+    def __init__(
+        self,
+        facts: RowFacts,
+        tokenizer: Tokenizer,
+        changed: Callable[[], list[int]] | None = None,
+    ) -> None:
         self._facts = facts
         self._store = facts.store
         self._tokenizer = tokenizer
-        self._answers: OrderedDict[Query, FoundRows] = OrderedDict()
-        self._lock = ProcessLock()
+        self._changed = changed
+        self.find = lru_cache(REMEMBERED)(self._find)
 
-    def find(self, query: Query, among: Rows | None = None) -> FoundRows:
-        """The rows that a query wants, of all or of those that a comparison names."""
-        with self._lock:
-            known = self._answers.get(query)
-            if known is not None:
-                self._answers.move_to_end(query)
-                return known
-        answer = self._find(query, among)
-        with self._lock:
-            self._answers[query] = answer
-            while len(self._answers) > REMEMBERED:
-                self._answers.popitem(last=False)
-        return answer
-
-    def _find(self, query: Query, among: Rows | None) -> FoundRows:
+    def _find(self, query: Query) -> FoundRows:
+        """The rows that a query wants."""
         kept = np.ones(len(self._store), bool)
-        if among is not None:
+        if query.changed and self._changed is not None:
             kept[:] = False
-            kept[among] = True
+            kept[self._changed()] = True
         lengths = self._store.lengths
         for bound, fits in ((query.least, np.greater_equal), (query.most, np.less_equal)):
             if bound is not None:

@@ -61,7 +61,9 @@ class Viewer:
         self.tokenizer = store_tokenizer(store)
         self._excerpts = SourceExcerpts(store, cache_dir, fetch=fetch)
         self._facts = RowFacts(store)
-        self._finder = RowFinder(self._facts, self.tokenizer)
+        self._finder = RowFinder(
+            self._facts, self.tokenizer, lambda: self._compared_stores.survey["rows"]
+        )
         self.comparison = (
             StoreComparison(store, other, self.tokenizer) if other is not None else None
         )
@@ -80,12 +82,7 @@ class Viewer:
         """A stretch of the rows that a query wants."""
         query = Query.parse(given)
         first, count = whole(given, "first") or 0, whole(given, "count") or 50
-        among = None
-        if query.changed:
-            if self.comparison is None:
-                raise UsageError("nothing to compare with: start with --compare OTHER")
-            among = self.comparison.survey["rows"]
-        answer = self._finder.find(query, among)
+        answer = self._finder.find(query)
         shown = answer.rows[first : first + min(count, MOST_AT_ONCE)]
         return {
             "total": len(answer.rows),
@@ -132,15 +129,18 @@ class Viewer:
 
     def compared(self, number: int) -> dict[str, Any]:
         """A row beside its partner."""
-        if self.comparison is None:
-            raise UsageError("nothing to compare with: start with --compare OTHER")
-        return self.comparison.row(self._known(number))
+        return self._compared_stores.row(self._known(number))
 
     def survey(self) -> dict[str, Any]:
         """What changed over the store."""
+        survey = self._compared_stores.survey
+        return {name: value for name, value in survey.items() if name != "rows"}
+
+    @property
+    def _compared_stores(self) -> StoreComparison:
         if self.comparison is None:
             raise UsageError("nothing to compare with: start with --compare OTHER")
-        return {name: value for name, value in self.comparison.survey.items() if name != "rows"}
+        return self.comparison
 
     def _known(self, number: int) -> int:
         if not 0 <= number < len(self.store):
