@@ -101,3 +101,9 @@ def test_what_is_none_of_the_choices_is_refused_with_them() -> None:
     errors.check_one_of("order", "a", ("a", "b"))
     with pytest.raises(UsageError, match="order is 'c'; it is one of a, b"):
         errors.check_one_of("order", "c", ("a", "b"))
+
+
+def test_every_reason_has_a_hint_for_the_command_line() -> None:
+    from tokenmill.cli.commands.prepare import HINTS
+
+    assert list(HINTS) == list(REASONS)

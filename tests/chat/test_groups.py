@@ -20,7 +20,7 @@ from tests.chat.judge import make_renderer, oracle
 from tests.chat.loop_oracle import Refused
 from tests.chat.templates import ALL, CHATML
 from tokenmill.chat import ChatSpec, Renderer, Rendering
-from tokenmill.chat.groups import Group, read_row
+from tokenmill.chat.groups import AnswerGroup, read_row
 from tokenmill.errors import RowError, UsageError
 
 Message = dict[str, Any]
@@ -286,7 +286,7 @@ def test_what_texts_share_is_found(texts: list[str]) -> None:
         assert error.reason == "bad_group"
         assert any(not text[len(shared) :].strip() for text in texts)
         return
-    assert isinstance(group, Group)
+    assert isinstance(group, AnswerGroup)
     assert {(side.prompt, side.prompt + side.text) for side in group.sides} == {  # type: ignore[union-attr]
         (shared, text) for text in texts
     }

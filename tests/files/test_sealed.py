@@ -37,7 +37,7 @@ from tokenmill.source.index import Index, index_key, write_index
 from tokenmill.source.scan import LineScan
 from tokenmill.source.shelf import Shelf
 from tokenmill.store import Store
-from tokenmill.tokenizer.memo import Answer, recall_answer, remember_answer
+from tokenmill.tokenizer.memo import AutoAnswer, recall_answer, remember_answer
 
 GOLDEN = Path(__file__).with_name("sealed.json")
 KEY = "0123456789abcdef0123" * 2
@@ -114,7 +114,7 @@ def read_note(place: Path) -> Any:
 
 
 def make_memo(root: Path) -> Path:
-    remember_answer(root, KEY, Answer("it adds a token"))
+    remember_answer(root, KEY, AutoAnswer("it adds a token"))
     return root / "tokenizers" / "memo" / f"{KEY}.json"
 
 

@@ -32,15 +32,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokenmill.build.externals import Digests, Externals, Unhashed, digest_of
-from tokenmill.build.runs import Folding, Run, unfolded
+from tokenmill.build.runs import FoldedRun, Folding, unfolded
 from tokenmill.chat import Rendering
 from tokenmill.chat.pictures import MediaTokens, Picture, Place
 from tokenmill.errors import RowError, SourceChanged
 from tokenmill.media import (
     Answer,
     Answers,
-    Differs,
     Expanded,
+    ExpansionDiffers,
     PictureFacts,
     Processor,
     Reference,
@@ -103,7 +103,7 @@ class _Shown:
     computed: bool
     starts: list[int]
     stops: list[int]
-    runs: Sequence[Run]
+    runs: Sequence[FoldedRun]
     run_starts: list[int]
 
 
@@ -257,7 +257,7 @@ class Expander:
             the pictures of each text.
 
         Raises:
-            Differs: A learned expansion gave other ids than the processor.
+            ExpansionDiffers: A learned expansion gave other ids than the processor.
         """
         gone = {number for number, _ in encoded.rejected} | set(made.rejected)
         encoded.mask[np.isin(encoded.ids, self._media_ids)] = 0  # while runs are short
@@ -286,7 +286,7 @@ class Expander:
                 difference = self._difference(shown, pictures, encoded.row(number)[0])
                 if difference and self.engine == LEARNED:
                     notes["mismatches"] += 1
-                    raise Differs(difference)
+                    raise ExpansionDiffers(difference)
                 if difference:
                     refused[number] = RowError(difference, reason="mask_unproven")
                     continue
@@ -324,7 +324,7 @@ class Expander:
         )
         if whole is None:
             notes["mismatches"] += 1
-            raise Differs("a run of one token was encoded as something else")
+            raise ExpansionDiffers("a run of one token was encoded as something else")
         return whole
 
     def _is_audited(self, shown: _Shown, digest: int) -> bool:

@@ -35,7 +35,7 @@ from tokenmill.build.recipe import Recipe
 from tokenmill.chat import GROUPED, Renderer, Rendering
 from tokenmill.chat.weights import row_weight
 from tokenmill.errors import RowError
-from tokenmill.media import Differs
+from tokenmill.media import ExpansionDiffers
 from tokenmill.source import Block, BlockRows
 from tokenmill.store.columns import SliceColumns, weights_or_none
 from tokenmill.store.record import RejectedRow, role_type
@@ -138,7 +138,7 @@ class Pipeline:
         notes: Counter[str] = Counter()
         try:
             encoded, media = self._expanded(self.expander, rendering, digests, notes)
-        except Differs:
+        except ExpansionDiffers:
             # Out for good: each text of this batch and of every later one is compared.
             self.expander = self.expander.by_reference()
             encoded, media = self._expanded(self.expander, rendering, digests, notes)

@@ -21,7 +21,7 @@ from tokenmill.tokenizer import Encoded
 _MOST_KEPT = 128  # expansions; one of a large picture has 200 kB
 
 
-class Run(NamedTuple):
+class FoldedRun(NamedTuple):
     """A run in a folded text.
 
     Attributes:
@@ -47,22 +47,22 @@ class Folding:
         self._pattern = re.compile(rf"({'|'.join(map(re.escape, tokens))})\1+")
         self._known = functools.lru_cache(_MOST_KEPT)(self._fold)
 
-    def fold(self, text: str) -> tuple[str, list[Run]]:
+    def fold(self, text: str) -> tuple[str, list[FoldedRun]]:
         """A text with one token of each run, and the runs."""
         return self._known(text) if self._tokens else (text, [])
 
-    def _fold(self, text: str) -> tuple[str, list[Run]]:
+    def _fold(self, text: str) -> tuple[str, list[FoldedRun]]:
         folded, runs, last = "", [], 0
         for found in self._pattern.finditer(text):
             token = found[1]
             folded += text[last : found.start()]
-            runs.append(Run(len(folded), self._tokens[token], len(found[0]) // len(token)))
+            runs.append(FoldedRun(len(folded), self._tokens[token], len(found[0]) // len(token)))
             folded += token
             last = found.end()
         return folded + text[last:], runs
 
 
-def unfolded(encoded: Encoded, folded: Iterable[tuple[int, int, Run]]) -> Encoded | None:
+def unfolded(encoded: Encoded, folded: Iterable[tuple[int, int, FoldedRun]]) -> Encoded | None:
     """The batch with its runs at their full length; None where one is not what it should be.
 
     Args:

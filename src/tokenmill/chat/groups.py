@@ -11,8 +11,8 @@ are three kinds:
 Answers are texts, messages, or whole conversations that begin with the prompt; then the messages
 they share are the prompt. A prompt stands in a column of its own, in the messages that come before
 (``messages``, ``conversations``), or is Alpaca's instruction. `read_row` is what the renderer
-calls: it gives a `Group`, or what `shapes` makes of a row with one conversation. Each *side* of a
-group is an ordinary conversation of which the answer is trained; whatever makes the answers
+calls: it gives an `AnswerGroup`, or what `shapes` makes of a row with one conversation. Each *side*
+of a group is an ordinary conversation of which the answer is trained; whatever makes the answers
 incomparable raises `RowError` (bad_group).
 """
 
@@ -35,7 +35,7 @@ _PROMPT_ROLES = ("system", "developer", "user")
 
 
 @dataclass(slots=True)
-class Group:
+class AnswerGroup:
     """The answers of one row.
 
     Attributes:
@@ -59,7 +59,7 @@ class Group:
         return "the completion" if self.shape == "kto" else f"answer {side + 1} by rank"
 
 
-def read_row(row: Any, spec: ChatSpec) -> Conversation | Plain | Group:
+def read_row(row: Any, spec: ChatSpec) -> Conversation | Plain | AnswerGroup:
     """Recognise and read one row.
 
     Raises:
@@ -79,16 +79,16 @@ def incomparable(message: str) -> RowError:
     return RowError(message, reason="bad_group")
 
 
-def _preference(row: dict[str, Any], spec: ChatSpec) -> Group:
+def _preference(row: dict[str, Any], spec: ChatSpec) -> AnswerGroup:
     sides = _sides("preference", row, {key: row.get(key) for key in ("chosen", "rejected")}, spec)
     scores = [_number(row, key) for key in ("score_chosen", "score_rejected")]
     known = tuple(score for score in scores if score is not None)
     if len(known) == 1:
         raise incomparable("one of 'score_chosen' and 'score_rejected' is missing")
-    return Group("preference", sides, (1, 0), known or None, _number(row, "margin"))
+    return AnswerGroup("preference", sides, (1, 0), known or None, _number(row, "margin"))
 
 
-def _kto(row: dict[str, Any], spec: ChatSpec) -> Group:
+def _kto(row: dict[str, Any], spec: ChatSpec) -> AnswerGroup:
     label = row.get("label")
     if type(label) is not bool:
         raise incomparable(f"'label' must be true or false, not {_told(label)}")
@@ -96,10 +96,10 @@ def _kto(row: dict[str, Any], spec: ChatSpec) -> Group:
     answers = {key: row.get(key)}
     if row.get(key) is None and (messages := shapes.messages_column(row, spec)) is not None:
         answers = {"messages": messages}
-    return Group("kto", _sides("kto", row, answers, spec), (int(label),))
+    return AnswerGroup("kto", _sides("kto", row, answers, spec), (int(label),))
 
 
-def _ranked(row: dict[str, Any], spec: ChatSpec) -> Group:
+def _ranked(row: dict[str, Any], spec: ChatSpec) -> AnswerGroup:
     keys = (*shapes.RANKED_KEYS, spec.completion_key)
     key = next((key for key in keys if row.get(key) is not None), keys[0])
     answers = row.get(key)
@@ -111,7 +111,7 @@ def _ranked(row: dict[str, Any], spec: ChatSpec) -> Group:
         scores = _scores(row["scores"], len(answers))
         order.sort(key=lambda place: -scores[place])  # stable: of equal ones the first comes first
     named = {f"{key}[{place}]": answers[place] for place in order}
-    return Group(
+    return AnswerGroup(
         "ranked",
         _sides("ranked", row, named, spec),
         (UNLABELLED,) * len(answers),

@@ -309,7 +309,7 @@ class Path:
         return total
 
 
-class Block:
+class TemplateBlock:
     """A part of a template that is entered afresh: the whole, a loop's body, a macro."""
 
     def __init__(self, number: int, program: Program) -> None:
@@ -332,12 +332,12 @@ class Inconsistent(Exception):
     """The same questions with the same answers led somewhere else: never to be trusted again."""
 
 
-class Cursor:
+class TreeCursor:
     """A place in a block's tree, moving along as the tracer goes through the template."""
 
     __slots__ = ("block", "index", "path")
 
-    def __init__(self, block: Block) -> None:
+    def __init__(self, block: TemplateBlock) -> None:
         self.block = block
         self.path = block.root
         self.index = 0
@@ -376,9 +376,9 @@ class Program:
     """The blocks of one template with its constants, compiled as they grow."""
 
     def __init__(self) -> None:
-        self.blocks: dict[Any, Block] = {}
+        self.blocks: dict[Any, TemplateBlock] = {}
         self.grown = True
-        self._order: list[Block] = []
+        self._order: list[TemplateBlock] = []
         self.names: dict[str, Any] = {
             "U": Undefined(),
             "Undefined": Undefined,
@@ -399,11 +399,11 @@ class Program:
         self._constants: dict[tuple[type, Any], str] = {}
         self.main = self.block("template")
 
-    def block(self, key: Any) -> Block:
+    def block(self, key: Any) -> TemplateBlock:
         """The block of this part of the template, made when first met."""
         found = self.blocks.get(key)
         if found is None:
-            found = self.blocks[key] = Block(len(self._order), self)
+            found = self.blocks[key] = TemplateBlock(len(self._order), self)
             self._order.append(found)
         return found
 
@@ -476,7 +476,7 @@ class Program:
         self.grown = False
 
 
-def function(block: Block, program: Program) -> str:
+def function(block: TemplateBlock, program: Program) -> str:
     """A block's tree as the source of one Python function."""
     lines = [
         f"def {block.name}(R, item, i, n, items, env):",

@@ -33,7 +33,7 @@ import msgspec
 import xxhash
 
 from tokenmill.chat.append import join, sampled
-from tokenmill.chat.groups import Group, incomparable, read_row
+from tokenmill.chat.groups import AnswerGroup, incomparable, read_row
 from tokenmill.chat.outline import Outline, outline_of
 from tokenmill.chat.pictures import (
     MediaTokens,
@@ -49,7 +49,7 @@ from tokenmill.chat.spec import ChatSpec, turns_of_groups
 from tokenmill.chat.template import ReferenceTemplate
 from tokenmill.chat.thinking import before_thinking, literals, thinking_tags
 from tokenmill.chat.traced import NotTraced, TracedTemplate
-from tokenmill.chat.turns import Judge, Openings, Settled, Span, unproven
+from tokenmill.chat.turns import Openings, Settled, Span, TurnJudge, unproven
 from tokenmill.chat.unrolled import Known, Unrolled
 from tokenmill.chat.weights import message_weight, of_turns, row_weight, scaled
 from tokenmill.errors import RowError, UsageError
@@ -77,7 +77,7 @@ class GroupFacts:
     """What is known of the texts of one group beside the texts.
 
     Attributes:
-        labels: Of each text, as in `Group`.
+        labels: Of each text, as in `AnswerGroup`.
         scores: Of each text, where the row has them.
         margin: Where the row has one.
         one_prompt: Whether the texts are the same up to where the first of them is trained: some
@@ -160,7 +160,7 @@ class Template:
     def __init__(self, source: str, spec: ChatSpec, variables: Mapping[str, Any]) -> None:
         self.reference = ReferenceTemplate(source, variables, spec.date)
         self.traced = TracedTemplate(self.reference)
-        self.judge = Judge(
+        self.judge = TurnJudge(
             Openings(self._follow, UNTRAINED[spec.thinking_opener]),
             spec.turn_end,
             thinking_tags(literals(self.reference.tree)),
@@ -300,7 +300,7 @@ class Renderer:
         """The reference template that renders a conversation with these tools and variables."""
         return self._for(tools, variables).reference
 
-    def judge(self, tools: list[Any] | None = None) -> Judge:
+    def judge(self, tools: list[Any] | None = None) -> TurnJudge:
         """What tells the turns of such a conversation apart."""
         return self._for(tools).judge
 
@@ -420,7 +420,7 @@ class Renderer:
                 if isinstance(found, Plain):
                     self._accept(result, index, 0, _scaled(self._plain(found), weight))
                     continue
-                if isinstance(found, Group):
+                if isinstance(found, AnswerGroup):
                     self._group(index, found, result, weight)
                     continue
                 jobs = self._jobs(index, found, result)
@@ -436,7 +436,7 @@ class Renderer:
                 except RowError as error:
                     result.rejected.append((index, job.part, error))
 
-    def read(self, row: Any) -> Conversation | Plain | Group:
+    def read(self, row: Any) -> Conversation | Plain | AnswerGroup:
         """One row, with its pictures where it may have some.
 
         Raises:
@@ -449,7 +449,7 @@ class Renderer:
             return read_row(row, self.spec)
         row, pictures = take_pictures(row, self.spec, self.media)
         found = read_row(row, self.spec)
-        for side in found.sides if isinstance(found, Group) else [found]:
+        for side in found.sides if isinstance(found, AnswerGroup) else [found]:
             if isinstance(side, Plain):
                 (side.prompt, side.text), side.pictures = pictures.replace_in(
                     (side.prompt, side.text), self.media.image
@@ -497,7 +497,7 @@ class Renderer:
             raise prompt
         return prompt
 
-    def _group(self, index: int, group: Group, result: Rendering, weight: float) -> None:
+    def _group(self, index: int, group: AnswerGroup, result: Rendering, weight: float) -> None:
         """Render every side of a group by itself; all of them are accepted, or none."""
         if self.spec.expand != "none":
             raise incomparable(turns_of_groups(self.spec.expand))

@@ -17,12 +17,12 @@ from jinja2 import Undefined
 from tokenmill.chat.program import (
     MIXED,
     NOBODY,
-    Block,
-    Cursor,
     Inconsistent,
     Program,
     Refused,
     Rope,
+    TemplateBlock,
+    TreeCursor,
 )
 
 ME, WHOLE = "me", "whole"
@@ -100,8 +100,8 @@ class Function:
 class Frame:
     """What is known while one block is traced."""
 
-    def __init__(self, block: Block, scopes: list[dict[str, Any]]) -> None:
-        self.cursor = Cursor(block)
+    def __init__(self, block: TemplateBlock, scopes: list[dict[str, Any]]) -> None:
+        self.cursor = TreeCursor(block)
         self.scopes = scopes
         self.kinds: dict[str, type] = {}
         self.facts: dict[Any, Any] = {}

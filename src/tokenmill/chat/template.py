@@ -65,7 +65,7 @@ class GenerationBlocks(jinja2.ext.Extension):
         return text
 
 
-class Namespace(jinja2.utils.Namespace):
+class GuardedNamespace(jinja2.utils.Namespace):
     """`namespace()` that keeps underscore names out, as transformers' does."""
 
     def __init__(*args: Any, **kwargs: Any) -> None:
@@ -238,7 +238,7 @@ def _environment(date: str | None) -> BoundedEnvironment:
     environment.globals["raise_exception"] = _raise
     environment.globals["strftime_now"] = pinned_strftime(date)
     environment.globals["dict"] = TemplateDict()
-    environment.globals["namespace"] = Namespace
+    environment.globals["namespace"] = GuardedNamespace
     return environment
 
 

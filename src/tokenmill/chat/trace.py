@@ -24,7 +24,7 @@ from jinja2 import Undefined, nodes
 from markupsafe import Markup
 
 from tokenmill.chat.expressions import FUNCTIONS, Expressions, Names, line_of
-from tokenmill.chat.program import Block, Namespace, Refused, Rope
+from tokenmill.chat.program import Namespace, Refused, Rope, TemplateBlock
 from tokenmill.chat.sandbox import BoundedEnvironment
 from tokenmill.chat.symbols import (
     HELD,
@@ -362,7 +362,9 @@ class Tracer(Expressions):
             owner_code(sources_of(value)) for value in values if class_of(value, moved) == HELD
         ]
 
-    def _enter(self, block: Block, node: nodes.Node, values: list[Any], moved: bool) -> Frame:
+    def _enter(
+        self, block: TemplateBlock, node: nodes.Node, values: list[Any], moved: bool
+    ) -> Frame:
         """A frame for a block, its values from outside as symbols of their own."""
         names, inside = self._names.reads(node), entered(values, moved)
         top = zip(self._names.macro_reads(node), inside[len(names) :], strict=True)

@@ -295,7 +295,7 @@ def _first_words(run: Run, start: int) -> int:
 
 
 @dataclass(slots=True)
-class Judge:
+class TurnJudge:
     """Settles renders of one template.
 
     Args:

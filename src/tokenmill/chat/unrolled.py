@@ -69,11 +69,11 @@ from tokenmill.chat.trace import Break, Continue, Tracer
 from tokenmill.chat.traced import TracedTemplate
 from tokenmill.chat.turns import (
     ATOM,
-    Judge,
     Messages,
     Opening,
     Openings,
     Settled,
+    TurnJudge,
     add_unlooped,
     check_printed,
     common_prefix,
@@ -115,7 +115,7 @@ class Leaf(Symbol):
 
 
 @dataclass(slots=True)
-class Plan:
+class SpanPlan:
     """Where turns end and trained spans lie in the fragments of one path.
 
     Attributes:
@@ -131,12 +131,12 @@ class Plan:
     most: int
     ends: list[int]
     spans: list[tuple[int, int, int, int, int]]
-    checks: list[Check]
+    checks: list[TurnCheck]
     emptied: bool
 
 
 @dataclass(slots=True)
-class Check:
+class TurnCheck:
     """What is to be looked for in an assistant's turn.
 
     Attributes:
@@ -224,7 +224,7 @@ class Unroller(Tracer):
         return next((code for code, name in made.items() if name == symbol.code), symbol.code)
 
     def _emit(self, *operation: Any) -> None:
-        """Record an operation, without the counting of work and size: `Plan.most` bounds both."""
+        """Record an operation without counting work and size: `SpanPlan.most` bounds both."""
         if operation[0] == "let":
             operation = (*operation[:3], False, False)
         if operation[0] != "charge":
@@ -533,7 +533,9 @@ class Unrolled:
         judge: Settles renders of it.
     """
 
-    def __init__(self, reference: ReferenceTemplate, traced: TracedTemplate, judge: Judge) -> None:
+    def __init__(
+        self, reference: ReferenceTemplate, traced: TracedTemplate, judge: TurnJudge
+    ) -> None:
         self._judge = judge
         self._reference = reference
         self._traced = traced
@@ -557,7 +559,7 @@ class Unrolled:
         """Render and settle a conversation; None where its path is not known.
 
         Raises:
-            RowError: As `Judge.settle`.
+            RowError: As `TurnJudge.settle`.
         """
         self.worth_learning = False
         try:
@@ -602,7 +604,7 @@ class Unrolled:
 
     def _check(
         self,
-        plan: Plan,
+        plan: SpanPlan,
         messages: Messages,
         leaves: list[Any],
         out: list[str],
@@ -732,7 +734,7 @@ class Unrolled:
 
     # -- where everything lies ----------------------------------------------------------------
 
-    def _plan(self, fragments: list[Any], run: Run, messages: Messages) -> Plan | None:
+    def _plan(self, fragments: list[Any], run: Run, messages: Messages) -> SpanPlan | None:
         """Where turns and spans lie in a path's fragments; None where texts have a say in it."""
         literal = [fragment if isinstance(fragment, str) else "" for fragment in fragments]
         position = [0, *accumulate(map(len, run.out))]
@@ -744,7 +746,7 @@ class Unrolled:
             add_unlooped(run, position, pieces)
         ends = ends_of(messages, pieces, range(len(fragments) + 1))  # in fragments
         roles = tuple([message["role"] for message in messages])
-        plan = Plan(roles, 0, ends, [], [], emptied=False)
+        plan = SpanPlan(roles, 0, ends, [], [], emptied=False)
         for k, message in enumerate(messages):
             if message["role"] != "assistant":
                 continue
@@ -772,7 +774,7 @@ class Unrolled:
             last = "assistant" not in roles[k + 1 :]
             arguments = self._unchecked(k, [fragments[place] for place in own], last)
             if arguments != []:
-                plan.checks.append(Check(k, own, first, stop, arguments))
+                plan.checks.append(TurnCheck(k, own, first, stop, arguments))
         return plan
 
     def _unchecked(self, k: int, printed: Iterable[Symbol], last: bool) -> list[int] | None:
@@ -832,7 +834,7 @@ def _until_text(literal: list[str]) -> str:
 def _given(opening: Opening, lead: str, openings: Openings) -> int | None:
     """How much of a turn is given to the model, None where that is up to the turn's text.
 
-    As `Judge` finds it, of what the turn prints before its text.
+    As `TurnJudge` finds it, of what the turn prints before its text.
     """
     for prompt, skip in zip(opening.prompts, opening.skips, strict=True):
         if lead.startswith(prompt):

@@ -35,14 +35,14 @@ from tokenmill.optional import first_use
 if TYPE_CHECKING:
     from tokenmill.media.asking import Answer, Answers, Size
     from tokenmill.media.pictures import Limits, PictureFacts, Pictures
-    from tokenmill.media.processor import Differs, Expanded, Processor, Referenced
+    from tokenmill.media.processor import Expanded, ExpansionDiffers, Processor, Referenced
     from tokenmill.media.reference import Reference, reference_from_text, reference_of
 
 __all__ = [
     "Answer",
     "Answers",
-    "Differs",
     "Expanded",
+    "ExpansionDiffers",
     "Limits",
     "PictureFacts",
     "Pictures",
@@ -58,6 +58,6 @@ __getattr__ = first_use(
     __name__,
     asking="Answer Answers Size",
     pictures="Limits PictureFacts Pictures",
-    processor="Differs Expanded Processor Referenced",
+    processor="ExpansionDiffers Expanded Processor Referenced",
     reference="Reference reference_from_text reference_of",
 )

@@ -54,7 +54,7 @@ _TYPES = ("mm_token_type_ids", "token_type_ids")
 _TEXT = ("input_ids", "attention_mask", "special_tokens_mask", *_TYPES)
 
 
-class Differs(Exception):
+class ExpansionDiffers(Exception):
     """A learned expansion gave other ids than the processor did."""
 
 

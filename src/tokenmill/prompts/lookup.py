@@ -24,7 +24,7 @@ from tokenmill import fingerprint
 from tokenmill.build.externals import Externals, digest_of
 from tokenmill.errors import CacheError, CorruptionError
 from tokenmill.files import PrivateDirectory, Staging
-from tokenmill.media import Differs
+from tokenmill.media import ExpansionDiffers
 from tokenmill.prompts.lengths import (
     Int32Array,
     LengthIndex,
@@ -151,7 +151,7 @@ def _find_or_make(wanted: Wanted, root: Path, executor: Executor) -> OpenedIndex
         serving = {"template": card.template, "special_tokens": card.special_tokens}
     try:
         publish_index(root, place, document, serving, making.parts())
-    except Differs as difference:
+    except ExpansionDiffers as difference:
         logger.warning("prompts are measured by the processor itself: %s", difference)
         making.by_processor()
         publish_index(root, place, document, serving, making.parts())

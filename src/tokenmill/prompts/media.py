@@ -8,8 +8,8 @@ There are two ways to such a length, and `open_media` chooses:
   pictures say how large they are, the processor's learned expansion takes the place of each image
   token, and its tokenizer counts. No picture is decoded, and none is held. The first such row of a
   block and one in `AUDIT_ONE_IN`, by content, go through the processor itself with their real
-  pictures and must have the same ids; one difference (`Differs`), and the whole index is measured
-  by the processor.
+  pictures and must have the same ids; one difference (`ExpansionDiffers`), and the whole index is
+  measured by the processor.
 - `AskedMedia`, the reference: the processor runs on the opened media of every row. It serves
   whatever can be called, and rows with videos or sounds.
 
@@ -35,7 +35,7 @@ from typing import Any, NamedTuple
 from tokenmill import fingerprint
 from tokenmill.chat.calls import IMAGE_PARTS, is_media
 from tokenmill.errors import RowError, UsageError
-from tokenmill.media import Differs, Pictures, Processor, Reference, Size, reference_of
+from tokenmill.media import ExpansionDiffers, Pictures, Processor, Reference, Size, reference_of
 from tokenmill.optional import optional
 from tokenmill.prompts.shaping import Messages, Shaped, prompt_of
 from tokenmill.prompts.spec import MEDIA, PromptSpec
@@ -320,7 +320,7 @@ class PromptPictures:
 
         Raises:
             RowError: A picture cannot be used, or there are more or fewer than places for them.
-            Differs: The processor gives other ids.
+            ExpansionDiffers: The processor gives other ids.
         """
         assert isinstance(shaped.prompt, list)
         if self.by_processor or not _only_pictures(shaped.prompt):
@@ -333,9 +333,11 @@ class PromptPictures:
             try:
                 wanted = self._asked.ids(text, inputs)
             except RowError as error:
-                raise Differs(error.message) from error
+                raise ExpansionDiffers(error.message) from error
             if wanted != ids:
-                raise Differs(f"the processor gives {len(wanted)} tokens, these are {len(ids)}")
+                raise ExpansionDiffers(
+                    f"the processor gives {len(wanted)} tokens, these are {len(ids)}"
+                )
         return len(ids)
 
     def _size(self, shown: Shown, read: Read) -> Size:

@@ -71,12 +71,13 @@ MOST_OPEN_SLICES = 4096
 """Upper bound on open slices; each holds one descriptor, so the process's limit may lower it."""
 
 
-class Row(msgspec.Struct, eq=False):
+class Row(msgspec.Struct, eq=False, gc=False):
     """One training row: two views, token ids and loss mask, and a note of where they came from.
 
     The views cost nothing and keep the mapped file alive; origin, turns and carried columns are
     looked up in the slice's meta file when they are read, because a trainer never asks for them.
-    A struct, because it is made in half the time of an object with a constructor of its own.
+    A struct, because it is made in half the time of an object with a constructor of its own; the
+    garbage collector need not look at it, because nothing that it holds leads back to it.
     """
 
     _store: Store
@@ -265,18 +266,20 @@ class Store(ViewMethods, Sequence[Row]):
             return self._range(range(self._rows)[index])
         else:
             i = index.__index__()
-        if i < 0:
-            i += self._rows
         if not 0 <= i < self._rows:
-            raise IndexError(f"row {index} of {self._rows}")
-        at = bisect_right(self._first_rows, i) - 1
+            if not -self._rows <= i < 0:
+                raise IndexError(f"row {index} of {self._rows}")
+            i += self._rows
+        first_rows = self._first_rows
+        at = bisect_right(first_rows, i) - 1
         reader = self._open.get(at) or self.slice_at(at)
-        number = i - self._first_rows[at]
-        if reader.ids is None or reader.mask is None or not reader.tokens.clean:
+        number = i - first_rows[at]
+        ids, mask, starts = reader.ids, reader.mask, reader.starts
+        if ids is None or mask is None or not reader.tokens.clean:
             return Row(self, at, number, *reader.row(number))
         # The way of nearly every row, without another call: this is a trainer's inner loop.
-        start, stop = reader.starts[number], reader.starts[number + 1]
-        return Row(self, at, number, reader.ids[start:stop], reader.mask[start:stop])
+        start, stop = starts[number], starts[number + 1]
+        return Row(self, at, number, ids[start:stop], mask[start:stop])
 
     def batch(self, indices: Iterable[SupportsIndex]) -> list[Row]:
         """Rows in the order asked for."""

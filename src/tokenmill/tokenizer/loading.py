@@ -229,7 +229,7 @@ def _refuse_ambiguity(place: Location, ours: Tokenizer, call: _Call) -> None:
     ours.notes["auto_tokenizer"] = "encodes alike"
 
 
-def _ask_auto(place: Location, ours: Tokenizer, call: _Call) -> memo.Answer | None:
+def _ask_auto(place: Location, ours: Tokenizer, call: _Call) -> memo.AutoAnswer | None:
     """AutoTokenizer's answer; None where it has none and there is nothing it could change."""
     try:
         auto = auto_tokenizer.load_auto(place.directory, trust_remote_code=call.trust_remote_code)
@@ -245,7 +245,7 @@ def _ask_auto(place: Location, ours: Tokenizer, call: _Call) -> memo.Answer | No
             " with tokenizer.json as it stands",
             path=place.directory,
         ) from error
-    return memo.Answer(
+    return memo.AutoAnswer(
         auto_tokenizer.difference(auto, ours, template_matters=not call.template_given)
     )
 

@@ -5,9 +5,9 @@ transformers: seconds. `recall` costs milliseconds and imports neither: it hashe
 could matter and looks up ``<cache_dir>/tokenizers/memo/<key>.json``. The key also holds the
 arguments and the versions of tokenizers and transformers, so another version looks again.
 
-Three things are remembered there: the identity card of a call, AutoTokenizer's answer (an `Answer`
-is the same for every template of the caller's, so it has a key of its own), and, by the checksum of
-a tokenizer.json, its piece table. Each file starts with a checksum of the rest.
+Three things are remembered there: the identity card of a call, AutoTokenizer's answer (an
+`AutoAnswer` is the same for every template of the caller's, so it has a key of its own), and, by
+the checksum of a tokenizer.json, its piece table. Each file starts with a checksum of the rest.
 
 `reload` loads what is remembered, or else finds out and remembers:
 ``<cache_dir>/tokenizers/<identity>/`` holds the tokenizer itself, ready to decode and to encode
@@ -145,7 +145,7 @@ def _recall_card(cache_dir: Path, name: str | None) -> IdentityCard | None:
         return None  # another version's
 
 
-class Answer(NamedTuple):
+class AutoAnswer(NamedTuple):
     """How AutoTokenizer was seen to encode a directory differently; None: not at all."""
 
     difference: str | None
@@ -174,16 +174,16 @@ def answer_key(source: Any, *, template_given: bool, trust_remote_code: bool) ->
     return _key_of_files(source, question)
 
 
-def recall_answer(cache_dir: Path, name: str) -> Answer | None:
+def recall_answer(cache_dir: Path, name: str) -> AutoAnswer | None:
     """AutoTokenizer's answer, if it was asked before."""
     data = _sealed(cache_dir, f"{name}.json")
     try:
-        return None if data is None else Answer(msgspec.json.decode(data)["difference"])
+        return None if data is None else AutoAnswer(msgspec.json.decode(data)["difference"])
     except (msgspec.MsgspecError, ValueError, TypeError, KeyError):
         return None
 
 
-def remember_answer(cache_dir: Path, name: str, answer: Answer) -> None:
+def remember_answer(cache_dir: Path, name: str, answer: AutoAnswer) -> None:
     """Remember AutoTokenizer's answer."""
     _seal(cache_dir, f"{name}.json", fingerprint.canonical({"difference": answer.difference}))
 

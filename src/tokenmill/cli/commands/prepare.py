@@ -34,6 +34,7 @@ HINTS = {
     "bad_shape": "name the columns (--format, --messages-key …) or fix the row",
     "bad_media": "look at the picture, --media-root and --media-urls; pictures need --processor",
     "media_mismatch": "a row has as many pictures as <image> or image parts without a picture",
+    "bad_group": "answers to compare have text and differ; labels are true or false",
     "template_error": "the chat template itself refuses this conversation",
     "template_drops_content": "the template prints this content nowhere; use one that does",
     "mask_unproven": "no method could show which text is the assistant's; see docs/masks.md",

@@ -15,7 +15,7 @@ import sys
 from typing import Any
 
 from tokenmill.integrations.hosts import date_named
-from tokenmill.integrations.miles.host import Host, Settings
+from tokenmill.integrations.miles.host import Host, HostFlags
 from tokenmill.origin import nothing_left
 from tokenmill.prompts import Prompt, PromptDataset
 
@@ -39,7 +39,7 @@ class EvalDataset:
     """
 
     host: Host
-    settings: Settings
+    settings: HostFlags
     replaced: Any
 
     def __init__(
@@ -82,7 +82,7 @@ def host_sample(host: Host, prompt: Prompt) -> Any:
     )
 
 
-def serve_evaluation(host: Host, settings: Settings) -> None:
+def serve_evaluation(host: Host, settings: HostFlags) -> None:
     """Put `EvalDataset` where the host's code, loaded or not, finds its dataset class."""
     home = importlib.import_module(f"{host.name}.utils.data")
     theirs = getattr(home.Dataset, "replaced", home.Dataset)

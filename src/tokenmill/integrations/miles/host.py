@@ -5,7 +5,7 @@ can answer for (loading a processor, a function by its dotted path). The framewo
 has already loaded is the host; else the first of the two that can be imported. Nothing here is
 looked for before a data source is made, so importing tokenmill's adapter needs neither.
 
-`Settings` reads the host's flags: every name is theirs.
+`HostFlags` reads the host's flags: every name is theirs.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def load_function(path: str) -> Any:
 
 
 @dataclass(frozen=True)
-class Settings:
+class HostFlags:
     """The host's flags, as far as data is concerned.
 
     Args:

@@ -24,7 +24,7 @@ from tokenmill.dataset import as_view, tokens_alone
 from tokenmill.errors import SourceError, UsageError
 from tokenmill.fingerprint import checksum64
 from tokenmill.integrations.hosts import prepared, response_mask
-from tokenmill.integrations.miles.host import STORE, Settings
+from tokenmill.integrations.miles.host import STORE, HostFlags
 from tokenmill.integrations.miles.source import ROW, DataSource
 from tokenmill.store import Row, Store, open_store
 
@@ -121,7 +121,7 @@ def open_sft_store(args: Any) -> Store:
     stated = os.environ.get(STORE)
     if stated:
         return open_store(stated)
-    settings = Settings(args)
+    settings = HostFlags(args)
     recipe = Recipe(
         sources=settings.prompt_data,
         messages_key=settings.input_key,

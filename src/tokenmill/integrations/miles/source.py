@@ -20,7 +20,7 @@ from typing import Any
 from tokenmill.errors import CorruptionError, StateError, UsageError
 from tokenmill.integrations.hosts import date_named
 from tokenmill.integrations.miles.evaluation import host_sample, serve_evaluation
-from tokenmill.integrations.miles.host import Host, Settings, find_host, load_function
+from tokenmill.integrations.miles.host import Host, HostFlags, find_host, load_function
 from tokenmill.integrations.miles.saved import host_path, read_state, state_path, write_state
 from tokenmill.origin import nothing_left
 from tokenmill.prompts import Prompt, PromptDataset
@@ -55,7 +55,7 @@ class DataSource:
         self.metadata: dict[str, Any] = {}
         self.lookup: Any = None  # of `sft_rollout`, which fills it
         self.buffer: list[list[Any]] = []
-        settings = Settings(args)
+        settings = HostFlags(args)
         if settings.lazy_evaluation:
             serve_evaluation(self._host, settings)
         path = settings.buffer_filter_path
@@ -228,7 +228,7 @@ def pop_first(args: Any, rollout_id: Any, buffer: list[list[Any]], count: int) -
     return taken
 
 
-def open_prompts(settings: Settings, host: Host) -> PromptDataset:
+def open_prompts(settings: HostFlags, host: Host) -> PromptDataset:
     """The prompts that the host's flags describe."""
     checkpoint = settings.hf_checkpoint
     processor = host.load_processor(checkpoint) if _is_multimodal(settings) else None
@@ -256,7 +256,7 @@ def open_prompts(settings: Settings, host: Host) -> PromptDataset:
         )
 
 
-def _is_multimodal(settings: Settings) -> bool:
+def _is_multimodal(settings: HostFlags) -> bool:
     """Whether the checkpoint brings a processor: then the host would load it too."""
     directory = Path(str(settings.hf_checkpoint))
     names = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")

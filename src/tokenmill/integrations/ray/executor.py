@@ -89,7 +89,7 @@ class RayExecutor:
             return
         begin = wire.frame(wire.Begin(setup.entry, setup.options))
         scheduling, sentinels = self._get_ready(setup.shared)
-        run = _Run(self, scheduling, begin, sentinels, near=setup.near_caller)
+        run = _RayRun(self, scheduling, begin, sentinels, near=setup.near_caller)
         try:
             yield from run.results(itertools.chain([first], waiting))
         finally:
@@ -121,7 +121,7 @@ class RayExecutor:
         return self._scheduling, [self._sentinels[directory] for directory in shared]
 
 
-class _Run:
+class _RayRun:
     """One call of `run`: what Ray was given and has not answered yet."""
 
     def __init__(

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from tokenmill.chat import Rendering
-from tokenmill.chat.groups import Group
+from tokenmill.chat.groups import AnswerGroup
 from tokenmill.chat.shapes import Conversation, Plain
 from tokenmill.report.lint.findings import excerpt
 from tokenmill.tokenizer import Encoded
@@ -27,9 +27,9 @@ ONE_LENGTH = 0.75  # share of pairs from which on the longer answer, or the shor
 LEAST_REPEATED = 8  # characters of a prompt; a shorter one may well begin an answer
 
 
-def sides_of(parsed: Side | Group) -> list[Side]:
+def sides_of(parsed: Side | AnswerGroup) -> list[Side]:
     """The conversations of a row."""
-    return parsed.sides if isinstance(parsed, Group) else [parsed]
+    return parsed.sides if isinstance(parsed, AnswerGroup) else [parsed]
 
 
 def side_of(sides: Sequence[Side], part: int) -> Side:
@@ -37,9 +37,9 @@ def side_of(sides: Sequence[Side], part: int) -> Side:
     return sides[part] if part < len(sides) else sides[0]
 
 
-def comparisons(parsed: Side | Group) -> Iterator[tuple[str, str, str]]:
+def comparisons(parsed: Side | AnswerGroup) -> Iterator[tuple[str, str, str]]:
     """Rule, what is wrong, excerpt, for the answers of a group."""
-    if not isinstance(parsed, Group):
+    if not isinstance(parsed, AnswerGroup):
         return
     scores = parsed.scores
     if parsed.shape == "preference" and scores is not None and scores[0] < scores[1]:

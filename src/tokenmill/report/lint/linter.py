@@ -28,7 +28,7 @@ from tokenmill.build.pipeline import Pipeline
 from tokenmill.build.recipe import Recipe
 from tokenmill.build.slices import expander_of
 from tokenmill.chat import Renderer, Rendering
-from tokenmill.chat.groups import Group
+from tokenmill.chat.groups import AnswerGroup
 from tokenmill.chat.render import digest_of
 from tokenmill.chat.shapes import Conversation, Plain
 from tokenmill.chat.thinking import THINKING
@@ -184,7 +184,7 @@ class Linter:
         }
 
     def _look_at_content(
-        self, seen: Collector, number: int, row: Any, parsed: Side | Group
+        self, seen: Collector, number: int, row: Any, parsed: Side | AnswerGroup
     ) -> None:
         sightings = [*comparisons(parsed)]
         for side in sides_of(parsed):

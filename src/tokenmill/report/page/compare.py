@@ -41,7 +41,7 @@ class Partner(NamedTuple):
     by: str
 
 
-class _Contents:
+class _RowsByDigest:
     """Rows of one store by the digest of their source row."""
 
     def __init__(self, store: Store) -> None:
@@ -77,12 +77,12 @@ class StoreComparison:
         return self._tokenizer if self._one_tokenizer else store_tokenizer(self.theirs)
 
     @cached_property
-    def _our_contents(self) -> _Contents:
-        return _Contents(self.ours)
+    def _our_contents(self) -> _RowsByDigest:
+        return _RowsByDigest(self.ours)
 
     @cached_property
-    def _their_contents(self) -> _Contents:
-        return _Contents(self.theirs)
+    def _their_contents(self) -> _RowsByDigest:
+        return _RowsByDigest(self.theirs)
 
     def partner(self, row: int) -> Partner | None:
         """The other store's row made of the same source row."""
