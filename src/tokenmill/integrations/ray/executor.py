@@ -172,7 +172,7 @@ class _RayRun:
                 write_file(Path(self._stop), b"")
         left = list(self._pending)
         self._pending.clear()
-        # Most slices take less than this; and one that is finished must not be cancelled (`cancel`).
+        # Most slices take less than this, and a finished one must not be cancelled (`cancel`).
         _, running = ray.wait(left, num_returns=len(left), timeout=FINISH_S)
         for ref in running:
             cluster.cancel(ref)
