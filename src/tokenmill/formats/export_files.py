@@ -14,7 +14,6 @@ import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from tokenmill import fingerprint
 from tokenmill.errors import UsageError
@@ -24,6 +23,7 @@ from tokenmill.formats.megatron_bridge import METADATA, metadata_of
 from tokenmill.formats.plan import ExportPlan, SplitPlan
 from tokenmill.formats.streams import arrow_stream, json_lines, parquet_stream
 from tokenmill.formats.tables import TableMaker, maker_of
+from tokenmill.store.commit import datasets_state
 
 Buffers = Iterable[bytes | memoryview]
 
@@ -117,15 +117,8 @@ def _state(plan: ExportPlan, names: list[str]) -> Buffers:
     made_of = [passport.dataset, passport.order, passport.seed, plan.format, plan.mask]
     made_of += ["embed_media"] * plan.embed_media
     key = fingerprint.key([*made_of, list(plan.also)] if plan.also else made_of)
-    state: dict[str, Any] = {
-        "_data_files": [{"filename": name} for name in names],
-        "_fingerprint": key[:16],
-        "_format_columns": None,
-        "_format_kwargs": {},
-        "_format_type": None,
-        "_output_all_columns": False,
-        "_split": None,
-    }
+    files = [{"filename": name} for name in names]
+    state = {"_data_files": files, **datasets_state(key)}
     return [json.dumps(state).encode() + b"\n"]
 
 

@@ -309,7 +309,12 @@ def state_json(table_path: Path, key: str, slices: str = "../../slices") -> Iter
         for number, shard in enumerate(_served(table_path)):
             comma = ", " if number else ""
             yield f'{comma}{{"filename": "{slices}/{shard[:2]}/{shard}.arrow"}}'.encode()
-    rest: Document = {
+    yield b"], " + json.dumps(datasets_state(key)).encode()[1:] + b"\n"
+
+
+def datasets_state(key: str) -> Document:
+    """What ``state.json`` tells `datasets` beside the names of the files."""
+    return {
         "_fingerprint": key[:16],
         "_format_columns": None,
         "_format_kwargs": {},
@@ -317,4 +322,3 @@ def state_json(table_path: Path, key: str, slices: str = "../../slices") -> Iter
         "_output_all_columns": False,
         "_split": None,
     }
-    yield b"], " + json.dumps(rest).encode()[1:] + b"\n"
