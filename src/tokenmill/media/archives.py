@@ -55,12 +55,10 @@ class OpenArchives:
                 return self._read(file, reference, size)
         except RowError:
             raise
-        except DAMAGED as error:
+        except (*DAMAGED, OSError) as error:
+            if isinstance(error, OSError) and error.errno is not None:  # without: bz2's damage
+                raise SourceError(f"cannot be read: {error}", path=reference.path) from error
             raise bad_media(f"{reference.name} cannot be unpacked: {error}") from error
-        except OSError as error:
-            if error.errno is None:  # bz2's word for damaged
-                raise bad_media(f"{reference.name} cannot be unpacked: {error}") from error
-            raise SourceError(f"cannot be read: {error}", path=reference.path) from error
 
     def _read(self, file: io.FileIO, reference: Reference, size: int) -> bytes:
         status = os.fstat(file.fileno())
