@@ -25,7 +25,6 @@ HEAVY = ("pyarrow", "jinja2", "tokenizers", "fastokens", "transformers", "datase
          "torch", "ray", "pandas", "trl")  # fmt: skip
 MOST_LINES = 1100  # a file ends where its subject ends; this only keeps giants out
 DOTTED = re.compile(r"tokenmill\.(\w+)[\w.]*(:\w+)?")
-LEAST_DOCSTRING = 200  # characters: enough to introduce a module's nouns
 
 VERBS = ("check_rollouts", "export", "from_rollouts", "lint", "open_rows", "open_store", "prepare",
          "prepare_part", "mix", "split", "to_hf")  # fmt: skip
@@ -49,15 +48,6 @@ def said_by(path: Path) -> tuple[str, list[str]]:
     strings = (node.value for node in ast.walk(tree) if isinstance(node, ast.Constant))
     named = [text for text in strings if isinstance(text, str) and DOTTED.fullmatch(text)]
     return ast.get_docstring(tree) or "", named
-
-
-def test_modules_open_with_their_nouns() -> None:
-    short = {}
-    for path in MODULES:
-        text, _ = said_by(path)
-        if len(text) < LEAST_DOCSTRING:
-            short[str(path.relative_to(PACKAGE))] = len(text)
-    assert not short, f"docstrings under {LEAST_DOCSTRING} characters: {short}"
 
 
 def test_files_stay_small() -> None:
