@@ -56,7 +56,7 @@ def stored_slots(plan: ExportPlan, packs: Packs) -> npt.NDArray[np.int64]:
 
 def metadata_of(plan: ExportPlan) -> list[bytes]:
     """What its collator needs to give every batch one shape, counted in predictions."""
-    packing = plan.run.passport.packing
+    packing = plan.run.spec.packing
     assert packing is not None
     length = shortest = packing["length"]
     longest = most = packs = rows = total = 0

@@ -214,7 +214,7 @@ class GroupTables:
 
     def __init__(self, plan: ExportPlan) -> None:
         self._view = plan.run.view
-        self._shift = GroupFiller.shift_of(self._view, plan.run.passport.seed)
+        self._shift = GroupFiller.shift_of(self._view, plan.run.spec.seed)
         self._pairs = group_kind(self._view) == "preference"
         of_host = plan.format == "llama-factory"
         prefixes = ("chosen_", "rejected_") if self._pairs else ("", "kl_")
