@@ -42,11 +42,10 @@ SIDECAR_VALUES = "values.f32"
 ELSEWHERE = "elsewhere"
 """Below `SIDECARS` of a cache: values attached to stores that do not lie in it."""
 
-CHECKED_FILES = (TABLE, LENGTHS, TRAINED, STATE, DATASET_INFO)
-"""Files of a store directory whose digests the manifest holds."""
-
-MASK_FILES = (FIRST_TRAINED, MASK_RUNS, MASK_RUN_ENDS)
-"""Such files that stores of an earlier version lack, all three of them."""
+CHECKED_FILES = (
+    TABLE, LENGTHS, TRAINED, FIRST_TRAINED, MASK_RUNS, MASK_RUN_ENDS, STATE, DATASET_INFO,
+)  # fmt: skip
+"""Files that every manifest lists with size and checksum."""
 
 GROUP_FILES = {GROUP_ENDS: "<i8"}
 """Files that are one array over all groups; only stores with groups have them."""
@@ -69,22 +68,6 @@ ARRAYS = {
 }
 """All files that are one array over rows, groups or runs, and its type."""
 
-
-def format_of(*, groups: bool, weights: bool, media: bool) -> int | str:
-    """The format of slices and stores: 1, or ``1+groups+media`` and the like of those with more.
-
-    A reader of format 1 alone refuses these by name. Weights are those of trained tokens that
-    weigh other than 1, media are pictures of rows.
-    """
-    more = "+groups" * groups + "+weights" * weights + "+media" * media
-    return f"{FORMAT}{more}" if more else FORMAT
-
-
-_BOTH = (False, True)
-FORMATS = tuple(
-    format_of(groups=g, weights=w, media=m) for m in _BOTH for g in _BOTH for w in _BOTH
-)
-"""All that this version reads."""
 
 _KEY = re.compile(rf"[0-9a-f]{{{KEY_HEX}}}")
 
