@@ -239,7 +239,7 @@ def test_groups_that_end_elsewhere_are_corrupt(pairs: Path) -> None:
 
 
 def test_a_copy_has_the_groups(pairs: Path, tmp_path: Path) -> None:
-    from tokenmill.store.copies import copy_store
+    from tokenmill.store.transfer import copy_store
 
     copied = Store(copy_store(prepare(pairs), tmp_path / "copy"))
     assert len(copied.groups) == 120

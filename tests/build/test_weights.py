@@ -22,9 +22,9 @@ from tokenmill import fingerprint
 from tokenmill.dataset import as_view
 from tokenmill.errors import CorruptionError, UsageError
 from tokenmill.store import Row, Store
-from tokenmill.store.copies import copy_store
 from tokenmill.store.layout import MANIFEST, WEIGHT_FILES
 from tokenmill.store.manifest import encode_manifest
+from tokenmill.store.transfer import copy_store
 
 Document = dict[str, Any]
 

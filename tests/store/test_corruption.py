@@ -12,9 +12,9 @@ import pytest
 from tests.store.making import make_columns, make_store
 from tokenmill.errors import CacheError, CorruptionError, TokenmillError
 from tokenmill.store import Store, open_store
-from tokenmill.store.copies import copy_store
 from tokenmill.store.layout import PROOF
 from tokenmill.store.slices import read_counts
+from tokenmill.store.transfer import copy_store
 
 
 @pytest.fixture

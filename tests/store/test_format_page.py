@@ -30,7 +30,7 @@ from tests.store.making import make_columns, make_store
 from tests.store.xxh3 import xxh3_64, xxh3_128
 from tokenmill import fingerprint
 from tokenmill.store import Store, commit
-from tokenmill.store.copies import copy_store
+from tokenmill.store.transfer import copy_store
 
 Document = dict[str, Any]
 

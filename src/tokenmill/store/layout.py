@@ -84,6 +84,11 @@ def check_key(key: str, path: Path) -> str:
     return key
 
 
+def image_name(digest: str) -> str:
+    """The path of an image below a self-contained store."""
+    return f"media/{digest[:2]}/{digest}"
+
+
 @dataclass(frozen=True)
 class SliceFiles:
     """The three files of one slice."""
@@ -256,7 +261,7 @@ class StoreLayout:
         """The copy of a picture, where this store or its cache has one."""
         cache = self._cache
         if cache is None:
-            return self.directory / "media" / digest[:2] / digest
+            return self.directory / image_name(digest)
         return cache.picture(digest)
 
     def processor(self, identity: str) -> Path:
