@@ -34,7 +34,7 @@ import pyarrow as pa
 from tokenmill import fingerprint
 from tokenmill.dataset import Mixture, View, tokens_alone
 from tokenmill.errors import check_one_of
-from tokenmill.formats.tables import listed, weights_of
+from tokenmill.formats.columns import listed, weights_of
 from tokenmill.integrations.hf.table import LazyTable
 from tokenmill.integrations.hosts import predicted
 from tokenmill.loader import WholeRun
