@@ -565,7 +565,7 @@ class Store(ViewMethods, Sequence[Row]):
             UsageError: There are more or fewer values than rows or tokens; one is no number.
             NonDeterminismError: Other values of this name and maker are attached.
         """
-        from tokenmill.store.attach import attach_values
+        from tokenmill.store.sidecar_writer import attach_values
 
         return attach_values(self, name, values, made_by=made_by, per=per)
 
