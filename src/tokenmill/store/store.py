@@ -33,18 +33,19 @@ from tokenmill.files.remote_path import as_remote
 from tokenmill.origin import Origin
 from tokenmill.store import layout as names
 from tokenmill.store.access import load_array, open_bytes, reading_errors
+from tokenmill.store.columns import trained_within, weighed_within, weights_along
 from tokenmill.store.groups import Groups
 from tokenmill.store.layout import StoreLayout
 from tokenmill.store.manifest import (
     Document,
     check_file,
     check_table,
+    load_table,
     read_manifest,
     read_proof,
     units_out,
 )
 from tokenmill.store.record import CARRIED, GROUP_COLUMNS, MEDIA_COLUMNS, META_COLUMNS, Media
-from tokenmill.store.runs import trained_within, weighed_within, weights_along
 from tokenmill.store.sidecars import (
     COLUMN,
     Sidecar,
@@ -54,7 +55,6 @@ from tokenmill.store.sidecars import (
     sidecar_of,
 )
 from tokenmill.store.slices import SliceReader
-from tokenmill.store.table import load_table
 from tokenmill.store.views import ViewMethods, pictures_of
 
 if TYPE_CHECKING:
