@@ -1,11 +1,8 @@
-"""Committing a store: many published slices become one directory, by one rename.
+"""Commit a store: published slices become one directory, by one rename.
 
-The caller hands over a *placement* for every slice of its plan, in order: which slice, of which
-source, from which row, line and byte. This module reads each commit record, recounts the totals,
-writes the table and the columns of counts as it goes (nothing is kept per slice, and no
-token is read), then state and info files for `datasets.load_from_disk`, the manifest over all of
-them and the advisory proof. The directory is staged whole and appears at once.
-Where a store of this key is there already it is compared, and moved to quarantine if it is corrupt.
+Each slice's commit record and counts are read (no token is), totals recounted, and the table, the
+columns, the files for `datasets.load_from_disk`, the manifest and the advisory proof are staged. A
+published store of the same key is compared, and moved to quarantine if it is damaged.
 """
 
 from __future__ import annotations
@@ -55,11 +52,7 @@ MOST_SHARDS = 50_000
 
 @dataclass(frozen=True)
 class Placement:
-    """One slice's place in a store.
-
-    Attributes:
-        rows: Of the source that it was made of, where that is known: how much to read at once.
-    """
+    """One slice's place in a store; ``rows`` of the source, if known, bound a batch of reads."""
 
     key: str
     source: int
@@ -130,11 +123,11 @@ def commit_store(
         cache: The cache that holds the slices.
         document: The key document; its fingerprint is the store's key.
         placements: Every slice of the plan, in order.
-        tokenizer: What the manifest says of the tokenizer: identity, pad and eos ids.
-        proof: What ``proof.json`` will say.
+        tokenizer: For the manifest: identity, pad and eos ids.
+        proof: Content of ``proof.json``.
 
     Returns:
-        The store that is now visible, ours or an equal one that came first.
+        The visible store, ours or an equal one that came first.
     """
     store = cache.store(fingerprint_key(document))
     with writing_errors(store.directory), Staging(cache.root) as staging:
@@ -157,10 +150,10 @@ def commit_store(
 
 
 def _agrees(cache: CacheLayout, store: StoreLayout, ours: Document) -> bool:
-    """Whether the published store is ours; False when it is corrupt.
+    """Whether the published store is ours; False when it is damaged.
 
-    That is when its own files are not whole, or when it wants other slices than those that are in
-    force: of one that was found wrong and replaced it could serve nothing.
+    It is damaged, too, when its table names other slices than those published: none of its rows
+    could be read.
     """
     try:
         published = read_manifest(store)
@@ -235,7 +228,7 @@ def _write_columns(
 
 
 def _together(placements: Iterable[Placement]) -> Iterator[list[Placement]]:
-    """Neighbouring slices whose counts are read at once: few, or of few rows."""
+    """Group neighbouring slices whose counts are read at once."""
     some: list[Placement] = []
     rows = 0
     for placement in placements:
@@ -298,7 +291,7 @@ def _served(table_path: Path) -> Iterator[str]:
 
 
 def state_json(table_path: Path, key: str, slices: str = "../../slices") -> Iterator[bytes]:
-    """``state.json`` for `datasets.load_from_disk`, piece by piece: it may be long."""
+    """Yield ``state.json`` for `datasets.load_from_disk`: it may be long."""
     count = count_rows(table_path.stat().st_size)
     yield b'{"_data_files": ['
     if count > MOST_SHARDS:
@@ -313,7 +306,7 @@ def state_json(table_path: Path, key: str, slices: str = "../../slices") -> Iter
 
 
 def datasets_state(key: str) -> Document:
-    """What ``state.json`` tells `datasets` beside the names of the files."""
+    """Members of ``state.json`` besides the file names."""
     return {
         "_fingerprint": key[:16],
         "_format_columns": None,

@@ -45,7 +45,7 @@ HEADER_BYTES = 64  # keeps the rows aligned for any member, with room for what a
 
 SLICE_ROW = np.dtype(
     [
-        ("key", "u1", 20),  # slice key
+        ("key", "u1", 20),
         ("record", "u1", 16),  # xxh3-128 of the commit record's bytes
         ("source", "<u4"),  # index into the manifest's sources
         ("rows", "<u4"),  # rows served
@@ -67,13 +67,13 @@ _ROW = struct.Struct("<20s16s3I6q")  # `SLICE_ROW`, for writing one
 
 
 def header(count: int) -> bytes:
-    """The first bytes of a table of ``count`` slices."""
+    """Return the header of a table of ``count`` slices."""
     packed = _HEADER.pack(MAGIC, VERSION, SLICE_ROW.itemsize, count)
     return packed.ljust(HEADER_BYTES, b"\0")
 
 
 def count_rows(size: int) -> int:
-    """Slices in a table of this many bytes."""
+    """Number of slices in a table of this many bytes."""
     return (size - HEADER_BYTES) // SLICE_ROW.itemsize
 
 
@@ -91,7 +91,7 @@ def pack_row(
     tokens: int,
     trained: int,
 ) -> bytes:
-    """One row of the table; the names are those of `SLICE_ROW`, key and record as hex digits."""
+    """Return one row of the table; key and record are hex digits."""
     return _ROW.pack(
         bytes.fromhex(key),
         bytes.fromhex(record),
@@ -108,7 +108,7 @@ def pack_row(
 
 
 def read_stretches(path: Path) -> Iterator[bytes]:
-    """A table's header, then its rows, some thousands at a time: for one pass without mapping.
+    """Yield a table's header, then its rows some thousands at a time.
 
     Touching a mapped table from end to end would make all of it resident.
     """
@@ -121,7 +121,7 @@ def read_stretches(path: Path) -> Iterator[bytes]:
 
 
 def load_table(file: ByteFile) -> NDArray[np.void]:
-    """View a table in place, checking header and size."""
+    """View a table in place; check header and size."""
     if file.size < HEADER_BYTES:
         raise CorruptionError(
             f"{file.size} bytes, shorter than its header", path=file.path, offset=file.size
@@ -172,19 +172,13 @@ def make_manifest(
 def with_files(
     manifest: Document, files: dict[str, Document], media: Document | None = None
 ) -> Document:
-    """The manifest of the same store over other files, signed anew.
-
-    Args:
-        manifest: The store's.
-        files: The files of the other.
-        media: What is said of the pictures that it brings along; None: as it was.
-    """
+    """Return the manifest over other files; ``media`` counts embedded images, None: as before."""
     document, totals, tokenizer = (manifest[n] for n in ("document", "totals", "tokenizer"))
     return make_manifest(document, totals, tokenizer, files, media or manifest.get("media"))
 
 
 def encode_manifest(manifest: Document) -> bytes:
-    """The bytes on disk: canonical, so that equal manifests are equal files."""
+    """Return the canonical bytes: equal manifests are equal files."""
     return fingerprint.canonical(manifest) + b"\n"
 
 
@@ -291,7 +285,7 @@ def _check_groups(totals: Document, path: Path) -> None:
 
 
 def units_out(totals: Document) -> int:
-    """What the account counts as kept: groups where there are any, else rows."""
+    """Groups where there are any, else rows."""
     return count_groups(totals["groups"]) if "groups" in totals else int(totals["rows"])
 
 
@@ -300,13 +294,13 @@ def _is_count(value: object) -> bool:
 
 
 def check_file(path: Path, stated: Document, *, content: bool) -> None:
-    """Compare a file's size, and its checksum if ``content``, with what the manifest states."""
+    """Compare a file's size, and its checksum if ``content``, with the manifest."""
     require_file(path, stated["size"], stated["checksum"] if content else None, REMEDY)
 
 
 @dataclass
 class _Recount:
-    """The totals of a table, counted a stretch at a time."""
+    """The totals of a table, counted some thousand slices at a time."""
 
     slices: int = 0
     rows: int = 0
@@ -328,7 +322,7 @@ class _Recount:
 
 
 def check_table(manifest: Document, path: Path, *, content: bool) -> None:
-    """Recount the table's totals, and hash it if ``content``; compare both with the manifest."""
+    """Recount the totals, and hash the table if ``content``; compare both with the manifest."""
     recount, hasher = _Recount(), xxhash.xxh3_128()
     pieces = read_stretches(path)
     hasher.update(next(pieces))
@@ -361,14 +355,14 @@ def check_table(manifest: Document, path: Path, *, content: bool) -> None:
 
 
 class _Proof(msgspec.Struct):
-    """What others rely on in a proof; it may say anything else."""
+    """Members of a proof that others rely on."""
 
     paths: list[str | None] = []
     notes: dict[str, dict[str, int]] = {}
 
 
 def read_proof(path: Path) -> Document:
-    """The advisory proof; one that cannot be read is a warning and empty: no row needs it."""
+    """Read the advisory proof; a damaged one is a warning and empty."""
     try:
         document = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
         msgspec.convert(document, _Proof)

@@ -50,12 +50,7 @@ from tokenmill.store.record import (
 
 
 def read_record(files: SliceFiles, expected: str | None = None) -> tuple[CommitRecord, str]:
-    """Read a slice's commit record and its digest.
-
-    Args:
-        files: Where the slice lies.
-        expected: The digest that a store's table holds; None takes any.
-    """
+    """Read a slice's commit record and its digest, which must be ``expected`` if given."""
     files.require_inside()
     data = _record_bytes(files, expected)
     digest = xxhash.xxh3_128_hexdigest(data)
@@ -92,8 +87,7 @@ class RowCounts(NamedTuple):
         trained: Trained tokens of every row, as stored.
         runs: The tokens at which each row's mask changes.
         run_starts: Where each row's begin; one more entry than rows.
-        group_ends: One past the last row of every group; where there are none, of every row.
-        weights: How the weights of the rows run.
+        group_ends: One past the last row of every group; without groups, of every row.
         media: Of every row, the numbers of `MEDIA_COLUMNS`.
     """
 
@@ -108,10 +102,9 @@ class RowCounts(NamedTuple):
 
 
 def read_counts(slices: Sequence[SliceFiles]) -> RowCounts:
-    """Records and rows' token counts of slices; their files' sizes and the counts are checked.
+    """Read records and token counts of slices, and check them; no token is read.
 
-    No token is read: of a slice of eight megabytes this touches a few hundred kilobytes. Counts are
-    checked together: numpy takes as long for the few of one slice as for those of a hundred.
+    Counts are checked together, because numpy takes as long for one slice as for a hundred.
     """
     each = [_read_counts(files) for files in slices]
     counts = _joined(each)
@@ -157,7 +150,6 @@ def _media_column(meta: GuardedFile, record: CommitRecord, name: str) -> NDArray
 
 
 def _weights(meta: GuardedFile, record: CommitRecord) -> WeightRuns:
-    """How the weights of a slice's rows run; none where all that is trained weighs 1."""
     if not record.has_weights:
         none = np.zeros(record.rows + 1, np.int64)
         return WeightRuns(np.zeros(0, np.int32), np.zeros(0, np.float32), none)
@@ -175,7 +167,7 @@ def _weights(meta: GuardedFile, record: CommitRecord) -> WeightRuns:
 
 
 def _group_ends(meta: GuardedFile, record: CommitRecord) -> NDArray[np.int64]:
-    """Where groups end; each begins with part 0, and the others count on from there."""
+    """Each group begins with part 0, and the others count on from there."""
     part = np.frombuffer(meta.read_blocks(*_sized(meta, "part", 4 * record.rows)), "<i4")
     firsts = np.flatnonzero(part == 0)
     ends = np.append(firsts[1:], [record.rows] * bool(record.rows)).astype(np.int64)
@@ -187,7 +179,6 @@ def _group_ends(meta: GuardedFile, record: CommitRecord) -> NDArray[np.int64]:
 
 
 def _joined(each: list[RowCounts]) -> RowCounts:
-    """The counts of several slices as one."""
     firsts = accumulate((len(one.runs) for one in each), initial=0)
     starts = [one.run_starts[:-1] + first for one, first in zip(each, firsts, strict=False)]
     rows = accumulate((len(one.run_starts) - 1 for one in each), initial=0)
@@ -218,7 +209,7 @@ _WRONG_RUNS = "the runs of its masks are not those of its rows"
 
 
 def _fault(counts: RowCounts) -> str:
-    """What is wrong with counts: each slice's must add up to its record, its runs to its rows."""
+    """Return what is wrong: counts must add up to the slice's record, runs to its rows."""
     records = [record for record, _ in counts.records]
     bounds = list(accumulate((record.rows for record in records), initial=0))
     lengths, trained = (
@@ -250,14 +241,7 @@ def _sized(file: GuardedFile, name: str, expected: int) -> tuple[int, int]:
 
 
 class SliceReader:
-    """One slice, open.
-
-    Args:
-        files: Where it lies.
-        expected: Digest of its commit record in the store's table; None takes any.
-        mapped: Map the files, or read them range by range.
-        check: Check block checksums on first touch.
-    """
+    """One open slice; ``expected`` is the digest of its commit record, None takes any."""
 
     def __init__(
         self, files: SliceFiles, expected: str | None, *, mapped: bool, check: bool
@@ -291,7 +275,6 @@ class SliceReader:
             )
 
     def row(self, number: int) -> tuple[NDArray[np.int32], NDArray[np.uint8]]:
-        """Ids and mask of one row, as views where the file is mapped."""
         start, stop = self.starts[number], self.starts[number + 1]
         if not self.tokens.clean:
             self.tokens.check(self._ids_at + 4 * start, 4 * (stop - start))
@@ -310,7 +293,6 @@ class SliceReader:
 
     @cached_property
     def meta(self) -> GuardedFile:
-        """The meta file, opened on first use."""
         return open_guarded(
             self.files.meta, self.record.meta_file, mapped=self._mapped, check=self._check
         )
@@ -324,11 +306,10 @@ class SliceReader:
         return np.frombuffer(self.meta.view(*place), dtype)
 
     def group_columns(self) -> GroupColumns:
-        """What a slice with groups knows of its answers."""
         return GroupColumns(**{name: self.column(name) for name in GROUP_COLUMNS})
 
     def turns(self, number: int) -> list[tuple[str, int, int]]:
-        """The turns of one row: role and first and last-plus-one token."""
+        """Role, start and end of each turn of one row."""
         first, last = self._bounds("turn_ends", number)
         ends = self._values("turn_ends", "<i4", first, last).tolist()
         kind = role_type(len(self.record.roles))
@@ -351,7 +332,7 @@ class SliceReader:
         )
 
     def weight_runs(self, number: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-        """Where the weight of one row changes and what it is from there on; see `WeightRuns`."""
+        """One row's `WeightRuns`, without bounds."""
         if not self.record.has_weights:
             return np.zeros(0, np.int32), np.zeros(0, np.float32)
         first, last = self._bounds(WEIGHT_RUNS, number)
@@ -359,7 +340,6 @@ class SliceReader:
         return places, self._values(RUN_WEIGHTS, "<f4", first, last)
 
     def media(self, number: int, origin: Origin | None) -> list[Media]:
-        """The pictures of one row."""
         if not self.record.has_media:
             return []
         try:
@@ -370,14 +350,13 @@ class SliceReader:
             ) from error
 
     def media_columns(self) -> MediaColumns | None:
-        """What is known of the pictures of all rows; None where no row has one."""
         if not self.record.has_media:
             return None
         told = [str(self._text(MEDIA, row), "utf-8") for row in range(self.record.rows)]
         return MediaColumns(told, self.column("pictures"), self.column("patches"))
 
     def carried(self, number: int) -> dict[str, Any]:
-        """The carried columns of one row, decoded."""
+        """The extra columns of one row, decoded."""
         try:
             return {
                 name: msgspec.json.decode(self._text(CARRIED + name, number))
@@ -389,13 +368,13 @@ class SliceReader:
             ) from error
 
     def carried_json(self, number: int) -> dict[str, str]:
-        """The carried columns of one row, as the JSON text that is stored."""
+        """The extra columns of one row as the stored JSON text."""
         return {
             name: str(self._text(CARRIED + name, number), "utf-8") for name in self.record.carried
         }
 
     def carried_texts(self, name: str) -> list[str]:
-        """One carried column of the whole slice, as JSON text."""
+        """One extra column of the whole slice as JSON text."""
         return [str(self._text(CARRIED + name, row), "utf-8") for row in range(self.record.rows)]
 
     def _text(self, name: str, number: int) -> memoryview:
@@ -404,18 +383,17 @@ class SliceReader:
         return self.meta.view(at + first, last - first)
 
     def _bounds(self, name: str, number: int) -> tuple[int, int]:
-        """Where one row's values begin and end in a column of lists or texts of the meta file."""
+        """Where one row's values begin and end in a column of lists or texts."""
         bounds = self.meta.view(*self.meta.buffer(f"{name}.offsets")).cast("i")
         return bounds[number], bounds[number + 1]
 
     def _values(self, name: str, kind: str, first: int, last: int) -> NDArray[Any]:
-        """Some values of a column of lists."""
         at, _ = self.meta.buffer(f"{name}.values")
         width = np.dtype(kind).itemsize
         return np.frombuffer(self.meta.view(at + width * first, width * (last - first)), kind)
 
     def check_all(self) -> int:
-        """Check every block of both files; returns the bytes read."""
+        """Check every block of both files; return the bytes read."""
         return self.tokens.check_all() + self.meta.check_all()
 
 
@@ -436,7 +414,7 @@ def quarantine_slice(layout: CacheLayout, key: str) -> None:
 
 
 def quarantine_of(layout: CacheLayout, broken: str | None) -> bool:
-    """Move away what a broken file belongs to; False when it is nothing that can be rebuilt."""
+    """Move away what a damaged file belongs to; False when it cannot be rebuilt."""
     if broken is None:
         return False
     path = Path(broken)
