@@ -102,7 +102,7 @@ def has_process_directory() -> bool:
 
 
 class RecentValues:
-    """An LRU cache bounded in bytes, the newest value aside; safe in threads and forked children."""
+    """An LRU cache bounded in bytes, the newest value aside, for threads and forked children."""
 
     def __init__(self, bound: int) -> None:
         self._bound = bound

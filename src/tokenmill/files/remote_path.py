@@ -173,7 +173,7 @@ class RemotePath:
         return self.object.fetch(start, stop)
 
     def read_kept(self, name: str, is_it: Callable[[bytes], bool]) -> bytes:
-        """Return all of it, from the disk when ``name``, made of its digest, is there and ``is_it``."""
+        """Return all bytes; the block cache keeps them as ``name``, which states their digest."""
         kept = self.blocks.get(name)
         if kept is not None:
             if is_it(kept):

@@ -51,7 +51,7 @@ from tokenmill.store.sidecars import (
     sidecar_checks,
     sidecar_of,
 )
-from tokenmill.store.slices import SliceReader
+from tokenmill.store.slices import SliceReader, read_counts
 from tokenmill.store.views import ViewMethods, pictures_of
 
 if TYPE_CHECKING:
@@ -673,37 +673,27 @@ class Store(ViewMethods, Sequence[Row]):
 
     def _check_columns(self, at: int) -> None:
         """Compare the store's columns with those of a slice."""
-        reader, first = self.slice_at(at), self._first_rows[at]
-        columns = {"length": self.lengths, "trained": self.trained}
-        if self.has_media and reader.record.has_media:
-            columns |= {"pictures": self.pictures, "patches": self.patches}
-        for name, array in columns.items():
-            if not np.array_equal(reader.column(name), array[first : first + reader.record.rows]):
-                raise CorruptionError(
-                    f"column {name!r} differs from the store's own", path=reader.files.meta
-                )
-        if self.has_weights:
-            ends = self.own_array(names.WEIGHT_RUN_ENDS)
-            for number in range(reader.record.rows):
-                row = first + number
-                own = slice(int(ends[row - 1]) if row else 0, int(ends[row]))
-                places, weights = reader.weight_runs(number)
-                if not (
-                    np.array_equal(places, self.own_array(names.WEIGHT_RUNS)[own])
-                    and np.array_equal(weights, self.own_array(names.RUN_WEIGHTS)[own])
-                ):
-                    raise CorruptionError(
-                        "weights differ from the store's own", path=reader.files.meta
-                    )
+        reader, row = self.slice_at(at), self._first_rows[at]
+        counts = read_counts(reader.files, reader.record_digest)
+        run, weight_run = (
+            int(self.own_array(name)[row - 1]) if row and name in self.manifest["files"] else 0
+            for name in (names.MASK_RUN_ENDS, names.WEIGHT_RUN_ENDS)
+        )
+        firsts = {
+            names.MASK_RUNS: run,
+            names.WEIGHT_RUNS: weight_run,
+            names.RUN_WEIGHTS: weight_run,
+        }
         if self.has_groups:
-            begin = np.flatnonzero(reader.column("part") == 0) + first
             ends = self.own_array(names.GROUP_ENDS)
-            number = int(np.searchsorted(ends, first, side="right"))
-            begins = self.group_starts(np.arange(number, number + len(begin), dtype=np.int64))
-            if not np.array_equal(begin, begins):
-                raise CorruptionError(
-                    "groups begin elsewhere than the store says", path=reader.files.meta
-                )
+            firsts[names.GROUP_ENDS] = int(np.searchsorted(ends, row, side="right"))
+        for name, values in counts.store_columns(row, run, weight_run).items():
+            if name in self.manifest["files"]:
+                first = firsts.get(name, row)
+                if not np.array_equal(self.own_array(name)[first : first + len(values)], values):
+                    raise CorruptionError(
+                        f"differs from the store's {name}", path=reader.files.meta
+                    )
 
     def _options(self) -> dict[str, Any]:
         media_root, media_urls = self._given_media
