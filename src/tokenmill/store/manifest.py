@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -146,8 +146,6 @@ def load_table(file: ByteFile) -> NDArray[np.void]:
 
 Document = dict[str, Any]
 
-TOTALS = ("source_rows", "rows_in", "rows", "tokens", "trained_tokens", "slices")
-
 
 def make_manifest(
     document: Document,
@@ -235,62 +233,72 @@ def _check_digest(manifest: Document, path: Path) -> None:
         )
 
 
+Count = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class StatedFile(msgspec.Struct, frozen=True):
+    """Size and checksum of a file."""
+
+    size: Count
+    checksum: str
+
+
+class _Totals(msgspec.Struct):
+    source_rows: Count
+    rows_in: Count
+    rows: Count
+    tokens: Count
+    trained_tokens: Count
+    slices: Count
+    rejected: dict[str, Count]
+    groups: dict[str, Count] | None = None
+
+
+class _Tokenizer(msgspec.Struct):
+    identity: str
+    pad_id: Count | None = None
+    eos_id: Count | None = None
+
+
+class _KeyDocument(msgspec.Struct):
+    sources: list[Any]
+
+
+class _Media(msgspec.Struct):
+    pictures: Count
+    bytes: Count
+
+
+class _Manifest(msgspec.Struct):
+    key: str
+    document: _KeyDocument
+    totals: _Totals
+    tokenizer: _Tokenizer
+    files: dict[str, StatedFile]
+    media: _Media | None = None
+
+
 def _check_members(manifest: Document, path: Path) -> None:
     """The digest guards against accidents; a hand-made manifest must still be well formed."""
-    check_key(manifest["key"], path)
-    document = manifest["document"]
-    if not isinstance(document, dict) or not isinstance(document.get("sources"), list):
-        raise CorruptionError("its key document names no sources", path=path)
-    totals, tokenizer, files = (manifest.get(m) for m in ("totals", "tokenizer", "files"))
-    if not isinstance(totals, dict) or not all(_is_count(totals.get(name)) for name in TOTALS):
-        raise CorruptionError(f"totals must be the counts {', '.join(TOTALS)}", path=path)
-    rejected = totals.get("rejected")
-    if not isinstance(rejected, dict) or not all(map(_is_count, rejected.values())):
-        raise CorruptionError("totals must count rejected rows by reason", path=path)
-    if not isinstance(tokenizer, dict) or not all(
-        tokenizer.get(name) is None or _is_count(tokenizer[name]) for name in ("pad_id", "eos_id")
-    ):
-        raise CorruptionError("says nothing of its tokenizer, or no token ids", path=path)
-    check_key(tokenizer.get("identity", ""), path)
-    if not isinstance(files, dict):
-        raise CorruptionError("names no files", path=path)
-    wanted = set(CHECKED_FILES)
-    if "groups" in totals:
-        _check_groups(totals, path)
-        wanted |= set(GROUP_FILES)
-    if WEIGHT_RUNS in files:
-        wanted |= set(WEIGHT_FILES)
-    if PICTURES in files:
-        wanted |= set(MEDIA_FILES)
-    if set(files) != wanted:
-        raise CorruptionError(f"must name the files {', '.join(sorted(wanted))}", path=path)
-    media = manifest.get("media")
-    if media is not None and not (
-        isinstance(media, dict) and all(_is_count(media.get(n)) for n in ("pictures", "bytes"))
-    ):
-        raise CorruptionError("must count the pictures that it brings along", path=path)
-    for name, stated in files.items():
-        if not isinstance(stated, dict) or not (
-            _is_count(stated.get("size")) and isinstance(stated.get("checksum"), str)
-        ):
-            raise CorruptionError(f"states no size or checksum of {name}", path=path)
-
-
-def _check_groups(totals: Document, path: Path) -> None:
-    counts = totals.get("groups")
-    if not isinstance(counts, dict) or set(counts) != set(GROUP_COUNTS):
+    try:
+        found = msgspec.convert(manifest, _Manifest)
+    except msgspec.ValidationError as error:
+        raise CorruptionError(f"not a manifest: {error}", path=path) from error
+    check_key(found.key, path)
+    check_key(found.tokenizer.identity, path)
+    groups = found.totals.groups
+    if groups is not None and set(groups) != set(GROUP_COUNTS):
         raise CorruptionError(f"must count {', '.join(GROUP_COUNTS)} of groups", path=path)
-    if not all(map(_is_count, counts.values())):
-        raise CorruptionError("counts of groups must be whole numbers", path=path)
+    wanted = {*CHECKED_FILES, *(GROUP_FILES if groups is not None else ())}
+    wanted |= set(WEIGHT_FILES) if WEIGHT_RUNS in found.files else set()
+    wanted |= set(MEDIA_FILES) if PICTURES in found.files else set()
+    if set(found.files) != wanted:
+        raise CorruptionError(f"must name the files {', '.join(sorted(wanted))}", path=path)
 
 
 def units_out(totals: Document) -> int:
     """Groups where there are any, else rows."""
     return count_groups(totals["groups"]) if "groups" in totals else int(totals["rows"])
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 def check_file(path: Path, stated: Document, *, content: bool) -> None:

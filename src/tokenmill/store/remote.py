@@ -25,7 +25,7 @@ from tokenmill.fingerprint import checksum
 from tokenmill.store import layout as names
 from tokenmill.store.access import GuardedFile, reading_errors, remedy, require_size
 from tokenmill.store.layout import CacheLayout
-from tokenmill.store.manifest import Document, check_file
+from tokenmill.store.manifest import Document, StatedFile, check_file
 from tokenmill.store.record import BLOCK_BYTES, UNREADABLE, FileRecord
 from tokenmill.store.store import Store
 
@@ -34,14 +34,9 @@ CONTENTS = "contents.json"
 """Beside a pushed manifest: the tokenizer's and processor's files, for places that cannot list."""
 
 
-class _Stated(msgspec.Struct, frozen=True):
-    size: int
-    checksum: str
-
-
 class _Contents(msgspec.Struct, frozen=True):
     key: str
-    files: dict[str, _Stated]
+    files: dict[str, StatedFile]
 
 
 class RemoteStore(Store):
