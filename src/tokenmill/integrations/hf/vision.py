@@ -19,8 +19,7 @@ from tokenmill.dataset import Mixture, View, as_view
 from tokenmill.errors import UsageError
 from tokenmill.loader.filler import Filler
 from tokenmill.loader.media import Pixels
-from tokenmill.loader.steps import Step
-from tokenmill.loader.units import Units
+from tokenmill.loader.samples import Step, Units
 from tokenmill.store import Store
 
 ROW = "row"
