@@ -18,11 +18,11 @@ import numpy as np
 import torch
 from torch.utils import data as torch_data
 
-from tokenmill.dataset import Mixture, View, as_view, tokens_alone
+from tokenmill.dataset import Mixture, View, as_view
 from tokenmill.errors import UsageError
-from tokenmill.integrations.hosts import Items, predicted, rows_alone
+from tokenmill.integrations.trainers import TORCH, Items
 from tokenmill.loader import LengthGrouped, OrderedView
-from tokenmill.packing import Batch, fill_rows, labels_of
+from tokenmill.packing import Batch, fill_rows
 from tokenmill.sampling import Int64Array
 from tokenmill.store import Row, Store
 
@@ -38,13 +38,7 @@ def as_tensors(batch: Batch) -> dict[str, Any]:
 
 
 def _item(row: Row) -> Item:
-    return as_tensors(
-        {
-            "input_ids": row.input_ids.astype(np.int64),
-            "labels": labels_of(row.input_ids, row.loss_mask),
-            "loss_mask": predicted(row.loss_mask),
-        }
-    )
+    return TORCH.item(row.input_ids, row.loss_mask)
 
 
 class Dataset(Items[Item], torch_data.Dataset[Item]):  # type: ignore[misc]
@@ -65,7 +59,7 @@ class Dataset(Items[Item], torch_data.Dataset[Item]):  # type: ignore[misc]
         pad_side: str = "right",
         pad_to_multiple_of: int | None = None,
     ) -> None:
-        self.view = rows_alone(tokens_alone(as_view(data), "a map-style dataset"))
+        self.view = TORCH.check(as_view(data))
         self._pad_id = self.view.pad_id if pad_id is None else pad_id
         self._pad_side = pad_side
         self._multiple = pad_to_multiple_of

@@ -1,10 +1,10 @@
-"""What SkyRL's (dataset, split) pairs mean as sources.
+"""What SkyRL's SFT and RL integrations share: dataset names with splits, and its Ray task.
 
 A *dataset* is a file, a glob, a directory, a directory made by ``save_to_disk``, or a name on the
-Hugging Face hub. A *split* is what `datasets` reads: ``train``, ``train[:1000]``, ``test[10%:]``,
-``train+validation``. `sources_of` turns the pair into addresses that `tokenmill.source` opens.
-Which files of a directory or a hub dataset belong to a split is asked of `datasets` itself, so it
-is what SkyRL would have loaded; the rows are then read by tokenmill from those files.
+Hugging Face hub. A *split* is as `datasets` writes it: ``train``, ``train[:1000]``, ``test[10%:]``,
+``train+validation``. `sources_of` returns the addresses that `tokenmill.source` opens. `datasets`
+itself decides which files of a directory or a hub dataset make up a split, as in SkyRL; tokenmill
+reads the rows from those files.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import glob
 import os
 import re
+from collections.abc import Callable
 from typing import Any
 
 from tokenmill.errors import SourceError, SourceMissing, UsageError
@@ -20,23 +21,29 @@ from tokenmill.source import open_rows
 from tokenmill.source.address import parse_selection
 from tokenmill.source.discover import form_of
 
-NO_COLUMN = "\x00"  # a column that no row has, for what SkyRL calls None or has no name for
+NO_COLUMN = "\x00"  # a column that no row has, for a column that SkyRL sets to None
 
 _PART = re.compile(r"^(?P<name>\w[\w.\-]*)(?P<slice>\[[^\[\]]*\])?$")
 _HUB_NAME = re.compile(r"^[\w.\-]+(/[\w.\-]+)?$")
 _HUB_FILE = re.compile(r"^hf://datasets/(?P<repo>[^@]+)@(?P<revision>[^/]+)/(?P<file>.+)$")
 
 
+def as_task(function: Callable[..., None]) -> Any:
+    """Return a Ray task of one CPU, as SkyRL's own are, that gets our environment variables.
+
+    SkyRL parses its arguments on the head node and trains in a Ray task, which may run on a node
+    without the environment of the command line.
+    """
+    import ray
+
+    ours = {name: value for name, value in os.environ.items() if name.startswith("TOKENMILL_")}
+    return ray.remote(num_cpus=1, runtime_env={"env_vars": ours})(function)
+
+
 def sources_of(
     dataset: str, split: str, cache_dir: str | os.PathLike[str] | None = None
 ) -> list[str]:
-    """The addresses of a dataset's split.
-
-    Args:
-        dataset: File, glob, directory or hub name.
-        split: As `datasets` writes it.
-        cache_dir: Where row indexes are kept, which a slice over several files needs.
-    """
+    """Return the addresses of a dataset's split; a slice over several files reads row indexes."""
     sources: list[str] = []
     for part in split.split("+"):
         match = _PART.match(part.strip())
@@ -66,7 +73,7 @@ def _addresses(
 
 
 def _check_split_of_a_file(dataset: str, name: str) -> None:
-    """A file holds one split: ``train``, or the one its name says."""
+    """Raise unless the split is ``train`` or in the name of the file."""
     words = re.split(r"[^A-Za-z]+", os.path.basename(dataset).lower())
     if name != "train" and name.lower() not in words:
         raise UsageError(
@@ -77,7 +84,6 @@ def _check_split_of_a_file(dataset: str, name: str) -> None:
 
 
 def _files_by_datasets(dataset: str, name: str) -> list[str]:
-    """The files of a split, by `datasets`' own rules."""
     found = {str(n): files for n, files in (_builder(dataset).config.data_files or {}).items()}
     if name not in found:
         known = ", ".join(sorted(found)) or "none that consist of files"
@@ -99,7 +105,7 @@ def _builder(dataset: str) -> Any:
 
 
 def _local(file: str) -> str:
-    """A file on this machine: files of the hub are downloaded, under their own names."""
+    """Download a file of the hub, or return the path of a local one."""
     match = _HUB_FILE.match(file)
     if match is None:
         return file
@@ -116,7 +122,7 @@ def _local(file: str) -> str:
 
 
 def _cut(files: list[str], cut: str, cache_dir: str | os.PathLike[str] | None) -> list[str]:
-    """A slice of the concatenation of files, as slices of the files."""
+    """Turn a slice of the concatenation of files into slices of the files."""
     if not cut:
         return files
     if len(files) == 1:
