@@ -37,7 +37,7 @@ from datasets.table import InMemoryTable, TableBlock, table_cast
 from tokenmill import fingerprint
 from tokenmill.dataset import Mixture, View, tokens_alone
 from tokenmill.errors import check_one_of
-from tokenmill.formats.tables import listed, weights_of
+from tokenmill.formats.columns import listed, weights_of
 from tokenmill.integrations.trainers import FIELDS
 from tokenmill.loader import WholeRun
 from tokenmill.store import Store
@@ -92,7 +92,7 @@ def to_hf(data: Store | View | Mixture, mask: str = "labels") -> datasets.Datase
 
 def run_identity(samples: WholeRun) -> dict[str, Any]:
     """What determines the samples of a run, as JSON values."""
-    spec = samples.passport
+    spec = samples.spec
     return {
         "epochs": samples.epochs,
         "dataset": spec.dataset,

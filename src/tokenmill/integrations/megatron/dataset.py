@@ -55,7 +55,7 @@ class SFTDataset(MegatronDataset):  # type: ignore[misc]
             context_parallel=config.context_parallel_size or 1,
         )
         # Whatever Megatron caches by this name must not be used for other rows at the same path.
-        self.unique_identifiers["rows"] = self.samples.run.passport.dataset
+        self.unique_identifiers["rows"] = self.samples.run.spec.dataset
 
     @staticmethod
     def numel_low_level_dataset(low_level_dataset: View) -> int:
