@@ -308,13 +308,13 @@ def _skyrl(store: Store, tmp_path: Path) -> Any:
 
 
 def _miles(store: Store, tmp_path: Path) -> Any:
-    from tokenmill.integrations.miles.sft import Lookup
+    from tokenmill.integrations.miles.source import Lookup
 
     return Lookup(store)
 
 
 def _nemo(store: Store, tmp_path: Path) -> Any:
-    from tokenmill.integrations.nemo_rl.sft import MessageLogs
+    from tokenmill.integrations.nemo_rl import MessageLogs
 
     return MessageLogs(as_view(store))
 
@@ -326,7 +326,7 @@ def _verl(store: Store, tmp_path: Path) -> Any:
 
 
 def _megatron(store: Store, tmp_path: Path) -> Any:
-    from tokenmill.integrations.megatron.samples import PackedSamples
+    from tokenmill.integrations.megatron import PackedSamples
 
     return PackedSamples(as_view(store), tm.Pack(256))
 

@@ -25,7 +25,7 @@ torch = pytest.importorskip("torch")
 stateful_dataloader = pytest.importorskip("torchdata.stateful_dataloader")
 
 from tokenmill.integrations import nemo_rl  # noqa: E402
-from tokenmill.integrations.nemo_rl.sft import as_datum  # noqa: E402
+from tokenmill.integrations.nemo_rl import as_datum  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
 

@@ -20,8 +20,7 @@ from tokenmill.files import ranged
 from tokenmill.loader import Loader
 from tokenmill.packing import MicroBatches, Pack
 from tokenmill.store import Store
-from tokenmill.store.columns import SliceColumns
-from tokenmill.store.runs import count_within, firsts_of, runs_of
+from tokenmill.store.columns import SliceColumns, count_within, firsts_of, runs_of
 
 WORLD = 4
 Data = Store | View | Mixture

@@ -32,7 +32,7 @@ from typing import Self
 import xxhash
 
 from tokenmill.errors import CacheError, TokenmillError
-from tokenmill.files.root import require_inside
+from tokenmill.files.paths import require_inside
 
 _NO_HARD_LINKS = (
     errno.EPERM,

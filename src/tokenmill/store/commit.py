@@ -27,18 +27,22 @@ from tokenmill.files.sealed import file_checksum, quarantine
 from tokenmill.fingerprint import key as fingerprint_key
 from tokenmill.store import layout as names
 from tokenmill.store.ahead import ahead
+from tokenmill.store.columns import firsts_of
 from tokenmill.store.layout import CacheLayout, StoreLayout
 from tokenmill.store.manifest import (
+    SLICE_ROW,
     Document,
     check_file,
+    count_rows,
     encode_manifest,
+    header,
     make_manifest,
+    pack_row,
     read_manifest,
+    read_stretches,
 )
 from tokenmill.store.record import CommitRecord
-from tokenmill.store.runs import firsts_of
 from tokenmill.store.slices import RowCounts, read_counts, read_record
-from tokenmill.store.table import SLICE_ROW, count_rows, header, pack_row, read_stretches
 
 _PIECE = 1 << 20  # bytes of a file read at once
 _TOGETHER = 64  # slices whose counts are read and checked at once …

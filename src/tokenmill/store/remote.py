@@ -19,10 +19,9 @@ import xxhash
 
 from tokenmill.errors import CorruptionError, UsageError
 from tokenmill.files import Staging, default_cache_dir, is_network, process_directory, ranged
-from tokenmill.files.blocks import BlockCache
 from tokenmill.files.ranged import WINDOW
 from tokenmill.files.remote import protocol_of
-from tokenmill.files.remote_path import RemotePath
+from tokenmill.files.remote_path import BlockCache, RemotePath
 from tokenmill.files.sealed import publish_files
 from tokenmill.fingerprint import checksum
 from tokenmill.store import layout as names

@@ -1,12 +1,8 @@
-"""Reading one slice: arrays straight onto the buffers of its files.
+"""Read slices: arrays placed on the buffers of mapped files.
 
-`SliceReader` opens a slice by its commit record: it maps the token file, places one array over the
-ids, one over the mask and one over the row offsets, at the positions that the record states, and
-never parses Arrow. Opening checks the record's digest and both sizes; a block's checksum is
-checked before the first row that touches it is handed out. Origins, turns and carried columns come
-from the meta file, which is opened only when somebody asks.
-
-Price: opening a slice costs some tens of microseconds, a row of an open one well under two.
+`SliceReader` opens a slice by its commit record and never parses Arrow. Opening checks the record's
+digest and both sizes; a block's checksum is checked before the first row that touches it is
+returned. The meta file (origins, turns, extra columns) is opened on first use.
 """
 
 from __future__ import annotations
@@ -24,6 +20,7 @@ from numpy.typing import NDArray
 
 from tokenmill.errors import CorruptionError
 from tokenmill.files.remote_path import as_remote
+from tokenmill.files.sealed import quarantine
 from tokenmill.origin import Origin
 from tokenmill.store.access import (
     GuardedFile,
@@ -32,8 +29,8 @@ from tokenmill.store.access import (
     reading_errors,
     require_size,
 )
-from tokenmill.store.columns import GroupColumns, MediaColumns
-from tokenmill.store.layout import SliceFiles
+from tokenmill.store.columns import GroupColumns, MediaColumns, WeightRuns, count_within
+from tokenmill.store.layout import CacheLayout, SliceFiles
 from tokenmill.store.record import (
     CARRIED,
     GROUP_COLUMNS,
@@ -50,7 +47,6 @@ from tokenmill.store.record import (
     decode_record,
     role_type,
 )
-from tokenmill.store.runs import WeightRuns, count_within
 
 
 def read_record(files: SliceFiles, expected: str | None = None) -> tuple[CommitRecord, str]:
@@ -429,3 +425,34 @@ def _check_size(path: Path, expected: int) -> None:
     with reading_errors(path):
         actual = path.stat().st_size
     require_size(path, actual, expected)
+
+
+def quarantine_slice(layout: CacheLayout, key: str) -> None:
+    """Move a slice out of the way."""
+    files = layout.slice(key)
+    # The record first: without it the slice is gone for everybody, whatever happens next.
+    for path in (files.record, files.tokens, files.meta):
+        quarantine(layout.root, path)
+
+
+def quarantine_of(layout: CacheLayout, broken: str | None) -> bool:
+    """Move away what a broken file belongs to; False when it is nothing that can be rebuilt."""
+    if broken is None:
+        return False
+    path = Path(broken)
+    if layout.slices in path.parents:
+        quarantine_slice(layout, path.name.partition(".")[0])
+        return True
+    if layout.tokenizers in path.parents:
+        quarantine(layout.root, layout.tokenizers / path.relative_to(layout.tokenizers).parts[0])
+        return True
+    return False
+
+
+def slice_is_intact(files: SliceFiles) -> bool:
+    """Whether a committed slice passes every check."""
+    try:
+        SliceReader(files, None, mapped=False, check=False).check_all()
+    except CorruptionError:
+        return False
+    return True

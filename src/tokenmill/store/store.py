@@ -33,18 +33,19 @@ from tokenmill.files.remote_path import as_remote
 from tokenmill.origin import Origin
 from tokenmill.store import layout as names
 from tokenmill.store.access import load_array, open_bytes, reading_errors
+from tokenmill.store.columns import trained_within, weighed_within, weights_along
 from tokenmill.store.groups import Groups
 from tokenmill.store.layout import StoreLayout
 from tokenmill.store.manifest import (
     Document,
     check_file,
     check_table,
+    load_table,
     read_manifest,
     read_proof,
     units_out,
 )
 from tokenmill.store.record import CARRIED, GROUP_COLUMNS, MEDIA_COLUMNS, META_COLUMNS, Media
-from tokenmill.store.runs import trained_within, weighed_within, weights_along
 from tokenmill.store.sidecars import (
     COLUMN,
     Sidecar,
@@ -54,7 +55,6 @@ from tokenmill.store.sidecars import (
     sidecar_of,
 )
 from tokenmill.store.slices import SliceReader
-from tokenmill.store.table import load_table
 from tokenmill.store.views import ViewMethods, pictures_of
 
 if TYPE_CHECKING:
@@ -565,7 +565,7 @@ class Store(ViewMethods, Sequence[Row]):
             UsageError: There are more or fewer values than rows or tokens; one is no number.
             NonDeterminismError: Other values of this name and maker are attached.
         """
-        from tokenmill.store.attach import attach_values
+        from tokenmill.store.sidecar_writer import attach_values
 
         return attach_values(self, name, values, made_by=made_by, per=per)
 

@@ -20,14 +20,13 @@ import numpy as np
 import torch
 from torch.utils import data as torch_data
 
-from tokenmill.dataset import Mixture, View, as_view, tokens_alone
+from tokenmill.dataset import Mixture, View, as_view
 from tokenmill.errors import TokenmillError, UsageError, WorkerError
-from tokenmill.integrations.hosts import Items, predicted, rows_alone
+from tokenmill.integrations.trainers import TORCH, ItemRows, RowDataset
 from tokenmill.loader import Cursor, Loader, LoaderIterator, Step
 from tokenmill.loader.loader import BatchFiller
-from tokenmill.packing import Batch, fill_rows, labels_of
-from tokenmill.sampling import Int64Array
-from tokenmill.store import Row, Store
+from tokenmill.packing import Batch, fill_rows
+from tokenmill.store import Store
 
 Item = dict[str, torch.Tensor]
 TensorBatch = dict[str, Any]
@@ -209,17 +208,7 @@ def _unchanged(batch: TensorBatch) -> TensorBatch:
     return batch
 
 
-def _item(row: Row) -> Item:
-    return as_tensors(
-        {
-            "input_ids": row.input_ids.astype(np.int64),
-            "labels": labels_of(row.input_ids, row.loss_mask),
-            "loss_mask": predicted(row.loss_mask),
-        }
-    )
-
-
-class Dataset(Items[Item], torch_data.Dataset[Item]):  # type: ignore[misc]
+class Dataset(RowDataset, torch_data.Dataset[Item]):  # type: ignore[misc]
     """Rows of a store or view by number: input_ids, labels and loss_mask as tensors.
 
     ``__getitems__`` fetches the rows of a batch at once. Pickles under 16 KiB.
@@ -231,6 +220,8 @@ class Dataset(Items[Item], torch_data.Dataset[Item]):  # type: ignore[misc]
         pad_to_multiple_of: `collate` rounds widths up to this.
     """
 
+    trainer = TORCH
+
     def __init__(
         self,
         data: Store | View,
@@ -239,16 +230,11 @@ class Dataset(Items[Item], torch_data.Dataset[Item]):  # type: ignore[misc]
         pad_side: str = "right",
         pad_to_multiple_of: int | None = None,
     ) -> None:
-        self.view = rows_alone(tokens_alone(as_view(data), "a map-style dataset"))
+        self.view = self.trainer.check(as_view(data))
+        self.item_rows = ItemRows(len(self.view))
         self._pad_id = self.view.pad_id if pad_id is None else pad_id
         self._pad_side = pad_side
         self._multiple = pad_to_multiple_of
-
-    def __len__(self) -> int:
-        return len(self.view)
-
-    def items_at(self, numbers: Int64Array) -> list[Item]:
-        return [_item(row) for row in self.view.rows(numbers)]
 
     def collate(self, items: Sequence[Item]) -> TensorBatch:
         """Pad items into a batch like `tokenmill.Loader`: the ``collate_fn`` to use."""
