@@ -44,22 +44,12 @@ _UNKNOWN = 2  # in an expected mask: the texts differ here
 
 
 class Note(NamedTuple):
-    """One finding within a trajectory.
+    """One finding within a trajectory."""
 
-    Attributes:
-        drift: Its class, one of `CLASSES`.
-        kind: What it is, in a word.
-        turn: Number of the message, None where there is none.
-        token: The first token concerned, of those recorded.
-        expected: What should be there.
-        found: What is.
-        detail: Whose it is and how much of it.
-    """
-
-    drift: str
+    drift: str  # one of `CLASSES`
     kind: str
-    turn: int | None
-    token: int | None
+    turn: int | None  # number of the message
+    token: int | None  # the first recorded token concerned
     expected: str
     found: str
     detail: str = ""
@@ -67,24 +57,16 @@ class Note(NamedTuple):
 
 @dataclass(slots=True)
 class Verdict:
-    """What is known of one trajectory.
+    """What is known of one trajectory."""
 
-    Attributes:
-        drift: The gravest class; None where nothing could be compared.
-        notes: What was found.
-        turns: Role and end, in recorded tokens, of every turn; by the mask where messages are
-            unknown or do not fit.
-        truncated: Whether it ends inside a turn.
-        unchecked: What could not be compared, and why; empty where all was.
-    """
-
-    drift: str | None = None
+    drift: str | None = None  # the gravest class; None where nothing could be compared
     notes: list[Note] = field(default_factory=list)
     turns: list[tuple[str, int]] = field(default_factory=list)
-    truncated: bool = False
-    unchecked: str = ""
-    apart: int = 0
-    """Bytes in which texts differ."""
+    """Role and end, in recorded tokens, of every turn; by the mask where messages are unknown or do
+    not fit."""
+    truncated: bool = False  # whether it ends inside a turn
+    unchecked: str = ""  # what could not be compared, and why
+    apart: int = 0  # bytes in which texts differ
 
     @property
     def distance(self) -> tuple[bool, int, int]:
@@ -93,14 +75,7 @@ class Verdict:
 
 
 class Judge:
-    """Judges trajectories.
-
-    Args:
-        tokenizer: The tokenizer, loaded.
-        spec: How conversations are rendered.
-        engine: Which engine may encode; never changes the result.
-        renderer: Which engine may render; never changes the result.
-    """
+    """Compares trajectories with what is expected; engine and renderer never change the result."""
 
     def __init__(
         self, tokenizer: Tokenizer, spec: ChatSpec, engine: str = "auto", renderer: str = "auto"
@@ -233,7 +208,6 @@ class Judge:
                 return
 
     def _generation_prompt(self) -> str:
-        """What a template prints for one; empty where that cannot be told."""
         try:
             reference = self.expectations.renderer.reference()
             asking = [{"role": "user", "content": "Hello."}]
@@ -303,7 +277,6 @@ def turns_by_mask(trajectory: Trajectory) -> list[tuple[str, int]]:
 
 
 def _same_ids(trajectory: Trajectory, expected: Expected) -> Verdict | None:
-    """A verdict where ids are the expected ones up to the end, or to where they were cut off."""
     ids, wanted = trajectory.ids, expected.spelled.ids
     assert ids is not None
     if len(ids) > len(wanted) or not np.array_equal(ids, wanted[: len(ids)]):
@@ -378,7 +351,6 @@ def _ends(trajectory: Trajectory, expected: Expected, size: int) -> Iterator[Not
 
 
 def _compare(trajectory: Trajectory, recorded: Spelled, expected: Expected) -> Verdict:
-    """Find out by the bytes where what was recorded differs."""
     wanted = expected.spelled
     required = int(wanted.starts[expected.required])
     text = wanted.data
@@ -442,7 +414,6 @@ def _lost_kind(role: str) -> str:
 
 
 def _places(expected: Expected) -> list[int]:
-    """Bytes at which a turn or what was sampled in it begins or ends."""
     starts = expected.spelled.starts
     places = {0}
     for turn in expected.turns:
@@ -455,7 +426,6 @@ def _places(expected: Expected) -> list[int]:
 def _differs(
     trajectory: Trajectory, recorded: Spelled, expected: Expected, one: Divergence
 ) -> Note:
-    """Name one divergence."""
     wanted = expected.spelled
     missing = wanted.data[one.start : one.end]
     extra = recorded.data[one.found_start : one.found_end]
@@ -551,7 +521,6 @@ def _content(message: dict[str, Any]) -> bytes:
 
 
 def _thoughts(message: dict[str, Any]) -> list[bytes]:
-    """What a message says that the model thought."""
     found = [message[key] for key in REASONING_KEYS if isinstance(message.get(key), str)]
     content = message.get("content")
     if isinstance(content, str):
@@ -613,7 +582,6 @@ def _retokenized(recorded: Spelled, expected: Expected, *, told: bool = True) ->
 
 
 def _spelled_out(spelled: Spelled, tokens: slice, most: int = 8) -> str:
-    """Ids and what they stand for."""
     told = [
         f"{int(spelled.ids[i])} {spelled.between(i, i + 1).decode('utf-8', 'replace')!r}"
         for i in range(tokens.start, min(tokens.stop, tokens.start + most))
@@ -667,7 +635,6 @@ def _mask_notes(
     flags: Bits,
     spans: Sequence[Span],
 ) -> Iterator[Note]:
-    """What is wrong with the mask."""
     mask = trajectory.mask
     if mask is None or len(mask) != len(flags):
         return  # told already
@@ -798,7 +765,6 @@ def _to_the_end(turns: list[tuple[str, int]], size: int) -> list[tuple[str, int]
 
 
 def _shown(data: bytes, place: int, words: bytes | None = None) -> str:
-    """Some of a text around a place."""
     if words is not None and 0 < len(words) <= SHOWN:
         return words.decode("utf-8", "replace")
     end = place + SHOWN if words is None or words else place + SHOWN // 2
