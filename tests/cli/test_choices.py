@@ -35,7 +35,7 @@ OWN = {
     "export": {"format": FORMATS, "mask": MASKS, "layout": LAYOUTS, **PACKS},
     "inspect": {"rule": RULES},
     "lint": {"fail_on": FAIL_ON},
-    "pack": PACKS,
+    "stats": {"method": METHODS, "oversize": OVERSIZE},
     "trace": {"format": ("auto", *ROLLOUT_FORMATS), "fail_on": CLASSES[:0:-1]},
 }
 

@@ -16,12 +16,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tokenmill.report.packing_preview import SEED, packing_preview
+from tokenmill.packing import Pack
 from tokenmill.report.row import labelled
 from tokenmill.report.row_facts import UNJUDGED, RowFacts
 from tokenmill.report.row_lookup import Rejected, rejected_rows
 from tokenmill.report.source_excerpts import SourceExcerpts, no_excerpt
-from tokenmill.report.stats import length_histogram, per_role, share_histogram, store_stats
+from tokenmill.report.stats import (
+    PACK_SEED,
+    length_histogram,
+    packing_preview,
+    per_role,
+    share_histogram,
+    store_stats,
+)
 from tokenmill.rollouts.verdict import CLASSES
 from tokenmill.store import Store
 
@@ -160,16 +167,18 @@ def _quantiles(values: NDArray[np.float64]) -> list[float] | None:
 def packing_previews(store: Store) -> dict[str, Any]:
     """What packing makes of the first window, one preview per length."""
     lengths = PACK_LENGTHS if len(store) else ()
-    previews = [packing_preview(store, length, windows=1) for length in lengths]
+    previews = [
+        packing_preview(store, Pack(length, oversize="drop"), windows=1) for length in lengths
+    ]
     return {
         "rows": previews[0].rows if previews else 0,
         "of": len(store),
-        "seed": SEED,
+        "seed": PACK_SEED,
         "previews": [
             {
                 **preview.document(),
                 "histogram": share_histogram(
-                    preview.filled, np.full(len(preview.packs), preview.length), SHARE_BINS
+                    preview.filled, np.full(len(preview.packs), preview.pack.length), SHARE_BINS
                 ),
                 "drawn": preview.first_packs(DRAWN_PACKS, DRAWN_PIECES),
             }
