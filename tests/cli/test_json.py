@@ -149,7 +149,7 @@ def test_stats_pack_counts_the_loaders_packs(shell: Shell, store: Path) -> None:
     for method in ("best_fit", "first_fit", "sequential", "balanced"):
         wish = ("--pack", str(2 * longest), "--method", method, "--window", "3")
         [told] = shell("stats", store, *wish, "--json").json["packing"]
-        loader = Loader(opened, batch_size=1, last="keep", pack=Pack(2 * longest, method, 3))
+        loader = Loader(opened, batch_size=1, pack=Pack(2 * longest, method, 3))
         assert told["packs"] == len(loader)
         assert told["fill"] == pytest.approx(
             int(opened.lengths.sum()) / (told["packs"] * 2 * longest), abs=1e-6

@@ -106,7 +106,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
 def test_packs_are_those_of_the_loader(store: Store, window: int) -> None:
     for length in (300, 400, 1500, 2048):  # at 1,500 another order gives another number of packs
         pack = Pack(length, window=window, oversize="drop")
-        loader = Loader(store, batch_size=1, last="keep", pack=pack, pad_id=0)
+        loader = Loader(store, batch_size=1, pack=pack, pad_id=0)
         packs = [int((batch["seq_idx"] >= 0).sum()) for batch in loader]
         for windows in (None, 16):
             found = packing_preview(store, pack, windows=windows).document()

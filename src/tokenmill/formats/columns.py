@@ -24,7 +24,7 @@ import pyarrow as pa
 from tokenmill.dataset import View
 from tokenmill.errors import UsageError
 from tokenmill.formats.plan import LENGTHS, TRAINERS, ExportPlan
-from tokenmill.loader.attached import WEIGHTS
+from tokenmill.loader.filler import WEIGHTS
 from tokenmill.loader.group_batches import GroupFiller, group_kind, mismatched
 from tokenmill.packing import Packs, Piece, fill_packs, labels_of
 from tokenmill.store import Row
@@ -212,7 +212,7 @@ def _group_table(plan: ExportPlan) -> Table:
         own.append(_column(label, pa.bool_(), lambda record: record.row.label))
     if for_llama_factory:
         own += [_column(name, pa.null(), lambda _: None) for name in LLAMA_FACTORY_MEDIA]
-    shift = GroupFiller.shift_of(view, plan.run.passport.seed)
+    shift = GroupFiller.shift_of(view, plan.run.spec.seed)
 
     def records(block: Packs) -> list[Record]:
         rows = view.rows(block.rows)

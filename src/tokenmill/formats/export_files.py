@@ -147,8 +147,8 @@ class _Buffer(io.RawIOBase):
 
 
 def _state(plan: ExportPlan, names: list[str]) -> Buffers:
-    passport = plan.run.passport
-    made_of = [passport.dataset, passport.order, passport.seed, plan.format, plan.mask]
+    spec = plan.run.spec
+    made_of = [spec.dataset, spec.order, spec.seed, plan.format, plan.mask]
     made_of += ["embed_media"] * plan.embed_media
     key = fingerprint.key([*made_of, list(plan.also)] if plan.also else made_of)
     files = [{"filename": name} for name in names]

@@ -66,7 +66,7 @@ def bridge_metadata(plan: ExportPlan) -> list[bytes]:
 
     Its option ``packed_metadata_path`` names the file.
     """
-    packing = plan.run.passport.packing
+    packing = plan.run.spec.packing
     assert packing is not None
     length = shortest = packing["length"]
     longest = most = packs = rows = total = 0

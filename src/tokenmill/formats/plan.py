@@ -64,7 +64,7 @@ class ExportPlan:
     def __post_init__(self) -> None:
         for name, known in (("format", FORMATS), ("mask", MASKS), ("layout", LAYOUTS)):
             check_one_of(name, getattr(self, name), known)
-        packed = self.run.passport.packing is not None
+        packed = self.run.spec.packing is not None
         if packed != (self.format == "packed-parquet"):
             raise UsageError(
                 f"format {self.format} holds rows: it takes no pack"

@@ -20,8 +20,7 @@ import numpy.typing as npt
 from tokenmill.build.recipe import read_yaml
 from tokenmill.dataset import Mixture, as_view, mix
 from tokenmill.errors import UsageError
-from tokenmill.loader.samples import PackSamples
-from tokenmill.loader.units import Units
+from tokenmill.loader import PackSamples, Units
 from tokenmill.options import refuse_unknown
 from tokenmill.packing import Pack, Packs
 from tokenmill.sampling import FeistelOrder

@@ -37,9 +37,8 @@ from tokenmill.files import (
     publish_directory,
     writing_errors,
 )
-from tokenmill.files.blocks import BlockCache
 from tokenmill.files.remote import RemoteObject, filesystem, is_remote, protocol_of, shown
-from tokenmill.files.remote_path import RemotePath, as_remote
+from tokenmill.files.remote_path import BlockCache, RemotePath, as_remote
 from tokenmill.files.sealed import publish_files, quarantine
 from tokenmill.fingerprint import canonical, checksum
 from tokenmill.store import layout as names
