@@ -142,12 +142,15 @@ class Judge:
             messages.pop()
 
     def _against(self, trajectory: Trajectory, expected: Expected) -> Verdict:
-        verdict = _same_ids(trajectory, expected)
-        if verdict is None:
-            assert trajectory.ids is not None
-            recorded = spell(self.tokenizer.table, trajectory.ids)
-            verdict = _compare(trajectory, recorded, expected)
-        return verdict
+        ids, wanted = trajectory.ids, expected.spelled
+        assert ids is not None
+        size = len(ids)
+        if np.array_equal(ids, wanted.ids[:size]):  # nearly always, also where it was cut off
+            starts = wanted.starts[: size + 1]
+            recorded = Spelled(ids, starts, wanted.data[: int(starts[-1])])
+        else:
+            recorded = spell(self.tokenizer.table, ids)
+        return _compare(trajectory, recorded, expected)
 
     # Without messages: texts, if there are any, and the tokenizer alone
 
@@ -273,43 +276,6 @@ def turns_by_mask(trajectory: Trajectory) -> list[tuple[str, int]]:
     return [("assistant" if mask[end - 1] else "context", end) for end in cuts]
 
 
-# The same ids: what nearly all of them have
-
-
-def _same_ids(trajectory: Trajectory, expected: Expected) -> Verdict | None:
-    ids, wanted = trajectory.ids, expected.spelled.ids
-    assert ids is not None
-    if len(ids) > len(wanted) or not np.array_equal(ids, wanted[: len(ids)]):
-        return None
-    size = len(ids)
-    notes = list(_ends(trajectory, expected, size))
-    flags = np.zeros(size, np.uint8)
-    for turn in expected.turns:
-        if turn.sampled is not None:
-            flags[turn.sampled[0] : turn.sampled[1]] = 1
-            for place in _astride(expected, turn):
-                flags[place : place + 1] = _UNKNOWN
-    for first, last in expected.doubtful:
-        flags[first:last] = _UNKNOWN
-    spans = [turn.sampled for turn in expected.turns]
-    notes += _mask_notes(trajectory, expected, flags, spans)
-    turns = [(turn.role, min(turn.end, size)) for turn in expected.turns if turn.start < size]
-    verdict = _verdict(notes, trajectory, _to_the_end(turns, size))
-    verdict.truncated = size < expected.required
-    return verdict
-
-
-def _astride(expected: Expected, turn: Turn) -> Iterator[int]:
-    """Tokens that hold both what the model wrote and what it was given."""
-    assert turn.sampled is not None
-    assert turn.wrote is not None
-    first, last = turn.sampled
-    if expected.spelled.starts[first] < turn.wrote[0]:
-        yield first
-    if expected.spelled.starts[last] > turn.wrote[1]:
-        yield last - 1
-
-
 def _ends(trajectory: Trajectory, expected: Expected, size: int) -> Iterator[Note]:
     """A recording that holds the beginning of what is expected: cut off, or without its last turns.
 
@@ -347,9 +313,6 @@ def _ends(trajectory: Trajectory, expected: Expected, size: int) -> Iterator[Not
     )
 
 
-# Other ids
-
-
 def _compare(trajectory: Trajectory, recorded: Spelled, expected: Expected) -> Verdict:
     wanted = expected.spelled
     required = int(wanted.starts[expected.required])
@@ -377,13 +340,14 @@ def _compare(trajectory: Trajectory, recorded: Spelled, expected: Expected) -> V
     if not differing and size < required and size in wanted.starts:
         stop = wanted.token_at(size)
         notes += [note._replace(token=last) for note in _ends(trajectory, expected, stop)]
-    if not differing:
+    same_ids = np.array_equal(recorded.ids, wanted.ids[: len(recorded.ids)])
+    if not differing and not same_ids:
         notes += _retokenized(recorded, expected)
     flags, spans = _expected_mask(recorded, expected, differing, len(text))
     notes += _mask_notes(trajectory, expected, flags, spans)
     turns = _recorded_turns(recorded, expected, differing)
     verdict = _verdict(notes, trajectory, _to_the_end(turns, len(recorded.ids)))
-    verdict.truncated = size < required and not notes
+    verdict.truncated = size < required and (same_ids or not notes)
     verdict.apart = sum(one.end - one.start + one.found_end - one.found_start for one in differing)
     return verdict
 
@@ -601,30 +565,36 @@ def _expected_mask(
     flags = np.full(len(recorded.ids), _UNKNOWN, np.uint8)
     starts = expected.spelled.starts
     opens, closes = recorded.starts[:-1], recorded.starts[1:]
+
+    def touched(begin: int, stop: int) -> slice:
+        """Tokens with a byte of a range."""
+        return slice(int(closes.searchsorted(begin, "right")), int(opens.searchsorted(stop)))
+
+    def inside(begin: int, stop: int) -> slice:
+        """Tokens with no byte outside a range."""
+        return slice(int(opens.searchsorted(begin)), int(closes.searchsorted(stop, "right")))
+
     spans: list[Span] = [None] * len(expected.turns)
     e = r = 0
     for one in [*differing, Divergence(end, end, len(recorded.data), len(recorded.data))]:
         shift = r - e
-        flags[(opens >= r) & (closes <= one.found_start)] = 0
+        flags[inside(r, one.found_start)] = 0
         for number, turn in enumerate(expected.turns):
             if turn.wrote is None:
                 continue
             begin, stop = max(turn.wrote[0], e) + shift, min(turn.wrote[1], one.start) + shift
             if begin >= stop:
                 continue
-            own = (opens < stop) & (closes > begin)
-            sure = own & (opens >= begin) & (closes <= stop)
-            flags[own] = _UNKNOWN
-            flags[sure] = 1
-            places = np.flatnonzero(sure)
-            if len(places):
+            flags[touched(begin, stop)] = _UNKNOWN
+            sure = inside(begin, stop)
+            if sure.start < sure.stop:
+                flags[sure] = 1
                 known = spans[number]
-                first = int(places[0]) if known is None else known[0]
-                spans[number] = (first, int(places[-1]) + 1)
+                spans[number] = (sure.start if known is None else known[0], sure.stop)
         for first, last in expected.doubtful:
             begin = max(int(starts[first]), e) + shift
             stop = min(int(starts[last]), one.start) + shift
-            flags[(opens < stop) & (closes > begin)] = _UNKNOWN
+            flags[touched(begin, stop)] = _UNKNOWN
         e, r = one.end, one.found_end
     return flags, spans
 
