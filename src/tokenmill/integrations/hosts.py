@@ -35,7 +35,7 @@ from tokenmill.files import default_cache_dir
 from tokenmill.media import Pictures, Processor
 from tokenmill.sampling import Int64Array
 from tokenmill.source import Rows
-from tokenmill.source.shelf import Shelf
+from tokenmill.source.index import Shelf
 from tokenmill.store import Row, Store, StoreLayout
 from tokenmill.work.inputs import source_documents
 
