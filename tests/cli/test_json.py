@@ -150,7 +150,7 @@ def test_pack_json_counts_the_loaders_packs(shell: Shell, store: Path) -> None:
         wish = ("--length", str(2 * longest), "--method", method, "--window", "3")
         told = shell("pack", store, *wish, "--json").json
         assert {"packs", "fill", "seconds"} <= set(told)
-        loader = Loader(opened, batch_size=1, last="keep", pack=Pack(2 * longest, method, 3))
+        loader = Loader(opened, batch_size=1, pack=Pack(2 * longest, method, 3))
         assert told["packs"] == len(loader)
         assert told["fill"] == pytest.approx(
             int(opened.lengths.sum()) / (told["packs"] * 2 * longest), abs=1e-6

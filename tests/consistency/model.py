@@ -9,7 +9,6 @@ the interleave) and the one-window packing, which has plain twins of its own in 
 from __future__ import annotations
 
 import itertools
-import random
 from fractions import Fraction
 from functools import cached_property, lru_cache
 from typing import Any
@@ -46,13 +45,8 @@ class Model:
 
     def own_order(self, rows: int, epoch: int, stream: int) -> list[int]:
         """One source's epoch."""
-        kind = self.case.get("order", "feistel")
-        if kind == "sequential":
+        if not self.case.get("shuffle", True):
             return list(range(rows))
-        if kind == "miles":
-            order = list(range(rows))
-            random.Random(SEED + epoch).shuffle(order)
-            return order
         bijection = Permutation(rows, derive_key(1, SEED, epoch, stream))
         return [bijection.index(position) for position in range(rows)]
 
@@ -74,41 +68,14 @@ class Model:
                     place += 1
                 alive = [s for s in alive if left[s]]
             return stream, len(stream)
-        if "weights" in self.case:
-            stream = self._scheduled_stream(3000)
-        else:
-            draws = Interleave(rates)
-            stream = [draws.draw(place) for place in range(3000)]
+        draws = Interleave(rates)
+        stream = [draws.draw(place) for place in range(3000)]
         for epoch_rows in range(1, 3000):
             counts = [sum(s == source for s, _ in stream[:epoch_rows]) for source in (0, 1)]
             out = [count >= size for count, size in zip(counts, sizes, strict=True)]
             if all(out) if self.case["mix"]["exhausted"] == "repeat" else any(out):
                 return stream, epoch_rows
         raise AssertionError("the stretch is too short")
-
-    def _scheduled_stream(self, size: int) -> list[tuple[int, int]]:
-        """Draws one by one: a source whenever the sum of its shares, rounded up, rises."""
-        stream: list[tuple[int, int]] = []
-        due, drawn = [Fraction(0), Fraction(0)], [0, 0]
-        weights = [self.case["weights"][name] for name in SIZES]
-        points = sorted({place for w in weights if isinstance(w, list) for place, _ in w})
-        scale = [
-            rate / Fraction(repr(WEIGHTS[n])) for n, rate in zip(SIZES, self._rates(), strict=True)
-        ]
-
-        def shares(place: int) -> list[Fraction]:
-            rates = [_line(w, place) * s for w, s in zip(weights, scale, strict=True)]
-            return [rate / sum(rates) for rate in rates]
-
-        lines = [[(place, shares(place)[s]) for place in points] for s in (0, 1)]
-        for place in range(size):
-            here = [_line(line, place) for line in lines]
-            for source in (0, 1):
-                due[source] += here[source]
-                if -(-due[source] // 1) > drawn[source]:
-                    stream.append((source, drawn[source]))
-                    drawn[source] += 1
-        return stream
 
     def _rates(self) -> list[Fraction]:
         rates, first = [], 0
@@ -183,10 +150,8 @@ class Model:
 
     def step(
         self, cursor: tuple[int, int], size: int, end: int | None
-    ) -> tuple[list[list[Sample]], tuple[int, int]] | None:
-        """One step as lists (one per cut of a budget, else one), and the next cursor."""
-        if "max_tokens" in self.case:
-            return self._budget_step(cursor, size, end)
+    ) -> tuple[list[Sample], tuple[int, int]] | None:
+        """The samples of one step, and the next cursor."""
         epoch, place = cursor
         batch: list[Sample] = []
         while len(batch) < size:
@@ -204,50 +169,12 @@ class Model:
                     break
         if self.last == "drop" and place and len(self.samples(epoch)) - place < size:
             epoch, place = epoch + 1, 0  # the rest is left out
-        return [batch], (epoch, place)
-
-    def _budget_step(
-        self, cursor: tuple[int, int], ranks: int, end: int | None
-    ) -> tuple[list[list[Sample]], tuple[int, int]] | None:
-        epoch, place = cursor
-        if end is not None and epoch >= end:
-            return None
-        began, cuts = epoch, []
-        multiple = self.case.get("pad_to_multiple_of", 1)
-        while len(cuts) < ranks and (epoch == began or self.last == "wrap"):
-            cut: list[Sample] = []
-            while True:
-                row = self.samples(epoch)[place]
-                longest = max(sample[0][2] for sample in [*cut, row])
-                padded = -(-longest // multiple) * multiple
-                if cut and (len(cut) + 1) * padded > self.case["max_tokens"]:
-                    break
-                cut.append(row)
-                place += 1
-                if place == len(self.samples(epoch)):
-                    epoch, place = epoch + 1, 0
-                    if self.last != "wrap":
-                        break
-            cuts.append(cut)
-        return cuts, (epoch, place)
+        return batch, (epoch, place)
 
     def run(self, size: int, epochs: int) -> list[list[Sample]]:
         """Every step of a run, as the samples of all ranks together."""
         steps, cursor = [], (0, 0)
         while (found := self.step(cursor, size, epochs)) is not None:
-            groups, cursor = found
-            steps.append([sample for group in groups for sample in group])
+            batch, cursor = found
+            steps.append(batch)
         return steps
-
-
-def _line(weight: Any, place: int) -> Fraction:
-    """A weight at a place: points of a function that is linear between them, or one number."""
-    if not isinstance(weight, list):
-        return Fraction(str(weight))
-    points = [(at, Fraction(str(value))) for at, value in weight]
-    behind = [point for point in points if point[0] >= place]
-    before = [point for point in points if point[0] <= place]
-    if not before or not behind:
-        return (before or behind)[-1 if before else 0][1]
-    (a, low), (b, high) = before[-1], behind[0]
-    return low if a == b else low + (high - low) * Fraction(place - a, b - a)

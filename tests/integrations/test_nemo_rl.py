@@ -18,13 +18,14 @@ from tests.build.test_groups import pair
 from tests.store.making import make_columns, make_store
 from tokenmill.dataset import as_view
 from tokenmill.errors import UsageError
+from tokenmill.sampling import FeistelOrder
 from tokenmill.store import Store
 
 torch = pytest.importorskip("torch")
 stateful_dataloader = pytest.importorskip("torchdata.stateful_dataloader")
 
 from tokenmill.integrations import nemo_rl  # noqa: E402
-from tokenmill.integrations.nemo_rl.sft import as_datum  # noqa: E402
+from tokenmill.integrations.nemo_rl import as_datum  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
 
@@ -90,8 +91,8 @@ def test_items_are_in_our_order_epoch_behind_epoch(store: Store) -> None:
     dataset = nemo_rl.SFTDataset(store.path, seed=3, epochs=2).dataset
     expected = []
     for epoch in range(2):
-        ordered = tm.OrderedView(store, seed=3, epoch=epoch)
-        expected += [ids({"message_log": nemo_rl.message_log(row)}) for row in ordered]
+        ordered = FeistelOrder(len(store), 3).indices(epoch, np.arange(len(store)))
+        expected += [ids({"message_log": nemo_rl.message_log(store[row])}) for row in ordered]
 
     assert [ids(dataset[number]) for number in range(len(dataset))] == expected
     assert ids(dataset[-1]) == expected[-1]
@@ -152,8 +153,8 @@ def test_pairs_are_two_logs_in_the_order_of_a_run(tmp_path: Path, store: Store) 
         cache_dir=tmp_path / "cache", **INLINE,
     )  # fmt: skip
     dataset = nemo_rl.PreferenceLogs(pairs, seed=3, epochs=2)
-    loader = tm.Loader(pairs, batch_size=20, seed=3, epochs=2, indices=True)
-    numbers = [int(first) for batch in loader.repeat() for first in batch["indices"][::2]]
+    loader = tm.Loader(pairs, batch_size=20, seed=3, indices=True)
+    numbers = [int(first) for batch in loader.repeat(2) for first in batch["indices"][::2]]
     assert len(dataset) == len(numbers) == 40
     for place, first in enumerate(numbers):
         item = dataset[place]
@@ -235,7 +236,8 @@ def test_nemo_rl_itself_makes_the_dataset_and_its_masks(
     )
     tasks = {data.task_name: (data.task_spec, functools.partial(data.processor, add_bos=True))}
     dataset = AllTaskProcessedDataset(data.dataset, tokenizer, None, tasks, max_seq_length=4096)
-    for number, row in enumerate(tm.OrderedView(conversations)):
+    order = FeistelOrder(len(conversations), 42).indices(0, np.arange(len(conversations)))
+    for number, row in enumerate(conversations.batch(order)):
         batch = rl_collate_fn([dataset[number]])
         add_loss_mask_to_message_log(batch["message_log"], ["assistant"], only_final)
         flat, [length] = batched_message_log_to_flat_message(

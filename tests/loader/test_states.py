@@ -12,15 +12,13 @@ from hypothesis import strategies as st
 from tests.store.making import make_columns, make_store
 from tokenmill.dataset import mix
 from tokenmill.errors import StateError, UsageError
-from tokenmill.loader import LengthGrouped, Loader, OrderedView, WholeRun
+from tokenmill.loader import LengthGrouped, Loader, WholeRun
 from tokenmill.packing import Pack
 from tokenmill.store import Store
 
 KINDS: dict[str, dict[str, Any]] = {
     "rows": {},
-    "grouped": {"order": LengthGrouped(8, 2)},
-    "miles": {"order": "miles"},
-    "budget": {"max_tokens": 40},
+    "grouped": {"group_by_length": LengthGrouped(8, 2)},
     "packs": {"pack": Pack(32, window=10)},
     "dropping": {"pack": Pack(6, window=5, oversize="drop")},
     "mix": {"mix": "repeat"},
@@ -119,7 +117,7 @@ def test_epochs_that_nobody_reaches_are_refused(kind: str, stores: tuple[Store, 
     given = loader.stream.mixture or stores[0]
     for wrong in (last + 1, -1, True, 0.5):
         with pytest.raises(UsageError, match="epoch"):
-            OrderedView(given, epoch=wrong)  # type: ignore[arg-type]
+            loader.set_epoch(wrong)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="epoch"):
         WholeRun(given, epochs=1 << 63)
 

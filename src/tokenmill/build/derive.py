@@ -18,9 +18,8 @@ from numpy.typing import NDArray
 
 from tokenmill.errors import CorruptionError
 from tokenmill.store import CacheLayout
-from tokenmill.store.columns import SliceColumns, weights_or_none
+from tokenmill.store.columns import SliceColumns, weights_along, weights_or_none
 from tokenmill.store.record import RejectedRow, role_type
-from tokenmill.store.runs import weights_along
 from tokenmill.store.slice_writer import encode_slice, publish_slice
 from tokenmill.store.slices import SliceReader
 from tokenmill.tokenizer import overlong_message

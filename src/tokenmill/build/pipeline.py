@@ -33,7 +33,7 @@ from tokenmill.build.grouping import group_columns, rejections, whole_groups
 from tokenmill.build.proof import ROOMS
 from tokenmill.build.recipe import Recipe
 from tokenmill.chat import GROUPED, Renderer, Rendering
-from tokenmill.chat.weights import row_weight
+from tokenmill.chat.shapes import row_weight
 from tokenmill.errors import RowError
 from tokenmill.media import ExpansionDiffers
 from tokenmill.source import Block, BlockRows

@@ -36,7 +36,7 @@ from tokenmill.source import Block, Rows
 from tokenmill.store import CacheLayout, Store
 from tokenmill.store.ahead import ahead
 from tokenmill.store.commit import commit_store
-from tokenmill.store.quarantine import quarantine_of
+from tokenmill.store.slices import quarantine_of
 from tokenmill.work import Executor, InlineExecutor, executor_for
 from tokenmill.work.blocks import BlockJob, BlockTask, size_of
 from tokenmill.work.identity import Comparison, identity_card

@@ -18,8 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenmill.dataset import as_view
-from tokenmill.loader.samples import PackSamples
-from tokenmill.loader.units import Units
+from tokenmill.loader import PackSamples, Units
 from tokenmill.packing import Pack, Packs
 from tokenmill.sampling import FeistelOrder
 from tokenmill.store import Store

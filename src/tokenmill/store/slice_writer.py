@@ -1,21 +1,17 @@
-"""Writing one slice: columns to Arrow bytes, Arrow bytes to published files.
+"""Write slices: columns to Arrow bytes, Arrow bytes to published files.
 
-`encode_slice` turns `SliceColumns` into the bytes of the token file and the meta file (each an
-Arrow IPC stream with one record batch) and the commit record that describes them; buffer
-positions are found by reading the stream back in place, so they are proven by the library that
-others will read it with. `publish_slice` stages, syncs and publishes the three files, the record
-last.
+`encode_slice` makes the bytes of the token file and the meta file (each an Arrow IPC stream with
+one record batch) and the commit record; buffer positions are found by reading the stream back.
+`publish_slice` publishes the three files, the record last.
 
-Two builders of one slice both succeed: the second finds equal bytes, or equal content under
-another Arrow header and then adopts the bytes that are there. Different content for one key is a
-`NonDeterminismError`, and what was published stays. A half-published file that is broken (its own
-content digest does not fit) is moved to quarantine; so is, by `replace_slice`, what an engine made
-that was caught lying. There is no other replacement.
+Two builders of one slice both succeed: the second finds equal bytes, or equal content under another
+Arrow header, and then adopts the published bytes. Different content for one key is a
+`NonDeterminismError`. Only a damaged file, or one that `replace_slice` shows to be wrong, goes to
+quarantine.
 """
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,7 +26,7 @@ from tokenmill.files.sealed import quarantine
 from tokenmill.fingerprint import block_checksums
 from tokenmill.store.access import reading_errors
 from tokenmill.store.columns import SliceColumns
-from tokenmill.store.layout import CacheLayout, format_of
+from tokenmill.store.layout import FORMAT, CacheLayout
 from tokenmill.store.record import (
     BLOCK_BYTES,
     CARRIED,
@@ -52,7 +48,7 @@ _WRITE = pa.ipc.IpcWriteOptions(compression=None, use_threads=False)
 
 @dataclass(frozen=True)
 class EncodedSlice:
-    """The bytes of a slice's three files."""
+    """The bytes of the files of a slice."""
 
     record: CommitRecord
     tokens: pa.Buffer
@@ -60,23 +56,18 @@ class EncodedSlice:
 
 
 def encode_slice(key: str, columns: SliceColumns) -> EncodedSlice:
-    """Lay a slice out as format 1, with groups, weights and media where it has them."""
+    """Return the bytes of the three files of a slice."""
     content = columns.content()
     groups = columns.groups
-    version = format_of(
-        groups=groups is not None,
-        weights=columns.weights is not None,
-        media=columns.media is not None,
-    )
     starts = _plain(columns.starts, pa.int32())
     token_batch = {
         "input_ids": pa.ListArray.from_arrays(starts, _plain(columns.ids, pa.int32())),
         "loss_mask": pa.ListArray.from_arrays(starts, _plain(columns.mask.view("i1"), pa.int8())),
     }
-    tokens, token_record = _encode(token_batch, key, content, version)
-    meta, meta_record = _encode(_meta_batch(columns), key, content, version)
+    tokens, token_record = _encode(token_batch, key, content)
+    meta, meta_record = _encode(_meta_batch(columns), key, content)
     record = CommitRecord(
-        format=version,
+        format=FORMAT,
         slice=key,
         content=content,
         source_rows=columns.source_rows,
@@ -101,7 +92,7 @@ def _plain(values: np.ndarray[Any, Any], kind: pa.DataType) -> pa.Array:
 
 
 def number_type(kind: pa.DataType) -> np.dtype[Any]:
-    """Numpy's name for a type of numbers; `to_pandas_dtype` imports pandas in older versions."""
+    """Return the numpy type; `to_pandas_dtype` imports pandas in older versions."""
     letter = (
         "f" if pa.types.is_floating(kind) else "u" if pa.types.is_unsigned_integer(kind) else "i"
     )
@@ -148,10 +139,8 @@ def _meta_batch(columns: SliceColumns) -> dict[str, pa.Array]:
     return batch
 
 
-def _encode(
-    batch: dict[str, pa.Array], key: str, content: str, version: int | str
-) -> tuple[pa.Buffer, FileRecord]:
-    own = f'{{"format":{json.dumps(version)},"slice":"{key}","content":"{content}"}}'.encode()
+def _encode(batch: dict[str, pa.Array], key: str, content: str) -> tuple[pa.Buffer, FileRecord]:
+    own = f'{{"format":{FORMAT},"slice":"{key}","content":"{content}"}}'.encode()
     schema = pa.schema(
         [pa.field(name, array.type, nullable=True) for name, array in batch.items()],
         metadata={_OWN_METADATA: own},
@@ -175,7 +164,6 @@ def _described(data: pa.Buffer) -> FileRecord:
 
 
 def _positions(data: pa.Buffer) -> dict[str, tuple[int, int]]:
-    """Where each buffer lies in a stream, from reading it back without copying."""
     batch = pa.ipc.open_stream(data).read_next_batch()
     positions = {}
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
@@ -205,7 +193,7 @@ def _buffers(column: pa.Array) -> list[tuple[str, pa.Buffer | None, int]]:
 
 
 def publish_slice(layout: CacheLayout, encoded: EncodedSlice) -> CommitRecord:
-    """Publish a slice and return the commit record that is now in force."""
+    """Publish a slice; return the commit record in force."""
     files = layout.slice(encoded.record.slice)
     record = encoded.record
     with Staging(layout.root) as staging:
@@ -230,10 +218,8 @@ def publish_slice(layout: CacheLayout, encoded: EncodedSlice) -> CommitRecord:
 def replace_slice(layout: CacheLayout, encoded: EncodedSlice) -> tuple[CommitRecord, bool]:
     """Publish a slice; what is published under its key with other content goes to quarantine.
 
-    For a builder that has shown that the other content is wrong, and for nobody else.
-
-    Returns:
-        The commit record that is now in force, and whether another went for it.
+    Only for a builder that has shown the other content to be wrong. Returns the commit record in
+    force, and whether another was replaced.
     """
     try:
         return publish_slice(layout, encoded), False
@@ -254,7 +240,7 @@ def _adopt(
     staging: Staging,
     staged: Path,
 ) -> FileRecord:
-    """What the record must say of a file that another builder published first."""
+    """Describe a file that another builder published first."""
     with reading_errors(published):
         data = pa.py_buffer(published.read_bytes())
     if data.equals(ours):
@@ -280,16 +266,12 @@ def _stated_content(data: pa.Buffer) -> str | None:
 
 
 def _same_values(data: pa.Buffer, ours: pa.Buffer) -> bool:
-    """Whether a file holds what ours does; one of an earlier version lacks the mask's runs."""
     try:
         theirs = pa.ipc.open_stream(data).read_all()
         theirs.validate(full=True)
     except (pa.ArrowInvalid, OSError):
         return False
-    table = pa.ipc.open_stream(ours).read_all()
-    if MASK_RUNS in table.column_names and MASK_RUNS not in theirs.column_names:
-        table = table.drop_columns([MASK_RUNS])
-    return bool(theirs.equals(table))
+    return bool(theirs.equals(pa.ipc.open_stream(ours).read_all()))
 
 
 def _disagreement(path: Path, published: str, ours: str) -> NonDeterminismError:
