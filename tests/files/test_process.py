@@ -67,7 +67,7 @@ CASES = {
         "assert len(held[0])",
     ),
     "rows": (
-        "from tokenmill.source.shelf import private_shelf; held = private_shelf();"
+        "from tokenmill.source.index import private_shelf; held = private_shelf();"
         " (held.root / 'x').write_text('x')",
         "assert private_shelf().root == held.root",
     ),
