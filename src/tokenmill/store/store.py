@@ -29,7 +29,7 @@ from tokenmill.files.remote import local_path
 from tokenmill.files.remote_path import as_remote
 from tokenmill.origin import Origin
 from tokenmill.store import layout as names
-from tokenmill.store.access import load_array, open_bytes, reading_errors
+from tokenmill.store.access import load_array, open_bytes, reading_errors, require_checksum
 from tokenmill.store.columns import trained_within, weighed_within, weights_along
 from tokenmill.store.groups import Groups
 from tokenmill.store.layout import StoreLayout
@@ -389,9 +389,7 @@ class Store(ViewMethods, Sequence[Row]):
                 data = remote.read_kept(
                     f"{digest}.picture", lambda found: fingerprint.checksum(found) == digest
                 )
-        found = fingerprint.checksum(data)
-        if found != digest:
-            raise CorruptionError(f"checksum is {found}, expected {digest}", path=path)
+        require_checksum(path, fingerprint.checksum(data), digest)
         return data
 
     def distinct_media(self) -> Iterator[Media]:
