@@ -30,8 +30,7 @@ from tokenmill.store.record import BLOCK_BYTES, UNREADABLE, FileRecord
 from tokenmill.store.store import Store
 
 _STREAMS = 4  # readers that may go on side by side in one file: ids, mask, and two columns
-CONTENTS = "contents.json"
-"""Beside a pushed manifest: the tokenizer's and processor's files, for places that cannot list."""
+CONTENTS = "contents.json"  # the tokenizer's and processor's files, for places that cannot list
 
 
 class _Contents(msgspec.Struct, frozen=True):

@@ -306,22 +306,13 @@ class Store(ViewMethods, Sequence[Row]):
         """Trained tokens of every row."""
         return self.own_array(names.TRAINED)
 
-    def trained_within(
-        self, rows: NDArray[np.int64], starts: NDArray[np.int64], stops: NDArray[np.int64]
-    ) -> NDArray[np.int64]:
-        """Trained tokens in ``start:stop`` of each row, without opening rows."""
-        return trained_within(self, rows, starts, stops)
+    trained_within = trained_within
+    weighed_within = weighed_within
 
     @property
     def has_weights(self) -> bool:
         """Whether any trained token has a loss weight other than 1."""
         return names.WEIGHT_RUNS in self.manifest["files"]
-
-    def weighed_within(
-        self, rows: NDArray[np.int64], starts: NDArray[np.int64], stops: NDArray[np.int64]
-    ) -> NDArray[np.float64]:
-        """Sum of the loss weights in ``start:stop`` of each row, without opening rows."""
-        return weighed_within(self, rows, starts, stops)
 
     # Pictures
 
