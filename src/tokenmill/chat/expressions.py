@@ -19,9 +19,8 @@ import jinja2.tests
 from jinja2 import Undefined, nodes
 from markupsafe import Markup
 
-from tokenmill.chat import limits
 from tokenmill.chat.program import MOST_SIZE, Namespace
-from tokenmill.chat.sandbox import BoundedEnvironment
+from tokenmill.chat.sandbox import OPERATORS, CountingEnvironment
 from tokenmill.chat.symbols import (
     FEW,
     NOTHING,
@@ -83,11 +82,6 @@ FUNCTIONS = {"raise_exception", "strftime_now", "namespace", "dict", "range"}
 MOST_PARTS = 256  # of a text that is put together before it becomes one
 LAZY = {"items", "select", "reject", "selectattr", "rejectattr", "map", "unique", "reverse"}
 ARITHMETIC = (nodes.Add, nodes.Sub, nodes.Mul, nodes.Div, nodes.FloorDiv, nodes.Mod)
-OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
-    **limits.OPERATORS, "in": lambda a, b: a in b, "notin": lambda a, b: a not in b,
-}  # fmt: skip
-
-
 Known = TypeVar("Known")
 
 
@@ -216,7 +210,7 @@ class Expressions(Recorder):
     """
 
     def __init__(
-        self, names: Names, environment: BoundedEnvironment, tojson: Callable[..., str]
+        self, names: Names, environment: CountingEnvironment, tojson: Callable[..., str]
     ) -> None:
         super().__init__()
         self._names = names

@@ -28,16 +28,16 @@ from typing import Any
 
 from jinja2 import Undefined
 
-from tokenmill.chat import limits
+from tokenmill.chat.sandbox import BASE_SIZE, BASE_STEPS
 
 Operation = tuple[Any, ...]
 NOBODY = -1  # nobody's: text of the template itself
 MIXED = -2  # of several messages, or of one that could not be told
-# A small part of what the reference allows any row. Our counts are coarser than its prices (a step
-# of ours is at most thirty of its units, a character sixteen of its bytes), so a row that stays
-# below these stays below its limits.
-MOST_WORK = limits.BASE_WORK // 32
-MOST_SIZE = limits.BASE_SIZE // 16
+# A part of what the reference allows any row. A run counts the bodies that it enters as the
+# reference does, and what it makes and reads more coarsely. A row that stays below these stays
+# below the limits of the reference.
+MOST_WORK = BASE_STEPS // 8
+MOST_SIZE = BASE_SIZE // 16
 
 ENDINGS = {"end", "break", "continue", "raise", "leaf"}
 
@@ -533,6 +533,9 @@ def _operations(
         if name == "print":
             printed.append(rest[0])
             work += 1
+            continue
+        if name == "body":
+            work += rest[0]
             continue
         flush()
         if name in ENDINGS:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from datetime import datetime
 from functools import cached_property
 from typing import Any, TypeVar
@@ -25,9 +25,13 @@ import jinja2.nodes
 import jinja2.runtime
 import jinja2.utils
 
-from tokenmill.chat import limits
 from tokenmill.chat.expressions import Names
-from tokenmill.chat.sandbox import BoundedEnvironment, TemplateRaised
+from tokenmill.chat.sandbox import (
+    CountingEnvironment,
+    LimitReached,
+    TemplateRaised,
+    check_widths,
+)
 from tokenmill.chat.trace import Tracer
 from tokenmill.errors import RowError, TemplateError
 
@@ -36,6 +40,7 @@ AnyTracer = TypeVar("AnyTracer", bound=Tracer)
 GENERATION_TAG = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
 REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
 REMEDY = 'the template prints the date: pin it with date="2026-11-15" (--date 2026-11-15)'
+MAX_DATE_FORMAT = 1000  # characters
 SOURCES_KNOWN = 16  # templates that stay compiled, whatever is asked of them
 DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
 MONTHS = (
@@ -68,12 +73,10 @@ class GenerationBlocks(jinja2.ext.Extension):
 class GuardedNamespace(jinja2.utils.Namespace):
     """`namespace()` that keeps underscore names out, as transformers' does."""
 
-    def __init__(*args: Any, **kwargs: Any) -> None:
-        self, rest = args[0], args[1:]
-        attributes = dict(*rest, **kwargs)
+    def __init__(self, /, **attributes: Any) -> None:
         for name in attributes:
             _refuse_underscore(name)
-        jinja2.utils.Namespace.__init__(self, attributes)
+        super().__init__(attributes)
 
     def __setitem__(self, name: str, value: Any) -> None:
         _refuse_underscore(name)
@@ -85,66 +88,36 @@ def _refuse_underscore(name: Any) -> None:
         raise jinja2.exceptions.SecurityError(f"namespace attribute {name!r} is not allowed")
 
 
-class TemplateDict:
-    """The `dict` that templates may call."""
-
-    def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
-        """As the builtin."""
-        return dict(*args, **kwargs)
-
-    def fromkeys(self, *args: Any) -> dict[Any, Any]:
-        """As the builtin's class method."""
-        return dict.fromkeys(*args)
+def make_dict(**items: Any) -> dict[str, Any]:
+    """`dict()` of named items."""
+    return items
 
 
 def tojson(
     value: Any,
     ensure_ascii: bool = False,
-    indent: int | None = None,
+    indent: int | str | None = None,
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
     """JSON without HTML escapes, as transformers gives it to templates."""
-    if _encode_plainly and (ensure_ascii, indent, separators, sort_keys) == _PLAIN:
-        try:
-            return "".join(_encode_plainly(value, 0))
-        except Exception:  # the encoder below says it in the usual words
-            pass
     options = (ensure_ascii, indent, separators, sort_keys)
     try:
         return _encoder(*options).encode(value)
-    except TypeError:  # options that cannot be remembered
+    except TypeError:  # options that cannot be cached, or a value that has no JSON
         return _encoder.__wrapped__(*options).encode(value)
 
 
 @functools.lru_cache(maxsize=64)
 def _encoder(
     ensure_ascii: bool,
-    indent: int | None,
+    indent: int | str | None,
     separators: tuple[str, str] | None,
     sort_keys: bool,
 ) -> json.JSONEncoder:
-    """What `json.dumps` makes anew at every call."""
     return json.JSONEncoder(
         ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
-
-
-def _plain_encoder() -> Callable[[Any, int], Iterable[str]] | None:
-    """What `json.dumps` of most templates comes down to in CPython; it makes one at every call."""
-    make: Any = getattr(json.encoder, "c_make_encoder", None)
-    if make is None:
-        return None
-    usual = _encoder(False, None, None, False)
-    quote = json.encoder.encode_basestring
-    encode: Callable[[Any, int], Iterable[str]] = make(
-        None, usual.default, quote, None, ": ", ", ", False, False, True
-    )
-    return encode
-
-
-_encode_plainly = _plain_encoder()
-_PLAIN = (False, None, None, False)
 
 
 def pinned_strftime(date: str | None) -> Any:
@@ -158,7 +131,9 @@ def pinned_strftime(date: str | None) -> Any:
     def strftime_now(format: str) -> str:  # noqa: A002 - the name templates may use
         if day is None:
             raise DateAsked
-        limits.widths(format)  # which refuses those that are too large
+        check_widths(format)
+        if len(format) > MAX_DATE_FORMAT:
+            raise LimitReached("the template prints the date in an enormous format")
         weekday, month = DAYS[day.weekday()], MONTHS[day.month - 1]
         words = {
             "a": weekday[:3],
@@ -232,12 +207,12 @@ def characters(value: Any) -> int:
     return 1
 
 
-def _environment(date: str | None) -> BoundedEnvironment:
-    environment = BoundedEnvironment([GenerationBlocks, jinja2.ext.loopcontrols])
-    environment.filters["tojson"] = environment.bounded("tojson", tojson)
+def _environment(date: str | None) -> CountingEnvironment:
+    environment = CountingEnvironment([GenerationBlocks, jinja2.ext.loopcontrols])
+    environment.add_filter("tojson", tojson)
     environment.globals["raise_exception"] = _raise
     environment.globals["strftime_now"] = pinned_strftime(date)
-    environment.globals["dict"] = TemplateDict()
+    environment.globals["dict"] = make_dict
     environment.globals["namespace"] = GuardedNamespace
     return environment
 
@@ -280,7 +255,14 @@ class ReferenceTemplate:
             )
         except jinja2.TemplateSyntaxError as error:
             raise TemplateError(f"line {error.lineno} of the template: {error.message}") from error
-        except (jinja2.TemplateError, RecursionError, ValueError, OverflowError) as error:
+        except (
+            jinja2.TemplateError,
+            SyntaxError,
+            MemoryError,
+            RecursionError,
+            ValueError,
+            OverflowError,
+        ) as error:
             raise TemplateError(f"the template cannot be compiled: {error}") from error
 
     @property
@@ -316,41 +298,34 @@ class ReferenceTemplate:
                 the machine (limit).
             TemplateError: It asks for a date that is not pinned.
         """
-        # What was made of a refused row must not live on in the refusal's traceback.
         try:
             return self._print(messages, tools, add_generation_prompt)
         except DateAsked:
             raise TemplateError(REMEDY) from None
-        except limits.LimitReached as error:
-            raise RowError(f"{error}", reason="limit") from error.with_traceback(None)
+        except LimitReached as error:
+            rejection = RowError(str(error), reason="limit")
         except (RecursionError, MemoryError, OverflowError) as error:
-            # Python's own words for too deep a recursion depend on who called us.
+            # Python's own message for a recursion depends on the caller.
             what = "it calls itself too often" if isinstance(error, RecursionError) else error
-            raise RowError(
-                f"the template goes too deep or too far: {what}", reason="limit"
-            ) from error.with_traceback(None)
+            rejection = RowError(f"the template goes too deep or too far: {what}", reason="limit")
         except TemplateRaised as error:
-            raise RowError(
-                f"the template refuses: {error}", reason="template_error"
-            ) from error.with_traceback(None)
+            rejection = RowError(f"the template refuses: {error}", reason="template_error")
         except Exception as error:  # a template can raise whatever Python can
-            kind = type(error).__name__
-            raise RowError(
-                f"the template fails ({kind}: {error})", reason="template_error"
-            ) from error.with_traceback(None)
+            rejection = RowError(
+                f"the template fails ({type(error).__name__}: {error})", reason="template_error"
+            )
+        # Raised here, it has no context: the values of the template are not kept with it.
+        raise rejection
 
     def _print(
         self, messages: list[dict[str, Any]], tools: list[Any] | None, add_generation_prompt: bool
     ) -> str:
-        budget = self._environment.budget
-        budget.refill(characters(messages) + (characters(tools) if tools else 0))
-        pieces: list[str] = []
-        for piece in self._template.generate(
-            messages=alias_reasoning(messages),
-            tools=tools,
-            add_generation_prompt=add_generation_prompt,
-            **self.variables,
-        ):
-            budget.make(len(piece))
-            pieces.append(piece)
-        return "".join(pieces)
+        self._environment.counter.start(characters(messages) + characters(tools or ()))
+        return "".join(
+            self._template.generate(
+                messages=alias_reasoning(messages),
+                tools=tools,
+                add_generation_prompt=add_generation_prompt,
+                **self.variables,
+            )
+        )

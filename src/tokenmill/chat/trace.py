@@ -16,7 +16,7 @@ What is not known here is not guessed: an unknown statement, filter or use of a 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from types import NoneType
 from typing import Any, NamedTuple
 
@@ -25,7 +25,7 @@ from markupsafe import Markup
 
 from tokenmill.chat.expressions import FUNCTIONS, Expressions, Names, line_of
 from tokenmill.chat.program import Namespace, Refused, Rope, TemplateBlock
-from tokenmill.chat.sandbox import BoundedEnvironment
+from tokenmill.chat.sandbox import CountingEnvironment, body_cost
 from tokenmill.chat.symbols import (
     HELD,
     ME,
@@ -84,7 +84,7 @@ class Tracer(Expressions):
     def __init__(
         self,
         names: Names,
-        environment: BoundedEnvironment,
+        environment: CountingEnvironment,
         variables: Mapping[str, Any],
         tojson: Callable[..., str],
     ) -> None:
@@ -116,7 +116,9 @@ class Tracer(Expressions):
 
     # -- statements ---------------------------------------------------------------------------
 
-    def _body(self, body: Iterable[nodes.Node]) -> None:
+    def _body(self, body: list[nodes.Node]) -> None:
+        if body:
+            self._emit("body", *body_cost(body))
         for node in body:
             try:
                 self._statement(node)
