@@ -24,9 +24,8 @@ from tokenmill.files import publish as publishing
 from tokenmill.files import sealed
 from tokenmill.store import Store, access, attach, open_store, sidecars
 from tokenmill.store.collect import collect, survey
-from tokenmill.store.copies import copy_store
 from tokenmill.store.sidecars import RowStarts
-from tokenmill.store.travel import pull
+from tokenmill.store.transfer import copy_store, pull
 
 DAY = 86_400.0
 

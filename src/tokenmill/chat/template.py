@@ -17,7 +17,7 @@ import re
 from collections.abc import Mapping
 from datetime import datetime
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any
 
 import jinja2
 import jinja2.ext
@@ -32,10 +32,7 @@ from tokenmill.chat.sandbox import (
     TemplateRaised,
     check_widths,
 )
-from tokenmill.chat.trace import Tracer
 from tokenmill.errors import RowError, TemplateError
-
-AnyTracer = TypeVar("AnyTracer", bound=Tracer)
 
 GENERATION_TAG = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
 REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
@@ -246,12 +243,12 @@ class ReferenceTemplate:
     def __init__(self, source: str, variables: Mapping[str, Any], date: str | None) -> None:
         self.source = source
         self.variables = {"documents": None, **variables}
-        self._environment = _environment(date)
+        self.environment = _environment(date)
         self.has_generation = bool(GENERATION_TAG.search(source))
         try:
             self._compiled = compiled(source)
             self._template = jinja2.Template.from_code(
-                self._environment, self._compiled.code, self._environment.make_globals(None)
+                self.environment, self._compiled.code, self.environment.make_globals(None)
             )
         except jinja2.TemplateSyntaxError as error:
             raise TemplateError(f"line {error.lineno} of the template: {error.message}") from error
@@ -270,14 +267,10 @@ class ReferenceTemplate:
         """The template as jinja2 parsed it."""
         return self._compiled.tree
 
-    def tracer(self, kind: type[AnyTracer], *, add_generation_prompt: bool) -> AnyTracer:
-        """A tracer of this template, which knows no path yet.
-
-        Raises:
-            Untraceable: No row of it can be traced.
-        """
-        variables = {**self.variables, "add_generation_prompt": add_generation_prompt}
-        return kind(self._compiled.names, self._environment, variables, tojson)
+    @property
+    def names(self) -> Names:
+        """Which names its parts read."""
+        return self._compiled.names
 
     def render(
         self,
@@ -320,7 +313,7 @@ class ReferenceTemplate:
     def _print(
         self, messages: list[dict[str, Any]], tools: list[Any] | None, add_generation_prompt: bool
     ) -> str:
-        self._environment.counter.start(characters(messages) + characters(tools or ()))
+        self.environment.counter.start(characters(messages) + characters(tools or ()))
         return "".join(
             self._template.generate(
                 messages=alias_reasoning(messages),

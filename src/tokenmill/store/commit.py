@@ -34,7 +34,6 @@ from tokenmill.store.manifest import (
     encode_manifest,
     make_manifest,
     read_manifest,
-    without_masks,
 )
 from tokenmill.store.record import CommitRecord
 from tokenmill.store.runs import firsts_of
@@ -157,15 +156,12 @@ def _agrees(cache: CacheLayout, store: StoreLayout, ours: Document) -> bool:
     """Whether the published store is ours; False when it is corrupt.
 
     That is when its own files are not whole, or when it wants other slices than those that are in
-    force: of one that was found wrong and replaced it could serve nothing. One of an earlier
-    version is ours without the columns that it lacks.
+    force: of one that was found wrong and replaced it could serve nothing.
     """
     try:
         published = read_manifest(store)
         for name, stated in published["files"].items():
             check_file(store.file(name), stated, content=True)
-        if names.MASK_RUNS not in published["files"]:
-            ours = without_masks(ours)
         if published["digest"] != ours["digest"]:
             # A slice of it may have been replaced, or lost and built anew by another version: then
             # it is this store that nobody can read any more.

@@ -31,9 +31,7 @@ from tokenmill.store.access import REMEDY, reading_errors
 from tokenmill.store.layout import (
     CHECKED_FILES,
     FORMAT,
-    FORMATS,
     GROUP_FILES,
-    MASK_FILES,
     MEDIA_FILES,
     PICTURES,
     TABLE,
@@ -41,7 +39,6 @@ from tokenmill.store.layout import (
     WEIGHT_RUNS,
     StoreLayout,
     check_key,
-    format_of,
 )
 from tokenmill.store.record import GROUP_COUNTS, UNREADABLE, count_groups
 from tokenmill.store.table import SLICE_ROW, read_stretches
@@ -58,12 +55,9 @@ def make_manifest(
     files: dict[str, Document],
     media: Document | None = None,
 ) -> Document:
-    """Compose a manifest and sign it with its own digest.
-
-    Totals that count groups, and files of weights or media, make it one of another format.
-    """
+    """Compose a manifest and sign it with its own digest."""
     manifest = {
-        "format": format_of(**_has(totals, files)),
+        "format": FORMAT,
         "key": fingerprint.key(document),
         "document": document,
         "totals": totals,
@@ -72,21 +66,6 @@ def make_manifest(
         **({} if media is None else {"media": media}),
     }
     return {**manifest, "digest": fingerprint.key(manifest)}
-
-
-def _has(totals: Document, files: Document) -> dict[str, bool]:
-    """What makes a store one of another format than 1."""
-    return {
-        "groups": "groups" in totals,
-        "weights": WEIGHT_RUNS in files,
-        "media": PICTURES in files,
-    }
-
-
-def without_masks(manifest: Document) -> Document:
-    """The manifest as an earlier version wrote it, which knew no `MASK_FILES`."""
-    files = {name: stated for name, stated in manifest["files"].items() if name not in MASK_FILES}
-    return with_files(manifest, files)
 
 
 def with_files(
@@ -124,7 +103,7 @@ def read_manifest(layout: StoreLayout) -> Document:
     except UNREADABLE as error:
         raise CorruptionError(f"not a manifest: {error}", path=path) from error
     stated = manifest.get("format")
-    if stated not in FORMATS:
+    if stated != FORMAT:
         raise CorruptionError(
             f"written as format {stated!r}, this version reads format {FORMAT}; prepare it again",
             path=path,
@@ -178,24 +157,18 @@ def _check_members(manifest: Document, path: Path) -> None:
     ):
         raise CorruptionError("says nothing of its tokenizer, or no token ids", path=path)
     check_key(tokenizer.get("identity", ""), path)
+    if not isinstance(files, dict):
+        raise CorruptionError("names no files", path=path)
     wanted = set(CHECKED_FILES)
-    stated, has = manifest["format"], _has(totals, files if isinstance(files, dict) else {})
-    if stated != format_of(**has):
-        told = [kind for kind, there in has.items() if there]
-        raise CorruptionError(
-            f"has {' and '.join(told) or 'no more'}, but is of format {stated}", path=path
-        )
-    if has["groups"]:
+    if "groups" in totals:
         _check_groups(totals, path)
         wanted |= set(GROUP_FILES)
-    if has["weights"]:
+    if WEIGHT_RUNS in files:
         wanted |= set(WEIGHT_FILES)
-    if has["media"]:
+    if PICTURES in files:
         wanted |= set(MEDIA_FILES)
-    if not isinstance(files, dict) or set(files) - set(MASK_FILES) != wanted:
+    if set(files) != wanted:
         raise CorruptionError(f"must name the files {', '.join(sorted(wanted))}", path=path)
-    if len(files) not in (len(wanted), len(wanted) + len(MASK_FILES)):
-        raise CorruptionError(f"must name all of {', '.join(MASK_FILES)}, or none", path=path)
     media = manifest.get("media")
     if media is not None and not (
         isinstance(media, dict) and all(_is_count(media.get(n)) for n in ("pictures", "bytes"))

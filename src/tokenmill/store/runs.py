@@ -6,9 +6,7 @@ its meta file (``mask_runs``); a store holds those of all rows (``mask_runs.bin`
 ``mask_run_ends.bin`` to find a row's), and whether each row's first token is trained
 (``first_trained.bin``: one byte per row, which is all that whole rows need).
 
-So a rank that must know how many tokens the whole global batch trains opens no row of another rank
-(promise P19). Stores of an earlier version lack the three files; there rows are opened and counted,
-unless the row's counts say that all of it is trained, or nothing.
+So a rank that must know how many tokens the whole global batch trains opens no row of another rank.
 
 *Weights* run likewise: where a trained token counts other than 1 in the loss, slices and stores
 also hold the tokens at which the weight changes and what it is from there on (`WeightRuns`).
@@ -141,11 +139,6 @@ def trained_within(store: Store, rows: Int64, starts: Int64, stops: Int64) -> In
     partly = (found > 0) & (found < lengths)
     found = np.where(partly, 0, np.where(found > 0, np.maximum(stops - starts, 0), 0))
     if not partly.any():
-        return found
-    if names.MASK_RUNS not in store.manifest["files"]:
-        for place in np.flatnonzero(partly).tolist():
-            mask = store[int(rows[place])].loss_mask
-            found[place] = int(mask[starts[place] : stops[place]].sum(dtype=np.int64))
         return found
     tail = partly & (starts == 1) & (stops == lengths)
     found[tail] = store.trained[rows[tail]] - store.own_array(names.FIRST_TRAINED)[rows[tail]]

@@ -50,7 +50,7 @@ from tokenmill.store.record import (
     decode_record,
     role_type,
 )
-from tokenmill.store.runs import WeightRuns, count_within, runs_of
+from tokenmill.store.runs import WeightRuns, count_within
 
 
 def read_record(files: SliceFiles, expected: str | None = None) -> tuple[CommitRecord, str]:
@@ -114,8 +114,7 @@ class RowCounts(NamedTuple):
 def read_counts(slices: Sequence[SliceFiles]) -> RowCounts:
     """Records and rows' token counts of slices; their files' sizes and the counts are checked.
 
-    No token is read: of a slice of eight megabytes this touches a few hundred kilobytes. A slice of
-    an earlier version does not hold the runs of its masks; there the masks are read. Counts are
+    No token is read: of a slice of eight megabytes this touches a few hundred kilobytes. Counts are
     checked together: numpy takes as long for the few of one slice as for those of a hundred.
     """
     each = [_read_counts(files) for files in slices]
@@ -133,23 +132,18 @@ def _read_counts(files: SliceFiles) -> RowCounts:
     meta = GuardedFile(files.meta, record.meta_file, mapped=False, check=True)
     rows = record.rows
     places = [_sized(meta, name, 4 * rows) for name in ("length", "trained")]
-    has_runs = f"{MASK_RUNS}.offsets" in record.meta_file.buffers
-    if has_runs:
-        places.append(_sized(meta, f"{MASK_RUNS}.offsets", 4 * (rows + 1)))
-        places.append(meta.buffer(f"{MASK_RUNS}.values"))
+    places.append(_sized(meta, f"{MASK_RUNS}.offsets", 4 * (rows + 1)))
+    places.append(meta.buffer(f"{MASK_RUNS}.values"))
     begin = min((at for at, size in places if size), default=0)
     end = max(at + size for at, size in places)
     data = meta.read_blocks(begin, end - begin)
-    lengths, trained, *stored = (
+    lengths, trained, stored_starts, stored_runs = (
         bytes(data[max(at - begin, 0) : max(at - begin, 0) + size]) for at, size in places
     )
-    if has_runs:
-        runs = np.frombuffer(stored[1], "<i4")
-        run_starts = np.frombuffer(stored[0], "<i4").astype(np.int64)
-        if run_starts[0] != 0 or run_starts[-1] != len(runs):
-            raise CorruptionError(_WRONG_RUNS, path=files.meta)
-    else:
-        runs, run_starts = _runs_of_tokens(files, record, lengths)
+    runs = np.frombuffer(stored_runs, "<i4")
+    run_starts = np.frombuffer(stored_starts, "<i4").astype(np.int64)
+    if run_starts[0] != 0 or run_starts[-1] != len(runs):
+        raise CorruptionError(_WRONG_RUNS, path=files.meta)
     group_ends = np.arange(1, rows + 1, dtype=np.int64)
     if record.groups is not None:
         group_ends = _group_ends(meta, record)
@@ -257,19 +251,6 @@ def _sized(file: GuardedFile, name: str, expected: int) -> tuple[int, int]:
             f"buffer {name!r} has {size} bytes, expected {expected}", path=file.path
         )
     return at, size
-
-
-def _runs_of_tokens(
-    files: SliceFiles, record: CommitRecord, lengths: bytes
-) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-    tokens = GuardedFile(files.tokens, record.token_file, mapped=False, check=True)
-    mask = tokens.read_blocks(*_sized(tokens, "loss_mask.values", record.tokens))
-    starts = np.concatenate(([0], np.cumsum(np.frombuffer(lengths, "<i4"), dtype=np.int64)))
-    if starts[-1] != record.tokens:
-        raise CorruptionError(
-            f"its rows count {starts[-1]} tokens, the record says {record.tokens}", path=files.meta
-        )
-    return runs_of(np.frombuffer(mask, np.uint8), starts)
 
 
 class SliceReader:
