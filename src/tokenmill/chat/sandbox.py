@@ -18,9 +18,8 @@ from __future__ import annotations
 import operator
 import re
 import types
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
-from itertools import chain
 from typing import Any, NamedTuple, NoReturn
 
 import jinja2
@@ -33,8 +32,8 @@ import jinja2.utils
 from markupsafe import Markup
 
 # For a row of up to a million characters: less than 5 seconds and 256 MB.
-BASE_STEPS = 8_000_000
-STEPS_PER_CHARACTER = 8
+BASE_STEPS = 5_000_000
+STEPS_PER_CHARACTER = 4
 BASE_SIZE = 128 << 20  # bytes
 SIZE_PER_CHARACTER = 64
 
@@ -49,7 +48,6 @@ ESCAPED = 6  # how much longer HTML or JSON escapes may make it
 CASED = 8  # how much larger a change of case may make it, with what Python needs for it
 
 MAX_WIDTH = 1 << 16  # sum of all widths and precisions in a format
-MAX_PATTERN = 128  # characters to search for from the end, or to strip
 MAX_INTEGER_BITS = 1 << 12
 MAX_DEPTH = 320  # of nested values: more than a row may have (256), less than the C stack can take
 SHORT = 64  # characters that are read for free
@@ -96,17 +94,17 @@ def _leaf_size(value: Any) -> int:
     return value.bit_length() >> 1 if isinstance(value, int) else 0
 
 
-def _members(value: Any) -> tuple[int, Iterator[Any]] | None:
+def _inside(value: Any) -> Collection[Any] | None:
     """Return what a value contains and would print, hash or compare."""
     if value.__class__ in _SCALARS or isinstance(value, str | range):
         return None
     if isinstance(value, _MAPPINGS):
-        return 2 * len(value), chain(value, value.values())
-    if isinstance(value, _SIZED):
-        return len(value), iter(value)
+        return [*value, *value.values()]
     if isinstance(value, jinja2.utils.Namespace):
-        return _members(object.__getattribute__(value, "_Namespace__attrs"))
-    return _members(value.items) if isinstance(value, jinja2.utils.Cycler) else None
+        return _inside(object.__getattribute__(value, "_Namespace__attrs"))
+    if isinstance(value, jinja2.utils.Cycler):
+        value = value.items
+    return value if isinstance(value, _SIZED) else None
 
 
 class Counter:
@@ -130,47 +128,33 @@ class Counter:
         if self.size < 0:
             raise LimitReached("the template makes too much text")
 
-    def weigh(self, value: Any) -> Weight:
+    def weigh(self, value: Any, depth: int = 0) -> Weight:
         """Visit everything inside a value, one step each."""
-        members = _members(value)
-        if members is None:
+        inside = _inside(value)
+        if inside is None:
             return Weight(1, _leaf_size(value), 0)
-        nodes, size, depth = 1, 0, 1
-        self.count(members[0])
-        pending = [members[1]]
-        while pending:
-            for inner in pending[-1]:
-                nodes += 1
-                members = _members(inner)
-                if members is None:
-                    size += _leaf_size(inner)
-                    continue
-                self.count(members[0] + 1)
-                pending.append(members[1])
-                depth = max(depth, len(pending))
-                if depth > MAX_DEPTH:
-                    raise LimitReached("the template nests values too deep")
-                break
-            else:
-                pending.pop()
-        return Weight(nodes, size, depth)
+        if depth > MAX_DEPTH:
+            raise LimitReached("the template nests values too deep")
+        self.count(1 + len(inside))
+        nodes, size, deepest = 1, 0, 0
+        for item in inside:
+            weight = self.weigh(item, depth + 1)
+            nodes += weight.nodes
+            size += weight.size
+            deepest = max(deepest, weight.depth)
+        return Weight(nodes, size, deepest + 1)
 
     def text(self, value: Any) -> int:
-        """Return the largest size of ``str(value)``; reading it is counted, making it is not."""
+        """Return the largest size of ``str(value)``; what is inside it is counted as steps."""
         if isinstance(value, str):
-            size = _text_size(value)
-        else:
-            weight = self.weigh(value)
-            size = OBJECT * weight.nodes + QUOTED * weight.size
-        self.count(size >> 4)
-        return size
+            return _text_size(value)
+        weight = self.weigh(value)
+        self.count(weight.size >> 4)
+        return OBJECT * weight.nodes + QUOTED * weight.size
 
     def read(self, value: Any, times: int = 1) -> None:
         """Count comparing or hashing a value."""
-        if value.__class__ in _SCALARS:
-            nodes, size = 1, len(value) if isinstance(value, str) else 0
-        else:
-            nodes, size, _ = self.weigh(value)
+        nodes, size, _ = self.weigh(value)
         self.count(times * (nodes + (size >> 4)))
 
     def iterate(self, values: Any, steps: int = 1) -> Any:
@@ -212,13 +196,10 @@ class Counter:
             self.count(1, GENERATOR if kind is types.GeneratorType else OBJECT)
         return value
 
-    def search(self, text: str, pattern: int) -> None:
-        """Count a search for a pattern of this length: in the worst case, the product of both."""
-        self.count(len(text) * min(pattern, MAX_PATTERN) >> 6)
-
     def key(self, key: Any) -> Any:
         """Count a lookup."""
-        if key.__class__ is not int and not (isinstance(key, str) and len(key) <= SHORT):
+        kind = key.__class__
+        if kind is not int and (kind is not str or len(key) > SHORT):
             self.read(key)
         return key
 
@@ -241,7 +222,7 @@ class Counter:
             container = self.listed(container)
         if isinstance(container, str):
             if isinstance(value, str):
-                self.search(container, len(value))
+                self.count(len(container) * min(len(value), 128) >> 6)
         elif isinstance(container, _MAPPINGS):
             self.key(value)
         elif isinstance(container, _SIZED):
@@ -285,9 +266,10 @@ class Counter:
         if rule.reads == "text":
             size += self.text(value)
             if rule.converts and not isinstance(value, str):
+                self.count(1, size)
                 values[0] = value = str(value)
             if isinstance(value, str):
-                self.search(value, pattern)
+                self.count(len(value) * (pattern if rule.product else min(pattern, 128)) >> 6)
         elif rule.reads == "items":
             values[0] = self.iterate(value, 4 + (pattern >> 1))
         elif rule.reads != "nothing":
@@ -296,7 +278,7 @@ class Counter:
                 weight = self.weigh(values[0])
                 size += OBJECT * weight.nodes + 4 * weight.size
                 self.count((size >> 5) * weight.nodes.bit_length())
-        self.count(4, rule.growth * size)
+        self.count(4 + (size >> 4), rule.growth * size)
         if rule.guard is not None:
             rule.guard(self, values, named)
         if escapes or any(isinstance(given, Markup) for given in (value, *arguments)):
@@ -317,6 +299,7 @@ class Rule(NamedTuple):
     guard: Guard | None = None
     growth: int = 1  # how much larger the result can be than what is read
     converts: bool = True  # whether the value becomes a text first
+    product: bool = False  # whether a search takes the product of both lengths
 
 
 def _argument(
@@ -344,7 +327,7 @@ def _percent(counter: Counter, template: str, values: Any) -> None:
         check_widths(" ".join(str(value) for value in values if isinstance(value, int)))
     fields = template.count("%")
     repeated = 1 if isinstance(values, tuple) else max(fields, 1)  # a mapping's values
-    size = QUOTED * repeated * counter.text(values) + NUMERAL * fields + _text_size(template)
+    size = repeated * counter.text([values]) + NUMERAL * fields + _text_size(template)
     counter.count(4 * len(template) + 16 * fields, size)
 
 
@@ -360,8 +343,8 @@ def _format_method(counter: Counter, values: list[Any], named: dict[str, Any]) -
     if re.search(r"\{[^}]*\{", template.replace("{{", "")):
         raise LimitReached("the template computes the width of a field")
     fields = template.count("{")
-    size = sum(map(counter.text, (*values[1:], *named.values())))
-    counter.count(len(template) + 32 * fields, fields * (NUMERAL + QUOTED * size))
+    size = NUMERAL + counter.text([*values[1:], *named.values()])
+    counter.count(len(template) + 32 * fields, fields * size)
 
 
 def _number(counter: Counter, values: list[Any], named: dict[str, Any]) -> None:
@@ -370,19 +353,19 @@ def _number(counter: Counter, values: list[Any], named: dict[str, Any]) -> None:
     counter.count(1, 2 * OBJECT * sum(numbers))
 
 
-def _width(values: list[Any], named: dict[str, Any]) -> int:
-    """The size of all arguments, numbers as so many characters."""
+def _width(counter: Counter, values: list[Any], named: dict[str, Any]) -> int:
+    """Return the size of all arguments, a number as so many characters."""
     given = [*values[1:], *named.values()]
-    given += [part for separators in given if isinstance(separators, tuple) for part in separators]
-    texts = sum(len(argument) for argument in given if isinstance(argument, str))
-    return 4 * (texts + sum(abs(argument) for argument in given if isinstance(argument, int)))
+    return 4 * sum(abs(a) if isinstance(a, int) else counter.weigh(a).size for a in given)
 
 
 def _lines(counter: Counter, values: list[Any], named: dict[str, Any]) -> None:
     """A line or a tab becomes longer by a width."""
     if isinstance(values[0], str):
         lines = 2 + sum(map(values[0].count, "\t" + _LINE_ENDS))
-        counter.count(lines + (len(values[0]) >> 2), lines * (_width(values, named) + 2 * OBJECT))
+        counter.count(
+            lines + (len(values[0]) >> 2), lines * (_width(counter, values, named) + 2 * OBJECT)
+        )
 
 
 def _tojson(counter: Counter, values: list[Any], named: dict[str, Any]) -> None:
@@ -390,7 +373,7 @@ def _tojson(counter: Counter, values: list[Any], named: dict[str, Any]) -> None:
     levels = 1 + weight.depth
     counter.count(
         (4 + levels + weight.nodes.bit_length()) * weight.nodes + (weight.size >> 4),
-        (OBJECT + levels * _width(values, named)) * weight.nodes + ESCAPED * weight.size,
+        (OBJECT + levels * _width(counter, values, named)) * weight.nodes + ESCAPED * weight.size,
     )
 
 
@@ -401,13 +384,6 @@ def _replace(counter: Counter, values: list[Any], named: dict[str, Any]) -> None
     counter.count(1, wide * (len(text) + text.count(old) * len(new)))
 
 
-def _backwards(counter: Counter, values: list[Any], named: dict[str, Any]) -> None:
-    """Searching from the end takes the product of both lengths."""
-    pattern = _argument(values, named, 1, "chars")
-    if isinstance(pattern, str) and len(pattern) > MAX_PATTERN:
-        raise LimitReached("the template searches backwards for a long text")
-
-
 def _split(counter: Counter, values: list[Any], named: dict[str, Any]) -> None:
     text, separator = values[0], _argument(values, named, 1, "sep")
     pieces = text.count(separator) if isinstance(separator, str) and separator else len(text) // 2
@@ -416,26 +392,16 @@ def _split(counter: Counter, values: list[Any], named: dict[str, Any]) -> None:
     counter.count(pieces, 2 * OBJECT * pieces)
 
 
-def _rsplit(counter: Counter, values: list[Any], named: dict[str, Any]) -> None:
-    _backwards(counter, [values[0], _argument(values, named, 1, "sep")], {})
-    _split(counter, values, named)
-
-
-def _join(counter: Counter, glue: Any, items: Any) -> None:
-    if isinstance(items, _SIZED):
-        weight = counter.weigh(items)
-        wide = 4 if weight.depth <= 1 else QUOTED
-        counter.count(weight.nodes, len(items) * counter.text(glue) + wide * weight.size)
-
-
-def _join_method(counter: Counter, values: list[Any], named: dict[str, Any]) -> None:
-    if len(values) > 1:
+def _join(counter: Counter, values: list[Any], named: dict[str, Any], glue: int = 0) -> None:
+    """Count a join; ``glue`` is its place among the values."""
+    if glue == 0 and len(values) > 1:
         values[1] = counter.listed(values[1])
-        _join(counter, values[0], values[1])
-
-
-def _join_filter(counter: Counter, values: list[Any], named: dict[str, Any]) -> None:
-    _join(counter, _argument(values, named, 1, "d", ""), values[0])
+    joined = values[1 - glue] if len(values) > 1 - glue else ()
+    if isinstance(joined, _SIZED):
+        weight = counter.weigh(joined)
+        wide = 4 if weight.depth <= 1 else QUOTED
+        between = counter.text(_argument(values, named, glue, "d", ""))
+        counter.count(weight.nodes, len(joined) * between + wide * weight.size)
 
 
 def _sum(counter: Counter, values: list[Any], named: dict[str, Any]) -> None:
@@ -463,7 +429,6 @@ def _remainder(counter: Counter, values: list[Any], named: dict[str, Any]) -> No
 
 _NOTHING, _ITEMS, _ALL, _COPY = map(Rule, ("nothing", "items", "all", "text"))
 _CASE, _PREDICATE = Rule(growth=CASED), Rule(growth=0)
-_BACKWARDS = Rule(guard=_backwards)
 _TEXT_METHODS: dict[str, Rule] = {
     **dict.fromkeys((
         "count", "endswith", "find", "index", "isalnum", "isalpha", "isascii", "isdecimal",
@@ -471,14 +436,14 @@ _TEXT_METHODS: dict[str, Rule] = {
         "isupper", "startswith",
     ), _PREDICATE),
     **dict.fromkeys(("capitalize", "casefold", "lower", "swapcase", "title", "upper"), _CASE),
-    **dict.fromkeys(("lstrip", "rfind", "rindex", "rstrip", "strip"), _BACKWARDS),
+    **dict.fromkeys(("lstrip", "rfind", "rindex", "rstrip", "strip"), Rule(product=True)),
     **dict.fromkeys(("center", "ljust", "rjust", "zfill"), Rule(guard=_number)),
     **dict.fromkeys(("removeprefix", "removesuffix"), _COPY),
     **dict.fromkeys(("partition", "split"), Rule(guard=_split)),
-    **dict.fromkeys(("rpartition", "rsplit"), Rule(guard=_rsplit)),
+    **dict.fromkeys(("rpartition", "rsplit"), Rule(guard=_split, product=True)),
     "expandtabs": Rule(guard=_lines),
     "format": Rule("nothing", _format_method),
-    "join": Rule("nothing", _join_method),
+    "join": Rule("nothing", _join),
     "replace": Rule(guard=_replace),
     "splitlines": Rule(growth=2 * KEPT),
 }  # fmt: skip
@@ -507,12 +472,12 @@ FILTERS: dict[str, Rule] = {
     "center": Rule(guard=_number),
     "format": Rule("nothing", _format_filter),
     "indent": Rule(guard=_lines, growth=4, converts=False),
-    "join": Rule("list", _join_filter),
+    "join": Rule("list", partial(_join, glue=1)),
     "replace": Rule(guard=_replace),
     "round": Rule("nothing", _number),
     "sum": Rule("all", _sum),
     "tojson": Rule("nothing", _tojson),
-    "trim": _BACKWARDS,
+    "trim": Rule(product=True),
     "unique": Rule("all", _unique),
 }
 """Filters; any other is refused."""
@@ -663,7 +628,7 @@ class CountingEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         rule = FILTERS.get(name)
         self.filters[name] = self._counted(function, rule, f"filter {name!r}", self.counter.made)
 
-    def _counted_test(self, name: str, function: Any) -> Callable[..., Any]:
+    def _counted_test(self, name: str, function: Any) -> Any:
         if name in _COMPARISONS:
             return partial(self.counter.compare, _COMPARISONS[name])
         if name in TESTS and TESTS[name] is None:
@@ -709,13 +674,13 @@ class CountingEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         return result
 
     def getitem(self, obj: Any, argument: Any) -> Any:
-        if argument.__class__ is not int:
-            self.counter.key(argument)
+        self.counter.key(argument)
         return super().getitem(obj, argument)
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         self.counter.binary(operator, left, right)
-        return self.counter.made(self.binop_table[operator](left, right))
+        result = self.binop_table[operator](left, right)
+        return self.counter.made(result) if isinstance(result, int) else result
 
     def wrap_str_format(self, value: Any) -> Any:
         wrapped: Any = super().wrap_str_format(value)
