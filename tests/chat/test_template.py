@@ -211,7 +211,7 @@ def test_limits_leave_room_for_long_conversations() -> None:
 @pytest.mark.parametrize(
     "heavy",
     [
-        "{% if missing %}{% endif %}" * 500,
+        "{% if missing %}{% endif %}" * 1500,
         "{% set x = 'a' * 90000 %}",
         "{% set x %}" + "y" * 50_000 + "{% endset %}",
         "{% for n in messages %}{% endfor %}",
