@@ -112,7 +112,7 @@ def test_hostile_template_that_waits_for_a_word_is_bounded_too(name: str) -> Non
         {"messages": [{"role": "user", "content": word}, {"role": "assistant", "content": "x"}]}
         for word in ("one", "two", "now", "four")
     ]
-    result = Renderer(ChatSpec(), source).render(rows)
+    result = Renderer(ChatSpec(date="2026-11-15"), source).render(rows)
     assert result.source == [0, 1, 3]
     assert [(i, e.reason) for i, _, e in result.rejected] == [(2, "limit")]
 

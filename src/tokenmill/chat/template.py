@@ -1,12 +1,8 @@
-"""The reference renderer: jinja2 set up as transformers sets it up, with limits.
+"""The reference renderer: jinja2 set up as `apply_chat_template` of transformers sets it up.
 
-`ReferenceTemplate` compiles one chat template and renders conversations. The environment is the
-one `apply_chat_template` uses: the immutable sandbox, trimmed blocks, loop controls, a `tojson`
-that does not escape HTML, `raise_exception`, `strftime_now`, and `{% generation %}` blocks. Ours
-differs in three ways that no honest template notices: work and output are bounded (`limits`), the
-date is pinned by the recipe instead of read from a clock, and what depends on chance (`random`,
-`lipsum`) is refused. Generation blocks print what they hold; where they stand in the text is for
-the tracer to say.
+It differs in three ways that no honest template notices: steps and size are limited (`sandbox`),
+the recipe pins the date, and chance (`random`, `lipsum`) is refused. Generation blocks print their
+body; the tracer finds where they are in the text.
 """
 
 from __future__ import annotations
@@ -38,6 +34,7 @@ GENERATION_TAG = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
 REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
 REMEDY = 'the template prints the date: pin it with date="2026-11-15" (--date 2026-11-15)'
 MAX_DATE_FORMAT = 1000  # characters
+PYTHON_LIMITS = (RecursionError, MemoryError, OverflowError)
 SOURCES_KNOWN = 16  # templates that stay compiled, whatever is asked of them
 DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
 MONTHS = (
@@ -51,12 +48,11 @@ class DateAsked(Exception):
 
 
 class GenerationBlocks(jinja2.ext.Extension):
-    """Parses ``{% generation %}``, which prints its body."""
+    """Parses ``{% generation %}`` into a call block, as transformers does."""
 
     tags = {"generation"}  # noqa: RUF012 - jinja2's own spelling
 
     def parse(self, parser: Any) -> jinja2.nodes.Node:
-        """Turn the block into a call block, which is what transformers does."""
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
         call = self.call_method("_wrap")
@@ -98,23 +94,18 @@ def tojson(
     sort_keys: bool = False,
 ) -> str:
     """JSON without HTML escapes, as transformers gives it to templates."""
-    options = (ensure_ascii, indent, separators, sort_keys)
-    try:
-        return _encoder(*options).encode(value)
-    except TypeError:  # options that cannot be cached, or a value that has no JSON
-        return _encoder.__wrapped__(*options).encode(value)
-
-
-@functools.lru_cache(maxsize=64)
-def _encoder(
-    ensure_ascii: bool,
-    indent: int | str | None,
-    separators: tuple[str, str] | None,
-    sort_keys: bool,
-) -> json.JSONEncoder:
-    return json.JSONEncoder(
-        ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    if not (ensure_ascii or sort_keys) and indent is None and separators is None:
+        return _encode(value)
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
     )
+
+
+_encode = json.JSONEncoder(ensure_ascii=False).encode
 
 
 def pinned_strftime(date: str | None) -> Any:
@@ -215,7 +206,7 @@ def _environment(date: str | None) -> CountingEnvironment:
 
 
 class Compiled:
-    """What a template's source alone decides: it is the same for all variables and dates."""
+    """What depends on the source of a template alone, not on variables or the date."""
 
     def __init__(self, source: str) -> None:
         environment = _environment(None)
@@ -252,14 +243,7 @@ class ReferenceTemplate:
             )
         except jinja2.TemplateSyntaxError as error:
             raise TemplateError(f"line {error.lineno} of the template: {error.message}") from error
-        except (
-            jinja2.TemplateError,
-            SyntaxError,
-            MemoryError,
-            RecursionError,
-            ValueError,
-            OverflowError,
-        ) as error:
+        except (jinja2.TemplateError, SyntaxError, ValueError, *PYTHON_LIMITS) as error:
             raise TemplateError(f"the template cannot be compiled: {error}") from error
 
     @property
@@ -279,17 +263,11 @@ class ReferenceTemplate:
         *,
         add_generation_prompt: bool = False,
     ) -> str:
-        """The text of one conversation.
-
-        Args:
-            messages: The conversation.
-            tools: Tool descriptions.
-            add_generation_prompt: Whether to open an assistant turn at the end.
+        """Return the text of one conversation.
 
         Raises:
-            RowError: The template refuses the conversation (template_error) or takes too much of
-                the machine (limit).
-            TemplateError: It asks for a date that is not pinned.
+            RowError: The template refuses the conversation (template_error) or exceeds a limit.
+            TemplateError: It prints the date, and none is pinned.
         """
         try:
             return self._print(messages, tools, add_generation_prompt)
@@ -297,7 +275,7 @@ class ReferenceTemplate:
             raise TemplateError(REMEDY) from None
         except LimitReached as error:
             rejection = RowError(str(error), reason="limit")
-        except (RecursionError, MemoryError, OverflowError) as error:
+        except PYTHON_LIMITS as error:
             # Python's own message for a recursion depends on the caller.
             what = "it calls itself too often" if isinstance(error, RecursionError) else error
             rejection = RowError(f"the template goes too deep or too far: {what}", reason="limit")
