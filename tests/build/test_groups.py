@@ -27,7 +27,7 @@ from tests.build.making import (
     small_cuts,
     write_rows,
 )
-from tokenmill.build.grouping import group_columns
+from tokenmill.build.pipeline import group_columns
 from tokenmill.chat.render import GroupFacts
 from tokenmill.errors import CorruptionError
 from tokenmill.store import Group, Store

@@ -158,7 +158,8 @@ class FileRecord(msgspec.Struct, frozen=True):
 class CommitRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """The document published last; see the module.
 
-    Where the slice has groups, ``groups`` says how many of each of `GROUP_COUNTS`.
+    ``longest`` is the length of the longest row. Where the slice has groups, ``groups`` says how
+    many of each of `GROUP_COUNTS`.
     """
 
     format: int | str
@@ -169,6 +170,7 @@ class CommitRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
     rows: int
     tokens: int
     trained: int
+    longest: int
     roles: tuple[str, ...]
     carried: tuple[str, ...]
     rejected: tuple[RejectedRow, ...]

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tokenmill.build.why import differences
+from tokenmill.build.plan import differences
 from tokenmill.report.page.rows import row_document
 from tokenmill.report.row import store_tokenizer
 from tokenmill.report.row_facts import RowFacts
