@@ -20,7 +20,6 @@ from benchmarks.balancing import Plan, slime, verl
 from benchmarks.data import corpora, shared
 from benchmarks.report import Report, seconds
 from tokenmill.packing import Align, MicroBatches, Packs
-from tokenmill.sampling import VaryingInterleave, as_fraction
 
 RANKS, ROWS, BUDGET, LONGEST = 8, 512, 16384, 8192
 MOST_IMBALANCE, MOST_PADDING = 1.02, 1.0  # over the mean; percent
@@ -115,11 +114,6 @@ def planning(report: Report) -> None:
     for wish in (MicroBatches(BUDGET), MicroBatches(BUDGET, layout="padded")):
         took = seconds(lambda wish=wish: wish.plan(packs, lengths, 512))
         report.figure(f"plan of 1M rows over 512 ranks, {wish.layout}", took, "s", at_most=2)
-    draws = VaryingInterleave(
-        [(0, [as_fraction(0.9), as_fraction(0.1)]), (10**6, [as_fraction(0.5), as_fraction(0.5)])]
-    )
-    took = seconds(lambda: draws.draws(np.arange(10**6)))
-    report.figure("draws of a schedule, 1M positions of two sources", took, "s")
 
 
 def run(report: Report) -> None:

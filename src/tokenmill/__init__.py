@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from tokenmill.bridge import Bridge
     from tokenmill.build.recipe import Recipe
     from tokenmill.dataset import Mixture, View, as_view, concat, filtered, mix, split
-    from tokenmill.loader import LengthGrouped, Loader, OrderedView
+    from tokenmill.loader import LengthGrouped, Loader
     from tokenmill.origin import Origin
     from tokenmill.packing import Align, MicroBatches, Pack
     from tokenmill.prompts import Prompt
@@ -69,7 +69,6 @@ __all__ = [
     "MicroBatches",
     "Mixture",
     "NonDeterminismError",
-    "OrderedView",
     "Origin",
     "Pack",
     "Prompt",
@@ -115,7 +114,7 @@ __getattr__ = first_use(
     "pull push to_hf",
     bridge="Bridge",
     dataset="Mixture View as_view concat filtered mix split",
-    loader="LengthGrouped Loader OrderedView",
+    loader="LengthGrouped Loader",
     origin="Origin",
     packing="Align MicroBatches Pack",
     prompts="Prompt",

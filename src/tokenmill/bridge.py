@@ -38,7 +38,7 @@ from numpy.typing import NDArray
 from tokenmill.chat import ChatSpec, Renderer
 from tokenmill.chat.append import Rewrite, excerpt, first_difference, rewrite_between
 from tokenmill.chat.program import Run
-from tokenmill.chat.shapes import Message, conversation
+from tokenmill.chat.shapes import Form, Message, conversation
 from tokenmill.chat.thinking import CLOSING, before_thinking
 from tokenmill.chat.turns import TOOL_ROLES, tail
 from tokenmill.errors import BridgeError, RowError, UsageError
@@ -316,14 +316,14 @@ class Bridge:
     ) -> tuple[list[Message], str]:
         """A conversation in the first form that the template takes, and what it prints."""
         refused: RowError | None = None
-        for given, nulls in _forms([dict(message) for message in messages]):
+        for form in conversation("messages", [dict(message) for message in messages]).forms():
             try:
-                text, run = self._print(given, tools, prompt=prompt)
+                text, run = self._print(form.messages, tools, prompt=prompt)
             except RowError as error:
                 refused = refused or error
                 continue
-            if not nulls or (run is not None and not run.nones):
-                return given, text
+            if not form.nulls or (run is not None and not run.nones):
+                return form.messages, text
         assert refused is not None
         raise refused
 
@@ -367,18 +367,18 @@ class Bridge:
         if len(numbers) > prompt.tokens and self.tokenizer.table.is_special[numbers[-1]]:
             stop = self._token(numbers[-1])
         given = _Sampled(prompt, own, stop, new, sampled is None)
-        turns = ((turn, False) for turn in self._readings(given))
+        forms = self._readings(given)
         if sampled is not None:
-            turns = ((turn, nulls) for (turn,), nulls in _forms([dict(sampled)]))
+            forms = conversation("messages", [dict(sampled)]).forms()
         candidates: list[_Printed] = []
         refused: RowError | None = None
-        for turn, nulls in turns:
+        for form in forms:
             try:
-                printed = self._print_on(given, turn)
+                printed = self._print_on(given, form.messages[0])
             except RowError as error:
                 refused = refused or error
                 continue
-            if nulls and (printed.run is None or printed.run.nones):
+            if form.nulls and (printed.run is None or printed.run.nones):
                 continue  # null would be printed as a word
             if given.is_in(printed.text):
                 printed, following = self._exact(given, printed)
@@ -402,7 +402,7 @@ class Bridge:
         text, run = self._print(messages, given.prompt.tools, prompt=True)
         return _Printed(messages, text, run, len(before))
 
-    def _readings(self, given: _Sampled) -> Iterator[Message]:
+    def _readings(self, given: _Sampled) -> Iterator[Form]:
         """What a sampled text may be as a message, the likeliest first.
 
         With its thinking parted from the rest, as servers part it, then as it is. Where the
@@ -415,7 +415,7 @@ class Bridge:
         contents = dict.fromkeys((words, whole, own, prompt.opened + own))
         plain = [{"role": "assistant", "content": content} for content in contents]
         for turn in plain if parted is None else [parted, *plain]:
-            yield turn
+            yield Form([turn])
             try:
                 alone, _ = self._print([*prompt.messages, turn], prompt.tools, prompt=False)
             except RowError:
@@ -523,9 +523,9 @@ class Bridge:
         found = []
         for tool_calls in (calls, nameless):
             turn = {**printed.messages[printed.turn], "tool_calls": tool_calls}
-            for (form,), _ in _forms([turn]):
+            for form in conversation("messages", [turn]).forms():
                 try:
-                    called = self._print_on(given, form)
+                    called = self._print_on(given, form.messages[0])
                     found.append(
                         called.text.endswith(following) and self._behind(called, tools) == behind
                     )
@@ -679,21 +679,6 @@ def _closed(own: str, closer: str, behind: str) -> bool:
 def _refusal(found: Rewrite, by_text: bool) -> BridgeError:
     message = f"{found}{BY_TEXT if by_text else ''}"
     return BridgeError(message, turn=found.turn, before=found.before, after=found.after)
-
-
-def _forms(messages: list[Message]) -> Iterator[tuple[list[Message], bool]]:
-    """Messages in the forms that templates take them, the first first, and whether with nulls.
-
-    As a build tries them: null contents as they stand, then as empty text; arguments of calls as
-    objects, then as JSON text.
-    """
-    found = conversation("messages", messages)
-    if found.nulls:
-        yield found.form(nulls=True, texts=False), True
-    yield found.messages, False
-    if found.calls:
-        for nulls, texts in ((True, True), (False, True)):
-            yield found.form(nulls=nulls, texts=texts), nulls
 
 
 def _call(answer: Message, tools: list[Any] | None) -> dict[str, Any]:

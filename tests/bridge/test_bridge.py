@@ -14,7 +14,7 @@ import tokenizers
 import tokenmill as tm
 from tests.bridge.rollouts import TOKENIZER, tokenizer_of
 from tests.chat.templates import CHATML, HABITS, RETURNING, THINKING, TRIMMING, UNCLOSED
-from tokenmill.chat.traced import TracedTemplate
+from tokenmill.chat.trace import TracedTemplate
 
 USER = {"role": "user", "content": "What is the weather?"}
 AGAIN = {"role": "user", "content": "And now?"}

@@ -6,7 +6,6 @@ The oracle of tokens is a store of the same sides, each in a row of its own; the
 
 from __future__ import annotations
 
-import json
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -32,11 +31,9 @@ from tokenmill.chat.render import GroupFacts
 from tokenmill.errors import CorruptionError
 from tokenmill.store import Group, Store
 from tokenmill.store.groups import Groups
-from tokenmill.store.layout import FORMAT, MANIFEST
+from tokenmill.store.layout import MANIFEST
 from tokenmill.store.manifest import encode_manifest, make_manifest
 from tokenmill.tokenizer import Encoded
-
-GROUPS_FORMAT = "1+groups"
 
 
 def said(rng: random.Random, most: int = 12) -> str:
@@ -168,7 +165,6 @@ def test_rows_without_groups_have_none(tmp_path: Path) -> None:
     store = prepare(write_rows(tmp_path / "chat.jsonl", conversations(4)))
     assert len(store.groups) == 0
     assert list(store.groups) == []
-    assert store.manifest["format"] == FORMAT
     assert "groups" not in store.manifest["totals"]
     assert store[0].label is None
     assert store[0].prompt_tokens is None
@@ -214,10 +210,8 @@ def test_bytes_do_not_depend_on_engines_or_workers(pairs: Path, tmp_path: Path) 
     assert slices[0] == slices[1] == slices[2]
 
 
-def test_a_reader_of_another_format_refuses_groups(pairs: Path) -> None:
+def test_a_manifest_that_hides_groups_is_refused(pairs: Path) -> None:
     store = prepare(pairs)
-    assert store.manifest["format"] == GROUPS_FORMAT != FORMAT
-    assert {store.slice_at(at).record.format for at in range(len(store.table))} == {GROUPS_FORMAT}
     manifest = store.manifest
     totals = {name: value for name, value in manifest["totals"].items() if name != "groups"}
     forged = make_manifest(manifest["document"], totals, manifest["tokenizer"], manifest["files"])
@@ -240,13 +234,12 @@ def test_groups_that_end_elsewhere_are_corrupt(pairs: Path) -> None:
 
 
 def test_a_copy_has_the_groups(pairs: Path, tmp_path: Path) -> None:
-    from tokenmill.store.copies import copy_store
+    from tokenmill.store.transfer import copy_store
 
     copied = Store(copy_store(prepare(pairs), tmp_path / "copy"))
     assert len(copied.groups) == 120
     assert isinstance(copied.groups, Groups)
     assert copied.verify()
-    assert json.loads((tmp_path / "copy" / MANIFEST).read_text())["format"] == GROUPS_FORMAT
 
 
 def test_numbers_outside_are_refused(pairs: Path) -> None:

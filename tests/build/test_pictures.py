@@ -350,11 +350,11 @@ def test_a_limit_drops_rows_and_never_cuts_a_picture(album: Album) -> None:
     assert files_of(again.store.cache_root, "slices") == derived, "as if it were made anew"
 
 
-def test_slice_that_loses_its_last_picture_is_of_the_plain_format(album: Album) -> None:
+def test_slice_that_loses_its_last_picture_has_no_media(album: Album) -> None:
     rows = [{"messages": asked("Hello?")}, {"messages": asked([part(album.name(1))])}]
     source = write_rows(album.directory / "a.jsonl", rows)
-    assert prepare(source).store.manifest["format"] == "1+media"
-    assert prepare(source, max_length=40).store.manifest["format"] == 1
+    assert prepare(source).store.has_media
+    assert not prepare(source, max_length=40).store.has_media
 
 
 # Audits

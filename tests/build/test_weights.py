@@ -22,12 +22,11 @@ from tokenmill import fingerprint
 from tokenmill.dataset import as_view
 from tokenmill.errors import CorruptionError, UsageError
 from tokenmill.store import Row, Store
-from tokenmill.store.copies import copy_store
-from tokenmill.store.layout import FORMAT, MANIFEST, WEIGHT_FILES
+from tokenmill.store.layout import MANIFEST, WEIGHT_FILES
 from tokenmill.store.manifest import encode_manifest
+from tokenmill.store.transfer import copy_store
 
 Document = dict[str, Any]
-WEIGHTS_FORMAT = "1+weights"
 
 
 def prepare(source: Any, **given: Any) -> Store:
@@ -99,7 +98,6 @@ def test_tokens_count_what_their_message_and_row_say(
     )
     said = any(weight not in (0, 1) for row in store for weight in row.weights.tolist())
     assert store.has_weights == said
-    assert store.manifest["format"] == (WEIGHTS_FORMAT if said else FORMAT)
 
 
 @pytest.fixture
@@ -114,14 +112,13 @@ def test_slices_and_stores_say_so_where_they_have_weights(
 ) -> None:
     store = prepare(source[0])
     check(store, source[1])
-    assert store.manifest["format"] == WEIGHTS_FORMAT
     assert set(WEIGHT_FILES) < set(store.manifest["files"])
-    formats = [store.slice_at(at).record.format for at in range(len(store.table))]
-    assert set(formats) == {FORMAT, WEIGHTS_FORMAT}
-    for at, stated in enumerate(formats):
+    stated = [store.slice_at(at).record.has_weights for at in range(len(store.table))]
+    assert set(stated) == {False, True}
+    for at, has_weights in enumerate(stated):
         numbers = np.flatnonzero(np.asarray([row._slice for row in store]) == at)
         said = any(set(store[int(n)].weights.tolist()) - {0.0, 1.0} for n in numbers)
-        assert said == (stated == WEIGHTS_FORMAT)
+        assert said == has_weights
     assert store.verify()
     check(Store(copy_store(store, tmp_path / "copy"), verify="open"), source[1])
 
@@ -131,23 +128,23 @@ def test_no_weights_no_trace(tmp_path: Path) -> None:
     rows[0]["messages"][1]["weight"] = 1
     rows[1]["weight"] = 1.0
     store = prepare(write_rows(tmp_path / "rows.jsonl", rows))
-    assert store.manifest["format"] == FORMAT
     assert not set(WEIGHT_FILES) & set(store.manifest["files"])
     assert not any((store.path / name).exists() for name in WEIGHT_FILES)
     check(store, rows)
 
 
-def test_format_that_hides_weights_is_refused(
+def test_manifest_that_hides_a_file_of_weights_is_refused(
     source: tuple[Path, list[Document]], tmp_path: Path
 ) -> None:
     store = prepare(source[0])
     copy_store(store, tmp_path / "copy")
-    manifest = {k: v for k, v in store.manifest.items() if k != "digest"} | {"format": FORMAT}
+    files = {k: v for k, v in store.manifest["files"].items() if k != "run_weights.bin"}
+    manifest = {k: v for k, v in store.manifest.items() if k != "digest"} | {"files": files}
     manifest["digest"] = fingerprint.key(manifest)
     path = tmp_path / "copy" / MANIFEST
     path.chmod(0o644)
     path.write_bytes(encode_manifest(manifest))
-    with pytest.raises(CorruptionError, match="has weights, but is of format 1"):
+    with pytest.raises(CorruptionError, match="must name the files"):
         tm.open_store(tmp_path / "copy")
 
 
@@ -231,7 +228,8 @@ def pair(number: int) -> Document:
 
 def test_pairs_have_weights_on_both_sides(tmp_path: Path) -> None:
     store = prepare(write_rows(tmp_path / "rows.jsonl", map(pair, range(4))))
-    assert store.manifest["format"] == "1+groups+weights"
+    assert store.has_weights
+    assert store.has_groups
     for number, group in enumerate(store.groups):
         found = [set(row.weights[row.loss_mask > 0].tolist()) for row in group.rows]
         assert found == [{0.5 * (number + 1)}, {2.0 * (number + 1)}]

@@ -18,7 +18,7 @@ from tests.chat.conversations import DATE, ODD, SPECIAL, VARIABLES, Row, zoo
 from tests.chat.hostile_templates import rows as odd_rows
 from tests.chat.judge import make_renderer, sample, wanted
 from tests.chat.templates import ALL, HABITS
-from tokenmill.chat import ChatSpec, unrolled
+from tokenmill.chat import ChatSpec
 from tokenmill.chat.render import Asked, forget
 from tokenmill.errors import RowError
 
@@ -39,12 +39,6 @@ NEIGHBOURS = (
     "assistant after system",
 )
 """Cases whose neighbours have been seen to change what became of them."""
-
-
-@pytest.fixture(autouse=True)
-def _learned_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whole conversations are taken up as one path from the first row of their kind on."""
-    monkeypatch.setattr(unrolled, "WORTH_IT", 1)
 
 
 def outcomes(rendering: Any, count: int) -> list[Outcome]:

@@ -6,14 +6,13 @@ from typing import Any
 
 import pytest
 
+from tests.chat.conversations import say, turns
 from tests.chat.templates import ALL, CHATML, HABITS, INST, THINKING
-from tests.chat.test_unrolled import never
 from tokenmill.chat import ChatSpec, Renderer
 from tokenmill.chat.program import Run
 from tokenmill.chat.render import AUDIT_ONE_IN, FIRST_AUDITED, Asked, audited, digest_of
 from tokenmill.chat.template import ReferenceTemplate
-from tokenmill.chat.traced import NotTraced, TracedTemplate
-from tokenmill.chat.unrolled import Unrolled
+from tokenmill.chat.trace import NotTraced, TracedTemplate, Tracer
 from tokenmill.errors import UsageError
 
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
@@ -93,33 +92,17 @@ def test_audit_takes_the_first_rows_and_a_sample_by_the_whole_text() -> None:
 
 def lying(monkeypatch: pytest.MonkeyPatch, template: TracedTemplate, change: Any) -> None:
     """Let a program print something else, wherever it stands in the text."""
-    assert template._tracer is not None
+    assert isinstance(template._tracer, Tracer)
     program = template._tracer.program
     honest = program.run
 
-    def run(*given: Any, **options: Any) -> Run:
-        made = honest(*given, **options)
+    def run(*given: Any) -> Run:
+        made = honest(*given)
         made.out[:] = [change(fragment) for fragment in made.out]
         made.text = "".join(made.out)
         return made
 
     monkeypatch.setattr(program, "run", run)
-    monkeypatch.setattr(Unrolled, "settle", never)
-
-
-def lying_unrolled(monkeypatch: pytest.MonkeyPatch, template: Unrolled, change: Any) -> None:
-    """The same, where whole conversations are one path."""
-
-    def changed(honest: Any) -> Any:
-        def run(*given: Any) -> Any:
-            plan, out = honest(*given)
-            return plan, [change(fragment) for fragment in out]
-
-        return run
-
-    known = {roles: changed(honest) for roles, honest in template._functions.items()}
-    assert known
-    monkeypatch.setattr(template, "_functions", known)
 
 
 @pytest.mark.parametrize(
@@ -132,18 +115,14 @@ def lying_unrolled(monkeypatch: pytest.MonkeyPatch, template: Unrolled, change: 
     ],
 )
 @pytest.mark.parametrize("train_on", ["all_assistant_messages", "everything"])
-@pytest.mark.parametrize("way", ["traced", "unrolled"])
 def test_program_that_lies_is_out(
-    monkeypatch: pytest.MonkeyPatch, change: Any, train_on: str, way: str
+    monkeypatch: pytest.MonkeyPatch, change: Any, train_on: str
 ) -> None:
     spec = ChatSpec(train_on=train_on)
     renderer = Renderer(spec, CHATML)
     renderer.render(rows(3))  # learned while it was honest
     expected = Renderer(spec, CHATML, renderer="jinja2").render(rows(100))
-    if way == "traced":
-        lying(monkeypatch, renderer._for(None).traced, change)
-    else:
-        lying_unrolled(monkeypatch, renderer._for(None).unrolled["none"], change)
+    lying(monkeypatch, renderer._for(None).traced, change)
     result = renderer.render(rows(100))
     same(result, expected)
     assert result.notes["mismatches"] == 1
@@ -354,3 +333,115 @@ def test_tools_are_remembered_with_what_the_loop_is_handed(flags: tuple[Any, ...
     for run, row in zip(runs, data, strict=True):
         printed = [run.out[place] for place in run.own]
         assert printed.count(str(row["messages"][0]["flag"])) == 2
+
+
+def same_as_reference(source: str, data: list[dict[str, Any]], spec: ChatSpec) -> None:
+    quick = Renderer(spec, source, SPECIAL).render(data)
+    same(quick, Renderer(spec, source, SPECIAL, renderer="jinja2").render(data))
+
+
+@pytest.mark.parametrize("order", [[0, 1], [1, 0]], ids=["none first", "empty first"])
+@pytest.mark.parametrize("question", ["tools is not none", "tools", "tools is iterable"])
+def test_no_tools_and_an_empty_list_of_tools_are_two_things(
+    question: str, order: list[int]
+) -> None:
+    source = (
+        f"{{% if {question} %}}[tools {{{{ tools | tojson }}}}]{{% endif %}}"
+        "{% for m in messages %}<{{ m.role }}>{{ m.content }}</m>{% endfor %}"
+    )
+    pair: list[dict[str, Any]] = [{"messages": turns("ua")}, {"messages": turns("ua"), "tools": []}]
+    same_as_reference(source, 5 * [pair[n] for n in order], ChatSpec(train_on="everything"))
+
+
+KEYS = {
+    "items": "{% for m in messages %}{% for k, v in m.items() %}<{{ k }}>{{ v }}{% endfor %}</m>",
+    "keys": "{% for m in messages %}{% for k in m %}<{{ k }}>{{ m[k] }}{% endfor %}</m>",
+    "first": "{% for m in messages %}<{{ m | first }}>{{ m.content }}</m>",
+    "list": "{% for m in messages %}<{{ (m | list)[0] }}>{{ m.content }}</m>",
+    "whole": "{% for m in messages %}{{ m }}</m>",
+    "json": "{% for m in messages %}{{ m | tojson }}</m>",
+    "equal": "{% for m in messages %}{{ m == messages[1] }}{{ m.content }}</m>",
+    "in": "{% for m in messages %}{{ 'Yes.' in m.values() }}{{ m.content }}</m>",
+}
+"""Templates that look at messages as a whole, where the order of keys or a text may have a say."""
+
+
+@pytest.mark.parametrize("name", KEYS)
+def test_messages_looked_at_as_a_whole_are_what_the_reference_prints(name: str) -> None:
+    asked = {"role": "user", "content": "Is it?"}
+    answered = {"role": "assistant", "content": "Yes."}
+    turned = [dict(reversed(message.items())) for message in (asked, answered)]
+    other = [asked, {"role": "assistant", "content": "No."}]
+    data = [{"messages": messages} for messages in ([asked, answered], turned, other)]
+    for order in ([0, 0, 1, 2], [1, 1, 0, 2], [2, 2, 1, 0]):
+        some = [data[place] for place in order]
+        same_as_reference(KEYS[name] + "{% endfor %}", some, ChatSpec(train_on="everything"))
+
+
+CALLS = (
+    "{% if tools %}[tools]{% for tool in tools %}\n{{ tool | tojson }}{% endfor %}{% endif %}"
+    "{% for m in messages %}<{{ m.role }}>"
+    "{% if m.reasoning_content %}<think>{{ m.reasoning_content.strip() }}</think>{% endif %}"
+    "{% if 'loud' in m.content %}!{% endif %}{{ m.content }}"
+    "{% for call in m.tool_calls %}[call]{{ call.function.name }} "
+    "{{ call.function.arguments | tojson }}{% endfor %}</m>{% endfor %}"
+)
+"""Fails on null contents; prints the rest."""
+TAKES_NULL = CALLS.replace("'loud' in m.content", "m.content and 'loud' in m.content").replace(
+    "{{ m.content }}", "{{ m.content or '' }}"
+)
+SOMETIMES = TAKES_NULL.replace(
+    "{% if m.content and 'loud' in m.content %}",
+    "{% if m.content is none %}[null]{% endif %}"
+    "{% if 'loud' not in messages[0].content and 'loud' in m.content %}",
+)
+"""Takes null contents only where the first message is loud."""
+DROPS = CALLS.replace("call.function.arguments | tojson", "call.function.arguments | length")
+ASKS_ARGUMENTS = CALLS.replace(
+    "{{ call.function.arguments | tojson }}",
+    "{% if call.function.arguments %}{{ call.function.arguments | tojson }}{% endif %}",
+)
+WANTS_TEXT = CALLS.replace(
+    "{{ call.function.arguments | tojson }}",
+    "{% if call.function.arguments is string %}{{ call.function.arguments }}{% endif %}",
+)
+CALLING = {
+    "fails on null": CALLS,
+    "takes null": TAKES_NULL,
+    "sometimes fails on null": SOMETIMES,
+    "drops arguments": DROPS,
+    "asks for arguments": ASKS_ARGUMENTS,
+    "wants arguments as text": WANTS_TEXT,
+}
+ARGUMENTS: tuple[Any, ...] = (
+    {"city": "Rome", "days": 3}, {}, {"city": None, "warm": True}, {"far": [1.5, {"a": ["b"]}]},
+    {"quoted": 'a "b"\n', "é": "☃"}, {"nan": float("nan")}, {"deep": [{"inf": float("inf")}]},
+    {"pair": (1, 2)}, {None: "nothing"}, {1: "one"}, {True: 1.0}, {"big": 10**30},
+)  # fmt: skip
+"""Arguments as rows have them, and as nothing but Python can have them: not all are printed."""
+
+
+def calling_rows() -> list[dict[str, Any]]:
+    """Rows with calls, nulls, tools and reasoning in many forms."""
+    tool = {"type": "function", "function": {"name": "look", "description": "Looks."}}
+    lists: list[Any] = [[tool], [tool, {**tool, "strict": 1}], [{**tool, "strict": True}], [], None]
+    rows: list[dict[str, Any]] = []
+    for number, arguments in enumerate((*ARGUMENTS, '{"city": "Rome"}', "not JSON")):
+        for nulls in (False, True):
+            call = {"type": "function", "function": {"name": "look", "arguments": arguments}}
+            said: dict[str, Any] = {"role": "assistant", "tool_calls": [call]}
+            said["content"] = None if nulls else ("", "Let me look.")[number % 2]
+            answer = {**say("a", 3), "reasoning_content": ("Hm.", " \n", "")[number % 3]}
+            asked = say("u", 0, ("Is it warm?", "Is it loud?")[number % 4 == 3])
+            messages = [asked, said, {"role": "tool", "content": "Yes."}, answer]
+            rows.append({"messages": messages, "tools": lists[number % len(lists)]})
+            rows.append({"messages": messages, "tools": lists[number % 2]})
+    return rows
+
+
+@pytest.mark.parametrize("name", CALLING)
+@pytest.mark.parametrize(
+    "spec", [{}, {"turn_end": "turn"}, {"train_on": "everything"}], ids=["stop", "turn", "all"]
+)
+def test_rows_with_calls_are_what_the_reference_prints(name: str, spec: dict[str, Any]) -> None:
+    same_as_reference(CALLING[name], calling_rows(), ChatSpec(**spec))

@@ -32,15 +32,6 @@ CASES: dict[str, dict[str, Any]] = {
         "mix": {"by": "rows", "exhausted": "drop"},
         "pack": {"length": 64, "window": 25},
     },
-    "scheduled": {
-        "mix": {"by": "rows", "exhausted": "repeat"},
-        "weights": {"one": [(0, 0.9), (40, 0.9), (90, 0.2)], "two": [(10, 0.1), (60, 0.8)]},
-    },
-    "scheduled_packed": {
-        "mix": {"by": "tokens", "exhausted": "stop"},
-        "weights": {"one": 0.6, "two": [(0, 0), (50, 0.7)]},
-        "pack": {"length": 64, "window": 25},
-    },
     "mixed_budget": {"mix": {"by": "tokens", "exhausted": "repeat"}, "max_tokens": 100},
 }  # fmt: skip
 """Name → what differs from a plain loader."""
@@ -54,14 +45,12 @@ def data_of(corpus: Corpus, name: str) -> View | Mixture:
     case = CASES[name]
     if "mix" not in case:
         return as_view(corpus.stores["one"])
-    return mix(corpus.stores, case.get("weights", WEIGHTS), **case["mix"])
+    return mix(corpus.stores, WEIGHTS, **case["mix"])
 
 
 def arguments_of(name: str, **more: Any) -> dict[str, Any]:
     """The loader's arguments for a case."""
-    case = {
-        key: value for key, value in CASES[name].items() if key not in ("mix", "weights", "grouped")
-    }
+    case = {key: value for key, value in CASES[name].items() if key not in ("mix", "grouped")}
     if "pack" in case:
         case["pack"] = Pack(**case["pack"])
     if "grouped" in CASES[name]:

@@ -74,41 +74,14 @@ class Model:
                     place += 1
                 alive = [s for s in alive if left[s]]
             return stream, len(stream)
-        if "weights" in self.case:
-            stream = self._scheduled_stream(3000)
-        else:
-            draws = Interleave(rates)
-            stream = [draws.draw(place) for place in range(3000)]
+        draws = Interleave(rates)
+        stream = [draws.draw(place) for place in range(3000)]
         for epoch_rows in range(1, 3000):
             counts = [sum(s == source for s, _ in stream[:epoch_rows]) for source in (0, 1)]
             out = [count >= size for count, size in zip(counts, sizes, strict=True)]
             if all(out) if self.case["mix"]["exhausted"] == "repeat" else any(out):
                 return stream, epoch_rows
         raise AssertionError("the stretch is too short")
-
-    def _scheduled_stream(self, size: int) -> list[tuple[int, int]]:
-        """Draws one by one: a source whenever the sum of its shares, rounded up, rises."""
-        stream: list[tuple[int, int]] = []
-        due, drawn = [Fraction(0), Fraction(0)], [0, 0]
-        weights = [self.case["weights"][name] for name in SIZES]
-        points = sorted({place for w in weights if isinstance(w, list) for place, _ in w})
-        scale = [
-            rate / Fraction(repr(WEIGHTS[n])) for n, rate in zip(SIZES, self._rates(), strict=True)
-        ]
-
-        def shares(place: int) -> list[Fraction]:
-            rates = [_line(w, place) * s for w, s in zip(weights, scale, strict=True)]
-            return [rate / sum(rates) for rate in rates]
-
-        lines = [[(place, shares(place)[s]) for place in points] for s in (0, 1)]
-        for place in range(size):
-            here = [_line(line, place) for line in lines]
-            for source in (0, 1):
-                due[source] += here[source]
-                if -(-due[source] // 1) > drawn[source]:
-                    stream.append((source, drawn[source]))
-                    drawn[source] += 1
-        return stream
 
     def _rates(self) -> list[Fraction]:
         rates, first = [], 0
@@ -238,16 +211,3 @@ class Model:
             groups, cursor = found
             steps.append([sample for group in groups for sample in group])
         return steps
-
-
-def _line(weight: Any, place: int) -> Fraction:
-    """A weight at a place: points of a function that is linear between them, or one number."""
-    if not isinstance(weight, list):
-        return Fraction(str(weight))
-    points = [(at, Fraction(str(value))) for at, value in weight]
-    behind = [point for point in points if point[0] >= place]
-    before = [point for point in points if point[0] <= place]
-    if not before or not behind:
-        return (before or behind)[-1 if before else 0][1]
-    (a, low), (b, high) = before[-1], behind[0]
-    return low if a == b else low + (high - low) * Fraction(place - a, b - a)

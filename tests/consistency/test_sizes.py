@@ -13,7 +13,7 @@ from tests.consistency.cases import CASES, data_of, loader_of
 from tests.consistency.corpus import Corpus
 from tests.store.making import make_columns, make_store
 from tokenmill.dataset import concat, filtered, mix, split
-from tokenmill.loader import Cursor, Loader, OrderedView
+from tokenmill.loader import Cursor, Loader
 from tokenmill.packing import Pack
 
 LARGEST = 2**62
@@ -23,7 +23,7 @@ LARGEST = 2**62
 def test_state_is_under_1_kb_even_with_huge_numbers(corpus: Corpus, name: str) -> None:
     loader = loader_of(corpus, name, seed=2**64 - 1)
     huge = Cursor(LARGEST, LARGEST, LARGEST, LARGEST)
-    state = loader.stream.passport.stamp(huge, LARGEST)
+    state = loader.stream.spec.save(huge, LARGEST)
     assert len(json.dumps(state).encode()) < 1000
 
 
@@ -40,7 +40,7 @@ def test_sizes_do_not_grow_with_rows_or_sources(tmp_path: Path) -> None:
     kept = filtered(store, "length == 4")
     train, _ = split(kept, {"train": 0.9, "val": 0.1})
     mixture = mix({f"source {n}": train[n * 1000 :] for n in range(30)})
-    for value in (store, kept, train, concat([kept, train]), OrderedView(train), mixture):
+    for value in (store, kept, train, concat([kept, train]), mixture):
         assert len(pickle.dumps(value)) < 16 << 10
     loader = Loader(mixture, batch_size=64, pack=Pack(128))
     next(iter(loader))

@@ -12,7 +12,7 @@ import pytest
 from tests.faults.conftest import Clean
 from tests.faults.tools import Zygote
 from tests.faults.world import picture, prepare_arguments
-from tokenmill.store.layout import CHECKED_FILES, MANIFEST, MASK_FILES, TABLE
+from tokenmill.store.layout import CHECKED_FILES, MANIFEST, TABLE
 
 
 def flip(path: Path) -> None:
@@ -63,7 +63,7 @@ def test_corrupt_slices_are_refused_then_quarantined_and_rebuilt(
 @pytest.mark.parametrize(
     ("name", "damage"),
     [
-        *((name, flip) for name in (MANIFEST, *CHECKED_FILES, *MASK_FILES)),
+        *((name, flip) for name in (MANIFEST, *CHECKED_FILES)),
         (MANIFEST, Path.unlink),
         (TABLE, cut),
     ],

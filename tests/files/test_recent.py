@@ -9,7 +9,7 @@ import threading
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenmill.files.recent import RecentValues
+from tokenmill.files.process import RecentValues
 
 steps = st.lists(st.tuples(st.booleans(), st.integers(0, 5), st.integers(0, 40)), max_size=60)
 

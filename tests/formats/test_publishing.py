@@ -128,14 +128,14 @@ def test_limit_on_file_sizes_is_a_typed_error_on_the_command_line(
 KILLED = """
 import os, signal, sys
 import tokenmill as tm
-from tokenmill.formats import export_files, streams
-real = streams.parquet_stream
-def dying(schema, tables):
-    for number, buffer in enumerate(real(schema, tables)):
+from tokenmill.formats import export_files
+real = export_files._stream
+def dying(plan, table, samples):
+    for number, buffer in enumerate(real(plan, table, samples)):
         yield buffer
         if number == 2:
             os.kill(os.getpid(), signal.SIGKILL)
-export_files.parquet_stream = dying
+export_files._stream = dying
 tm.export(tm.open_store(sys.argv[1]), "parquet", sys.argv[2])
 """
 

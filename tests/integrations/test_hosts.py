@@ -33,7 +33,6 @@ PROMPTS = {"prompt_key": "prompt", "tokenmill": {"num_workers": 0, "epochs": 2}}
 
 DATASETS: dict[str, Callable[[Store, str, Any], Any]] = {
     "torch.Dataset": lambda store, *_: torch.Dataset(store),
-    "torch.OrderedDataset": lambda store, *_: torch.OrderedDataset(store),
     "skyrl.SFTDataset": lambda store, *_: skyrl.SFTDataset(store),
     "nemo_rl.MessageLogs": lambda store, *_: nemo_rl.MessageLogs(as_view(store), epochs=2),
     "verl.SFTDataset": lambda store, _, tokenizer: verl.SFTDataset(

@@ -18,6 +18,7 @@ from tests.build.test_groups import pair
 from tests.store.making import make_columns, make_store
 from tokenmill.dataset import as_view
 from tokenmill.errors import UsageError
+from tokenmill.sampling import FeistelOrder
 from tokenmill.store import Store
 
 torch = pytest.importorskip("torch")
@@ -90,8 +91,8 @@ def test_items_are_in_our_order_epoch_behind_epoch(store: Store) -> None:
     dataset = nemo_rl.SFTDataset(store.path, seed=3, epochs=2).dataset
     expected = []
     for epoch in range(2):
-        ordered = tm.OrderedView(store, seed=3, epoch=epoch)
-        expected += [ids({"message_log": nemo_rl.message_log(row)}) for row in ordered]
+        ordered = FeistelOrder(len(store), 3).indices(epoch, np.arange(len(store)))
+        expected += [ids({"message_log": nemo_rl.message_log(store[row])}) for row in ordered]
 
     assert [ids(dataset[number]) for number in range(len(dataset))] == expected
     assert ids(dataset[-1]) == expected[-1]
@@ -235,7 +236,8 @@ def test_nemo_rl_itself_makes_the_dataset_and_its_masks(
     )
     tasks = {data.task_name: (data.task_spec, functools.partial(data.processor, add_bos=True))}
     dataset = AllTaskProcessedDataset(data.dataset, tokenizer, None, tasks, max_seq_length=4096)
-    for number, row in enumerate(tm.OrderedView(conversations)):
+    order = FeistelOrder(len(conversations), 42).indices(0, np.arange(len(conversations)))
+    for number, row in enumerate(conversations.batch(order)):
         batch = rl_collate_fn([dataset[number]])
         add_loss_mask_to_message_log(batch["message_log"], ["assistant"], only_final)
         flat, [length] = batched_message_log_to_flat_message(

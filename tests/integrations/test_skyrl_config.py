@@ -149,7 +149,7 @@ def test_from_config_directory_is_split_as_datasets_splits_it(tmp_path: Path) ->
     ((name, evaluated),) = skyrl.eval_from_config(stated, tokenizer=EXAMPLES / "tokenizer") or []
     assert (name, len(evaluated)) == ("mine", 5)
     stated.train_dataset_splits = ["validation"]
-    with pytest.raises(UsageError, match="splits are: test, train"):
+    with pytest.raises(UsageError, match="splits are: train, test"):
         skyrl.from_config(stated, tokenizer=EXAMPLES / "tokenizer")
 
 

@@ -1,4 +1,4 @@
-"""PyTorch's shapes: rows, collate, samplers for torchdata, workers that end when they should."""
+"""PyTorch: rows, collate, the DataLoader and its worker processes."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ import numpy as np
 import pytest
 
 from tests.faults.tools import Zygote
-from tests.store.making import damage_slice, make_columns, make_group_columns, make_store
-from tokenmill.dataset import as_view, mix
-from tokenmill.errors import CorruptionError, StateError, UsageError
-from tokenmill.loader import Loader, OrderedView
-from tokenmill.packing import Pack
+from tests.store.making import damage_slice, make_columns, make_store
+from tokenmill.dataset import as_view
+from tokenmill.errors import CorruptionError, UsageError
+from tokenmill.loader import Loader
 from tokenmill.store import Store
 
 torch = pytest.importorskip("torch")
@@ -58,20 +57,6 @@ def test_dataset_under_a_trainers_own_sampler_serves_rows_by_number(store: Store
     assert found == store.lengths.tolist()
 
 
-def test_ordered_dataset_set_epoch_reaches_persistent_workers(store: Store) -> None:
-    dataset = tt.OrderedDataset(store, seed=3)
-    plain = torch.utils.data.DataLoader(
-        dataset, batch_size=5, collate_fn=dataset.collate, num_workers=2, persistent_workers=True
-    )
-    ordered = OrderedView(store, seed=3)
-    for epoch in (0, 1, 4):
-        dataset.set_epoch(epoch)
-        ordered.set_epoch(epoch)
-        found = [int(n) for batch in plain for n in batch["attention_mask"].sum(1)]
-        assert found == [len(row) for row in ordered]
-    assert len(pickle.dumps(dataset.view)) < 16 << 10
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("part", [slice(None), slice(5, 60)])
 def test_loader_of_a_store_or_view_in_one_call_is_resumed_exactly(
@@ -105,8 +90,6 @@ def test_dataloader_takes_a_loader_or_its_arguments_but_not_both(store: Store) -
     assert len(tt.DataLoader(Loader(store, 10))) == 7
     with pytest.raises(UsageError, match="batch_size"):
         tt.DataLoader(Loader(store), batch_size=3)
-    with pytest.raises(UsageError, match="rows, not packs"):
-        tt.StatefulSampler(store, pack=Pack(64))
 
 
 def children() -> set[int]:
@@ -193,112 +176,6 @@ def test_dataloader_running_iterator_follows_a_loaded_state(store: Store) -> Non
     assert loader.served()["data"]["rows"] == 8
 
 
-# torchdata
-
-stateful_dataloader = pytest.importorskip("torchdata.stateful_dataloader")
-torchdata_noise = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
-
-
-def stateful(store: Store, workers: int, batches: bool, **more: Any) -> Any:
-    sampler = tt.StatefulSampler(store, batch_size=4, batches=batches, last="keep", **more)
-    dataset = tt.Dataset(store)
-    by = {"batch_sampler": sampler} if batches else {"sampler": sampler, "batch_size": 4}
-    return sampler, stateful_dataloader.StatefulDataLoader(
-        dataset, collate_fn=dataset.collate, num_workers=workers, **by
-    )
-
-
-def first_tokens(batch: dict[str, Any]) -> list[int]:
-    return [int(token) for token in batch["input_ids"][:, 0]]
-
-
-def reference(store: Store, epochs: int) -> list[list[int]]:
-    loader = Loader(store, 4, last="keep", epochs=epochs)
-    return [first_tokens(batch) for batch in loader.repeat()]
-
-
-@torchdata_noise
-@pytest.mark.parametrize("batches", [True, False], ids=["batch_sampler", "sampler"])
-@pytest.mark.parametrize("workers", [0, 2])
-def test_stateful_sampler_three_passes_are_three_epochs(
-    store: Store, workers: int, batches: bool
-) -> None:
-    _, loader = stateful(store, workers, batches)
-    found = [first_tokens(batch) for _ in range(3) for batch in loader]
-    assert found == reference(store, 3)
-
-
-@torchdata_noise
-@pytest.mark.parametrize("batches", [True, False], ids=["batch_sampler", "sampler"])
-@pytest.mark.parametrize("workers", [0, 2])
-def test_stateful_sampler_resumes_inside_and_at_the_end_of_a_pass(
-    store: Store, workers: int, batches: bool
-) -> None:
-    expected = reference(store, 3)
-    for stop in (1, 8, 16, 17, 18, 30) if workers == 0 else (5, 17, 20):
-        _, loader = stateful(store, workers, batches)
-        served: list[list[int]] = []
-        state = None
-        while state is None:
-            for batch in loader:
-                served.append(first_tokens(batch))
-                if len(served) == stop and stop != 17:
-                    state = loader.state_dict()
-                    break
-            if len(served) == 17 == stop:
-                state = loader.state_dict()  # taken after the loop has ended, the well-known trap
-        _, resumed = stateful(store, workers, batches)
-        resumed.load_state_dict(state)
-        while len(served) < len(expected):
-            served += [first_tokens(batch) for batch in resumed]
-        assert served == expected, f"resumed after {stop} batches"
-
-
-@torchdata_noise
-def test_stateful_sampler_state_of_another_seed_is_refused(store: Store) -> None:
-    _, loader = stateful(store, 0, True)
-    next(iter(loader))
-    _, other = stateful(store, 0, True, seed=1)
-    other.load_state_dict(loader.state_dict())
-    with pytest.raises(StateError, match="seed"):
-        next(iter(other))
-
-
-@torchdata_noise
-def test_stateful_sampler_set_epoch_and_length(store: Store) -> None:
-    sampler, loader = stateful(store, 0, True)
-    sampler.set_epoch(2)
-    assert [first_tokens(batch) for batch in loader] == reference(store, 3)[34:]
-    assert len(sampler) == 17
-    assert len(stateful(store, 0, False)[0]) == 67
-
-
-@torchdata_noise
-def test_stateful_sampler_ranks_share_global_batches(store: Store) -> None:
-    one = Loader(store, 4, last="keep", epochs=1, indices=True)
-    ranks = [
-        tt.StatefulSampler(store, batch_size=2, batches=True, last="keep", rank=r, world_size=2)
-        for r in range(2)
-    ]
-    for whole, first, second in zip(one, *ranks, strict=True):
-        assert whole["indices"].tolist() == first + second
-
-
-@torchdata_noise
-def test_stateful_sampler_serves_mixtures(store: Store) -> None:
-    both = mix({"a": store, "b": store}, {"a": 1, "b": 2}, exhausted="drop")
-    rows = [row for rows in tt.StatefulSampler(both, batches=True, last="keep") for row in rows]
-    assert sorted(rows) == list(range(134))
-
-
-def test_stateful_sampler_parts_no_groups(tmp_path: Path) -> None:
-    pairs = make_store(tmp_path, [make_group_columns([2] * 9, seed=1, pairs=True)])
-    with pytest.raises(UsageError, match=r"would part groups: .* unit='rows'"):
-        tt.StatefulSampler(pairs, batches=True)
-    alone = tt.StatefulSampler(pairs, batches=True, unit="rows", last="keep")
-    assert sorted(row for rows in alone for row in rows) == list(range(18))
-
-
 def looks_for_a_file(row: Any) -> dict[str, Any]:
     with open("/nowhere/at/all"):
         return {}
@@ -308,13 +185,3 @@ def looks_for_a_file(row: Any) -> dict[str, Any]:
 def test_failing_map_function_is_no_dead_worker(store: Store, workers: int) -> None:
     with pytest.raises(FileNotFoundError, match="nowhere"):
         next(iter(store.map(looks_for_a_file).torch(batch_size=2, num_workers=workers)))
-
-
-def test_sampler_goes_on_where_too_little_is_left_for_a_batch(store: Store) -> None:
-    small = Loader(store, batch_size=1, last="drop")
-    few = iter(small)
-    for _ in range(len(store) - 2):
-        next(few)
-    sampler = tt.StatefulSampler(store, batch_size=5, last="drop")
-    sampler.begin_next_pass_at(small.cursor)
-    assert [len(list(sampler)) > 0 for _ in range(3)] == [False, True, True]

@@ -18,7 +18,7 @@ import pytest
 import tokenmill as tm
 from tests.store.making import make_columns, make_store
 from tokenmill.errors import SourceError, UsageError
-from tokenmill.loader import OrderedView
+from tokenmill.sampling import FeistelOrder
 from tokenmill.source import Rows
 from tokenmill.store import Store
 
@@ -105,11 +105,11 @@ def test_sft_masks_of_real_conversations_are_verls(shared: Path, tmp_path: Path,
 def test_sft_items_are_in_our_order_epoch_behind_epoch(store: Store, tokenizer: Any) -> None:
     stated = config(seed=3, tokenmill={"epochs": 2})
     dataset = verl.SFTDataset([str(store.path)], tokenizer, stated)
-    ordered = OrderedView(store, seed=3)
+    order = FeistelOrder(len(store), 3)
     expected = []
     for epoch in range(2):
-        ordered.set_epoch(epoch)
-        expected += [row.input_ids.tolist() for row in ordered]
+        rows = store.batch(order.indices(epoch, np.arange(len(store))))
+        expected += [row.input_ids.tolist() for row in rows]
     assert [item["input_ids"].tolist() for item in dataset] == expected
     assert dataset[-1]["input_ids"].tolist() == expected[-1]
     with pytest.raises(IndexError):

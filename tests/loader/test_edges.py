@@ -1,4 +1,4 @@
-"""Prefetching, refusals and the ordered view of the loader."""
+"""Prefetching and refusals of the loader."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.programs import python
 from tests.store.making import damage_slice, make_columns, make_store
 from tokenmill.dataset import as_view, filtered, mix
 from tokenmill.errors import CorruptionError, UsageError
-from tokenmill.loader import Loader, OrderedView
+from tokenmill.loader import Loader
 from tokenmill.packing import Pack
 from tokenmill.store import Store
 
@@ -134,26 +134,6 @@ def test_packs_that_drop_everything_are_an_error_not_an_endless_search(store: St
     view = filtered(store, "length > 20")
     with pytest.raises(UsageError, match="no samples"):
         next(iter(Loader(view, pack=Pack(10, oversize="drop"))))
-
-
-# The ordered view
-
-
-def test_ordered_view_item_i_is_position_i_of_the_loaders_order(store: Store) -> None:
-    ordered = OrderedView(store, seed=3)
-    for epoch in (0, 2):
-        ordered.set_epoch(epoch)
-        loader = Loader(store, 1, seed=3, epochs=1, indices=True)
-        loader.set_epoch(epoch)
-        expected = [row for batch in numbers(loader) for row in batch]
-        assert ordered.row_numbers(range(50)).tolist() == expected
-        assert [len(row) for row in ordered] == store.lengths[expected].tolist()
-        assert len(ordered[-1]) == store.lengths[expected[-1]]
-        assert [len(row) for row in ordered[3:6]] == store.lengths[expected[3:6]].tolist()
-    with pytest.raises(IndexError):
-        ordered[50]
-    with pytest.raises(UsageError):
-        ordered.set_epoch(-1)
 
 
 def test_mixture_by_tokens_holds_token_shares(tmp_path: Path) -> None:

@@ -261,8 +261,6 @@ def test_what_has_no_meaning_is_refused(stores: dict[str, Store], tmp_path: Path
         tm.Loader(stores["preference"], pack=tm.Pack(length=12))
     with pytest.raises(UsageError, match=r"group \d+ takes \d+ tokens"):
         tm.Loader(stores["preference"], max_tokens=12)
-    with pytest.raises(UsageError, match="part the groups"):
-        tm.OrderedView(stores["preference"])
     dropped = tm.Loader(stores["preference"], pack=tm.Pack(length=18, oversize="drop"), last="keep")
     fit = [g for g in stores["preference"].groups if sum(map(len, g.rows)) <= 18]
     assert 0 < sum(len(batch["pair_index"]) for batch in dropped) == len(fit) < GROUPS

@@ -14,14 +14,13 @@ import pytest
 
 import tokenmill as tm
 from tests.remote.servers import RangeServer, serving
-from tests.store.making import make_columns, make_earlier_store, make_store
+from tests.store.making import make_columns, make_store
 from tokenmill.dataset import Mixture, View, concat, filtered, mix
 from tokenmill.files import ranged
 from tokenmill.loader import Loader
 from tokenmill.packing import MicroBatches, Pack
 from tokenmill.store import Store
-from tokenmill.store.columns import SliceColumns
-from tokenmill.store.runs import count_within, firsts_of, runs_of
+from tokenmill.store.columns import SliceColumns, count_within, firsts_of, runs_of
 
 WORLD = 4
 Data = Store | View | Mixture
@@ -41,13 +40,11 @@ def slices(seed: int) -> list[SliceColumns]:
     return found
 
 
-@pytest.fixture(scope="module", params=["now", "earlier"])
-def stores(request: pytest.FixtureRequest, tmp_path_factory: Any) -> tuple[Store, Store, str]:
-    """Two stores; those of an earlier version must give the same numbers, if slower."""
-    make = make_store if request.param == "now" else make_earlier_store
-    root: Path = tmp_path_factory.mktemp(request.param)
-    one, two = (make(root, slices(seed), name=str(seed), pad_id=0) for seed in (1, 2))
-    return one, two, request.param
+@pytest.fixture(scope="module")
+def stores(tmp_path_factory: Any) -> tuple[Store, Store]:
+    root: Path = tmp_path_factory.mktemp("stores")
+    one, two = (make_store(root, slices(seed), name=str(seed), pad_id=0) for seed in (1, 2))
+    return one, two
 
 
 DATA: dict[str, Callable[[Store, Store], Data]] = {
@@ -72,9 +69,9 @@ MICRO = {"batch_size": 2, "micro_batches": MicroBatches(64, balance="trained")}
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("data", DATA)
 def test_rank_opens_its_own_rows_only_and_counts_the_whole_batch(
-    stores: tuple[Store, Store, str], data: str, shape: str, monkeypatch: pytest.MonkeyPatch
+    stores: tuple[Store, Store], data: str, shape: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    served = DATA[data](*stores[:2])
+    served = DATA[data](*stores)
     opened: list[int] = []
     open_row = Store.batch
 
@@ -95,7 +92,7 @@ def test_rank_opens_its_own_rows_only_and_counts_the_whole_batch(
         for rank in ranks:
             opened.clear()
             batches.append(next(rank, None))
-            if batches[-1] is not None and stores[2] == "now":
+            if batches[-1] is not None:
                 assert len(opened) == len(batches[-1]["indices"])
         if batches[0] is None:
             break
@@ -150,7 +147,7 @@ def test_rank_fetches_no_slice_of_another_ranks_rows(tmp_path: Path, shape: str)
 @pytest.mark.parametrize("stores", ["now"], indirect=True)
 @pytest.mark.parametrize("data", DATA)
 def test_rank_opens_its_own_rows_only_in_micro_batches(
-    stores: tuple[Store, Store, str], data: str, monkeypatch: pytest.MonkeyPatch
+    stores: tuple[Store, Store], data: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened: list[int] = []
     open_row = Store.batch
@@ -160,7 +157,7 @@ def test_rank_opens_its_own_rows_only_in_micro_batches(
         return open_row(self, indices)
 
     monkeypatch.setattr(Store, "batch", counting)
-    served = DATA[data](*stores[:2])
+    served = DATA[data](*stores)
     for rank in range(WORLD):
         for step in Loader(served, rank=rank, world_size=WORLD, indices=True, **MICRO):
             assert len(opened) == sum(batch["indices"].size for batch in step)

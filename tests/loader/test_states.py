@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.store.making import make_columns, make_store
 from tokenmill.dataset import mix
 from tokenmill.errors import StateError, UsageError
-from tokenmill.loader import LengthGrouped, Loader, OrderedView, WholeRun
+from tokenmill.loader import LengthGrouped, Loader, WholeRun
 from tokenmill.packing import Pack
 from tokenmill.store import Store
 
@@ -119,7 +119,7 @@ def test_epochs_that_nobody_reaches_are_refused(kind: str, stores: tuple[Store, 
     given = loader.stream.mixture or stores[0]
     for wrong in (last + 1, -1, True, 0.5):
         with pytest.raises(UsageError, match="epoch"):
-            OrderedView(given, epoch=wrong)  # type: ignore[arg-type]
+            loader.set_epoch(wrong)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="epoch"):
         WholeRun(given, epochs=1 << 63)
 

@@ -23,8 +23,7 @@ from tokenmill.errors import UsageError
 from tokenmill.loader import Loader
 from tokenmill.packing import Align, MicroBatches, Pack
 from tokenmill.store import Row, Store
-from tokenmill.store.columns import SliceColumns
-from tokenmill.store.runs import weight_runs_of, weights_along
+from tokenmill.store.columns import SliceColumns, weight_runs_of, weights_along
 
 WORLD = 4
 Data = Store | View | Mixture

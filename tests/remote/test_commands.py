@@ -14,7 +14,7 @@ from tests.remote.test_rows import lines
 from tokenmill import open_store
 from tokenmill.errors import SourceMissing
 from tokenmill.report.page.serve import Viewer
-from tokenmill.source import hub
+from tokenmill.source import discover
 
 KEYS = {"path", "rows", "bytes"}
 
@@ -71,11 +71,11 @@ def test_looking_at_a_store_fetches_nothing_that_it_names_unless_allowed(
     made = shell("prepare", url, *QUICK).out.strip()
     asked: list[str] = []
 
-    def look_up(name: str, *arguments: object) -> None:
+    def hub_commit(name: str, *arguments: object) -> None:
         asked.append(name)
         raise SourceMissing("not there", path=name)
 
-    monkeypatch.setattr(hub, "look_up", look_up)
+    monkeypatch.setattr(discover, "hub_commit", hub_commit)
     if named != "http":
         proof = Path(made) / "proof.json"
         other = "evil/data:train" if named == "hub" else "hf://datasets/evil/data/x.jsonl"

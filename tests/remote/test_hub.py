@@ -185,24 +185,27 @@ def test_card_says_which_files_a_split_has(hub: Hub) -> None:
         "owner/words:nowhere/train",
     )
     assert (train["rows"], extra["rows"]) == (3, 4)
-    assert "only train, test" in unknown["message"]
-    assert "'extra' is a configuration: name one of its splits too" in config["message"]
-    assert "no configuration 'nowhere', only default, extra" in other["message"]
+    assert "no split 'validation'; splits are: train, test" in unknown["message"]
+    assert "no split 'extra'" in config["message"]
+    assert other["error"] == "UsageError"
+    assert "['default', 'extra']" in other["message"]
 
 
 def test_revision_and_conversion_of_the_hub(hub: Hub) -> None:
     put(hub, "notes.txt", [])
     put(hub, "default/train/0000.parquet", conversations(7), commit="refs/convert/parquet")
     put(hub, "words.jsonl", conversations(4), commit="v1")
-    converted, tagged, found, nobody = child(
+    refused, converted, tagged, found, nobody = child(
         hub,
         "-c",
         ASK,
         "owner/words",
+        "hf://datasets/owner/words@refs/convert/parquet/default/train/*.parquet",
         "owner/words@v1",
         "hf://datasets/owner/words@v1/*.jsonl",
         "nobody/nothing:train",
     )
+    assert refused["error"] in ("UsageError", "SourceMissing")
     assert converted["rows"] == 7
     assert COMMIT["refs/convert/parquet"] in converted["path"]
     assert tagged["path"] == f"hf://datasets/owner/words@{COMMIT['v1']}/words.jsonl"
@@ -241,47 +244,60 @@ def test_hub_that_cannot_be_reached_is_one_line_that_says_what_to_do(
         assert "paragraph" not in message
 
 
-LAYOUTS = [
-    (["data/train-00000-of-00001.parquet", "data/test-00000-of-00001.parquet", "x.parquet"], ""),
-    (["train/a.parquet", "train/deep/b.parquet", "test/c.parquet", "notes.py"], ""),
+SHARDS = ["data/train-00000-of-00001.parquet", "data/test-00000-of-00001.parquet", "x.parquet"]
+LAYOUTS: list[tuple[list[str], str, dict[str, list[str]]]] = [
+    (SHARDS, "", {"train": SHARDS[:1], "test": SHARDS[1:2]}),
+    (["train/a.parquet", "train/deep/b.parquet", "test/c.parquet", "notes.py"], "",
+     {"train": ["train/a.parquet", "train/deep/b.parquet"], "test": ["test/c.parquet"]}),
     (["one/train.parquet", "two/train.parquet"],
-     "- config_name: one\n  data_dir: one\n- config_name: two\n  data_dir: two\n"),
-    (["a.parquet", "deep/b.parquet"], "- config_name: default\n  data_files: '*.parquet'\n"),
+     "- config_name: one\n  data_dir: one\n- config_name: two\n  data_dir: two\n",
+     {"one/train": ["one/train.parquet"], "two/train": ["two/train.parquet"]}),
+    (["a.parquet", "deep/b.parquet"], "- config_name: default\n  data_files: '*.parquet'\n",
+     {"": ["a.parquet"], "default/train": ["a.parquet"]}),
     (["test.parquet", "in/train.parquet"],
      "- config_name: default\n  data_files:\n  - split: train\n    path: '**/train*'\n"
-     "  - split: test\n    path: '**/test*'\n"),
+     "  - split: test\n    path: '**/test*'\n",
+     {"train": ["in/train.parquet"], "test": ["test.parquet"]}),
 ]  # fmt: skip
 RESOLVE = """
 import json, sys
-from datasets import load_dataset_builder
 from tokenmill.source.address import parse_address
-from tokenmill.source.hub import find_in_hub
-answers = []
-for asked in sys.argv[1:]:
-    repo, _, name = asked.partition(":")
-    for split, theirs in load_dataset_builder(repo, name or None).config.data_files.items():
-        address = parse_address(f"{repo}:{name}/{split}" if name else f"{repo}:{split}")
-        ours = [one.path for one in find_in_hub(address)]
-        answers.append([asked, str(split), ours, list(theirs)])
-print(json.dumps(answers))
+from tokenmill.source.discover import discover
+print(json.dumps([[one.path for one in discover(parse_address(text))] for text in sys.argv[1:]]))
 """
 
 
-def test_hub_datasets_are_resolved_as_datasets_resolves_them(hub: Hub) -> None:
-    """Both ask the same stand-in: files, their order and the commit are the same."""
-    asked = []
-    for number, (files, configs) in enumerate(LAYOUTS):
+def test_splits_of_hub_datasets_are_resolved_at_one_commit(hub: Hub) -> None:
+    expected: dict[str, list[str]] = {}
+    for number, (files, configs, splits) in enumerate(LAYOUTS):
+        repo = f"owner/words{number}"
         for name in files:
             put(hub, name, conversations(1), repo=f"words{number}")
         if configs:
-            card = hub.root / f"owner/words{number}" / COMMIT["main"] / "README.md"
+            card = hub.root / repo / COMMIT["main"] / "README.md"
             card.write_text(f"---\nconfigs:\n{configs}---\n# Words\n")
-        names = re.findall(r"config_name: (\w+)", configs)
-        asked += [f"owner/words{number}:{name}" for name in names] or [f"owner/words{number}"]
-    answers = child(hub, "-c", RESOLVE, *asked)
-    assert len(answers) > len(asked)
-    for name, split, ours, theirs in answers:
-        assert ours == theirs, (name, split)
+        base = f"hf://datasets/{repo}@{COMMIT['main']}"
+        for split, names in splits.items():
+            expected[f"{repo}:{split}".rstrip(":")] = [f"{base}/{name}" for name in names]
+    assert child(hub, "-c", RESOLVE, *expected) == list(expected.values())
+
+
+@pytest.mark.parametrize(
+    ("card", "message"),
+    [
+        ("  data_files: a.jsonl\n  field: inner\n", "sets 'field', which changes rows"),
+        ("  data_files: b.csv\n", "b.csv is not of a known format"),
+        ("  data_files: none*.jsonl\n", "`datasets` finds no files"),
+    ],
+)
+def test_card_that_names_no_readable_files_is_refused(hub: Hub, card: str, message: str) -> None:
+    put(hub, "a.jsonl", conversations(2))
+    put(hub, "b.csv", [])
+    readme = hub.root / "owner/words" / COMMIT["main"] / "README.md"
+    readme.write_text(f"---\nconfigs:\n- config_name: default\n{card}---\n")
+    (answer,) = child(hub, "-c", ASK, "owner/words:train")
+    assert answer["error"] == ("SourceMissing" if "none" in card else "UsageError")
+    assert re.search(message, answer["message"]), answer["message"]
 
 
 @pytest.mark.parametrize(
@@ -292,6 +308,7 @@ def test_hub_datasets_are_resolved_as_datasets_resolves_them(hub: Hub) -> None:
         ("owner/name@v1.2:config/train[:10]", "owner/name", "v1.2", "config/train"),
         ("owner/name@refs/pr/3:train@[5:]", "owner/name", "refs/pr/3", "train"),
         ("hf://datasets/owner/name@main", "owner/name", "main", None),
+        ("hf://datasets/name:train[:10%]", "name", None, "train"),
     ],
 )
 def test_hub_address_is_read_as_documented(

@@ -15,6 +15,7 @@ import pytest
 import tokenmill as tm
 from tests.build.making import INLINE, TOKENIZER, conversations, files_of, small_cuts, write_rows
 from tests.remote.servers import RangeServer
+from tokenmill import fingerprint
 from tokenmill.api import run_recipe
 from tokenmill.errors import (
     CacheError,
@@ -283,9 +284,8 @@ def test_pull_of_other_bytes_under_a_key_of_the_cache_is_refused(
     record = back.layout.slice(next(back.slice_keys())).record
     document = json.loads(record.read_bytes())
     document["content"] = "0" * 32
-    from tokenmill.fingerprint import canonical
 
-    record.write_bytes(canonical(document) + b"\n")
+    record.write_bytes(fingerprint.canonical(document) + b"\n")
     with pytest.raises(NonDeterminismError):
         tm.pull(f"{memory}/chat", cache_dir=tmp_path / "back")
 
@@ -294,21 +294,33 @@ def test_interrupted_pull_goes_on_where_it_stopped(
     web: RangeServer, served: str, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from tokenmill.api import pull_store
-    from tokenmill.store import travel
+    from tokenmill.store import transfer
 
-    real, taken = travel._take_slice, []
+    real, taken = transfer._slice_files, []
 
-    def take(*arguments: Any) -> None:
+    def take(*arguments: Any) -> Any:
         if len(taken) >= 3:
             raise KeyboardInterrupt
         taken.append(arguments)
-        real(*arguments)
+        return real(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(travel, "_take_slice", take)
+        patch.setattr(transfer, "_slice_files", take)
         with pytest.raises(KeyboardInterrupt):
             pull_store(served, cache_dir=tmp_path / "back")
     assert not list((tmp_path / "back").glob("stores/*"))
     done = pull_store(served, cache_dir=tmp_path / "back")
-    assert done.skipped == 3
+    assert done.skipped == 3 * 3  # tokens, meta and record of three slices
     same_rows(Store(done.path), store)
+
+
+def test_push_over_other_bytes_of_the_same_key_is_refused(store: Store, memory: str) -> None:
+    tm.push(store, f"{memory}/chat")
+    fs, inner = remote.filesystem(f"{memory}/chat/manifest.json")
+    manifest = json.loads(fs.cat_file(inner))
+    manifest["files"]["lengths.bin"]["checksum"] = "0" * 32
+    del manifest["digest"]
+    manifest["digest"] = fingerprint.key(manifest)
+    fs.pipe_file(inner, fingerprint.canonical(manifest) + b"\n")
+    with pytest.raises(NonDeterminismError, match="under the same key"):
+        tm.push(store, f"{memory}/chat")

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from tests.sampling.make_golden import GOLDEN, vectors
 from tokenmill.errors import UsageError
-from tokenmill.sampling import ORDER_VERSION, FeistelOrder, Permutation, derive_key, permutation
+from tokenmill.sampling import ORDER_VERSION, FeistelOrder, Permutation, derive_key, order
 
 
 def test_order_golden_vectors_are_unchanged() -> None:
@@ -31,10 +31,10 @@ def test_order_golden_vectors_are_unchanged() -> None:
 
 def test_constants_are_the_documented_ones() -> None:
     for name, value in (
-        ("multiply 1", permutation._MULTIPLY_1),
-        ("multiply 2", permutation._MULTIPLY_2),
-        ("absorb", permutation._ABSORB),
-        ("step", permutation._STEP),
+        ("multiply 1", order._MULTIPLY_1),
+        ("multiply 2", order._MULTIPLY_2),
+        ("absorb", order._ABSORB),
+        ("step", order._STEP),
     ):
         digest = hashlib.blake2b(f"tokenmill order 1: {name}".encode(), digest_size=8).digest()
         assert int.from_bytes(digest, "little") | 1 == value, name

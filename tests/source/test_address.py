@@ -94,8 +94,26 @@ def test_saved_dataset_splits_and_slices(tmp_path: Path) -> None:
         open_rows(both)
     with pytest.raises(UsageError, match="no split 'valid'"):
         open_rows(f"{both}@valid[:3]")
-    with pytest.raises(UsageError, match="only directories made by save_to_disk"):
+    with pytest.raises(UsageError, match="a file has no splits"):
         open_rows(f"{jsonl([{'a': 1}], tmp_path)}@train[:3]")
+
+
+def test_split_of_a_plain_directory_is_what_datasets_resolves(tmp_path: Path) -> None:
+    for name, number in (("train-0", 1), ("train-1", 2), ("test", 3)):
+        jsonl([{"n": number}] * 2, tmp_path).rename(tmp_path / f"{name}.jsonl")
+    assert [row["n"] for row in open_rows(f"{tmp_path}@train[1:3]")] == [1, 2]
+    assert [row["n"] for row in open_rows(f"{tmp_path}@test[:50%]")] == [3]
+    with pytest.raises(UsageError, match="no split 'valid'; splits are: train, test"):
+        open_rows(f"{tmp_path}@valid")
+
+
+def test_card_that_names_a_file_outside_of_its_directory_is_refused(tmp_path: Path) -> None:
+    jsonl([{"secret": 1}], tmp_path)
+    (tmp_path / "data").mkdir()
+    card = "---\nconfigs:\n- config_name: default\n  data_files: ../rows.jsonl\n---\n"
+    (tmp_path / "data" / "README.md").write_text(card)
+    with pytest.raises(UsageError, match="outside of the dataset"):
+        open_rows(f"{tmp_path}/data@train")
 
 
 @pytest.mark.parametrize("name", ["../other.arrow", "x/../../other.arrow", "ABSOLUTE", "..",

@@ -21,8 +21,7 @@ import numpy as np
 
 from tests.store.xxh3 import xxh3_64, xxh3_128
 
-FORMATS = (1, "1+groups", "1+weights", "1+groups+weights")
-FORMATS += tuple(f"{plain}+media" for plain in FORMATS)
+FORMAT = 1
 MEDIA_COLUMNS = {"pictures": "<i4", "patches": "<i4"}
 BLOCK = 1 << 20
 HEADER = np.dtype([("magic", "S8"), ("version", "<u4"), ("width", "<u4"), ("count", "<u8")])
@@ -130,9 +129,7 @@ class SliceData:
         self.has_groups = record.get("groups") is not None
         self.has_weights = "weight_runs.offsets" in record["meta_file"]["buffers"]
         self.has_media = "media.offsets" in record["meta_file"]["buffers"]
-        told = "1" + "+groups" * self.has_groups + "+weights" * self.has_weights
-        told += "+media" * self.has_media
-        require(str(record["format"]) == told, "the format is not that of what is there")
+        require(record["format"] == FORMAT, f"format {record['format']!r}")
         self.files = {
             "token_file": _guarded(stem.with_suffix(".arrow"), record["token_file"]),
             "meta_file": _guarded(stem.with_suffix(".meta.arrow"), record["meta_file"]),
@@ -207,11 +204,10 @@ class SliceData:
         require(record["longest"] == max(self.columns["length"].tolist(), default=0), "longest row")
         for row in range(self.rows):
             require(int(self.mask[self.span(row)].sum()) == self.columns["trained"][row], "trained")
-        if "mask_runs.offsets" in record["meta_file"]["buffers"]:
-            starts, runs = self.lists("mask_runs", "<i4")
-            for row in range(self.rows):
-                found = mask_of(runs[starts[row] : starts[row + 1]], len(self.ids[self.span(row)]))
-                require(np.array_equal(found, self.mask[self.span(row)]), "runs of the mask")
+        starts, runs = self.lists("mask_runs", "<i4")
+        for row in range(self.rows):
+            found = mask_of(runs[starts[row] : starts[row + 1]], len(self.ids[self.span(row)]))
+            require(np.array_equal(found, self.mask[self.span(row)]), "runs of the mask")
         require(checksum(self._content()) == record["content"], "content digest")
 
     def _content(self) -> bytes:
@@ -268,7 +264,7 @@ class StoreFiles:
         self.manifest = manifest = read_document(
             read_bytes(directory / "manifest.json"), "manifest"
         )
-        require(manifest.get("format") in FORMATS, f"format {manifest.get('format')!r}")
+        require(manifest.get("format") == FORMAT, f"format {manifest.get('format')!r}")
         signed = {name: value for name, value in manifest.items() if name != "digest"}
         require(manifest.get("digest") == key(signed), "the manifest's digest")
         self.document = manifest["document"]
@@ -323,8 +319,7 @@ class StoreFiles:
         require(counted == totals["rejected"], "total of rejected rows")
         for name, column in (("lengths.bin", "length"), ("trained.bin", "trained")):
             require(self.array(name, "<i4") == self._joined(column), name)
-        if "mask_runs.bin" in self.files:
-            self._check_masks()
+        self._check_masks()
         require(("groups" in totals) == any(data.has_groups for data in slices), "groups")
         if "groups" in totals:
             self._check_groups(totals["groups"])

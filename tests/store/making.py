@@ -5,17 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import pytest
 
 from tokenmill import fingerprint
-from tokenmill.store import CacheLayout, Store, slice_writer
+from tokenmill.store import CacheLayout, Store
 from tokenmill.store.columns import GroupColumns, SliceColumns
 from tokenmill.store.commit import Placement, commit_store
-from tokenmill.store.layout import MANIFEST, MASK_FILES
-from tokenmill.store.manifest import encode_manifest, without_masks
 from tokenmill.store.record import RejectedRow
 from tokenmill.store.slice_writer import encode_slice, publish_slice
 
@@ -78,29 +74,6 @@ def make_store(
     tokenizer = {"identity": fingerprint.key(name), "pad_id": pad_id, "eos_id": 1}
     layout = commit_store(cache, document, placements, tokenizer, {"paths": [f"{name}.jsonl"]})
     return Store(layout.directory)
-
-
-def make_earlier_store(root: Path, slices: Sequence[SliceColumns], **more: Any) -> Store:
-    """The same as an earlier version wrote it, which stored no runs of masks."""
-    whole = slice_writer._meta_batch
-
-    def without_runs(columns: SliceColumns) -> Any:
-        return {name: array for name, array in whole(columns).items() if name != "mask_runs"}
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(slice_writer, "_meta_batch", without_runs)
-        store = make_store(root, slices, **more)
-    without_mask_files(store.path)
-    return Store(store.path)
-
-
-def without_mask_files(directory: Path) -> None:
-    """Make a store's directory what an earlier version would have written."""
-    manifest = without_masks(Store(directory).manifest)
-    (directory / MANIFEST).chmod(0o644)
-    (directory / MANIFEST).write_bytes(encode_manifest(manifest))
-    for name in MASK_FILES:
-        (directory / name).unlink()
 
 
 def damage_slice(root: Path) -> None:

@@ -12,8 +12,8 @@ import pytest
 from tests.store.making import make_columns, make_store
 from tokenmill import CacheError, Store, UsageError, open_store
 from tokenmill.files import publish as publishing
-from tokenmill.store.copies import copy_store
 from tokenmill.store.record import RejectedRow
+from tokenmill.store.transfer import copy_store
 
 
 @pytest.fixture

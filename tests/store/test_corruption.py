@@ -12,8 +12,9 @@ import pytest
 from tests.store.making import make_columns, make_store
 from tokenmill.errors import CacheError, CorruptionError, TokenmillError
 from tokenmill.store import Store, open_store
-from tokenmill.store.copies import copy_store
 from tokenmill.store.layout import PROOF
+from tokenmill.store.slices import read_counts
+from tokenmill.store.transfer import copy_store
 
 
 @pytest.fixture
@@ -201,3 +202,18 @@ def test_verify_off_still_compares_sizes(store: Store) -> None:
     path.write_bytes(path.read_bytes()[:-8])
     with pytest.raises(CorruptionError, match="expected"):
         rows_of(open_store(store.path, verify="off"))
+
+
+def test_runs_that_are_not_the_masks_are_refused_at_commit(tmp_path: Path) -> None:
+    columns = make_columns([9, 14])
+    runs, starts = columns.mask_runs
+    columns.__dict__["mask_runs"] = (runs + 1, starts)
+    with pytest.raises(CorruptionError, match="runs of its masks"):
+        make_store(tmp_path, [columns])
+
+
+def test_counts_of_a_slice_come_without_its_tokens(tmp_path: Path) -> None:
+    files = make_store(tmp_path, [make_columns([3, 30])]).slice_at(0).files
+    files.tokens.chmod(0o644)
+    files.tokens.write_bytes(bytes(files.tokens.stat().st_size))  # only its size is looked at
+    assert read_counts([files]).runs.tolist() == [2, 20]

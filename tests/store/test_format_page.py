@@ -26,12 +26,11 @@ import tokenmill as tm
 from tests.build.making import EXAMPLES, INLINE, TOKENIZER, conversation, small_cuts, write_rows
 from tests.store import format_reader
 from tests.store.format_reader import Refused, StoreFiles, canonical, read_sidecar
-from tests.store.making import make_columns, make_earlier_store, make_store
+from tests.store.making import make_columns, make_store
 from tests.store.xxh3 import xxh3_64, xxh3_128
 from tokenmill import fingerprint
 from tokenmill.store import Store, commit
-from tokenmill.store.copies import copy_store
-from tokenmill.store.layout import FORMATS
+from tokenmill.store.transfer import copy_store
 
 Document = dict[str, Any]
 
@@ -93,10 +92,6 @@ def made(root: Path) -> Store:
     return make_store(root / "cache", [columns, make_columns([]), many])
 
 
-def earlier(root: Path) -> Store:
-    return make_earlier_store(root / "cache", [make_columns([5, 9]), make_columns([3], seed=2)])
-
-
 def copied(root: Path) -> Store:
     return Store(copy_store(of_rows(root, [conversation(1)]), root / "copy"))
 
@@ -135,7 +130,7 @@ def media_groups_and_weights(root: Path) -> Store:
 KINDS: dict[str, Callable[[Path], Store]] = {
     maker.__name__: maker
     for maker in (
-        plain, columnar, groups, weights, groups_and_weights, made, earlier, copied,
+        plain, columnar, groups, weights, groups_and_weights, made, copied,
         media, media_groups, media_weights, media_groups_and_weights,
     )
 }  # fmt: skip
@@ -195,15 +190,18 @@ def test_reader_of_the_page_reads_what_the_library_serves(
     assert list(files.rejected()) == expected
 
 
-def test_every_format_is_among_the_stores(stores: dict[str, Store]) -> None:
-    assert {store.manifest["format"] for store in stores.values()} == set(FORMATS)
-    slices = {
-        name: {store.slice_at(at).record.format for at in range(len(store.table))}
-        for name, store in stores.items()
-    }
-    assert slices["groups"] == {1, "1+groups"}  # a store is more than each of its slices
-    assert slices["weights"] == {1, "1+weights"}
-    assert slices["media"] == {1, "1+media"}
+def test_slices_with_and_without_extra_columns_are_among_the_stores(
+    stores: dict[str, Store],
+) -> None:
+    def extras(name: str) -> set[tuple[bool, bool, bool]]:
+        readers = map(stores[name].slice_at, range(len(stores[name].table)))
+        records = [reader.record for reader in readers]
+        return {(one.groups is not None, one.has_weights, one.has_media) for one in records}
+
+    none = (False, False, False)
+    assert extras("groups") == {none, (True, False, False)}
+    assert extras("weights") == {none, (False, True, False)}
+    assert extras("media") == {none, (False, False, True)}
     for name in ("plain", "weights"):
         assert stores[name].rejected
 

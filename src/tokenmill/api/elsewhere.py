@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tokenmill.dataset import Mixture, View
     from tokenmill.formats import Exported
     from tokenmill.packing import Pack
-    from tokenmill.store.travel import Travelled
+    from tokenmill.store.transfer import TransferResult
 
 
 def to_hf(data: Store | View | Mixture, mask: str = "labels") -> Any:
@@ -103,7 +103,7 @@ def push(
     target: str | os.PathLike[str],
     *,
     embed_media: bool = False,
-) -> Travelled:
+) -> TransferResult:
     """Copy a store to any URL that fsspec can write, or to a directory.
 
     Args:
@@ -111,7 +111,7 @@ def push(
         target: What will be the store's URL; `open_store` and `pull` take it.
         embed_media: Bring the pictures of its rows along, each once.
     """
-    from tokenmill.store.travel import push as push_store
+    from tokenmill.store.transfer import push as push_store
 
     opened = store if isinstance(store, Store) else open_store(store)
     return push_store(opened, os.fspath(target), embed_media=embed_media)
@@ -142,11 +142,11 @@ def pull_store(
     out: str | os.PathLike[str] | None = None,
     cache_dir: str | os.PathLike[str] | None = None,
     embed_media: bool = False,
-) -> Travelled:
+) -> TransferResult:
     """`pull`, returning what was transferred, for the command line."""
     from pathlib import Path
 
-    from tokenmill.store.travel import pull as bring
+    from tokenmill.store.transfer import pull as bring
 
     return bring(
         os.fspath(source),

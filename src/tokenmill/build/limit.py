@@ -15,10 +15,9 @@ from numpy.typing import NDArray
 
 from tokenmill.build.plan import Limit
 from tokenmill.store import CacheLayout
-from tokenmill.store.columns import SliceColumns, weights_or_none
+from tokenmill.store.columns import SliceColumns, weights_along, weights_or_none
 from tokenmill.store.layout import SliceFiles
 from tokenmill.store.record import RejectedRow, decode_media
-from tokenmill.store.runs import weights_along
 from tokenmill.store.slice_writer import encode_slice, publish_slice
 from tokenmill.store.slices import SliceReader
 from tokenmill.tokenizer.encoded import starts_of

@@ -188,7 +188,7 @@ class Prepared:
 
     def copied_to(self, target: Path, *, embed_media: bool = False) -> Prepared:
         """The same, with a self-contained copy of the store in place of the cache's."""
-        from tokenmill.store.copies import copy_store
+        from tokenmill.store.transfer import copy_store
 
         paths = [str(path) for path in self.store.sources]
         copied = copy_store(self.store, target, embed_media=embed_media)

@@ -35,8 +35,7 @@ from tokenmill.source import Rows
 from tokenmill.store import CacheLayout, Store
 from tokenmill.store.ahead import ahead
 from tokenmill.store.commit import Placement, commit_store
-from tokenmill.store.quarantine import quarantine_of, quarantine_slice
-from tokenmill.store.slices import read_record
+from tokenmill.store.slices import quarantine_of, quarantine_slice, read_record
 from tokenmill.work import Executor, InlineExecutor, executor_for
 from tokenmill.work.blocks import BlockJob, BlockTask, MissingBlocks, size_of
 from tokenmill.work.identity import identity_card

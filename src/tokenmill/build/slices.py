@@ -28,8 +28,8 @@ from tokenmill.media import Processor
 from tokenmill.source import Block, read_block
 from tokenmill.store import CacheLayout
 from tokenmill.store.columns import SliceColumns
-from tokenmill.store.quarantine import quarantine_slice, slice_is_intact
 from tokenmill.store.slice_writer import encode_slice, publish_slice, replace_slice
+from tokenmill.store.slices import quarantine_slice, slice_is_intact
 from tokenmill.tokenizer import Tokenizer
 from tokenmill.work.blocks import block_of
 from tokenmill.work.identity import load_copy

@@ -39,7 +39,7 @@ MIXED = -2  # of several messages, or of one that could not be told
 MOST_WORK = limits.BASE_WORK // 32
 MOST_SIZE = limits.BASE_SIZE // 16
 
-ENDINGS = {"end", "break", "continue", "raise", "leaf"}
+ENDINGS = {"end", "break", "continue", "raise"}
 
 
 class Unlearned(Exception):
@@ -52,10 +52,6 @@ class Refused(Exception):
 
 class Beyond(Exception):
     """The row may come near the limits of a render; the reference decides."""
-
-
-class NullPrinted(Exception):
-    """Something null of a message is printed as a word, in a run that is of no use then."""
 
 
 Memo = dict[Any, tuple[str, int, int]]
@@ -100,8 +96,8 @@ class Run:
     """One row on its way through a program."""
 
     __slots__ = (
-        "generation", "kept", "marks", "me", "memo", "messages", "nones", "nulls", "out", "own",
-        "owner_of", "reads", "size", "taken", "text", "tools", "weights", "work",
+        "generation", "kept", "marks", "me", "memo", "messages", "nones", "out", "own",
+        "owner_of", "size", "taken", "text", "tools", "weights", "work",
     )  # fmt: skip
 
     def __init__(self, messages: list[Any], tools: Any, memo: Memo | None) -> None:
@@ -115,12 +111,8 @@ class Run:
         self.owner_of = owners.get
         self.me = NOBODY
         self.work = 0
-        self.reads = 0
-        """How many of the questions were about a whole text, and priced by its length."""
         self.size = 0
         self.text = ""
-        self.nulls = True
-        """Whether something null may be printed as a word."""
         self.nones = 0
         """How often something null of a message was printed as a word."""
         self.out: list[str] = []
@@ -147,12 +139,6 @@ class Run:
         text = "".join(self.out)
         self.out, self.own, self.taken, self.marks, self.generation = saved
         return text
-
-    def print_null(self) -> None:
-        """Something null of a message is printed as a word."""
-        if not self.nulls:
-            raise NullPrinted
-        self.nones += 1
 
     def ownership(self) -> tuple[int, ...]:
         """How much has been noted of whose the printed fragments are."""
@@ -432,19 +418,15 @@ class Program:
         """How many operations are known."""
         return sum(block.root.size() for block in self._order)
 
-    def run(
-        self, messages: list[Any], tools: Any, memo: Memo | None = None, *, nulls: bool = True
-    ) -> Run:
+    def run(self, messages: list[Any], tools: Any, memo: Memo | None = None) -> Run:
         """Render one conversation.
 
         Args:
             messages: The conversation.
             tools: Its tools.
             memo: What is known of this very list of tools.
-            nulls: Whether something null may be printed as a word.
 
         Raises:
-            NullPrinted: It is, and may not be.
             Unlearned: It takes a path that no conversation took before.
             Refused: The template refuses it on this path.
             Beyond: It is too large to be sure of the limits.
@@ -453,19 +435,11 @@ class Program:
         if self.grown:
             self._compile()
         run = Run(messages, tools, memo)
-        run.nulls = nulls
         self.names["block_0"](run, None, 0, 0, (), ())
         if run.work > MOST_WORK or run.size > MOST_SIZE:
             raise Beyond
         run.text = "".join(run.out)
         return run
-
-    def compiled(self, key: Any) -> Callable[..., Any]:
-        """The function of a block."""
-        if self.grown:
-            self._compile()
-        function: Callable[..., Any] = self.names[self.blocks[key].name]
-        return function
 
     def _compile(self) -> None:
         for block in self._order:
@@ -538,10 +512,6 @@ def _operations(
         if name in ENDINGS:
             if name == "raise":
                 lines.append(f"{indent}raise Refused")
-            elif name == "leaf":
-                plan, codes = rest
-                fragments = ", ".join(codes)
-                lines.append(f"{indent}return {plan}, [{fragments}]")
             else:
                 lines.append(f"{indent}R.work += {work}")
                 lines.append(f"{indent}return {name == 'break'}")
@@ -608,10 +578,10 @@ def _write_operation(name: str, rest: list[Any], indent: str, lines: list[str]) 
         add(f"{indent}{namespace}.owners[{attribute!r}] = {owner}")
         return 2
     if name == "none":
-        add(f"{indent}R.print_null()")
+        add(f"{indent}R.nones += 1")
         return 2
     if name == "charge":
-        add(f"{indent}R.work += len({rest[0]}) >> 4; R.reads += 1")
+        add(f"{indent}R.work += len({rest[0]}) >> 4")
         return 2
     if name == "keep":
         add(f"{indent}R.kept.append([])")

@@ -1,21 +1,20 @@
 """Rows in, texts and trained spans out.
 
-`Renderer` is what the build half holds: made once per worker from a spec, a template and the
-special tokens, then given batches of parsed rows. Each row becomes a conversation (`shapes`), is
-rendered along a traced path (`traced`), and its turns and spans follow from the path (`turns`); a
-row of which that cannot be shown is rejected with its reason.
+`Renderer.render` takes parsed rows. Each row goes through four steps:
 
-With ``renderer="jinja2"`` the reference renders every row and the traced path only says which part
-of that very text is whose. Either way a row's outcome depends on the row and the spec alone.
+1. `Renderer.read` makes a conversation of it (`shapes`);
+2. `Renderer._samples` decides which texts it gives, and which messages are trained in each;
+3. `Renderer._settle` renders a text along a traced path (`trace`), in the first form of the
+   conversation that passes;
+4. `TurnJudge.settle` (`turns`) finds the trained spans and checks them.
 
-`Renderer.prompts` renders conversations that a model is to go on with: messages go in as they are,
-list contents included, and the generation prompt follows. A sample of what paths print, by content,
-the reference renders, too; one difference, and the paths are out.
+A row that fails a step is rejected with its reason. A row's outcome depends on the row and the
+spec alone. With ``renderer="jinja2"`` the reference renders every row, and the traced path only
+says which part of that very text belongs to which message.
 
-A `Rendering` holds the accepted texts in the order of the rows; under ``expand="turns"`` one row
-gives several, numbered by ``part``, and under ``expand="append"`` as many as a rollout of it would
-have to begin anew (`append`). So does a row with a group of answers (`groups`): one text for
-each, each rendered by itself; if one of them is rejected, all are.
+`Renderer.prompts` and `Renderer.printed` render conversations for a model to continue: messages go
+in as they are, and the generation prompt follows. The reference also renders a sample of what
+traced paths print, chosen by content. After one difference the reference renders everything.
 """
 
 from __future__ import annotations
@@ -34,7 +33,6 @@ import xxhash
 
 from tokenmill.chat.append import join, sampled
 from tokenmill.chat.groups import AnswerGroup, incomparable, read_row
-from tokenmill.chat.outline import Outline, outline_of
 from tokenmill.chat.pictures import (
     MediaTokens,
     Picture,
@@ -43,14 +41,13 @@ from tokenmill.chat.pictures import (
     refuse_tokens,
     take_pictures,
 )
-from tokenmill.chat.program import NullPrinted, Run
-from tokenmill.chat.shapes import Conversation, Plain
+from tokenmill.chat.program import Run
+from tokenmill.chat.shapes import Conversation, Message, Plain
 from tokenmill.chat.spec import ChatSpec, turns_of_groups
 from tokenmill.chat.template import ReferenceTemplate
 from tokenmill.chat.thinking import before_thinking, literals, thinking_tags
-from tokenmill.chat.traced import NotTraced, TracedTemplate
+from tokenmill.chat.trace import Differs, NotTraced, TracedTemplate
 from tokenmill.chat.turns import Openings, Settled, Span, TurnJudge, unproven
-from tokenmill.chat.unrolled import Known, Unrolled
 from tokenmill.chat.weights import message_weight, of_turns, row_weight, scaled
 from tokenmill.errors import RowError, UsageError
 from tokenmill.options import Variables
@@ -58,7 +55,6 @@ from tokenmill.options import Variables
 RENDERERS = ("auto", "jinja2")
 FIRST_AUDITED = 2  # rows at the start of every batch that the reference renders, too
 AUDIT_ONE_IN = 512  # of the other rows, by content
-ROLES_KNOWN = 4096  # orders of roles of which is remembered what is trained
 TEMPLATES_KNOWN = 8  # per thread
 UNTRAINED: dict[str, Callable[[str], int]] = {"prompt": len, "trained": before_thinking}
 """How much of a generation prompt is not trained, by `ChatSpec.thinking_opener`."""
@@ -122,10 +118,27 @@ class Rendering:
         """Add to one of the counters that go into the proof."""
         self.notes[name] = int(self.notes.get(name, 0)) + count
 
+    def accept(self, source: int, part: int, settled: Settled) -> None:
+        """Add the text of a row."""
+        number = len(self.texts)
+        if not settled.closed:
+            self.note("rows_without_closer")
+            self.unclosed.append(number)
+        if settled.weights:
+            self.weights[number] = settled.weights
+        if settled.pictures:
+            self.pictures[number] = settled.pictures
+        self.texts.append(settled.text)
+        self.source.append(source)
+        self.part.append(part)
+        self.spans.append(settled.spans)
+        self.roles.append(settled.roles)
+        self.ends.append(settled.ends)
+
 
 @dataclass(slots=True)
-class Job:
-    """One text to be made: a conversation and the messages of it that are trained."""
+class Sample:
+    """One text to render: a conversation and the messages of it that are trained."""
 
     source: int
     part: int
@@ -133,15 +146,7 @@ class Job:
     trained: tuple[int, ...] | None  # None: everything
     template: Template
     weights: tuple[float, ...] = ()
-    """What each message of ``trained`` counts in the loss; empty where each counts 1."""
-    outlined: tuple[Outline, list[Any]] | None = None
-    """Outline and leaves of the conversation, where they are known."""
-    rendered: list[dict[str, Any]] | None = None
-    """The messages in the form that the template took, where that is not the conversation's."""
-
-
-class Differs(Exception):
-    """A traced path printed something else than the reference."""
+    """Loss weights of the messages in ``trained``; empty where each is 1."""
 
 
 def audited(position: int, digest: int) -> bool:
@@ -166,10 +171,6 @@ class Template:
             thinking_tags(literals(self.reference.tree)),
             self.reference.has_generation,
         )
-        self.unrolled = {
-            tools: Unrolled(self.reference, self.traced, self.judge)
-            for tools in ("none", "empty", "some")
-        }
 
     @cached_property
     def asking(self) -> TracedTemplate:
@@ -260,9 +261,7 @@ class Renderer:
         elif template is not None:
             self._sources = dict(template)
         self._templates: dict[str, Template] = {}
-        self._traced = self._printed = 0
-        self._digests: Sequence[int] | None = None
-        self._trained: dict[tuple[Any, ...], tuple[int, ...]] = {}
+        self._printed = 0
         self.engine_seconds = 0.0
         """Time spent printing; the rest of `render` reads rows and settles turns."""
         if "default" in self._sources and spec.format != "text":
@@ -328,58 +327,72 @@ class Renderer:
                 self.renderer = "jinja2"  # this batch and every later one is the reference's
         return [self._reference_prompt(one) for one in conversations]
 
-    def printed(
-        self, messages: list[dict[str, Any]], tools: list[Any] | None, *, prompt: bool
-    ) -> tuple[str, Run | None]:
-        """A conversation as the template prints it, and the run that says what is whose.
-
-        The run is None where the template cannot be traced.
-
-        Args:
-            messages: The conversation, as it is.
-            tools: Its tools.
-            prompt: Whether the generation prompt follows.
-
-        Raises:
-            RowError: The template refuses it.
-            TemplateError: It asks for a date that is not pinned.
-        """
-        template = self._for(tools)
-        traced = template.asking if prompt else template.traced
-        run = None
-        try:
-            run = traced.follow(messages, tools)
-            number, self._printed = self._printed, self._printed + 1
-            if self.renderer == "auto" and not audited(number, digest_of(run.text)):
-                return run.text, run
-        except NotTraced:
-            pass
-        text = template.reference.render(messages, tools, add_generation_prompt=prompt)
-        if run is not None and run.text != text:
-            traced.ban("a conversation that both rendered")
-            self.renderer, run = "jinja2", None
-        return text, run
-
     def _prompt(self, number: int, asked: Asked) -> str | RowError:
-        traced = self._for(asked.tools, asked.variables).asking
+        paths = self._for(asked.tools, asked.variables).asking
         try:
-            text = traced.follow(asked.messages, asked.tools).text
-        except NotTraced as error:
-            if traced.differed:
-                raise Differs from error
+            run = self._follow(paths, asked.messages, asked.tools)
+        except NotTraced:
             return self._reference_prompt(asked)
         except RowError as error:
             return error
-        if audited(number, digest_of(text)) and self._reference_prompt(asked) != text:
-            traced.ban("a prompt that both rendered")
-            raise Differs
-        return text
+        if audited(number, digest_of(run.text)):
+            paths.audit(run, asked.messages, asked.tools)
+        return run.text
 
     def _reference_prompt(self, asked: Asked) -> str | RowError:
         try:
             return self.prompt(*asked)
         except RowError as error:
             return error
+
+    def printed(
+        self, messages: list[dict[str, Any]], tools: list[Any] | None, *, prompt: bool
+    ) -> tuple[str, Run | None]:
+        """Render one conversation as it is.
+
+        Args:
+            messages: The conversation.
+            tools: Its tools.
+            prompt: Whether the generation prompt follows.
+
+        Returns:
+            The text, and the run that says which part of it belongs to which message; None where
+            the template cannot be traced.
+
+        Raises:
+            RowError: The template refuses it.
+            TemplateError: It asks for a date that is not pinned.
+        """
+        template = self._for(tools)
+        paths = template.asking if prompt else template.traced
+        try:
+            run = self._follow(paths, messages, tools)
+            if self.renderer == "auto":
+                self._printed += 1
+                if audited(self._printed - 1, digest_of(run.text)):
+                    paths.audit(run, messages, tools)
+            return run.text, run
+        except NotTraced:
+            pass
+        except Differs:
+            self.renderer = "jinja2"
+        return template.reference.render(messages, tools, add_generation_prompt=prompt), None
+
+    def _follow(
+        self, paths: TracedTemplate, messages: list[dict[str, Any]], tools: list[Any] | None
+    ) -> Run:
+        """Render along a path, known or learned now."""
+        start = time.perf_counter()
+        try:
+            if self.renderer != "auto":
+                return paths.compared(messages, tools)
+            return paths.follow(messages, tools)
+        except (NotTraced, RowError) as error:
+            if self.renderer == "auto" and paths.differed:
+                raise Differs from error
+            raise
+        finally:
+            self.engine_seconds += time.perf_counter() - start
 
     def render(self, rows: Iterable[Any], digests: Sequence[int] | None = None) -> Rendering:
         """Render a batch of parsed rows.
@@ -395,46 +408,46 @@ class Renderer:
             TemplateError: The template asks for a date that the spec does not pin.
         """
         result = Rendering()
-        self._traced = 0
-        self._digests = digests
         try:
-            self._render(rows, result)
-            if self._traced:
-                result.note("rows_traced", self._traced)
+            self._render(rows, digests, result)
         except Differs:
-            # Out for good: this batch and every later one is the reference's.
+            # This batch and every later one is the reference's.
             audits = int(result.notes.get("audited", 0))
             result = Rendering()
             result.note("mismatches")
             result.note("audited", audits)
             self.renderer = "jinja2"
-            self._render(rows, result)
+            self._render(rows, digests, result)
         result.notes["renderer"] = "traced" if "rows_traced" in result.notes else "jinja2"
         return result
 
-    def _render(self, rows: Iterable[Any], result: Rendering) -> None:
+    def _render(
+        self, rows: Iterable[Any], digests: Sequence[int] | None, result: Rendering
+    ) -> None:
         for index, row in enumerate(rows):
+            digest = None if digests is None else digests[index]
             try:
                 found = self.read(row)
                 weight = row_weight(row)
                 if isinstance(found, Plain):
-                    self._accept(result, index, 0, _scaled(self._plain(found), weight))
+                    result.accept(index, 0, _scaled(self._plain(found), weight))
                     continue
                 if isinstance(found, AnswerGroup):
-                    self._group(index, found, result, weight)
+                    self._group(index, found, weight, digest, result)
                     continue
-                jobs = self._jobs(index, found, result)
+                samples = self._samples(index, found, result)
             except RowError as error:
                 result.rejected.append((index, 0, error))
                 continue
             if self.spec.expand == "append":
-                self._append(jobs, result, weight)
+                self._append(samples, weight, digest, result)
                 continue
-            for job in jobs:
+            for sample in samples:
                 try:
-                    self._accept_settled(job, self._settle(job, result), result, weight)
+                    settled, _ = self._settle(sample, digest, result)
+                    result.accept(index, sample.part, _scaled(settled, weight))
                 except RowError as error:
-                    result.rejected.append((index, job.part, error))
+                    result.rejected.append((index, sample.part, error))
 
     def read(self, row: Any) -> Conversation | Plain | AnswerGroup:
         """One row, with its pictures where it may have some.
@@ -462,280 +475,185 @@ class Renderer:
                 side.illustrate(pictures)
         return found
 
-    def _append(self, jobs: Sequence[Job], result: Rendering, weight: float) -> None:
+    def _samples(self, index: int, found: Conversation, result: Rendering) -> list[Sample]:
+        """The texts that one conversation gives, and what is trained in each."""
+        template = self._for(found.tools, found.variables)
+        train_on = self.spec.trained(found.shape)
+        if train_on == "everything":
+            return [Sample(index, 0, found, None, template)]
+        _trim(found, self.spec.trailing, result)
+        messages = found.messages
+        assistants = [i for i, m in enumerate(messages) if m["role"] == "assistant"]
+        trained = assistants
+        if train_on == "completion":
+            trained = [i for i in assistants if i >= found.completion]
+        elif train_on == "last_assistant_message":
+            trained = assistants[-1:]
+        weights: dict[int, float] = {}
+        if not found.simple:
+            weights = {i: message_weight(messages[i]) for i in trained}
+            trained = [i for i in trained if weights[i]]
+            if all(weights[i] == 1 for i in trained):
+                weights = {}
+        if not trained:
+            raise RowError("no assistant turn of this row is to be trained",
+                           reason="no_trained_tokens")  # fmt: skip
+        if self.spec.expand == "none":
+            counted = tuple([weights[i] for i in trained]) if weights else ()
+            return [Sample(index, 0, found, tuple(trained), template, counted)]
+        chosen = set(trained)
+        return [
+            Sample(
+                index,
+                turn,
+                dataclasses.replace(found, messages=messages[: i + 1]),
+                (i,),
+                template,
+                (weights[i],) if weights else (),
+            )
+            for turn, i in enumerate(assistants)
+            if i in chosen
+        ]
+
+    def _append(
+        self, samples: Sequence[Sample], weight: float, digest: int | None, result: Rendering
+    ) -> None:
         """Rows of one turn each, put together where one goes on from the other."""
-        held: list[Job] = []
+        held: list[Sample] = []
         turns: list[tuple[str, Settled]] = []
-        for job in jobs:
+        for sample in samples:
             try:
-                settled = self._trained_settled(job, self._settle(job, result))
-                given = job.rendered or job.conversation.messages
-                prompt = self._prompt_of(len(result.texts), given[:-1], job)
-                turns.append((prompt, sampled(settled, prompt, len(given) - 1)))
-                held.append(job)
+                settled, messages = self._settle(sample, digest, result)
+                found = sample.conversation
+                asked = Asked(messages[:-1], found.tools, found.variables)
+                by_paths = self.renderer == "auto"
+                number = len(result.texts)
+                prompt = self._prompt(number, asked) if by_paths else self._reference_prompt(asked)
+                if isinstance(prompt, RowError):
+                    raise prompt
+                turns.append((prompt, sampled(settled, prompt, len(messages) - 1)))
+                held.append(sample)
             except RowError as error:
-                result.rejected.append((job.source, job.part, error))
+                result.rejected.append((sample.source, sample.part, error))
         for stretch in join(turns):
             members = [held[number] for number in stretch.turns]
             whole = dataclasses.replace(
                 members[-1],
                 part=members[0].part,
-                trained=tuple(k for job in members for k in job.trained or ()),
-                weights=tuple(weight for job in members for weight in job.weights),
+                trained=tuple(k for sample in members for k in sample.trained or ()),
+                weights=tuple(each for sample in members for each in sample.weights),
             )
             try:
-                self._accept_settled(whole, stretch.settled, result, weight)
+                settled = _finished(whole, stretch.settled)
+                result.accept(whole.source, whole.part, _scaled(settled, weight))
             except RowError as error:
                 result.rejected.append((whole.source, whole.part, error))
 
-    def _prompt_of(self, number: int, messages: list[dict[str, Any]], job: Job) -> str:
-        """What a model is given to go on with."""
-        asked = Asked(messages, job.conversation.tools, job.conversation.variables)
-        by_paths = self.renderer == "auto"
-        prompt = self._prompt(number, asked) if by_paths else self._reference_prompt(asked)
-        if isinstance(prompt, RowError):
-            raise prompt
-        return prompt
-
-    def _group(self, index: int, group: AnswerGroup, result: Rendering, weight: float) -> None:
+    def _group(
+        self, index: int, group: AnswerGroup, weight: float, digest: int | None, result: Rendering
+    ) -> None:
         """Render every side of a group by itself; all of them are accepted, or none."""
         if self.spec.expand != "none":
             raise incomparable(turns_of_groups(self.spec.expand))
-        settled: list[Settled] = []
+        sides: list[Settled] = []
         for number, side in enumerate(group.sides):
             try:
                 if isinstance(side, Plain):
-                    settled.append(self._plain(side))
+                    sides.append(self._plain(side))
                     continue
-                [job] = self._jobs(index, side, result)
-                job.part = number
-                settled.append(self._trained_settled(job, self._settle(job, result)))
+                [sample] = self._samples(index, side, result)
+                sample.part = number
+                sides.append(self._settle(sample, digest, result)[0])
             except RowError as error:
                 raise RowError(
                     f"{group.name(number)}: {error.message}", reason=error.reason
                 ) from error
-        texts = [side.text for side in settled]
-        if len(texts) > 1 and len(set(texts)) == 1:
+        if len(sides) > 1 and len({side.text for side in sides}) == 1:
             raise incomparable("the answers do not differ")
-        begin = min(start for side in settled for start, _ in side.spans or [(0, 0)])
+        begin = min(start for side in sides for start, _ in side.spans or [(0, 0)])
         # Texts with different pictures are different prompts.
         prompts = {
-            (side.text[:begin], repr([one.value for one in side.pictures])) for side in settled
+            (side.text[:begin], repr([one.value for one in side.pictures])) for side in sides
         }
         if len(prompts) > 1:
             result.note("prompts_differ")
-        first = len(result.texts)
-        settled = [_scaled(one, weight) for one in settled]  # all of them before one is accepted
-        for number, one in enumerate(settled):
-            self._accept(result, index, number, one)
-        result.groups[first] = GroupFacts(
+        sides = [_scaled(side, weight) for side in sides]  # all of them before one is accepted
+        result.groups[len(result.texts)] = GroupFacts(
             group.labels, group.scores, group.margin, one_prompt=len(prompts) == 1
         )
+        for number, settled in enumerate(sides):
+            result.accept(index, number, settled)
 
-    def _settle(self, job: Job, result: Rendering) -> Settled:
-        """Render one conversation and settle its turns."""
-        conversation = job.conversation
-        messages, tools = conversation.messages, conversation.tools
-        unrolled = None
-        if self.renderer == "auto" and job.outlined is not None:
-            unrolled = job.template.unrolled[
-                "some" if tools else "none" if tools is None else "empty"
-            ]
-            settled = self._settle_unrolled(unrolled, job, result)
-            if settled is not None:
-                return settled
-        try:
-            if conversation.nulls:
-                run, messages = self._with_nulls(job, result)
-                job.rendered = messages
-            else:
-                run = self._follow(job, messages, result)
-            self._count(result)
-            settled = job.template.judge.settle(run, messages, job.trained)
-        except (NotTraced, RowError) as error:
-            other = self._in_another_form(job, error, result)
-            if other is None and self.media is not None:
-                other = self._in_parts(job, error, result)
-            if other is None and isinstance(error, NotTraced):
-                return self._untraced(job, error, result)
-            if other is None:
-                raise
-            settled = other
-        else:
-            settled.emptied = bool(conversation.nulls) and messages is conversation.messages
-            if unrolled is not None and unrolled.worth_learning:
-                self._learn(unrolled, job, run, settled.emptied)
-        if self.media is not None and job.trained is not None and not settled.spans:
-            settled = self._in_parts(job, None, result) or settled
-        self._note(settled, result)
-        return settled
+    def _settle(
+        self, sample: Sample, digest: int | None, result: Rendering
+    ) -> tuple[Settled, list[Message]]:
+        """Render a sample in the first form that the template prints with a proven mask.
 
-    def _learn(self, unrolled: Unrolled, job: Job, run: Run, emptied: bool) -> None:
-        assert job.outlined is not None
-        found = job.conversation
-        tools, memo = (
-            job.template.traced.interned(found.tools) if found.tools else (found.tools, None)
-        )
-        known = Known(*job.outlined, found.messages, found.nulls, tools, memo)
-        unrolled.learn(known, run, emptied)
+        Returns:
+            The render, and the messages in the form that was taken.
 
-    def _note(self, settled: Settled, result: Rendering) -> None:
-        if settled.dropped:
-            result.note("generation_drops")
-        if settled.emptied:
-            result.note("null_as_empty")
-
-    def _count(self, result: Rendering) -> None:
-        if self.renderer == "auto":
-            self._traced += 1
-        else:
-            result.note("rows_reference")
-
-    def _settle_unrolled(self, unrolled: Unrolled, job: Job, result: Rendering) -> Settled | None:
-        """Render and settle a conversation, where its path is known."""
-        assert job.outlined is not None
-        conversation = job.conversation
-        messages = conversation.messages
-        start = time.perf_counter()
-        try:
-            settled = unrolled.settle(*job.outlined, messages, job.trained, conversation.tools)
-        except RowError:  # it may have other forms: the general way knows them
-            settled = None
-        self.engine_seconds += time.perf_counter() - start
-        if self.media is not None and settled and job.trained is not None and not settled.spans:
-            return None  # its texts may have to be parts
-        if settled is not None:
-            if conversation.nulls:
-                self._note(settled, result)
-                if not settled.emptied:
-                    messages = job.rendered = conversation.form(nulls=True, texts=False)
-            self._audit(job, messages, settled.text, result)
-            self._traced += 1
-        return settled
-
-    def _with_nulls(self, job: Job, result: Rendering) -> tuple[Run, list[dict[str, Any]]]:
-        """A conversation with null contents: as it stands where the template takes it so.
-
-        Where the template fails on null, or prints it as a word, it gets empty text instead.
+        Raises:
+            RowError: No form passes: what is wrong with the first one that was printed, else what
+                the template refuses.
         """
-        given = job.conversation.form(nulls=True, texts=False)
-        try:
-            run = self._follow(job, given, result, nulls=False)
-            if not run.nones:
-                return run, given
-        except (NotTraced, RowError, NullPrinted):
-            pass  # `suppress` would take longer than all else here
-        messages = job.conversation.messages
-        return self._follow(job, messages, result), messages
-
-    def _in_another_form(
-        self, job: Job, error: NotTraced | RowError, result: Rendering
-    ) -> Settled | None:
-        """A conversation whose calls the template does not take, or prints nowhere, as objects.
-
-        Some want the arguments as JSON text, some print calls where the content is null.
-        """
-        refused = isinstance(error, NotTraced) or error.reason == "template_error"
-        lost = isinstance(error, RowError) and error.reason == "template_drops_content"
-        if not job.conversation.calls or not (refused or lost):
-            return None
-        for nulls, texts in ((True, False), (True, True), (False, True)):
-            messages = job.conversation.form(nulls=nulls, texts=texts)
+        conversation, paths = sample.conversation, sample.template.traced
+        refused: NotTraced | RowError | None = None
+        failed: RowError | None = None
+        for form in conversation.forms(parts=self.media is not None):
             try:
-                run = self._follow(job, messages, result, nulls=not nulls)
-            except (NotTraced, RowError, NullPrinted):
+                run = self._follow(paths, form.messages, conversation.tools)
+            except (NotTraced, RowError) as error:
+                if not form.nulls:
+                    refused = refused or error
                 continue
-            if nulls and run.nones:
+            if self.renderer == "auto":
+                self._audit(sample, form.messages, run, digest, result)
+            if form.nulls and run.nones:
                 continue
             try:
-                settled = job.template.judge.settle(run, messages, job.trained)
-            except RowError:
-                if refused and texts:
-                    raise  # it is rendered so, and this is what is wrong with it
+                settled = sample.template.judge.settle(run, form.messages, sample.trained)
+                if self.media is not None and sample.trained is not None and not settled.spans:
+                    raise _nothing_trained()
+            except RowError as error:
+                failed = failed or error
+                if self.media is None and error.reason != "template_drops_content":
+                    break  # no other form would change that
                 continue
-            if refused:
-                self._count(result)
-            if texts:
-                result.note("arguments_as_text")
-            job.rendered = messages
-            return settled
-        return None
-
-    def _in_parts(self, job: Job, error: Exception | None, result: Rendering) -> Settled | None:
-        """A conversation whose texts the template takes as parts only, as it takes pictures."""
-        messages = job.conversation.in_parts()
-        try:
-            run = self._follow(job, messages, result)
-            settled = job.template.judge.settle(run, messages, job.trained)
-        except (NotTraced, RowError):
-            return None
-        if isinstance(error, NotTraced):
-            self._count(result)
-        result.note("texts_as_parts")
-        job.rendered = messages
-        return settled
-
-    def _follow(
-        self, job: Job, messages: list[dict[str, Any]], result: Rendering, *, nulls: bool = True
-    ) -> Run:
-        """Along a known path, or one that is admitted now; compared where it is this row's turn."""
-        if self.renderer != "auto":
-            return self._compared(job, messages)
-        traced = job.template.traced
-        start = time.perf_counter()
-        try:
-            run = traced.follow(messages, job.conversation.tools, nulls=nulls)
-        except (NotTraced, RowError) as error:
-            if traced.differed:
-                raise Differs from error
-            raise
-        finally:
-            self.engine_seconds += time.perf_counter() - start
-        self._audit(job, messages, run.text, result)
-        return run
+            result.note("rows_traced" if self.renderer == "auto" else "rows_reference")
+            if form.note:
+                result.note(form.note)
+            if settled.dropped:
+                result.note("generation_drops")
+            return _finished(sample, settled), form.messages
+        if failed is not None:
+            raise failed
+        if isinstance(refused, NotTraced):
+            return self._untraced(sample, refused, result), conversation.messages
+        assert refused is not None
+        raise refused
 
     def _audit(
-        self, job: Job, messages: list[dict[str, Any]], text: str, result: Rendering
+        self,
+        sample: Sample,
+        messages: list[Message],
+        run: Run,
+        digest: int | None,
+        result: Rendering,
     ) -> None:
         """Compare with the reference where it is this row's turn."""
-        known = self._digests
-        digest = digest_of(text) if known is None else known[job.source] + job.part
+        digest = digest_of(run.text) if digest is None else digest + sample.part
         if audited(len(result.texts), digest):
             result.note("audited")
-            if self._rendered(job, messages) != text:
-                job.template.traced.ban("a row that both rendered")
-                raise Differs
+            sample.template.traced.audit(run, messages, sample.conversation.tools)
 
-    def _rendered(self, job: Job, messages: list[dict[str, Any]]) -> str | None:
-        """The reference's render of a row that a path rendered; None where it refuses."""
-        try:
-            return job.template.reference.render(messages, job.conversation.tools)
-        except RowError:
-            return None
-
-    def _compared(self, job: Job, messages: list[dict[str, Any]]) -> Run:
-        """A run that printed exactly what the reference did for this very row."""
-        traced, tools = job.template.traced, job.conversation.tools
-        text = job.template.reference.render(messages, tools)
-        try:
-            run = traced.follow(messages, tools)
-        except (NotTraced, RowError):
-            if not traced.differed:
-                raise
-        else:
-            if run.text == text:
-                return run
-            traced.ban("a row that both rendered")
-        # Something remembered was wrong: a trace of this row alone remembers nothing.
-        return TracedTemplate(job.template.reference).follow(messages, tools)
-
-    def _untraced(self, job: Job, error: NotTraced, result: Rendering) -> Settled:
+    def _untraced(self, sample: Sample, error: NotTraced, result: Rendering) -> Settled:
         """A row that only the reference can render: its text is known, its turns are not."""
-        text = job.template.reference.render(job.conversation.messages, job.conversation.tools)
+        conversation = sample.conversation
+        text = sample.template.reference.render(conversation.messages, conversation.tools)
         result.note("rows_reference")
         result.note(f"untraced:{error.cause}")
-        if job.trained is None:
-            return Settled(text, None, ("text",), [len(text)])
+        if sample.trained is None:
+            return _finished(sample, Settled(text, None, ("text",), [len(text)]))
         raise unproven(f"which part of the text is whose cannot be told: {error}")
 
     def _plain(self, found: Plain) -> Settled:
@@ -766,101 +684,32 @@ class Renderer:
             raise RowError("there is no text to train on", reason="no_trained_tokens")
         return Settled(text, spans, roles, ends, pictures=found.pictures)
 
-    def _accept(self, result: Rendering, source: int, part: int, settled: Settled) -> None:
-        if not settled.closed:
-            result.note("rows_without_closer")
-            result.unclosed.append(len(result.texts))
-        if settled.weights:
-            result.weights[len(result.texts)] = settled.weights
-        if settled.pictures:
-            result.pictures[len(result.texts)] = settled.pictures
-        result.texts.append(settled.text)
-        result.source.append(source)
-        result.part.append(part)
-        result.spans.append(settled.spans)
-        result.roles.append(settled.roles)
-        result.ends.append(settled.ends)
 
-    def _jobs(self, index: int, found: Conversation, result: Rendering) -> list[Job]:
-        """The texts that one conversation gives, and what is trained in each."""
-        template = self._for(found.tools, found.variables)
-        # Of a conversation that ends with an answer the outline says what is trained.
-        plain = None
-        outlined = _outlined(found)
-        if outlined is not None and found.messages[-1]["role"] == "assistant":
-            plain = (found.shape, found.completion, outlined[0])
-            known = self._trained.get(plain)
-            if known is not None:
-                return [Job(index, 0, found, known, template, (), outlined)]
-        train_on = self.spec.trained(found.shape)
-        if train_on == "everything":
-            return [Job(index, 0, found, None, template, (), outlined)]
-        messages = found.messages
-        _trim(found, self.spec.trailing, result)
-        if found.messages is not messages:
-            messages, outlined = found.messages, _outlined(found)
-        assistants = [i for i, m in enumerate(messages) if m["role"] == "assistant"]
-        wanted = assistants
-        weights: dict[int, float] = {}  # what messages count, where they may say so
-        if train_on == "completion":
-            wanted = [i for i in assistants if i >= found.completion]
-        elif train_on == "last_assistant_message":
-            wanted = assistants[-1:]
-        if not found.simple:
-            weights = {i: message_weight(messages[i]) for i in wanted}
-            wanted = [i for i in wanted if weights[i]]
-        if not wanted:
-            raise RowError("no assistant turn of this row is to be trained",
-                           reason="no_trained_tokens")  # fmt: skip
-        if self.spec.expand == "none":
-            if plain is not None and len(self._trained) < ROLES_KNOWN:
-                self._trained[plain] = tuple(wanted)
-            counted = tuple([weights[i] for i in wanted]) if weights else ()
-            return [Job(index, 0, found, tuple(wanted), template, counted, outlined)]
-        chosen = set(wanted)
-        jobs = []
-        for turn, i in enumerate(assistants):
-            if i in chosen:
-                part = dataclasses.replace(found, messages=messages[: i + 1])
-                counted = (weights[i],) if weights else ()
-                jobs.append(Job(index, turn, part, (i,), template, counted, _outlined(part)))
-        return jobs
-
-    def _accept_settled(self, job: Job, settled: Settled, result: Rendering, weight: float) -> None:
-        self._trained_settled(job, settled)
-        if weight != 1:
-            _scaled(settled, weight)
-        self._accept(result, job.source, job.part, settled)
-
-    def _trained_settled(self, job: Job, settled: Settled) -> Settled:
-        if job.trained is not None and not settled.spans:
-            raise RowError("the template prints nothing of what is to be trained",
-                           reason="no_trained_tokens")  # fmt: skip
-        if job.weights and any(weight != 1 for weight in job.weights):
-            settled.weights = self._of_turns(job, settled)
-        known = job.conversation.pictures
-        if known:
-            settled.pictures = [known[id(p)] for p in image_parts(job.conversation.messages)]
-        return settled
-
-    def _of_turns(self, job: Job, settled: Settled) -> list[float]:
-        assert job.trained is not None
-        if len(settled.ends) != len(job.conversation.messages):
-            raise unproven("which weight is whose cannot be told: not every message is a turn")
-        return of_turns(dict(zip(job.trained, job.weights, strict=True)), len(settled.ends))
+def _finished(sample: Sample, settled: Settled) -> Settled:
+    """With the weights and pictures of the sample; rejected where nothing of it is trained."""
+    if sample.trained is not None:
+        if not settled.spans:
+            raise _nothing_trained()
+        if any(weight != 1 for weight in sample.weights):
+            turns = len(settled.ends)
+            if turns != len(sample.conversation.messages):
+                raise unproven("which weight is whose cannot be told: not every message is a turn")
+            trained = dict(zip(sample.trained, sample.weights, strict=True))
+            settled.weights = of_turns(trained, turns)
+    known = sample.conversation.pictures
+    if known:
+        settled.pictures = [known[id(p)] for p in image_parts(sample.conversation.messages)]
+    return settled
 
 
-def _outlined(found: Conversation) -> tuple[Outline, list[Any]] | None:
-    """Outline and leaves of a conversation, where it has one."""
-    if found.simple:
-        messages = found.messages
-        return tuple([m["role"] for m in messages]), [m["content"] for m in messages]
-    return outline_of(found.messages, found.nulls)
+def _nothing_trained() -> RowError:
+    message = "the template prints nothing of what is to be trained"
+    return RowError(message, reason="no_trained_tokens")
 
 
 def _scaled(settled: Settled, weight: float) -> Settled:
-    """The same in a row that counts so much."""
-    settled.weights = scaled(settled.weights, weight, len(settled.ends))
+    if weight != 1:
+        settled.weights = scaled(settled.weights, weight, len(settled.ends))
     return settled
 
 

@@ -13,8 +13,9 @@ that `calls` and `docs/masks.md` list. A row that is no conversation raises `Row
 from __future__ import annotations
 
 import operator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from tokenmill.chat.calls import (
     call_list,
@@ -92,22 +93,27 @@ class Conversation:
         self.simple = self.simple and messages == self.messages
         self.messages = messages
 
-    def in_parts(self) -> list[Message]:
-        """The messages with every text as a part, for templates that know nothing else."""
-        return [
-            {**message, "content": [{"type": "text", "text": content}] if content else []}
-            if isinstance(content := message.get("content"), str)
-            else message
-            for message in self.messages
-        ]
-
-    def form(self, *, nulls: bool, texts: bool) -> list[Message]:
-        """The messages as a template may want them.
+    def forms(self, *, parts: bool = False) -> Iterator[Form]:
+        """The forms in which templates take such a conversation, in the order to try them.
 
         Args:
-            nulls: With null contents, as the row has them or could have.
-            texts: With the arguments of calls as JSON text.
+            parts: Whether texts as typed parts are among them, for templates of image models.
         """
+        if self.nulls:
+            yield Form(self._written(nulls=True), nulls=True)
+        yield Form(self.messages, note="null_as_empty" if self.nulls else "")
+        if self.calls:
+            if self.hollow:
+                yield Form(self._written(nulls=True), nulls=True)
+            if self.nulls or self.hollow:
+                messages = self._written(nulls=True, texts=True)
+                yield Form(messages, nulls=True, note="arguments_as_text")
+            yield Form(self._written(texts=True), note="arguments_as_text")
+        if parts:
+            yield Form([_in_parts(message) for message in self.messages], note="texts_as_parts")
+
+    def _written(self, *, nulls: bool = False, texts: bool = False) -> list[Message]:
+        """The messages with null contents, or with the arguments of calls as JSON text."""
         messages = []
         for message in self.messages:
             made = message
@@ -118,6 +124,23 @@ class Conversation:
                 made = {**made, "tool_calls": calls}
             messages.append(made)
         return messages
+
+
+class Form(NamedTuple):
+    """One way to write a conversation for a template."""
+
+    messages: list[Message]
+    nulls: bool = False
+    """Whether it has null contents: then the template must print no null as a word."""
+    note: str = ""
+    """The counter of rows that were rendered in this form."""
+
+
+def _in_parts(message: Message) -> Message:
+    content = message.get("content")
+    if not isinstance(content, str):
+        return message
+    return {**message, "content": [{"type": "text", "text": content}] if content else []}
 
 
 @dataclass(slots=True)

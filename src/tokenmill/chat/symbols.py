@@ -74,7 +74,7 @@ class Joined:
 
 
 class LoopVariable:
-    """The `loop` of a loop's body: of symbols, or of plain values where the loop is unrolled."""
+    """The `loop` of a loop's body."""
 
     def __init__(self, index: Any, total: Any, items: Any) -> None:
         self.index = index

@@ -17,7 +17,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any
 
 import jinja2
 import jinja2.ext
@@ -28,10 +28,7 @@ import jinja2.utils
 from tokenmill.chat import limits
 from tokenmill.chat.expressions import Names
 from tokenmill.chat.sandbox import BoundedEnvironment, TemplateRaised
-from tokenmill.chat.trace import Tracer
 from tokenmill.errors import RowError, TemplateError
-
-AnyTracer = TypeVar("AnyTracer", bound=Tracer)
 
 GENERATION_TAG = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
 REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
@@ -271,12 +268,12 @@ class ReferenceTemplate:
     def __init__(self, source: str, variables: Mapping[str, Any], date: str | None) -> None:
         self.source = source
         self.variables = {"documents": None, **variables}
-        self._environment = _environment(date)
+        self.environment = _environment(date)
         self.has_generation = bool(GENERATION_TAG.search(source))
         try:
             self._compiled = compiled(source)
             self._template = jinja2.Template.from_code(
-                self._environment, self._compiled.code, self._environment.make_globals(None)
+                self.environment, self._compiled.code, self.environment.make_globals(None)
             )
         except jinja2.TemplateSyntaxError as error:
             raise TemplateError(f"line {error.lineno} of the template: {error.message}") from error
@@ -288,14 +285,10 @@ class ReferenceTemplate:
         """The template as jinja2 parsed it."""
         return self._compiled.tree
 
-    def tracer(self, kind: type[AnyTracer], *, add_generation_prompt: bool) -> AnyTracer:
-        """A tracer of this template, which knows no path yet.
-
-        Raises:
-            Untraceable: No row of it can be traced.
-        """
-        variables = {**self.variables, "add_generation_prompt": add_generation_prompt}
-        return kind(self._compiled.names, self._environment, variables, tojson)
+    @property
+    def names(self) -> Names:
+        """Which names its parts read."""
+        return self._compiled.names
 
     def render(
         self,
@@ -342,7 +335,7 @@ class ReferenceTemplate:
     def _print(
         self, messages: list[dict[str, Any]], tools: list[Any] | None, add_generation_prompt: bool
     ) -> str:
-        budget = self._environment.budget
+        budget = self.environment.budget
         budget.refill(characters(messages) + (characters(tools) if tools else 0))
         pieces: list[str] = []
         for piece in self._template.generate(

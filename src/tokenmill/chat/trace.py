@@ -20,12 +20,22 @@ from collections.abc import Callable, Iterable, Mapping
 from types import NoneType
 from typing import Any, NamedTuple
 
+import msgspec
 from jinja2 import Undefined, nodes
 from markupsafe import Markup
 
-from tokenmill.chat.expressions import FUNCTIONS, Expressions, Names, line_of
-from tokenmill.chat.program import Namespace, Refused, Rope, TemplateBlock
-from tokenmill.chat.sandbox import BoundedEnvironment
+from tokenmill.chat.expressions import FUNCTIONS, Expressions, line_of
+from tokenmill.chat.program import (
+    Beyond,
+    Inconsistent,
+    Memo,
+    Namespace,
+    Refused,
+    Rope,
+    Run,
+    TemplateBlock,
+    Unlearned,
+)
 from tokenmill.chat.symbols import (
     HELD,
     ME,
@@ -47,6 +57,11 @@ from tokenmill.chat.symbols import (
     real,
     sources_of,
 )
+from tokenmill.chat.template import ReferenceTemplate, alias_reasoning, tojson
+from tokenmill.errors import RowError
+
+MOST_OPERATIONS = 200_000  # in a program; real templates with all their rows take a few thousand
+MOST_TOOLS = 256  # lists of tools that are remembered; data sets have a few, or one per row
 
 
 class Break(Exception):
@@ -72,25 +87,15 @@ class MacroCall(NamedTuple):
 
 
 class Tracer(Expressions):
-    """Takes rows through one template.
+    """Takes rows through one template and writes their paths into its program."""
 
-    Args:
-        names: Who reads and assigns which names of the template.
-        environment: The reference's environment: its filters, tests and functions.
-        variables: What every render sees: special tokens, template variables.
-        tojson: The unbounded form of the `tojson` filter.
-    """
-
-    def __init__(
-        self,
-        names: Names,
-        environment: BoundedEnvironment,
-        variables: Mapping[str, Any],
-        tojson: Callable[..., str],
-    ) -> None:
-        super().__init__(names, environment, tojson)
-        self.tree = names.tree
-        self._variables = dict(variables)
+    def __init__(self, reference: ReferenceTemplate, *, add_generation_prompt: bool) -> None:
+        super().__init__(reference.names, reference.environment, tojson)
+        self._tree = reference.tree
+        self._variables = {
+            **reference.variables,
+            "add_generation_prompt": add_generation_prompt,
+        }
         self._owner_of: Callable[[int], Any] = lambda _: None
         self._out: list[str] = []
 
@@ -109,7 +114,7 @@ class Tracer(Expressions):
         self._tools: Any = Symbol("R.tools", tools, NOTHING)
         self._out = []
         try:
-            self._body(self.tree.body)
+            self._body(self._tree.body)
             frame.cursor.emit(("end",))
         except (Break, Continue):
             raise Untraceable("a break outside a loop") from None
@@ -607,3 +612,196 @@ class Tracer(Expressions):
         if name in self._environment.globals:
             raise Untraceable(f"the function {name}")
         return Undefined(name=name)
+
+
+# -- templates with their known paths ---------------------------------------------------------
+
+
+class NotTraced(Exception):
+    """The program cannot say what the template prints for this row.
+
+    Args:
+        cause: Why, the same words for every row of the kind.
+        line: The line of the template, 0 where it is not one line.
+    """
+
+    def __init__(self, cause: str, line: int = 0) -> None:
+        super().__init__(cause)
+        self.cause = cause
+        self.line = line
+
+    def __str__(self) -> str:
+        return f"{self.cause} (line {self.line} of the template)" if self.line else self.cause
+
+
+class Differs(Exception):
+    """A traced path printed something else than the reference."""
+
+
+class TracedTemplate:
+    """One template and its known paths.
+
+    A row whose path is known is rendered by the program. For a new path, the reference renders the
+    row, the tracer records the path, and the program must then print the reference's text. After
+    one difference all paths are dropped, and every row must be compared with the reference.
+
+    Attributes:
+        learned: Number of rows from which a path was learned.
+        differed: What was rendered when the program first differed from the reference.
+    """
+
+    def __init__(
+        self, reference: ReferenceTemplate, *, add_generation_prompt: bool = False
+    ) -> None:
+        self.reference = reference
+        self.add_generation_prompt = add_generation_prompt
+        self.learned = 0
+        self.differed = ""
+        self._tools: dict[bytes, tuple[list[Any], Memo]] = {}
+        self._last_tools: tuple[list[Any] | None, bytes, tuple[list[Any], Memo]]
+        self._last_tools = None, b"", ([], {})
+        self._start()
+
+    def _start(self) -> None:
+        self._tracer: Tracer | NotTraced
+        try:
+            self._tracer = Tracer(self.reference, add_generation_prompt=self.add_generation_prompt)
+        except Untraceable as error:
+            self._tracer = NotTraced(error.cause, error.line)
+
+    def ban(self, what: str) -> NotTraced:
+        """Drop every path: from now on each row must be compared with the reference."""
+        self.differed = self.differed or what
+        self._start()
+        return NotTraced("the traced template differed from the reference")
+
+    def follow(self, messages: list[dict[str, Any]], tools: list[Any] | None) -> Run:
+        """Render a conversation, learning its path where it is new.
+
+        Raises:
+            NotTraced: It cannot be rendered so.
+            RowError: Its path is new, and the reference refuses it.
+            TemplateError: The same, for a date that is not pinned.
+        """
+        tracer = self._tracer
+        if isinstance(tracer, NotTraced):
+            raise tracer
+        given = alias_reasoning(messages)
+        memo: Memo | None = None
+        if tools:
+            tools, memo = self._interned(tools)
+        try:
+            return tracer.program.run(given, tools, memo)
+        except Unlearned:
+            return self._learn(tracer, messages, given, tools)
+        except Exception as error:
+            raise _not_traced(error) from error
+
+    def audit(self, run: Run, messages: list[dict[str, Any]], tools: list[Any] | None) -> None:
+        """Compare a run with the reference.
+
+        Raises:
+            Differs: They are not the same. All paths are dropped.
+        """
+        try:
+            text = self._rendered(messages, tools)
+        except RowError:
+            text = None
+        if run.text != text:
+            self.ban("a row that both rendered")
+            raise Differs
+
+    def compared(self, messages: list[dict[str, Any]], tools: list[Any] | None) -> Run:
+        """A run that printed exactly what the reference prints for this very conversation."""
+        text = self._rendered(messages, tools)
+        try:
+            run = self.follow(messages, tools)
+        except (NotTraced, RowError):
+            if not self.differed:
+                raise
+        else:
+            if run.text == text:
+                return run
+            self.ban("a row that both rendered")
+        # Something remembered was wrong: a trace of this conversation alone remembers nothing.
+        fresh = TracedTemplate(self.reference, add_generation_prompt=self.add_generation_prompt)
+        run = fresh.follow(messages, tools)
+        if run.text != text:
+            raise self.ban("a row that both rendered")
+        return run
+
+    def _rendered(self, messages: list[dict[str, Any]], tools: list[Any] | None) -> str:
+        return self.reference.render(
+            messages, tools, add_generation_prompt=self.add_generation_prompt
+        )
+
+    def _interned(self, tools: list[Any]) -> tuple[list[Any], Memo | None]:
+        """The same list for equal tools, with what loops over it printed."""
+        last, last_key, known = self._last_tools
+        if tools is last:  # one row may be rendered in two forms
+            return known
+        try:
+            key = msgspec.json.encode(tools)
+        except (msgspec.MsgspecError, ValueError, OverflowError, TypeError, RecursionError):
+            return tools, None  # not of JSON: a caller's own objects
+        if key != last_key:  # data sets with one list of tools: not even hashed
+            found = self._tools.get(key)
+            if found is None:
+                if len(self._tools) >= MOST_TOOLS:
+                    self._tools.clear()
+                found = self._tools[key] = (tools, {})
+            known = found
+        self._last_tools = tools, key, known
+        return known
+
+    def _learn(
+        self,
+        tracer: Tracer,
+        messages: list[dict[str, Any]],
+        given: list[dict[str, Any]],
+        tools: list[Any] | None,
+    ) -> Run:
+        try:
+            expected = self._rendered(messages, tools)
+        except RowError as error:
+            if error.reason == "template_error":
+                self._learn_refusal(tracer, given, tools)
+            raise
+        if tracer.program.size() > MOST_OPERATIONS:
+            self._start()
+            assert isinstance(self._tracer, Tracer)
+            tracer = self._tracer
+        try:
+            tracer.learn(given, tools)
+            run = tracer.program.run(given, tools)
+        except Exception as error:
+            if isinstance(error, (Inconsistent, Unlearned)):
+                raise self.ban(f"one path led to two places: {error}") from error
+            raise _not_traced(error) from error
+        self.learned += 1
+        if run.text != expected:
+            raise self.ban("a path that was just learned gave another text")
+        return run
+
+    def _learn_refusal(
+        self, tracer: Tracer, given: list[dict[str, Any]], tools: list[Any] | None
+    ) -> None:
+        """Record where the template refuses a row, so that the next such row is not traced."""
+        try:
+            tracer.learn(given, tools)
+        except Inconsistent as error:
+            self.ban(f"one path led to two places: {error}")
+        except Exception:  # it fails, as it should
+            return
+        else:
+            self.ban("a row that the reference refuses")
+
+
+def _not_traced(error: Exception) -> NotTraced:
+    if isinstance(error, Untraceable):
+        return NotTraced(error.cause, error.line)
+    if isinstance(error, Refused):
+        return NotTraced("the template fails on the row")
+    if isinstance(error, Beyond):
+        return NotTraced("a row near the limits of a render")
+    return NotTraced(f"{type(error).__name__} on the path")

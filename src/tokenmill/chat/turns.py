@@ -54,8 +54,6 @@ class Settled:
     dropped: str = ""
     weights: Sequence[float] = ()
     """What each turn counts in the loss; empty where each counts 1."""
-    emptied: bool = False
-    """Whether the template was given empty texts for null contents."""
     pictures: Sequence[Picture] = ()
     """Those of the conversation, in order."""
 

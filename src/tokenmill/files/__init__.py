@@ -16,7 +16,13 @@ nothing of its parent's.
 
 from __future__ import annotations
 
-from tokenmill.files.kind import NETWORK_KINDS, filesystem_kind, is_network
+from tokenmill.files.paths import (
+    NETWORK_KINDS,
+    default_cache_dir,
+    filesystem_kind,
+    is_network,
+    require_inside,
+)
 from tokenmill.files.process import (
     PrivateDirectory,
     ProcessLock,
@@ -37,7 +43,6 @@ from tokenmill.files.publish import (
     writing_errors,
 )
 from tokenmill.files.remote import is_remote
-from tokenmill.files.root import default_cache_dir, require_inside
 
 __all__ = [
     "NETWORK_KINDS",

@@ -1,12 +1,7 @@
-"""What belongs to one process, and what a forked child of it must leave alone.
+"""Objects that belong to one process and what a forked child does with them.
 
-A child made by ``os.fork`` inherits everything: also the clean-up that removes a temporary
-directory when the program ends, and a lock that another thread of the parent held at that moment
-and that nobody in the child will ever release. `at_end` runs a clean-up in the process that asked
-for it and in no child; a `PrivateDirectory` is a temporary directory that goes with its owner that
-way, and `process_directory` the one that everything in a process shares where no cache can be
-written. A `ProcessLock` is free again in every child; what else must begin anew there is known to
-`in_children`.
+A forked child inherits clean-ups and locks of its parent. `at_end` and `PrivateDirectory` clean up
+in the process that created them only. `ProcessLock` and `RecentValues` are usable in every child.
 """
 
 from __future__ import annotations
@@ -16,7 +11,8 @@ import shutil
 import tempfile
 import threading
 import weakref
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
 from pathlib import Path
 from typing import Any, Self
 
@@ -107,3 +103,43 @@ def process_directory() -> Path:
 def has_process_directory() -> bool:
     """Whether this process, not a parent of it, asked for one before."""
     return bool(_shared) and _shared[-1].process == os.getpid()
+
+
+class RecentValues:
+    """What was put or taken last: bounded in bytes, the newest value aside."""
+
+    def __init__(self, bound: int) -> None:
+        self._bound = bound
+        self._values: OrderedDict[Hashable, tuple[Any, int]] = OrderedDict()
+        self.bytes = 0
+        self._lock = threading.Lock()
+        in_children(self)
+
+    def clear(self) -> None:
+        with self._lock:
+            self._values.clear()
+            self.bytes = 0
+
+    def after_fork(self) -> None:
+        """Another thread of the parent may have held the lock, half way through a change."""
+        self._lock = threading.Lock()
+        self.bytes = sum(size for _, size in self._values.values())
+
+    def get(self, key: Hashable) -> Any:
+        with self._lock:
+            found = self._values.get(key)
+            if found is None:
+                return None
+            self._values.move_to_end(key)
+            return found[0]
+
+    def put(self, key: Hashable, value: Any, size: int | None = None) -> None:
+        """Keep a value of a size in bytes (its length by default); those unused for longest go."""
+        size = len(value) if size is None else size
+        with self._lock:
+            _, before = self._values.pop(key, (None, 0))
+            self._values[key] = value, size
+            self.bytes += size - before
+            while self.bytes > self._bound and len(self._values) > 1:
+                _, (_, gone) = self._values.popitem(last=False)
+                self.bytes -= gone

@@ -25,14 +25,14 @@ import os
 import secrets
 import shutil
 import socket
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Self
 
 import xxhash
 
 from tokenmill.errors import CacheError, TokenmillError
-from tokenmill.files.root import require_inside
+from tokenmill.files.paths import require_inside
 
 _NO_HARD_LINKS = (
     errno.EPERM,
@@ -365,13 +365,21 @@ def publish_directory(staged: Path, target: Path) -> bool:
     return ours
 
 
-def copy_or_link(source: Path, target: Path) -> None:
-    """Give a published file a second name: a hard link where possible, else a synced copy."""
+def copy_or_link(
+    source: Path, target: Path, pieces: Callable[[], Iterable[Buffer]] | None = None
+) -> None:
+    """Give a published file a second name: a hard link where possible, else a synced copy.
+
+    ``pieces`` reads the source for a copy, say with checks.
+    """
     try:
         os.link(source, target)
         return
     except OSError as error:
         if error.errno not in _NO_HARD_LINKS:
             raise
+    if pieces is not None:
+        write_file(target, pieces())
+        return
     with open(source, "rb") as reader:
         write_file(target, iter(lambda: reader.read(1 << 20), b""))

@@ -18,7 +18,7 @@ from collections.abc import Hashable
 from typing import Any
 
 from tokenmill.errors import SourceChanged, TokenmillError
-from tokenmill.files.recent import RecentValues
+from tokenmill.files.process import RecentValues
 from tokenmill.files.remote import RemoteObject, Version
 
 BLOCK = 256 << 10  # bytes of one cached block: what a single row costs

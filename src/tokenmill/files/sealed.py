@@ -33,7 +33,7 @@ import xxhash
 
 from tokenmill import fingerprint
 from tokenmill.errors import CacheError, CorruptionError, SourceError
-from tokenmill.files.kind import is_network
+from tokenmill.files.paths import is_network, require_inside
 from tokenmill.files.publish import (
     Buffer,
     NewFile,
@@ -43,7 +43,6 @@ from tokenmill.files.publish import (
     write_file,
     writing_errors,
 )
-from tokenmill.files.root import require_inside
 
 if TYPE_CHECKING:
     import numpy.typing as npt  # heavy for whoever only recalls a memo

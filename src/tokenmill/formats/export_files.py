@@ -1,28 +1,27 @@
-"""From a plan to visible files: all of them in one step, or none.
+"""Write the files of a plan and publish them together.
 
-In goes an `ExportPlan`, out comes what was made (`Exported`); `tokenmill.export` and ``tokenmill
-export`` call `export`. `files_of` names the files of a plan, each with a stream of its bytes.
-`export` stages them as a hidden sibling of the target and publishes: one file by a link, a
-directory by a rename. Where the target is there already, nothing is written: the streams are
-compared with it, byte by byte, and it is either the same export (fine) or something else (refused).
-Nothing is ever replaced.
+Files are staged in a hidden sibling of the target and published in one step: one file by a link, a
+directory by a rename. Where the target exists, nothing is written: it is compared with the files
+of the plan byte by byte, and is either the same export or refused.
 """
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
+
 from tokenmill import fingerprint
 from tokenmill.errors import UsageError
 from tokenmill.files import Staging, publish_directory, writing_errors
 from tokenmill.formats import megatron
-from tokenmill.formats.megatron_bridge import METADATA, metadata_of
+from tokenmill.formats.columns import Table, table_of
 from tokenmill.formats.plan import ExportPlan, SplitPlan
-from tokenmill.formats.streams import arrow_stream, json_lines, parquet_stream
-from tokenmill.formats.tables import TableMaker, maker_of
 from tokenmill.store.commit import datasets_state
 
 Buffers = Iterable[bytes | memoryview]
@@ -30,25 +29,17 @@ Buffers = Iterable[bytes | memoryview]
 
 @dataclass(frozen=True)
 class Exported:
-    """What an export made, or found.
-
-    Attributes:
-        path: The file or directory.
-        rows: Records in it: rows, or packs.
-        bytes: Size of all files together.
-        files: How many there are.
-        found: Whether it was there already.
-    """
+    """The outcome of an export."""
 
     path: Path
-    rows: int
-    bytes: int
+    rows: int  # records: rows, groups or packs
+    bytes: int  # of all files
     files: int
-    found: bool
+    found: bool  # it existed already
 
 
 def export(plan: ExportPlan | SplitPlan) -> Exported:
-    """Make the files of a plan.
+    """Write the files of a plan, or find them at the target.
 
     Raises:
         UsageError: Something else is where the files would go.
@@ -76,7 +67,7 @@ def export(plan: ExportPlan | SplitPlan) -> Exported:
 
 
 def files_of(plan: ExportPlan | SplitPlan) -> Iterator[tuple[str, Buffers]]:
-    """Names and streams, one after the other."""
+    """Yield the name and the bytes of every file."""
     if isinstance(plan, SplitPlan):
         for split, part in plan.splits.items():
             for name, stream in files_of(part):
@@ -93,28 +84,71 @@ def files_of(plan: ExportPlan | SplitPlan) -> Iterator[tuple[str, Buffers]]:
     names = [f"data-{number:05d}-of-{count:05d}{plan.suffix}" for number in range(count)]
     if plan.one_file:
         names = [plan.target.name]
-    maker = None if plan.format == "jsonl" else maker_of(plan)
+    table = table_of(plan)
     for name, samples in zip(names, plan.shards, strict=True):
-        yield name, _stream(plan, maker, samples)
+        yield name, _stream(plan, table, samples)
     if plan.layout == "megatron-bridge" and not plan.one_file:
-        yield METADATA, metadata_of(plan)
+        yield "_metadata.json", megatron.bridge_metadata(plan)
     if plan.suffix == ".arrow" and not plan.one_file:
         # What `datasets.load_from_disk` asks for. Types are taken from the Arrow schema.
         yield "state.json", _state(plan, names)
         yield "dataset_info.json", [b"{}\n"]
 
 
-def _stream(plan: ExportPlan, maker: TableMaker | None, samples: range) -> Buffers:
+def _stream(plan: ExportPlan, table: Table, samples: range) -> Iterator[bytes]:
+    """Yield one file of tables or JSON lines, block by block.
+
+    Parquet has a row group per block, compressed with zstd; Arrow is an uncompressed IPC stream,
+    which `datasets` maps.
+    """
     blocks = plan.blocks(samples)
-    if maker is None:
-        return json_lines(plan, blocks)
-    write = parquet_stream if plan.suffix == ".parquet" else arrow_stream
-    return write(maker.schema, (maker.table(block) for block in blocks))
+    if plan.suffix == ".jsonl":
+        yield from map(table.lines, blocks)
+        return
+    buffer = _Buffer()
+    file = pa.PythonFile(buffer, mode="w")
+    if plan.suffix == ".parquet":
+        writer = pq.ParquetWriter(file, table.schema, compression="zstd")
+    else:
+        writer = pa.ipc.new_stream(file, table.schema)
+    with writer:
+        for block in blocks:
+            made = table.table(block)
+            if plan.suffix == ".parquet":
+                writer.write_table(made, row_group_size=max(made.num_rows, 1))
+            else:
+                writer.write_table(made)
+            yield from buffer.take()
+    yield from buffer.take()
+
+
+class _Buffer(io.RawIOBase):
+    """A file that keeps what is written until it is taken."""
+
+    def __init__(self) -> None:
+        self._held: list[bytes] = []
+        self._size = 0
+
+    def writable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._size
+
+    def write(self, data: object) -> int:
+        held = bytes(memoryview(data))  # type: ignore[arg-type]  # whatever pyarrow hands over
+        self._held.append(held)
+        self._size += len(held)
+        return len(held)
+
+    def take(self) -> list[bytes]:
+        held, self._held = self._held, []
+        return held
 
 
 def _state(plan: ExportPlan, names: list[str]) -> Buffers:
-    passport = plan.run.passport
-    made_of = [passport.dataset, passport.order, passport.seed, plan.format, plan.mask]
+    spec = plan.run.spec
+    made_of = [spec.dataset, spec.order, spec.seed, plan.format, plan.mask]
     made_of += ["embed_media"] * plan.embed_media
     key = fingerprint.key([*made_of, list(plan.also)] if plan.also else made_of)
     files = [{"filename": name} for name in names]
@@ -123,14 +157,14 @@ def _state(plan: ExportPlan, names: list[str]) -> Buffers:
 
 
 def _is_there(target: Path) -> bool:
-    """Whether something is at the target; an empty directory is nothing."""
+    # An empty directory is nothing.
     if target.is_dir():
         return any(target.iterdir())
     return target.exists() or target.is_symlink()
 
 
 def _same(plan: ExportPlan | SplitPlan, target: Path) -> Exported:
-    """What is there, when it is this export; else a refusal."""
+    """Return the existing export, or raise if it is another one."""
     size, names = 0, set()
     for name, stream in files_of(plan):
         path = target if plan.one_file else target / name

@@ -1,9 +1,8 @@
-"""What is to be exported, checked where it is said.
+"""What is exported: rows, format and target, validated, and cut into files and blocks.
 
-An `ExportPlan` holds a run (`tokenmill.loader.WholeRun`: rows, groups or packs by number), a
-format, and where the files go. It cuts the run into *shards* (one file each, where the target is a
-directory) and shards into *blocks* (what is in memory at a time), by counting stored lengths only.
-A `SplitPlan` holds one plan per split, for a directory of several.
+An `ExportPlan` holds a run (`tokenmill.loader.WholeRun`: rows, groups or packs by number). It cuts
+the run into *shards* (one file each, where the target is a directory) and shards into *blocks*
+(what is in memory at a time), from stored lengths only.
 """
 
 from __future__ import annotations
@@ -28,14 +27,14 @@ FORMATS = (
 MASKS = ("loss_mask", "labels")
 LAYOUTS = ("tokenmill", "megatron-bridge")
 TRAINERS = ("hf", "axolotl", "llama-factory")
-"""Formats with the columns that a trainer takes, and no other that nobody asked for. Of data with
-groups they hold a record per group, every other format a record per row."""
+"""Formats with the columns of trainers. Of data with groups they hold a record per group, every
+other format a record per row."""
 UNWEIGHTED = ("axolotl", "llama-factory", "megatron", "packed-parquet")
-"""Formats whose readers know masks alone; the others have a column of weights where there are."""
-ILLUSTRATED = ("parquet", "arrow", "jsonl")
-"""Formats that say which pictures a row has."""
+"""Formats whose readers know masks only; the others have a column of weights."""
+ROW_FORMATS = ("parquet", "arrow", "jsonl")
+"""Formats with everything about a row: loss mask or labels, origin, images, carried columns."""
 LENGTHS = ("length", "lengths")
-"""Columns with the number of a row's tokens: transformers calls it so, and ms-swift."""
+"""Columns with the number of a row's tokens, as transformers and ms-swift name them."""
 
 SUFFIXES = {
     "parquet": ".parquet",
@@ -52,30 +51,20 @@ BLOCK_ROWS = 1000  # records in memory at a time, where they are short
 
 @dataclass(frozen=True)
 class ExportPlan:
-    """What is to be exported.
+    """What is exported; arguments are those of `tokenmill.export`."""
 
-    Args:
-        run: Rows, groups or packs by number.
-        format: One of `FORMATS`.
-        target: The file or directory to make.
-        mask: ``loss_mask`` or ``labels``: which of the two a record of a row holds.
-        layout: Columns of packs: ours, or those that Megatron-Bridge reads.
-        also: More columns for a trainer: origin, length, lengths, or carried ones.
-        embed_media: Whether the bytes of pictures stand beside what is said of them.
-    """
-
-    run: WholeRun
+    run: WholeRun  # rows, groups or packs by number
     format: str
     target: Path
     mask: str = "loss_mask"
     layout: str = "tokenmill"
-    also: tuple[str, ...] = ()
+    also: tuple[str, ...] = ()  # more columns for a trainer
     embed_media: bool = False
 
     def __post_init__(self) -> None:
         for name, known in (("format", FORMATS), ("mask", MASKS), ("layout", LAYOUTS)):
             check_one_of(name, getattr(self, name), known)
-        packed = self.run.passport.packing is not None
+        packed = self.run.spec.packing is not None
         if packed != (self.format == "packed-parquet"):
             raise UsageError(
                 f"format {self.format} holds rows: it takes no pack"
@@ -93,10 +82,10 @@ class ExportPlan:
         if self.format in UNWEIGHTED or self.run.unit == "groups":
             groups = " of groups" * (self.run.unit == "groups")
             unweighted(self.run.view, f"format {self.format}{groups}")
-        if self.format not in ILLUSTRATED and self.run.view.has_media:
+        if self.format not in ROW_FORMATS and self.run.view.has_media:
             raise UsageError(
                 f"rows of this data have pictures, and format {self.format} has no place for them: "
-                f"its reader would train on them as if there were none; {', '.join(ILLUSTRATED)} "
+                f"its reader would train on them as if there were none; {', '.join(ROW_FORMATS)} "
                 "hold them"
             )
         if self.embed_media and not self.run.view.has_media:
@@ -106,7 +95,7 @@ class ExportPlan:
         suffix = self.target.suffix
         if suffix in SUFFIXES.values() and not self.one_file:
             raise UsageError(f"{self.target.name} does not name a target of format {self.format}")
-        if self.mask == "labels" and self.format not in ("parquet", "arrow", "jsonl"):
+        if self.mask == "labels" and self.format not in ROW_FORMATS:
             raise UsageError(f"format {self.format} has columns of its own: it takes no mask")
 
     def _check_groups(self) -> None:
@@ -124,23 +113,19 @@ class ExportPlan:
 
     @property
     def rows(self) -> int:
-        """Records: rows, groups, or packs."""
         return len(self.run)
 
     @property
     def one_file(self) -> bool:
-        """Whether the target is a single file."""
         suffix = ".parquet" if self.format == "hf" else SUFFIXES.get(self.format)
         return suffix is not None and self.target.suffix == suffix
 
     @property
     def suffix(self) -> str:
-        """How files of rows or packs end."""
         return SUFFIXES.get(self.format, ".parquet" if self.one_file else ".arrow")
 
     @cached_property
     def shards(self) -> list[range]:
-        """The samples of every file."""
         if self.one_file:
             return [range(len(self.run))]
         return list(_cut(self._tokens(), SHARD_TOKENS))
@@ -151,7 +136,7 @@ class ExportPlan:
             yield from _tokens_of(self.run.packs(range(start, stop)))
 
     def blocks(self, samples: range) -> Iterator[Packs]:
-        """Samples of a shard, a bounded number of tokens at a time."""
+        """Yield the samples of a shard, a bounded number of tokens at a time."""
         for start in range(samples.start, samples.stop, BLOCK_ROWS):
             packs = self.run.packs(range(start, min(start + BLOCK_ROWS, samples.stop)))
             for part in _cut(_tokens_of(packs), BLOCK_TOKENS):
@@ -160,12 +145,7 @@ class ExportPlan:
 
 @dataclass(frozen=True)
 class SplitPlan:
-    """What is to be exported, split by split, into one directory.
-
-    Args:
-        target: The directory to make.
-        splits: One plan per split, by its name; each one's target is a directory in it.
-    """
+    """One plan per split, each into a directory of the target."""
 
     target: Path
     splits: Mapping[str, ExportPlan]
@@ -181,23 +161,20 @@ class SplitPlan:
 
     @property
     def one_file(self) -> bool:
-        """Never: every split has files of its own."""
         return False
 
     @property
     def rows(self) -> int:
-        """Rows of all splits."""
         return sum(plan.rows for plan in self.splits.values())
 
 
 def _tokens_of(packs: Packs) -> list[int]:
-    """Tokens of every sample."""
     counts: list[int] = packs.per_pack(packs.lengths).tolist()
     return counts
 
 
 def _cut(tokens: Iterable[int], most: int) -> Iterator[range]:
-    """Ranges of consecutive samples with at most so many tokens together, or of a single one."""
+    """Yield ranges of consecutive samples with at most ``most`` tokens, or of a single sample."""
     first = held = number = 0
     for number, count in enumerate(tokens, 1):
         if held and held + count > most:
@@ -208,12 +185,12 @@ def _cut(tokens: Iterable[int], most: int) -> Iterator[range]:
 
 
 def unit_of(data: Store | View | Mixture, format_name: str) -> str:
-    """What a record of a format holds when nothing is packed: ``rows`` or ``groups``."""
+    """Return what a record of a format holds when nothing is packed: ``rows`` or ``groups``."""
     view = data.view if isinstance(data, Mixture) else as_view(data)
     return "groups" if view.has_groups and format_name in TRAINERS else "rows"
 
 
 def default_name(key: str, format_name: str) -> str:
-    """What an export is called when nobody says: the data's key, and what it is."""
+    """Return the name of an export without ``--out``."""
     packed = ".packed" if format_name == "packed-parquet" else ""
     return key[:12] + packed + SUFFIXES.get(format_name, f"-{format_name}")

@@ -179,7 +179,7 @@ class Loader:
 
     def state_dict(self) -> dict[str, Any]:
         """Where the run stands, counting what was handed out; the same on every rank."""
-        return self.stream.passport.stamp(self.cursor, self._first_epoch)
+        return self.stream.spec.save(self.cursor, self._first_epoch)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go where a saved state stands.
@@ -187,7 +187,7 @@ class Loader:
         Raises:
             StateError: The state is of another dataset, seed, order, packing or version.
         """
-        cursor, first_epoch = self.stream.passport.admit(state)
+        cursor, first_epoch = self.stream.spec.load(state)
         self.stream.check(cursor)
         self.jump(cursor, first_epoch)
         self._keeps_place = True

@@ -2,7 +2,7 @@
 
 A `Stream` is composed once from data, order, packing and geometry, and never moves. Its parts: an
 *order* (position → row), *samples* over it (rows or packs), a *stepper* (global batches), a
-*filler* (arrays), and a *passport* that tells its states from those of other streams.
+*filler* (arrays), and a *spec* that tells its states from those of other streams.
 `LengthGrouped` names an order with numbers of its own.
 """
 
@@ -14,12 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from tokenmill import fingerprint
 from tokenmill.dataset import Mixture, View, as_view
 from tokenmill.errors import StateError, UsageError, check_one_of, check_positive
 from tokenmill.loader.account import Account, served
 from tokenmill.loader.attached import Attached, Wanted
-from tokenmill.loader.cursor import Cursor, Passport, Scheduled
+from tokenmill.loader.cursor import Cursor, StreamSpec
 from tokenmill.loader.filler import Filler
 from tokenmill.loader.group_batches import GroupFiller, group_kind
 from tokenmill.loader.media import WAYS, MediaFiller, Pixels
@@ -143,12 +142,11 @@ class Stream:
             self.filler = MediaFiller(self.filler, self.view, indices, pixels)
         numbers = "" if grouping is None else f"/{grouping.window}/{grouping.group}"
         numbers += "/groups" * self.units.grouped
-        self.passport = Passport(
+        self.spec = StreamSpec(
             dataset=data.key if isinstance(data, Mixture) else self.view.key,
             seed=self.seed,
             order=name + numbers,
             packing=None if pack is None else self._packing(pack),
-            scheduled=self._scheduled(),
         )
 
     # Composition
@@ -165,25 +163,6 @@ class Stream:
             )
         whole = micro.layout == "padded" and micro.context_parallel == 1
         return replace(groups, sides=groups.sides and whole)
-
-    def _scheduled(self) -> Scheduled | None:
-        if self.mixture is None or not self.mixture.is_scheduled:
-            return None
-        return Scheduled(self.mixture.sources_key, self._schedule_up_to)
-
-    def _schedule_up_to(self, cursor: Cursor) -> str:
-        document = self.schedule.up_to(cursor.epoch, self._looked_at(cursor))
-        return fingerprint.key(document)
-
-    def _looked_at(self, cursor: Cursor) -> int:
-        """Rows of the epoch that shaped what lies before a cursor: whole windows of them."""
-        position = cursor.position
-        if isinstance(self.samples, PackSamples):
-            begun = cursor.position > cursor.packs_before
-            position = (cursor.window + begun) * self.samples.window
-        if isinstance(self.order, GroupedOrder):
-            position = -(-position // self.order.window) * self.order.window
-        return min(position, self.order.rows)
 
     def _packing(self, pack: Pack) -> dict[str, Any]:
         slots = {} if self.slots is None else {"slots": asdict(self.slots)}
@@ -304,8 +283,7 @@ class Stream:
         if self.mixture is None:
             order = make_order(base, self.units.count, self.seed)
         else:
-            self.schedule = self.mixture.schedule(self.units.grouped)
-            order = MixedOrder.of(self.schedule, base, self.seed)
+            order = MixedOrder.of(self.mixture.schedule(self.units.grouped), base, self.seed)
         if grouping is not None:
             order = GroupedOrder(
                 order, self.seed, self.units.tokens_at, grouping.window, grouping.group

@@ -21,7 +21,7 @@ import numpy as np
 
 from tokenmill.dataset import Mixture, View, as_view
 from tokenmill.errors import UsageError
-from tokenmill.loader.cursor import Passport
+from tokenmill.loader.cursor import StreamSpec
 from tokenmill.loader.samples import PackSamples
 from tokenmill.loader.stream import LengthGrouped, Stream
 from tokenmill.packing import Pack, Packs, Piece, Slots
@@ -114,9 +114,9 @@ class WholeRun:
         return self._stream.slots
 
     @property
-    def passport(self) -> Passport:
+    def spec(self) -> StreamSpec:
         """Which data, order and packing this is, by content."""
-        return self._stream.passport
+        return self._stream.spec
 
     @property
     def tokens(self) -> int:

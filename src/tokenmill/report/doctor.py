@@ -27,7 +27,7 @@ from typing import Any
 from tokenmill.build.outcome import LIBRARIES, installed_versions
 from tokenmill.chat import ChatSpec
 from tokenmill.chat.render import Template
-from tokenmill.chat.traced import NotTraced
+from tokenmill.chat.trace import NotTraced
 from tokenmill.chat.turns import CONVERSATIONS, TOOL
 from tokenmill.errors import RowError, TemplateError, TokenmillError
 from tokenmill.files import Staging, default_cache_dir, filesystem_kind, is_network

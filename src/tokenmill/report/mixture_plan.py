@@ -5,10 +5,9 @@ and mixes them. The same file plans a run (``tokenmill mix``) and makes the data
 looked at is what is trained.
 
     sources: {chat: stores/chat, code: stores/code}
-    weights: {chat: [[0, 0.9], [1000000, 0.5]], code: [[0, 0.1], [1000000, 0.5]]}
+    weights: {chat: 0.7, code: 0.3}
     by: rows
     exhausted: repeat
-    schedule_by: samples
 
 `mixture_plan` gives the planned share of every source over a number of samples and over each of a
 few stretches of them. The counts are the very ones that `tokenmill.Loader` serves, a function of
@@ -28,7 +27,7 @@ from tokenmill.errors import UsageError
 from tokenmill.options import refuse_unknown
 from tokenmill.store import open_store
 
-_NAMES = ("sources", "weights", "by", "exhausted", "schedule_by")
+_NAMES = ("sources", "weights", "by", "exhausted")
 STRETCHES = 20  # lines of the drawing
 
 
@@ -43,7 +42,7 @@ def open_mixture(path: str | os.PathLike[str]) -> Mixture:
     ):
         raise UsageError("sources are stores by name: {chat: path/to/store, …}", path=path)
     if not isinstance(document.get("weights", {}), dict):
-        raise UsageError("weights are numbers or points by the name of a source", path=path)
+        raise UsageError("weights are numbers by the name of a source", path=path)
     opened = {name: open_store(_beside(path, store)) for name, store in sources.items()}
     given: dict[str, Any] = document
     return mix(opened, **given)

@@ -1,10 +1,4 @@
-"""Saved states: whether a dict somebody kept may move a cursor of this run.
-
-A *state* is a flat JSON-able dict: its kind, the versions of its layout and of the order, the
-fields that say which stream it belongs to, and the numbers of the cursor. `admit_state` refuses one
-of another version or of another stream, naming both values, and gives the numbers back. Loading
-never guesses: a state that is nearly right is a different run.
-"""
+"""Validate saved states: flat JSON dicts that identify a stream and a position in it."""
 
 from __future__ import annotations
 
@@ -12,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tokenmill.errors import StateError
-from tokenmill.sampling.permutation import LARGEST, ORDER_VERSION
+from tokenmill.sampling.order import LARGEST, ORDER_VERSION
 
 
 def admit_state(
@@ -24,19 +18,19 @@ def admit_state(
     fields: Mapping[str, Any],
     numbers: Sequence[str],
 ) -> dict[str, int]:
-    """The numbers of a saved state that belongs to this stream.
+    """Return the integers of a saved state after checking that it belongs to this stream.
 
     Args:
         state: What was saved.
-        kind: Whose states it must be one of.
+        kind: Required value of the state's ``kind``.
         owner: What loads it, for the message ("loader").
         version: Of the state's layout.
-        fields: Names and values that must be the state's, too.
-        numbers: Names of the whole numbers to give back.
+        fields: Names and values that the state must share.
+        numbers: Names of the integers to return.
 
     Raises:
-        StateError: It is of another kind, version or stream, or holds no whole number where one
-            must stand; the message names both values.
+        StateError: It is of another kind, version or stream, or a number is missing; the message
+            names both values.
     """
     if not isinstance(state, dict) or not _equal(state.get("kind"), kind):
         raise StateError(f"not a state of a tokenmill {owner}")
@@ -65,10 +59,7 @@ def admit_state(
 
 
 def _equal(value: Any, ours: Any) -> bool:
-    """Whether a saved value is ours, in value and in kind.
-
-    Somebody's array would compare member by member, and one of a single member passes for it.
-    """
+    # An array would compare element by element, and one with a single element would pass.
     if type(value) is not type(ours):
         return False
     if isinstance(ours, dict):

@@ -28,7 +28,7 @@ _SLICED = re.compile(
 )
 _SPLIT = re.compile(r"^(?P<path>.+)@(?P<split>[A-Za-z0-9_][\w\-]*)$", re.S)
 _HUB = re.compile(
-    r"^(?P<scheme>hf://datasets/)?(?P<repo>\w[\w.\-]*/\w[\w.\-]*)"
+    r"^(?P<scheme>hf://datasets/)?(?P<repo>(?(scheme)(?:\w[\w.\-]*/)?|\w[\w.\-]*/)\w[\w.\-]*)"
     r"(?:@(?P<revision>refs/[\w./\-]+|[\w.\-]+))?"
     r"(?::(?P<split>[\w.\-]+(?:/[\w.\-]+)?))?"
     r"(?:@?(?P<slice>\[[^\[\]]*\]))?$"
@@ -119,7 +119,7 @@ def _in_hub(text: str) -> Address | None:
     match = _HUB.match(text)
     if match is None:
         return None
-    owner, name = match["repo"].split("/")
+    owner, _, name = match["repo"].rpartition("/")
     known = os.path.splitext(name)[1].lower() in FAMILIES | COMPRESSIONS
     if not match["scheme"] and (known or os.path.isdir(owner) or set(owner) == {"."}):
         return None  # a file that is missing here, not a dataset elsewhere

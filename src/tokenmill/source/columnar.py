@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 
 from tokenmill.errors import CacheError, RowError, SourceError
+from tokenmill.files.process import RecentValues
 from tokenmill.files.ranged import RemoteFile
-from tokenmill.files.recent import RecentValues
 from tokenmill.fingerprint import canonical, checksum, key
 from tokenmill.origin import Origin
 from tokenmill.source.block import Block, BlockRows, Part, Value, changed

@@ -29,7 +29,7 @@ import xxhash
 import zstandard
 
 from tokenmill.errors import CorruptionError, SourceError
-from tokenmill.files.recent import RecentValues
+from tokenmill.files.process import RecentValues
 from tokenmill.files.sealed import JsonForm, SealedKind
 from tokenmill.fingerprint import checksum, key
 from tokenmill.source.bytefile import SourceBytes, digest_of

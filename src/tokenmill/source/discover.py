@@ -4,18 +4,20 @@ The name decides the format: ``.jsonl`` ``.ndjson`` ``.json`` (each also ``.gz``
 ``.parquet``, ``.arrow``. A directory means the data files directly in it, sorted by name, hidden
 ones and files of other kinds skipped; one made by ``save_to_disk`` means the files that its
 state.json lists. A glob means the files it matches, sorted. Directory and glob must lead to one
-format; a list of sources may mix them. Datasets of the hub are `hub`'s.
+format; a list of sources may mix them. A split of a hub dataset, or of a directory that
+``save_to_disk`` did not make, is resolved by `datasets` (`tokenmill.integrations.hub`).
 
-A URL (`remote_files`) goes by the same rules. A listing that tells sizes and ETags is kept with the
-files, so that a thousand objects are not asked one by one. HTTP servers cannot list in a way that
-one may rely on: there a URL is one file; people and proofs see it without its query, which may be
-signed. A URL of the hub is pinned first: whatever revision it names becomes the commit behind it.
+URLs follow the same rules. A listing that contains sizes and ETags is kept with the files, so that
+a thousand objects need no request each. HTTP servers have no reliable listing: there a URL is one
+file, shown without its query, which may be signed. Every hub address is pinned first: its revision
+is replaced by the commit behind it.
 """
 
 from __future__ import annotations
 
 import glob
 import os
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -32,7 +34,8 @@ from tokenmill.files.remote import (
     shown,
     version_of,
 )
-from tokenmill.source.address import COMPRESSIONS, FAMILIES, Address
+from tokenmill.optional import optional
+from tokenmill.source.address import COMPRESSIONS, FAMILIES, Address, HubName
 
 KNOWN = ".jsonl, .ndjson, .json (also .gz, .zst), .parquet, .arrow"
 
@@ -61,9 +64,7 @@ def discover(address: Address) -> list[Found]:
     """
     path = address.path
     if address.hub is not None:
-        from tokenmill.source.hub import find_in_hub
-
-        return find_in_hub(address)
+        return _hub_split(address, address.hub)
     if is_remote(path):
         return remote_files(address)
     if os.path.isdir(path):
@@ -126,10 +127,15 @@ def directory(
         if split != own:
             raise UsageError(f"there is no split {split!r}, this is {str(own)!r}", path=path)
         return _saved(path)
-    if split is not None:
+    if split is not None and listed is not None:
         raise UsageError(
             f"no splits here (asked for {split!r}): not made by save_to_disk", path=path
         )
+    if split is not None:
+        from tokenmill.integrations.hub import split_files
+
+        found = [named(file) for file in split_files(path, split)]
+        return one_format(path, found, "the split has no files")
     paths = [os.path.join(path, name) for name in names if not name.startswith(".")]
     if listed is None:
         paths = list(filter(os.path.isfile, paths))
@@ -212,9 +218,7 @@ def remote_files(address: Address) -> list[Found]:
     if protocol in ("http", "https"):
         return [_web_file(address)]
     if protocol == "hf":
-        from tokenmill.source.hub import pinned
-
-        url = pinned(url)
+        url = _pinned(url)
     if any(mark in url for mark in "*?["):
         _refuse_split(address)
         listed = _listed(url, _glob)
@@ -232,8 +236,8 @@ def remote_files(address: Address) -> list[Found]:
 def _refuse_split(address: Address) -> None:
     if address.split is not None:
         raise UsageError(
-            f"split {address.split!r} was asked for, but only directories made by save_to_disk "
-            "have splits",
+            f"split {address.split!r} was asked for, but a file has no splits; give a directory or "
+            "a hub dataset",
             path=address.path,
         )
 
@@ -270,3 +274,71 @@ def _remote_directory(url: str, split: str | None) -> list[Found]:
     if len(listed) == 1 and url.endswith("/" + next(iter(listed))):
         return [named(url)]  # an object of that very name: its format is unknown
     return directory(url, split, listed)
+
+
+# --- the Hugging Face hub -----------------------------------------------------------------------
+
+_HUB = "hf://datasets/"
+_HUB_URL = re.compile(
+    r"^hf://datasets/(?P<repo>[^/@]+/[^/@]+)(?:@(?P<revision>refs/[^/]+/[^/]+|[^/]+))?(?P<rest>/.*)?$"
+)
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+
+
+def _hub_split(address: Address, hub: HubName) -> list[Found]:
+    from tokenmill.integrations.hub import split_files
+
+    commit = hub_commit(hub.repo, hub.revision, address.path)
+    config, _, split = (address.split or "").rpartition("/")
+    files = split_files(hub.repo, split, config=config, revision=commit, source=address.path)
+    other = [file for file in files if form_of(file) is None]
+    if other:
+        raise UsageError(
+            f"{other[0]} is not of a known format ({KNOWN}). If the hub has converted the dataset "
+            f"to Parquet, open {_HUB}{hub.repo}@refs/convert/parquet/{config or 'default'}/"
+            f"{split or 'train'}/*.parquet",
+            path=address.path,
+        )
+    return one_format(address.path, list(map(named, files)), "the split has no files")
+
+
+def _pinned(url: str) -> str:
+    """The same URL at a commit."""
+    match = _HUB_URL.match(url)
+    if match is None:
+        raise UsageError(
+            "write it as hf://datasets/owner/name[@revision]/path, or owner/name[:split]", path=url
+        )
+    commit = hub_commit(match["repo"], match["revision"], url)
+    return f"{_HUB}{match['repo']}@{commit}{match['rest'] or ''}"
+
+
+def hub_commit(name: str, revision: str | None, source: str) -> str:
+    """Return the commit behind a revision of a hub dataset; None is the main branch."""
+    if revision is not None and _COMMIT.fullmatch(revision):
+        return revision
+    with optional("huggingface_hub", "a dataset of the hub", path=name):
+        from huggingface_hub import HfApi
+
+    def request() -> Any:
+        return HfApi().repo_info(name, revision=revision, repo_type="dataset")
+
+    here = "" if source.startswith(_HUB) else "no file or directory here, and "
+    try:
+        return str(RemoteObject(f"{_HUB}{name}").retrying(request, None).sha)
+    except SourceMissing as error:
+        raise SourceMissing(
+            f"{here}no such dataset or revision on the hub (a private one needs HF_TOKEN)",
+            path=source,
+        ) from error
+    except SourceError as error:
+        cause = error.__cause__
+        reason = " ".join((str(cause).strip() or "no answer").splitlines()[0].split())[:80]
+        reason = f"{type(cause).__name__}: {reason}"
+        if type(cause).__name__ == "OfflineModeIsEnabled":
+            reason = "HF_HUB_OFFLINE is set"
+        raise SourceError(
+            f"{here}it could not be looked up on the hub ({reason}); offline, name local "
+            f"files (`hf download {name} --repo-type dataset --local-dir DIR` gets them)",
+            path=source,
+        ) from error

@@ -34,9 +34,8 @@ from tokenmill.errors import TokenmillError, UsageError
 from tokenmill.files import Staging, make_directory, sync_directory, writing_errors
 from tokenmill.store.access import open_bytes
 from tokenmill.store.layout import ELSEWHERE, TABLE, CacheLayout, is_key
-from tokenmill.store.manifest import read_manifest
+from tokenmill.store.manifest import load_table, read_manifest
 from tokenmill.store.store import Store
-from tokenmill.store.table import load_table
 
 GRACE_S = 24 * 3600.0
 """Seconds between marking and removing: longer than an epoch's reader keeps a slice unopened."""

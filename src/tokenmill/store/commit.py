@@ -27,19 +27,22 @@ from tokenmill.files.sealed import file_checksum, quarantine
 from tokenmill.fingerprint import key as fingerprint_key
 from tokenmill.store import layout as names
 from tokenmill.store.ahead import ahead
+from tokenmill.store.columns import firsts_of
 from tokenmill.store.layout import CacheLayout, StoreLayout
 from tokenmill.store.manifest import (
+    SLICE_ROW,
     Document,
     check_file,
+    count_rows,
     encode_manifest,
+    header,
     make_manifest,
+    pack_row,
     read_manifest,
-    without_masks,
+    read_stretches,
 )
 from tokenmill.store.record import CommitRecord
-from tokenmill.store.runs import firsts_of
 from tokenmill.store.slices import RowCounts, read_counts, read_record
-from tokenmill.store.table import SLICE_ROW, count_rows, header, pack_row, read_stretches
 
 _PIECE = 1 << 20  # bytes of a file read at once
 _TOGETHER = 64  # slices whose counts are read and checked at once …
@@ -157,15 +160,12 @@ def _agrees(cache: CacheLayout, store: StoreLayout, ours: Document) -> bool:
     """Whether the published store is ours; False when it is corrupt.
 
     That is when its own files are not whole, or when it wants other slices than those that are in
-    force: of one that was found wrong and replaced it could serve nothing. One of an earlier
-    version is ours without the columns that it lacks.
+    force: of one that was found wrong and replaced it could serve nothing.
     """
     try:
         published = read_manifest(store)
         for name, stated in published["files"].items():
             check_file(store.file(name), stated, content=True)
-        if names.MASK_RUNS not in published["files"]:
-            ours = without_masks(ours)
         if published["digest"] != ours["digest"]:
             # A slice of it may have been replaced, or lost and built anew by another version: then
             # it is this store that nobody can read any more.

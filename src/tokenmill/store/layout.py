@@ -42,11 +42,10 @@ SIDECAR_VALUES = "values.f32"
 ELSEWHERE = "elsewhere"
 """Below `SIDECARS` of a cache: values attached to stores that do not lie in it."""
 
-CHECKED_FILES = (TABLE, LENGTHS, TRAINED, STATE, DATASET_INFO)
-"""Files of a store directory whose digests the manifest holds."""
-
-MASK_FILES = (FIRST_TRAINED, MASK_RUNS, MASK_RUN_ENDS)
-"""Such files that stores of an earlier version lack, all three of them."""
+CHECKED_FILES = (
+    TABLE, LENGTHS, TRAINED, FIRST_TRAINED, MASK_RUNS, MASK_RUN_ENDS, STATE, DATASET_INFO,
+)  # fmt: skip
+"""Files that every manifest lists with size and checksum."""
 
 GROUP_FILES = {GROUP_ENDS: "<i8"}
 """Files that are one array over all groups; only stores with groups have them."""
@@ -70,22 +69,6 @@ ARRAYS = {
 """All files that are one array over rows, groups or runs, and its type."""
 
 
-def format_of(*, groups: bool, weights: bool, media: bool) -> int | str:
-    """The format of slices and stores: 1, or ``1+groups+media`` and the like of those with more.
-
-    A reader of format 1 alone refuses these by name. Weights are those of trained tokens that
-    weigh other than 1, media are pictures of rows.
-    """
-    more = "+groups" * groups + "+weights" * weights + "+media" * media
-    return f"{FORMAT}{more}" if more else FORMAT
-
-
-_BOTH = (False, True)
-FORMATS = tuple(
-    format_of(groups=g, weights=w, media=m) for m in _BOTH for g in _BOTH for w in _BOTH
-)
-"""All that this version reads."""
-
 _KEY = re.compile(rf"[0-9a-f]{{{KEY_HEX}}}")
 
 
@@ -99,6 +82,11 @@ def check_key(key: str, path: Path) -> str:
     if not isinstance(key, str) or not is_key(key):
         raise CorruptionError(f"{key!r} is not a key of {KEY_HEX} hex digits", path=path)
     return key
+
+
+def image_name(digest: str) -> str:
+    """The path of an image below a self-contained store."""
+    return f"media/{digest[:2]}/{digest}"
 
 
 @dataclass(frozen=True)
@@ -273,7 +261,7 @@ class StoreLayout:
         """The copy of a picture, where this store or its cache has one."""
         cache = self._cache
         if cache is None:
-            return self.directory / "media" / digest[:2] / digest
+            return self.directory / image_name(digest)
         return cache.picture(digest)
 
     def processor(self, identity: str) -> Path:

@@ -1,20 +1,16 @@
-"""The manifest: the one document that names everything in a store.
+"""The manifest, which names everything in a store, and ``slices.bin``, the table of its slices.
 
-It holds the format, the key, the whole *key document* (recipe, tokenizer identity, sources by
-content: what the key was computed from), totals, and a digest for each of the store's other files
-and for itself. It names no path, no host and no time; those are in ``proof.json``, which is
-advisory. Opening a store compares the key with its document and every digest with its file, so a
-store that was edited, mixed up with another or cut short is refused before a row is served.
-
-`make_manifest` and `read_manifest` are the document; `check_file` and `check_table` compare what
-lies beside it with what it states, name expected and actual, and repair nothing. `read_proof` reads
-the proof; a damaged one is only a warning.
+The manifest holds the format, the key, the key document (what the key is computed from), totals,
+and a digest for each of the store's other files and for itself. It names no path, host or time.
+Opening a store compares key and digests, and recounts the table's totals.
 """
 
 from __future__ import annotations
 
 import os
+import struct
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,18 +18,17 @@ from typing import Any
 import msgspec
 import numpy as np
 import xxhash
+from numpy.typing import NDArray
 
 from tokenmill import fingerprint
 from tokenmill.errors import CorruptionError, SourceMissing, UsageError
 from tokenmill.files.remote_path import as_remote
 from tokenmill.files.sealed import require_file
-from tokenmill.store.access import REMEDY, reading_errors
+from tokenmill.store.access import REMEDY, ByteFile, reading_errors
 from tokenmill.store.layout import (
     CHECKED_FILES,
     FORMAT,
-    FORMATS,
     GROUP_FILES,
-    MASK_FILES,
     MEDIA_FILES,
     PICTURES,
     TABLE,
@@ -41,10 +36,113 @@ from tokenmill.store.layout import (
     WEIGHT_RUNS,
     StoreLayout,
     check_key,
-    format_of,
 )
 from tokenmill.store.record import GROUP_COUNTS, UNREADABLE, count_groups
-from tokenmill.store.table import SLICE_ROW, read_stretches
+
+MAGIC = b"TOKMILL\0"
+VERSION = 1
+HEADER_BYTES = 64  # keeps the rows aligned for any member, with room for what a later version adds
+
+SLICE_ROW = np.dtype(
+    [
+        ("key", "u1", 20),  # slice key
+        ("record", "u1", 16),  # xxh3-128 of the commit record's bytes
+        ("source", "<u4"),  # index into the manifest's sources
+        ("rows", "<u4"),  # rows served
+        ("rejected", "<u4"),  # rows rejected, so that a search for them skips most slices
+        ("first_row", "<i8"),  # number of its first row in the store
+        ("source_row", "<i8"),  # number, within the source, of its first source row
+        ("line", "<i8"),  # physical line of its first byte, from 1; 0 when the format has none
+        ("offset", "<i8"),  # byte offset in the decompressed source; -1 when it has none
+        ("tokens", "<i8"),
+        ("trained", "<i8"),
+    ]
+)
+"""One slice of a store: 96 bytes."""
+
+STRETCH = 8192  # rows read at once by whoever passes over the whole table
+
+_HEADER = struct.Struct("<8sIIQ")
+_ROW = struct.Struct("<20s16s3I6q")  # `SLICE_ROW`, for writing one
+
+
+def header(count: int) -> bytes:
+    """The first bytes of a table of ``count`` slices."""
+    packed = _HEADER.pack(MAGIC, VERSION, SLICE_ROW.itemsize, count)
+    return packed.ljust(HEADER_BYTES, b"\0")
+
+
+def count_rows(size: int) -> int:
+    """Slices in a table of this many bytes."""
+    return (size - HEADER_BYTES) // SLICE_ROW.itemsize
+
+
+def pack_row(
+    key: str,
+    record: str,
+    *,
+    source: int,
+    rows: int,
+    rejected: int,
+    first_row: int,
+    source_row: int,
+    line: int | None,
+    offset: int | None,
+    tokens: int,
+    trained: int,
+) -> bytes:
+    """One row of the table; the names are those of `SLICE_ROW`, key and record as hex digits."""
+    return _ROW.pack(
+        bytes.fromhex(key),
+        bytes.fromhex(record),
+        source,
+        rows,
+        rejected,
+        first_row,
+        source_row,
+        line or 0,
+        -1 if offset is None else offset,
+        tokens,
+        trained,
+    )
+
+
+def read_stretches(path: Path) -> Iterator[bytes]:
+    """A table's header, then its rows, some thousands at a time: for one pass without mapping.
+
+    Touching a mapped table from end to end would make all of it resident.
+    """
+    with reading_errors(path), open(path, "rb") as file:
+        yield file.read(HEADER_BYTES)
+        while piece := file.read(STRETCH * SLICE_ROW.itemsize):
+            if len(piece) % SLICE_ROW.itemsize:
+                raise CorruptionError("ends within a row", path=path)
+            yield piece
+
+
+def load_table(file: ByteFile) -> NDArray[np.void]:
+    """View a table in place, checking header and size."""
+    if file.size < HEADER_BYTES:
+        raise CorruptionError(
+            f"{file.size} bytes, shorter than its header", path=file.path, offset=file.size
+        )
+    magic, version, width, count = _HEADER.unpack_from(file.view(0, HEADER_BYTES))
+    if magic != MAGIC or version != VERSION or width != SLICE_ROW.itemsize:
+        raise CorruptionError(
+            f"not a slice table of version {VERSION} (magic {magic!r}, version {version}, "
+            f"width {width})",
+            path=file.path,
+            offset=0,
+        )
+    expected = HEADER_BYTES + count * width
+    if file.size != expected:
+        raise CorruptionError(
+            f"{file.size} bytes, expected {expected} for {count} slices",
+            path=file.path,
+            offset=min(file.size, expected),
+        )
+    return np.frombuffer(file.view(HEADER_BYTES, count * width), SLICE_ROW)
+
 
 Document = dict[str, Any]
 
@@ -58,12 +156,9 @@ def make_manifest(
     files: dict[str, Document],
     media: Document | None = None,
 ) -> Document:
-    """Compose a manifest and sign it with its own digest.
-
-    Totals that count groups, and files of weights or media, make it one of another format.
-    """
+    """Compose a manifest and sign it with its own digest."""
     manifest = {
-        "format": format_of(**_has(totals, files)),
+        "format": FORMAT,
         "key": fingerprint.key(document),
         "document": document,
         "totals": totals,
@@ -72,21 +167,6 @@ def make_manifest(
         **({} if media is None else {"media": media}),
     }
     return {**manifest, "digest": fingerprint.key(manifest)}
-
-
-def _has(totals: Document, files: Document) -> dict[str, bool]:
-    """What makes a store one of another format than 1."""
-    return {
-        "groups": "groups" in totals,
-        "weights": WEIGHT_RUNS in files,
-        "media": PICTURES in files,
-    }
-
-
-def without_masks(manifest: Document) -> Document:
-    """The manifest as an earlier version wrote it, which knew no `MASK_FILES`."""
-    files = {name: stated for name, stated in manifest["files"].items() if name not in MASK_FILES}
-    return with_files(manifest, files)
 
 
 def with_files(
@@ -124,7 +204,7 @@ def read_manifest(layout: StoreLayout) -> Document:
     except UNREADABLE as error:
         raise CorruptionError(f"not a manifest: {error}", path=path) from error
     stated = manifest.get("format")
-    if stated not in FORMATS:
+    if stated != FORMAT:
         raise CorruptionError(
             f"written as format {stated!r}, this version reads format {FORMAT}; prepare it again",
             path=path,
@@ -178,24 +258,18 @@ def _check_members(manifest: Document, path: Path) -> None:
     ):
         raise CorruptionError("says nothing of its tokenizer, or no token ids", path=path)
     check_key(tokenizer.get("identity", ""), path)
+    if not isinstance(files, dict):
+        raise CorruptionError("names no files", path=path)
     wanted = set(CHECKED_FILES)
-    stated, has = manifest["format"], _has(totals, files if isinstance(files, dict) else {})
-    if stated != format_of(**has):
-        told = [kind for kind, there in has.items() if there]
-        raise CorruptionError(
-            f"has {' and '.join(told) or 'no more'}, but is of format {stated}", path=path
-        )
-    if has["groups"]:
+    if "groups" in totals:
         _check_groups(totals, path)
         wanted |= set(GROUP_FILES)
-    if has["weights"]:
+    if WEIGHT_RUNS in files:
         wanted |= set(WEIGHT_FILES)
-    if has["media"]:
+    if PICTURES in files:
         wanted |= set(MEDIA_FILES)
-    if not isinstance(files, dict) or set(files) - set(MASK_FILES) != wanted:
+    if set(files) != wanted:
         raise CorruptionError(f"must name the files {', '.join(sorted(wanted))}", path=path)
-    if len(files) not in (len(wanted), len(wanted) + len(MASK_FILES)):
-        raise CorruptionError(f"must name all of {', '.join(MASK_FILES)}, or none", path=path)
     media = manifest.get("media")
     if media is not None and not (
         isinstance(media, dict) and all(_is_count(media.get(n)) for n in ("pictures", "bytes"))

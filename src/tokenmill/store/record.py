@@ -19,7 +19,7 @@ import msgspec
 from tokenmill.errors import CorruptionError, TokenmillError
 from tokenmill.fingerprint import canonical_of_parsed
 from tokenmill.origin import Origin
-from tokenmill.store.layout import FORMAT, FORMATS, SliceFiles, format_of
+from tokenmill.store.layout import FORMAT, SliceFiles
 
 BLOCK_BYTES = 1 << 20
 """Bytes guarded by one checksum: small enough that a random row checks little on first touch."""
@@ -64,7 +64,7 @@ def role_type(roles: int) -> str:
 
 
 MASK_RUNS = "mask_runs"
-"""Column of the tokens at which each row's mask changes; slices of an earlier version lack it."""
+"""Column of the tokens at which each row's mask changes."""
 
 
 WEIGHT_RUNS, RUN_WEIGHTS = "weight_runs", "run_weights"
@@ -123,7 +123,7 @@ _TOKEN_BUFFERS = {
 }
 _TOKEN_OFFSETS = ("input_ids.offsets", "loss_mask.offsets")
 _META_WIDTHS = {name: 4 if kind.endswith("32") else 8 for name, kind in META_COLUMNS.items()}
-_LISTS = ("turn_ends", "turn_roles")
+_LISTS = (MASK_RUNS, "turn_ends", "turn_roles")
 
 UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 """What decoding bytes that nobody of us wrote can raise; the last one where they nest too deep."""
@@ -162,7 +162,7 @@ class CommitRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
     many of each of `GROUP_COUNTS`.
     """
 
-    format: int | str
+    format: int
     slice: str
     content: str
     source_rows: int
@@ -209,9 +209,7 @@ def decode_record(data: bytes, files: SliceFiles) -> CommitRecord:
         record = _decoder.decode(data)
     except UNREADABLE as error:
         raise _refusal(data, files, error) from error
-    if record.format != format_of(
-        groups=record.groups is not None, weights=record.has_weights, media=record.has_media
-    ):
+    if record.format != FORMAT:
         raise _other_format(record.format, files)
     if record.slice != files.key:
         raise CorruptionError(
@@ -257,11 +255,7 @@ def _names_meta_buffers(record: CommitRecord) -> bool:
         wanted |= set(GROUP_COLUMNS)
     if record.has_media:
         wanted |= set(MEDIA_COLUMNS)
-    more = set(record.meta_file.buffers) - wanted
-    return len(record.meta_file.buffers) == len(wanted) + len(more) and more in (
-        set(),
-        {f"{MASK_RUNS}.offsets", f"{MASK_RUNS}.values"},
-    )
+    return set(record.meta_file.buffers) == wanted
 
 
 def _refusal(data: bytes, files: SliceFiles, error: Exception) -> TokenmillError:
@@ -269,7 +263,7 @@ def _refusal(data: bytes, files: SliceFiles, error: Exception) -> TokenmillError
         stated = _probe.decode(data).get("format")
     except UNREADABLE:
         return CorruptionError(f"not a commit record: {error}", path=files.record)
-    if stated not in FORMATS:
+    if stated != FORMAT:
         return _other_format(stated, files)
     return CorruptionError(f"not a commit record: {error}", path=files.record)
 

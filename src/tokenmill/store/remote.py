@@ -19,10 +19,9 @@ import xxhash
 
 from tokenmill.errors import CorruptionError, UsageError
 from tokenmill.files import Staging, default_cache_dir, is_network, process_directory, ranged
-from tokenmill.files.blocks import BlockCache
 from tokenmill.files.ranged import WINDOW
 from tokenmill.files.remote import protocol_of
-from tokenmill.files.remote_path import RemotePath
+from tokenmill.files.remote_path import BlockCache, RemotePath
 from tokenmill.files.sealed import publish_files
 from tokenmill.fingerprint import checksum
 from tokenmill.store import layout as names
@@ -255,7 +254,8 @@ class RemoteGuardedFile(GuardedFile):
         """Get blocks over the network, more of them the longer somebody reads on."""
         count = min(2 * self._after.pop(number, 0), WINDOW // BLOCK_BYTES)
         count = min(max(count, wanted, 1), len(self.record.blocks) - number)
-        view = memoryview(self._fetch(number, count))
+        start = number * BLOCK_BYTES
+        view = self._load(start, min(start + count * BLOCK_BYTES, self.record.size))
         for index in range(count - 1, -1, -1):
             block = view[index * BLOCK_BYTES : (index + 1) * BLOCK_BYTES]
             if not self._trusted:
@@ -268,22 +268,13 @@ class RemoteGuardedFile(GuardedFile):
             self._after.pop(next(iter(self._after)))
         return view[:BLOCK_BYTES]
 
-    def _fetch(self, number: int, count: int) -> bytes:
-        start = number * BLOCK_BYTES
-        stop = min(start + count * BLOCK_BYTES, self.record.size)
+    def _load(self, start: int, stop: int) -> memoryview:
         with reading_errors(self.path):
-            return self._remote.fetch(start, stop)
+            return memoryview(self._remote.fetch(start, stop))
 
-    def check_all(self) -> int:
-        """Check every block where it lies, past every cache; returns the bytes read."""
+    def pieces(self) -> Iterator[memoryview]:
+        """Read the whole file where it lies, past every cache, every block checked."""
         with reading_errors(self.path):
             actual = self._remote.object.look().size
         require_size(self.path, actual, self.record.size)
-        step = WINDOW // BLOCK_BYTES
-        for number in range(0, len(self.record.blocks), step):
-            count = min(step, len(self.record.blocks) - number)
-            view = memoryview(self._fetch(number, count))
-            for index in range(count):
-                block = view[index * BLOCK_BYTES : (index + 1) * BLOCK_BYTES]
-                self.require_block(number + index, block)
-        return self.record.size
+        yield from super().pieces()

@@ -15,7 +15,6 @@ that was caught lying. There is no other replacement.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,7 +29,7 @@ from tokenmill.files.sealed import quarantine
 from tokenmill.fingerprint import block_checksums
 from tokenmill.store.access import reading_errors
 from tokenmill.store.columns import SliceColumns
-from tokenmill.store.layout import CacheLayout, format_of
+from tokenmill.store.layout import FORMAT, CacheLayout
 from tokenmill.store.record import (
     BLOCK_BYTES,
     CARRIED,
@@ -60,23 +59,18 @@ class EncodedSlice:
 
 
 def encode_slice(key: str, columns: SliceColumns) -> EncodedSlice:
-    """Lay a slice out as format 1, with groups, weights and media where it has them."""
+    """Return the bytes of the three files of a slice."""
     content = columns.content()
     groups = columns.groups
-    version = format_of(
-        groups=groups is not None,
-        weights=columns.weights is not None,
-        media=columns.media is not None,
-    )
     starts = _plain(columns.starts, pa.int32())
     token_batch = {
         "input_ids": pa.ListArray.from_arrays(starts, _plain(columns.ids, pa.int32())),
         "loss_mask": pa.ListArray.from_arrays(starts, _plain(columns.mask.view("i1"), pa.int8())),
     }
-    tokens, token_record = _encode(token_batch, key, content, version)
-    meta, meta_record = _encode(_meta_batch(columns), key, content, version)
+    tokens, token_record = _encode(token_batch, key, content)
+    meta, meta_record = _encode(_meta_batch(columns), key, content)
     record = CommitRecord(
-        format=version,
+        format=FORMAT,
         slice=key,
         content=content,
         source_rows=columns.source_rows,
@@ -149,10 +143,8 @@ def _meta_batch(columns: SliceColumns) -> dict[str, pa.Array]:
     return batch
 
 
-def _encode(
-    batch: dict[str, pa.Array], key: str, content: str, version: int | str
-) -> tuple[pa.Buffer, FileRecord]:
-    own = f'{{"format":{json.dumps(version)},"slice":"{key}","content":"{content}"}}'.encode()
+def _encode(batch: dict[str, pa.Array], key: str, content: str) -> tuple[pa.Buffer, FileRecord]:
+    own = f'{{"format":{FORMAT},"slice":"{key}","content":"{content}"}}'.encode()
     schema = pa.schema(
         [pa.field(name, array.type, nullable=True) for name, array in batch.items()],
         metadata={_OWN_METADATA: own},
@@ -281,16 +273,12 @@ def _stated_content(data: pa.Buffer) -> str | None:
 
 
 def _same_values(data: pa.Buffer, ours: pa.Buffer) -> bool:
-    """Whether a file holds what ours does; one of an earlier version lacks the mask's runs."""
     try:
         theirs = pa.ipc.open_stream(data).read_all()
         theirs.validate(full=True)
     except (pa.ArrowInvalid, OSError):
         return False
-    table = pa.ipc.open_stream(ours).read_all()
-    if MASK_RUNS in table.column_names and MASK_RUNS not in theirs.column_names:
-        table = table.drop_columns([MASK_RUNS])
-    return bool(theirs.equals(table))
+    return bool(theirs.equals(pa.ipc.open_stream(ours).read_all()))
 
 
 def _disagreement(path: Path, published: str, ours: str) -> NonDeterminismError:

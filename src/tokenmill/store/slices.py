@@ -1,12 +1,8 @@
-"""Reading one slice: arrays straight onto the buffers of its files.
+"""Read slices: arrays placed on the buffers of mapped files.
 
-`SliceReader` opens a slice by its commit record: it maps the token file, places one array over the
-ids, one over the mask and one over the row offsets, at the positions that the record states, and
-never parses Arrow. Opening checks the record's digest and both sizes; a block's checksum is
-checked before the first row that touches it is handed out. Origins, turns and carried columns come
-from the meta file, which is opened only when somebody asks.
-
-Price: opening a slice costs some tens of microseconds, a row of an open one well under two.
+`SliceReader` opens a slice by its commit record and never parses Arrow. Opening checks the record's
+digest and both sizes; a block's checksum is checked before the first row that touches it is
+returned. The meta file (origins, turns, extra columns) is opened on first use.
 """
 
 from __future__ import annotations
@@ -24,6 +20,7 @@ from numpy.typing import NDArray
 
 from tokenmill.errors import CorruptionError
 from tokenmill.files.remote_path import as_remote
+from tokenmill.files.sealed import quarantine
 from tokenmill.origin import Origin
 from tokenmill.store.access import (
     GuardedFile,
@@ -32,8 +29,8 @@ from tokenmill.store.access import (
     reading_errors,
     require_size,
 )
-from tokenmill.store.columns import GroupColumns, MediaColumns
-from tokenmill.store.layout import SliceFiles
+from tokenmill.store.columns import GroupColumns, MediaColumns, WeightRuns, count_within
+from tokenmill.store.layout import CacheLayout, SliceFiles
 from tokenmill.store.record import (
     CARRIED,
     GROUP_COLUMNS,
@@ -50,7 +47,6 @@ from tokenmill.store.record import (
     decode_record,
     role_type,
 )
-from tokenmill.store.runs import WeightRuns, count_within, runs_of
 
 
 def read_record(files: SliceFiles, expected: str | None = None) -> tuple[CommitRecord, str]:
@@ -114,8 +110,7 @@ class RowCounts(NamedTuple):
 def read_counts(slices: Sequence[SliceFiles]) -> RowCounts:
     """Records and rows' token counts of slices; their files' sizes and the counts are checked.
 
-    No token is read: of a slice of eight megabytes this touches a few hundred kilobytes. A slice of
-    an earlier version does not hold the runs of its masks; there the masks are read. Counts are
+    No token is read: of a slice of eight megabytes this touches a few hundred kilobytes. Counts are
     checked together: numpy takes as long for the few of one slice as for those of a hundred.
     """
     each = [_read_counts(files) for files in slices]
@@ -133,23 +128,18 @@ def _read_counts(files: SliceFiles) -> RowCounts:
     meta = GuardedFile(files.meta, record.meta_file, mapped=False, check=True)
     rows = record.rows
     places = [_sized(meta, name, 4 * rows) for name in ("length", "trained")]
-    has_runs = f"{MASK_RUNS}.offsets" in record.meta_file.buffers
-    if has_runs:
-        places.append(_sized(meta, f"{MASK_RUNS}.offsets", 4 * (rows + 1)))
-        places.append(meta.buffer(f"{MASK_RUNS}.values"))
+    places.append(_sized(meta, f"{MASK_RUNS}.offsets", 4 * (rows + 1)))
+    places.append(meta.buffer(f"{MASK_RUNS}.values"))
     begin = min((at for at, size in places if size), default=0)
     end = max(at + size for at, size in places)
     data = meta.read_blocks(begin, end - begin)
-    lengths, trained, *stored = (
+    lengths, trained, stored_starts, stored_runs = (
         bytes(data[max(at - begin, 0) : max(at - begin, 0) + size]) for at, size in places
     )
-    if has_runs:
-        runs = np.frombuffer(stored[1], "<i4")
-        run_starts = np.frombuffer(stored[0], "<i4").astype(np.int64)
-        if run_starts[0] != 0 or run_starts[-1] != len(runs):
-            raise CorruptionError(_WRONG_RUNS, path=files.meta)
-    else:
-        runs, run_starts = _runs_of_tokens(files, record, lengths)
+    runs = np.frombuffer(stored_runs, "<i4")
+    run_starts = np.frombuffer(stored_starts, "<i4").astype(np.int64)
+    if run_starts[0] != 0 or run_starts[-1] != len(runs):
+        raise CorruptionError(_WRONG_RUNS, path=files.meta)
     group_ends = np.arange(1, rows + 1, dtype=np.int64)
     if record.groups is not None:
         group_ends = _group_ends(meta, record)
@@ -257,19 +247,6 @@ def _sized(file: GuardedFile, name: str, expected: int) -> tuple[int, int]:
             f"buffer {name!r} has {size} bytes, expected {expected}", path=file.path
         )
     return at, size
-
-
-def _runs_of_tokens(
-    files: SliceFiles, record: CommitRecord, lengths: bytes
-) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-    tokens = GuardedFile(files.tokens, record.token_file, mapped=False, check=True)
-    mask = tokens.read_blocks(*_sized(tokens, "loss_mask.values", record.tokens))
-    starts = np.concatenate(([0], np.cumsum(np.frombuffer(lengths, "<i4"), dtype=np.int64)))
-    if starts[-1] != record.tokens:
-        raise CorruptionError(
-            f"its rows count {starts[-1]} tokens, the record says {record.tokens}", path=files.meta
-        )
-    return runs_of(np.frombuffer(mask, np.uint8), starts)
 
 
 class SliceReader:
@@ -448,3 +425,34 @@ def _check_size(path: Path, expected: int) -> None:
     with reading_errors(path):
         actual = path.stat().st_size
     require_size(path, actual, expected)
+
+
+def quarantine_slice(layout: CacheLayout, key: str) -> None:
+    """Move a slice out of the way."""
+    files = layout.slice(key)
+    # The record first: without it the slice is gone for everybody, whatever happens next.
+    for path in (files.record, files.tokens, files.meta):
+        quarantine(layout.root, path)
+
+
+def quarantine_of(layout: CacheLayout, broken: str | None) -> bool:
+    """Move away what a broken file belongs to; False when it is nothing that can be rebuilt."""
+    if broken is None:
+        return False
+    path = Path(broken)
+    if layout.slices in path.parents:
+        quarantine_slice(layout, path.name.partition(".")[0])
+        return True
+    if layout.tokenizers in path.parents:
+        quarantine(layout.root, layout.tokenizers / path.relative_to(layout.tokenizers).parts[0])
+        return True
+    return False
+
+
+def slice_is_intact(files: SliceFiles) -> bool:
+    """Whether a committed slice passes every check."""
+    try:
+        SliceReader(files, None, mapped=False, check=False).check_all()
+    except CorruptionError:
+        return False
+    return True

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
@@ -31,19 +32,20 @@ from tokenmill.files.remote import local_path
 from tokenmill.files.remote_path import as_remote
 from tokenmill.origin import Origin
 from tokenmill.store import layout as names
-from tokenmill.store.access import load_array, open_bytes
+from tokenmill.store.access import load_array, open_bytes, reading_errors
+from tokenmill.store.columns import trained_within, weighed_within, weights_along
 from tokenmill.store.groups import Groups
 from tokenmill.store.layout import StoreLayout
 from tokenmill.store.manifest import (
     Document,
     check_file,
     check_table,
+    load_table,
     read_manifest,
     read_proof,
     units_out,
 )
 from tokenmill.store.record import CARRIED, GROUP_COLUMNS, MEDIA_COLUMNS, META_COLUMNS, Media
-from tokenmill.store.runs import trained_within, weighed_within, weights_along
 from tokenmill.store.sidecars import (
     COLUMN,
     Sidecar,
@@ -53,7 +55,6 @@ from tokenmill.store.sidecars import (
     sidecar_of,
 )
 from tokenmill.store.slices import SliceReader
-from tokenmill.store.table import load_table
 from tokenmill.store.views import ViewMethods, pictures_of
 
 if TYPE_CHECKING:
@@ -393,10 +394,40 @@ class Store(ViewMethods, Sequence[Row]):
         return self._pictures.read(media)
 
     def embedded_picture(self, digest: str) -> bytes | None:
-        """The store's own copy of a picture; None where it has none."""
-        from tokenmill.store.embedded import read_embedded
+        """The copy of a picture in this store or its cache; None where there is none.
 
-        return read_embedded(self, digest)
+        Raises:
+            CorruptionError: It is damaged, or missing though the manifest counts it.
+        """
+        if not re.fullmatch(r"[0-9a-f]{32}", digest):
+            raise CorruptionError(f"{digest!r} is not the digest of a picture", path=self.path)
+        embedded = "media" in self.manifest
+        path = self.layout.picture(digest)
+        remote = as_remote(path)
+        if not embedded and (remote is not None or not path.exists()):
+            return None
+        self.layout.require_inside(path)
+        with reading_errors(path):
+            if remote is None:
+                data = path.read_bytes()
+            else:
+                data = remote.read_kept(
+                    f"{digest}.picture", lambda found: fingerprint.checksum(found) == digest
+                )
+        found = fingerprint.checksum(data)
+        if found != digest:
+            raise CorruptionError(f"checksum is {found}, expected {digest}", path=path)
+        return data
+
+    def distinct_media(self) -> Iterator[Media]:
+        """Every picture that rows refer to, once for each digest."""
+        seen: set[bytes] = set()
+        for row in self:
+            for media in row.media:
+                digest = bytes.fromhex(media.digest)
+                if digest not in seen:
+                    seen.add(digest)
+                    yield media
 
     @property
     def processor_path(self) -> Path | None:
@@ -534,7 +565,7 @@ class Store(ViewMethods, Sequence[Row]):
             UsageError: There are more or fewer values than rows or tokens; one is no number.
             NonDeterminismError: Other values of this name and maker are attached.
         """
-        from tokenmill.store.attach import attach_values
+        from tokenmill.store.sidecar_writer import attach_values
 
         return attach_values(self, name, values, made_by=made_by, per=per)
 
@@ -671,9 +702,7 @@ class Store(ViewMethods, Sequence[Row]):
         for at in range(len(self.table)):
             yield partial(one_slice, at)
         if "media" in self.manifest:
-            from tokenmill.store.embedded import distinct_pictures
-
-            for media in distinct_pictures(self):
+            for media in self.distinct_media():
                 yield partial(picture, media.digest)
         yield from sidecar_checks(self)
 

@@ -34,7 +34,7 @@ import pyarrow as pa
 from tokenmill import fingerprint
 from tokenmill.dataset import Mixture, View, tokens_alone
 from tokenmill.errors import check_one_of
-from tokenmill.formats.tables import listed, weights_of
+from tokenmill.formats.columns import listed, weights_of
 from tokenmill.integrations.hf.table import LazyTable
 from tokenmill.integrations.hosts import predicted
 from tokenmill.loader import WholeRun
@@ -76,14 +76,14 @@ def to_hf(data: Store | View | Mixture, mask: str = "labels") -> datasets.Datase
 
 def lazy_dataset(samples: WholeRun, shape: str) -> datasets.Dataset:
     """A dataset over samples of a run, in a shape of `SCHEMAS`."""
-    passport = samples.passport
+    spec = samples.spec
     document: dict[str, Any] = {
         "shape": shape,
         "epochs": samples.epochs,
-        "dataset": passport.dataset,
-        "seed": passport.seed,
-        "order": passport.order,
-        "packing": passport.packing,
+        "dataset": spec.dataset,
+        "seed": spec.seed,
+        "order": spec.order,
+        "packing": spec.packing,
     }
     key = fingerprint.key(document)[:16]
     return datasets.Dataset(LazyTable.of(ShapedSamples(samples, shape)), fingerprint=key)

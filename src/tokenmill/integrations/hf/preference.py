@@ -75,10 +75,10 @@ def group_dataset(
     if ref_logps is not None and trainer not in REFERENCE:
         raise UsageError(f"ref_logps= is for dpo and kto; trainer={trainer!r} has no reference")
     reader = GroupSamples(samples, trainer, seed, ref_logps)
-    passport = samples.passport
+    spec = samples.spec
     key = fingerprint.key(
-        [trainer, ref_logps and reader.made_by, samples.epochs, passport.dataset, passport.seed,
-         passport.order]
+        [trainer, ref_logps and reader.made_by, samples.epochs, spec.dataset, spec.seed,
+         spec.order]
     )  # fmt: skip
     return datasets.Dataset(LazyTable.of(reader), fingerprint=key[:16])
 

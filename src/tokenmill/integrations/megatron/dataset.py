@@ -61,7 +61,7 @@ class SFTDataset(MegatronDataset):  # type: ignore[misc]
             context_parallel=config.context_parallel_size or 1,
         )
         # Other rows under the same path are another dataset to whatever is cached by its name.
-        self.unique_identifiers["rows"] = self.samples.run.passport.dataset
+        self.unique_identifiers["rows"] = self.samples.run.spec.dataset
 
     @staticmethod
     def numel_low_level_dataset(low_level_dataset: View) -> int:

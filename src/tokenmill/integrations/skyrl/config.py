@@ -148,7 +148,7 @@ def _prepared(
     if tokenizer is None:
         raise UsageError("no tokenizer: give tokenizer=, or a config with model.path")
     cache_dir, messages_key = _get(config, "cache_dir"), _get(config, "messages_key")
-    sources = sources_of(dataset, split, cache_dir)
+    sources = sources_of(dataset, split)
     disabled = bool(_get(config, "disable_cache", False))
     if train_on == "all_assistant_messages":
         private = PrivateDirectory() if disabled else None

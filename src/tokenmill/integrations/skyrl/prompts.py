@@ -60,7 +60,7 @@ class PromptDataset(Items[Item], torch_data.Dataset[Item]):  # type: ignore[misc
         self.prompt_key, self.env_class_key = prompt_key, env_class_key
         with date_named(tokenizer):
             self.prompts = prompts.PromptDataset(
-                [source for name in names for source in _sources(name, cache_dir)],
+                [source for name in names for source in _sources(name)],
                 tokenizer,
                 max_length=max_prompt_length,
                 prompt_key=prompt_key,
@@ -99,8 +99,8 @@ class PromptDataset(Items[Item], torch_data.Dataset[Item]):  # type: ignore[misc
         return [dict(zip(names, item, strict=True)) for item in items]
 
 
-def _sources(name: str, cache_dir: str | os.PathLike[str] | None) -> list[str]:
+def _sources(name: str) -> list[str]:
     if os.path.splitext(name)[-1].lower() in _FILES:
         return [name]
     name, _, split = name.partition(":")
-    return sources_of(name, split or "train", cache_dir)
+    return sources_of(name, split or "train")

@@ -21,7 +21,7 @@ import numpy as np
 from torch.utils import data as torch_data
 
 from tokenmill.errors import StateError, UsageError, check_positive
-from tokenmill.loader import Cursor, Passport
+from tokenmill.loader import Cursor, StreamSpec
 from tokenmill.sampling import (
     LARGEST,
     MixedOrder,
@@ -70,7 +70,7 @@ class Sampler(torch_data.Sampler[int]):  # type: ignore[misc]
         self.num_samples = rows if num_samples is None else num_samples
         self.order = _make_order(order, check_seed(seed), sizes, weights)
         shares = "" if weights is None else f"/{sizes}/{[str(weight) for weight in weights]}"
-        self._passport = Passport(
+        self._spec = StreamSpec(
             dataset=str(getattr(data_source, "key", None) or f"{rows} rows"),
             seed=int(seed),
             order=order + shares,
@@ -119,7 +119,7 @@ class Sampler(torch_data.Sampler[int]):  # type: ignore[misc]
     def stamp(self, begun: int, place: int, length: int) -> dict[str, Any]:
         """The state of a pass."""
         cursor = Cursor(*divmod(place, self.order.rows))
-        state = self._passport.stamp(cursor, begun // self.order.rows)
+        state = self._spec.save(cursor, begun // self.order.rows)
         return {**state, _BEGUN: begun, _LENGTH: length}
 
     def admit(self, state: Any) -> tuple[int, int, int]:
@@ -128,7 +128,7 @@ class Sampler(torch_data.Sampler[int]):  # type: ignore[misc]
         Raises:
             StateError: The state is of other data, another seed, order or version.
         """
-        cursor, _ = self._passport.admit(state)
+        cursor, _ = self._spec.load(state)
         place = cursor.epoch * self.order.rows + cursor.position
         numbers = [state.get(_BEGUN), state.get(_LENGTH)]
         for number in numbers:

@@ -1,10 +1,7 @@
-"""What SkyRL's (dataset, split) pairs mean as sources.
+"""SkyRL's (dataset, split) pairs as tokenmill addresses.
 
-A *dataset* is a file, a glob, a directory, a directory made by ``save_to_disk``, or a name on the
-Hugging Face hub. A *split* is what `datasets` reads: ``train``, ``train[:1000]``, ``test[10%:]``,
-``train+validation``. `sources_of` turns the pair into addresses that `tokenmill.source` opens.
-Which files of a directory or a hub dataset belong to a split is asked of `datasets` itself, so it
-is what SkyRL would have loaded; the rows are then read by tokenmill from those files.
+A dataset is a file, a glob, a directory, or a name on the Hugging Face hub. A split is what
+`datasets` reads: ``train``, ``train[:1000]``, ``test[10%:]``, ``train+validation``.
 """
 
 from __future__ import annotations
@@ -12,57 +9,34 @@ from __future__ import annotations
 import glob
 import os
 import re
-from typing import Any
 
-from tokenmill.errors import SourceError, SourceMissing, UsageError
-from tokenmill.optional import optional
-from tokenmill.source import open_rows
-from tokenmill.source.address import parse_selection
-from tokenmill.source.discover import form_of
+from tokenmill.errors import SourceMissing, UsageError
 
 NO_COLUMN = "\x00"  # a column that no row has, for what SkyRL calls None or has no name for
 
 _PART = re.compile(r"^(?P<name>\w[\w.\-]*)(?P<slice>\[[^\[\]]*\])?$")
 _HUB_NAME = re.compile(r"^[\w.\-]+(/[\w.\-]+)?$")
-_HUB_FILE = re.compile(r"^hf://datasets/(?P<repo>[^@]+)@(?P<revision>[^/]+)/(?P<file>.+)$")
 
 
-def sources_of(
-    dataset: str, split: str, cache_dir: str | os.PathLike[str] | None = None
-) -> list[str]:
-    """The addresses of a dataset's split.
-
-    Args:
-        dataset: File, glob, directory or hub name.
-        split: As `datasets` writes it.
-        cache_dir: Where row indexes are kept, which a slice over several files needs.
-    """
-    sources: list[str] = []
-    for part in split.split("+"):
-        match = _PART.match(part.strip())
-        if match is None:
-            raise UsageError(
-                f"split {split!r} of {dataset!r}: write it like train, train[:1000] or train[10%:]"
-            )
-        sources += _addresses(dataset, match["name"], match["slice"] or "", cache_dir)
-    return sources
+def sources_of(dataset: str, split: str) -> list[str]:
+    """Return the addresses of a dataset's split."""
+    return [_address(dataset, part.strip(), split) for part in split.split("+")]
 
 
-def _addresses(
-    dataset: str, name: str, cut: str, cache_dir: str | os.PathLike[str] | None
-) -> list[str]:
+def _address(dataset: str, part: str, split: str) -> str:
+    match = _PART.match(part)
+    if match is None:
+        raise UsageError(
+            f"split {split!r} of {dataset!r}: write it like train, train[:1000] or train[10%:]"
+        )
     if os.path.isdir(dataset):
-        if any(
-            os.path.isfile(os.path.join(dataset, f)) for f in ("dataset_dict.json", "state.json")
-        ):
-            return [f"{dataset}@{name}{cut}"]
-        return _cut(_files_by_datasets(dataset, name), cut, cache_dir)
+        return f"{dataset}@{part}"
     if os.path.lexists(dataset) or glob.has_magic(dataset):
-        _check_split_of_a_file(dataset, name)
-        return [f"{dataset}@{cut}" if cut else dataset]
+        _check_split_of_a_file(dataset, match["name"])
+        return f"{dataset}@{match['slice']}" if match["slice"] else dataset
     if not _HUB_NAME.match(dataset):
         raise SourceMissing("no such file or directory, and no name on the hub", path=dataset)
-    return _cut(_files_by_datasets(dataset, name), cut, cache_dir)
+    return f"hf://datasets/{dataset}:{part}"
 
 
 def _check_split_of_a_file(dataset: str, name: str) -> None:
@@ -74,61 +48,3 @@ def _check_split_of_a_file(dataset: str, name: str) -> None:
             f"another: write train, or name the file after the split",
             path=dataset,
         )
-
-
-def _files_by_datasets(dataset: str, name: str) -> list[str]:
-    """The files of a split, by `datasets`' own rules."""
-    found = {str(n): files for n, files in (_builder(dataset).config.data_files or {}).items()}
-    if name not in found:
-        known = ", ".join(sorted(found)) or "none that consist of files"
-        raise UsageError(f"there is no split {name!r}; splits are: {known}", path=dataset)
-    files = [_local(str(file)) for file in found[name]]
-    unknown = [file for file in files if form_of(file) is None]
-    if unknown:
-        raise UsageError("its name says no format that tokenmill reads", path=unknown[0])
-    return files
-
-
-def _builder(dataset: str) -> Any:
-    with optional("datasets", "a split of a directory or hub dataset", path=dataset):
-        import datasets
-    try:
-        return datasets.load_dataset_builder(dataset)
-    except Exception as error:  # it raises whatever its file systems and loaders do
-        raise SourceError(f"datasets cannot open it: {error}", path=dataset) from error
-
-
-def _local(file: str) -> str:
-    """A file on this machine: files of the hub are downloaded, under their own names."""
-    match = _HUB_FILE.match(file)
-    if match is None:
-        return file
-    from huggingface_hub import hf_hub_download
-
-    try:
-        return str(
-            hf_hub_download(
-                match["repo"], match["file"], revision=match["revision"], repo_type="dataset"
-            )
-        )
-    except Exception as error:  # network, permissions, missing files: all mean the same here
-        raise SourceError(f"cannot be downloaded: {error}", path=file) from error
-
-
-def _cut(files: list[str], cut: str, cache_dir: str | os.PathLike[str] | None) -> list[str]:
-    """A slice of the concatenation of files, as slices of the files."""
-    if not cut:
-        return files
-    if len(files) == 1:
-        return [f"{files[0]}@{cut}"]
-    sizes = [len(open_rows(file, cache_dir=cache_dir)) for file in files]
-    start, stop = parse_selection(cut, cut).resolve(sum(sizes))
-    found, before = [], 0
-    for file, size in zip(files, sizes, strict=True):
-        first, last = max(start - before, 0), min(stop - before, size)
-        if first < last:
-            found.append(f"{file}@[{first}:{last}]")
-        before += size
-    if not found:
-        raise SourceMissing(f"the slice {cut} of {sum(sizes):,} rows is empty", path=files[0])
-    return found

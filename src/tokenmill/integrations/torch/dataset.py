@@ -1,12 +1,8 @@
-"""Map-style datasets: rows by number, as tensors.
+"""Map-style dataset: rows by number, as tensors.
 
 `Dataset` is a store or view in the shape of `torch.utils.data.Dataset`: an item is one row with
 input_ids, labels and loss_mask; `__getitems__` fetches a batch's rows at once; `collate` pads
-them to the same arrays that `tokenmill.Loader` hands out. `OrderedDataset` is the same in our
-order: item i is the row at position i of the current epoch, for trainers that own the sampler and
-can be told not to shuffle.
-
-Both pickle under 16 KiB, so any start method of worker processes will do.
+them to the same arrays that `tokenmill.Loader` hands out. It pickles under 16 KiB.
 """
 
 from __future__ import annotations
@@ -18,10 +14,9 @@ import numpy as np
 import torch
 from torch.utils import data as torch_data
 
-from tokenmill.dataset import Mixture, View, as_view, tokens_alone
+from tokenmill.dataset import View, as_view, tokens_alone
 from tokenmill.errors import UsageError
 from tokenmill.integrations.hosts import Items, predicted, rows_alone
-from tokenmill.loader import LengthGrouped, OrderedView
 from tokenmill.packing import Batch, fill_rows, labels_of
 from tokenmill.sampling import Int64Array
 from tokenmill.store import Row, Store
@@ -87,50 +82,3 @@ class Dataset(Items[Item], torch_data.Dataset[Item]):  # type: ignore[misc]
         ]
         batch = fill_rows(pieces, self._pad_id, side=self._pad_side, multiple=self._multiple)
         return as_tensors(batch)
-
-
-class OrderedDataset(Dataset):
-    """The rows of one epoch, in our order.
-
-    The epoch lies in shared memory, so `set_epoch` also reaches persistent workers.
-
-    Args:
-        data: A store, a view or a mixture.
-        seed: Of the order.
-        order: As for the loader.
-        pad_id: As in `Dataset`.
-        pad_side: As in `Dataset`.
-        pad_to_multiple_of: As in `Dataset`.
-    """
-
-    def __init__(
-        self,
-        data: Store | View | Mixture,
-        *,
-        seed: int = 42,
-        order: str | LengthGrouped = "feistel",
-        pad_id: int | None = None,
-        pad_side: str = "right",
-        pad_to_multiple_of: int | None = None,
-    ) -> None:
-        super().__init__(
-            data.view if isinstance(data, Mixture) else data,
-            pad_id=pad_id,
-            pad_side=pad_side,
-            pad_to_multiple_of=pad_to_multiple_of,
-        )
-        self._ordered = OrderedView(data, seed=seed, order=order)
-        self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()
-
-    def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch whose order is served."""
-        self._ordered.set_epoch(epoch)
-        self._epoch.fill_(int(epoch))
-
-    def __len__(self) -> int:
-        return len(self._ordered)
-
-    def items_at(self, numbers: Int64Array) -> list[Item]:
-        """The rows at positions of the epoch, as tensors."""
-        self._ordered.set_epoch(int(self._epoch))
-        return [_item(row) for row in self._ordered.batch(numbers)]

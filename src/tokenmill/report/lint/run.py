@@ -37,7 +37,7 @@ from tokenmill.report.lint.groups import one_sided
 from tokenmill.report.lint.pictures import copies, first_equal
 from tokenmill.report.lint.row_origins import RowOrigins
 from tokenmill.report.lint.rules import RULES, SAMPLE_ROWS, chosen_rules
-from tokenmill.sampling.permutation import Permutation, derive_key
+from tokenmill.sampling import Permutation, derive_key
 from tokenmill.source import Rows
 from tokenmill.work import Done, Executor, Setup, Task, run_tasks
 from tokenmill.work.blocks import BlockJob, BlockTask, size_of

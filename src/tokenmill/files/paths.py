@@ -1,14 +1,41 @@
-"""Which file system a path lives on.
-
-A mapped file on a network file system can vanish under its reader and end the process with
-SIGBUS; there the store reads with pread instead. The kernel's table of mounts says which kind it
-is; where there is no such table (not Linux) the answer is "unknown", which counts as local.
-"""
+"""Local paths: the default cache directory, symbolic links, and the kind of a file system."""
 
 from __future__ import annotations
 
 import os
 import re
+from pathlib import Path
+
+from tokenmill.errors import CacheError
+
+
+def default_cache_dir() -> Path:
+    """The cache directory of this user; it need not exist yet."""
+    stated = os.environ.get("TOKENMILL_CACHE_DIR")
+    if stated:
+        return Path(stated)
+    shared = os.environ.get("XDG_CACHE_HOME")
+    # The XDG rules say that a relative path is to be ignored.
+    if shared and os.path.isabs(shared):
+        return Path(shared) / "tokenmill"
+    return Path.home() / ".cache" / "tokenmill"
+
+
+def require_inside(path: Path, root: Path) -> None:
+    """Refuse a path below a root when a symbolic link on the way leads out of the root.
+
+    Raises:
+        CacheError: It does.
+    """
+    place, top = os.fspath(path), os.fspath(root)
+    while len(place) > len(top) and not os.path.islink(place):
+        place = os.path.dirname(place)
+    if len(place) <= len(top):
+        return  # nothing that could lead anywhere; the usual case, at one look per directory
+    real, real_root = os.path.realpath(path), os.path.realpath(root)
+    if os.path.commonpath([real, real_root]) != real_root:
+        raise CacheError(f"a symbolic link leads out of the cache, to {real}", path=path)
+
 
 NETWORK_KINDS = frozenset((
     "9p", "afs", "beegfs", "ceph", "cifs", "coda", "fuse", "gfs2", "glusterfs", "gpfs", "lustre",

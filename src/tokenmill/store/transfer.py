@@ -1,0 +1,570 @@
+"""Copy stores: `push` to a URL, `copy_store` to a directory (``--out``), `pull` into the cache.
+
+A portable store is a directory with its slices and tokenizer beneath it. `_jobs` lists its files by
+their names in that directory. A destination takes them, a few at a time: `_Directory` stages them
+and renames the directory, `_Url` uploads what is not there yet, `_Cache` publishes slices and
+images. Slices are verified block by block while they are read. The manifest comes last, so readers
+see no store or a complete one, and an interrupted copy continues where it stopped.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import hashlib
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+import xxhash
+
+from tokenmill.errors import (
+    CacheError,
+    CorruptionError,
+    NonDeterminismError,
+    SourceError,
+    SourceMissing,
+    TokenmillError,
+    UsageError,
+)
+from tokenmill.files import (
+    Staging,
+    copy_or_link,
+    default_cache_dir,
+    publish_directory,
+    writing_errors,
+)
+from tokenmill.files.remote import RemoteObject, filesystem, is_remote, protocol_of, shown
+from tokenmill.files.remote_path import BlockCache, RemotePath, as_remote
+from tokenmill.files.sealed import publish_files, quarantine
+from tokenmill.fingerprint import canonical, checksum
+from tokenmill.store import layout as names
+from tokenmill.store.access import PIECE_BYTES, GuardedFile, open_guarded
+from tokenmill.store.ahead import ahead
+from tokenmill.store.commit import Placement, commit_store, state_json
+from tokenmill.store.layout import CacheLayout, StoreLayout, image_name
+from tokenmill.store.manifest import Document, encode_manifest, read_manifest, with_files
+from tokenmill.store.record import Media
+from tokenmill.store.remote import CONTENTS, RemoteStore
+from tokenmill.store.sidecars import KIND, Sidecar
+from tokenmill.store.slices import read_record
+from tokenmill.store.store import Store, open_store
+
+MAX_COPIES = 4  # files or slices copied at the same time
+
+
+@dataclass
+class TransferResult:
+    """Counts of one copy: all files of the store at the destination, and those already there."""
+
+    path: str
+    rows: int
+    bytes: int = 0
+    files: int = 0
+    skipped: int = 0
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    def add(self, size: int, *, skipped: bool = False) -> None:
+        with self._lock:
+            self.bytes += size
+            self.files += 1
+            self.skipped += skipped
+
+    def document(self) -> dict[str, Any]:
+        """Return the object that the command line prints."""
+        members = ("path", "rows", "bytes", "files", "skipped")
+        return {name: getattr(self, name) for name in members}
+
+
+@dataclass(frozen=True)
+class StoreFile:
+    """One file of a portable store."""
+
+    name: str  # path below the store's directory
+    content: bytes | Path | GuardedFile
+    advisory: bool = False  # an existing file with other bytes is kept
+
+    @property
+    def path(self) -> Path | None:
+        """The file on this machine, if it is one."""
+        content = self.content
+        path = content.path if isinstance(content, GuardedFile) else content
+        return path if isinstance(path, Path) else None
+
+    @property
+    def size(self) -> int:
+        if isinstance(self.content, GuardedFile):
+            return self.content.record.size
+        return len(self.content) if isinstance(self.content, bytes) else self.content.stat().st_size
+
+    def pieces(self) -> Iterator[bytes | memoryview]:
+        """Read it in pieces; those of a slice are verified."""
+        if isinstance(self.content, bytes):
+            yield self.content
+        elif isinstance(self.content, GuardedFile):
+            yield from self.content.pieces()
+        else:
+            with open(self.content, "rb") as file:
+                yield from iter(lambda: file.read(PIECE_BYTES), b"")
+
+
+Part = list[StoreFile]
+Job = Callable[[], Part]
+
+
+class _Destination(Protocol):
+    def put(self, part: Part) -> None:
+        """Copy some files, in their order."""
+
+
+def _copy(jobs: Iterator[Job], destination: _Destination) -> None:
+    """Run all jobs, a few at a time; the first error ends it, once running jobs are done."""
+    for _ in ahead(lambda job: destination.put(job()), jobs, batch=1, threads=MAX_COPIES):
+        pass
+
+
+# What is copied
+
+
+def _slice_jobs(store: Store) -> Iterator[Job]:
+    # A dict, because equal runs of source rows are one slice.
+    keys = {entry["key"].tobytes().hex(): entry["record"].tobytes().hex() for entry in store.table}
+    return (partial(_slice_files, store, key, digest) for key, digest in keys.items())
+
+
+def _slice_files(store: Store, key: str, digest: str) -> Part:
+    files = store.layout.slice(key)
+    record, _ = read_record(files, digest)
+    tokens = open_guarded(files.tokens, record.token_file, mapped=False, check=True)
+    meta = open_guarded(files.meta, record.meta_file, mapped=False, check=True)
+    own = record.encode() if as_remote(files.record) is not None else files.record
+    contents = ((files.tokens, tokens), (files.meta, meta), (files.record, own))
+    return [StoreFile(f"slices/{key[:2]}/{path.name}", content) for path, content in contents]
+
+
+def _image_file(store: Store, sizes: list[int], media: Media) -> Part:
+    data = store.picture(media)
+    sizes.append(len(data))
+    return [StoreFile(image_name(media.digest), data)]
+
+
+def _model_files(store: Store) -> Part:
+    """The files of the store's tokenizer and processor."""
+    models = {"tokenizer": store.tokenizer_path, "processor": store.processor_path}
+    return [
+        StoreFile(f"{kind}/{name}", path)
+        for kind, root in models.items()
+        if root is not None
+        for name, path in _files_below(root)
+    ]
+
+
+def _files_below(root: Path) -> list[tuple[str, Path]]:
+    paths = sorted(path for path in root.rglob("*") if path.is_file())
+    return [(path.relative_to(root).as_posix(), path) for path in paths]
+
+
+def _portable_files(store: Store) -> tuple[Document, bytes]:
+    """The manifest's list of files for a portable copy, and the state.json in it."""
+    state = b"".join(state_json(store.layout.file(names.TABLE), store.key, "slices"))
+    stated = {"size": len(state), "checksum": checksum(state)}
+    return {**store.manifest["files"], names.STATE: stated}, state
+
+
+def _copy_portable(store: Store, destination: _Destination, *, embed_media: bool) -> Document:
+    """Copy every file of a portable store but its manifest, which is returned."""
+    files, state = _portable_files(store)
+    embeds = embed_media or "media" in store.manifest
+    own = [StoreFile(name, state if name == names.STATE else store.path / name) for name in files]
+    if (store.path / names.PROOF).is_file():
+        own.append(StoreFile(names.PROOF, store.path / names.PROOF, advisory=True))
+    sizes: list[int] = []
+
+    def jobs() -> Iterator[Job]:
+        yield from _slice_jobs(store)
+        for file in [*_model_files(store), *own]:
+            yield partial(list, [file])
+        if embeds:
+            for media in store.distinct_media():
+                yield partial(_image_file, store, sizes, media)
+
+    _copy(jobs(), destination)
+    media = {"pictures": len(sizes), "bytes": sum(sizes)} if embeds else None
+    return with_files(store.manifest, files, media)
+
+
+# To a directory
+
+
+@dataclass(frozen=True)
+class _Directory:
+    """A staged directory: hard links where the file system allows them, else synced copies."""
+
+    staging: Staging
+    result: TransferResult
+
+    def put(self, part: Part) -> None:
+        for file in part:
+            target = self.staging.path / file.name
+            self.staging.make(target.parent)
+            with writing_errors(target):
+                if file.path is None:
+                    self.staging.write(file.name, file.pieces())
+                else:
+                    copy_or_link(file.path, target, file.pieces)
+            self.result.add(file.size)
+
+
+def copy_store(store: Store, target: Path, *, embed_media: bool = False) -> Path:
+    """Make a self-contained copy of a store at ``target`` and return the target.
+
+    The copy is staged as a hidden sibling and appears by one rename; sidecars follow.
+
+    Args:
+        store: A store on this machine.
+        target: A directory that does not exist, is empty, or already is a copy of this store.
+        embed_media: Copy the images of its rows, each once. Those of a store that has them are
+            always copied.
+    """
+    return Path(_copy_to_directory(store, target, embed_media).path)
+
+
+def _copy_to_directory(store: Store, target: Path, embed_media: bool) -> TransferResult:
+    target = target.absolute()
+    result = TransferResult(str(target), len(store))
+    if target.exists() and not (target.is_dir() and not any(target.iterdir())):
+        _require_copy(store, target)
+        for _, path in _files_below(target):
+            result.add(path.stat().st_size, skipped=True)
+    else:
+        with writing_errors(target):
+            target.parent.mkdir(parents=True, exist_ok=True)
+        with Staging(target.parent, beside=target) as staging:
+            for name in ("slices", "tokenizer"):  # there even without files
+                staging.make(staging.path / name)
+            destination = _Directory(staging, result)
+            manifest = _copy_portable(store, destination, embed_media=embed_media)
+            destination.put([StoreFile(names.MANIFEST, encode_manifest(manifest))])
+            with writing_errors(target):
+                if not publish_directory(staging.path, target):
+                    _require_copy(store, target)
+    for sidecar in store.sidecars:
+        if copy_sidecar(sidecar, StoreLayout(target)):
+            result.add(sidecar.bytes)
+    return result
+
+
+def _require_copy(store: Store, target: Path) -> None:
+    try:
+        found = Store(target)
+    except TokenmillError as error:
+        raise UsageError(
+            "exists and is not a copy of this store; name another directory", path=target
+        ) from error
+    if found.key != store.key:
+        raise UsageError(
+            f"holds store {found.key[:12]}, not {store.key[:12]}; name another directory",
+            path=target,
+        )
+
+
+def copy_sidecar(sidecar: Sidecar, store: StoreLayout) -> bool:
+    """Copy a sidecar to another copy of its store; False when it is there already."""
+    place, cache = store.sidecars / sidecar.path.name, store.cache_root
+    if place.exists():
+        return False
+    sidecar.check_all()
+    with Staging(cache or store.directory, beside=None if cache else place) as staging:
+        staged = staging.path / "sidecar"
+        staging.make(staged)
+        staging.make(place.parent)
+        with writing_errors(place):
+            for name in (KIND.summary, *KIND.files):
+                copy_or_link(sidecar.path / name, staged / name)
+            return publish_directory(staged, place)
+
+
+# To a URL
+
+
+class _Url:
+    """The directory at a URL; one listing says which files are there.
+
+    An existing file is compared by size and checksum: the MD5 that the server states, else by
+    reading it back. The beginning of a file, left by an interrupted upload, is replaced; any other
+    content is a `CacheError`. What was sent is compared in the same way.
+    """
+
+    def __init__(self, url: str, result: TransferResult) -> None:
+        self._url = url
+        self._result = result
+        self._fs, self._root = filesystem(url)
+        self._listing = RemoteObject(url).retrying(self._list, None)
+
+    def _list(self) -> dict[str, dict[str, Any]]:
+        self._fs.invalidate_cache()
+        try:
+            found: dict[str, dict[str, Any]] = self._fs.find(self._root, detail=True)
+        except FileNotFoundError:
+            return {}
+        return {name.lstrip("/"): info for name, info in found.items()}
+
+    def put(self, part: Part) -> None:
+        for file in part:
+            self._result.add(file.size, skipped=self._send(file))
+
+    def _send(self, file: StoreFile) -> bool:
+        """Upload a file unless it is there; return whether it was."""
+        path = f"{self._root}/{file.name}"
+        remote = RemoteObject(f"{self._url}/{file.name}")
+        info = self._listing.get(path.lstrip("/"))
+        md5, own = hashlib.md5(usedforsecurity=False), xxhash.xxh3_128()
+        for piece in file.pieces():
+            md5.update(piece)
+            own.update(piece)
+        digests = md5.hexdigest(), own.hexdigest()
+        if info is not None:
+            if file.advisory or _is_same(remote, info, file, digests):
+                return True
+            if not _is_beginning(remote, int(info["size"]), file):
+                raise CacheError(
+                    "other bytes are there under this name; name another target, or remove it",
+                    path=shown(remote.url),
+                )
+        try:
+            remote.retrying(lambda: self._put(path, file), None)
+            info = remote.retrying(lambda: self._info(path), None)
+        except SourceError as error:
+            if isinstance(error.__cause__, NotImplementedError):
+                raise UsageError("this place cannot be written", path=remote.path) from error
+            raise CacheError(
+                error.message.replace("be read", "be written", 1), path=error.path
+            ) from error
+        if not _is_same(remote, info, file, digests):
+            raise CacheError(
+                "what is there after writing is not what was written; push again",
+                path=shown(remote.url),
+            )
+        return False
+
+    def _put(self, path: str, file: StoreFile) -> None:
+        if file.path is None:
+            self._fs.pipe_file(path, b"".join(file.pieces()))
+        else:
+            self._fs.put_file(str(file.path), path)
+
+    def _info(self, path: str) -> dict[str, Any]:
+        self._fs.invalidate_cache(self._fs._parent(path))
+        info: dict[str, Any] = self._fs.info(path)
+        return info
+
+
+def _is_same(
+    remote: RemoteObject, info: dict[str, Any], file: StoreFile, digests: tuple[str, str]
+) -> bool:
+    if int(info["size"]) != file.size:
+        return False
+    stated = [str(info.get(name, "")).strip('"') for name in ("ETag", "etag", "content_md5")]
+    with contextlib.suppress(ValueError):
+        stated.append(base64.b64decode(str(info.get("md5Hash", ""))).hex())
+    if digests[0] in stated:
+        return True
+    hasher = xxhash.xxh3_128()
+    for start in range(0, file.size, PIECE_BYTES):
+        hasher.update(remote.fetch(start, min(start + PIECE_BYTES, file.size)))
+    return bool(hasher.hexdigest() == digests[1])
+
+
+def _is_beginning(remote: RemoteObject, size: int, file: StoreFile) -> bool:
+    """Whether an object is a proper prefix of the file: an upload that was cut short."""
+    if size >= file.size:
+        return False
+    start = 0
+    for piece in file.pieces():
+        stop = min(start + len(piece), size)
+        if start >= stop:
+            break
+        if remote.fetch(start, stop) != piece[: stop - start]:
+            return False
+        start = stop
+    return True
+
+
+def push(store: Store, target: str, *, embed_media: bool = False) -> TransferResult:
+    """Copy a store to a URL, or to a directory as ``--out`` does.
+
+    Raises:
+        CacheError: Something else is there, or it cannot be written.
+        NonDeterminismError: A store of the same key is there, with other bytes.
+    """
+    if isinstance(store, RemoteStore):
+        raise UsageError("lies elsewhere itself: pull it first", path=store.path)
+    if not is_remote(target):
+        return _copy_to_directory(store, Path(target), embed_media)
+    if protocol_of(target) in ("http", "https"):
+        raise UsageError("an HTTP server cannot be pushed to", path=target)
+    place = RemotePath(target, BlockCache(default_cache_dir()))
+    _require_free(place, store)
+    result = TransferResult(str(place), len(store))
+    destination = _Url(place.url, result)
+    manifest = _copy_portable(store, destination, embed_media=embed_media)
+    listing = canonical({"key": store.key, "files": _model_checksums(store)}) + b"\n"
+    destination.put([
+        StoreFile(CONTENTS, listing),
+        StoreFile(names.MANIFEST, encode_manifest(manifest)),
+    ])  # fmt: skip
+    return result
+
+
+def _require_free(place: RemotePath, store: Store) -> None:
+    """Refuse a target that holds another store."""
+    try:
+        found = read_manifest(StoreLayout(place))  # type: ignore[arg-type]
+    except SourceMissing:
+        return
+    except CorruptionError as error:
+        raise CacheError(
+            f"there is a manifest, but not a whole one ({error.message}); name another target, or "
+            "remove it",
+            path=place,
+        ) from error
+    if found["key"] != store.key:
+        raise CacheError(
+            f"holds store {found['key'][:12]}, not {store.key[:12]}; name another target",
+            path=place,
+        )
+    if found["files"] != _portable_files(store)[0]:
+        raise NonDeterminismError(
+            f"the store there has digest {found['digest']} and other files, under the same key; "
+            "what is there stays",
+            path=place,
+        )
+
+
+def _model_checksums(store: Store) -> Document:
+    contents = {file.name: b"".join(file.pieces()) for file in _model_files(store)}
+    return {
+        name: {"size": len(data), "checksum": checksum(data)} for name, data in contents.items()
+    }
+
+
+# To the local cache
+
+
+@dataclass(frozen=True)
+class _Cache:
+    """Slices and images of a cache, each published unless it is there."""
+
+    layout: CacheLayout
+    result: TransferResult
+
+    def put(self, part: Part) -> None:
+        # The last file of a slice is its commit record.
+        is_there = self._target(part[-1]).exists()
+        if is_there and len(part) > 1:
+            self._require_same_record(part[-1])
+        if not is_there:
+            with Staging(self.layout.root) as staging:
+                for file in part:
+                    self._publish(staging, file)
+        for file in part:
+            self.result.add(file.size, skipped=is_there)
+
+    def _target(self, file: StoreFile) -> Path:
+        kind, _, rest = file.name.partition("/")
+        return (self.layout.pictures if kind == "media" else self.layout.slices) / rest
+
+    def _require_same_record(self, file: StoreFile) -> None:
+        key = Path(file.name).stem
+        expected = checksum(b"".join(file.pieces()))
+        _, digest = read_record(self.layout.slice(key))
+        if digest != expected:
+            raise NonDeterminismError(
+                f"the cache's slice has record {digest}, the store to be pulled {expected}; what "
+                "is there stays",
+                path=self.layout.slice(key).record,
+            )
+
+    def _publish(self, staging: Staging, file: StoreFile) -> None:
+        target = self._target(file)
+        staged = staging.write(target.name, file.pieces())
+        if staging.publish(staged, target) or not isinstance(file.content, GuardedFile):
+            return
+        try:  # a file of another builder, or of a slice that lost its record
+            GuardedFile(target, file.content.record, mapped=False, check=True).check_all()
+        except CorruptionError:
+            quarantine(self.layout.root, target)
+            staging.publish(staged, target)
+
+
+def pull(
+    source: str,
+    cache_dir: Path | None = None,
+    out: Path | None = None,
+    *,
+    embed_media: bool = False,
+) -> TransferResult:
+    """Copy a store from a URL or a directory into the local cache.
+
+    Args:
+        source: URL or directory.
+        cache_dir: The cache; None: the user's own.
+        out: Also make a self-contained copy here and return its path.
+        embed_media: As for `copy_store`, for that copy.
+
+    Raises:
+        CorruptionError: The store there is damaged.
+        NonDeterminismError: The cache holds other bytes under the same key.
+    """
+    cache = CacheLayout(Path(cache_dir or default_cache_dir()).absolute())
+    store = open_store(source, cache_dir=cache.root)
+    result = TransferResult("", len(store))
+    destination = _Cache(cache, result)
+    _copy(_slice_jobs(store), destination)
+    _copy_models(store, cache, result)
+    if "media" in store.manifest:
+        images = (partial(_image_file, store, [], media) for media in store.distinct_media())
+        _copy(images, destination)
+    layout = commit_store(
+        cache, store.manifest["document"], _placements(store), store.manifest["tokenizer"],
+        store.proof,
+    )  # fmt: skip
+    pulled = Store(layout.directory, paths=[str(path) for path in store.sources])
+    for sidecar in store.sidecars:
+        result.add(sidecar.bytes, skipped=not copy_sidecar(sidecar, layout))
+    for stated in pulled.manifest["files"].values():
+        result.add(stated["size"])
+    embed_media = embed_media or "media" in store.manifest
+    copied = None if out is None else copy_store(pulled, out, embed_media=embed_media)
+    result.path = str(copied or pulled.path)
+    return result
+
+
+def _placements(store: Store) -> Iterator[Placement]:
+    for entry in store.table:
+        line, offset = int(entry["line"]), int(entry["offset"])
+        yield Placement(
+            key=entry["key"].tobytes().hex(),
+            source=int(entry["source"]),
+            source_row=int(entry["source_row"]),
+            line=line or None,
+            offset=None if offset < 0 else offset,
+            rows=int(entry["rows"]),
+        )
+
+
+def _copy_models(store: Store, cache: CacheLayout, result: TransferResult) -> None:
+    """Publish tokenizer and processor in the cache; a remote store puts its own there."""
+    tokenizer = cache.tokenizer(store.manifest["tokenizer"]["identity"])
+    processor = cache.processor(store.processor_key)
+    for path, target in ((store.tokenizer_path, tokenizer), (store.processor_path, processor)):
+        if path is None:
+            continue
+        if not target.is_dir():
+            files = {name: one.read_bytes() for name, one in _files_below(path)}
+            publish_files(cache.root, target, files)
+        for _, one in _files_below(target):
+            result.add(one.stat().st_size)
