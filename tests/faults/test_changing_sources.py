@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenmill.build.builder import BUILD
+from tokenmill.build.run import BUILD
 
 from tests.faults.world import TOKENIZER, write_sources
 from tokenmill.api import run_recipe
