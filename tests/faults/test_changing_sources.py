@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenmill.build.run import BUILD
 
 from tests.faults.world import TOKENIZER, write_sources
 from tokenmill.api import run_recipe
+from tokenmill.build.run import BUILD
 from tokenmill.errors import SourceChanged
 from tokenmill.work import Done, InlineExecutor, Setup, Task
 

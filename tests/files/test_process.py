@@ -64,7 +64,7 @@ CASES = {
         "assert len(held[0])",
     ),
     "rows": (
-        "from tokenmill.source.shelf import private_shelf; held = private_shelf();"
+        "from tokenmill.source.index import private_shelf; held = private_shelf();"
         " (held.root / 'x').write_text('x')",
         "assert private_shelf().root == held.root",
     ),
@@ -171,7 +171,7 @@ def test_store_is_read_in_a_child_though_a_thread_held_its_lock(tmp_path: Path) 
 
 def test_prefetching_iterator_goes_on_in_a_child(tmp_path: Path) -> None:
     store = make_store(tmp_path, [make_columns([3] * 40)])
-    batches = iter(Loader(store, batch_size=2, prefetch=2, epochs=1))
+    batches = iter(Loader(store, batch_size=2, prefetch=2))
     next(batches)
 
     def rest() -> None:

@@ -29,7 +29,7 @@ from tests.store.format_reader import Refused, StoreFiles, canonical, read_sidec
 from tests.store.making import make_columns, make_store
 from tests.store.xxh3 import xxh3_64, xxh3_128
 from tokenmill import fingerprint
-from tokenmill.store import Store, commit
+from tokenmill.store import Store
 from tokenmill.store.transfer import copy_store
 
 Document = dict[str, Any]
@@ -140,7 +140,6 @@ KINDS: dict[str, Callable[[Path], Store]] = {
 def stores(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Store]:
     with pytest.MonkeyPatch.context() as patch:
         small_cuts(patch)
-        patch.setattr(commit, "_TOGETHER", 1)
         return {name: make(tmp_path_factory.mktemp(name)) for name, make in KINDS.items()}
 
 

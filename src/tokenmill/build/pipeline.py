@@ -26,7 +26,7 @@ from tokenmill.build.expansion import Expander, TextMedia, media_columns
 from tokenmill.build.recipe import Recipe
 from tokenmill.chat import GROUPED, Renderer, Rendering
 from tokenmill.chat.render import GroupFacts
-from tokenmill.chat.weights import row_weight
+from tokenmill.chat.shapes import row_weight
 from tokenmill.errors import RowError
 from tokenmill.media import ExpansionDiffers
 from tokenmill.source import Block, BlockRows

@@ -37,7 +37,7 @@ from tokenmill.prompts.lengths import (
 from tokenmill.prompts.media import AskedMedia, PromptPictures
 from tokenmill.prompts.spec import PromptSpec
 from tokenmill.source import Block, Rows
-from tokenmill.source.shelf import Shelf
+from tokenmill.source.index import Shelf
 from tokenmill.tokenizer import IdentityCard
 from tokenmill.work import Executor
 from tokenmill.work.blocks import BlockJob, BlockTask, MissingBlocks, size_of

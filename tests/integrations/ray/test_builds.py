@@ -19,7 +19,7 @@ from tests.faults.tools import start_command
 from tests.faults.world import TOKENIZER, Picture, picture, prepare_arguments
 from tokenmill.api import run_recipe
 from tokenmill.errors import CacheError, SourceMissing, UsageError, WorkerError
-from tokenmill.integrations.ray import RayExecutor, cluster, describe, probe, worker
+from tokenmill.integrations.ray import RayExecutor, cluster, describe, worker
 from tokenmill.work import Setup, resolve_executor
 from tokenmill.work.blocks import BlockJob
 
@@ -171,8 +171,8 @@ def test_node_with_another_tokenmill_is_refused(
 def test_directory_that_a_late_node_does_not_share_is_refused_by_its_worker(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(probe, "probe", lambda sentinels: None)  # as before that node joined
-    monkeypatch.setattr(probe, "plant", lambda directory, until: (f"{directory}/a/b/c", "nonce"))
+    monkeypatch.setattr(cluster, "probe", lambda sentinels: None)  # as before that node joined
+    monkeypatch.setattr(cluster, "plant", lambda directory, until: (f"{directory}/a/b/c", "nonce"))
     with pytest.raises(CacheError, match=r"not shared: node \S+ .* does not see"):
         build(tmp_path, tmp_path)
 
