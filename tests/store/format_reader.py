@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
-from tests.store.xxh3 import xxh3_64, xxh3_128
+from xxhash import xxh3_64_hexdigest, xxh3_64_intdigest, xxh3_128_hexdigest
 
 FORMAT = 1
 MEDIA_COLUMNS = {"pictures": "<i4", "patches": "<i4"}
@@ -78,7 +77,7 @@ def key(document: Any) -> str:
 
 def checksum(data: bytes) -> str:
     """The checksum of a whole file or record."""
-    return f"{xxh3_128(data):032x}"
+    return xxh3_128_hexdigest(data)
 
 
 def read_document(data: bytes, name: str) -> dict[str, Any]:
@@ -244,7 +243,7 @@ class SliceData:
 def _guarded(path: Path, stated: dict[str, Any]) -> bytes:
     data = read_bytes(path)
     require(len(data) == stated["size"], f"size of {path.name}")
-    blocks = [f"{xxh3_64(data[at : at + BLOCK]):016x}" for at in range(0, len(data), BLOCK)]
+    blocks = [xxh3_64_hexdigest(data[at : at + BLOCK]) for at in range(0, len(data), BLOCK)]
     require(blocks == stated["blocks"], f"a block of {path.name}")
     return data
 
@@ -443,7 +442,7 @@ class StoreFiles:
         for row in self.rows():
             source, _, _, offset, length = row.origin
             assert offset is not None
-            found = xxh3_64(contents[source][offset : offset + length])
+            found = xxh3_64_intdigest(contents[source][offset : offset + length])
             require(found == row.digest, "digest of a source row")
 
 

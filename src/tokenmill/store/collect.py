@@ -34,6 +34,11 @@ from tokenmill.store.layout import ELSEWHERE, TABLE, CacheLayout, is_key
 from tokenmill.store.manifest import load_table, read_manifest
 from tokenmill.store.store import Store
 
+PARTS = (
+    "slices", "stores", "sidecars", "tokenizers", "processors", "pictures", "rollouts", "rows",
+    "blocks", "staging", "quarantine",
+)  # fmt: skip
+
 GRACE_S = 24 * 3600.0
 """Seconds between marking and removing: longer than an epoch's reader keeps a slice unopened."""
 
@@ -66,20 +71,7 @@ def survey(root: Path) -> dict[str, Any]:
             entry["error"] = str(error)
         entries.append(entry)
     entries.sort(key=lambda entry: entry.get("made", 0.0))
-    parts = (
-        "slices",
-        "stores",
-        "sidecars",
-        "tokenizers",
-        "processors",
-        "pictures",
-        "rollouts",
-        "rows",
-        "blocks",
-        "staging",
-        "quarantine",
-    )
-    sizes = {name: _size(root / name) for name in parts}
+    sizes = {name: _size(root / name) for name in PARTS}
     return {"entries": entries, "bytes": sum(sizes.values()), "parts": sizes}
 
 

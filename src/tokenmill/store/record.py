@@ -245,7 +245,7 @@ def _refusal(data: bytes, files: SliceFiles, error: Exception) -> TokenmillError
     try:
         stated = _probe.decode(data).get("format")
     except UNREADABLE:
-        return CorruptionError(f"not a commit record: {error}", path=files.record)
+        stated = FORMAT
     if stated != FORMAT:
         return _other_format(stated, files)
     return CorruptionError(f"not a commit record: {error}", path=files.record)
