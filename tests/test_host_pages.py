@@ -214,13 +214,17 @@ def our_flags() -> frozenset[str]:
     return frozenset(found)
 
 
+def _is_integration(name: str) -> bool:
+    return any((PACKAGE / "integrations" / entry).exists() for entry in (name, f"{name}.py"))
+
+
 def is_ours(name: str, shown: frozenset[str]) -> bool:
     """Whether a name is one of ours, or made by the page's own Python."""
     if name.startswith("--"):
         return name in our_flags()
     if name.startswith("tokenmill."):
         return True  # whether it leads somewhere is another test
-    if "." in name and (PACKAGE / "integrations" / name.partition(".")[0]).is_dir():
+    if "." in name and _is_integration(name.partition(".")[0]):
         with contextlib.suppress(AttributeError, ModuleNotFoundError):
             return ours(f"tokenmill.integrations.{name}") is not None
     if "/" in name:

@@ -233,7 +233,7 @@ def test_pairs_have_weights_on_both_sides(tmp_path: Path) -> None:
     for number, group in enumerate(store.groups):
         found = [set(row.weights[row.loss_mask > 0].tolist()) for row in group.rows]
         assert found == [{0.5 * (number + 1)}, {2.0 * (number + 1)}]
-    [batch] = tm.Loader(store, batch_size=4, epochs=1, shuffle=False)
+    [batch] = tm.Loader(store, batch_size=4, shuffle=False)
     for side in ("chosen", "rejected"):
         weights, labels = batch[f"{side}_loss_weights"], batch[f"{side}_labels"]
         assert weights.shape == labels.shape
@@ -308,13 +308,13 @@ def _skyrl(store: Store, tmp_path: Path) -> Any:
 
 
 def _miles(store: Store, tmp_path: Path) -> Any:
-    from tokenmill.integrations.miles.sft import Lookup
+    from tokenmill.integrations.miles.source import Lookup
 
     return Lookup(store)
 
 
 def _nemo(store: Store, tmp_path: Path) -> Any:
-    from tokenmill.integrations.nemo_rl.sft import MessageLogs
+    from tokenmill.integrations.nemo_rl import MessageLogs
 
     return MessageLogs(as_view(store))
 
@@ -326,7 +326,7 @@ def _verl(store: Store, tmp_path: Path) -> Any:
 
 
 def _megatron(store: Store, tmp_path: Path) -> Any:
-    from tokenmill.integrations.megatron.samples import PackedSamples
+    from tokenmill.integrations.megatron import PackedSamples
 
     return PackedSamples(as_view(store), tm.Pack(256))
 

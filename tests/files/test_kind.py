@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tokenmill.files import filesystem_kind, is_network, kind
+from tokenmill.files import filesystem_kind, is_network
+from tokenmill.files import paths as kind
 
 TABLE = r"""
 21 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw

@@ -87,7 +87,7 @@ def test_samples_with_pictures_are_the_hosts_own_and_opened_late(
             (tmp_path / name).write_bytes(data)
         rows.append({"input": "a<image>" * len(names) + f"b{number}", "pics": names})
     monkeypatch.setattr(
-        "tokenmill.integrations.miles.host.HostFlags.tokenizer",
+        "tokenmill.integrations.miles.source.Flags.tokenizer",
         {"tokenizer": processor.tokenizer, "tokenizer_backend": "transformers"},
     )
     source = miles.DataSource(

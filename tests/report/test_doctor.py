@@ -120,7 +120,7 @@ def test_space_is_compared_with_the_plan(
 def test_file_system_says_which_access_it_implies(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, status: str, word: str
 ) -> None:
-    from tokenmill.files import kind as kinds
+    from tokenmill.files import paths as kinds
 
     monkeypatch.setattr(kinds, "filesystem_kind", lambda _: kind)
     monkeypatch.setattr(doctor, "filesystem_kind", lambda _: kind)

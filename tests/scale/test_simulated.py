@@ -23,12 +23,13 @@ COUNTING = """
 import gc, json, sys, tracemalloc
 from pathlib import Path
 from tokenmill.files import publish
-from tokenmill.store import ahead, commit, table
+from tokenmill.store import ahead, commit, manifest
 from tokenmill.store import store as reading
 
 # Buffers that a store of these sizes would not fill.
 publish._GATHERED = commit._PIECE = 4096
-table.STRETCH = reading.LISTED_FIRST_ROWS = 64
+commit._TOGETHER = 1
+manifest.STRETCH = reading.LISTED_FIRST_ROWS = 64
 ahead.BATCH, ahead.WINDOW = 8, 4
 
 # pathlib interns the parts of every path; let the interpreter's table of them grow beforehand.

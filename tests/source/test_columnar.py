@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from tests.source.make import COLUMNAR_MAKERS, parquet, settle
 from tokenmill.errors import RowError, SourceError, SourceMissing, UsageError
-from tokenmill.files.recent import RecentValues
+from tokenmill.files.process import RecentValues
 from tokenmill.source import open_rows, read_block
 from tokenmill.source.tables import RowGroup, plan_ranges
 

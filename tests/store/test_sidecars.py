@@ -22,7 +22,7 @@ from tests.store.making import make_columns, make_store
 from tokenmill.errors import CacheError, CorruptionError, NonDeterminismError, UsageError
 from tokenmill.files import publish as publishing
 from tokenmill.files import sealed
-from tokenmill.store import Store, access, attach, open_store, sidecars
+from tokenmill.store import Store, access, open_store, sidecar_writer, sidecars
 from tokenmill.store.collect import collect, survey
 from tokenmill.store.sidecars import RowStarts
 from tokenmill.store.transfer import copy_store, pull
@@ -54,7 +54,7 @@ def token_values(store: Store, seed: int = 0) -> list[np.ndarray[Any, Any]]:
 
 def small_blocks(patch: pytest.MonkeyPatch, values: int) -> None:
     """Blocks of so few values that a small sidecar has several."""
-    patch.setattr(attach, "BLOCK_VALUES", values)
+    patch.setattr(sidecar_writer, "BLOCK_VALUES", values)
     patch.setattr(sidecars, "BLOCK_BYTES", 4 * values)
     patch.setattr(access, "BLOCK_BYTES", 4 * values)
 
@@ -82,7 +82,7 @@ def test_any_division_of_the_values_gives_the_same_sidecar(data: st.DataObject) 
         lengths = data.draw(st.lists(st.integers(1, 9), min_size=1, max_size=12))
         store = make_store(Path(root), [make_columns(lengths)])
         small_blocks(patch, 8)
-        patch.setattr(attach, "CHUNK_VALUES", 5)
+        patch.setattr(sidecar_writer, "CHUNK_VALUES", 5)
         rows = token_values(store)
         flat = np.concatenate(rows)
         cuts = sorted(data.draw(st.sets(st.integers(0, len(rows)))) | {0, len(rows)})

@@ -186,7 +186,7 @@ def _as_rollout(row: Row) -> dict[str, Any]:
 
 def _readable(sources: Any, cache_dir: str | os.PathLike[str] | None) -> tuple[Any, dict[str, str]]:
     """Sources that can be read as rows, and of files that were made for it what they were."""
-    from tokenmill.integrations.miles.dumps import ENDINGS, rows_of_dump
+    from tokenmill.integrations.miles.saved import DUMP_ENDINGS, rows_of_dump
     from tokenmill.work.inputs import cache_of
 
     listed = [sources] if isinstance(sources, str | os.PathLike) else sources
@@ -196,7 +196,7 @@ def _readable(sources: Any, cache_dir: str | os.PathLike[str] | None) -> tuple[A
     names: dict[str, str] = {}
     for source in listed:
         path = os.fspath(source)
-        if not path.endswith(ENDINGS):
+        if not path.endswith(DUMP_ENDINGS):
             found.append(path)
             continue
         paths = sorted(glob.glob(path)) if any(mark in path for mark in "*?[") else [path]

@@ -1,22 +1,21 @@
-"""The only writer of files.
+"""Write, publish and read files.
 
-Everything tokenmill leaves on disk goes the same way: a file is written under a *staging*
-directory whose name nobody else can have, synced, closed with its size checked, and then
-*published*: it appears under its final name in one step, if and only if nothing is there yet.
-Directories are staged whole and appear by one rename. Published bytes never change, so readers
-need no lock and a crash leaves at worst a staging directory that harms nobody.
-
-`Staging` owns the temporary directory; `publish_file` and `publish_directory` are the two ways
-out of it. `sealed` is what most rooms keep in a cache: directories that are staged, checksummed,
-published whole, and admitted or refused. `filesystem_kind` tells where mapping a file is unsafe and
-must be a read. Objects that live elsewhere are read by ranges: `remote` and `ranged`. What is
-removed when a process ends, or locked in it, goes through `process`, so that a forked child touches
-nothing of its parent's.
+A file is written in a *staging* directory, synced, closed, its size checked, and then *published*:
+it appears under its final name in one step, if nothing is there yet. Directories are staged whole
+and appear by one rename. Published bytes never change, so readers need no lock, and a crash leaves
+at worst a staging directory. `sealed` keeps checksummed directories in a cache; `remote` and
+`ranged` read objects by URL.
 """
 
 from __future__ import annotations
 
-from tokenmill.files.kind import NETWORK_KINDS, filesystem_kind, is_network
+from tokenmill.files.paths import (
+    NETWORK_KINDS,
+    default_cache_dir,
+    filesystem_kind,
+    is_network,
+    require_inside,
+)
 from tokenmill.files.process import (
     PrivateDirectory,
     ProcessLock,
@@ -37,7 +36,6 @@ from tokenmill.files.publish import (
     writing_errors,
 )
 from tokenmill.files.remote import is_remote
-from tokenmill.files.root import default_cache_dir, require_inside
 
 __all__ = [
     "NETWORK_KINDS",

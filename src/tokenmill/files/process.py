@@ -1,12 +1,7 @@
-"""What belongs to one process, and what a forked child of it must leave alone.
+"""Objects that belong to one process and what a forked child does with them.
 
-A child made by ``os.fork`` inherits everything: also the clean-up that removes a temporary
-directory when the program ends, and a lock that another thread of the parent held at that moment
-and that nobody in the child will ever release. `at_end` runs a clean-up in the process that asked
-for it and in no child; a `PrivateDirectory` is a temporary directory that goes with its owner that
-way, and `process_directory` the one that everything in a process shares where no cache can be
-written. A `ProcessLock` is free again in every child; what else must begin anew there is known to
-`in_children`.
+A forked child inherits clean-ups and locks of its parent. `at_end` and `PrivateDirectory` clean up
+in the process that created them only. `ProcessLock` and `RecentValues` are usable in every child.
 """
 
 from __future__ import annotations
@@ -16,16 +11,14 @@ import shutil
 import tempfile
 import threading
 import weakref
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
 from pathlib import Path
 from typing import Any, Self
 
 
 def at_end(owner: object, function: Callable[..., object], *arguments: Any) -> None:
-    """Call a function when nobody holds ``owner`` any more, or when this process ends.
-
-    A forked child that ends, or lets its copy of the owner go, calls nothing.
-    """
+    """Call a function when ``owner`` is collected or this process ends, but in no forked child."""
     weakref.finalize(owner, _if_ours, os.getpid(), function, *arguments)
 
 
@@ -35,10 +28,10 @@ def _if_ours(process: int, function: Callable[..., object], *arguments: Any) -> 
 
 
 class PrivateDirectory:
-    """A temporary directory, removed silently when nobody holds this object any more.
+    """A temporary directory, removed when this object is collected.
 
-    As a context it is removed at once by an error that passes: whoever holds the error also holds
-    the frames in which this object is.
+    As a context it is removed at once by an error that passes: the error's traceback keeps this
+    object alive.
     """
 
     def __init__(self, prefix: str = "tokenmill-") -> None:
@@ -62,7 +55,7 @@ _watched: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def in_children(owner: Any) -> None:
-    """Call ``owner.after_fork()`` in every forked child, as long as somebody holds ``owner``."""
+    """Call ``owner.after_fork()`` in every forked child, as long as ``owner`` is alive."""
     _watched.add(owner)
 
 
@@ -82,7 +75,6 @@ class ProcessLock:
         in_children(self)
 
     def after_fork(self) -> None:
-        """Begin anew: whoever held it lives in the parent."""
         self._lock = threading.Lock()
 
     def __enter__(self) -> None:
@@ -97,7 +89,7 @@ _sharing = ProcessLock()
 
 
 def process_directory() -> Path:
-    """This process's own temporary directory, made when first asked for, removed at its end."""
+    """Return this process's own temporary directory, removed at its end."""
     with _sharing:
         if not has_process_directory():
             _shared.append(PrivateDirectory())
@@ -105,5 +97,45 @@ def process_directory() -> Path:
 
 
 def has_process_directory() -> bool:
-    """Whether this process, not a parent of it, asked for one before."""
+    """Whether this process, not a parent of it, has one."""
     return bool(_shared) and _shared[-1].process == os.getpid()
+
+
+class RecentValues:
+    """An LRU cache bounded in bytes, the newest value aside, for threads and forked children."""
+
+    def __init__(self, bound: int) -> None:
+        self._bound = bound
+        self._values: OrderedDict[Hashable, tuple[Any, int]] = OrderedDict()
+        self.bytes = 0
+        self._lock = threading.Lock()
+        in_children(self)
+
+    def clear(self) -> None:
+        with self._lock:
+            self._values.clear()
+            self.bytes = 0
+
+    def after_fork(self) -> None:
+        """Another thread of the parent may have held the lock, half way through a change."""
+        self._lock = threading.Lock()
+        self.bytes = sum(size for _, size in self._values.values())
+
+    def get(self, key: Hashable) -> Any:
+        with self._lock:
+            found = self._values.get(key)
+            if found is None:
+                return None
+            self._values.move_to_end(key)
+            return found[0]
+
+    def put(self, key: Hashable, value: Any, size: int | None = None) -> None:
+        """Keep a value; ``size`` in bytes is its length by default."""
+        size = len(value) if size is None else size
+        with self._lock:
+            _, before = self._values.pop(key, (None, 0))
+            self._values[key] = value, size
+            self.bytes += size - before
+            while self.bytes > self._bound and len(self._values) > 1:
+                _, (_, gone) = self._values.popitem(last=False)
+                self.bytes -= gone

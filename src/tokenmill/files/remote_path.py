@@ -1,21 +1,139 @@
-"""A URL that can be used like a path.
-
-A `RemotePath` is a directory or file elsewhere. It joins, has a name and a parent, and can be read
-as a whole or by ranges, so that one layout describes a store wherever it lies. It carries the
-`BlockCache` that keeps what is read of it. Whatever reads asks through a `RemoteObject`, with its
-retries; what cannot be read is a `SourceError`, an OSError like those of a disk.
-"""
+"""A URL used like a path (`RemotePath`), and a disk cache of what is read from it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import os
+import secrets
+from collections.abc import Callable, Iterable
+from pathlib import Path
 
-from tokenmill.files.blocks import BlockCache
+from tokenmill.errors import UsageError
+from tokenmill.files.process import ProcessLock
 from tokenmill.files.remote import RemoteObject, shown
+
+MOST_BYTES = 8 << 30
+KEPT_SHARE = 0.8  # of the bound is left after making room, so that it is not made for every block
+_VARIABLE = "TOKENMILL_BLOCK_CACHE_BYTES"
+
+
+def most_bytes() -> int:
+    """Return the bound, in bytes."""
+    stated = os.environ.get(_VARIABLE)
+    if not stated:
+        return MOST_BYTES
+    try:
+        return max(0, int(stated))
+    except ValueError:
+        raise UsageError(f"{_VARIABLE} is {stated!r}; it is a number of bytes") from None
+
+
+class BlockCache:
+    """The ``blocks/`` directory of one cache: small files named by their content.
+
+    Readers check what they take. Files may vanish at any time, a full or read-only disk keeps
+    nothing, and the least recently used ones go first when the bound is exceeded: `MOST_BYTES`, or
+    ``TOKENMILL_BLOCK_CACHE_BYTES`` (0 keeps nothing).
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.directory = root / "blocks"
+        self._most = most_bytes()
+        self._known: int | None = None  # bytes, as of the last look plus what was put since
+        self._lock = ProcessLock()
+
+    def __reduce__(self) -> tuple[type[BlockCache], tuple[Path]]:
+        return BlockCache, (self.root,)
+
+    def place(self, name: str) -> Path:
+        return self.directory / name[:2] / name
+
+    def get(self, name: str) -> bytes | None:
+        """Return a block, unchecked."""
+        path = self.place(name)
+        try:
+            data = path.read_bytes()
+            os.utime(path)  # used now: others go first
+        except OSError:
+            return None
+        return data
+
+    def put(self, name: str, data: bytes | memoryview) -> None:
+        self.put_pieces(name, (data,))
+
+    def put_pieces(self, name: str, pieces: Iterable[bytes | memoryview]) -> Path | None:
+        """Keep a file that comes in pieces; None when it could not be kept.
+
+        Errors raised by the pieces pass, and nothing is kept.
+        """
+        if not self._most:
+            return None
+        path = self.place(name)
+        unique = path.with_name(f".{os.getpid()}-{secrets.token_hex(8)}")
+        size = 0
+        try:
+            with contextlib.suppress(FileExistsError):
+                path.parent.mkdir(parents=True)
+            file = open(unique, "wb")  # noqa: SIM115 - the pieces' own errors must pass
+        except OSError:
+            return None
+        try:
+            with file:
+                for piece in pieces:
+                    try:
+                        size += file.write(piece)
+                    except OSError:
+                        return None
+            with contextlib.suppress(OSError):
+                os.replace(unique, path)
+                self._account(size)
+                return path
+            return None
+        finally:
+            with contextlib.suppress(OSError):
+                unique.unlink(missing_ok=True)
+
+    def drop(self, name: str) -> None:
+        with contextlib.suppress(OSError):
+            self.place(name).unlink()
+
+    def _account(self, size: int) -> None:
+        with self._lock:
+            if self._known is None:
+                self._known = sum(status.st_size for _, status in self._all())
+            else:
+                self._known += size
+            if self._known > self._most:
+                self._known = self._make_room()
+
+    def _all(self) -> list[tuple[Path, os.stat_result]]:
+        found = []
+        for directory, _, names in os.walk(self.directory):
+            for name in names:
+                path = Path(directory, name)
+                with contextlib.suppress(OSError):
+                    found.append((path, path.stat()))
+        return found
+
+    def _make_room(self) -> int:
+        """Remove the least recently used files; return the bytes that are left."""
+        files = sorted(self._all(), key=lambda one: one[1].st_mtime_ns)
+        left = sum(status.st_size for _, status in files)
+        for path, status in files:
+            if left <= KEPT_SHARE * self._most:
+                break
+            with contextlib.suppress(OSError):
+                path.unlink()
+                left -= status.st_size
+        return left
 
 
 class RemotePath:
-    """A directory or file by URL; what is read of it is kept by ``blocks``."""
+    """A directory or file by URL, with the part of `Path` that reading a store needs.
+
+    ``blocks`` keeps what is read. Reading raises `SourceError`, an OSError.
+    """
 
     def __init__(self, url: str, blocks: BlockCache) -> None:
         self.url = url.rstrip("/")
@@ -55,12 +173,7 @@ class RemotePath:
         return self.object.fetch(start, stop)
 
     def read_kept(self, name: str, is_it: Callable[[bytes], bool]) -> bytes:
-        """All of it, from the disk when it was read before.
-
-        Args:
-            name: What to keep it as: a name made of its content's digest.
-            is_it: Whether bytes have that digest; what was fetched is kept only if so.
-        """
+        """Return all bytes; the block cache keeps them as ``name``, which states their digest."""
         kept = self.blocks.get(name)
         if kept is not None:
             if is_it(kept):
@@ -73,5 +186,5 @@ class RemotePath:
 
 
 def as_remote(path: object) -> RemotePath | None:
-    """The path as a remote one, if it is."""
+    """Return the path as a remote one, if it is."""
     return path if isinstance(path, RemotePath) else None

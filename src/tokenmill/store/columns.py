@@ -1,39 +1,173 @@
-"""A slice in memory, between the builder and the disk.
+"""The rows of a slice in memory (`SliceColumns`), and masks and weights as runs.
 
-`SliceColumns` holds what one slice will serve as plain arrays: flat token ids and mask with row
-starts, flat turns with turn starts, one origin per row, carried columns as JSON text, and the rows
-that were rejected. It knows its totals and its *content digest*; it knows nothing of files.
+A mask changes at a few tokens of a row: first into a trained run, then out of it, and so on. Slices
+and stores hold these positions, so a rank counts the trained tokens of a global batch without
+opening rows of other ranks. Weights other than 1 are stored in the same way.
 """
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tokenmill.store import layout as names
+
+if TYPE_CHECKING:
+    from tokenmill.store.store import Store
+
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
 
-import numpy as np
 import xxhash
-from numpy.typing import NDArray
 
 from tokenmill.fingerprint import canonical
 from tokenmill.store.record import GROUP_COLUMNS, MEDIA_COLUMNS, RejectedRow
-from tokenmill.store.runs import WeightRuns, runs_of, weight_runs_of
+
+Int64 = NDArray[np.int64]
+
+
+def runs_of(mask: NDArray[Any], starts: NDArray[Any]) -> tuple[NDArray[np.int32], Int64]:
+    """Return the places within each row at which its mask changes, and where each row's begin.
+
+    ``starts`` are the rows' starts in ``mask``, and one more.
+    """
+    starts = np.asarray(starts, np.int64)
+    changes = np.empty(len(mask), bool)
+    np.not_equal(mask[1:], mask[:-1], out=changes[1:])
+    firsts = starts[:-1][starts[:-1] < len(mask)]
+    changes[firsts] = mask[firsts] != 0  # every row begins untrained
+    places = np.flatnonzero(changes)
+    bounds = np.searchsorted(places, starts)
+    within = places - np.repeat(starts[:-1], np.diff(bounds))
+    return within.astype(np.int32), bounds.astype(np.int64)
+
+
+def firsts_of(runs: NDArray[np.int32], bounds: Int64) -> NDArray[np.uint8]:
+    """Return whether each row's first token is trained."""
+    firsts = np.zeros(len(bounds) - 1, np.uint8)
+    some = np.flatnonzero(bounds[:-1] < bounds[1:])
+    firsts[some] = runs[bounds[some]] == 0
+    return firsts
+
+
+def count_within(
+    runs: NDArray[np.int32], first: Int64, last: Int64, starts: Int64, stops: Int64
+) -> Int64:
+    """Count trained tokens in ``start:stop`` of some rows.
+
+    ``first`` and ``last`` are where the places of each row begin and end in ``runs``.
+    """
+    sizes = last - first
+    ends = np.cumsum(sizes)
+    number = np.arange(int(ends[-1]) if ends.size else 0, dtype=np.int64)
+    number -= np.repeat(ends - sizes, sizes)  # of a change among those of its row
+    change = runs[np.repeat(first, sizes) + number].astype(np.int64)
+    # Behind a change every token counts, until the next change takes its share off again.
+    covered = np.maximum(np.repeat(stops, sizes) - change, 0)
+    covered -= np.maximum(np.repeat(starts, sizes) - change, 0)
+    covered[number % 2 == 1] *= -1
+    total = np.concatenate(([0], np.cumsum(covered)))
+    return np.asarray(total[ends] - total[ends - sizes], np.int64)
+
+
+class WeightRuns(NamedTuple):
+    """Loss weights of rows as runs.
+
+    Attributes:
+        places: The tokens at which each row's weight changes, all rows one after another.
+        weights: The weight from each of them on; before the first it is 0.
+        bounds: Where each row's places begin; one more entry than rows. A row in which every
+            trained token weighs 1 has none.
+    """
+
+    places: NDArray[np.int32]
+    weights: NDArray[np.float32]
+    bounds: Int64
+
+
+def weight_runs_of(weights: NDArray[np.float32], starts: NDArray[Any]) -> WeightRuns:
+    """Return the runs of weights per token; ``starts`` as for `runs_of`."""
+    starts = np.asarray(starts, np.int64)
+    changes = np.empty(len(weights), bool)
+    np.not_equal(weights[1:], weights[:-1], out=changes[1:])
+    firsts = starts[:-1][starts[:-1] < len(weights)]
+    changes[firsts] = weights[firsts] != 0
+    said = np.concatenate(([0], np.cumsum((weights != 0) & (weights != 1))))
+    changes &= np.repeat(said[starts[1:]] > said[starts[:-1]], np.diff(starts))
+    places = np.flatnonzero(changes)
+    bounds = np.searchsorted(places, starts).astype(np.int64)
+    within = places - np.repeat(starts[:-1], np.diff(bounds))
+    return WeightRuns(within.astype(np.int32), weights[places], bounds)
+
+
+def weights_along(
+    places: NDArray[np.int32], weights: NDArray[np.float32], mask: NDArray[np.uint8]
+) -> NDArray[np.float32]:
+    """Return the weight of every token of one row.
+
+    A token that is trained though it was stored as untrained weighs 1.
+    """
+    if not len(places):
+        return mask.astype(np.float32)
+    stored = np.repeat(
+        np.concatenate((np.zeros(1, np.float32), weights)),
+        np.diff(np.concatenate(([0], places, [len(mask)]))),
+    )
+    return np.where(mask > 0, np.where(stored > 0, stored, np.float32(1)), np.float32(0))
+
+
+def trained_within(store: Store, rows: Int64, starts: Int64, stops: Int64) -> Int64:
+    """See `Store.trained_within`."""
+    lengths = store.lengths[rows].astype(np.int64)
+    found = store.trained[rows].astype(np.int64)
+    partly = (found > 0) & (found < lengths)
+    found = np.where(partly, 0, np.where(found > 0, np.maximum(stops - starts, 0), 0))
+    if not partly.any():
+        return found
+    tail = partly & (starts == 1) & (stops == lengths)
+    found[tail] = store.trained[rows[tail]] - store.own_array(names.FIRST_TRAINED)[rows[tail]]
+    cut = np.flatnonzero(partly & ~tail)
+    if cut.size:
+        ends = store.own_array(names.MASK_RUN_ENDS)
+        before = np.where(rows[cut] > 0, ends[np.maximum(rows[cut] - 1, 0)], 0)
+        runs = store.own_array(names.MASK_RUNS)
+        found[cut] = count_within(runs, before, ends[rows[cut]], starts[cut], stops[cut])
+    return found
+
+
+def weighed_within(store: Store, rows: Int64, starts: Int64, stops: Int64) -> NDArray[np.float64]:
+    """See `Store.weighed_within`."""
+    found = trained_within(store, rows, starts, stops).astype(np.float64)
+    if not store.has_weights:
+        return found
+    ends = store.own_array(names.WEIGHT_RUN_ENDS)
+    places, weights = store.own_array(names.WEIGHT_RUNS), store.own_array(names.RUN_WEIGHTS)
+    first = np.where(rows > 0, ends[np.maximum(rows - 1, 0)], 0)
+    last = ends[rows]
+    for number in np.flatnonzero(first < last).tolist():
+        own = slice(int(first[number]), int(last[number]))
+        bounds = np.append(places[own], store.lengths[rows[number]]).astype(np.int64)
+        inside = np.diff(np.clip(bounds, starts[number], max(starts[number], stops[number])))
+        found[number] = float(inside @ weights[own].astype(np.float64))
+    return found
+
 
 Int32 = NDArray[np.int32]
-Int64 = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class GroupColumns:
-    """What a slice with groups knows of each row beside the rest; a group's rows follow each other.
+    """Further columns of a slice with groups; the rows of a group are adjacent.
 
     Attributes:
-        label: 1 where the answer is wanted, 0 where it is not, -1 where that is not known.
+        label: 1 preferred, 0 not preferred, -1 not known.
         score: Of the answer, or NaN.
         margin: Of the group, the same on all its rows, or NaN.
-        prompt_tokens: Tokens that all rows of the group begin with and none trains, or -1 where
-            the template writes the prompt differently for them.
+        prompt_tokens: Untrained tokens that all rows of the group begin with, or -1 where the
+            template writes the prompt differently for them.
     """
 
     label: NDArray[np.int8]
@@ -45,7 +179,7 @@ class GroupColumns:
         return GroupColumns(**{name: getattr(self, name)[rows] for name in GROUP_COLUMNS})
 
     def counts(self, part: Int32) -> dict[str, int]:
-        """How many groups there are, as `GROUP_COUNTS` says; each begins with part 0."""
+        """Count groups as `GROUP_COUNTS` says; each begins with part 0."""
         first = part == 0
         alone = np.ones(len(part), bool)  # a group of one is followed by the next, or by nothing
         alone[:-1] = first[1:]
@@ -63,12 +197,12 @@ class GroupColumns:
 
 @dataclass(frozen=True)
 class MediaColumns:
-    """What a slice with pictures knows of each row beside the rest.
+    """Further columns of a slice with images.
 
     Attributes:
-        told: JSON text of each row's pictures, as `tokenmill.store.record.Media` is read from.
-        pictures: How many each row has.
-        patches: What they cost a vision model.
+        told: JSON text of each row's images; see `tokenmill.store.record.Media`.
+        pictures: Images of each row.
+        patches: Their vision-model patches.
     """
 
     told: Sequence[str]
@@ -76,7 +210,7 @@ class MediaColumns:
     patches: Int32
 
     def take(self, rows: NDArray[np.bool_]) -> MediaColumns | None:
-        """The columns of some rows; None where none of them has a picture."""
+        """The columns of some rows; None where none of them has an image."""
         if not self.pictures[rows].any():
             return None
         told = [text for text, kept in zip(self.told, rows.tolist(), strict=True) if kept]
@@ -86,13 +220,13 @@ class MediaColumns:
 def weights_or_none(
     weights: NDArray[np.float32], mask: NDArray[np.uint8]
 ) -> NDArray[np.float32] | None:
-    """Weights that say more than the mask; None where they do not."""
+    """Return the weights, or None where they equal the mask."""
     return None if np.array_equal(weights, mask) else weights
 
 
 @dataclass(frozen=True)
 class SliceColumns:
-    """Everything one slice will serve.
+    """All rows of one slice.
 
     Attributes:
         ids: Token ids of all rows, one after another.
@@ -104,18 +238,13 @@ class SliceColumns:
         offset: Byte offset within the slice; -1 when the format has none.
         raw_length: Bytes of the source row.
         digest: xxh3-64 of the source row's bytes.
-        turn_ends: Token at which each turn ends, within its row, all rows one after another.
-        turn_roles: Index into ``roles`` of each turn, of the type that `role_type` says.
+        turn_ends: Token at which each turn ends, within its row.
+        turn_roles: Index into ``roles`` of each turn, of the type `role_type`.
         turn_starts: Where each row's turns start; one more entry than rows.
-        roles: Names of the roles met, in order of first appearance.
         carried: Column name → JSON text of each row.
         source_rows: Rows of the source in this slice.
-        rows_in: Rows after expansion, or groups where there are any: served plus rejected.
-        rejected: The rows that are not served.
-        groups: What is known of answers; None where the slice has no groups.
-        weights: What each token counts in the loss, 0 where it is untrained, as long as ``ids``;
-            None where every trained one counts 1.
-        media: What is known of pictures; None where no row has one.
+        rows_in: Rows after expansion, or groups: served plus rejected.
+        weights: Loss weight of each token, 0 where it is untrained; None where all others are 1.
     """
 
     ids: Int32
@@ -153,6 +282,10 @@ class SliceColumns:
     def lengths(self) -> Int32:
         return np.diff(self.starts).astype(np.int32)
 
+    @property
+    def longest(self) -> int:
+        return int(self.lengths.max(initial=0))
+
     @cached_property
     def trained(self) -> Int32:
         counts = np.zeros(len(self.row), np.int32)
@@ -163,18 +296,16 @@ class SliceColumns:
 
     @cached_property
     def mask_runs(self) -> tuple[Int32, Int64]:
-        """The tokens at which each row's mask changes, and where each row's begin."""
         return runs_of(self.mask, self.starts)
 
     @cached_property
     def weight_runs(self) -> WeightRuns | None:
-        """How the weights run; None where every trained token counts 1."""
         return None if self.weights is None else weight_runs_of(self.weights, self.starts)
 
     def content(self) -> str:
-        """Digest of the values, independent of how any library lays them out in a file.
+        """Digest of the values, independent of how a library lays them out in a file.
 
-        What follows from others (lengths, trained counts, runs of the mask) is not part of it.
+        Derived values (lengths, trained counts, runs of the mask) are not part of it.
         """
         hasher = xxhash.xxh3_128()
         arrays: list[NDArray[Any]] = [

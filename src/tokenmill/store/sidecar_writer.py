@@ -1,19 +1,16 @@
-"""Attaching numbers to rows while they are computed: in any order, by any number of processes.
+"""Write sidecars: all values at once (`Store.attach`) or while they are computed (`attach`).
 
-A `SidecarWriter` takes the values of any rows. What it took becomes a *part*, a sealed directory of
-row numbers and their values, every minute or so and when the writer is left. Parts are published
-like everything else, so a process that is killed loses what it had not flushed and nothing more,
-and all processes that share the cache see each other's parts. `SidecarWriter.missing` says which
-rows nobody has written. Whoever finds that none is puts the parts together, a window of rows at a
-time, and publishes the sidecar; several who find it at once make the same bytes. The parts of a
-published sidecar are for ``tokenmill cache gc``.
-
-Two processes that give a row different values disagree about what made them: the second is refused.
+`publish_values` writes a whole sidecar from values in row order, staged and published by one
+rename. `Store.attach` gives it the caller's values. A `SidecarWriter` takes the values of any rows,
+in any number of processes, and publishes them as *parts*: row numbers and their values. When no row
+is missing, the parts are merged and published. Several processes that do so produce the same bytes.
+``tokenmill cache gc`` removes the parts of a published sidecar.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -24,33 +21,42 @@ from typing import Any, Self, SupportsIndex
 import msgspec
 import numpy as np
 import numpy.typing as npt
+import xxhash
 
 from tokenmill import fingerprint
-from tokenmill.errors import NonDeterminismError, UsageError
-from tokenmill.files.sealed import JsonForm, Sealed, SealedKind, reading_errors
-from tokenmill.store.attach import Converter, Values, publish_values, stage_in_home
+from tokenmill.errors import CacheError, CorruptionError, NonDeterminismError, UsageError
+from tokenmill.files.sealed import Draft, JsonForm, Sealed, SealedKind, reading_errors
 from tokenmill.store.layout import SIDECAR_VALUES
+from tokenmill.store.record import BLOCK_BYTES
 from tokenmill.store.sidecars import (
     BYTES,
+    KIND,
     Float32,
-    Home,
     Identity,
     Int64,
+    Per,
+    Record,
+    RowStarts,
     Sidecar,
+    SidecarDir,
     check_per,
     find,
-    homes,
     listed,
+    sidecar_dirs,
 )
 from tokenmill.store.store import Store
 
-ROW_NUMBERS = "rows.bin"
-WINDOW_ROWS = 1 << 16  # at most, put together from parts at once
+Values = npt.ArrayLike | Iterable[npt.ArrayLike]
+
+BLOCK_VALUES = BLOCK_BYTES // BYTES
+CHUNK_VALUES = 1 << 20  # of an array that are converted at once: 4 MiB
+WINDOW_ROWS = 1 << 16  # rows merged from parts at once, at most
 WINDOW_VALUES = 1 << 21  # and about this many values of them
 HELD_BYTES = 64 << 20  # that a writer holds before it publishes a part
 FLUSH_SECONDS = 60.0
-"""How much work a killed writer loses at most, in time. It decides nothing about the result."""
+"""How much work a killed writer loses at most. It does not change the result."""
 
+ROW_NUMBERS = "rows.bin"
 PART = SealedKind(
     "part of a sidecar",
     "part.json",
@@ -60,9 +66,231 @@ PART = SealedKind(
 )
 
 
-class _PartRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the summary of a part says."""
+# Values as they are given
 
+
+class _Converter:
+    """Convert values to float32; refuse what float32 cannot hold, naming its row."""
+
+    def __init__(self, describe: Callable[[int], str]) -> None:
+        self._describe = describe  # of the value at a position
+        self.taken = 0
+
+    def __call__(self, given: npt.ArrayLike) -> Float32:
+        array = _as_array(given)
+        with np.errstate(over="ignore"):
+            values = array.astype(np.float32)
+        wrong = np.isnan(values) | (np.isinf(values) & ~np.isinf(array))
+        if wrong.any():
+            place = int(wrong.argmax())
+            raise UsageError(
+                f"the value of {self._describe(self.taken + place)} is {array[place]!r}: a sidecar "
+                "holds numbers that float32 can hold, and no NaN; leave such rows out of the view "
+                "or give them a number of your own"
+            )
+        self.taken += values.size
+        return values
+
+
+def _as_array(given: npt.ArrayLike) -> npt.NDArray[Any]:
+    try:
+        array = np.asarray(given)
+    except (TypeError, ValueError, RuntimeError) as error:  # the last one: a tensor with a gradient
+        raise UsageError(
+            f"values of a sidecar are numbers in float32, not {type(given).__name__} ({error})"
+        ) from error
+    if array.dtype.kind not in "fiub":
+        raise UsageError(f"values of a sidecar are numbers in float32, not {array.dtype}")
+    if array.ndim > 1:
+        raise UsageError(
+            f"values of a sidecar come one behind the other, not in shape {array.shape}"
+        )
+    return array.reshape(-1)
+
+
+def _in_order(values: Values, per: Per, store: Store) -> Iterator[Float32]:
+    """Convert values of all rows to float32 arrays that follow one another."""
+    starts = RowStarts(store.lengths)
+    expected = len(store) if per == "row" else starts.total
+
+    def describe(place: int) -> str:
+        return f"row {place}" if per == "row" else f"row {starts.row_at(place)} (token {place})"
+
+    convert = _Converter(describe)
+    if isinstance(values, list | tuple) and per == "row" and not any(map(np.ndim, values[:1])):
+        values = _as_array(values)
+    is_array = hasattr(values, "ndim") and hasattr(values, "shape")
+    one_per_row = isinstance(values, list | tuple) and per == "token"
+    pieces: Iterable[Any]
+    if is_array:
+        whole: Any = values  # also a memory map or a tensor: sliced, so that it stays there
+        if whole.ndim == 1 and len(whole) != expected:
+            raise _wrong_count(len(whole), expected, per)
+        steps = range(0, len(whole), CHUNK_VALUES) if whole.ndim == 1 else ()
+        pieces = (whole[at : at + CHUNK_VALUES] for at in steps) if whole.ndim == 1 else [whole]
+    elif one_per_row and len(values) != len(store):  # type: ignore[arg-type]
+        raise UsageError(f"{len(values)} arrays of values for {len(store)} rows")  # type: ignore[arg-type]
+    elif isinstance(values, Iterable) and not isinstance(values, str | bytes | dict):
+        pieces = values
+    else:
+        raise UsageError(f"values are arrays or an iterable of them, not {type(values).__name__}")
+    for number, given in enumerate(pieces):
+        piece = convert(given)
+        end = convert.taken
+        if one_per_row and starts.start(number + 1) != end:
+            length = starts.start(number + 1) - starts.start(number)
+            raise UsageError(f"{piece.size} values for row {number}, which has {length} tokens")
+        if end > expected:
+            raise _wrong_count(end, expected, per, " or more")
+        if per == "token" and not is_array and end < expected:
+            row = starts.row_at(end)
+            if starts.start(row) != end:
+                raise UsageError(
+                    f"an array of {piece.size} values ends at token {end}, within row {row}: "
+                    "give whole rows"
+                )
+        yield piece
+    if convert.taken != expected:
+        raise _wrong_count(convert.taken, expected, per)
+
+
+def _wrong_count(given: int, expected: int, per: Per, suffix: str = "") -> UsageError:
+    return UsageError(f"{given}{suffix} values for a store of {expected} {per}s")
+
+
+# A whole sidecar
+
+
+class _BlockWriter:
+    """Write values in blocks and compute the record; it does not depend on how values come."""
+
+    def __init__(self, write: Callable[[memoryview], None]) -> None:
+        self._write = write
+        self._block = np.empty(BLOCK_VALUES, dtype="<f4")
+        self._filled = 0
+        self._hasher = xxhash.xxh3_128()
+        self._blocks: list[str] = []
+        self._sums: list[float] = []
+        self._low, self._high = math.inf, -math.inf
+        self.values = self._infinite = 0
+
+    def add(self, values: Float32) -> None:
+        self.values += values.size
+        while values.size:
+            taken = min(values.size, BLOCK_VALUES - self._filled)
+            self._block[self._filled : self._filled + taken] = values[:taken]
+            self._filled += taken
+            values = values[taken:]
+            if self._filled == BLOCK_VALUES:
+                self._end_block()
+
+    def _end_block(self) -> None:
+        block = self._block[: self._filled]
+        data = block.data.cast("B")
+        self._hasher.update(data)
+        self._blocks.append(xxhash.xxh3_64_hexdigest(data))
+        self._write(data)
+        finite = block[np.isfinite(block)]
+        self._infinite += block.size - finite.size
+        if finite.size:
+            self._low = min(self._low, float(finite.min()))
+            self._high = max(self._high, float(finite.max()))
+            self._sums.append(float(finite.sum(dtype=np.float64)))
+        self._filled = 0
+
+    def record(self, identity: Identity, per: Per, rows: int) -> Record:
+        if self._filled:
+            self._end_block()
+        finite = self.values - self._infinite
+        return Record(
+            document=identity.document,
+            per=per,
+            rows=rows,
+            values=self.values,
+            checksum=self._hasher.hexdigest(),
+            blocks=tuple(self._blocks),
+            low=self._low if finite else None,
+            high=self._high if finite else None,
+            mean=math.fsum(self._sums) / finite if finite else None,
+            infinite=self._infinite,
+        )
+
+
+def attach_values(store: Store, name: str, values: Values, *, made_by: str, per: str) -> Sidecar:
+    """See `Store.attach`."""
+    identity, kind = Identity(store.key, name, made_by), check_per(per)
+    return publish_values(store, identity, kind, _in_order(values, kind, store))
+
+
+def publish_values(
+    store: Store, identity: Identity, per: Per, pieces: Iterable[Float32]
+) -> Sidecar:
+    """Publish values in row order; an intact sidecar that is there must have the same ones."""
+
+    def record(write: Callable[[memoryview], None]) -> Record:
+        writer = _BlockWriter(write)
+        for piece in pieces:
+            writer.add(piece)
+        return writer.record(identity, per, len(store))
+
+    found = _intact(store, identity)
+    if found is not None:
+        return _require_same(found, record(lambda data: None))
+    with _staged(store, KIND, identity.key) as (place, draft):
+        with draft.open(SIDECAR_VALUES) as file:
+            ours = record(file.write)
+        draft.publish(place, ours, is_whole=lambda: _intact(store, identity) is not None)
+    published = find(store, identity)
+    if published is None:
+        raise CacheError("was removed as soon as it was attached", path=place)
+    return _require_same(published, ours)
+
+
+def _intact(store: Store, identity: Identity) -> Sidecar | None:
+    """The published sidecar, unless a byte of it is damaged."""
+    try:
+        found = find(store, identity)
+        if found is not None:
+            found.check_all()
+    except CorruptionError:
+        return None
+    return found
+
+
+def _require_same(found: Sidecar, ours: Record) -> Sidecar:
+    if (found.per, found.record.checksum) != (ours.per, ours.checksum):
+        raise NonDeterminismError(
+            f"{found.name!r} made by {found.made_by!r} is attached with other values (checksum "
+            f"{found.record.checksum} per {found.per}, these have {ours.checksum} per {ours.per}); "
+            "what is there stays: say in made_by what is different",
+            path=found.path,
+        )
+    return found
+
+
+@contextlib.contextmanager
+def _staged(store: Store, kind: SealedKind, name: str) -> Iterator[tuple[Path, Draft]]:
+    """Stage a directory beside the first sidecars of the store that can be written."""
+    refusal: CacheError | None = None
+    with contextlib.ExitStack() as stack:
+        for home in sidecar_dirs(store):
+            place = home.directory / name
+            beside = None if home.in_cache else place
+            try:
+                draft = stack.enter_context(kind.stage(home.root, beside=beside))
+            except CacheError as error:
+                refusal = refusal or error
+                continue
+            yield place, draft
+            return
+    assert refusal is not None
+    raise refusal
+
+
+# Values of some rows, and parts
+
+
+class _PartRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     document: dict[str, Any]
     rows: int
     values: int
@@ -70,8 +298,8 @@ class _PartRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 @dataclass(frozen=True)
-class RowValues:
-    """Values of some rows, those of one row behind those of the other."""
+class _RowValues:
+    """Values of some rows, those of one row after those of the other."""
 
     rows: Int64
     lengths: Int64
@@ -79,19 +307,18 @@ class RowValues:
 
     @cached_property
     def starts(self) -> Int64:
-        """Where each row's values begin."""
         starts: Int64 = np.cumsum(self.lengths) - self.lengths
         return starts
 
-    def take(self, places: Int64) -> RowValues:
-        """Some of the rows, in the order asked for."""
+    def take(self, places: Int64) -> _RowValues:
+        """Some of the rows, in the order given."""
         lengths = self.lengths[places]
         begin = np.cumsum(lengths) - lengths
         taken = np.repeat(self.starts[places] - begin, lengths) + np.arange(lengths.sum())
-        return RowValues(self.rows[places], lengths, self.values[taken])
+        return _RowValues(self.rows[places], lengths, self.values[taken])
 
-    def difference(self, other: RowValues) -> tuple[int, float, float] | None:
-        """The first row whose values are not bit for bit the same, and one of each."""
+    def difference(self, other: _RowValues) -> tuple[int, float, float] | None:
+        """The first row whose values are not bit for bit the same, and one value of each."""
         unequal = np.flatnonzero(self.values.view("<u4") != other.values.view("<u4"))
         if not unequal.size:
             return None
@@ -101,35 +328,30 @@ class RowValues:
 
 
 @dataclass(frozen=True)
-class _PublishedPart:
+class _Part:
     """A published part; its row numbers ascend."""
 
     sealed: Sealed
     record: _PartRecord
 
     @classmethod
-    def admit(cls, place: Path, home: Home, document: dict[str, Any]) -> _PublishedPart:
+    def open(cls, place: Path, home: SidecarDir, document: dict[str, Any]) -> _Part:
         sealed = PART.admit(place, home.root)
         part = cls(sealed, sealed.convert(_PartRecord))
         sealed.require_document(document)
         return part
 
     def rows(self) -> Int64:
-        """Its row numbers, mapped."""
         return self._array(ROW_NUMBERS, "<i8", self.record.rows)
 
     def values(self) -> Float32:
-        """All its values, mapped."""
         return self._array(SIDECAR_VALUES, "<f4", self.record.values)
 
     def _array(self, name: str, dtype: str, count: int) -> npt.NDArray[Any]:
         return self.sealed.array(name, dtype, count, self.record.checksums.get(name, ""))
 
     def read(self, first: int, count: int) -> Float32:
-        """Some of its values, which were compared with their checksum before; no file stays open.
-
-        A job of days leaves more parts than a process may have files.
-        """
+        """Some of its values, unchecked; no file stays open, because there may be many parts."""
         if not count:
             return np.zeros(0, dtype=np.float32)
         path = self.sealed.directory / SIDECAR_VALUES
@@ -137,20 +359,21 @@ class _PublishedPart:
             return np.fromfile(path, "<f4", count, offset=first * BYTES)
 
 
+@dataclass
+class _PartCursor:
+    """Position of a merge in a part."""
+
+    part: _Part
+    rows: Int64
+    place: int = 0  # of the next row
+    value: int = 0  # the next one
+
+
 class SidecarWriter:
-    """Takes values of rows in any order; see the module.
-
-    Use it as a context: leaving it flushes, and publishes the sidecar if no row is missing.
-
-    Args:
-        store: The store.
-        name: What batches and filters will call the values.
-        made_by: What computes them.
-        per: ``row`` or ``token``.
-        flush_seconds: How often what was taken becomes a part.
+    """Takes values of rows in any order; leaving it publishes them, see `attach`.
 
     Attributes:
-        identity: Which values these are.
+        identity: Store, name and made_by.
         per: ``row`` or ``token``.
         sidecar: The published sidecar; None while rows are missing.
     """
@@ -162,10 +385,11 @@ class SidecarWriter:
         self.identity = Identity(store.key, name, made_by)
         self.per = check_per(per)
         self._document = {**self.identity.document, "per": self.per}
+        self._parts_name = f"{self.identity.key}.parts"
         self._flush_seconds = flush_seconds
-        self._parts: dict[Path, _PublishedPart] = {}
-        self._there = np.zeros(len(store), dtype=np.bool_)  # in a published part
-        self._held: list[RowValues] = []
+        self._parts: dict[Path, _Part] = {}
+        self._written = np.zeros(len(store), dtype=np.bool_)  # in a published part
+        self._held: list[_RowValues] = []
         self._held_bytes = 0
         self._flushed = time.monotonic()
         self.sidecar: Sidecar | None = None
@@ -173,21 +397,20 @@ class SidecarWriter:
 
     @property
     def missing(self) -> Int64:
-        """Numbers of the rows that nobody has written, ascending: look before computing on."""
+        """Numbers of the rows that no process has written, ascending."""
         self._look()
         if self.sidecar is not None:
             return np.zeros(0, dtype=np.int64)
-        there = self._there.copy()
+        written = self._written.copy()
         for held in self._held:
-            there[held.rows] = True
-        return np.flatnonzero(~there)
+            written[held.rows] = True
+        return np.flatnonzero(~written)
 
     def share(self, rank: int, world_size: int) -> Int64:
         """The missing rows that one of several processes computes.
 
         By row number, so that the shares fit together whenever each process looks: a plain
-        ``missing[rank::world_size]`` of processes that look at different times leaves rows to
-        nobody.
+        ``missing[rank::world_size]`` of processes that look at different times omits rows.
         """
         if not 0 <= rank < world_size:
             raise UsageError(f"rank is {rank}; it is from 0 to {world_size - 1}")
@@ -201,9 +424,9 @@ class SidecarWriter:
         Args:
             rows: A row number, a slice, or numbers in any order.
             values: One per row; per token, for several rows, a list with one array for each, or all
-                of them one behind the other.
+                of them one after the other.
         """
-        held = self._taken(self._numbers(rows), values)
+        held = self._converted(self._numbers(rows), values)
         self._held.append(held)
         self._held_bytes += held.rows.nbytes + held.values.nbytes
         due = time.monotonic() - self._flushed >= self._flush_seconds
@@ -230,7 +453,7 @@ class SidecarWriter:
             self._look()
 
     def publish(self) -> Sidecar:
-        """Put all parts together and publish the sidecar.
+        """Merge all parts and publish the sidecar.
 
         Raises:
             UsageError: Rows are missing.
@@ -244,19 +467,16 @@ class SidecarWriter:
                 f"{missing[0]}: write them first"
             )
         if self.sidecar is None:
-            pieces = self._assembled()
-            self.sidecar = publish_values(self._store, self.identity, self.per, pieces)
+            self.sidecar = publish_values(self._store, self.identity, self.per, self._merged())
         return self.sidecar
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self.flush()  # also behind an error: what was computed is right
+        self.flush()  # also after an error: what was computed is right
         if kind is None and not self.missing.size:
             self.publish()
-
-    # What is given
 
     def _numbers(self, rows: SupportsIndex | slice | Iterable[SupportsIndex]) -> Int64:
         size = len(self._store)
@@ -275,12 +495,12 @@ class SidecarWriter:
             return np.ones(rows.size, dtype=np.int64)
         return np.asarray(self._store.lengths[rows], dtype=np.int64)
 
-    def _of(self, rows: Int64, values: Float32) -> RowValues:
-        return RowValues(rows, self._lengths(rows), values)
+    def _of(self, rows: Int64, values: Float32) -> _RowValues:
+        return _RowValues(rows, self._lengths(rows), values)
 
-    def _taken(self, rows: Int64, values: Values) -> RowValues:
+    def _converted(self, rows: Int64, values: Values) -> _RowValues:
         lengths = self._lengths(rows)
-        convert = Converter(
+        convert = _Converter(
             lambda place: f"row {rows[np.searchsorted(np.cumsum(lengths), place, side='right')]}"
         )
         if not isinstance(values, list | tuple) or not any(map(np.ndim, values)):
@@ -290,7 +510,7 @@ class SidecarWriter:
                     f"{found.size} values for {rows.size} rows, which have {lengths.sum()} "
                     f"{self.per}s"
                 )
-            return RowValues(rows, lengths, found)
+            return _RowValues(rows, lengths, found)
         if len(values) != rows.size:
             raise UsageError(f"{len(values)} arrays of values for {rows.size} rows")
         pieces = []
@@ -300,12 +520,10 @@ class SidecarWriter:
                 raise UsageError(
                     f"{pieces[-1].size} values for row {row}, which has {length} {self.per}s"
                 )
-        return RowValues(rows, lengths, np.concatenate(pieces))
-
-    # Parts
+        return _RowValues(rows, lengths, np.concatenate(pieces))
 
     def _look(self) -> None:
-        """Take notice of what was published since the last look."""
+        """Read what was published since the last look."""
         if self.sidecar is not None:
             return
         self.sidecar = find(self._store, self.identity)
@@ -315,14 +533,14 @@ class SidecarWriter:
                     f"attached per {self.sidecar.per}, not per {self.per}", path=self.sidecar.path
                 )
             return
-        for home in homes(self._store):
-            for place in listed(home.parts(self.identity.key)):
+        for home in sidecar_dirs(self._store):
+            for place in listed(home.directory / self._parts_name):
                 if place not in self._parts:
-                    part = _PublishedPart.admit(place, home, self._document)
-                    self._there[self._rows_of(part)] = True
+                    part = _Part.open(place, home, self._document)
+                    self._written[self._rows_of(part)] = True
                     self._parts[place] = part
 
-    def _rows_of(self, part: _PublishedPart) -> Int64:
+    def _rows_of(self, part: _Part) -> Int64:
         rows = part.rows()
         inside = not rows.size or (rows[0] >= 0 and rows[-1] < len(self._store))
         fits = inside and bool((np.diff(rows) > 0).all())
@@ -330,105 +548,83 @@ class SidecarWriter:
             raise part.sealed.refusal("its rows are not rows of this store", ROW_NUMBERS)
         return rows
 
-    def _ascending(self, given: RowValues) -> RowValues:
+    def _ascending(self, given: _RowValues) -> _RowValues:
         """In the order of the rows, each once."""
         order = np.argsort(given.rows, kind="stable")
         again = np.flatnonzero(np.diff(given.rows[order]) == 0)
         self._require_equal(given.take(order[again]), given.take(order[again + 1]))
         return given.take(np.delete(order, again))
 
-    def _unwritten(self, given: RowValues) -> RowValues:
-        """Without the rows that are published; what is given of those must be the same."""
+    def _unwritten(self, given: _RowValues) -> _RowValues:
+        """Without the rows that are published; the values given for those must be the same."""
         if self.sidecar is not None:
-            there = self.sidecar.batch(given.rows.tolist())
-            known = there if isinstance(there, np.ndarray) else np.concatenate(there)
-            self._require_equal(RowValues(given.rows, given.lengths, known), given)
+            found = self.sidecar.batch(given.rows.tolist())
+            known = found if isinstance(found, np.ndarray) else np.concatenate(found)
+            self._require_equal(_RowValues(given.rows, given.lengths, known), given)
             return given.take(np.zeros(0, dtype=np.int64))
-        written = self._there[given.rows]
+        written = self._written[given.rows]
         for part in self._parts.values() if written.any() else ():
             rows = part.rows()
             common = np.flatnonzero(np.isin(given.rows, rows, assume_unique=True))
             if common.size:
-                written_there = self._of(rows, part.values())
                 places = np.searchsorted(rows, given.rows[common])
-                self._require_equal(written_there.take(places), given.take(common))
+                known_rows = self._of(rows, part.values()).take(places)
+                self._require_equal(known_rows, given.take(common))
         return given.take(np.flatnonzero(~written))
 
-    def _require_equal(self, there: RowValues, given: RowValues) -> None:
-        """Refuse values of rows that were written before and are not these."""
-        difference = there.difference(given)
+    def _require_equal(self, known: _RowValues, given: _RowValues) -> None:
+        difference = known.difference(given)
         if difference is not None:
             row, before, now = difference
             raise NonDeterminismError(
                 f"row {row} was written before with other values ({before!r}, now {now!r}); what "
                 "is there stays: compute only the missing rows, or say in made_by what is "
                 "different",
-                path=homes(self._store)[0].parts(self.identity.key),
+                path=sidecar_dirs(self._store)[0].directory / self._parts_name,
             )
 
-    def _publish_part(self, part: RowValues) -> None:
+    def _publish_part(self, part: _RowValues) -> None:
         data = (part.rows.astype("<i8").tobytes(), part.values.astype("<f4").tobytes())
-        # Named by its content: the same part again is no other one.
-        key = fingerprint.key_of_pieces(data)
-
-        def target(home: Home) -> Path:
-            return home.parts(self.identity.key) / key
-
-        with contextlib.ExitStack() as stack:
-            home, draft = stage_in_home(stack, self._store, PART, target)
+        name = fingerprint.key_of_pieces(data)  # of its content: equal parts are one
+        with _staged(self._store, PART, f"{self._parts_name}/{name}") as (place, draft):
             draft.write(ROW_NUMBERS, data[0])
             draft.write(SIDECAR_VALUES, data[1])
-            rows, values = part.rows.size, part.values.size
-            record = _PartRecord(self._document, rows, values, draft.checksums)
-            draft.publish(target(home), record)
+            record = _PartRecord(self._document, part.rows.size, part.values.size, draft.checksums)
+            draft.publish(place, record)
 
-    def _assembled(self) -> Iterator[Float32]:
-        """The values of all rows, in their order, a window of rows at a time."""
-        cursors = [_PartWalk(part, self._of) for part in self._parts.values()]
+    def _merged(self) -> Iterator[Float32]:
+        """The values of all rows in order, a window of rows at a time."""
+        cursors = [_PartCursor(part, np.array(part.rows())) for part in self._parts.values()]
+        for cursor in cursors:
+            cursor.part.values()  # compares the checksum, once
         first = 0
         while first < len(self._store):
             rows = np.arange(first, min(first + WINDOW_ROWS, len(self._store)))
             ends = np.cumsum(self._lengths(rows))
             rows = rows[: max(1, int(np.searchsorted(ends, WINDOW_VALUES, side="right")))]
             window = self._of(rows, np.empty(ends[rows.size - 1], dtype=np.float32))
-            there = np.zeros(rows.size, dtype=np.bool_)
+            written = np.zeros(rows.size, dtype=np.bool_)
             for cursor in cursors:
-                part = cursor.take(first + rows.size)
-                places = part.rows - first
+                end = int(np.searchsorted(cursor.rows, first + rows.size))
+                own = cursor.rows[cursor.place : end]
+                values = cursor.part.read(cursor.value, int(self._lengths(own).sum()))
+                cursor.place, cursor.value = end, cursor.value + values.size
+                given = self._of(own, values)
+                places = given.rows - first
                 # Two that wrote a row at the same time did not see each other's part.
-                twice = np.flatnonzero(there[places])
-                self._require_equal(window.take(places[twice]), part.take(twice))
-                there[places] = True
-                spread = np.repeat(window.starts[places] - part.starts, part.lengths)
-                window.values[spread + np.arange(part.values.size)] = part.values
-            assert there.all()
+                twice = np.flatnonzero(written[places])
+                self._require_equal(window.take(places[twice]), given.take(twice))
+                written[places] = True
+                spread = np.repeat(window.starts[places] - given.starts, given.lengths)
+                window.values[spread + np.arange(given.values.size)] = given.values
+            assert written.all()
             yield window.values
             first += rows.size
 
 
-class _PartWalk:
-    """Goes through a part in the order of its rows, whose numbers it holds."""
-
-    def __init__(self, part: _PublishedPart, of: Callable[[Int64, Float32], RowValues]) -> None:
-        self._part = part
-        self._of = of
-        self._rows = np.array(part.rows())
-        part.values()  # compared with its checksum, once
-        self._place = self._value = 0
-
-    def take(self, stop: int) -> RowValues:
-        """The rows before one, from where it stands."""
-        until = int(np.searchsorted(self._rows, stop))
-        bare = self._of(self._rows[self._place : until], np.zeros(0, dtype=np.float32))
-        count = int(bare.lengths.sum())
-        values = self._part.read(self._value, count)
-        self._place, self._value = until, self._value + count
-        return RowValues(bare.rows, bare.lengths, values)
-
-
 def unfinished(store: Store) -> Iterator[SidecarWriter]:
     """A writer for every sidecar of which there are parts, but not all rows."""
-    for home in homes(store):
+    for home in sidecar_dirs(store):
         for parts in listed(home.directory, suffix=".parts"):
             for place in listed(parts)[:1]:
                 document = PART.admit(place, home.root).convert(_PartRecord).document

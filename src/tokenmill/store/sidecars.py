@@ -1,16 +1,9 @@
-"""Sidecars: numbers attached to the rows of a finished store, read back.
+"""Read sidecars: one float32 per row or per token, attached to a finished store.
 
-A *sidecar* is one float32 per row, or one per token, computed after a store was made: reference
-log-probabilities, rewards, difficulties. It is named by the store's key, its own *name* and
-*made_by*, the text that says what computed it (a digest of the reference model, say); these three
-have one content for ever. It lies beside the store, never in it (see `Home`), as a sealed directory
-of one flat file of values and a summary with the checksum of every block, so a store does not
-change when something is attached to it.
-
-Comes in: an open store and a name. Goes out: a `Sidecar`, whose values are mapped and whose blocks
-are checked before the first value of each is handed out. Nothing is kept per row: where a row's
-values begin among all tokens is a sum over the stored lengths (`RowStarts`). Stores offer this as
-`Store.sidecar` and `Store.sidecars`; `tokenmill.store.attach` writes what is read here.
+Store key, name and *made_by* (what computed the values) identify a sidecar and have one content.
+It is a checksummed directory beside the store (see `sidecar_dirs`): a flat file of values and a
+summary with the checksum of every block. Values are mapped; a block is verified before its first
+value is returned. `tokenmill.store.sidecar_writer` writes sidecars.
 """
 
 from __future__ import annotations
@@ -73,44 +66,25 @@ KIND = SealedKind(
 
 
 class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the summary of a sidecar says.
+    """The summary of a sidecar."""
 
-    Attributes:
-        document: What its key is computed from: format, store, name, made_by.
-        per: row or token.
-        rows: Rows of the store.
-        values: Values in the file.
-        checksum: Of all of them.
-        blocks: Of each block of `BLOCK_BYTES`.
-        low: The smallest finite value; None where there is none.
-        high: The largest.
-        mean: Of the finite values.
-        infinite: Values that are infinite.
-    """
-
-    document: dict[str, Any]
+    document: dict[str, Any]  # what its key is computed from: format, store, name, made_by
     per: Per
     rows: int
     values: int
-    checksum: str
-    blocks: tuple[str, ...]
-    low: float | None
+    checksum: str  # of all values
+    blocks: tuple[str, ...]  # checksums
+    low: float | None  # of the finite values, as high and mean
     high: float | None
     mean: float | None
-    infinite: int
+    infinite: int  # values that are
 
 
 @dataclass(frozen=True)
 class Identity:
-    """Which values these are: attached to which store, under which name, made by what.
+    """What identifies a sidecar."""
 
-    Args:
-        store: The store's key.
-        name: The name that batches and filters know them by.
-        made_by: What computed them.
-    """
-
-    store: str
+    store: str  # its key
     name: str
     made_by: str
 
@@ -134,7 +108,6 @@ class Identity:
 
     @property
     def document(self) -> dict[str, Any]:
-        """What the key is computed from."""
         return {
             "sidecar": SIDECAR_FORMAT,
             "store": self.store,
@@ -144,64 +117,46 @@ class Identity:
 
     @cached_property
     def key(self) -> str:
-        """The name of its directory."""
         return fingerprint.key(self.document)
 
 
 def check_per(per: str) -> Per:
-    """``row`` or ``token``, refused otherwise."""
+    """Return ``row`` or ``token``."""
     check_one_of("per", per, PER)
     return "row" if per == "row" else "token"
 
 
 @dataclass(frozen=True)
-class Home:
-    """A directory that holds sidecars of one store.
-
-    Attributes:
-        directory: Where.
-        root: The cache, or the self-contained store, that no link may lead out of.
-        in_cache: Whether the root is a cache, with staging and modes of its own.
-    """
+class SidecarDir:
+    """A directory that holds sidecars of one store."""
 
     directory: Path
-    root: Path
-    in_cache: bool
-
-    def place(self, key: str) -> Path:
-        """Where one sidecar is, or will be."""
-        return self.directory / key
-
-    def parts(self, key: str) -> Path:
-        """Where the parts of one that is not complete are."""
-        return self.directory / f"{key}.parts"
+    root: Path  # the cache or self-contained store that no link may lead out of
+    in_cache: bool  # whether the root is a cache, with staging and modes of its own
 
 
-def homes(store: Store) -> list[Home]:
-    """Where sidecars of a store may lie, the best place first.
+def sidecar_dirs(store: Store) -> list[SidecarDir]:
+    """Where sidecars of a store may be, the preferred directory first.
 
-    Beside a store in a cache, beneath one that stands alone; and in the user's own cache for stores
-    that are elsewhere or that this user may not write beside.
+    Beside a store in a cache, beneath a self-contained one; and in the user's own cache for remote
+    stores and those that this user may not write beside.
     """
     layout, remote = store.layout, as_remote(store.path)
     if remote is None:
         alone = layout.is_self_contained
         root = store.path if alone else store.path.parent.parent
-        first = Home(layout.sidecars, root, in_cache=not alone)
+        first = SidecarDir(layout.sidecars, root, in_cache=not alone)
     else:
-        first = _elsewhere(remote.blocks.root, store)
-    return list(dict.fromkeys((first, _elsewhere(default_cache_dir(), store))))
+        first = _own_dir(remote.blocks.root, store)
+    return list(dict.fromkeys((first, _own_dir(default_cache_dir(), store))))
 
 
-def _elsewhere(cache: Path, store: Store) -> Home:
-    return Home(CacheLayout(cache).sidecars_elsewhere(store.key), cache, in_cache=True)
+def _own_dir(cache: Path, store: Store) -> SidecarDir:
+    return SidecarDir(CacheLayout(cache).sidecars_elsewhere(store.key), cache, in_cache=True)
 
 
 class RowStarts:
-    """Where each row begins among the tokens of all rows, from the lengths alone.
-
-    One sum per `STEP` rows is kept; the rest is added up when asked for.
-    """
+    """Where each row begins among the tokens of all rows; one sum per `STEP` rows is kept."""
 
     STEP = 1024  # rows: 80 kB for ten million of them, and a microsecond to add up
 
@@ -220,30 +175,24 @@ class RowStarts:
         return int(self._marks[-1])
 
     def start(self, row: int) -> int:
-        """Where a row begins; the number of rows gives the end of the last one."""
         mark, within = divmod(row, self.STEP)
         between = self._lengths[row - within : row].sum(dtype=np.int64)
         return int(self._marks[mark]) + int(between)
 
     def row_at(self, token: int) -> int:
-        """The row that a token belongs to: the first that ends behind it."""
         first = (int(np.searchsorted(self._marks, token, side="right")) - 1) * self.STEP
         ends = self.start(first) + np.cumsum(self._lengths[first : first + self.STEP])
         return first + int(np.searchsorted(ends, token, side="right"))
 
 
 class Sidecar:
-    """Numbers attached to the rows of a store; see the module.
-
-    Args:
-        store: The store.
-        sealed: The admitted directory.
+    """Numbers attached to the rows of a store.
 
     Attributes:
         name: The name that batches and filters know it by.
         made_by: What computed it.
         per: ``row``: one value per row. ``token``: one per token.
-        record: What its summary says.
+        record: Its summary.
         path: Its directory.
     """
 
@@ -284,14 +233,14 @@ class Sidecar:
     @overload
     def __getitem__(self, index: slice) -> Float32 | list[Float32]: ...
     def __getitem__(self, index: SupportsIndex | slice) -> float | Float32 | list[Float32]:
-        """The value of a row, or the values of its tokens; of a slice, what `batch` gives."""
+        """The value of a row, or the values of its tokens; of a slice, as `batch`."""
         if isinstance(index, slice):
             return self.batch(range(len(self))[index])
         found = self.batch([index])[0]
         return float(found) if self.per == "row" else found
 
     def batch(self, indices: Iterable[SupportsIndex]) -> Float32 | list[Float32]:
-        """Of many rows: one array of values, or per token one array for each row."""
+        """One array of values for many rows; per token one array for each row."""
         if isinstance(indices, np.ndarray) and indices.dtype.kind in "iu":
             rows = indices.astype(np.int64)
         else:
@@ -307,19 +256,16 @@ class Sidecar:
 
     @property
     def values(self) -> Float32:
-        """All of them, mapped: by row, or by token with the rows one behind the other.
-
-        Every block that was not checked before is checked now.
-        """
+        """All values, mapped and checked: by row, or by token one row after another."""
         return self._stretch(0, self.record.values)
 
     def stretches(self, values: int = BLOCK_BYTES // BYTES) -> Iterator[Float32]:
-        """All of them, a stretch at a time."""
+        """All values, some at a time."""
         for first in range(0, self.record.values, values):
             yield self._stretch(first, min(values, self.record.values - first))
 
     def check_all(self) -> int:
-        """Check every block; returns the bytes read, raises `CorruptionError`."""
+        """Check every block; return the bytes read."""
         return self._file.check_all()
 
     def _of_rows(self, rows: Int64) -> Float32:
@@ -333,11 +279,7 @@ class Sidecar:
         return mapped[rows]
 
     def _stretch(self, first: int, count: int) -> Float32:
-        start, size = first * BYTES, count * BYTES
-        if self._mapped is None:
-            return np.frombuffer(self._file.view(start, size), "<f4")
-        self._file.check(start, size)
-        return self._mapped[first : first + count]
+        return np.frombuffer(self._file.view(first * BYTES, count * BYTES), "<f4")
 
     @cached_property
     def _file(self) -> GuardedFile:
@@ -348,7 +290,7 @@ class Sidecar:
 
     @cached_property
     def _mapped(self) -> Float32 | None:
-        """All values, each to be checked before it is used; None where files are read instead."""
+        """All values, to be checked before use; None on a network file system."""
         if is_network(self.path):
             return None
         return np.frombuffer(self._file.unchecked_view(0, self.bytes), "<f4")
@@ -368,37 +310,29 @@ class Sidecar:
 
 
 def column_of(name: str, made_by: str) -> str:
-    """What `Store.columns` knows a sidecar as: a name has no colon."""
+    """The column name of a sidecar in `Store.columns`."""
     return f"{COLUMN}{name}:{made_by}"
 
 
 def sidecar_of(store: Store, column: str) -> Sidecar:
-    """The sidecar that such a column is."""
+    """The sidecar of such a column."""
     name, _, made_by = column.removeprefix(COLUMN).partition(":")
     return store.sidecar(name, made_by)
 
 
 def find(store: Store, identity: Identity) -> Sidecar | None:
-    """A sidecar by its identity, wherever it lies; None where nobody has attached it.
-
-    Raises:
-        CorruptionError: It is not what was written.
-    """
-    for home in homes(store):
-        place = home.place(identity.key)
+    """Return the sidecar of an identity, or None."""
+    for home in sidecar_dirs(store):
+        place = home.directory / identity.key
         if place.is_dir():
             return Sidecar(store, KIND.admit(place, home.root))
     return None
 
 
 def attached(store: Store) -> list[Sidecar]:
-    """Every sidecar of a store, by name and what made it.
-
-    Raises:
-        CorruptionError: One of them is not what was written.
-    """
+    """Every sidecar of a store, sorted by name and made_by."""
     found: dict[str, Sidecar] = {}
-    for home in homes(store):
+    for home in sidecar_dirs(store):
         for place in listed(home.directory):
             if place.name not in found:
                 found[place.name] = Sidecar(store, KIND.admit(place, home.root))
@@ -406,18 +340,18 @@ def attached(store: Store) -> list[Sidecar]:
 
 
 def sidecar_checks(store: Store) -> Iterator[Callable[[], int]]:
-    """For each sidecar of a store a check of all its bytes, which gives their number."""
-    for home in homes(store):
+    """Yield a check of each sidecar; it returns the number of bytes."""
+    for home in sidecar_dirs(store):
         for place in listed(home.directory):
             yield partial(_check, store, home, place)
 
 
-def _check(store: Store, home: Home, place: Path) -> int:
+def _check(store: Store, home: SidecarDir, place: Path) -> int:
     return Sidecar(store, KIND.admit(place, home.root)).check_all()
 
 
 def listed(directory: Path, suffix: str = "") -> list[Path]:
-    """What is called by a key and a suffix in a directory, which need not be there."""
+    """List paths named by a key and a suffix; the directory need not exist."""
     try:
         found = [path for path in directory.iterdir() if path.name.endswith(suffix)]
         return sorted(path for path in found if is_key(path.name.removesuffix(suffix)))
@@ -428,11 +362,7 @@ def listed(directory: Path, suffix: str = "") -> list[Path]:
 
 
 def choose(store: Store, name: str, made_by: str | None) -> Sidecar:
-    """The sidecar of a name, refused where that is not one.
-
-    Raises:
-        UsageError: There is none, or several were made by different things and none was named.
-    """
+    """Return the sidecar of a name; refuse a name that has none, or several."""
     if made_by is not None:
         found = find(store, Identity(store.key, name, made_by))
         if found is not None:

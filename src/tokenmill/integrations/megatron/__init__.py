@@ -1,19 +1,32 @@
-"""tokenmill in the shapes of Megatron-LM.
+"""tokenmill as a dataset of Megatron-LM: packs of rows, shifted by one token.
 
-Megatron's GPT dataset reads tokens and trains all of them; its SFT dataset tokenizes conversations
-by itself. `SFTDataset` stands beside them: built by the same builder from the same configuration,
-it serves packs of a store's rows with their stored masks, in our order. `PackedSamples` is what it
-is made of and needs no Megatron: the sample with a number, as arrays.
+Megatron's GPT dataset trains all tokens, and its SFT dataset tokenizes conversations by itself.
+`SFTDataset` is built by the same builder from the same configuration and serves packs of a store's
+rows with their stored masks, in our order; importing it needs ``megatron.core``. `PackedSamples`
+computes its samples and needs no Megatron::
 
-Importing `SFTDataset` needs ``megatron.core``; the store needs no export.
+    rows  a b c  and  d e  in a sample of 8     (^ not trained, . padding)
+        tokens         a b c d e . . .
+        labels         b c . e . . . .
+        loss_mask      ^ 1 ^ 1 ^ ^ ^ ^          1 where the predicted token is trained
+        position_ids   0 1 2 0 1 0 1 2
+        cu_seqlens     0 3 5 8 8 8 8 8 8        the tail is a segment; filled up to one length
+
+Nothing is predicted across the end of a row. With context parallelism a row is padded to a multiple
+of twice its degree; the padding is part of the row's segment and is not trained.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from tokenmill.integrations.megatron.samples import PackedSamples
+import numpy as np
+import numpy.typing as npt
+
+from tokenmill.dataset import View, tokens_alone
+from tokenmill.loader import WholeRun
 from tokenmill.optional import first_use
+from tokenmill.packing import Pack, Slots
 
 if TYPE_CHECKING:
     from tokenmill.integrations.megatron.dataset import SFTDataset
@@ -21,3 +34,63 @@ if TYPE_CHECKING:
 __all__ = ["PackedSamples", "SFTDataset"]
 
 __getattr__ = first_use(__name__, dataset="SFTDataset")
+
+
+class PackedSamples:
+    """The samples of a run by number.
+
+    Args:
+        view: The rows.
+        pack: Length of samples and how rows are packed into them.
+        count: Minimum number of samples, over as many epochs as needed; None: one epoch.
+        seed: Seed of the order.
+        order: As for the loader.
+        context_parallel: Degree of context parallelism.
+    """
+
+    def __init__(
+        self,
+        view: View,
+        pack: Pack,
+        *,
+        count: int | None = None,
+        seed: int = 42,
+        order: str = "feistel",
+        context_parallel: int = 1,
+    ) -> None:
+        slots = Slots(1 if context_parallel <= 1 else 2 * context_parallel)
+        epochs, view = 1, tokens_alone(view, "Megatron-LM")
+        while True:
+            self.run = WholeRun(view, epochs=epochs, seed=seed, order=order, pack=pack, slots=slots)
+            if count is None or len(self.run) >= count:
+                break
+            # Epochs differ by a few packs, so the first one gives only an estimate.
+            epochs = max(epochs + 1, count * epochs // len(self.run))
+        self.length = pack.length
+        self._pad = self.run.pad_id or 0
+
+    def __len__(self) -> int:
+        return len(self.run)
+
+    def __getitem__(self, number: int) -> dict[str, npt.NDArray[Any]]:
+        packs = self.run.packs([number])
+        tokens = np.full(self.length, self._pad, np.int64)
+        labels = tokens.copy()
+        loss_mask = np.zeros(self.length, np.float32)
+        bounds = np.concatenate(([0], np.cumsum(packs.lengths)))
+        for start, (ids, mask) in zip(bounds.tolist(), self.run.read(packs), strict=False):
+            stop = start + ids.size
+            tokens[start:stop] = ids
+            labels[start : stop - 1] = ids[1:]
+            loss_mask[start : stop - 1] = mask[1:]
+        cu_seqlens = np.full(self.length + 1, self.length, np.int32)
+        cu_seqlens[: bounds.size] = bounds
+        segments = np.diff(cu_seqlens)
+        return {
+            "tokens": tokens,
+            "labels": labels,
+            "loss_mask": loss_mask,
+            "position_ids": np.arange(self.length) - np.repeat(cu_seqlens[:-1], segments),
+            "cu_seqlens": cu_seqlens,
+            "max_seqlen": segments.max(),
+        }

@@ -1,9 +1,9 @@
-"""A dataset for Megatron's builder: a store's rows, packed, with their masks.
+"""`SFTDataset` for Megatron's builder: a store's rows, packed, with their masks.
 
-`SFTDataset` is named where Megatron's scripts name theirs, and ``--data-path`` names stores instead
-of prefixes (with weights for a blend, and ``--split`` for parts of one store). Its samples have the
-keys, types and lengths of Megatron's own SFT dataset. A sample is a function of its number, the
-seed and the data, so Megatron's count of consumed samples is an exact resume; nothing is cached.
+Megatron's scripts name this class in place of their own, and ``--data-path`` names stores instead
+of prefixes (with weights for a blend, and ``--split`` for parts of one store). Samples have the
+keys, types and lengths of Megatron's own SFT dataset. A sample depends on its number, the seed and
+the data only, so Megatron's count of consumed samples is an exact resume; nothing is cached.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 
 from tokenmill.dataset import View, as_view
 from tokenmill.errors import UsageError
-from tokenmill.integrations.megatron.samples import PackedSamples
+from tokenmill.integrations.megatron import PackedSamples
 from tokenmill.optional import optional
 from tokenmill.packing import Pack
 from tokenmill.store import open_store
@@ -25,13 +25,7 @@ with optional("megatron"):
 
 
 class SFTDataset(MegatronDataset):  # type: ignore[misc]
-    """Packs of a store's rows; the builder gives the arguments.
-
-    Attributes:
-        oversize: What becomes of rows longer than a sequence: a subclass may say drop, truncate or
-            split, as `Pack` knows them.
-        order: As for the loader.
-    """
+    """Packs of a store's rows. A subclass may set ``oversize`` (as for `Pack`) and ``order``."""
 
     oversize = "error"
     order = "feistel"
@@ -52,7 +46,7 @@ class SFTDataset(MegatronDataset):  # type: ignore[misc]
             )
         super().__init__(dataset, dataset_path, indices, num_samples, index_split, config)
         self.samples = PackedSamples(
-            # None with --dataloader-fast-cache-load, where every split has a path of its own.
+            # None with --dataloader-fast-cache-load, where every split has its own path.
             dataset if indices is None else dataset[_range(indices)],
             Pack(config.sequence_length, oversize=self.oversize),
             count=num_samples,
@@ -60,12 +54,12 @@ class SFTDataset(MegatronDataset):  # type: ignore[misc]
             order=self.order,
             context_parallel=config.context_parallel_size or 1,
         )
-        # Other rows under the same path are another dataset to whatever is cached by its name.
+        # Whatever Megatron caches by this name must not be used for other rows at the same path.
         self.unique_identifiers["rows"] = self.samples.run.spec.dataset
 
     @staticmethod
     def numel_low_level_dataset(low_level_dataset: View) -> int:
-        """What a split is a share of: rows."""
+        """The number of rows, of which a split is a fraction."""
         return len(low_level_dataset)
 
     @staticmethod
@@ -77,7 +71,7 @@ class SFTDataset(MegatronDataset):  # type: ignore[misc]
         return len(self.samples) if self.num_samples is None else int(self.num_samples)
 
     def __getitem__(self, idx: int | None) -> dict[str, Any]:
-        """One sample; None asks for one that fills a batch and trains nothing."""
+        """Return one sample; None: one that fills a batch and trains nothing."""
         sample = self.samples[0 if idx is None else int(idx)]
         if idx is None:
             sample["loss_mask"][:] = 0
@@ -85,7 +79,6 @@ class SFTDataset(MegatronDataset):  # type: ignore[misc]
 
 
 def _range(indices: Any) -> slice:
-    """The builder hands out neighbouring rows."""
     numbers = np.asarray(indices)
     if numbers.size and not np.array_equal(numbers, np.arange(numbers[0], numbers[-1] + 1)):
         raise UsageError("a split of a store is a range of its rows")

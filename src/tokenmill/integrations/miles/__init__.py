@@ -1,17 +1,16 @@
-"""tokenmill in the shapes of miles and slime, which share them.
+"""tokenmill for miles and slime, which share their interfaces.
 
     DataSource    --data-source-path tokenmill.integrations.miles.DataSource
     sft_rollout   --rollout-function-path tokenmill.integrations.miles.sft_rollout
 
-`DataSource` is a drop-in for their rollout data source with its buffer: prompts come from a
+`DataSource` replaces their rollout data source and its buffer: prompts come from a lazy
 `tokenmill.PromptDataset` instead of a list of every sample. `sft_rollout` fills tokens and loss
-masks from a store instead of rendering every step. Both are configured by the hosts' own flags.
-Importing this needs neither framework; a `DataSource` asks for whichever is there.
+masks from a store instead of rendering every step. Both read the framework's own flags. Importing
+this needs neither framework.
 """
 
 from __future__ import annotations
 
-from tokenmill.integrations.miles.sft import sft_rollout
-from tokenmill.integrations.miles.source import DataSource
+from tokenmill.integrations.miles.source import DataSource, sft_rollout
 
 __all__ = ["DataSource", "sft_rollout"]

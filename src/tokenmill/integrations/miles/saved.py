@@ -1,20 +1,19 @@
-"""The state of a data source on disk: versioned, sealed, written in one step, without code.
+"""Files of miles and slime: the state of a data source, and dumps of rollouts.
 
-A state file is one line of JSON and a *body* in MessagePack (the samples of the buffer, the host's
-metadata). The line says kind, version, the cursor of the prompts, the counters, and size and
-checksum of the body, so a file that is cut or damaged, or of another version or other data, is
-refused by name before the body is decoded. It is written beside its place, synced and renamed, so a
-crash leaves the old state or the new one.
+A state file is one line of JSON and a *body* in MessagePack (the samples of the buffer, the
+framework's metadata). The line has kind, version, the position of the prompts, the counters, and
+size and checksum of the body, so a damaged file, or one of another version or other data, is
+refused before the body is decoded. It is replaced atomically.
 
-The body holds plain values, arrays of numpy, tensors of torch and pictures of PIL, and nothing
-else: decoding it calls nothing that the file names. Version 1 held a pickle, which is a program;
-such a state is refused unread.
+The body holds plain values, numpy arrays, torch tensors and PIL images, and nothing else: decoding
+it executes no code that the file names.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import pickle
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,34 +21,26 @@ import msgspec
 import numpy as np
 
 from tokenmill import fingerprint
-from tokenmill.errors import CorruptionError, StateError, UsageError
+from tokenmill.errors import CorruptionError, SourceError, SourceMissing, StateError, UsageError
 from tokenmill.files import Staging, sync_directory, writing_errors
+from tokenmill.optional import optional
 
 KIND = "tokenmill.integrations.miles.DataSource"
 VERSION = 2
 
 
 def state_path(directory: str, rollout_id: Any) -> Path:
-    """Where the state of a rollout lies below ``--save`` or ``--load``."""
+    """The state of a rollout below ``--save`` or ``--load``."""
     return Path(directory) / "rollout" / f"tokenmill_data_source_{rollout_id}.state"
 
 
 def host_path(directory: str, rollout_id: Any) -> Path:
-    """Where the host's own data source keeps its state."""
+    """The state of the framework's own data source."""
     return Path(directory) / "rollout" / f"global_dataset_state_dict_{rollout_id}.pt"
 
 
 def write_state(path: Path, state: dict[str, Any], carried: dict[str, Any]) -> None:
-    """Write a state; an older one of this rollout is replaced.
-
-    Args:
-        path: From `state_path`.
-        state: Plain values.
-        carried: What the host put into samples and metadata.
-
-    Raises:
-        UsageError: A value of it has no form without code.
-    """
+    """Write a state of plain values, and a body with the framework's samples and metadata."""
     body = encode_carried(carried)
     head = {
         "kind": KIND,
@@ -66,12 +57,7 @@ def write_state(path: Path, state: dict[str, Any], carried: dict[str, Any]) -> N
 
 
 def read_state(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A state and what it carries.
-
-    Raises:
-        CorruptionError: The file is not what was written.
-        StateError: It is of another kind or version.
-    """
+    """Return a state and its body."""
     data = path.read_bytes()
     line, _, body = data.partition(b"\n")
     try:
@@ -83,10 +69,8 @@ def read_state(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         raise StateError(f"a state of {kind!r}, not of a data source", path=path)
     if version != VERSION:
         raise StateError(
-            f"the state has version {version!r}, this tokenmill has {VERSION}"
-            + (" and reads no pickle" if version == 1 else "")
-            + ": finish the run with the release that started it, or remove this file to begin "
-            "the prompts anew",
+            f"the state has version {version!r}, this tokenmill has {VERSION}: finish the run with "
+            "the release that started it, or remove this file to start the prompts from the first",
             path=path,
         )
     try:
@@ -109,7 +93,7 @@ def read_state(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     return state, carried
 
 
-# --- values -----------------------------------------------------------------------------------
+# Values
 
 _TUPLE, _PAIRS, _SET, _INTEGER, _TEXT, _ARRAY, _TENSOR, _PICTURE = range(1, 9)
 UNREADABLE = (msgspec.MsgspecError, ValueError, TypeError, KeyError, RuntimeError, ImportError)
@@ -120,7 +104,7 @@ _MODES = ("1", "L", "LA", "RGB", "RGBA", "CMYK", "YCbCr", "HSV", "I", "F")
 
 
 def encode_carried(carried: dict[str, Any]) -> bytes:
-    """Values as bytes."""
+    """Encode a body."""
     try:
         return msgspec.msgpack.encode(_plain(carried, "the state"))
     except RecursionError:
@@ -128,7 +112,7 @@ def encode_carried(carried: dict[str, Any]) -> bytes:
 
 
 def decode_carried(body: bytes) -> dict[str, Any]:
-    """The values of `encode_carried`."""
+    """Decode a body."""
     return msgspec.msgpack.decode(body, type=dict[str, Any], ext_hook=_restored)
 
 
@@ -137,7 +121,7 @@ def _tagged(kind: int, value: Any) -> msgspec.msgpack.Ext:
 
 
 def _plain(value: Any, where: str) -> Any:
-    """A value in MessagePack's own types; what those lack is tagged."""
+    """Convert a value to MessagePack's own types; other types are tagged."""
     kind = type(value)
     if value is None or kind in (bool, float, bytes):
         return value
@@ -162,7 +146,7 @@ def _is_text(value: str) -> bool:
 
 
 def _foreign(value: Any, where: str) -> msgspec.msgpack.Ext:
-    """Arrays, tensors and pictures, as their bytes; by their library's name, to import none."""
+    """Tag arrays, tensors and images by the name of their library, without importing it."""
     home = type(value).__module__.partition(".")[0]
     if home == "numpy" and isinstance(value, np.ndarray | np.generic):
         array = np.ascontiguousarray(value)
@@ -186,7 +170,6 @@ def _foreign(value: Any, where: str) -> msgspec.msgpack.Ext:
 
 
 def _restored(kind: int, data: memoryview) -> Any:
-    """A tagged value."""
     restore: dict[int, Callable[[Any], Any]] = {
         _TUPLE: tuple,
         _PAIRS: dict,
@@ -227,3 +210,51 @@ def _picture(mode: str, size: list[int], data: bytes) -> Any:
     if mode not in _MODES:
         raise ValueError(f"no picture is of mode {mode!r}")
     return Image.frombytes(mode, (size[0], size[1]), data)
+
+
+# Dumps of rollouts
+
+DUMP_ENDINGS = (".pt", ".pth")
+
+
+def rows_of_dump(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
+    """Yield the samples of a rollout dump as rows of JSON values, without executing code.
+
+    ``dump_details`` and ``save_debug_rollout_data`` write one file per step: its number and a list
+    of samples, each a dict.
+    """
+    with optional("torch", "a dump of torch", path=path):
+        import torch
+    try:
+        dump = torch.load(path, map_location="cpu", weights_only=True)
+    except FileNotFoundError as error:
+        raise SourceMissing("no such file", path=path) from error
+    except pickle.UnpicklingError as error:
+        raise SourceError(
+            "holds more than tensors and plain values, and restoring that would execute code;"
+            " save the samples as dicts, or as JSON lines",
+            path=path,
+        ) from error
+    except (OSError, RuntimeError, EOFError, ValueError) as error:
+        raise SourceError(f"torch cannot read it: {error}", path=path) from error
+    samples = dump.get("samples") if isinstance(dump, dict) else dump
+    if not isinstance(samples, list) or not all(isinstance(one, dict) for one in samples):
+        raise SourceError("no dump of rollouts: it holds no list of samples", path=path)
+    step = dump.get("rollout_id") if isinstance(dump, dict) else None
+    for sample in samples:
+        row = {name: _as_json(value) for name, value in sample.items()}
+        if step is not None:
+            row.setdefault("rollout_id", _as_json(step))
+        yield row
+
+
+def _as_json(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(name): _as_json(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_as_json(one) for one in value]
+    if isinstance(value, str | int | float | bool) or value is None:
+        return value
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    return str(value)

@@ -1,97 +1,300 @@
-"""`DataSource`: the rollout data source of miles and slime, over prompts that are not in memory.
+"""The rollout data source of miles and slime over a lazy index of prompts, and SFT over a store.
 
-The hosts make one from their flags, ask it for groups of samples, give back the groups that they
-did not finish, and have it save and load its place. All of that is here under their names. Prompts
-come from a `PromptDataset` in the host's own order (``TOKENMILL_ORDER=feistel`` chooses
-tokenmill's); what was given back waits in ``buffer`` and is served first, in turn or as the
-function of ``--buffer-filter-path`` chooses. A state holds cursor, counters and buffer, which the
-host's own source would lose.
+The framework creates a `DataSource` from its flags, reads groups of samples, returns groups that it
+did not finish, and saves and loads its state. Prompts are in the framework's own order
+(``TOKENMILL_ORDER=feistel`` chooses tokenmill's). Returned groups are served first, in turn or as
+the function of ``--buffer-filter-path`` selects them. The state has the position, the counters and
+the buffer, which the framework's own source would lose. If there is none, the framework's own state
+of the same rollout is loaded, so a run can switch to this source at a checkpoint.
 
-The host's state file of the same rollout is taken up where there is none of ours, so a run can
-change over to this source at a checkpoint.
+With ``TOKENMILL_EVAL=1`` evaluation sets are lazy, too. No flag names their class, so
+`serve_evaluation` replaces it in the framework's loaded modules, in the process of the data source,
+which is that of the rollouts.
+
+`sft_rollout` reads tokens and masks from a store: a sample has the number of its source row, and
+`Lookup` finds the store's row by the digest of the row's bytes. So the store may have more files,
+in another order; ``TOKENMILL_STORE`` names one. Rows that the store rejected are skipped and
+counted: a step is always full.
 """
 
 from __future__ import annotations
 
+import copy
+import importlib
+import json
 import logging
+import os
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from tokenmill.errors import CorruptionError, StateError, UsageError
-from tokenmill.integrations.hosts import date_named
-from tokenmill.integrations.miles.evaluation import host_sample, serve_evaluation
-from tokenmill.integrations.miles.host import Host, HostFlags, find_host, load_function
+import numpy as np
+
+from tokenmill.build.recipe import Recipe, RunOptions
+from tokenmill.dataset import as_view, tokens_alone
+from tokenmill.errors import CorruptionError, SourceError, StateError, UsageError, check_one_of
+from tokenmill.fingerprint import checksum64
 from tokenmill.integrations.miles.saved import host_path, read_state, state_path, write_state
+from tokenmill.integrations.trainers import date_named, prepared, response_mask, stated_date
 from tokenmill.origin import nothing_left
 from tokenmill.prompts import Prompt, PromptDataset
+from tokenmill.store import Row, Store, open_store
 
 logger = logging.getLogger(__name__)
 
+FRAMEWORKS: tuple[Literal["miles", "slime"], ...] = ("miles", "slime")
+EVALUATION = "TOKENMILL_EVAL"
+ORDER = "TOKENMILL_ORDER"
+STORE = "TOKENMILL_STORE"
+TURN_END = "TOKENMILL_TURN_END"
 ROW = "tokenmill_row"
-"""Attribute of a sample that says which row of the source it is; `sft_rollout` reads it."""
-
+"""Attribute of a sample: the number of its source row."""
 COUNTERS = ("sample_group_index", "sample_index")
+PROCESSOR_FILES = (
+    "preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json",
+)  # fmt: skip
+
+
+# The framework and its flags
+
+
+@dataclass(frozen=True)
+class Framework:
+    """miles or slime, and its `Sample` class."""
+
+    name: Literal["miles", "slime"]
+    sample: Any
+
+    @classmethod
+    def find(cls) -> Framework:
+        """Return the framework that this process has loaded, else the first that is installed."""
+        loaded = [name for name in FRAMEWORKS if f"{name}.utils.types" in sys.modules]
+        reasons = []
+        for name in [*loaded, *(name for name in FRAMEWORKS if name not in loaded)]:
+            try:
+                return cls(name, importlib.import_module(f"{name}.utils.types").Sample)
+            except (ImportError, AttributeError) as error:
+                reasons.append(f"{name}: {error}")
+        raise UsageError(f"this needs miles or slime beside tokenmill ({'; '.join(reasons)})")
+
+    def load_processor(self, checkpoint: str) -> Any:
+        """The processor of a multimodal model, or None."""
+        return self._tools().load_processor(checkpoint, trust_remote_code=True)
+
+    def load_tokenizer(self, checkpoint: str, template: str | None) -> Any:
+        options = {} if template is None else {"chat_template_path": template}
+        return self._tools().load_tokenizer(checkpoint, trust_remote_code=True, **options)
+
+    def _tools(self) -> Any:
+        return importlib.import_module(f"{self.name}.utils.processing_utils")
+
+    def new_sample(self, prompt: Prompt) -> Any:
+        """Return a sample that shares no data with others: rollouts write into them."""
+        return self.sample(
+            prompt=copy.deepcopy(prompt.prompt),
+            label=copy.deepcopy(prompt.label),
+            metadata=copy.deepcopy(prompt.metadata),
+            multimodal_inputs=copy.deepcopy(prompt.multimodal_inputs),
+        )
+
+
+@dataclass(frozen=True)
+class Flags:
+    """The framework's flags; one that it does not have is None."""
+
+    args: Any
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.args, name, None)
+
+    @property
+    def template_kwargs(self) -> dict[str, Any]:
+        value = self.apply_chat_template_kwargs
+        value = json.loads(value) if isinstance(value, str) else value
+        return dict(value or {})
+
+    @property
+    def serves_evaluation(self) -> bool:
+        stated = os.environ.get(EVALUATION) or "0"
+        check_one_of(EVALUATION, stated, ("0", "1"))
+        return stated == "1"
+
+    @property
+    def tokenizer(self) -> dict[str, Any]:
+        """Arguments of tokenmill for the tokenizer and its template."""
+        return {
+            "tokenizer": self.hf_checkpoint,
+            "tokenizer_backend": "transformers",
+            "trust_remote_code": True,
+            "chat_template": self.chat_template_path,
+            "date": stated_date(),
+        }
+
+    @property
+    def is_multimodal(self) -> bool:
+        """Whether the checkpoint has a processor, which the framework would load."""
+        directory = Path(str(self.hf_checkpoint))
+        has_files = any((directory / name).is_file() for name in PROCESSOR_FILES)
+        return self.multimodal_keys is not None or has_files
+
+
+def _load_function(path: str) -> Any:
+    module, _, name = path.rpartition(".")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise UsageError(f"{path!r} cannot be imported: {error}") from error
+
+
+def _open_prompts(flags: Flags, framework: Framework, path: Any, **arguments: Any) -> PromptDataset:
+    """Open prompts with the framework's tokenizer; raise if none is left."""
+    with date_named(flags.hf_checkpoint):
+        prompts = PromptDataset(path, convention=framework.name, **{**flags.tokenizer, **arguments})
+    if not len(prompts):
+        raise nothing_left("prompt", prompts.rejected, prompts.rejected_rows(), str(path))
+    if prompts.rejected:
+        logger.warning("prompts of %s that are not served: %s", path, prompts.rejected)
+    return prompts
+
+
+# Evaluation
+
+
+class EvalDataset:
+    """The framework's evaluation dataset over a lazy index of prompts.
+
+    Args:
+        path: The evaluation set.
+        tokenizer: Unused: the flags name it.
+        processor: The framework's processor.
+        max_length: Maximum number of tokens of a prompt.
+        described: The framework's names of columns and template variables.
+    """
+
+    framework: Framework
+    flags: Flags
+    replaced: Any  # the framework's class
+
+    def __init__(
+        self, path: str, tokenizer: Any, processor: Any, max_length: int | None, **described: Any
+    ) -> None:
+        described["metadata_key"] = described.get("metadata_key") or "metadata"
+        self.prompts = _open_prompts(
+            self.flags,
+            self.framework,
+            path,
+            processor=processor,
+            max_length=max_length,
+            **described,
+        )
+
+    @property
+    def samples(self) -> EvalDataset:
+        """The samples by number, created when they are read."""
+        return self
+
+    def __len__(self) -> int:
+        return len(self.prompts)
+
+    def __getitem__(self, number: int) -> Any:
+        return self.framework.new_sample(self.prompts[number])
+
+
+def serve_evaluation(framework: Framework, flags: Flags) -> None:
+    """Replace the framework's dataset class in all of its loaded modules."""
+    module = importlib.import_module(f"{framework.name}.utils.data")
+    theirs = getattr(module.Dataset, "replaced", module.Dataset)
+    members = {"framework": framework, "flags": flags, "replaced": theirs}
+    ours = type("Dataset", (EvalDataset,), members)
+    for name, module in list(sys.modules.items()):
+        if name.partition(".")[0] == framework.name:
+            found = vars(module).get("Dataset")
+            if found is not None and getattr(found, "replaced", found) is theirs:
+                module.Dataset = ours  # type: ignore[attr-defined]
+
+
+# The data source
 
 
 class DataSource:
-    """Prompts in groups, with a buffer for what comes back.
-
-    Args:
-        args: The host's flags.
+    """Prompts in groups of samples, with a buffer of returned groups.
 
     Attributes:
         dataset: The prompts, or None with ``--disable-rollout-global-dataset``.
-        buffer: Groups that were given back.
-        sample_group_index: Groups handed out so far.
-        sample_index: Samples handed out so far.
-        metadata: The host's, saved with the state.
+        buffer: Returned groups.
+        sample_group_index: Number of groups served.
+        sample_index: Number of samples served.
+        metadata: The framework's, saved with the state.
     """
 
     def __init__(self, args: Any) -> None:
         self.args = args
-        self._host: Host = find_host()
+        self._framework = Framework.find()
         self.sample_group_index = 0
         self.sample_index = 0
         self.metadata: dict[str, Any] = {}
-        self.lookup: Any = None  # of `sft_rollout`, which fills it
+        self.lookup: Lookup | None = None  # of `sft_rollout`
         self.buffer: list[list[Any]] = []
-        settings = HostFlags(args)
-        if settings.lazy_evaluation:
-            serve_evaluation(self._host, settings)
-        path = settings.buffer_filter_path
-        self.buffer_filter = pop_first if path is None else load_function(path)
+        flags = Flags(args)
+        if flags.serves_evaluation:
+            serve_evaluation(self._framework, flags)
+        path = flags.buffer_filter_path
+        self.buffer_filter = _pop_first if path is None else _load_function(path)
         self.dataset: PromptDataset | None = None
-        if settings.rollout_global_dataset and settings.prompt_data is not None:
-            self.dataset = open_prompts(settings, self._host)
-            if not len(self.dataset):
-                rejected = self.dataset.rejected_rows()
-                path = str(settings.prompt_data)
-                raise nothing_left("prompt", self.dataset.rejected, rejected, path)
-            if self.dataset.rejected:
-                logger.warning("prompts that are not served: %s", self.dataset.rejected)
-            if settings.rollout_shuffle:
+        if flags.rollout_global_dataset and flags.prompt_data is not None:
+            self.dataset = self._open(flags)
+            if flags.rollout_shuffle:
                 self.dataset.shuffle(0)
 
-    # What the hosts ask for
+    def _open(self, flags: Flags) -> PromptDataset:
+        checkpoint, framework = flags.hf_checkpoint, self._framework
+        processor = framework.load_processor(checkpoint) if flags.is_multimodal else None
+        if flags.dump_details is not None:
+            tokenizer = framework.load_tokenizer(checkpoint, flags.chat_template_path)
+            tokenizer.save_pretrained(Path(flags.dump_details) / "tokenizer")
+            if processor is not None and hasattr(processor, "save_pretrained"):
+                processor.save_pretrained(Path(flags.dump_details) / "processor")
+        return _open_prompts(
+            flags,
+            framework,
+            flags.prompt_data,
+            processor=processor,
+            max_length=flags.rollout_max_prompt_len,
+            prompt_key=flags.input_key,
+            label_key=flags.label_key,
+            tool_key=flags.tool_key,
+            metadata_key=flags.metadata_key or "metadata",
+            multimodal_keys=flags.multimodal_keys,
+            apply_chat_template=bool(flags.apply_chat_template),
+            apply_chat_template_kwargs=flags.template_kwargs,
+            seed=flags.rollout_seed,
+            order=os.environ.get(ORDER) or "miles",
+        )
+
+    # Samples
 
     def get_samples(self, num_samples: int) -> list[list[Any]]:
-        """The next groups: given back ones first, then new ones."""
+        """Return the next groups: returned ones first, then new ones."""
         groups: list[list[Any]] = []
         if self.buffer and num_samples:
             groups = list(self.buffer_filter(self.args, None, self.buffer, num_samples))
-        for prompt in self._next_prompts(num_samples - len(groups)):
-            groups.append(self._group(prompt))
-        return groups
-
-    def _next_prompts(self, count: int) -> list[Prompt | None]:
-        if count <= 0:
-            return []
-        return [None] * count if self.dataset is None else [*self.dataset.take(count)]
+        missing = max(0, num_samples - len(groups))
+        prompts: Sequence[Prompt | None] = [None] * missing
+        if self.dataset is not None and missing:
+            prompts = self.dataset.take(missing)
+        return groups + [self._group(prompt) for prompt in prompts]
 
     def _group(self, prompt: Prompt | None) -> list[Any]:
         group = []
         for _ in range(self.args.n_samples_per_prompt):
-            sample = self._host.sample() if prompt is None else self._sample(prompt)
+            if prompt is None:
+                sample = self._framework.sample()
+            else:
+                sample = self._framework.new_sample(prompt)
+                setattr(sample, ROW, prompt.row)
             sample.group_index = self.sample_group_index
             sample.index = self.sample_index
             self.sample_index += 1
@@ -99,36 +302,26 @@ class DataSource:
         self.sample_group_index += 1
         return group
 
-    def _sample(self, prompt: Prompt) -> Any:
-        sample = host_sample(self._host, prompt)
-        setattr(sample, ROW, prompt.row)
-        return sample
-
     def add_samples(self, samples: list[list[Any]]) -> None:
         """Take groups back, to be served again before new ones."""
         if not isinstance(samples, list) or not all(isinstance(group, list) for group in samples):
             raise UsageError("add_samples takes a list of groups, each a list of samples")
-        wanted = self.args.n_samples_per_prompt
+        size = self.args.n_samples_per_prompt
         for group in samples:
-            if len(group) != wanted:
-                raise UsageError(
-                    f"a group of {len(group)} samples; n_samples_per_prompt is {wanted}"
-                )
+            if len(group) != size:
+                raise UsageError(f"a group of {len(group)} samples; n_samples_per_prompt is {size}")
         self.buffer += samples
 
     def get_buffer_length(self) -> int:
-        """Groups that wait to be served again."""
         return len(self.buffer)
 
     def __len__(self) -> int:
         return 0 if self.dataset is None else len(self.dataset)
 
     def update_metadata(self, metadata: dict[str, Any]) -> None:
-        """Add to what is saved with the state."""
         self.metadata.update(metadata)
 
     def get_metadata(self) -> dict[str, Any]:
-        """What is saved with the state."""
         return self.metadata
 
     @property
@@ -138,13 +331,13 @@ class DataSource:
 
     @property
     def sample_offset(self) -> int:
-        """New prompts of this epoch that were handed out."""
+        """Number of new prompts of this epoch that were served."""
         return 0 if self.dataset is None else self.dataset.position
 
-    # Saving and loading
+    # State
 
     def save(self, rollout_id: Any) -> None:
-        """Save place, counters and buffer below ``--save``."""
+        """Save position, counters and buffer below ``--save``."""
         if not self.args.rollout_global_dataset:
             return
         if self.args.save is None:
@@ -153,7 +346,7 @@ class DataSource:
             "prompts": None if self.dataset is None else self.dataset.state_dict(),
             **{name: getattr(self, name) for name in COUNTERS},
             "n_samples_per_prompt": self.args.n_samples_per_prompt,
-            "host": self._host.name,
+            "host": self._framework.name,
         }
         path = state_path(self.args.save, rollout_id)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -161,19 +354,20 @@ class DataSource:
         write_state(path, state, {"metadata": self.metadata, "buffer": buffer})
 
     def load(self, rollout_id: Any = None) -> None:
-        """Go on from what was saved for a rollout below ``--load``, if anything was."""
+        """Load what was saved for a rollout below ``--load``, if anything was."""
         if not self.args.rollout_global_dataset or self.args.load is None:
             return
         path = state_path(self.args.load, rollout_id)
+        theirs = host_path(self.args.load, rollout_id)
         if path.exists():
             self._load_own(path)
-        elif host_path(self.args.load, rollout_id).exists():
-            self._load_host(host_path(self.args.load, rollout_id))
+        elif theirs.exists():
+            self._load_framework(theirs)
         else:
             logger.info("no state of a data source at %s: starting from the beginning", path)
 
     def _load_own(self, path: Path) -> None:
-        state, carried = read_state(path)
+        state, body = read_state(path)
         missing = {"prompts", "n_samples_per_prompt", *COUNTERS} - set(state)
         if missing or not all(type(state[name]) is int for name in COUNTERS):
             raise CorruptionError(f"has no {', '.join(sorted(missing or COUNTERS))}", path=path)
@@ -181,18 +375,18 @@ class DataSource:
             self.dataset.load_state_dict(state["prompts"] or {})
         for name in COUNTERS:
             setattr(self, name, state[name])
-        self.metadata = dict(carried["metadata"])
-        self.buffer = [[self._rebuilt(values) for values in group] for group in carried["buffer"]]
-        wanted = self.args.n_samples_per_prompt
-        if any(len(group) != wanted for group in self.buffer):
+        self.metadata = dict(body["metadata"])
+        self.buffer = [[self._rebuilt(values) for values in group] for group in body["buffer"]]
+        size = self.args.n_samples_per_prompt
+        if any(len(group) != size for group in self.buffer):
             raise StateError(
                 f"the state's buffer holds groups of {state['n_samples_per_prompt']} samples, "
-                f"n_samples_per_prompt is {wanted}",
+                f"n_samples_per_prompt is {size}",
                 path=path,
             )
         logger.info("data source: epoch %s, prompt %s", self.epoch_id, self.sample_offset)
 
-    def _load_host(self, path: Path) -> None:
+    def _load_framework(self, path: Path) -> None:
         import torch
 
         state = torch.load(path, weights_only=True)
@@ -207,7 +401,7 @@ class DataSource:
         self.metadata = dict(state.get("metadata", {}))
 
     def _rebuilt(self, values: dict[str, Any]) -> Any:
-        cls = self._host.sample
+        cls = self._framework.sample
         if hasattr(cls, "from_dict"):
             return cls.from_dict(values)
         sample = cls()
@@ -216,48 +410,103 @@ class DataSource:
 
 
 def _values(sample: Any) -> dict[str, Any]:
-    """A sample as plain values."""
     values: dict[str, Any] = sample.to_dict() if hasattr(sample, "to_dict") else dict(vars(sample))
     return values
 
 
-def pop_first(args: Any, rollout_id: Any, buffer: list[list[Any]], count: int) -> list[list[Any]]:
-    """The buffer's oldest groups: what the hosts do without ``--buffer-filter-path``."""
+def _pop_first(args: Any, rollout_id: Any, buffer: list[list[Any]], count: int) -> list[list[Any]]:
+    """The oldest groups: what the frameworks do without ``--buffer-filter-path``."""
     taken = buffer[:count]
     del buffer[: len(taken)]
     return taken
 
 
-def open_prompts(settings: HostFlags, host: Host) -> PromptDataset:
-    """The prompts that the host's flags describe."""
-    checkpoint = settings.hf_checkpoint
-    processor = host.load_processor(checkpoint) if _is_multimodal(settings) else None
-    if settings.dump_details is not None:
-        tokenizer = host.load_tokenizer(checkpoint, settings.chat_template_path)
-        tokenizer.save_pretrained(Path(settings.dump_details) / "tokenizer")
-        if processor is not None and hasattr(processor, "save_pretrained"):
-            processor.save_pretrained(Path(settings.dump_details) / "processor")
-    with date_named(checkpoint):
-        return PromptDataset(
-            settings.prompt_data,
-            processor=processor,
-            max_length=settings.rollout_max_prompt_len,
-            prompt_key=settings.input_key,
-            label_key=settings.label_key,
-            tool_key=settings.tool_key,
-            metadata_key=settings.metadata_key or "metadata",
-            multimodal_keys=settings.multimodal_keys,
-            apply_chat_template=bool(settings.apply_chat_template),
-            apply_chat_template_kwargs=settings.template_kwargs,
-            seed=settings.rollout_seed,
-            order=settings.order,
-            convention=host.name,
-            **settings.tokenizer,
+# SFT
+
+
+class Lookup:
+    """Rows of a store by the bytes of their source row; 16 bytes per row."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        tokens_alone(as_view(store), "sft_rollout of miles and slime")
+        digests = np.zeros(len(store), dtype=np.uint64)
+        for first, columns in store.columns(["digest", "part"]):
+            size = len(columns["digest"])
+            digests[first : first + size] = columns["digest"]
+            if np.any(columns["part"]):
+                raise UsageError(
+                    "this store has rows of single turns (expand=), so a conversation is "
+                    "several of its rows; prepare it with expand='none'",
+                    path=store.path,
+                )
+        self._order = np.argsort(digests, kind="stable")
+        self._sorted = digests[self._order]
+        self.passed_over: Counter[str] = Counter()
+
+    def find(self, raw: bytes) -> Row | None:
+        """Return the store's row of a source row, or None."""
+        digest = np.uint64(checksum64(raw))
+        place = int(np.searchsorted(self._sorted, digest))
+        if place == len(self._sorted) or self._sorted[place] != digest:
+            return None
+        return self.store[int(self._order[place])]
+
+
+def sft_rollout(args: Any, rollout_id: Any, data_source: Any, evaluation: bool = False) -> Any:
+    """Return one step's samples, with tokens, response_length and loss_mask from the store."""
+    if evaluation:
+        raise UsageError("sft_rollout cannot evaluate: set --eval-function-path")
+    if not isinstance(data_source, DataSource) or data_source.dataset is None:
+        raise UsageError(
+            "sft_rollout needs --data-source-path tokenmill.integrations.miles.DataSource "
+            "with --prompt-data"
         )
+    if data_source.lookup is None:
+        data_source.lookup = Lookup(open_sft_store(args))
+    lookup = data_source.lookup
+    groups: list[list[Any]] = []
+    missing = 0
+    while len(groups) < args.rollout_batch_size:
+        for group in data_source.get_samples(args.rollout_batch_size - len(groups)):
+            row = lookup.find(data_source.dataset.rows.raw(getattr(group[0], ROW)))
+            if row is None:
+                missing += 1
+                continue
+            for sample in group:
+                sample.tokens = row.input_ids.tolist()
+                sample.loss_mask = response_mask(row.loss_mask).tolist()
+                sample.response_length = len(sample.loss_mask)
+                sample.reward = 0
+            groups.append(group)
+        if missing > len(data_source) + args.rollout_batch_size and not groups:
+            raise SourceError(
+                f"none of {missing:,} rows is in the store; it was made of other data",
+                path=lookup.store.path,
+            )
+    if missing:
+        lookup.passed_over["rows"] += missing
+        logger.warning(
+            "%s rows passed over, %s so far: the store rejected them (%s)",
+            missing, lookup.passed_over["rows"], lookup.store.rejected,
+        )  # fmt: skip
+    return groups
 
 
-def _is_multimodal(settings: HostFlags) -> bool:
-    """Whether the checkpoint brings a processor: then the host would load it too."""
-    directory = Path(str(settings.hf_checkpoint))
-    names = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
-    return settings.multimodal_keys is not None or any((directory / n).is_file() for n in names)
+def open_sft_store(args: Any) -> Store:
+    """Open the store of ``TOKENMILL_STORE``, else find or build the one of the flags."""
+    stated = os.environ.get(STORE)
+    if stated:
+        return open_store(stated)
+    flags = Flags(args)
+    turn_end: Any = os.environ.get(TURN_END) or "turn"  # the frameworks train what follows, too
+    recipe = Recipe(
+        sources=flags.prompt_data,
+        messages_key=flags.input_key,
+        tools_key=flags.tool_key or "tools",
+        template_kwargs=flags.template_kwargs,
+        turn_end=turn_end,
+        trailing="trim",  # the frameworks train the turns before it
+        **flags.tokenizer,
+    )
+    return prepared(recipe, RunOptions())

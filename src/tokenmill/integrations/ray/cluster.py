@@ -1,12 +1,18 @@
-"""The cluster: joining the one that is there, what it has, and CPUs for our tasks in it.
+"""The Ray cluster: joining one, checking its nodes, and finding CPUs for our tasks.
 
-`join` belongs to a cluster already (inside a task, an actor or a program that called ``ray.init``),
-or lets Ray find one: the given address, ``RAY_ADDRESS``, or one that ``ray start`` left running on
-this machine; where there is none, Ray starts a local one. What `join` opened, it closes again: that
-stops a local cluster of its own and merely leaves any other. `Scheduling` says where tasks run:
-normally they reserve a CPU each, outside of any placement group that the caller sits in. A caller
-that is an actor may hold all CPUs itself while it waits for its own tasks, so they would wait for
-each other for ever; then tasks run in the caller's own share, on its node.
+`join` uses the cluster that this process belongs to (inside a task, an actor or a program that
+called ``ray.init``), or lets Ray find one: the given address, ``RAY_ADDRESS``, or one that ``ray
+start`` left running on this machine; otherwise Ray starts a local one.
+
+`find_cpu` decides where tasks run. Normally each reserves a CPU, outside of any placement group of
+the caller. A caller that is an actor may hold all CPUs itself while it waits for its own tasks,
+which would be a deadlock; then tasks run in the caller's own share, on its node.
+
+`probe` runs a small task on every node before the first task. Workers publish slices into the cache
+directory and the caller commits them from there, so a cache on each node's own disk would end in a
+store without slices, after hours. A *sentinel* is a file with random content that the caller writes
+below the cache; every node must find it and be able to write next to it. Later each worker process
+checks once, too, for nodes that join in the middle.
 """
 
 from __future__ import annotations
@@ -14,6 +20,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import secrets
 import socket
 import tempfile
 import time
@@ -25,36 +32,35 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from tokenmill.errors import WorkerError
+from tokenmill.errors import CacheError, WorkerError
+from tokenmill.files import Staging
 from tokenmill.integrations.ray import worker
+from tokenmill.integrations.ray.worker import Sentinel
 
 OWN_SHARE_S = 10.0  # seconds without a free CPU after which a caller's own CPUs are used
-GIVE_UP_S = 60.0  # seconds after which a caller inside the cluster is told that there is no CPU
-REMIND_S = 30.0  # seconds between two words about waiting for a CPU
+GIVE_UP_S = 60.0  # seconds after which a caller inside the cluster gets an error
+REMIND_S = 30.0  # seconds between two warnings about waiting for a CPU
 CONNECT_S = 2.0  # seconds that `describe` waits for a cluster's port
+PROBE_S = 60.0  # seconds a node may take to start a worker process and look
 
 log = logging.getLogger("tokenmill.ray")
 
 
 def join(address: str | None) -> Callable[[], None]:
-    """Belong to a cluster; returns what leaves it again, if this call joined it.
-
-    Raises:
-        WorkerError: The cluster that was named does not answer.
-    """
+    """Join a cluster and return a function that leaves it; a cluster that we started then stops."""
     if ray.is_initialized():
         return lambda: None
     named = address or os.environ.get("RAY_ADDRESS") or None
     left = _left_running() if named is None else None
     if left is not None and not _answers(left):
-        address = "local"  # it was stopped without a word
+        address = "local"  # its address file is stale
     if named is not None and not _answers(named):
         # Ray itself would try for many minutes.
         raise WorkerError(
             f"no Ray cluster answers at {named}; start it, or correct or unset RAY_ADDRESS"
         )
     try:
-        # Workers' output is not for the caller's standard output, which may be a program's.
+        # Another program may read the caller's standard output.
         ray.init(
             address=address,
             log_to_driver=False,
@@ -73,17 +79,17 @@ def _first_line(error: BaseException) -> str:
 
 
 def last_line(error: BaseException) -> str:
-    """What a traceback of a task comes down to."""
+    """The last line of a task's traceback."""
     return next(reversed(str(error).strip().splitlines()), type(error).__name__)
 
 
 def cpus() -> int:
-    """CPUs of all nodes, at least 1."""
+    """Number of CPUs of all nodes, at least 1."""
     return max(1, int(ray.cluster_resources().get("CPU", 0)))
 
 
 def nodes_with_cpus() -> dict[str, str]:
-    """Nodes that can be given tasks: id to address; a head without CPUs does no work."""
+    """Addresses of the nodes that can run tasks, by node id."""
     return {
         node["NodeID"]: node["NodeManagerAddress"]
         for node in ray.nodes()
@@ -92,46 +98,37 @@ def nodes_with_cpus() -> dict[str, str]:
 
 
 def on_node(node: str, *, soft: bool) -> NodeAffinitySchedulingStrategy:
-    """A task on one node; soft: elsewhere where that one cannot."""
+    """Schedule on one node; soft: on another one if that is impossible."""
     return NodeAffinitySchedulingStrategy(node, soft=soft)
 
 
 @dataclass(frozen=True)
 class Scheduling:
-    """How tasks are placed.
+    """How tasks are placed."""
 
-    Attributes:
-        num_cpus: CPUs that a task reserves.
-        most: Most tasks at a time, where the CPUs that the caller holds bound them.
-        node: The only node they may run on, or None.
-    """
-
-    num_cpus: float
-    most: int | None = None
-    node: str | None = None
+    num_cpus: float  # reserved per task
+    most: int | None = None  # tasks at a time, if they run in the CPUs that the caller holds
+    node: str | None = None  # the only node they may run on
 
     def options(self, near: str | None = None) -> dict[str, Any]:
-        """Options of a Ray task; ``near``: a node that is preferred."""
+        """Options of a Ray task that prefers the node ``near``."""
         if self.node is not None:
             strategy: Any = on_node(self.node, soft=False)
         elif near is not None:
             strategy = on_node(near, soft=True)
         else:
-            # Stated, because otherwise a placement group of the caller would capture its tasks.
+            # Without it a placement group of the caller would capture its tasks.
             strategy = "DEFAULT"
         return {"num_cpus": self.num_cpus, "scheduling_strategy": strategy}
 
 
 def find_cpu(num_cpus: float, wait_s: float | None) -> Scheduling:
-    """Wait until a task of this size found a CPU, and say how to place the others.
+    """Wait until a task of this size found a CPU, and return how to place the others.
 
     Args:
         num_cpus: CPUs that a task reserves.
-        wait_s: Seconds to wait; None: for ever outside of the cluster (it may be busy, or growing),
-            `GIVE_UP_S` inside, where the CPUs may be held by whoever waits here.
-
-    Raises:
-        WorkerError: There was none.
+        wait_s: Seconds to wait; None: no limit outside of the cluster (it may be busy, or growing),
+            `GIVE_UP_S` inside, where the caller may hold the CPUs itself.
     """
     scheduling = Scheduling(num_cpus)
     if not num_cpus:
@@ -167,10 +164,10 @@ def find_cpu(num_cpus: float, wait_s: float | None) -> Scheduling:
 
 
 def cancel(ref: Any) -> None:
-    """Drop a task that waits, interrupt one that runs.
+    """Drop a waiting task, or interrupt a running one.
 
-    Never one that may just be finishing: Ray ends the calling process where a cancellation and
-    the last word of a task cross (a failed check in its task manager, seen with 2.60).
+    Never one that may be finishing: Ray ends the calling process if a cancellation and the result
+    of a task cross (a failed check in its task manager, seen with 2.60).
     """
     with contextlib.suppress(Exception):  # the cluster may be gone
         ray.cancel(ref)
@@ -191,10 +188,10 @@ def _no_cpu(num_cpus: float) -> str:
 
 
 def held_cpus() -> float | None:
-    """CPUs that this task or actor reserves; None in a process that is neither."""
+    """Number of CPUs that this task or actor reserves; None in a process that is neither."""
     try:
         resources = ray.get_runtime_context().get_assigned_resources()
-    except AssertionError:  # how Ray says that this process is a driver
+    except AssertionError:  # Ray's error in a driver process
         return None
     return float(sum(amount for name, amount in resources.items() if _is_cpu(name)))
 
@@ -205,12 +202,12 @@ def _is_cpu(resource: str) -> bool:
 
 
 def describe() -> dict[str, Any]:
-    """Which cluster ``executor="ray"`` would use, for a person; joins and starts nothing.
+    """Describe the cluster that ``executor="ray"`` would use; joins and starts nothing.
 
     Returns:
         ``version``; ``address`` and ``from`` (how it was found; None: a local one would be
-        started); ``reachable`` (None where there is nothing to reach); and, where this process
-        belongs to a cluster, its ``nodes`` and ``cpus``.
+        started); ``reachable`` (None without an address); and, if this process belongs to a
+        cluster, its ``nodes`` and ``cpus``.
     """
     found: dict[str, Any] = {"version": ray.__version__, "nodes": None, "cpus": None}
     if ray.is_initialized():
@@ -227,7 +224,7 @@ def describe() -> dict[str, Any]:
 
 
 def _left_running() -> str | None:
-    """The address that ``ray start`` noted on this machine."""
+    """The address that ``ray start`` wrote on this machine."""
     directory = Path(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()) / "ray"
     try:
         return (directory / "ray_current_cluster").read_text().strip() or None
@@ -236,7 +233,7 @@ def _left_running() -> str | None:
 
 
 def _answers(address: str) -> bool:
-    """Whether somebody listens there; ``auto`` names no port, so nothing can be said against it."""
+    """Whether the port accepts connections; an address without one, such as ``auto``, counts."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not port.isdigit():
         return True
@@ -245,3 +242,52 @@ def _answers(address: str) -> bool:
     except OSError:
         return False
     return True
+
+
+def plant(directory: str, until: contextlib.ExitStack) -> Sentinel:
+    """Write a sentinel below a directory; the exit stack removes it."""
+    staging = until.enter_context(Staging(Path(directory)))
+    nonce = secrets.token_hex(16)
+    path = staging.write("sentinel", nonce.encode())
+    return str(path), nonce
+
+
+def probe(sentinels: list[Sentinel]) -> None:
+    """Check every node that can run tasks.
+
+    Raises:
+        CacheError: A node does not share one of the directories, or cannot write there.
+        WorkerError: A node does not answer, or has another tokenmill.
+    """
+    pending = {}
+    for node, address in nodes_with_cpus().items():
+        strategy = on_node(node, soft=False)
+        # Without a CPU, so that a busy node runs it, too.
+        task = ray.remote(worker.look).options(num_cpus=0, scheduling_strategy=strategy)
+        pending[task.remote(sentinels)] = node, address
+    ready, late = ray.wait(list(pending), num_returns=len(pending), timeout=PROBE_S)
+    alive = nodes_with_cpus()
+    for answer in (*ready, *late):
+        node, address = pending[answer]
+        if node not in alive:
+            continue  # it left; its tasks will run on other nodes
+        if answer in late:
+            raise WorkerError(f"node {address} of the Ray cluster did not answer in {PROBE_S:g} s")
+        try:
+            report = ray.get(answer)
+        except ray.exceptions.RayError as error:
+            raise WorkerError(
+                f"node {address} of the Ray cluster cannot run tokenmill: "
+                f"{last_line(error)}; install the same tokenmill on every node"
+            ) from error
+        _check_report(report, sentinels)
+
+
+def _check_report(report: dict[str, str], sentinels: list[Sentinel]) -> None:
+    if report["code"] != worker.code_digest():
+        raise WorkerError(
+            f"{report['place']} has another tokenmill than the caller, which could make other "
+            "bytes; install the same one on every node"
+        )
+    if report["trouble"]:
+        raise CacheError(report["trouble"], path=Path(sentinels[0][0]).parents[2])

@@ -1,14 +1,13 @@
 """`RayExecutor`: the tasks of a build as plain Ray tasks.
 
-A *run* keeps a bounded window of tasks with Ray and hands out results in the order of completion.
-Ray itself tries a task again, `MAX_RETRIES` times, when its worker or its node died, and when the
-task says that its trouble is transient; everything else comes back as the typed error that it is.
-Whoever stops iterating ends what is under way: tasks that wait do nothing any more, running ones
-get a moment to finish their slice and are then interrupted; what was published stays usable.
+A run keeps a bounded window of tasks submitted and yields results as they complete. Ray retries a
+task `MAX_RETRIES` times if its worker or node died, or if it raised `worker.Transient`; every other
+failure arrives as its own typed error. When the consumer stops iterating, waiting tasks do nothing,
+and running ones get `FINISH_S` to finish before they are interrupted; published slices stay usable.
 
-An executor joins a cluster when the first task is to be run, so a hit needs no Ray at all, and
-leaves it in `close`. What Ray does not tell stays unknown: `Done.attempts` is always 1, and a
-worker process that was stopped (not killed) is not noticed.
+An executor joins a cluster for its first task, so a cache hit needs no Ray, and leaves it in
+`close`. `Done.attempts` is always 1: Ray does not report it. A stopped (not killed) worker process
+is not detected.
 """
 
 from __future__ import annotations
@@ -33,28 +32,28 @@ from ray.exceptions import (
 
 from tokenmill.errors import CacheError, TokenmillError, UsageError, WorkerError, check_positive
 from tokenmill.files import at_end, write_file
-from tokenmill.integrations.ray import cluster, probe, worker
+from tokenmill.integrations.ray import cluster, worker
 from tokenmill.work import MAX_RETRIES, Done, Setup, Task, wire
 
 FINISH_S = 2.0  # seconds that running tasks get to finish before they are interrupted
-REFRESH_S = 10.0  # seconds between two looks at how many CPUs the cluster has
+REFRESH_S = 10.0  # seconds between two reads of the cluster's number of CPUs
 
 LOST = (WorkerCrashedError, NodeDiedError, OutOfMemoryError)
-"""How Ray says that a worker was lost more often than it may be."""
+"""Ray's errors when a worker was lost more often than it retries."""
 
 
 class RayExecutor:
     """Runs tasks on a Ray cluster.
 
     Args:
-        num_workers: Most tasks at a time; None: as many as the cluster has CPUs, also when nodes
-            come and go.
-        address: As for ``ray.init``, where this process belongs to no cluster yet; None lets Ray
-            find one or start a local one.
-        num_cpus: CPUs that a task reserves; 0 where they are all reserved by others who wait.
-        pin: Keep each task on one core, which is what the engine is fastest with.
-        wait_s: Seconds to wait for the first free CPU; None: for ever, but a minute inside an
-            actor or a task, which may itself hold what it waits for.
+        num_workers: Maximum number of tasks at a time; None: the cluster's CPUs, also when nodes
+            join or leave.
+        address: As for ``ray.init``, if this process belongs to no cluster yet; None lets Ray find
+            one or start a local one.
+        num_cpus: CPUs that a task reserves; 0 if waiting actors reserve all of them.
+        pin: Keep each task on one core, where the engine is fastest.
+        wait_s: Seconds to wait for the first free CPU; None: no limit, but a minute inside an actor
+            or a task, which may hold the CPUs itself.
     """
 
     def __init__(
@@ -78,11 +77,10 @@ class RayExecutor:
         self._scheduling: cluster.Scheduling | None = None
         self._sentinels: dict[str, worker.Sentinel] = {}
         self._open = contextlib.ExitStack()
-        # Who forgets `close` leaves nothing behind either.
         at_end(self, self._open.close)
 
     def run(self, setup: Setup, tasks: Iterable[Task]) -> Iterator[Done]:
-        """Do every task; see `Executor.run`."""
+        """Run every task; see `Executor.run`."""
         waiting = iter(tasks)
         first = next(waiting, None)
         if first is None:
@@ -108,13 +106,13 @@ class RayExecutor:
         self.close()
 
     def _get_ready(self, shared: Iterable[str]) -> tuple[cluster.Scheduling, list[worker.Sentinel]]:
-        """Join, find a CPU, and see that every node shares these directories: each once."""
+        """Join, find a CPU, and check that every node shares these directories: each once."""
         if self._scheduling is None:
             self._open.callback(cluster.join(self.address))
         new = [directory for directory in shared if directory not in self._sentinels]
-        planted = {directory: probe.plant(directory, self._open) for directory in new}
+        planted = {directory: cluster.plant(directory, self._open) for directory in new}
         if planted or self._scheduling is None:
-            probe.probe(list(planted.values()))
+            cluster.probe(list(planted.values()))
         self._sentinels.update(planted)
         if self._scheduling is None:
             self._scheduling = cluster.find_cpu(self.num_cpus, self.wait_s)
@@ -122,7 +120,7 @@ class RayExecutor:
 
 
 class _RayRun:
-    """One call of `run`: what Ray was given and has not answered yet."""
+    """One call of `run`."""
 
     def __init__(
         self,
@@ -135,9 +133,9 @@ class _RayRun:
     ) -> None:
         self._executor = executor
         self._scheduling = scheduling
-        self._begin = ray.put(begin)  # once, however many tasks there are
+        self._begin = ray.put(begin)  # once for all tasks
         self._sentinels = sentinels
-        # A file that says stop: a task that finds it does nothing.
+        # A task that finds this file does nothing.
         self._stop = f"{sentinels[0][0]}-stop-{secrets.token_hex(8)}" if sentinels else ""
         node = ray.get_runtime_context().get_node_id() if near else None
         self._remote = ray.remote(worker.do_task).options(
@@ -146,8 +144,8 @@ class _RayRun:
             retry_exceptions=[worker.Transient],
         )
         self._pending: dict[Any, Task] = {}
-        self._numbers: dict[tuple[str, int], int] = {}  # a worker's process to its number
-        self._looked = float("-inf")
+        self._numbers: dict[tuple[str, int], int] = {}  # worker numbers by node and process id
+        self._updated_at = float("-inf")
         self._window = 1
 
     def results(self, tasks: Iterator[Task]) -> Iterator[Done]:
@@ -164,7 +162,7 @@ class _RayRun:
                 raise failure
 
     def end(self) -> None:
-        """End what is under way: what waits at once, what runs by finishing or by interrupt."""
+        """Stop waiting tasks at once, and running ones after `FINISH_S`."""
         if not self._pending or not ray.is_initialized():
             return
         if self._stop:
@@ -180,19 +178,19 @@ class _RayRun:
             ray.wait(running, num_returns=len(running), timeout=FINISH_S)
 
     def _fill(self, waiting: Iterator[Task]) -> None:
-        """Give Ray tasks up to the window."""
-        self._look_at_window()
+        """Submit tasks up to the window."""
+        self._update_window()
         while len(self._pending) < self._window:
             task = next(waiting, None)
             if task is None:
                 return
             self._submit(task)
 
-    def _look_at_window(self) -> None:
+    def _update_window(self) -> None:
         now = time.monotonic()
-        if now - self._looked < REFRESH_S:
+        if now - self._updated_at < REFRESH_S:
             return
-        self._looked = now
+        self._updated_at = now
         window = self._executor.num_workers
         if window is None:
             window = max(1, int(cluster.cpus() / (self._scheduling.num_cpus or 1)))
@@ -205,7 +203,7 @@ class _RayRun:
         self._pending[ref] = task
 
     def _collect(self) -> tuple[list[Done], TokenmillError | None]:
-        """Wait for an answer, and take all that are there by then."""
+        """Wait for a result, and take all that are ready by then."""
         refs = list(self._pending)
         ready, _ = ray.wait(refs, num_returns=1, timeout=REFRESH_S)
         if ready and len(refs) > 1:
@@ -232,7 +230,7 @@ class _RayRun:
 
 
 def _answer(ref: Any, task: Task) -> tuple[str, int, wire.Finished] | TokenmillError:
-    """What a task came to; whatever Ray says about it is translated here."""
+    """Return a task's result, or Ray's error as one of ours."""
     try:
         node, pid, data = ray.get(ref)
     except RayTaskError as error:

@@ -1,14 +1,13 @@
-"""What a Ray worker process does for a build: one task, or a look at a directory.
+"""What a Ray worker process does for a build: run one task, or check a directory.
 
-`do_task` is the remote function. It gets a setup and a task as encoded frames, opens the setup's
-work once per process and keeps it for the next task (a tokenizer takes a second to load), and
-gives back the name of the worker and an encoded answer. A typed error is such an answer too, so it
-arrives as itself and not wrapped by Ray. Only a *transient* trouble is raised, as `Transient`,
-which is listed as retryable: too little memory, or a network file system that was away.
+`do_task` is the remote function. It takes a setup and a task as encoded frames, opens the setup's
+work once per process (a tokenizer takes a second to load), and returns the worker's name and an
+encoded answer. A typed error is such an answer, too, so that Ray does not wrap it. Only transient
+errors (too little memory, an unreachable network file system) are raised, as `Transient`, which
+Ray retries.
 
-A Ray worker belongs to the user's job and may run other tasks next, so nothing of ours stays: the
-core that a task is pinned to is given back after it, and work that nobody asked for during
-`IDLE_S` is closed and forgotten.
+A Ray worker belongs to the user's job and may run other tasks next. So the core that a task is
+pinned to is released after it, and work that is unused for `IDLE_S` is closed.
 """
 
 from __future__ import annotations
@@ -40,11 +39,11 @@ from tokenmill.work.tasks import (
     private_bytes,
 )
 
-IDLE_S = 60.0  # seconds without a task after which loaded work is forgotten: memory is the job's
-MOST_HELD = 2  # works kept at once: one that derives and one that builds
+IDLE_S = 60.0  # seconds without a task after which loaded work is closed
+MAX_HELD = 2  # works kept at once: one that derives and one that builds
 SEEN_S = 5.0  # seconds a network file system may take to show a new file to another machine
 
-AWAY = {
+UNREACHABLE = {
     errno.ESTALE,
     errno.ETIMEDOUT,
     errno.EHOSTDOWN,
@@ -54,10 +53,10 @@ AWAY = {
     errno.ECONNRESET,
     errno.ENOTCONN,
 }
-"""What a network file system says while it is away, and what passes."""
+"""Errors of a network file system that is temporarily unreachable."""
 
 Sentinel = tuple[str, str]
-"""A file that the caller wrote below a shared directory, and what it holds."""
+"""A file that the caller wrote below a shared directory, and its content."""
 
 _held: dict[str, Work] = {}
 _seen: set[Sentinel] = set()
@@ -67,15 +66,10 @@ _core: tuple[int, socket.socket | None] | None = None
 
 
 class Transient(Exception):
-    """Trouble that may be over at the next attempt.
-
-    Args:
-        message: For Ray's log.
-        answer: Encoded: what the caller is told after the last attempt.
-    """
+    """An error worth a retry, with the encoded answer for the caller after the last one."""
 
     def __init__(self, message: str, answer: bytes) -> None:
-        super().__init__(message, answer)  # both, so that it can be pickled
+        super().__init__(message, answer)  # both, for pickling
         self.answer = answer
 
     def __str__(self) -> str:
@@ -83,26 +77,20 @@ class Transient(Exception):
 
 
 def place() -> str:
-    """This node as a person would find it."""
+    """This node's address and name."""
     return f"node {ray.util.get_node_ip_address()} ({socket.gethostname()})"
 
 
 class Call(NamedTuple):
-    """How a task is to be done.
+    """How to run a task."""
 
-    Attributes:
-        sentinels: Must be seen here.
-        stop: Once this file is there, nobody wants the result; empty: there is no such file.
-        pin: Stay on one core meanwhile.
-    """
-
-    sentinels: list[Sentinel]
-    stop: str
-    pin: bool
+    sentinels: list[Sentinel]  # must be visible here
+    stop: str  # if this file exists, the result is not needed; empty: no such file
+    pin: bool  # stay on one core
 
 
 def do_task(begin: bytes, work: bytes, call: Call) -> tuple[str, int, bytes]:
-    """Do one task: (node, process id, the encoded answer)."""
+    """Run one task and return node, process id and the encoded answer."""
     setup = next(_downs(begin))
     asked = next(_downs(work))
     assert isinstance(setup, wire.Begin)
@@ -129,7 +117,7 @@ def _answer(
             _require_shared(sentinel)
         with _opened(setup, key) as work:
             started = time.perf_counter()
-            # The trip shows here, where the traceback is, that the result can travel.
+            # Serialization errors are raised here, where the traceback is.
             result = wire.as_travelled(finish(work(asked.payload)))
             seconds = time.perf_counter() - started
         return wire.Finished(asked.number, result, seconds, private_bytes())
@@ -155,14 +143,14 @@ def _failed(task: Task, error: TokenmillError) -> wire.Failed:
         )
     error.add_note(f"on {place()}, at {task}")
     answer = wire.Failed(task.number, wire.pack_error(error))
-    if _is_away(error):
+    if _is_transient(error):
         raise Transient(str(error), wire.frame(answer)) from error
     return answer
 
 
-def _is_away(error: BaseException | None) -> bool:
+def _is_transient(error: BaseException | None) -> bool:
     while error is not None:
-        if isinstance(error, OSError) and error.errno in AWAY:
+        if isinstance(error, OSError) and error.errno in UNREACHABLE:
             return True
         error = error.__cause__ or error.__context__
     return False
@@ -170,7 +158,7 @@ def _is_away(error: BaseException | None) -> bool:
 
 @contextlib.contextmanager
 def _opened(setup: wire.Begin, key: str) -> Iterator[Work]:
-    """The setup's work, opened once per process; whatever interrupts it makes it suspect."""
+    """The setup's work, opened once per process; after an unexpected error it is not reused."""
     global _timer
     with _lock:
         if _timer is not None:
@@ -189,7 +177,7 @@ def _opened(setup: wire.Begin, key: str) -> Iterator[Work]:
         with _lock:
             if keep and work is not None:
                 _held[key] = work
-            while len(_held) > MOST_HELD:
+            while len(_held) > MAX_HELD:
                 close_work(_held.pop(next(iter(_held))))
             _timer = threading.Timer(IDLE_S, _forget)
             _timer.daemon = True
@@ -197,14 +185,14 @@ def _opened(setup: wire.Begin, key: str) -> Iterator[Work]:
 
 
 def _forget() -> None:
-    """Close and drop all work that is loaded and not in use."""
+    """Close all loaded work that is not in use."""
     with _lock:
         while _held:
             close_work(_held.popitem()[1])
 
 
 def _require_shared(sentinel: Sentinel) -> None:
-    """Once per process and caller: also a node that joined after the probe is looked at."""
+    """Check once per process, for nodes that joined after the probe."""
     if sentinel in _seen:
         return
     why = sees(sentinel)
@@ -221,7 +209,7 @@ def sees(sentinel: Sentinel) -> str:
         with contextlib.suppress(OSError):
             if path.read_text() == nonce:
                 return ""
-        # A parent that another look had cached as empty shows new names only after a listing.
+        # A network client that cached the parent as empty shows new names only after a listing.
         with contextlib.suppress(OSError):
             os.listdir(path.parent.parent)
         if time.monotonic() > until:
@@ -233,7 +221,7 @@ def sees(sentinel: Sentinel) -> str:
 
 
 def look(sentinels: list[Sentinel]) -> dict[str, str]:
-    """What the probe wants to know of a node: where, which tokenmill, what is wrong."""
+    """Report this node, the digest of its tokenmill, and what is wrong with the directories."""
     trouble = ""
     for sentinel in sentinels:
         trouble = trouble or sees(sentinel) or _cannot_write(Path(sentinel[0]).parent)
@@ -257,12 +245,12 @@ def _cannot_write(directory: Path) -> str:
 
 
 def ping() -> None:
-    """Nothing: that it ran shows that a task of its size finds a CPU."""
+    """Do nothing: that it ran shows that a task of its size finds a CPU."""
 
 
 @contextlib.contextmanager
 def _pinned(pin: bool) -> Iterator[None]:
-    """Stay on one core meanwhile: the engine starts a thread per core that it sees."""
+    """Stay on one core: the engine starts a thread per core that it sees."""
     if not pin or not hasattr(os, "sched_setaffinity"):
         yield
         return
@@ -277,10 +265,10 @@ def _pinned(pin: bool) -> Iterator[None]:
 
 
 def own_core() -> int:
-    """A core for this process, for good: engines' threads stay where they were started.
+    """Choose a core for this process, once: an engine's threads stay where they were started.
 
-    Ray counts cores but does not hand them out. So processes of one machine agree by a name that
-    only one of them can hold and that the kernel frees with its holder: an abstract socket.
+    Ray counts cores but does not assign them. Processes of one machine agree by an abstract
+    socket's name, which only one process can bind and which the kernel frees with that process.
     """
     global _core
     if _core is None:

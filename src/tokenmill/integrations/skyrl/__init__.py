@@ -22,9 +22,8 @@ from __future__ import annotations
 from tokenmill.optional import optional
 
 with optional("torch"):
-    from tokenmill.integrations.skyrl.config import eval_from_config, from_config
-    from tokenmill.integrations.skyrl.dataset import SFTDataset
     from tokenmill.integrations.skyrl.prompts import PromptDataset
     from tokenmill.integrations.skyrl.sampler import Sampler
+    from tokenmill.integrations.skyrl.sft import SFTDataset, eval_from_config, from_config
 
     __all__ = ["PromptDataset", "SFTDataset", "Sampler", "eval_from_config", "from_config"]

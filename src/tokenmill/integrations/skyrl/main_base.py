@@ -11,33 +11,33 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from tokenmill.integrations.skyrl.entry import as_task
+from tokenmill.integrations.skyrl.common import as_task
 from tokenmill.integrations.skyrl.prompts import PromptDataset
 from tokenmill.optional import optional
 
 with optional("skyrl", "this program"):
     from skyrl.train.entrypoints import main_base as host
 
-_SKYRLS_TASK = host.skyrl_entrypoint  # before `main` puts ours in its place
+_SKYRL_TASK = host.skyrl_entrypoint  # before `main` replaces it
 _OVERRIDE = "trainer.override_entrypoint="
 
 
 def skyrl_entrypoint(cfg: Any) -> None:
     """The body of SkyRL's Ray task, with our prompts where it looks for its own."""
     host.PromptDataset = PromptDataset
-    _SKYRLS_TASK._function(cfg)
+    _SKYRL_TASK._function(cfg)
 
 
 def main() -> None:
     """Run SkyRL's ``main`` with our task."""
-    # It brought us here, and would again.
+    # Otherwise SkyRL's `main` would call this one again.
     sys.argv[1:] = [word for word in sys.argv[1:] if not word.startswith(_OVERRIDE)]
     host.skyrl_entrypoint = as_task(skyrl_entrypoint)
     host.main()
 
 
 if __name__ == "__main__":
-    # Not this module's: Ray sends a function of __main__ by value, and without what it stands on.
+    # Not this module's `main`: Ray pickles functions of __main__ by value, without their globals.
     from tokenmill.integrations.skyrl import main_base
 
     main_base.main()

@@ -10,32 +10,30 @@ from __future__ import annotations
 
 from typing import Any
 
-from tokenmill.integrations.skyrl.config import eval_from_config, from_config
-from tokenmill.integrations.skyrl.entry import as_task
+from tokenmill.integrations.skyrl.common import as_task
+from tokenmill.integrations.skyrl.sft import eval_from_config, from_config
 from tokenmill.optional import optional
 
 with optional("skyrl", "this program"):
     from skyrl.train import main_sft as host
 
-_SKYRLS_TASK = host.sft_entrypoint  # before `main` puts ours in its place
+_SKYRL_TASK = host.sft_entrypoint  # before `main` replaces it
 
 
 class Trainer(host.SFTTrainer):  # type: ignore[misc]
     """SkyRL's trainer over data that tokenmill prepared."""
 
     def load_dataset(self) -> Any:
-        """The training data of the config."""
         return from_config(self.sft_cfg, tokenizer=self.tokenizer)
 
     def load_eval_datasets(self) -> Any:
-        """The evaluation data of the config with their names, or None."""
         return eval_from_config(self.sft_cfg, tokenizer=self.tokenizer)
 
 
 def sft_entrypoint(cfg: Any, skyrl_cfg: Any) -> None:
     """The body of SkyRL's Ray task, with our trainer class where it looks for its own."""
     host.SFTTrainer = Trainer
-    _SKYRLS_TASK._function(cfg, skyrl_cfg)
+    _SKYRL_TASK._function(cfg, skyrl_cfg)
 
 
 def main() -> None:
@@ -45,7 +43,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    # Not this module's: Ray sends a function of __main__ by value, and without what it stands on.
+    # Not this module's `main`: Ray pickles functions of __main__ by value, without their globals.
     from tokenmill.integrations.skyrl import main_sft
 
     main_sft.main()

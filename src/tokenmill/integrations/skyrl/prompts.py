@@ -20,8 +20,8 @@ from torch.utils import data as torch_data
 
 from tokenmill import prompts
 from tokenmill.errors import UsageError
-from tokenmill.integrations.hosts import Items, date_named, stated_date
-from tokenmill.integrations.skyrl.splits import NO_COLUMN, sources_of
+from tokenmill.integrations.skyrl.common import NO_COLUMN, sources_of
+from tokenmill.integrations.trainers import Items, date_named, stated_date
 from tokenmill.sampling import Int64Array
 
 Item = tuple[Any, Any, dict[str, Any], str]

@@ -14,14 +14,14 @@ import pytest
 from tests.integrations.conftest import EXAMPLES
 from tokenmill.dataset import as_view
 from tokenmill.errors import TemplateError, UsageError
-from tokenmill.integrations import hosts
+from tokenmill.integrations import trainers
 from tokenmill.packing import fill_rows, labels_of
 from tokenmill.store import Store
 
 pytest.importorskip("torch")
 
 from tokenmill.integrations import nemo_rl, skyrl, torch, verl
-from tokenmill.integrations.miles.sft import open_sft_store
+from tokenmill.integrations.miles.source import open_sft_store
 
 CHAT = str(EXAMPLES / "conversations.jsonl")
 TEMPLATE = (
@@ -117,14 +117,14 @@ def test_template_that_prints_the_date_takes_it_from_the_environment(
 
 
 def test_other_errors_of_a_template_are_left_as_they_are() -> None:
-    with pytest.raises(TemplateError, match=r"^line 3$"), hosts.date_named("t"):
+    with pytest.raises(TemplateError, match=r"^line 3$"), trainers.date_named("t"):
         raise TemplateError("line 3")
 
 
 def test_what_no_config_may_say_is_refused_with_what_it_may() -> None:
-    hosts.check_names(["a"], {"a", "b"}, "under x")
+    trainers.check_names(["a"], {"a", "b"}, "under x")
     with pytest.raises(UsageError, match="unknown names under x: c, d"):
-        hosts.check_names(["d", "a", "c"], {"a"}, "under x")
+        trainers.check_names(["d", "a", "c"], {"a"}, "under x")
 
 
 @pytest.mark.parametrize("mask", [[], [1], [0, 0], [1, 0, 1, 1, 0], [0, 1, 0], [1, 1]])
@@ -133,7 +133,7 @@ def test_masks_of_a_row_never_train_its_first_token(mask: list[int]) -> None:
     batch = fill_rows([(ids, stored)], pad_id=0)
     width = len(mask)
     assert labels_of(ids, stored).tolist() == batch["labels"][0, :width].tolist()
-    assert hosts.predicted(stored).tolist() == batch["loss_mask"][0, :width].tolist()
+    assert trainers.trained_mask(stored).tolist() == batch["loss_mask"][0, :width].tolist()
     trained = [n for n in range(1, width) if mask[n]]
-    assert hosts.response_mask(stored).tolist() == (mask[trained[0] :] if trained else [])
+    assert trainers.response_mask(stored).tolist() == (mask[trained[0] :] if trained else [])
     assert stored.tolist() == mask  # a view onto the store is never written to

@@ -1,25 +1,28 @@
-"""SkyRL's (dataset, split) pairs as tokenmill addresses.
-
-A dataset is a file, a glob, a directory, or a name on the Hugging Face hub. A split is what
-`datasets` reads: ``train``, ``train[:1000]``, ``test[10%:]``, ``train+validation``.
-"""
+"""What SkyRL's SFT and RL integrations share: dataset names with splits, and its Ray task."""
 
 from __future__ import annotations
 
 import glob
 import os
 import re
+from collections.abc import Callable
+from typing import Any
 
 from tokenmill.errors import SourceMissing, UsageError
 
-NO_COLUMN = "\x00"  # a column that no row has, for what SkyRL calls None or has no name for
+NO_COLUMN = "\x00"  # a column that no row has, for a column that SkyRL sets to None
 
 _PART = re.compile(r"^(?P<name>\w[\w.\-]*)(?P<slice>\[[^\[\]]*\])?$")
 _HUB_NAME = re.compile(r"^[\w.\-]+(/[\w.\-]+)?$")
 
 
 def sources_of(dataset: str, split: str) -> list[str]:
-    """Return the addresses of a dataset's split."""
+    """Return the addresses of a dataset's split.
+
+    Args:
+        dataset: A file, a glob, a directory, or a name on the Hugging Face hub.
+        split: As in `datasets`: ``train``, ``train[:1000]``, ``test[10%:]``, ``train+validation``.
+    """
     return [_address(dataset, part.strip(), split) for part in split.split("+")]
 
 
@@ -40,7 +43,7 @@ def _address(dataset: str, part: str, split: str) -> str:
 
 
 def _check_split_of_a_file(dataset: str, name: str) -> None:
-    """A file holds one split: ``train``, or the one its name says."""
+    """Raise unless the split is ``train`` or in the name of the file."""
     words = re.split(r"[^A-Za-z]+", os.path.basename(dataset).lower())
     if name != "train" and name.lower() not in words:
         raise UsageError(
@@ -48,3 +51,15 @@ def _check_split_of_a_file(dataset: str, name: str) -> None:
             f"another: write train, or name the file after the split",
             path=dataset,
         )
+
+
+def as_task(function: Callable[..., None]) -> Any:
+    """Return a Ray task of one CPU, as SkyRL's own are, that gets our environment variables.
+
+    SkyRL parses its arguments on the head node and trains in a Ray task, which may run on a node
+    without the environment of the command line.
+    """
+    import ray
+
+    ours = {name: value for name, value in os.environ.items() if name.startswith("TOKENMILL_")}
+    return ray.remote(num_cpus=1, runtime_env={"env_vars": ours})(function)

@@ -1,15 +1,15 @@
 """ms-swift's ``--cached_dataset`` with tokens in it.
 
-ms-swift caches rows with their lengths and encodes their messages again whenever one is asked for.
-`serve_tokens`, called in a file that ``--external_plugins`` names, lets its templates serve rows
-that are encoded already; every other row goes to ms-swift as before:
+ms-swift caches rows with their lengths and encodes their messages again in every epoch. Call
+`serve_tokens` in a file that ``--external_plugins`` names, and its templates also serve rows that
+are encoded already; all other rows go to ms-swift as before:
 
     from tokenmill.integrations import ms_swift
 
     ms_swift.serve_tokens()
 
 Such rows have ``input_ids``, ``labels`` and ``lengths`` and no messages: ``tokenmill export
---format hf --also lengths``. Limits and truncation, packing, padding and batches are ms-swift's.
+--format hf --also lengths``. Limits, truncation, packing, padding and batches are ms-swift's.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ IDS, LABELS = "input_ids", "labels"
 
 
 def serve_tokens() -> None:
-    """Let every template of this process serve rows of tokens; a second call changes nothing."""
+    """Let every template of this process serve rows of tokens; repeated calls change nothing."""
     with optional("swift", "this plugin"):
         from swift.template import MaxLengthError, Template
     theirs = Template.encode
@@ -35,7 +35,7 @@ def serve_tokens() -> None:
     def encode(
         self: Any, inputs: Any, return_template_inputs: bool = False, return_length: bool = False
     ) -> Any:
-        # Beside rows of other datasets, those of tokens have their columns, too, and nothing there.
+        # In a mixed dataset, rows of tokens also have the other columns, with None in them.
         row = inputs if isinstance(inputs, dict) else {}
         row = {name: value for name, value in row.items() if value is not None}
         if IDS not in row or "messages" in row:
@@ -47,7 +47,7 @@ def serve_tokens() -> None:
 
 
 def _encoded(template: Any, row: dict[str, Any], return_length: bool, overlong: Any) -> Any:
-    """A row of tokens, within the template's limit."""
+    """Return a row of tokens, within the template's length limit."""
     if LABELS not in row or template.task_type != "causal_lm" or template.mode != "train":
         raise UsageError(
             f"rows of tokens with labels are for supervised fine-tuning; this is task type "

@@ -1,15 +1,18 @@
-"""NeMo RL's SFT rows from a store.
+"""tokenmill as the ``dataset_name`` of NeMo RL's SFT.
+
+    data.train.dataset_name=tokenmill.integrations.nemo_rl.SFTDataset ++data.train.data_path=STORE
 
 NeMo RL's trainer takes items with a ``message_log``, pieces of tokens with a role, and trains the
 pieces of role ``assistant``; with ``sft.only_unmask_final`` it trains the last piece, whatever its
-role. `message_log` cuts a row where its mask changes. What follows the last trained token cannot
-be read by any loss, and is left out, so that the last piece is the last trained stretch:
+role. `message_log` splits a row where its mask changes. It leaves out what follows the last trained
+token, which no loss reads, so that the last piece is the last trained one:
 
     row    [user] Hi [end] ↵ [assistant] ↵ | Hello [end] | ↵
     log    └──────────── user ───────────┘ └─ assistant ┘ left out
 
-`MessageLogs` are the items of a view in our order; `SFTDataset` is what NeMo RL makes of a part of
-its config and asks for datasets, a processor and a task.
+`PreferenceLogs` are pairs for NeMo RL's DPO and reward models. Its ``setup_preference_data`` always
+renders and encodes messages itself, so your own copy of ``run_dpo.py`` or ``run_rm.py`` must create
+them. Importing this needs PyTorch, not NeMo RL.
 """
 
 from __future__ import annotations
@@ -21,34 +24,45 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-import torch
-from torch.utils import data as torch_data
 
 from tokenmill.build.recipe import Recipe, RunOptions
-from tokenmill.dataset import View, as_view, split, tokens_alone
-from tokenmill.errors import UsageError, check_positive
-from tokenmill.integrations.hosts import (
+from tokenmill.dataset import Mixture, View, as_view, split
+from tokenmill.errors import UsageError
+from tokenmill.integrations.trainers import (
+    NEMO_RL,
+    ItemRows,
     Items,
+    RowDataset,
     check_names,
     is_store,
     prepared,
-    rows_alone,
     stated_date,
 )
-from tokenmill.sampling import Int64Array, make_order, unroll
-from tokenmill.store import Row, open_store
+from tokenmill.loader import WholeRun
+from tokenmill.loader.group_batches import group_kind
+from tokenmill.optional import optional
+from tokenmill.sampling import Int64Array
+from tokenmill.store import Row, Store, open_store
+
+with optional("torch"):
+    import torch
+    from torch.utils import data as torch_data
+
+__all__ = ["MessageLogs", "PreferenceLogs", "SFTDataset", "message_log"]
 
 TASK = "tokenmill"
-HOST_KEYS = {"dataset_name", "processor", "env_name", "split", "subset", "input_key", "output_key"}
-"""Names that NeMo RL's own sections have and that say nothing of our rows, ``processor`` a function
-of its own among them."""
-RECIPE_KEYS = set(Recipe.__struct_fields__) - {"sources", "tokenizer"} - HOST_KEYS
+PROMPT_FILES = {"prompt_file", "system_prompt_file"}
+TRAINER_KEYS = {
+    "dataset_name", "processor", "env_name", "split", "subset", "input_key", "output_key",
+}  # fmt: skip
+"""Names in NeMo RL's own config sections that do not concern rows; its ``processor`` is one."""
+RECIPE_KEYS = set(Recipe.__struct_fields__) - {"sources", "tokenizer"} - TRAINER_KEYS
 
 Item = dict[str, Any]
 
 
 def message_log(row: Row) -> list[Item]:
-    """A row as pieces of one role each, up to its last trained token."""
+    """Split a row into pieces of one role each, up to its last trained token."""
     trained = np.flatnonzero(row.loss_mask)
     stop = int(trained[-1]) + 1 if trained.size else len(row)
     mask, tokens = row.loss_mask[:stop], row.input_ids[:stop].astype(np.int64)
@@ -63,27 +77,58 @@ def message_log(row: Row) -> list[Item]:
     ]
 
 
-class MessageLogs(Items[Item], torch_data.Dataset[Item]):  # type: ignore[misc]
-    """Message logs of a view's rows in our order, one epoch after the other.
+def _tokens(log: list[Item]) -> int:
+    return sum(len(piece["token_ids"]) for piece in log)
 
-    Args:
-        view: The rows.
-        seed: Of the order; None: as they stand.
-        epochs: Epochs in the dataset.
-    """
+
+class MessageLogs(RowDataset, torch_data.Dataset[Item]):  # type: ignore[misc]
+    """Message logs of a view's rows in our order, or in the view's without a seed."""
+
+    trainer = NEMO_RL
 
     def __init__(self, view: View, seed: int | None = 42, epochs: int = 1) -> None:
-        check_positive("epochs", epochs)
-        self.view, self.epochs = rows_alone(tokens_alone(view, "NeMo RL")), epochs
-        self._order = make_order("sequential" if seed is None else "feistel", len(view), seed or 0)
+        self.view = self.trainer.check(view)
+        order = "sequential" if seed is None else "feistel"
+        self.item_rows = ItemRows(len(view), order, seed or 0, epochs)
+
+    def item(self, row: Row) -> Item:
+        return {"task_name": TASK, "message_log": message_log(row)}
+
+
+class PreferenceLogs(Items[Item], torch_data.Dataset[Item]):  # type: ignore[misc]
+    """Pairs as NeMo RL's ``preference_collate_fn`` takes them, in our order.
+
+    The collator trains the last piece of each log: the last trained turn of the answer.
+    """
+
+    def __init__(
+        self, data: Store | View | Mixture, seed: int | None = 42, epochs: int = 1
+    ) -> None:
+        view = data.view if isinstance(data, Mixture) else as_view(data)
+        if group_kind(view) != "preference":
+            raise UsageError("NeMo RL's DPO and reward models take pairs, and this has other rows")
+        order = "sequential" if seed is None else "feistel"
+        self._run = WholeRun(data, epochs=epochs, seed=seed or 0, order=order, unit="groups")
 
     def __len__(self) -> int:
-        return len(self.view) * self.epochs
+        return len(self._run)
 
     def items_at(self, numbers: Int64Array) -> list[Item]:
-        """Message logs of rows."""
-        rows = self.view.rows(unroll(self._order, numbers))
-        return [{"task_name": TASK, "message_log": message_log(row)} for row in rows]
+        packs = self._run.packs(numbers.tolist())
+        logs = [message_log(row) for row in self._run.view.rows(packs.rows)]
+        pairs = [logs[first:stop] for first, stop in pairwise(packs.bounds.tolist())]
+        return [
+            {
+                "message_log_chosen": chosen,
+                "message_log_rejected": rejected,
+                "length_chosen": _tokens(chosen),
+                "length_rejected": _tokens(rejected),
+                "loss_multiplier": 1.0,
+                "idx": number,
+                "task_name": TASK,
+            }
+            for number, (chosen, rejected) in zip(numbers.tolist(), pairs, strict=True)
+        ]
 
 
 def as_datum(
@@ -92,20 +137,14 @@ def as_datum(
     tokenizer: Any,
     max_seq_length: int | None,
     idx: int,
-    **how_to_render: Any,
+    **_: Any,
 ) -> Item:
-    """NeMo RL's processor of an item: nothing is left to render or to encode.
+    """NeMo RL's processor of an item of `MessageLogs`; nothing is left to render or encode.
 
-    Args:
-        datum_dict: An item of `MessageLogs`.
-        task_data_spec: NeMo RL's, not needed.
-        tokenizer: NeMo RL's, not needed.
-        max_seq_length: Rows must be shorter; others are not trained, as NeMo RL does it.
-        idx: Number of the item.
-        how_to_render: ``add_bos`` and others: rows are rendered.
+    Rows of ``max_seq_length`` tokens or more are not trained, as in NeMo RL's own processor.
     """
     log = datum_dict["message_log"]
-    length = sum(len(piece["token_ids"]) for piece in log)
+    length = _tokens(log)
     multiplier = float(any(piece["role"] == "assistant" for piece in log))
     if max_seq_length is not None and length >= max_seq_length:
         warnings.warn(
@@ -127,18 +166,18 @@ def as_datum(
 
 
 class SFTDataset:
-    """What NeMo RL makes of ``data.train`` or ``data.validation``.
+    """What NeMo RL creates from ``data.train`` or ``data.validation``.
 
     Args:
         data_path: A store's directory, or raw files, which are prepared on first use.
         tokenizer: For raw files: as for `tokenmill.prepare`.
-        seed: Of the order and of the split; the order is served with ``data.shuffle=false``.
-        epochs: Epochs in the dataset, each in an order of its own.
-        split_validation_size: Share of the rows that are kept for validation.
-        cache_dir: Where stores live.
-        num_workers: Processes that prepare; 0 runs inline.
-        options: Of the recipe, as for `tokenmill.prepare`, with NeMo RL's ``turn_end="turn"``;
-            names of NeMo RL's own are left alone.
+        seed: Seed of the order and of the split; the order needs ``data.shuffle=false``.
+        epochs: Epochs in the dataset, each in its own order.
+        split_validation_size: Fraction of the rows that is held out for validation.
+        cache_dir: Cache directory.
+        num_workers: Worker processes that prepare; 0 runs inline.
+        options: Recipe options, as for `tokenmill.prepare`, with NeMo RL's ``turn_end="turn"``;
+            NeMo RL's own names are ignored.
     """
 
     def __init__(
@@ -158,7 +197,7 @@ class SFTDataset:
             if recipe or tokenizer is not None:
                 given = ", ".join(sorted({*recipe, *(["tokenizer"] if tokenizer else [])}))
                 raise UsageError(f"a store has its recipe: take out {given}", path=path)
-            view = as_view(open_store(path))
+            store = open_store(path)
         elif tokenizer is None:
             raise UsageError(
                 "raw rows need a tokenizer: ++data.train.tokenizer='${policy.tokenizer.name}'",
@@ -171,7 +210,7 @@ class SFTDataset:
                 RunOptions(cache_dir=cache_dir, num_workers=num_workers),
                 flag="++data.train.date",
             )
-            view = as_view(store)
+        view = as_view(store)
         self.task_name = TASK
         self.val_dataset = None
         if split_validation_size:
@@ -184,21 +223,19 @@ class SFTDataset:
         self.task_spec: Any = None
 
     def set_task_spec(self, data_config: Mapping[str, Any]) -> None:
-        """Called by NeMo RL with the config; its tasks are described by a class of its own."""
+        """Store the config; NeMo RL calls this."""
         from nemo_rl.data.interfaces import TaskDataSpec
 
         self.data_config = data_config
         self.task_spec = TaskDataSpec(task_name=self.task_name)
 
     def set_processor(self) -> None:
-        """Called by NeMo RL: whatever the config names, rows need no other than ours."""
+        """Keep `as_datum`, whatever the config names; NeMo RL calls this."""
 
 
 def _recipe_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of a recipe; what would be silently ignored is refused."""
-    for name in ("prompt_file", "system_prompt_file"):
+    for name in sorted(PROMPT_FILES):
         if options.get(name) is not None:
             raise UsageError(f"{name} is not applied to rows here: put it into the rows")
-    known = RECIPE_KEYS | HOST_KEYS | {"prompt_file", "system_prompt_file"}
-    check_names(options, known, "of a dataset")
+    check_names(options, RECIPE_KEYS | TRAINER_KEYS | PROMPT_FILES, "of a dataset")
     return {name: value for name, value in options.items() if name in RECIPE_KEYS}

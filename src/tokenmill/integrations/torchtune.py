@@ -1,0 +1,98 @@
+"""tokenmill as a dataset of torchtune's recipes.
+
+    dataset:
+      _component_: tokenmill.integrations.torchtune.sft_dataset
+      source: STORE
+      packed: True
+
+torchtune's datasets give ``tokens`` and ``labels`` of one length, as lists; its collator pads them
+and `PackedDataset` joins them. Which label stands where depends on its version. Releases up to 0.6
+shift labels in the recipe; later code shifts them in the dataset:
+
+    tokens                 p p a b c
+    labels, recipe shifts  _ _ a b c          _ ignored
+    labels, dataset shifts _ a b c _
+
+Labels of the wrong kind raise no error: a model would learn to repeat its input. So
+`labels_are_shifted` runs torchtune's own transform on three tokens.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from tokenmill.dataset import View, as_view
+from tokenmill.errors import UsageError
+from tokenmill.integrations.trainers import TORCHTUNE, ItemRows, RowDataset
+from tokenmill.optional import optional
+from tokenmill.packing import IGNORE
+from tokenmill.store import Store, open_store
+
+with optional("torch"):
+    from torch.utils import data as torch_data
+
+__all__ = ["TokenizedRows", "sft_dataset"]
+
+Item = dict[str, list[int]]
+_SHIFTED = replace(TORCHTUNE, columns={**TORCHTUNE.columns, "labels": ("next_labels", np.int64)})
+
+
+class TokenizedRows(RowDataset, torch_data.Dataset[Item]):  # type: ignore[misc]
+    """Ids and labels of a view's rows, in the order of the view.
+
+    Args:
+        view: The rows.
+        max_seq_len: Length limit of rows; None: no limit.
+        shifted: Whether the label at a token is that of the next one; None: as torchtune has it.
+    """
+
+    def __init__(
+        self, view: View, max_seq_len: int | None = None, *, shifted: bool | None = None
+    ) -> None:
+        self.view = TORCHTUNE.check(view, max_seq_len)
+        shifted = labels_are_shifted() if shifted is None else shifted
+        self.trainer = _SHIFTED if shifted else TORCHTUNE
+        self.item_rows = ItemRows(len(view))
+
+
+def labels_are_shifted() -> bool:
+    """Whether the installed torchtune's datasets give the label of the next token."""
+    with optional("torchtune", "its place of labels"):
+        from torchtune.datasets._sft import SFTTransform
+    probe = {"tokens": [5, 6, 7], "mask": [True, False, False]}
+    made = SFTTransform(model_transform=lambda sample: dict(probe))({})
+    found = [int(label) for label in made["labels"]]
+    known: dict[tuple[int, ...], bool] = {(6, 7, IGNORE): True, (IGNORE, 6, 7): False}
+    if tuple(found) not in known:
+        raise UsageError(
+            f"torchtune's SFTTransform gives the labels {found} for the tokens 5 6 7, of which the "
+            "first is masked: this version is not known here"
+        )
+    return known[tuple(found)]
+
+
+def sft_dataset(
+    tokenizer: Any, *, source: str | os.PathLike[str] | Store | View, packed: bool = False
+) -> Any:
+    """Create the dataset that ``_component_`` names.
+
+    Args:
+        tokenizer: torchtune's. Its ``max_seq_len`` is the length of packs and the limit of rows.
+        source: A store's directory; in your own script also a store or a view.
+        packed: Whether torchtune packs the rows, with its own `PackedDataset`.
+    """
+    if isinstance(source, str | os.PathLike):
+        source = open_store(os.path.expanduser(source))
+    limit = getattr(tokenizer, "max_seq_len", None)
+    rows = TokenizedRows(as_view(source), limit)
+    if not packed:
+        return rows
+    if limit is None:
+        raise UsageError("packs need a length: set tokenizer.max_seq_len")
+    with optional("torchtune", "packing by it"):
+        from torchtune.datasets import PackedDataset
+    return PackedDataset(rows, max_seq_len=limit)

@@ -1,0 +1,339 @@
+"""What the adapters to trainers share: one dataset class, and a table of what each trainer takes.
+
+A `Trainer` is a row of that table: its columns, their fields and types, and its limits. A
+`RowDataset` serves the rows of a view to one of them, epoch after epoch in our order. The classes
+that a trainer's config names subclass it and add their own constructor.
+"""
+
+from __future__ import annotations
+
+import abc
+import operator
+import os
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from tokenmill import fingerprint
+from tokenmill.dataset import View, tokens_alone, unweighted
+from tokenmill.errors import CacheError, SourceError, TemplateError, UsageError, check_positive
+from tokenmill.files import default_cache_dir
+from tokenmill.media import Pictures, Processor
+from tokenmill.packing import IGNORE, labels_of
+from tokenmill.sampling import FeistelOrder, Int64Array, make_order, unroll
+from tokenmill.source import Rows
+from tokenmill.source.index import Shelf
+from tokenmill.store import Row, Store, StoreLayout
+from tokenmill.work.inputs import source_documents
+
+if TYPE_CHECKING:
+    from tokenmill.build.recipe import Recipe, RunOptions
+
+DATE = "TOKENMILL_DATE"
+Array = npt.NDArray[Any]
+MaskArray = npt.NDArray[np.uint8]
+T = TypeVar("T")
+_SUBSET_STREAM = 1 << 16  # keeps the choice of a subset independent of every order of rows
+
+
+# Fields of a row
+
+
+def trained_mask(mask: MaskArray) -> MaskArray:
+    """Copy a mask without the first token, which no earlier token predicts."""
+    mask = mask.copy()
+    mask[:1] = 0
+    return mask
+
+
+def response_mask(mask: MaskArray) -> MaskArray:
+    """Return the mask from the first trained token on, the first of the row not counted."""
+    trained = np.flatnonzero(mask[1:])
+    return mask[int(trained[0]) + 1 if trained.size else len(mask) :]
+
+
+FIELDS: dict[str, Callable[[Array, MaskArray], Array]] = {
+    "ids": lambda ids, mask: ids,
+    "ones": lambda ids, mask: np.ones_like(ids),
+    "positions": lambda ids, mask: np.arange(len(ids)),
+    "length": lambda ids, mask: np.asarray([len(ids)]),
+    "labels": labels_of,
+    "next_labels": lambda ids, mask: np.append(labels_of(ids, mask)[1:], IGNORE),
+    "mask": lambda ids, mask: trained_mask(mask),
+    "next_mask": lambda ids, mask: np.append(mask[1:], 0),
+    "response_mask": lambda ids, mask: response_mask(mask),
+}
+"""Columns of trainers, computed from ids and loss mask; ``next_``: of the following token."""
+
+
+@dataclass(frozen=True)
+class Trainer:
+    """How a trainer receives rows."""
+
+    name: str
+    columns: Mapping[str, tuple[str, Any]]  # column -> a field of FIELDS and its dtype
+    tensors: bool = True  # or lists
+    takes_images: bool = False
+    limit: str = "max_length"  # the trainer's name of its length limit
+    advice: str = "raise it, or prepare with --max-length"
+
+    def check(self, view: View, max_length: int | None = None) -> View:
+        """Return the view, or raise if the trainer would train it wrongly or refuse it later."""
+        view = (unweighted if self.takes_images else tokens_alone)(view, self.name)
+        return require_max_length(require_ungrouped(view), max_length, self.limit, self.advice)
+
+    def arrays(self, ids: Array, mask: MaskArray) -> dict[str, Array]:
+        return {
+            column: FIELDS[field](ids, mask).astype(dtype, copy=False)
+            for column, (field, dtype) in self.columns.items()
+        }
+
+    def item(self, ids: Array, mask: MaskArray) -> dict[str, Any]:
+        arrays = self.arrays(ids, mask)
+        if not self.tensors:
+            return {column: values.tolist() for column, values in arrays.items()}
+        import torch
+
+        return {column: torch.from_numpy(values) for column, values in arrays.items()}
+
+
+_INT, _MASK = np.int64, np.uint8
+TORCH = Trainer(
+    "a map-style dataset",
+    {"input_ids": ("ids", _INT), "labels": ("labels", _INT), "loss_mask": ("mask", _MASK)},
+)
+VERL = Trainer(
+    "verl",
+    {"input_ids": ("ids", _INT), "position_ids": ("positions", _INT), "loss_mask": ("mask", _INT)},
+    takes_images=True,
+    limit="data.max_length",
+    advice="raise it, or set data.truncation=right",
+)
+SKYRL = Trainer(
+    "SkyRL",
+    {
+        "input_ids": ("ids", _INT),
+        "attention_mask": ("ones", _INT),
+        "loss_mask": ("response_mask", _MASK),
+    },
+    tensors=False,
+    takes_images=True,
+)
+OPENRLHF = Trainer(
+    "OpenRLHF",
+    {
+        "input_ids": ("ids", _INT),
+        "attention_mask": ("ones", _INT),
+        "loss_mask": ("next_mask", np.float32),
+    },
+    limit="--data.max_len",
+)
+TORCHTUNE = Trainer(
+    "torchtune",
+    {"tokens": ("ids", _INT), "labels": ("labels", _INT)},
+    tensors=False,
+    limit="tokenizer.max_seq_len",
+)
+NEMO_RL = Trainer("NeMo RL", {})
+
+
+# Datasets
+
+
+class Items(abc.ABC, Generic[T]):
+    """A map-style dataset that reads its items in batches."""
+
+    @abc.abstractmethod
+    def __len__(self) -> int: ...
+
+    @abc.abstractmethod
+    def items_at(self, numbers: Int64Array) -> list[T]:
+        """Return items by validated numbers, in that order."""
+
+    def __getitem__(self, item: int) -> T:
+        return self.__getitems__([item])[0]
+
+    def __getitems__(self, items: Sequence[int]) -> list[T]:
+        size = len(self)
+        numbers = np.asarray([operator.index(item) for item in items], dtype=np.int64)
+        wrong = (numbers < -size) | (numbers >= size)
+        if wrong.any():
+            raise IndexError(f"item {int(numbers[wrong][0])} of a dataset of {size}")
+        return self.items_at(np.where(numbers < 0, numbers + size, numbers))
+
+
+class ItemRows:
+    """The row number of each item: every epoch in its own order, one after the other.
+
+    Args:
+        rows: Number of rows.
+        order: As for `make_order`.
+        seed: Seed of the order.
+        epochs: Number of epochs.
+        subset: Serve only this many rows, a random choice.
+    """
+
+    def __init__(
+        self,
+        rows: int,
+        order: str = "sequential",
+        seed: int = 0,
+        epochs: int = 1,
+        subset: int | None = None,
+    ) -> None:
+        check_positive("epochs", epochs)
+        self.rows = rows if subset is None else subset
+        self._subset = None if subset is None else FeistelOrder(rows, seed, _SUBSET_STREAM)
+        self._order = make_order(order, self.rows, seed)
+        self._epochs = epochs
+
+    def __len__(self) -> int:
+        return self.rows * self._epochs
+
+    def __call__(self, items: Int64Array) -> Int64Array:
+        found = unroll(self._order, items)
+        return found if self._subset is None else self._subset.indices(0, found)
+
+
+class RowDataset(Items[Any]):
+    """Rows of a view as one trainer receives them."""
+
+    trainer: Trainer
+    view: View
+    item_rows: ItemRows
+
+    def __len__(self) -> int:
+        return len(self.item_rows)
+
+    def row_numbers(self, numbers: Int64Array) -> Int64Array:
+        return self.item_rows(numbers)
+
+    def items_at(self, numbers: Int64Array) -> list[Any]:
+        return [self.item(row) for row in self.view.rows(self.row_numbers(numbers))]
+
+    def item(self, row: Row) -> Any:
+        return self.trainer.item(row.input_ids, row.loss_mask)
+
+
+def image_features(row: Row, processor: Processor, trainer: str) -> dict[str, Array]:
+    """Run the processor on a row's images: arrays under the model's argument names.
+
+    Raises:
+        UsageError: Some array cannot be concatenated image by image, as the trainer does it.
+    """
+    pictures = Pictures()
+    opened = [
+        pictures.open(row.picture(number), one.reference) for number, one in enumerate(row.media)
+    ]
+    found = processor.features([opened])
+    apart = sorted(set(found) - processor.joined)
+    if apart:
+        raise UsageError(
+            f"{trainer} joins what a processor gives for single pictures, and {', '.join(apart)} "
+            f"of {type(processor.original).__name__} cannot be joined: use {trainer}'s own dataset"
+        )
+    return found
+
+
+# Checks
+
+
+def require_ungrouped(view: View) -> View:
+    """Return the view, or raise if its rows belong to groups."""
+    if view.has_groups:
+        raise UsageError(
+            "the rows of this data belong to groups (docs/preference.md), and this host takes rows "
+            "one by one: serve it with a Loader, or with hf.for_trl"
+        )
+    return view
+
+
+def require_max_length(view: View, limit: int | None, name: str, advice: str) -> View:
+    """Return the view, or raise if a row is longer than the trainer's limit."""
+    overlong = np.flatnonzero(view.lengths > limit) if limit is not None else np.zeros(0, int)
+    if overlong.size:
+        row = view[int(overlong[0])]
+        raise SourceError(
+            f"{len(row)} tokens, {name} is {limit} ({overlong.size:,} such rows): {advice}",
+            **row.origin.location,
+        )
+    return view
+
+
+def check_names(given: Iterable[str], known: Collection[str], where: str) -> None:
+    """Raise if a config contains settings that would be ignored."""
+    unknown = sorted(set(given) - set(known))
+    if unknown:
+        raise UsageError(f"unknown names {where}: {', '.join(unknown)}")
+
+
+# Stores
+
+
+def is_store(path: str | os.PathLike[str]) -> bool:
+    """Whether a path is the directory of a store."""
+    return StoreLayout(Path(path)).manifest.is_file()
+
+
+def prepared(recipe: Recipe, options: RunOptions, *, progress: Any = None, flag: str = "") -> Store:
+    """Find or build the store of a recipe; ``flag`` as for `date_named`."""
+    from tokenmill.build.run import run  # a trainer's workers only read stores
+
+    with date_named(recipe.tokenizer, flag):
+        found = run(recipe, options, progress=progress)
+    found.judge()
+    return found.store
+
+
+def cached_scan(
+    rows: Rows, cache_dir: Any, query: dict[str, Any], scan: Callable[[], dict[str, Any]]
+) -> dict[str, Any]:
+    """Return the JSON values that a scan of all rows found, cached by content.
+
+    Args:
+        rows: The rows.
+        cache_dir: Cache directory.
+        query: JSON values that identify the scan.
+        scan: Reads the rows.
+    """
+    shelf = Shelf(Path(cache_dir or default_cache_dir()).absolute())
+    sources = [document for _, document in source_documents(rows.blocks())]
+    key = fingerprint.key({**query, "sources": sources})
+    found: dict[str, Any] | None = shelf.note(key)
+    if found is None:
+        found = scan()
+        with suppress(CacheError):  # a read-only cache: the next run scans again
+            shelf.write_note(key, found)
+    return found
+
+
+def stated_date() -> str | None:
+    """The date for templates that print it, from the environment."""
+    return os.environ.get(DATE) or None
+
+
+@contextmanager
+def date_named(tokenizer: Any, flag: str = "") -> Iterator[None]:
+    """Where a template is refused for printing the date, say how to set it.
+
+    Args:
+        tokenizer: The tokenizer with the template: an object, or its name.
+        flag: The trainer's own setting for the date, if it has one.
+    """
+    try:
+        yield
+    except TemplateError as error:
+        from tokenmill.chat.template import REMEDY
+
+        if REMEDY not in error.message:
+            raise
+        other = f" (or {flag}=2026-11-15)" if flag else ""
+        raise TemplateError(
+            f"the template of {getattr(tokenizer, 'name_or_path', tokenizer)} prints the date: "
+            f"pin it in the environment, {DATE}=2026-11-15{other}"
+        ) from error

@@ -1,0 +1,629 @@
+"""tokenmill as verl's ``data.custom_cls``: datasets for its SFT and its RL trainers.
+
+    data.custom_cls.path=pkg://tokenmill.integrations.verl data.custom_cls.name=SFTDataset
+
+`SFTDataset` serves rows of stores, which are built on first use; `RLDataset` serves prompts from a
+lazy index. verl constructs both. Items are in our order already: every epoch in its own order, one
+after the other, so that a trainer with ``total_epochs=1`` and no shuffle needs nothing but its own
+count to resume. Settings that verl does not have are in ``+data.tokenmill.…``: see `Settings`.
+
+verl also constructs the validation set from the same class. It is recognized by its files and stays
+in file order, once. Importing this needs PyTorch, not verl.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import cached_property
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+
+from tokenmill.build.recipe import Recipe, RunOptions
+from tokenmill.chat.calls import IMAGE_PARTS
+from tokenmill.chat.pictures import COLUMNS
+from tokenmill.dataset import View, as_view, concat, select
+from tokenmill.errors import RowError, SourceError, UsageError, check_one_of, check_positive
+from tokenmill.integrations.trainers import (
+    VERL,
+    ItemRows,
+    Items,
+    RowDataset,
+    cached_scan,
+    check_names,
+    date_named,
+    image_features,
+    is_store,
+    prepared,
+    require_max_length,
+    stated_date,
+)
+from tokenmill.media import Processor
+from tokenmill.optional import optional
+from tokenmill.prompts import PromptDataset
+from tokenmill.sampling import ORDERS, Int64Array
+from tokenmill.source import Rows, open_rows
+from tokenmill.store import Row, Store, open_store
+
+with optional("torch"):
+    import torch
+    from torch.utils import data as torch_data
+
+__all__ = ["RLDataset", "SFTDataset", "Settings"]
+
+Item = dict[str, Any]
+Config = dict[str, Any]
+Thinking = bool | None
+"""What a row says about thinking; None (null, or no such column) is the config's default."""
+
+DATE_FLAG = "+data.tokenmill.date"
+PAD_MODES = ("right", "no_padding")
+TRUNCATIONS = ("error", "left", "right")
+RECIPE_SETTINGS = ("date", "train_on", "turn_end", "thinking_opener", "trailing")
+NO_VIDEOS = "for videos use verl's own dataset"
+QWEN_VL_AXES = 4
+"""verl gives Qwen-VL models text, time, height and width positions; in text they are the same."""
+GRID = "image_grid_thw"
+PROCESSOR_IDENTITY = ("class", "image_token", "answers")
+"""The part of a processor's identity that decides whether its features fit stored tokens."""
+
+
+# Settings
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The keys of ``data.tokenmill``.
+
+    Attributes:
+        seed: Seed of the order; None: ``data.seed``, else 42.
+        epochs: Epochs in the dataset, one after the other.
+        order: feistel, sequential or miles.
+        cache_dir: Cache directory.
+        num_workers: Worker processes that prepare; 0 runs inline.
+        train_on: SFT: as for `tokenmill.prepare`.
+        turn_end: SFT: ``turn`` trains to the start of the next turn, as verl does, or ``stop``.
+        thinking_opener: SFT: ``prompt`` leaves thinking that the generation prompt opens untrained,
+            as verl does, or ``trained``.
+        trailing: SFT: ``trim`` cuts a user turn at the end, which trains nothing, or ``reject``.
+        media_root: SFT: directory of images; None: that of the row's file.
+        date: For templates that print the date; None: the environment's ``TOKENMILL_DATE``.
+        undo_shuffle: SFT: arrange items so that the shuffle of verl's SFT trainer yields our
+            order; see `tokenmill.integrations.verl.SFTDataset`.
+    """
+
+    seed: int | None = None
+    epochs: int = 1
+    order: str = "feistel"
+    cache_dir: str | None = None
+    num_workers: int | None = None
+    train_on: str | None = None
+    turn_end: str = "turn"
+    thinking_opener: str = "prompt"
+    trailing: str = "trim"
+    media_root: str | None = None
+    date: str | None = None
+    undo_shuffle: bool = False
+
+    def __post_init__(self) -> None:
+        check_one_of("data.tokenmill.order", self.order, ORDERS)
+        check_positive("data.tokenmill.epochs", self.epochs)
+
+    @classmethod
+    def of(cls, config: Config, files: list[str]) -> Settings:
+        """The settings of a config, for a training or a validation set of these files."""
+        stated = dict(config.get("tokenmill") or {})
+        check_names(stated, [field.name for field in fields(cls)], "under data.tokenmill")
+        if stated.get("seed") is None:
+            stated["seed"] = 42 if config.get("seed") is None else config["seed"]
+        stated["date"] = stated.get("date") or stated_date()
+        if _is_validation(config, files):
+            stated.update(order="sequential", epochs=1, undo_shuffle=False)
+        return cls(**stated)
+
+    def item_rows(self, rows: int, max_samples: int | None, *, shuffle: bool) -> ItemRows:
+        """Row numbers of items; of ``max_samples`` rows the first, or a random choice."""
+        subset = None
+        if max_samples is not None and 0 < max_samples < rows:
+            rows, subset = (rows, max_samples) if shuffle else (max_samples, None)
+        return ItemRows(rows, self.order, int(self.seed or 0), self.epochs, subset)
+
+
+def _is_validation(config: Config, files: list[str]) -> bool:
+    theirs, train = config.get("val_files"), config.get("train_files")
+    if not theirs or _file_list(theirs) != files:
+        return False
+    return not train or _file_list(train) != files
+
+
+def _plain(value: Any) -> Any:
+    """Convert OmegaConf's containers to Python's own."""
+    if hasattr(value, "items"):
+        return {str(name): _plain(item) for name, item in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        return [_plain(item) for item in value]
+    return value
+
+
+def _file_list(files: Any) -> list[str]:
+    several = [files] if isinstance(files, str | os.PathLike) else list(files)
+    return [os.path.expanduser(os.fspath(file)) for file in several]
+
+
+def _refuse_overrides(subclass: type, names: Sequence[str], why: str) -> None:
+    """Raise for a subclass that overrides a method of verl's datasets that is never called."""
+    for name in names:
+        if name in vars(subclass):
+            raise UsageError(
+                f"{subclass.__name__}.{name} would never be called: {why}. Change the files "
+                "beforehand, or override __getitem__"
+            )
+
+
+# SFT
+
+
+class SFTDataset(RowDataset, torch_data.Dataset[Item]):  # type: ignore[misc]
+    """Rows for verl's SFT trainer, in our order.
+
+    An item has input_ids, position_ids and loss_mask as long as the row (``pad_mode=no_padding``),
+    or padded on the right to ``max_length`` with an attention_mask (``pad_mode=right``). verl
+    shifts the masks of a whole batch by one token across its rows, so the first token of a row is
+    never trained. Rows with images also have ``multi_modal_inputs``.
+
+    verl's SFT trainer always shuffles, with torch's ``DistributedSampler`` of seed 0. With
+    ``data.tokenmill.undo_shuffle`` and ``trainer.total_epochs=1`` items are arranged so that this
+    shuffle serves our order; each global batch is consecutive positions.
+
+    Args:
+        parquet_files: Raw files, which are prepared on first use with every assistant turn trained
+            up to the next turn, or directories of stores.
+        tokenizer: verl's transformers tokenizer.
+        config: verl's ``data`` config, with `Settings` under ``tokenmill``.
+        processor: verl's processor, if the checkpoint has one.
+        max_samples: Maximum number of rows, -1 for all.
+    """
+
+    trainer = VERL
+
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        super().__init_subclass__(**arguments)
+        uncalled = ("_read_files_and_process", "_build_messages", "_process_single_message")
+        _refuse_overrides(cls, uncalled, "rows come from a store")
+
+    def __init__(
+        self,
+        parquet_files: Any,
+        tokenizer: Any,
+        config: Any,
+        processor: Any = None,
+        max_samples: int = -1,
+    ) -> None:
+        stated = _plain(config or {})
+        mode = stated.get("pad_mode", "right")
+        self.pad_mode = str(getattr(mode, "value", mode))
+        self.truncation = str(stated.get("truncation", "error"))
+        self.max_length = int(stated.get("max_length", 1024))
+        check_one_of("pad_mode", self.pad_mode, PAD_MODES)
+        check_one_of("truncation", self.truncation, TRUNCATIONS)
+        files = _file_list(parquet_files)
+        self.settings = Settings.of(stated, files)
+        # Truncation on the right is part of the build, which rejects rows without a trained token.
+        limit = self.max_length if self.truncation == "right" else None
+        preparing = _Preparing(tokenizer, processor, stated, self.settings, limit)
+        self.view = self.trainer.check(preparing.open(files))
+        self._processor = processor
+        if self.truncation == "error":
+            require_max_length(self.view, self.max_length, VERL.limit, VERL.advice)
+        self._check_images()
+        kind = type(getattr(processor, "image_processor", None)).__name__
+        self._axes = QWEN_VL_AXES if "Qwen2VLImageProcessor" in kind else None
+        pad = getattr(tokenizer, "pad_token_id", None)
+        self.pad_id = 0 if pad is None else int(pad)
+        self.item_rows = self.settings.item_rows(
+            len(self.view), max_samples, shuffle=bool(stated.get("shuffle"))
+        )
+
+    def _check_images(self) -> None:
+        """Raise before the run if images would not reach the model whole."""
+        if not self.view.has_media:
+            return
+        if self._processor is None:
+            raise UsageError("rows of a store with pictures need a processor, and verl gave none")
+        identity = self._loaded_processor.identity
+        found = json.loads(json.dumps([identity[name] for name in PROCESSOR_IDENTITY]))
+        for store in self.view.stores:
+            if store.has_media:
+                expected = store.manifest["document"]["processor"]
+                if [expected[name] for name in PROCESSOR_IDENTITY] != found:
+                    raise UsageError(
+                        "verl's processor is not the one that the rows were prepared with: its "
+                        "pixels would not fit the tokens",
+                        path=store.path,
+                    )
+        if self.truncation == "left":
+            cut = np.flatnonzero(self.view.lengths > self.max_length)
+            cut = cut[self.view.pictures_at(cut) > 0]
+            if cut.size:
+                row = self.view[int(cut[0])]
+                raise SourceError(
+                    f"{len(row)} tokens, data.max_length is {self.max_length}, and it has pictures,"
+                    f" which a cut on the left would part from their tokens ({cut.size:,} such "
+                    "rows): set data.truncation=right, which drops rows it would cut a picture of",
+                    **row.origin.location,
+                )
+
+    @cached_property
+    def _loaded_processor(self) -> Processor:
+        return Processor.load(self._processor)
+
+    @cached_property
+    def _positions(self) -> Int64Array | None:
+        """Item number to position in our order, under the trainer's shuffle of its first epoch."""
+        if not self.settings.undo_shuffle:
+            return None
+        generator = torch.Generator()
+        generator.manual_seed(0)
+        shuffle = torch.randperm(len(self), generator=generator)
+        positions = torch.empty_like(shuffle)
+        positions[shuffle] = torch.arange(len(self))
+        found: Int64Array = positions.numpy()
+        return found
+
+    def __getstate__(self) -> dict[str, Any]:
+        dropped = ("_positions", "_loaded_processor")  # computed again, not pickled
+        return {name: value for name, value in self.__dict__.items() if name not in dropped}
+
+    def row_numbers(self, numbers: Int64Array) -> Int64Array:
+        return self.item_rows(numbers if self._positions is None else self._positions[numbers])
+
+    def item(self, row: Row) -> Item:
+        length, limit = len(row), self.max_length
+        kept = slice(max(0, length - limit), length)
+        if self.truncation != "left":
+            kept = slice(0, limit)
+        found = self.trainer.arrays(row.input_ids[kept], row.loss_mask[kept])
+        found["position_ids"] += kept.start
+        if self.pad_mode == "right":
+            found["attention_mask"] = np.ones_like(found["input_ids"])
+            missing = (0, limit - len(found["input_ids"]))
+            for name, values in found.items():
+                pad = self.pad_id if name == "input_ids" else 0
+                found[name] = np.pad(values, missing, constant_values=pad)
+        tensors: Item = {name: torch.from_numpy(values) for name, values in found.items()}
+        inputs: dict[str, torch.Tensor] = {}
+        if row.media:
+            features = image_features(row, self._loaded_processor, "verl")
+            inputs = {name: torch.from_numpy(values) for name, values in features.items()}
+        if self._axes is not None:
+            axes = tensors["position_ids"].repeat(self._axes, 1)
+            if GRID in inputs:
+                axes[1:] = 0
+                spatial = _rope_index(self._processor, row.input_ids, inputs[GRID])[:, kept]
+                axes[1:, : spatial.shape[1]] = spatial
+            tensors["position_ids"] = axes
+        if inputs:
+            tensors["multi_modal_inputs"] = inputs
+        return tensors
+
+
+def _rope_index(processor: Any, input_ids: Any, grid: torch.Tensor) -> torch.Tensor:
+    """Time, height and width of every token of a row, from verl's own function."""
+    with optional("verl", "the positions of pictures"):
+        from verl.models.transformers.qwen2_vl import get_rope_index
+    ids = torch.from_numpy(input_ids.astype(np.int64))
+    found: torch.Tensor = get_rope_index(
+        processor,
+        input_ids=ids,
+        image_grid_thw=grid,
+        video_grid_thw=None,
+        second_per_grid_ts=None,
+        attention_mask=torch.ones_like(ids),
+    )
+    return found
+
+
+@dataclass(frozen=True)
+class _Preparing:
+    """Prepares raw files with the settings of verl's config."""
+
+    tokenizer: Any
+    processor: Any
+    config: Config
+    settings: Settings
+    limit: int | None
+
+    def open(self, files: list[str]) -> View:
+        """Open stores; prepare neighbouring raw files together."""
+        views: list[View] = []
+        for stores, neighbours in groupby(files, is_store):
+            if stores:
+                views += [as_view(open_store(file)) for file in neighbours]
+            else:
+                views.append(self._prepared(list(neighbours)))
+        return concat(views)
+
+    def _prepared(self, files: list[str]) -> View:
+        """Prepare the source once per value of its thinking column, and pick each row's own.
+
+        verl passes a row's ``enable_thinking`` to the template, and a store has one rendering.
+        """
+        settings = self.settings
+        column = self.config.get("enable_thinking_key", "enable_thinking") or None
+        images = str(self.config.get("image_key") or COLUMNS[0])
+        refused = {str(self.config.get("video_key") or "videos"): NO_VIDEOS}
+        if self.processor is None:
+            refused[images] = "pictures need a processor, and verl gave none"
+        elif images not in COLUMNS:
+            refused[images] = f"the column of pictures must be called {' or '.join(COLUMNS)}"
+        default = self.config.get("enable_thinking_default")
+        values, has_images = _scan_columns(files, column, images, refused, settings.cache_dir)
+        options = RunOptions(
+            num_workers=settings.num_workers,
+            cache_dir=settings.cache_dir,
+            media_root=settings.media_root,
+        )
+        stores: dict[Thinking, Store] = {}
+        for value in values:
+            thinking = default if value is None else value
+            variables = dict(self.config.get("apply_chat_template_kwargs") or {})
+            if thinking is not None:
+                variables["enable_thinking"] = bool(thinking)
+            carry = () if len(values) == 1 else (str(column),)
+            recipe = self._recipe(files, variables, carry, has_images=has_images)
+            stores[value] = prepared(recipe, options, flag=DATE_FLAG)
+        if len(stores) == 1:
+            return as_view(*stores.values())
+        return select(concat(stores.values()), _own_rows(stores, str(column)))
+
+    def _recipe(
+        self, files: list[str], variables: Config, carry: tuple[str, ...], *, has_images: bool
+    ) -> Recipe:
+        config, settings = self.config, self.settings
+        key = config.get("messages_key")
+        # verl renders with the processor's template if it has one.
+        template = getattr(self.processor, "chat_template", None)
+        return Recipe(
+            sources=tuple(files),
+            tokenizer=self.tokenizer,
+            tokenizer_backend="transformers",
+            processor=self.processor if has_images else None,
+            messages_key=None if key == "messages" else key,
+            tools_key=config.get("tools_key") or "tools",
+            chat_template=template if isinstance(template, str) else None,
+            template_kwargs=variables,
+            **{name: getattr(settings, name) for name in RECIPE_SETTINGS},
+            max_length=self.limit,
+            overlong="truncate",
+            carry=carry,
+        )
+
+
+def _own_rows(stores: Mapping[Thinking, Store], column: str) -> Int64Array:
+    """Numbers of the rows whose value is that of their store, in the order of the source."""
+    origins, numbers, begin = [], [], 0
+    for value, store in stores.items():
+        carried = f"carried.{column}"
+        for at, (first, columns) in enumerate(store.columns(["row_in_slice", carried])):
+            values = (_thinking(json.loads(text)) for text in columns[carried])
+            rows = np.asarray([n for n, found in enumerate(values) if found is value], np.int64)
+            entry = store.table[at]
+            in_file = int(entry["source_row"]) + columns["row_in_slice"][rows].astype(np.int64)
+            origins.append(np.stack([in_file, np.full(rows.size, int(entry["source"]))]))
+            numbers.append(begin + first + rows)
+        begin += len(store)
+    found: Int64Array = np.concatenate(numbers)[np.lexsort(np.concatenate(origins, axis=1))]
+    return found
+
+
+def _scan_columns(
+    files: Sequence[str],
+    column: str | None,
+    images: str,
+    refused: Mapping[str, str],
+    cache_dir: str | None,
+) -> tuple[list[Thinking], bool]:
+    """Read every row once: the values of the thinking column, and whether rows have images.
+
+    Args:
+        files: The source.
+        column: Column that switches thinking; None: there is none.
+        images: Column of images.
+        refused: Columns that must be empty, with the advice for the error.
+        cache_dir: Cache directory.
+    """
+    rows = open_rows(list(files), cache_dir=cache_dir)
+    query = {"what rows say in": column, "images": images, "refused": dict(refused)}
+    found = cached_scan(rows, cache_dir, query, lambda: _scan(rows, column, images, refused))
+    if found["refused"] is not None:
+        raise UsageError(found["refused"], **rows.origin(found["row"]).location)
+    return found["thinking"], found["images"]
+
+
+def _scan(rows: Rows, column: str | None, images: str, advice: Mapping[str, str]) -> Config:
+    thinking: set[Thinking] = set()
+    has_images = False
+    for number, row in rows.scan():
+        if isinstance(row, RowError):
+            continue  # the build rejects it
+        refused = None
+        for name in advice:
+            if row.get(name):
+                refused = f"a row has {name}: {advice[name]}"
+        has_images = has_images or bool(row.get(images)) or any(_image_parts(row.values()))
+        value = None if column is None else row.get(column)
+        try:
+            thinking.add(_thinking(value))
+        except ValueError:
+            refused = f"{column} is {value!r}; it is true, false or null"
+        if refused is not None:
+            return {"thinking": [], "images": False, "refused": refused, "row": number}
+    values = sorted(thinking, key=str)
+    return {"thinking": values, "images": has_images, "refused": None, "row": None}
+
+
+def _image_parts(columns: Iterable[Any]) -> Iterator[bool]:
+    for column in columns:
+        for message in column if isinstance(column, list) else ():
+            content = message.get("content") if isinstance(message, dict) else None
+            for part in content if isinstance(content, list) else ():
+                yield isinstance(part, dict) and part.get("type") in IMAGE_PARTS
+
+
+def _thinking(value: Any) -> Thinking:
+    """A row's value; tables without booleans have 0 and 1."""
+    if value is None:
+        return None
+    if isinstance(value, bool | int | float) and value in (0, 1):
+        return bool(value)
+    raise ValueError(value)  # verl would take the text "false" for true
+
+
+# RL
+
+
+class RLDataset(Items[Item], torch_data.Dataset[Item]):  # type: ignore[misc]
+    """Prompts for verl's RL trainers, in our order.
+
+    Lengths are measured once; a row is read when it is served. An item has ``raw_prompt``
+    (messages, rendered later by verl's agent loop), what verl reads from ``extra_info``, and every
+    column of the source. Rows of one batch have the same columns, with None where a row lacks one.
+
+    Args:
+        data_files: Source files, as verl's ``train_files``.
+        tokenizer: verl's transformers tokenizer.
+        config: verl's ``data`` config, with `Settings` under ``tokenmill``.
+        processor: verl's processor, for prompts with media.
+        max_samples: Maximum number of source rows, -1 for all.
+    """
+
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        super().__init_subclass__(**arguments)
+        uncalled = ("_download", "_read_files_and_tokenize", "maybe_filter_out_long_prompts")
+        _refuse_overrides(cls, uncalled, "prompts are read and measured by an index")
+
+    def __init__(
+        self,
+        data_files: Any,
+        tokenizer: Any,
+        config: Any,
+        processor: Any = None,
+        max_samples: int = -1,
+    ) -> None:
+        stated = _plain(config or {})
+        files = _file_list(data_files)
+        self.settings = Settings.of(stated, files)
+        self.prompt_key = str(stated.get("prompt_key", "prompt"))
+        self.need_tools_kwargs = bool(stated.get("need_tools_kwargs", False))
+        self.image_key = str(stated.get("image_key") or "images")
+        self.video_key = str(stated.get("video_key") or "videos")
+        self.audio_key = str(stated.get("audio_key") or "audios")
+        self.processor = processor
+        limit = stated.get("max_prompt_length", 1024)
+        if not stated.get("filter_overlong_prompts", True):
+            limit = None
+        elif stated.get("tool_config_path") or stated.get("function_tool_path"):
+            raise UsageError(
+                "lengths do not count the tools of tool_config_path or function_tool_path: set "
+                "data.filter_overlong_prompts=False, or filter the files beforehand"
+            )
+        cache_dir = self.settings.cache_dir or stated.get("cache_dir")
+        with date_named(tokenizer, DATE_FLAG):
+            self.prompts = PromptDataset(
+                files,
+                tokenizer,
+                processor,
+                limit,
+                prompt_key=self.prompt_key,
+                metadata_key="extra_info",
+                multimodal_keys=None if processor is None else self._media(),
+                apply_chat_template=True,
+                # verl renders with the processor's template if it has one.
+                chat_template=getattr(processor, "chat_template", None),
+                apply_chat_template_kwargs=stated.get("apply_chat_template_kwargs") or None,
+                date=self.settings.date,
+                tokenizer_backend="transformers",
+                convention="slime",  # messages and tools go to the template as the row has them
+                seed=int(self.settings.seed or 0),
+                num_workers=self.settings.num_workers,
+                cache_dir=None if cache_dir is None else os.path.expanduser(cache_dir),
+            )
+        rows, shuffle = len(self.prompts), bool(stated.get("shuffle"))
+        if not shuffle and max_samples is not None and max_samples > 0:
+            rows, max_samples = self.prompts.kept_before(max_samples), -1
+        self._ordered = self.settings.item_rows(rows, max_samples, shuffle=shuffle)
+        if not len(self._ordered):
+            raise UsageError(f"no prompt is left: {self.prompts.rejected}", path=files[0])
+
+    def __len__(self) -> int:
+        return len(self._ordered)
+
+    def items_at(self, numbers: Int64Array) -> list[Item]:
+        rows = [self._item(row) for row in self.prompts.source_rows_at(self._ordered(numbers))]
+        columns = dict.fromkeys(name for row in rows for name in row)
+        return [{name: row.get(name) for name in columns} for row in rows]
+
+    def _media(self) -> dict[str, str]:
+        """Kind of media to its column."""
+        return {"image": self.image_key, "video": self.video_key, "audio": self.audio_key}
+
+    def _build_messages(self, example: dict[str, Any], key: str | None = None) -> Any:
+        """A row's conversation with its media inserted, by verl's own code.
+
+        It creates every ``raw_prompt``, and subclasses may override it as they do verl's. Lengths
+        are measured without it.
+        """
+        key = self.prompt_key if key is None else key
+        messages = example[key]
+        if isinstance(messages, str):
+            return [{"role": "user", "content": messages}]
+        if not any(example.get(column) for column in self._media().values()):
+            return messages
+        if self.processor is None:
+            raise UsageError("prompts with media need a processor, and verl gave none")
+        build = _verl_dataset()._build_messages
+        if "key" in inspect.signature(build).parameters:
+            return build(self, example, key=key)
+        return build(self, example)  # an older verl knows one key
+
+    def _item(self, row: dict[str, Any]) -> Item:
+        messages = self._build_messages(row, key=self.prompt_key)
+        item = {name: value for name, value in row.items() if name not in self._media().values()}
+        extra = item.get("extra_info") or {}
+        return {
+            **item,
+            "raw_prompt": messages,
+            "dummy_tensor": torch.tensor([0], dtype=torch.uint8),  # verl's batches need a tensor
+            "extra_info": extra,
+            "index": extra.get("index", 0),
+            "tools_kwargs": extra.get("tools_kwargs") or {},
+            "interaction_kwargs": extra.get("interaction_kwargs") or {},
+        }
+
+    @classmethod
+    async def process_vision_info(cls, messages: Any, image_patch_size: Any, config: Any) -> Any:
+        """Load a prompt's images and videos with verl's own dataset class."""
+        return await _verl_dataset().process_vision_info(messages, image_patch_size, config)
+
+    @classmethod
+    async def process_multi_modal_info(
+        cls, messages: Any, image_patch_size: Any, config: Any
+    ) -> Any:
+        """Load a prompt's images, videos and audio with verl's own dataset class."""
+        theirs = _verl_dataset()
+        if hasattr(theirs, "process_multi_modal_info"):
+            return await theirs.process_multi_modal_info(messages, image_patch_size, config)
+        # An older verl has no audio.
+        found = await theirs.process_vision_info(messages, image_patch_size, config)
+        return (*found, None)
+
+
+def _verl_dataset() -> Any:
+    with optional("verl", "reading the media of prompts"):
+        from verl.utils.dataset.rl_dataset import RLHFDataset
+    return RLHFDataset
