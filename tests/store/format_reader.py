@@ -200,6 +200,7 @@ class SliceData:
         require(record["tokens"] == len(self.ids), "tokens of the record")
         require(record["trained"] == int(self.mask.sum()), "trained tokens of the record")
         require(np.array_equal(np.diff(self.starts), self.columns["length"]), "lengths")
+        require(record["longest"] == max(self.columns["length"].tolist(), default=0), "longest row")
         for row in range(self.rows):
             require(int(self.mask[self.span(row)].sum()) == self.columns["trained"][row], "trained")
         starts, runs = self.lists("mask_runs", "<i4")
@@ -416,7 +417,9 @@ class StoreFiles:
         """Hold a store of lines against the decompressed bytes of its source files."""
         identity = self.manifest["tokenizer"]["identity"]
         recipe = self.document["recipe"]
-        shape = key({"format": 1, "recipe": recipe, "tokenizer": identity})
+        limit = {name: recipe[name] for name in ("max_length", "overlong")}
+        shaping = {name: value for name, value in recipe.items() if name not in limit}
+        shape = key({"format": 1, "recipe": shaping, "tokenizer": identity})
         for number, (source, content) in enumerate(
             zip(self.document["sources"], contents, strict=True)
         ):
@@ -429,7 +432,10 @@ class StoreFiles:
             ]
             for entry, digest in zip(entries, digests, strict=True):
                 made = key({"shape": shape, "kind": source["kind"], "digest": digest})
-                require(entry["key"].tobytes().hex() == made, "slice key")
+                keys = (
+                    {made} if limit["max_length"] is None else {made, key({"slice": made, **limit})}
+                )
+                require(entry["key"].tobytes().hex() in keys, "slice key")
             listed = "".join(f"{source['kind']}:{digest}\n" for digest in digests)
             hashed = hashlib.blake2b(listed.encode(), digest_size=20).hexdigest()
             require(source["digest"] == hashed, "digest of a source")

@@ -103,7 +103,6 @@ def collect(
     unneeded |= set(_unneeded_sidecars(layout, condemned))
     unneeded |= set(_unneeded_rollouts(layout, condemned, now - grace_s))
     unneeded |= {f"staging/{path.name}" for path in _dead_staging(root)}
-    unneeded |= {f"staging/claims/{path.name}" for path in _old_claims(root, now - grace_s)}
     unneeded |= {f"quarantine/{path.name}" for path in _entries(layout.quarantine)}
     marks = _read_marks(root)
     done = Collection()
@@ -222,14 +221,6 @@ def _hide_slices(layout: CacheLayout, due: list[str], condemned: set[str]) -> se
             if (staging.path / key).exists():
                 staging.publish(staging.path / key, layout.slice(key).record)
     return {f"slices/{key}" for key in needed}
-
-
-def _old_claims(root: Path, since: float) -> Iterator[Path]:
-    """Claims that nobody touched for long; a builder touches its own every few seconds."""
-    for path in _entries(root / "staging" / "claims"):
-        with contextlib.suppress(OSError):
-            if path.lstat().st_mtime < since:
-                yield path
 
 
 def _paths(layout: CacheLayout, name: str) -> list[Path]:

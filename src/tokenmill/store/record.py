@@ -135,6 +135,7 @@ class CommitRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
     rows: int
     tokens: int
     trained: int
+    longest: int  # tokens of the longest row
     roles: tuple[str, ...]
     carried: tuple[str, ...]
     rejected: tuple[RejectedRow, ...]
