@@ -47,14 +47,13 @@ MOST_SHARDS = 50_000  # that state.json lists: `datasets` maps each, and a proce
 
 @dataclass(frozen=True)
 class Placement:
-    """One slice's place in a store; ``rows`` of the source, if known, bound a batch of reads."""
+    """One slice's place in a store."""
 
     key: str
     source: int
     source_row: int
     line: int | None
     offset: int | None
-    rows: int = 0
 
 
 class _Tally:

@@ -548,7 +548,6 @@ def _placements(store: Store) -> Iterator[Placement]:
             source_row=int(entry["source_row"]),
             line=line or None,
             offset=None if offset < 0 else offset,
-            rows=int(entry["rows"]),
         )
 
 
