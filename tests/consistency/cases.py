@@ -16,7 +16,6 @@ CASES: dict[str, dict[str, Any]] = {
     "rows_keep": {"last": "keep"},
     "rows_drop": {"last": "drop"},
     "sequential": {"order": "sequential", "last": "keep"},
-    "miles": {"order": "miles"},
     "grouped": {"grouped": [16, 4], "last": "keep"},
     "packed": {"pack": {"length": 64, "window": 20}},
     "packed_keep": {"pack": {"length": 64, "window": 20}, "last": "keep"},

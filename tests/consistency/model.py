@@ -9,7 +9,6 @@ the interleave) and the one-window packing, which has plain twins of its own in 
 from __future__ import annotations
 
 import itertools
-import random
 from fractions import Fraction
 from functools import cached_property, lru_cache
 from typing import Any
@@ -49,10 +48,6 @@ class Model:
         kind = self.case.get("order", "feistel")
         if kind == "sequential":
             return list(range(rows))
-        if kind == "miles":
-            order = list(range(rows))
-            random.Random(SEED + epoch).shuffle(order)
-            return order
         bijection = Permutation(rows, derive_key(1, SEED, epoch, stream))
         return [bijection.index(position) for position in range(rows)]
 

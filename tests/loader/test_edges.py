@@ -105,7 +105,7 @@ def test_reading_imports_neither_pyarrow_nor_any_host_library(store: Store) -> N
         ({"pack": Pack(64), "pad_side": "left"}, "tail"),
         ({"pack": Pack(60), "pad_to_multiple_of": 8}, "no multiple"),
         ({"pack": Pack(8)}, r"row \d+ has .* pack only 8"),
-        ({"shuffle": False, "order": "miles"}, "shuffle=False"),
+        ({"shuffle": False, "order": "length_grouped"}, "shuffle=False"),
     ],
 )  # fmt: skip
 def test_loader_impossible_wish_is_refused_at_once(

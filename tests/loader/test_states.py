@@ -19,7 +19,6 @@ from tokenmill.store import Store
 KINDS: dict[str, dict[str, Any]] = {
     "rows": {},
     "grouped": {"order": LengthGrouped(8, 2)},
-    "miles": {"order": "miles"},
     "budget": {"max_tokens": 40},
     "packs": {"pack": Pack(32, window=10)},
     "dropping": {"pack": Pack(6, window=5, oversize="drop")},

@@ -46,7 +46,7 @@ def served(loader: Loader) -> list[list[tuple[int, int, int]]]:
 @given(
     epochs=st.integers(1, 4),
     seed=st.integers(0, 2**64 - 1),
-    order=st.sampled_from(["feistel", "sequential", "length_grouped", "miles"]),
+    order=st.sampled_from(["feistel", "sequential", "length_grouped"]),
     pack=st.none()
     | st.builds(
         Pack,
