@@ -196,7 +196,7 @@ def private():
     with open("/proc/self/smaps_rollup") as lines:
         return sum(int(l.split()[1]) for l in lines if l.startswith("Private_Dirty"))
 
-loader = Loader(open_store(sys.argv[1]), batch_size=4096, epochs=1, last="keep")
+loader = Loader(open_store(sys.argv[1]), batch_size=4096)
 rows, peak, start = 0, 0, None
 for number, batch in enumerate(loader):
     rows += len(batch["input_ids"])

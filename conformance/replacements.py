@@ -393,10 +393,11 @@ def grain_positions() -> None:
     class Walk:
         def __init__(self, rows: int) -> None:
             self.rows = rows
-            self.loader = tokenmill.Loader(
-                _numbered(rows), 1, shuffle=False, epochs=1, last="keep", indices=True
-            )
-            self.batches = iter(self.loader)
+            self.loader = tokenmill.Loader(_numbered(rows), 1, shuffle=False, indices=True)
+            self.batches = self.one_epoch()
+
+        def one_epoch(self) -> Iterator[Any]:
+            return iter(self.loader) if self.loader.epoch == 0 else iter(())
 
         def go(self, state: dict[str, Any]) -> None:
             reached()
@@ -406,7 +407,7 @@ def grain_positions() -> None:
                 place = ended if index == self.rows else {"epoch": 0, "position": index}
                 state = {**self.loader.state_dict(), **place}
             self.loader.load_state_dict(state)
-            self.batches = iter(self.loader)
+            self.batches = self.one_epoch()
 
         def state(self) -> dict[str, Any]:
             return {**self.loader.state_dict(), "next_index": self.next_index()}
@@ -500,10 +501,11 @@ def streaming_loader() -> None:
         def __getitem__(self, number: int) -> Any:
             return self.samples[number]
 
-        def loader_of(self, batch_size: int, last: str = "keep") -> Any:
+        def loader_of(self, batch_size: int, drop_last: bool = False) -> Any:
             return tokenmill.Loader(
-                _numbered(len(self.samples)), batch_size, self.named.get("shuffle_seed", 9176),
-                self.named.get("shuffle", False), last=last, indices=True,
+                _numbered(len(self.samples)), batch_size, drop_last=drop_last, indices=True,
+                seed=self.named.get("shuffle_seed", 9176),
+                shuffle=self.named.get("shuffle", False),
             )  # fmt: skip
 
         def of(self, batch: Any) -> list[Any]:
@@ -528,7 +530,7 @@ def streaming_loader() -> None:
             self, dataset: Ordered, batch_size: int, num_workers: int = 0, drop_last: bool = False
         ) -> None:
             self.dataset = dataset
-            loader = dataset.loader_of(batch_size, "drop" if drop_last else "keep")
+            loader = dataset.loader_of(batch_size, drop_last)
             self.loader = DataLoader(loader, num_workers=num_workers)
 
         def __len__(self) -> int:
@@ -589,7 +591,7 @@ def streaming_partitions() -> None:
         store = _numbered(num_samples)
         for rank in range(num_physical_nodes * ranks_per_node):
             loader = tokenmill.Loader(
-                store, batch_size, shuffle=False, rank=rank, last="keep", indices=True,
+                store, batch_size, shuffle=False, rank=rank, indices=True,
                 world_size=num_physical_nodes * ranks_per_node,
             )  # fmt: skip
             if drop_first:

@@ -233,7 +233,7 @@ def test_pairs_have_weights_on_both_sides(tmp_path: Path) -> None:
     for number, group in enumerate(store.groups):
         found = [set(row.weights[row.loss_mask > 0].tolist()) for row in group.rows]
         assert found == [{0.5 * (number + 1)}, {2.0 * (number + 1)}]
-    [batch] = tm.Loader(store, batch_size=4, epochs=1, shuffle=False)
+    [batch] = tm.Loader(store, batch_size=4, shuffle=False)
     for side in ("chosen", "rejected"):
         weights, labels = batch[f"{side}_loss_weights"], batch[f"{side}_labels"]
         assert weights.shape == labels.shape

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from tests.consistency.corpus import Corpus
@@ -15,15 +16,13 @@ CASES: dict[str, dict[str, Any]] = {
     "rows": {},
     "rows_keep": {"last": "keep"},
     "rows_drop": {"last": "drop"},
-    "sequential": {"order": "sequential", "last": "keep"},
+    "sequential": {"shuffle": False, "last": "keep"},
     "grouped": {"grouped": [16, 4], "last": "keep"},
     "packed": {"pack": {"length": 64, "window": 20}},
     "packed_keep": {"pack": {"length": 64, "window": 20}, "last": "keep"},
     "packed_first_fit": {"pack": {"length": 64, "window": 33, "method": "first_fit"}},
     "packed_split": {"pack": {"length": 24, "window": 20, "oversize": "split"}, "last": "drop"},
     "packed_balanced": {"pack": {"length": 64, "window": 40, "method": "balanced"}},
-    "budget": {"max_tokens": 100},
-    "budget_keep": {"max_tokens": 100, "last": "keep", "pad_to_multiple_of": 8},
     "mixed": {"mix": {"by": "rows", "exhausted": "repeat"}},
     "mixed_stop": {"mix": {"by": "tokens", "exhausted": "stop"}, "last": "keep"},
     "mixed_drop": {"mix": {"by": "trained_tokens", "exhausted": "drop"}, "last": "keep"},
@@ -31,9 +30,12 @@ CASES: dict[str, dict[str, Any]] = {
         "mix": {"by": "rows", "exhausted": "drop"},
         "pack": {"length": 64, "window": 25},
     },
-    "mixed_budget": {"mix": {"by": "tokens", "exhausted": "repeat"}, "max_tokens": 100},
 }  # fmt: skip
-"""Name → what differs from a plain loader."""
+"""Name → what differs from a plain loader.
+
+``last`` is how its epochs end: ``wrap`` (the default) is `Loader.repeat`, ``keep`` and ``drop`` are
+loops over single epochs with ``drop_last=False`` and ``True``.
+"""
 
 RANK_FREE = [name for name in CASES if name != "packed_balanced"]
 """Streams that do not depend on the number of ranks: all but one."""
@@ -49,14 +51,24 @@ def data_of(corpus: Corpus, name: str) -> View | Mixture:
 
 def arguments_of(name: str, **more: Any) -> dict[str, Any]:
     """The loader's arguments for a case."""
-    case = {key: value for key, value in CASES[name].items() if key not in ("mix", "grouped")}
+    case = {key: value for key, value in CASES[name].items() if key in ("shuffle", "pack")}
     if "pack" in case:
         case["pack"] = Pack(**case["pack"])
     if "grouped" in CASES[name]:
-        case["order"] = LengthGrouped(*CASES[name]["grouped"])
+        case["group_by_length"] = LengthGrouped(*CASES[name]["grouped"])
+    case["drop_last"] = CASES[name].get("last") == "drop"
     return {"batch_size": 6, "seed": 11, **case, **more}
 
 
 def loader_of(corpus: Corpus, name: str, **more: Any) -> Loader:
     """A loader for a case."""
     return Loader(data_of(corpus, name), **arguments_of(name, **more))
+
+
+def run_of(loader: Any, name: str, epochs: int | None = None) -> Iterator[Any]:
+    """The batches of a run to the end of its epochs, from where the loader is."""
+    if CASES[name].get("last", "wrap") == "wrap":
+        yield from loader.repeat(epochs)
+    else:
+        while epochs is None or loader.state_dict()["epoch"] < epochs:
+            yield from loader

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.consistency.cases import loader_of
+from tests.consistency.cases import loader_of, run_of
 from tests.consistency.corpus import Corpus
 from tests.programs import environment
 
@@ -48,7 +48,7 @@ def serve(job: dict[str, Any]) -> dict[str, Any]:
     batches: list[str] = []
     take = job.get("take")
     if take != 0:
-        for batch in loader.repeat():
+        for batch in run_of(loader, job["case"], job.get("epochs")):
             batches.append(digest(batch))
             if job.get("log"):
                 # What a trainer does between steps: remember where it is.

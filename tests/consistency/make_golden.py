@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tests.consistency.cases import CASES, loader_of
+from tests.consistency.cases import CASES, loader_of, run_of
 from tests.consistency.corpus import Corpus, build
 
 GOLDEN = Path(__file__).with_name("golden_streams.json")
@@ -26,7 +26,7 @@ def streams(corpus: Corpus) -> dict[str, Any]:
         for epoch in (0, 2):
             loader = loader_of(corpus, name)
             loader.set_epoch(epoch)
-            iterator = loader.repeat()
+            iterator = run_of(loader, name)
             batches = [
                 [[list(piece) for piece in sample] for sample in corpus.samples(next(iterator))]
                 for _ in range(5)

@@ -45,8 +45,7 @@ class Model:
 
     def own_order(self, rows: int, epoch: int, stream: int) -> list[int]:
         """One source's epoch."""
-        kind = self.case.get("order", "feistel")
-        if kind == "sequential":
+        if not self.case.get("shuffle", True):
             return list(range(rows))
         bijection = Permutation(rows, derive_key(1, SEED, epoch, stream))
         return [bijection.index(position) for position in range(rows)]
@@ -151,10 +150,8 @@ class Model:
 
     def step(
         self, cursor: tuple[int, int], size: int, end: int | None
-    ) -> tuple[list[list[Sample]], tuple[int, int]] | None:
-        """One step as lists (one per cut of a budget, else one), and the next cursor."""
-        if "max_tokens" in self.case:
-            return self._budget_step(cursor, size, end)
+    ) -> tuple[list[Sample], tuple[int, int]] | None:
+        """The samples of one step, and the next cursor."""
         epoch, place = cursor
         batch: list[Sample] = []
         while len(batch) < size:
@@ -172,37 +169,12 @@ class Model:
                     break
         if self.last == "drop" and place and len(self.samples(epoch)) - place < size:
             epoch, place = epoch + 1, 0  # the rest is left out
-        return [batch], (epoch, place)
-
-    def _budget_step(
-        self, cursor: tuple[int, int], ranks: int, end: int | None
-    ) -> tuple[list[list[Sample]], tuple[int, int]] | None:
-        epoch, place = cursor
-        if end is not None and epoch >= end:
-            return None
-        began, cuts = epoch, []
-        multiple = self.case.get("pad_to_multiple_of", 1)
-        while len(cuts) < ranks and (epoch == began or self.last == "wrap"):
-            cut: list[Sample] = []
-            while True:
-                row = self.samples(epoch)[place]
-                longest = max(sample[0][2] for sample in [*cut, row])
-                padded = -(-longest // multiple) * multiple
-                if cut and (len(cut) + 1) * padded > self.case["max_tokens"]:
-                    break
-                cut.append(row)
-                place += 1
-                if place == len(self.samples(epoch)):
-                    epoch, place = epoch + 1, 0
-                    if self.last != "wrap":
-                        break
-            cuts.append(cut)
-        return cuts, (epoch, place)
+        return batch, (epoch, place)
 
     def run(self, size: int, epochs: int) -> list[list[Sample]]:
         """Every step of a run, as the samples of all ranks together."""
         steps, cursor = [], (0, 0)
         while (found := self.step(cursor, size, epochs)) is not None:
-            groups, cursor = found
-            steps.append([sample for group in groups for sample in group])
+            batch, cursor = found
+            steps.append(batch)
         return steps

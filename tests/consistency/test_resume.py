@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.consistency.cases import CASES, loader_of
+from tests.consistency.cases import CASES, loader_of, run_of
 from tests.consistency.child import Nursery, digest, in_fresh_interpreter, serve
 from tests.consistency.corpus import Corpus
 from tests.faults.tools import Zygote
@@ -27,19 +27,18 @@ WHOLE_OR_SOAK = [
 
 def uninterrupted(corpus: Corpus, name: str, **more: Any) -> tuple[list[str], list[dict[str, Any]]]:
     """Digest of every batch, and the state before the first and behind each."""
-    loader = loader_of(corpus, name, epochs=EPOCHS, **more)
+    loader = loader_of(corpus, name, **more)
     states, batches = [loader.state_dict()], []
-    for batch in loader.repeat():
+    for batch in run_of(loader, name, EPOCHS):
         batches.append(digest(batch))
         states.append(loader.state_dict())
     return batches, states
 
 
 def job(corpus: Corpus, name: str, state: Any, take: int | None, **more: Any) -> dict[str, Any]:
-    geometry = {"epochs": EPOCHS, **more.pop("geometry", {})}
     return {
-        "root": str(corpus.root), "case": name, "geometry": geometry, "state": state, "take": take,
-        **more,
+        "root": str(corpus.root), "case": name, "geometry": {}, "epochs": EPOCHS, "state": state,
+        "take": take, **more,
     }  # fmt: skip
 
 
@@ -116,7 +115,7 @@ def test_chained_resumes_in_fresh_interpreters(corpus: Corpus, take: int) -> Non
 
 
 @pytest.mark.parametrize("prefetch", [1, 7])
-@pytest.mark.parametrize("name", ["rows_keep", "packed", "mixed_budget"])
+@pytest.mark.parametrize("name", ["rows_keep", "packed", "mixed"])
 def test_resume_counts_what_was_handed_out_not_what_was_prefetched(
     corpus: Corpus, nursery: Nursery, name: str, prefetch: int
 ) -> None:

@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from tests.consistency.cases import CASES, arguments_of, data_of, loader_of
+from tests.consistency.cases import CASES, arguments_of, data_of, loader_of, run_of
 from tests.consistency.corpus import SIZES, Corpus
 from tests.consistency.model import Model
 from tokenmill import fingerprint
@@ -29,10 +29,8 @@ def test_store_rows_are_those_that_were_written(corpus: Corpus) -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_stream_three_epochs_equal_the_eager_reference(corpus: Corpus, name: str) -> None:
     """Content decides: rows are recognised by their tokens, and every label is checked."""
-    loader = loader_of(corpus, name, epochs=3)
-    size = 1 if "max_tokens" in CASES[name] else 6
-    expected = Model(corpus, name).run(size, 3)
-    served = [corpus.samples(batch) for batch in loader.repeat()]
+    expected = Model(corpus, name).run(6, 3)
+    served = [corpus.samples(batch) for batch in run_of(loader_of(corpus, name), name, 3)]
     assert len(served) == len(expected)
     for number, (ours, theirs) in enumerate(zip(served, expected, strict=True)):
         assert ours == [sample for sample in theirs if sample], f"step {number}"
@@ -46,7 +44,7 @@ def test_stream_serves_whole_rows_bit_by_bit(corpus: Corpus, name: str) -> None:
         for row, (ids, mask) in enumerate(corpus.rows)
     }
     seen = set()
-    for batch in loader_of(corpus, name, epochs=2).repeat():
+    for batch in run_of(loader_of(corpus, name), name, 2):
         ids, mask = batch["input_ids"].ravel(), batch["loss_mask"].ravel()
         if "cu_seqlens" in batch:
             ends, real = batch["cu_seqlens"].tolist(), batch["seq_idx"].ravel() >= 0
@@ -69,11 +67,11 @@ def test_num_trained_tokens_counts_labels_of_all_ranks(
 ) -> None:
     data = data_of(corpus, name)
     ranks = [
-        Loader(data, **arguments_of(name, rank=rank, world_size=world_size, epochs=2, batch_size=2))
+        Loader(data, **arguments_of(name, rank=rank, world_size=world_size, batch_size=2))
         for rank in range(world_size)
     ]
     steps = 0
-    for batches in zip(*(rank.repeat() for rank in ranks), strict=True):
+    for batches in zip(*(run_of(rank, name, 2) for rank in ranks), strict=True):
         counted = sum(int((batch["labels"] != -100).sum()) for batch in batches)
         assert [batch["num_trained_tokens"] for batch in batches] == [counted] * world_size
         steps += 1
@@ -83,9 +81,9 @@ def test_num_trained_tokens_counts_labels_of_all_ranks(
 @pytest.mark.parametrize("name", [name for name in CASES if "mix" in CASES[name]])
 def test_served_account_equals_counting_along(corpus: Corpus, name: str) -> None:
     """From the position alone, at every step, and the same after a resume."""
-    loader = loader_of(corpus, name, epochs=2)
+    loader = loader_of(corpus, name)
     counts = {source: {"rows": 0, "tokens": 0, "trained_tokens": 0} for source in SIZES}
-    for batch in loader.repeat():
+    for batch in run_of(loader, name, 2):
         for sample in corpus.samples(batch):
             for row, first, size in sample:
                 source = "one" if row < SIZES["one"] else "two"
@@ -105,8 +103,8 @@ def test_served_account_equals_counting_along(corpus: Corpus, name: str) -> None
 
 def test_served_account_of_a_plain_dataset_is_one_source(corpus: Corpus) -> None:
     for name in ("rows", "grouped", "packed"):
-        loader = loader_of(corpus, name, epochs=2)
+        loader = loader_of(corpus, name)
         tokens = 0
-        for batch in loader.repeat():
+        for batch in run_of(loader, name, 2):
             tokens += sum(piece[2] for sample in corpus.samples(batch) for piece in sample)
             assert loader.served()["data"]["tokens"] == tokens

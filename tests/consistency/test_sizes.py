@@ -30,8 +30,8 @@ def test_state_is_under_1_kb_even_with_huge_numbers(corpus: Corpus, name: str) -
 @pytest.mark.parametrize("name", CASES)
 def test_everything_sent_to_workers_is_under_16_kib(corpus: Corpus, name: str) -> None:
     loader = loader_of(corpus, name)
-    step, _ = next(loader.stream.steps(Cursor(), None))
-    for value in (data_of(corpus, name), loader.stream.filler, step):
+    step, _ = next(loader.steps(Cursor(), None))
+    for value in (data_of(corpus, name), loader.filler, step):
         assert len(pickle.dumps(value)) < 16 << 10
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.consistency.cases import CASES, WEIGHTS, arguments_of, loader_of
+from tests.consistency.cases import CASES, WEIGHTS, arguments_of, loader_of, run_of
 from tests.consistency.child import digest
 from tests.consistency.corpus import Corpus
 
@@ -23,17 +23,17 @@ pytestmark = pytest.mark.filterwarnings(
 
 
 def expected_of(corpus: Corpus, name: str) -> list[str]:
-    return [digest(batch) for batch in loader_of(corpus, name, epochs=3).repeat()]
+    return [digest(batch) for batch in run_of(loader_of(corpus, name), name, 3)]
 
 
-def some(loader: DataLoader, steps: int) -> Iterator[str]:
-    for number, batch in enumerate(loader.repeat()):
+def some(loader: DataLoader, name: str, steps: int) -> Iterator[str]:
+    for number, batch in enumerate(run_of(loader, name, 3)):
         yield digest(batch)
         if number + 1 == steps:
             break
 
 
-@pytest.mark.parametrize("name", ["rows_keep", "packed", "mixed_packed", "budget_keep", "mixed"])
+@pytest.mark.parametrize("name", ["rows_keep", "packed", "mixed_packed", "mixed"])
 def test_workers_change_on_every_resume(corpus: Corpus, name: str) -> None:
     """0 → 2 → 5 → 0 workers, with prefetch, pinning and persistence in between."""
     expected = expected_of(corpus, name)
@@ -46,10 +46,10 @@ def test_workers_change_on_every_resume(corpus: Corpus, name: str) -> None:
         (2, {"num_workers": 1, "persistent_workers": True}),
         (1000, {"num_workers": 0}),
     ):
-        loader = DataLoader(loader_of(corpus, name, epochs=3), **options)
+        loader = DataLoader(loader_of(corpus, name), **options)
         if state is not None:
             loader.load_state_dict(state)
-        served += some(loader, steps)
+        served += some(loader, name, steps)
         state = loader.state_dict()
     assert served == expected
 
@@ -64,11 +64,11 @@ def test_start_method_does_not_change_a_batch(corpus: Corpus, method: str, worke
     """Nor what a function of the user's makes of the rows, which workers are handed."""
     mapped = {name: store.map(backwards) for name, store in corpus.stores.items()}
     data = mix(mapped, WEIGHTS, **CASES["mixed_packed"]["mix"])
-    packed = arguments_of("mixed_packed", epochs=3)
-    expected = [digest(batch) for batch in Loader(data, **packed).repeat()]
+    packed = arguments_of("mixed_packed")
+    expected = [digest(batch) for batch in Loader(data, **packed).repeat(3)]
     assert expected != expected_of(corpus, "mixed_packed")
     loader = DataLoader(Loader(data, **packed), num_workers=workers, multiprocessing_context=method)
-    assert list(some(loader, 1000)) == expected
+    assert list(some(loader, "mixed_packed", 1000)) == expected
 
 
 def test_persistent_workers_go_through_epochs_by_set_epoch(corpus: Corpus) -> None:
@@ -85,7 +85,7 @@ def test_persistent_workers_go_through_epochs_by_set_epoch(corpus: Corpus) -> No
         return served
 
     def make(**options: Any) -> DataLoader:
-        return DataLoader(loader_of(corpus, "rows_keep", epochs=1), **options)
+        return DataLoader(loader_of(corpus, "rows_keep"), **options)
 
     expected = expected_of(corpus, "rows_keep")
     workers = {"num_workers": 2, "persistent_workers": True}
@@ -100,34 +100,32 @@ def test_persistent_workers_go_through_epochs_by_set_epoch(corpus: Corpus) -> No
 def test_global_random_generator_of_torch_is_not_touched(corpus: Corpus) -> None:
     torch.manual_seed(5)
     before = torch.random.get_rng_state()
-    loader = DataLoader(loader_of(corpus, "rows", epochs=1), num_workers=1)
+    loader = DataLoader(loader_of(corpus, "rows"), num_workers=1)
     assert len(list(loader)) == 12
     assert torch.equal(torch.random.get_rng_state(), before)
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_tensors_equal_the_numpy_batches(corpus: Corpus, name: str) -> None:
-    numpy_batches = loader_of(corpus, name, epochs=1)
-    tensor_batches = DataLoader(loader_of(corpus, name, epochs=1))
+    numpy_batches = loader_of(corpus, name)
+    tensor_batches = DataLoader(loader_of(corpus, name))
     for ours, theirs in zip(numpy_batches, tensor_batches, strict=True):
         assert digest(ours) == digest(theirs)
         assert all(isinstance(value, int | torch.Tensor) for value in theirs.values())
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("name", ["rows", "packed_split", "budget"])
+@pytest.mark.parametrize("name", ["rows", "packed_split"])
 def test_loops_are_epochs_as_without_workers(corpus: Corpus, name: str, workers: int) -> None:
     """Left in the middle, entered again, announced: one epoch per loop, as the numpy loader's."""
-    plain = loader_of(corpus, name, epochs=3)
-    expected = [[digest(batch) for batch in plain] for _ in range(4)]
-    assert expected[3] == []
-    loader = DataLoader(loader_of(corpus, name, epochs=3), num_workers=workers)
+    plain = loader_of(corpus, name)
+    expected = [[digest(batch) for batch in plain] for _ in range(3)]
+    loader = DataLoader(loader_of(corpus, name), num_workers=workers)
     found: list[list[str]] = []
-    for epoch in range(4):
+    for _ in range(3):
         counted = len(loader)
         found.append(list(some_of(loader, 2)) + [digest(batch) for batch in loader])
-        if epoch < 3:
-            assert counted == len(found[-1])
+        assert counted == len(found[-1])
     assert found == expected
 
 

@@ -232,7 +232,7 @@ def test_packs_are_the_loaders_without_their_padding(
     pack = Pack(30, window=32, oversize=oversize)
     made = tm.export(store, "packed-parquet", tmp_path / "p.parquet", pack=pack, seed=3)
     records = read_parquet(made.path)
-    loader = Loader(store, 1, seed=3, pack=pack, epochs=1, last="keep", indices=True)
+    loader = Loader(store, 1, seed=3, pack=pack, indices=True)
     batches = list(loader)
     assert made.rows == len(records) == len(batches)
     for record, batch in zip(records, batches, strict=True):
@@ -253,7 +253,7 @@ def test_layout_of_megatron_bridge_trains_what_the_loader_trains(
     out = tmp_path / "b.parquet"
     made = tm.export(store, "packed-parquet", out, pack=pack, layout="megatron-bridge")
     assert pq.read_schema(made.path).names == ["input_ids", "loss_mask", "seq_start_id"]
-    batches = list(Loader(store, 1, pack=pack, epochs=1, last="keep"))
+    batches = list(Loader(store, 1, pack=pack))
     for record, batch in zip(read_parquet(made.path), batches, strict=True):
         ids, mask = record["input_ids"], record["loss_mask"]
         edges = [*record["seq_start_id"], len(ids)]

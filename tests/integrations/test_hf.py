@@ -113,7 +113,7 @@ def test_views_and_mixtures_are_taken(store: Store) -> None:
         expected(row, "labels") for row in [*long, *store][3:]
     ]
     data = mix({"a": store, "b": long}, {"a": 3, "b": 1})
-    order = Loader(data, 1, shuffle=False, epochs=1, last="keep", indices=True)
+    order = Loader(data, 1, shuffle=False, indices=True)
     rows = [int(batch["indices"][0]) for batch in order]
     assert list(tm.to_hf(data)) == [expected(data.view[row], "labels") for row in rows]
 
@@ -181,8 +181,8 @@ def test_accelerates_shards_are_the_loaders_ranks(store: Store) -> None:
         shard = accelerate.data_loader.prepare_data_loader(
             plain, num_processes=3, process_index=rank, put_on_device=False
         )
-        ranks = Loader(store, 4, seed=7, epochs=2, rank=rank, world_size=3)
-        for batch, wanted in zip(shard, list(ranks.repeat())[:-1], strict=False):
+        ranks = Loader(store, 4, seed=7, rank=rank, world_size=3)
+        for batch, wanted in zip(shard, list(ranks.repeat(2))[:-1], strict=False):
             ids = [row["input_ids"].tolist() for row in batch]
             kept = wanted["attention_mask"].astype(bool)
             assert ids == [

@@ -153,8 +153,8 @@ def test_pairs_are_two_logs_in_the_order_of_a_run(tmp_path: Path, store: Store) 
         cache_dir=tmp_path / "cache", **INLINE,
     )  # fmt: skip
     dataset = nemo_rl.PreferenceLogs(pairs, seed=3, epochs=2)
-    loader = tm.Loader(pairs, batch_size=20, seed=3, epochs=2, indices=True)
-    numbers = [int(first) for batch in loader.repeat() for first in batch["indices"][::2]]
+    loader = tm.Loader(pairs, batch_size=20, seed=3, indices=True)
+    numbers = [int(first) for batch in loader.repeat(2) for first in batch["indices"][::2]]
     assert len(dataset) == len(numbers) == 40
     for place, first in enumerate(numbers):
         item = dataset[place]

@@ -220,8 +220,9 @@ def walk(
 
 
 def reference(store: Store, steps: int, batch_size: int) -> list[list[int]]:
-    loader = tm.Loader(store, batch_size, seed=9, last="keep", indices=True)
-    return [batch["indices"].tolist() for batch in islice(loader.repeat(), steps)]
+    loader = tm.Loader(store, batch_size, seed=9, indices=True)
+    batches = (batch for _ in range(steps) for batch in loader)  # epoch after epoch
+    return [batch["indices"].tolist() for batch in islice(batches, steps)]
 
 
 @pytest.mark.parametrize("ahead", [False, True], ids=["serial", "ahead"])

@@ -37,7 +37,7 @@ def same(ours: dict[str, Any], theirs: dict[str, Any]) -> bool:
 
 def test_dataset_items_and_collate_equal_the_loaders_batches(store: Store) -> None:
     dataset = tt.Dataset(store, pad_side="left", pad_to_multiple_of=4)
-    loader = Loader(store, 8, pad_side="left", pad_to_multiple_of=4, epochs=1, indices=True)
+    loader = Loader(store, 8, pad_side="left", pad_to_multiple_of=4, indices=True)
     for batch in loader:
         rows = batch.pop("indices").tolist()
         batch.pop("num_trained_tokens")
@@ -63,12 +63,12 @@ def test_loader_of_a_store_or_view_in_one_call_is_resumed_exactly(
     store: Store, part: slice, workers: int
 ) -> None:
     data = store if part == slice(None) else as_view(store)[part]
-    made = data.torch(6, num_workers=workers, seed=7, epochs=1)
+    made = data.torch(6, num_workers=workers, seed=7)
     assert isinstance(made, tt.DataLoader)
-    whole = [*Loader(data, 6, seed=7, epochs=1)]
+    whole = [*Loader(data, 6, seed=7)]
     batches = iter(made)
     first = [next(batches) for _ in range(4)]
-    again = data.torch(batch_size=6, num_workers=2 - workers, seed=7, epochs=1)
+    again = data.torch(batch_size=6, num_workers=2 - workers, seed=7)
     again.load_state_dict(json.loads(json.dumps(made.state_dict())))
     found = [*first, *again]
     assert len(found) == len(whole)
@@ -86,7 +86,7 @@ def test_loader_of_a_store_without_torch_names_what_to_install(
 
 
 def test_dataloader_takes_a_loader_or_its_arguments_but_not_both(store: Store) -> None:
-    assert len(tt.DataLoader(store, batch_size=10, last="drop")) == 6
+    assert len(tt.DataLoader(store, batch_size=10, drop_last=True)) == 6
     assert len(tt.DataLoader(Loader(store, 10))) == 7
     with pytest.raises(UsageError, match="batch_size"):
         tt.DataLoader(Loader(store), batch_size=3)
@@ -149,7 +149,7 @@ def test_dataloader_error_in_a_worker_keeps_its_type(tmp_path: Path) -> None:
     store = make_store(tmp_path, [make_columns([5] * 40)])
     damage_slice(tmp_path)
     with pytest.raises(CorruptionError, match="checksum"):
-        list(tt.DataLoader(store, num_workers=1, epochs=1))
+        list(tt.DataLoader(store, num_workers=1))
 
 
 def test_dataloader_older_iterator_of_persistent_workers_is_refused(store: Store) -> None:

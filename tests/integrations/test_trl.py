@@ -149,7 +149,7 @@ def test_padded_run_resumed_sees_the_loaders_batches(
 ) -> None:
     run = hf.for_trl(view, epochs=3, seed=SEED)
     seen, _ = stopped_and_resumed(tmp_path, tokenizer, run, before, after)
-    wanted = Loader(view, BATCH, seed=SEED, epochs=3)
+    wanted = Loader(view, BATCH, seed=SEED)
     assert len(seen) == STEPS
     for batch, expected in zip(seen, wanted.repeat(), strict=False):
         for name in ("input_ids", "labels", "attention_mask"):
@@ -162,7 +162,7 @@ def test_packed_run_resumed_sees_the_loaders_packs(
 ) -> None:
     run = hf.for_trl(view, epochs=9, seed=SEED, pack=PACK)
     seen, _ = stopped_and_resumed(tmp_path, tokenizer, run, before, after)
-    wanted = Loader(view, BATCH, seed=SEED, epochs=9, pack=PACK)
+    wanted = Loader(view, BATCH, seed=SEED, pack=PACK)
     assert len(seen) == STEPS
     for batch, expected in zip(seen, wanted.repeat(), strict=False):
         kept = expected["seq_idx"] >= 0  # the trainer's packs have no padding tail
@@ -211,8 +211,8 @@ def test_mixture_is_served_as_its_loader_serves_it(
     data = mix({"a": view[:20], "b": view[20:]}, {"a": 0.25, "b": 0.75})
     trainer = trainer_of(tmp_path, tokenizer, *hf.for_trl(data, epochs=2, seed=SEED), 0)
     batches = iter(trainer.get_train_dataloader())
-    loader = Loader(data, BATCH, seed=SEED, epochs=2)
-    for batch, expected in zip(batches, loader.repeat(), strict=False):
+    loader = Loader(data, BATCH, seed=SEED)
+    for batch, expected in zip(batches, loader.repeat(2), strict=False):
         if batch["input_ids"].shape[0] == BATCH:  # the loader fills up a run's last batch
             np.testing.assert_array_equal(batch["input_ids"].numpy(), expected["input_ids"])
 

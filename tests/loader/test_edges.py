@@ -97,15 +97,15 @@ def test_reading_imports_neither_pyarrow_nor_any_host_library(store: Store) -> N
     [
         ({"batch_size": 0}, "batch_size"), ({"batch_size": 2.0}, "batch_size"),
         ({"rank": 2, "world_size": 2}, "rank 2 of 2"), ({"rank": -1}, "rank"),
-        ({"world_size": 0}, "world_size"), ({"epochs": 0}, "epochs"), ({"last": "stay"}, "last"),
-        ({"order": "random"}, "order"), ({"pad_side": "top"}, "pad_side"), ({"seed": -1}, "seed"),
-        ({"pad_to_multiple_of": 0}, "pad_to_multiple_of"), ({"max_tokens": 0}, "max_tokens"),
-        ({"max_tokens": 8}, r"row \d+ takes .* max_tokens is 8"), ({"prefetch": -1}, "prefetch"),
-        ({"pack": 64}, "tm.Pack"), ({"pack": Pack(64), "max_tokens": 64}, "exclude each other"),
+        ({"world_size": 0}, "world_size"), ({"drop_last": "yes"}, "drop_last"),
+        ({"pad_side": "top"}, "pad_side"), ({"seed": -1}, "seed"),
+        ({"pad_to_multiple_of": 0}, "pad_to_multiple_of"),
+        ({"prefetch": -1}, "prefetch"),
+        ({"pack": 64}, "tm.Pack"),
         ({"pack": Pack(64), "pad_side": "left"}, "tail"),
         ({"pack": Pack(60), "pad_to_multiple_of": 8}, "no multiple"),
         ({"pack": Pack(8)}, r"row \d+ has .* pack only 8"),
-        ({"shuffle": False, "order": "length_grouped"}, "shuffle=False"),
+        ({"shuffle": False, "group_by_length": True}, "shuffle=False"),
     ],
 )  # fmt: skip
 def test_loader_impossible_wish_is_refused_at_once(
@@ -122,12 +122,15 @@ def test_loader_data_that_is_none_is_refused(store: Store) -> None:
         Loader(as_view(store)[:0])
 
 
-@pytest.mark.parametrize("more", [{"batch_size": 51}, {"max_tokens": 2000, "world_size": 3}])
-def test_drop_that_would_serve_nothing_is_an_error_not_an_endless_search(
-    store: Store, more: dict[str, Any]
+def test_global_batch_larger_than_an_epoch_is_refused_where_it_cannot_be_served(
+    store: Store,
 ) -> None:
-    with pytest.raises(UsageError, match="serve nothing"):
-        next(iter(Loader(store, last="drop", **more)))
+    loader = Loader(store, batch_size=17, world_size=3, indices=True)
+    with pytest.raises(UsageError, match="batch of 51 samples is larger than an epoch of 50"):
+        loader.repeat()
+    with pytest.raises(UsageError, match="larger than an epoch"):
+        next(iter(Loader(store, batch_size=51, drop_last=True)))
+    assert [len(batch["indices"]) for batch in loader] == [17]  # one short batch
 
 
 def test_packs_that_drop_everything_are_an_error_not_an_endless_search(store: Store) -> None:

@@ -60,8 +60,8 @@ def check_row(batch: dict[str, Any], name: str, place: int, row: Any) -> None:
 @pytest.mark.parametrize("pad_side", ["right", "left"])
 def test_pairs_are_served_by_their_sides(stores: dict[str, Store], pad_side: str) -> None:
     groups = iter(expected(stores["preference"], 3))
-    loader = tm.Loader(stores["preference"], batch_size=4, pad_side=pad_side, epochs=2)
-    for batch in loader.repeat():
+    loader = tm.Loader(stores["preference"], batch_size=4, pad_side=pad_side)
+    for batch in loader.repeat(2):
         here = list(itertools.islice(groups, len(batch["prompt_tokens"])))
         for side, name in enumerate(("chosen_", "rejected_")):
             assert batch[f"{name}input_ids"].shape[0] == len(here)
@@ -81,7 +81,7 @@ def test_pairs_are_served_by_their_sides(stores: dict[str, Store], pad_side: str
 @pytest.mark.parametrize("kind", ["preference", "ranked"])
 def test_groups_are_interleaved(stores: dict[str, Store], kind: str) -> None:
     groups = iter(expected(stores[kind], 1))
-    for batch in tm.Loader(stores[kind], batch_size=5, layout="interleaved", last="keep"):
+    for batch in tm.Loader(stores[kind], batch_size=5, layout="interleaved"):
         here = list(itertools.islice(groups, len(batch["prompt_tokens"])))
         rows = [(n, row) for n, group in enumerate(here) for row in group.rows]
         assert batch["group_idx"].tolist() == [number for number, _ in rows]
@@ -95,7 +95,7 @@ def test_groups_are_interleaved(stores: dict[str, Store], kind: str) -> None:
 def test_kto_rows_meet_the_answer_of_a_fixed_other_row(stores: dict[str, Store], seed: int) -> None:
     store = stores["kto"]
     shift = 1 + derive_key(PURPOSE_MISMATCH, seed, 0, 0) % (GROUPS - 1)
-    batches = list(tm.Loader(store, batch_size=4, seed=seed, indices=True, last="keep"))
+    batches = list(tm.Loader(store, batch_size=4, seed=seed, indices=True))
     for batch in batches:
         for place, number in enumerate(batch["indices"].tolist()):
             row, other = store[number], store[(number + shift) % GROUPS]
@@ -114,7 +114,7 @@ def test_a_group_stays_in_one_pack(stores: dict[str, Store], kind: str) -> None:
     store = stores[kind]
     pack = tm.Pack(length=64, window=8)
     found: list[list[tuple[int, ...]]] = []
-    for batch in tm.Loader(store, batch_size=2, pack=pack, last="keep"):
+    for batch in tm.Loader(store, batch_size=2, pack=pack):
         bounds = batch["cu_seqlens"].tolist()
         flat = batch["input_ids"].reshape(-1)
         segments = [tuple(flat[a:b].tolist()) for a, b in itertools.pairwise(bounds)]
@@ -154,8 +154,7 @@ HOW: dict[str, dict[str, Any]] = {
     "sides": {"batch_size": 3},
     "interleaved": {"batch_size": 3, "layout": "interleaved"},
     "packed": {"batch_size": 1, "pack": tm.Pack(length=80, window=8)},
-    "budget": {"max_tokens": 90},
-    "by length": {"batch_size": 3, "order": tm.LengthGrouped(window=8, group=4)},
+    "by length": {"batch_size": 3, "group_by_length": tm.LengthGrouped(window=8, group=4)},
 }
 
 
@@ -164,25 +163,25 @@ HOW: dict[str, dict[str, Any]] = {
 def test_resumed_anywhere_it_goes_on_with_the_next_group(
     stores: dict[str, Store], kind: str, how: str
 ) -> None:
-    whole = tm.Loader(stores[kind], epochs=2, **HOW[how])
+    whole = tm.Loader(stores[kind], **HOW[how])
     rows, states = [], []
-    for batch in whole.repeat():
+    for batch in whole.repeat(2):
         rows.append(stream([batch]))
         states.append(whole.state_dict())
     for place, state in enumerate(states):
-        resumed = tm.Loader(stores[kind], epochs=2, **HOW[how])
+        resumed = tm.Loader(stores[kind], **HOW[how])
         resumed.load_state_dict(state)
-        assert stream(resumed.repeat()) == list(itertools.chain(*rows[place + 1 :]))
+        assert stream(resumed.repeat(2)) == list(itertools.chain(*rows[place + 1 :]))
 
 
-@pytest.mark.parametrize("how", ["sides", "interleaved", "packed", "budget"])
+@pytest.mark.parametrize("how", ["sides", "interleaved", "packed"])
 @pytest.mark.parametrize("world", [2, 3])
 def test_ranks_share_whole_groups(stores: dict[str, Store], how: str, world: int) -> None:
     """Step by step, the ranks' rows one after the other are those of one rank with all samples."""
     given = dict(HOW[how])
-    alone = tm.Loader(stores["preference"], **(given | {"last": "keep"}))
+    alone = tm.Loader(stores["preference"], **given)
     ranks = [
-        iter(tm.Loader(stores["preference"], rank=r, world_size=world, last="keep", **given))
+        iter(tm.Loader(stores["preference"], rank=r, world_size=world, **given))
         for r in range(world)
     ]
     rows = []
@@ -216,12 +215,6 @@ def test_a_mixture_by_tokens_counts_the_tokens_of_groups(stores: dict[str, Store
         pass
     tokens = {name: source["tokens"] for name, source in loader.served().items()}
     assert 0.95 < tokens["a"] / tokens["b"] < 1.05
-
-
-def test_a_budget_counts_all_rows_of_a_group(stores: dict[str, Store]) -> None:
-    for kind in ("preference", "ranked"):
-        for batch in tm.Loader(stores[kind], max_tokens=90, layout="interleaved"):
-            assert batch["input_ids"].size <= 90
 
 
 def test_rows_are_served_one_by_one_where_asked_for(stores: dict[str, Store]) -> None:
@@ -260,8 +253,8 @@ def test_what_has_no_meaning_is_refused(stores: dict[str, Store], tmp_path: Path
     with pytest.raises(UsageError, match=r"group \d+ has \d+ tokens and a pack only 12"):
         tm.Loader(stores["preference"], pack=tm.Pack(length=12))
     with pytest.raises(UsageError, match=r"group \d+ takes \d+ tokens"):
-        tm.Loader(stores["preference"], max_tokens=12)
-    dropped = tm.Loader(stores["preference"], pack=tm.Pack(length=18, oversize="drop"), last="keep")
+        tm.Loader(stores["preference"], micro_batches=tm.MicroBatches(max_tokens=12))
+    dropped = tm.Loader(stores["preference"], pack=tm.Pack(length=18, oversize="drop"))
     fit = [g for g in stores["preference"].groups if sum(map(len, g.rows)) <= 18]
     assert 0 < sum(len(batch["pair_index"]) for batch in dropped) == len(fit) < GROUPS
 
@@ -269,7 +262,7 @@ def test_what_has_no_meaning_is_refused(stores: dict[str, Store], tmp_path: Path
 def test_a_rank_without_groups_gets_padding(stores: dict[str, Store]) -> None:
     two = stores["preference"].groups[0:1].rows
     for layout, name in (("sides", "rejected_"), ("interleaved", "")):
-        loader = tm.Loader(two, batch_size=1, rank=1, world_size=2, last="keep", layout=layout)
+        loader = tm.Loader(two, batch_size=1, rank=1, world_size=2, layout=layout)
         [batch] = list(loader)
         assert batch[f"{name}input_ids"].shape == (1, 1)
         assert (batch[f"{name}labels"] == -100).all()
@@ -277,9 +270,9 @@ def test_a_rank_without_groups_gets_padding(stores: dict[str, Store]) -> None:
 
 
 def test_hosts_that_take_rows_one_by_one_refuse_groups(stores: dict[str, Store]) -> None:
-    dataset = pytest.importorskip("tokenmill.integrations.torch").dataset
+    torch = pytest.importorskip("tokenmill.integrations.torch")
     with pytest.raises(UsageError, match="belong to groups"):
-        dataset.Dataset(stores["preference"])
+        torch.Dataset(stores["preference"])
 
 
 @pytest.mark.parametrize("kind", ["preference", "kto", "ranked"])
@@ -293,7 +286,7 @@ def test_micro_batches_hold_whole_groups(
     micro = tm.MicroBatches(max_tokens=8 * longest, **wish)
 
     def loader(rank: int) -> tm.Loader:
-        return tm.Loader(store, batch_size=5, rank=rank, world_size=2 * shared, last="keep",
+        return tm.Loader(store, batch_size=5, rank=rank, world_size=2 * shared,
                          micro_batches=micro, indices=True)  # fmt: skip
 
     if kind == "kto" and shared > 1:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.store.making import make_columns, make_store
-from tokenmill.dataset import as_view, filtered, mix
+from tokenmill.dataset import filtered, mix
 from tokenmill.errors import StateError, UsageError
 from tokenmill.loader import Cursor, LengthGrouped, Loader
 from tokenmill.packing import Pack
@@ -68,15 +68,15 @@ def test_pad_id_nobody_knows_must_be_said(tmp_path: Path) -> None:
     two = make_store(tmp_path / "b", [make_columns([3])], name="b", pad_id=4)
     with pytest.raises(UsageError, match="say pad_id"):
         Loader(mix({"a": one, "b": two}))
-    assert len(list(Loader(mix({"a": one, "b": two}), pad_id=0, epochs=1))) == 1
+    assert len(list(Loader(mix({"a": one, "b": two}), pad_id=0))) == 1
 
 
 def test_short_last_batch_is_shared_evenly_and_idle_ranks_get_padding(store: Store) -> None:
     for world, size, expected in ((4, 3, [1, 1, 0, 0]), (3, 4, [1, 1, 0]), (3, 7, [3, 3, 2])):
         last = []
         for rank in range(world):
-            loader = Loader(store, batch_size=size, rank=rank, world_size=world, epochs=1,
-                            last="keep", indices=True)  # fmt: skip
+            loader = Loader(store, batch_size=size, rank=rank, world_size=world,
+                            indices=True)  # fmt: skip
             last.append(list(loader)[-1])
         assert [len(batch["indices"]) for batch in last] == expected
         for batch, share in zip(last, expected, strict=True):
@@ -87,65 +87,15 @@ def test_short_last_batch_is_shared_evenly_and_idle_ranks_get_padding(store: Sto
             assert batch["num_trained_tokens"] == last[0]["num_trained_tokens"]
 
 
-def test_max_tokens_bounds_padded_tokens_and_fills_greedily(store: Store) -> None:
-    loader = Loader(store, max_tokens=96, pad_to_multiple_of=8, epochs=1, last="keep", indices=True)
-    before: tuple[int, int] | None = None
-    for batch in loader:
-        rows, width = batch["input_ids"].shape
-        assert rows * width <= 96
-        assert width % 8 == 0
-        if before is not None:
-            first = int(store.lengths[batch["indices"][0]])
-            wider = max(before[1], -(-first // 8) * 8)
-            assert (before[0] + 1) * wider > 96  # it would not have fitted into the one before
-        before = (rows, width)
-
-
-@pytest.mark.parametrize(("last", "expected"), [("wrap", 9), ("keep", 9), ("drop", 8)])
-def test_length_is_the_batches_of_an_epoch(store: Store, last: str, expected: int) -> None:
-    loader = Loader(store, batch_size=6, last=last, epochs=1)
-    assert len(loader) == expected == len(list(loader))
-
-
-@pytest.mark.parametrize("more", [{"pack": Pack(64, window=20)}, {"max_tokens": 70}])
-@pytest.mark.parametrize("last", ["keep", "drop"])
-def test_length_is_counted_where_it_depends_on_lengths(
-    store: Store, more: dict[str, Any], last: str
-) -> None:
-    for epoch in (0, 3):
-        loader = Loader(store, batch_size=2, last=last, epochs=1, **more)
-        loader.set_epoch(epoch)
-        assert len(loader) == len(list(loader))
-
-
-def test_wrap_runs_over_ends_of_epochs_without_a_seam(store: Store) -> None:
-    run = Loader(store, 7, epochs=3, indices=True).repeat()
-    flat = [row for batch in numbers(run) for row in batch]
-    assert len(flat) == 154  # the last batch is completed from the fourth epoch
-    for epoch in range(3):
-        assert sorted(flat[epoch * 50 : epoch * 50 + 50]) == list(range(50))
-    assert flat[:50] != flat[50:100]
-
-
-def test_batch_larger_than_an_epoch_wraps_several_times(store: Store) -> None:
-    view = as_view(store)[:5]
-    loader = Loader(view, batch_size=12, indices=True)
-    iterator = loader.repeat()
-    flat = [row for _ in range(5) for row in next(iterator)["indices"].tolist()]
-    for start in range(0, 60, 5):
-        assert sorted(flat[start : start + 5]) == list(range(5))
-    assert loader.state_dict()["epoch"] == 12
-
-
 def every_other(row: Row) -> dict[str, Any]:
     return {"loss_mask": np.arange(len(row)) % 2}
 
 
-@pytest.mark.parametrize("more", [{}, {"pack": Pack(40, oversize="split")}, {"max_tokens": 60}])
+@pytest.mark.parametrize("more", [{}, {"pack": Pack(40, oversize="split")}])
 def test_mapped_rows_are_served_and_counted_on_all_ranks(
     store: Store, more: dict[str, Any]
 ) -> None:
-    given = {"batch_size": 3, "world_size": 2, "last": "keep", **more}
+    given = {"batch_size": 3, "world_size": 2, **more}
     ranks = [Loader(store.map(every_other), rank=rank, **given) for rank in range(2)]
     plain = [Loader(store, rank=rank, **given) for rank in range(2)]
     for ours, theirs in zip(zip(*ranks, strict=True), zip(*plain, strict=True), strict=True):
@@ -168,79 +118,52 @@ def test_endless_stream_goes_on_and_states_name_the_place(store: Store) -> None:
             break
 
 
-def test_loop_left_and_entered_again_continues(store: Store) -> None:
-    expected = numbers(Loader(store, 8, epochs=2, indices=True).repeat())
-    loader = Loader(store, 8, epochs=2, indices=True, prefetch=2)
-    found = []
-    for batch in loader:
-        found.append(batch["indices"].tolist())
-        if len(found) in (3, 4, 9):
-            break
-    while len(found) < len(expected):
-        for batch in loader:
-            found.append(batch["indices"].tolist())
-            if len(found) % 4 == 0:
-                break
-    assert found == expected
-    assert list(loader) == []
-
-
 @pytest.mark.parametrize("prefetch", [0, 3])
-def test_two_iterators_at_once_each_see_the_whole_stream(store: Store, prefetch: int) -> None:
-    expected = numbers(Loader(store, 8, epochs=1, indices=True))
-    loader = Loader(store, 8, epochs=1, indices=True, prefetch=prefetch)
+def test_iterators_of_a_loader_share_its_position(store: Store, prefetch: int) -> None:
+    expected = numbers(Loader(store, 8, indices=True))
+    loader = Loader(store, 8, indices=True, prefetch=prefetch)
     one, two = iter(loader), iter(loader)
-    pairs = list(zip(one, two, strict=True))
-    assert [a["indices"].tolist() for a, _ in pairs] == expected
-    assert [b["indices"].tolist() for _, b in pairs] == expected
+    found = [next(turn)["indices"].tolist() for turn in (one, two, two, one)]
+    assert found + numbers(loader) == expected
 
 
-def test_set_epoch_begins_the_epoch_and_epochs_count_from_there(store: Store) -> None:
-    loader = Loader(store, 8, epochs=1, last="keep", indices=True)
-    whole = numbers(Loader(store, 8, epochs=3, last="keep", indices=True).repeat())
-    found = []
+def test_epochs_of_repeat_count_from_the_start_of_the_run(store: Store) -> None:
+    whole = numbers(Loader(store, 8, indices=True).repeat(3))
+    assert len(whole) == -(-150 // 8)
+    flat = [row for batch in whole for row in batch]
     for epoch in range(3):
+        assert sorted(flat[epoch * 50 : epoch * 50 + 50]) == list(range(50))
+    begun = Loader(store, 8, indices=True)
+    batches = begun.repeat(3)
+    found = [next(batches)["indices"].tolist() for _ in range(9)]  # in the second epoch
+    resumed = Loader(store, 8, indices=True)
+    resumed.load_state_dict(begun.state_dict())
+    resumed.set_epoch(resumed.epoch)  # trainers announce the epoch; this moves nothing
+    assert found + numbers(resumed.repeat(3)) == whole
+    assert list(resumed.repeat(3)) == []
+    assert len(numbers(resumed.repeat(4))) == -(-200 // 8) - len(whole)
+    moved = Loader(store, 8, indices=True)
+    moved.set_epoch(5)
+    assert len(numbers(moved.repeat(1))) == 7
+
+
+def test_set_epoch_goes_to_another_epoch_and_keeps_the_place_in_the_same(store: Store) -> None:
+    whole = Loader(store, 8, indices=True)
+    epochs = [numbers(whole) for _ in range(3)]
+    loader = Loader(store, 8, indices=True)
+    for epoch in (0, 1, 2, 1):
         loader.set_epoch(epoch)
-        found += numbers(loader)
-    assert found == whole
-    loader.set_epoch(1)
-    next(iter(loader))
-    loader.set_epoch(1)  # not after a load: back to its start
-    assert numbers(loader) == whole[7:14]
-
-
-def test_set_epoch_after_a_load_into_that_epoch_keeps_the_place(store: Store) -> None:
-    loader = Loader(store, 8, epochs=1, last="keep", indices=True)
+        assert numbers(loader) == epochs[epoch]
     loader.set_epoch(2)
-    iterator = iter(loader)
-    next(iterator), next(iterator)
-    state = loader.state_dict()
-    rest = numbers(loader)
-    resumed = Loader(store, 8, epochs=1, last="keep", indices=True)
-    resumed.load_state_dict(state)
-    resumed.set_epoch(2)
-    assert numbers(resumed) == rest
-    resumed.load_state_dict(state)
-    resumed.set_epoch(0)
-    assert len(numbers(resumed)) == 7
-
-
-def test_finished_run_stays_finished_and_can_be_extended(store: Store) -> None:
-    loader = Loader(store, 8, epochs=1, last="keep")
-    assert len(list(loader)) == 7
-    state = loader.state_dict()
-    same = Loader(store, 8, epochs=1, last="keep")
-    same.load_state_dict(state)
-    assert list(same) == []
-    longer = Loader(store, 8, epochs=2, last="keep")
-    longer.load_state_dict(state)
-    assert len(list(longer)) == 7
+    next(iter(loader))
+    loader.set_epoch(2)
+    assert numbers(loader) == epochs[2][1:]
 
 
 REFUSALS: list[tuple[dict[str, Any], str]] = [
     ({"seed": 1}, r"another seed \(the state's: 42, this loader's: 1\)"),
     ({"shuffle": False}, r"another order \(the state's: 'feistel', this loader's: 'sequential'\)"),
-    ({"order": LengthGrouped(64, 8)}, "length_grouped/64/8"),
+    ({"group_by_length": LengthGrouped(64, 8)}, "length_grouped/64/8"),
     ({"pack": Pack(64)}, "another packing.*None.*64"),
 ]
 
@@ -296,7 +219,7 @@ def test_state_that_is_none_is_refused(store: Store, state: Any) -> None:
 def test_packed_state_outside_of_its_window_is_refused(store: Store) -> None:
     loader = Loader(store, pack=Pack(64, window=20), batch_size=1)
     state = loader.state_dict()
-    with pytest.raises(StateError, match="window 3"):
+    with pytest.raises(StateError, match="window is 3"):
         loader.load_state_dict({**state, "window": 3})
     with pytest.raises(StateError, match="packs_before=3 exceeds"):
         loader.load_state_dict({**state, "packs_before": 3})

@@ -6,6 +6,7 @@ documentation says: rendered texts and pictures that Pillow opened.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import pickle
 import warnings
@@ -56,11 +57,10 @@ UNTOLD = ("idefics3",)
 LAYOUTS: dict[str, dict[str, Any]] = {
     "padded": {"batch_size": 4},
     "padded left": {"batch_size": 3, "pad_side": "left", "pad_to_multiple_of": 8},
-    "budget": {"max_tokens": 3000, "last": "keep"},
-    "packs": {"batch_size": 1, "last": "keep"},
+    "packs": {"batch_size": 1},
     "slabs": {"batch_size": 6},
     "micro padded": {"batch_size": 6},
-    "packs in slabs": {"batch_size": 2, "last": "keep"},
+    "packs in slabs": {"batch_size": 2},
 }
 
 
@@ -107,12 +107,10 @@ class Illustrated:
             found["micro_batches"] = tm.MicroBatches(room)
         if layout == "micro padded":
             found["micro_batches"] = tm.MicroBatches(room, layout="padded")
-        if layout == "budget":
-            found["max_tokens"] = room
         return found
 
     def loader(self, data: Any = None, **more: Any) -> tm.Loader:
-        given = {"media": "pixels", "seed": 5, "epochs": 1, "pad_id": 0} | more
+        given = {"media": "pixels", "seed": 5, "pad_id": 0} | more
         return tm.Loader(self.store if data is None else data, **given)
 
     def oracle(self, rows: list[int]) -> tuple[list[list[int]], list[list[int]], dict[str, Any]]:
@@ -291,9 +289,7 @@ def test_prefetch_workers_and_resume(made: Illustrated, layout: str) -> None:
     rest = list(resumed)
     assert len(rest) == len(plain) - 1
     assert all(map(equal, plain[1:], rest))
-    tensors = list(
-        made.store.torch(num_workers=2, media="pixels", seed=5, epochs=1, pad_id=0, **wishes)
-    )
+    tensors = list(made.store.torch(num_workers=2, media="pixels", seed=5, pad_id=0, **wishes))
     assert len(tensors) == len(plain)
     assert all(map(equal, plain, tensors))
     first = tensors[0][0] if isinstance(tensors[0], list) else tensors[0]
@@ -305,16 +301,23 @@ def test_state_knows_nothing_of_media(made: Illustrated) -> None:
     states = [made.loader(media=media).state_dict() for media in ("pixels", "references")]
     assert states[0] == states[1]
     pack = tm.Pack(made.longest)
-    bounded = made.loader(media="references", pack=pack, max_patches=10_000)
+    bounded, free = (
+        made.loader(
+            media="references",
+            pack=pack,
+            micro_batches=tm.MicroBatches(made.longest, max_patches=most),
+        )
+        for most in (10_000, None)
+    )
     with pytest.raises(tm.StateError, match="packing"):
-        bounded.load_state_dict(made.loader(media="references", pack=pack).state_dict())
-    assert "max_patches" not in made.loader(media="references", pack=pack).state_dict()["packing"]
+        bounded.load_state_dict(free.state_dict())
+    assert "max_patches" not in free.state_dict()["packing"]
 
 
 def test_a_filler_travels_without_its_processor(made: Illustrated) -> None:
-    filler = made.loader(batch_size=2).stream.filler
+    filler = made.loader(batch_size=2).filler
     assert len(pickle.dumps(filler)) < 16 << 10
-    step = next(made.loader(batch_size=2).stream.steps(Cursor(), 1))[0]
+    step = next(made.loader(batch_size=2).steps(Cursor(), 1))[0]
     assert equal(pickle.loads(pickle.dumps(filler)).fill(step), filler.fill(step))
 
 
@@ -326,8 +329,8 @@ def test_a_copy_elsewhere_brings_processor_and_pictures(
     tm.push(made.store, tmp_path / "copy", embed_media=True)
     monkeypatch.setattr(work_processor, "_given", {})
     alone = tm.open_store(tmp_path / "copy", media_root=tmp_path)
-    filler = made.loader(alone, batch_size=4, indices=True).stream.filler
-    step = next(made.loader(batch_size=4).stream.steps(Cursor(), 1))[0]
+    filler = made.loader(alone, batch_size=4, indices=True).filler
+    step = next(made.loader(batch_size=4).steps(Cursor(), 1))[0]
     for one in (filler, pickle.loads(pickle.dumps(filler))):
         batch = one.fill(step)
         batch["media"] = [
@@ -362,9 +365,9 @@ def test_a_rank_opens_the_pictures_of_its_rows(
 
 
 def test_two_ranks_serve_what_one_does(made: Illustrated) -> None:
-    together = list(made.loader(batch_size=4, last="keep"))
+    together = list(made.loader(batch_size=4))
     for rank in range(2):
-        halves = list(made.loader(batch_size=2, rank=rank, world_size=2, last="keep"))
+        halves = list(made.loader(batch_size=2, rank=rank, world_size=2))
         assert [one["media"] for one in halves] != [one["media"] for one in together]
         found = [one.media for half in halves for one in half["media"]]
         lines = range(rank * 2, rank * 2 + 2)
@@ -418,8 +421,6 @@ def test_wrong_wishes(made: Illustrated) -> None:
     for wish, message in (
         ({"media": "pixel"}, "media is 'pixel'; it is one of references, pixels"),
         ({"media": "references", "processor": made.raw}, "say media='pixels'"),
-        ({"max_patches": 9}, "goes with max_tokens, pack or micro_batches"),
-        ({"max_patches": 0, "max_tokens": 9}, "max_patches is 0; it is a positive"),
         (
             {"micro_batches": tm.MicroBatches(4096, context_parallel=2), "world_size": 2},
             "shards would cut through",
@@ -466,30 +467,15 @@ def _smaller() -> Any:
 # The second budget
 
 
-def test_budgets_of_tokens_and_patches(made: Illustrated) -> None:
-    """Micro-batches are cut greedily under both: one more row would be over one of them."""
-    patches, lengths = made.store.patches, made.store.lengths
-    most, tokens = int(patches.max()) * 3 // 2, made.longest * 3
-    loader = made.loader(
-        media="references", max_tokens=tokens, max_patches=most, indices=True, last="keep"
-    )
-    rows = [batch["indices"].tolist() for batch in loader]
-    by_patches = 0
-    for own, behind in itertools.pairwise(rows):
-        assert patches[own].sum() <= most
-        assert len(own) * lengths[own].max() <= tokens
-        more = [*own, behind[0]]
-        over = patches[more].sum() > most
-        by_patches += over
-        assert over or len(more) * lengths[more].max() > tokens
-    assert by_patches
+def test_row_over_the_budget_of_patches_is_refused(made: Illustrated) -> None:
+    patches = made.store.patches
     row = int(patches.argmax())
-    with pytest.raises(UsageError, match=rf"row {row} has {patches[row]} patches .*'patches <= 9'"):
-        made.loader(max_tokens=tokens, max_patches=9)
+    with pytest.raises(UsageError, match=rf"row {row} takes {patches[row]} patches .*<= 9'"):
+        made.loader(micro_batches=tm.MicroBatches(made.longest, max_patches=9))
     assert len(made.store.filter("patches <= 9")) == int((patches <= 9).sum())
 
 
-@pytest.mark.parametrize("layout", ["packs", "slabs", "micro padded", "packs in slabs"])
+@pytest.mark.parametrize("layout", ["slabs", "micro padded", "packs in slabs"])
 def test_packs_and_micro_batches_keep_both_budgets(made: Illustrated, layout: str) -> None:
     many = made.store.select(list(range(len(PICTURES))) * 5)
     patches = made.store.patches.astype(np.int64)
@@ -500,9 +486,8 @@ def test_packs_and_micro_batches_keep_both_budgets(made: Illustrated, layout: st
     ]
     most = int(patches.max()) * 5 // 4
     assert max(patches[own % len(PICTURES)].sum() for own in free) > most
-    found = list(
-        flat(made.loader(many, media="references", indices=True, max_patches=most, **wishes))
-    )
+    wishes["micro_batches"] = dataclasses.replace(wishes["micro_batches"], max_patches=most)
+    found = list(flat(made.loader(many, media="references", indices=True, **wishes)))
     assert all(patches[batch["indices"] % len(PICTURES)].sum() <= most for batch in found)
     assert all(batch["input_ids"].size <= made.longest * 2 for batch in found)
     served = sorted(np.concatenate([batch["indices"] for batch in found]).tolist())

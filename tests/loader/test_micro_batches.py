@@ -11,7 +11,8 @@ import pytest
 import tokenmill as tm
 from tests.store.making import make_columns, make_store
 from tokenmill.errors import UsageError
-from tokenmill.loader import Cursor, Loader, Stream
+from tokenmill.loader import Cursor, Loader
+from tokenmill.loader.filler import read_pieces
 from tokenmill.packing import Align, MicroBatches, Pack
 from tokenmill.store import Store
 
@@ -62,20 +63,18 @@ def held(batches: list[dict[str, Any]]) -> list[int]:
     return sorted(found)
 
 
-@pytest.mark.parametrize("last", ["wrap", "keep", "drop"])
+@pytest.mark.parametrize("last", ["repeat", "keep", "drop"])
 @pytest.mark.parametrize("name", WISHES)
 def test_ranks_serve_the_step_in_equally_many_batches_under_the_budget(
     store: Store, name: str, last: str
 ) -> None:
     """Also where a step at an epoch's end has fewer rows than there are ranks."""
     shared = WISHES[name].get("context_parallel", 1)
-    loaders = loaders_of(store, name, 5, each=3, last=last, epochs=2)
+    repeat = last == "repeat"
+    loaders = loaders_of(store, name, 5, each=3, drop_last=last == "drop")
     pack = WISHES[name].get("pack")
-    # The same samples, in one batch a step.
-    plain = Stream(store, batch_size=15, last=last, pack=pack, indices=True,
-                   slots=loaders[0].stream.slots)  # fmt: skip
-    steps = [list(loader.repeat()) for loader in loaders]
-    expected = [step.packs for step, _ in plain.steps(Cursor(), 2)]
+    expected = [step.packs for step, _ in loaders[0].steps(Cursor(), 2, repeat=repeat)]
+    steps = [list(loader.repeat(2)) if repeat else [*loader, *loader] for loader in loaders]
     assert [len(rank) for rank in steps] == [len(expected)] * len(loaders)
     for ranks, packs in zip(zip(*steps, strict=True), expected, strict=True):
         assert len({len(batches) for batches in ranks}) == 1
@@ -94,7 +93,7 @@ def test_ranks_serve_the_step_in_equally_many_batches_under_the_budget(
                     tokens = [t for r in together[0]["indices"] for t in store[int(r)].input_ids]
                     assert held(list(together)) == sorted(map(int, tokens))
         if pack is not None:
-            pieces = plain.reader.read(packs, 0, packs.rows.size)
+            pieces = read_pieces(list(store.batch(packs.rows)), packs.starts, packs.lengths)
             assert held(every) == sorted(int(token) for ids, _ in pieces for token in ids)
 
 
@@ -122,17 +121,17 @@ def test_thirty_chained_resumes_under_changing_ranks_serve_the_same_steps(
         return sorted(row for step in batches for b in step for row in b["indices"].tolist())
 
     shared = WISHES[name].get("context_parallel", 1)
-    whole = loaders_of(store, name, 1, each=12, epochs=5)[0]
-    expected = [step_of([step]) for step in whole.repeat()]
+    whole = loaders_of(store, name, 1, each=12)[0]
+    expected = [step_of([step]) for step in whole.repeat(5)]
     found, state = [], None
     for number in range(30):
         world = (1, 2, 3, 4, 6)[number % 5]
-        loaders = loaders_of(store, name, world, each=12 // world, epochs=5)[::shared]
+        loaders = loaders_of(store, name, world, each=12 // world)[::shared]
         iterators = []
         for loader in loaders:
             if state is not None:
                 loader.load_state_dict(json.loads(json.dumps(state)))
-            iterators.append(loader.repeat())
+            iterators.append(loader.repeat(5))
         for _ in range(number % 3):
             steps = [next(iterator, None) for iterator in iterators]
             if None not in steps:
@@ -160,7 +159,6 @@ def test_prefetch_and_torch_hand_out_the_same_lists(store: Store) -> None:
     ("arguments", "said"),
     [
         ({"micro_batches": 4096}, "must be a tm.MicroBatches"),
-        ({"max_tokens": 64}, "exclude each other"),
         ({"pad_to_multiple_of": 8}, "exclude each other"),
         ({"pad_side": "left"}, "no meaning"),
         ({"micro_batches": MicroBatches(64, context_parallel=2)}, "is no multiple of"),
@@ -190,6 +188,7 @@ def test_what_cannot_be_is_refused_by_name(
         (MicroBatches, {"max_tokens": 8, "align": 16}),
         (MicroBatches, {"max_tokens": 8, "align": Align(slab=16)}),
         (MicroBatches, {"max_tokens": 8, "context_parallel": 0}),
+        (MicroBatches, {"max_tokens": 8, "max_patches": 0}),
         (Align, {"sequence": 0}),
         (Align, {"slab": 1.5}),
     ],

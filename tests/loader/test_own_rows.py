@@ -55,8 +55,7 @@ DATA: dict[str, Callable[[Store, Store], Data]] = {
 }
 SHAPES: dict[str, dict[str, Any]] = {
     "padded": {"batch_size": 2},
-    "grouped": {"batch_size": 2, "order": "length_grouped"},
-    "max_tokens": {"max_tokens": 130},
+    "grouped": {"batch_size": 2, "group_by_length": True},
     "packed": {"batch_size": 1, "pack": Pack(64)},
     "packed and split": {"batch_size": 2, "pack": Pack(16, oversize="split")},
     "packed and truncated": {"batch_size": 2, "pack": Pack(16, oversize="truncate")},
@@ -81,9 +80,7 @@ def test_rank_opens_its_own_rows_only_and_counts_the_whole_batch(
 
     monkeypatch.setattr(Store, "batch", counting)
     ranks = [
-        Loader(
-            served, rank=rank, world_size=WORLD, epochs=2, indices=True, **SHAPES[shape]
-        ).repeat()
+        Loader(served, rank=rank, world_size=WORLD, indices=True, **SHAPES[shape]).repeat(2)
         for rank in range(WORLD)
     ]
     steps = 0
@@ -118,7 +115,7 @@ def test_runs_count_any_piece_of_any_mask() -> None:
     assert count_within(runs, bounds[rows], bounds[rows + 1], begin, stop).tolist() == expected
 
 
-@pytest.mark.parametrize("shape", ["padded", "max_tokens", "packed", "packed and split"])
+@pytest.mark.parametrize("shape", ["padded", "packed", "packed and split"])
 def test_rank_fetches_no_slice_of_another_ranks_rows(tmp_path: Path, shape: str) -> None:
     """Every slice elsewhere is its own file, so a request for it is seen by its name."""
     rows = [make_columns([20, 30], seed=number) for number in range(20)]

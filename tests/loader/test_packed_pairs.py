@@ -38,7 +38,7 @@ def test_packed_pairs_have_the_log_probabilities_of_padded_ones(model: Any, tmp_
     columns = make_group_columns([2] * 12, pairs=True, longest=20)
     store = make_store(tmp_path, [columns])
     padded: dict[tuple[int, ...], tuple[float, float]] = {}
-    for batch in tm.Loader(store, batch_size=5, last="keep"):
+    for batch in tm.Loader(store, batch_size=5):
         sums = []
         for side in ("chosen", "rejected"):
             arrays = {
@@ -53,7 +53,7 @@ def test_packed_pairs_have_the_log_probabilities_of_padded_ones(model: Any, tmp_
             both = (float(sums[0][place]), float(sums[1][place]))
             padded[tuple(row[:length].tolist())] = both
     packs = 0
-    for batch in tm.Loader(store, batch_size=1, pack=tm.Pack(length=128), last="keep"):
+    for batch in tm.Loader(store, batch_size=1, pack=tm.Pack(length=128)):
         packs += 1
         ids = torch.from_numpy(batch["input_ids"])
         segment = torch.from_numpy(

@@ -123,8 +123,8 @@ def test_padded_batches_hold_every_value_where_its_token_stands(
     expected = expected_of(data)
     seen = 0
     for rank in range(2):
-        loader = Loader(data, batch_size=3, rank=rank, world_size=2, pad_side=side, epochs=1,
-                        pad_to_multiple_of=4, indices=True, last="keep")  # fmt: skip
+        loader = Loader(data, batch_size=3, rank=rank, world_size=2, pad_side=side,
+                        pad_to_multiple_of=4, indices=True)  # fmt: skip
         for batch in loader:
             check_padded(batch, expected)
             seen += batch["indices"].size
@@ -140,15 +140,15 @@ def test_packed_batches_hold_every_value_where_its_token_stands(
     expected = expected_of(data)
     pack = Pack(16, oversize=oversize)
     for rank in range(2):
-        loader = Loader(data, batch_size=2, rank=rank, world_size=2, pack=pack, epochs=1,
-                        indices=True, last="keep")  # fmt: skip
+        loader = Loader(data, batch_size=2, rank=rank, world_size=2, pack=pack,
+                        indices=True)  # fmt: skip
         for batch in loader:
             check_packed(batch, expected, data)
 
 
 def test_rank_without_rows_gets_zeros(stores: list[Store]) -> None:
     for more in ({}, {"pack": Pack(64)}):
-        loader = Loader(stores[0][:1], batch_size=1, rank=1, world_size=2, last="keep", **more)
+        loader = Loader(stores[0][:1], batch_size=1, rank=1, world_size=2, **more)
         batch = next(iter(loader))
         assert batch["reward"].tolist() == [0.0]
         assert not batch["ref"].any()
@@ -189,7 +189,7 @@ def test_padded_micro_batches_hold_every_value_where_its_token_stands(
 ) -> None:
     wish = MicroBatches(64, layout="padded", align=Align(sequence=4))
     expected, seen = expected_of(stores[0]), 0
-    for step in Loader(stores[0], pad_side=side, micro_batches=wish, indices=True, last="keep"):
+    for step in Loader(stores[0], pad_side=side, micro_batches=wish, indices=True):
         for batch in step:
             check_padded(batch, expected)
             seen += batch["indices"].size
@@ -212,7 +212,7 @@ def test_slabs_hold_every_value_where_its_token_stands(
     """Also in slabs of padding: the last step has one row for thirteen ranks."""
     expected, seen = expected_of(stores[0]), []
     for rank in range(13):
-        loader = Loader(stores[0], batch_size=3, rank=rank, world_size=13, last="keep",
+        loader = Loader(stores[0], batch_size=3, rank=rank, world_size=13,
                         indices=True, **given)  # fmt: skip
         for batch in (batch for step in loader for batch in step):
             flat, rows = batch["ref"].reshape(-1), iter(batch["indices"].tolist())
@@ -289,10 +289,10 @@ def test_states_do_not_know_of_sidecars(stores: list[Store]) -> None:
 def test_filler_travels_small_and_serves_the_same(stores: list[Store]) -> None:
     data = VIEWS["mix"](stores)
     loader = Loader(data, batch_size=4)
-    step, _ = next(loader.stream.steps(loader.cursor, None))
-    pickled = pickle.dumps(loader.stream.filler)
+    step, _ = next(loader.steps(loader.cursor, None))
+    pickled = pickle.dumps(loader.filler)
     assert len(pickled) < 16 << 10
-    there, here = pickle.loads(pickled).fill(step), loader.stream.filler.fill(step)
+    there, here = pickle.loads(pickled).fill(step), loader.filler.fill(step)
     assert there["ref"].tobytes() == here["ref"].tobytes()
     assert there["reward"].tolist() == here["reward"].tolist()
 
@@ -302,7 +302,7 @@ def test_torch_workers_serve_them_as_tensors(stores: list[Store]) -> None:
     import torch
 
     expected = expected_of(stores[0])
-    loader = stores[0].torch(batch_size=4, num_workers=2, indices=True, epochs=1)
+    loader = stores[0].torch(batch_size=4, num_workers=2, indices=True)
     for batch in loader:
         assert batch["ref"].dtype == batch["reward"].dtype == torch.float32
         check_padded({name: np.asarray(value) for name, value in batch.items()}, expected)

@@ -18,8 +18,7 @@ from tokenmill.store import Store
 
 KINDS: dict[str, dict[str, Any]] = {
     "rows": {},
-    "grouped": {"order": LengthGrouped(8, 2)},
-    "budget": {"max_tokens": 40},
+    "grouped": {"group_by_length": LengthGrouped(8, 2)},
     "packs": {"pack": Pack(32, window=10)},
     "dropping": {"pack": Pack(6, window=5, oversize="drop")},
     "mix": {"mix": "repeat"},

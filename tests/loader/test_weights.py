@@ -69,7 +69,7 @@ DATA: dict[str, Callable[[Store, Store], Data]] = {
 SHAPES: dict[str, dict[str, Any]] = {
     "padded": {"batch_size": 2},
     "padded on the left": {"batch_size": 2, "pad_side": "left", "pad_to_multiple_of": 8},
-    "short": {"batch_size": 2, "last": "keep"},
+    "short": {"batch_size": 2},
     "packed": {"batch_size": 1, "pack": Pack(64)},
     "packed and split": {"batch_size": 2, "pack": Pack(16, oversize="split")},
     "packed and truncated": {"batch_size": 2, "pack": Pack(16, oversize="truncate")},
@@ -96,7 +96,7 @@ def test_weights_stand_beside_labels_and_sum_up(
 
     monkeypatch.setattr(Store, "batch", noting)
     ranks = [
-        iter(Loader(served, rank=rank, world_size=WORLD, epochs=1, indices=True, **SHAPES[shape]))
+        iter(Loader(served, rank=rank, world_size=WORLD, indices=True, **SHAPES[shape]))
         for rank in range(WORLD)
     ]
     for step in range(3):
@@ -144,7 +144,7 @@ def test_function_that_trains_more_gives_it_weight_one(stores: tuple[Store, Stor
         wanted = np.where(stored.weights > 0, stored.weights, 1)
         wanted[-1:] = 0
         assert np.array_equal(row.weights, wanted)
-    for batch in Loader(view, batch_size=3, epochs=1):
+    for batch in Loader(view, batch_size=3):
         assert batch["weight_sum"] == batch["loss_weights"].sum(dtype=np.float64)
         assert np.array_equal(batch["loss_weights"] > 0, batch["labels"] != -100)
 
@@ -176,8 +176,8 @@ def test_runs_give_back_every_weight(rows: list[Any]) -> None:
 
 def test_torch_serves_weights_as_tensors(stores: tuple[Store, Store]) -> None:
     torch = pytest.importorskip("torch")
-    ours = Loader(stores[0], batch_size=4, epochs=1)
-    for batch, other in zip(ours, stores[0].torch(batch_size=4, epochs=1), strict=True):
+    ours = Loader(stores[0], batch_size=4)
+    for batch, other in zip(ours, stores[0].torch(batch_size=4), strict=True):
         assert other["loss_weights"].dtype == torch.float32
         assert np.array_equal(other["loss_weights"].numpy(), batch["loss_weights"])
         assert other["weight_sum"] == batch["weight_sum"]

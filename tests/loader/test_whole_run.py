@@ -33,10 +33,10 @@ def test_mapped_rows_have_no_name_to_be_exported_under(store: Store) -> None:
     WholeRun(store[3:])
 
 
-def served(loader: Loader) -> list[list[tuple[int, int, int]]]:
+def served(loader: Loader, epochs: int) -> list[list[tuple[int, int, int]]]:
     """(row, start, length) of every piece, sample by sample, as a loader of one per batch says."""
     found = []
-    for step, _ in loader.stream.steps(Cursor(), loader.end):
+    for step, _ in loader.steps(Cursor(), epochs):
         packs = step.packs
         found.append(list(zip(packs.rows, packs.starts, packs.lengths, strict=True)))
     return found
@@ -69,9 +69,8 @@ def test_samples_by_number_are_those_of_the_loader(
 ) -> None:
     rows = mix({"a": store, "b": concat([store])[10:20]}, {"a": 2, "b": 1}) if mixed else store
     run = WholeRun(rows, epochs=epochs, seed=seed, order=order, pack=pack)
-    wanted = served(
-        Loader(rows, 1, seed=seed, order=order, pack=pack, epochs=epochs, last="keep", pad_id=0)
-    )
+    how = {"shuffle": order != "sequential", "group_by_length": order == "length_grouped"}
+    wanted = served(Loader(rows, 1, seed=seed, pack=pack, pad_id=0, **how), epochs)
     assert len(run) == len(wanted)
     numbers = data.draw(st.lists(st.integers(0, len(run) - 1), max_size=12))
     packs = pickle.loads(pickle.dumps(run)).packs(numbers)

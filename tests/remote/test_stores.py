@@ -106,8 +106,8 @@ def test_loader_serves_the_same_batches_from_elsewhere(store: Store, memory: str
     tm.push(store, f"{memory}/chat")
     there = tm.open_store(f"{memory}/chat")
     pairs = zip(
-        tm.Loader(store, batch_size=16, epochs=1, last="drop"),
-        tm.Loader(there, batch_size=16, epochs=1, last="drop"),
+        tm.Loader(store, batch_size=16, drop_last=True),
+        tm.Loader(there, batch_size=16, drop_last=True),
         strict=True,
     )
     for ours, theirs in pairs:

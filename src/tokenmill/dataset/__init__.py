@@ -21,7 +21,7 @@ from tokenmill.dataset.choices import (
 from tokenmill.dataset.mapped import MappedView, mapped
 from tokenmill.dataset.mixture import Mixture, mix
 from tokenmill.dataset.selection import KeptView
-from tokenmill.dataset.sidecars import ViewSidecar
+from tokenmill.dataset.sidecars import Float32Array, ViewSidecar
 from tokenmill.dataset.view import (
     ConcatView,
     PartView,
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ConcatView",
+    "Float32Array",
     "KeptView",
     "MappedView",
     "Mixture",

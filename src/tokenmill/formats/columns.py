@@ -24,7 +24,7 @@ import pyarrow as pa
 from tokenmill.dataset import View
 from tokenmill.errors import UsageError
 from tokenmill.formats.plan import LENGTHS, TRAINERS, ExportPlan
-from tokenmill.loader.attached import WEIGHTS
+from tokenmill.loader.filler import WEIGHTS
 from tokenmill.loader.group_batches import GroupFiller, group_kind, mismatched
 from tokenmill.packing import Packs, Piece, fill_packs, labels_of
 from tokenmill.store import Row

@@ -29,7 +29,7 @@ from tokenmill.prompts.shaping import Shaped
 from tokenmill.prompts.spec import Convention, Conversation
 from tokenmill.sampling import FeistelOrder, Int64Array, make_order, unroll
 from tokenmill.source import Rows
-from tokenmill.source.shelf import Shelf
+from tokenmill.source.index import Shelf
 from tokenmill.store import Row, Store, StoreLayout
 from tokenmill.work.inputs import source_documents
 

@@ -29,9 +29,8 @@ from numpy.typing import NDArray
 
 from tokenmill.dataset import View
 from tokenmill.errors import check_one_of
-from tokenmill.loader.attached import WEIGHT_SUM
-from tokenmill.loader.filler import Filler
-from tokenmill.loader.steps import Step
+from tokenmill.loader.filler import WEIGHT_SUM, Filler
+from tokenmill.loader.samples import Step
 from tokenmill.packing import Batch, Piece, fill_rows, padded_width
 from tokenmill.sampling import PURPOSE_MISMATCH, Int64Array, derive_key
 from tokenmill.store import Row

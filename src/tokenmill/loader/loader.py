@@ -1,71 +1,72 @@
-"""The loader: dataset × order × packing → numpy batches, with a small cursor as its state.
+"""The loader: data × order × packing → numpy batches, with a small resumable state.
 
-A `Loader` composes a view (or a mixture), an order and, where wished, packing into one global
-stream, and hands out this rank's part of every global batch. It stands between two batches at any
-time: `state_dict` says where, counting what was handed out; `load_state_dict` goes there, in any
-process, under any number of ranks. ``iter(loader)`` runs from there to the end of the epoch: a loop
-that was left and entered again goes on, and behind the end of an epoch stands the next one.
-``loader.repeat()`` runs on over the ends of epochs. One epoch after the other they are the same
-batches. After `set_epoch` or `load_state_dict` running iterators follow.
-
-`Stream` is the part that does not move: everything needed to turn a cursor into a batch and the
-next cursor. It is what adapters for host frameworks build on.
+A `Loader` has one position, a `Cursor` between two global batches. ``iter(loader)`` serves the rest
+of the current epoch; ``loader.repeat()`` continues across epochs. `state_dict` saves the position,
+counting the batches that were handed out; `load_state_dict` restores it, in any process and under
+any number of ranks. All iterators of a loader share its position: one that finds the loader moved
+continues from there.
 """
 
 from __future__ import annotations
 
 import os
+import queue
+import threading
 import warnings
 from collections.abc import Iterator
-from typing import Any
+from dataclasses import replace
+from typing import Any, TypeVar
 
 from tokenmill.dataset import Mixture, View
-from tokenmill.errors import UsageError, check_positive
-from tokenmill.loader.attached import Wanted
+from tokenmill.errors import UsageError, check_one_of, check_positive
+from tokenmill.files import at_end
 from tokenmill.loader.cursor import Cursor
-from tokenmill.loader.prefetch import Prefetcher
+from tokenmill.loader.filler import Attached, Filler, MicroFiller, SidecarNames
+from tokenmill.loader.group_batches import GroupFiller, group_kind
+from tokenmill.loader.media import WAYS, MediaFiller, Pixels
+from tokenmill.loader.samples import BatchShape, Step
 from tokenmill.loader.stream import LengthGrouped, Stream
-from tokenmill.packing import MicroBatches, Pack
+from tokenmill.packing import MicroBatches, Pack, Packs, Slots
 from tokenmill.store import Store
 
-Handed = tuple[Any, Cursor]
+T = TypeVar("T")
+
+BatchFiller = Filler | GroupFiller | MicroFiller | MediaFiller
+"""Turns a step into a batch, or a list of them."""
 
 
 class Loader:
-    """Batches of a store, view or mixture, in an order of our own, resumable to the sample.
+    """Batches of a store, view or mixture in a deterministic order, resumable to the sample.
 
     Args:
         data: A store, a view, or a mixture.
-        batch_size: Samples (rows, or packs) per rank. With ``max_tokens`` it plays no part.
+        batch_size: Samples (rows, groups or packs) per rank.
         seed: Of the order.
-        shuffle: False serves the rows as they stand.
-        order: feistel, miles, sequential or length_grouped (or a `LengthGrouped` with numbers).
+        shuffle: False serves the rows in their stored order.
+        group_by_length: Serve rows of similar length together, so that batches need less padding:
+            windows of 8192 positions are sorted by length and groups of 64 rows are shuffled. A
+            `LengthGrouped` sets other numbers.
+        drop_last: Whether an epoch ends with its last full global batch. False serves the rest as a
+            short batch, shared evenly among the ranks; a rank without rows gets one row of padding.
+            `repeat` has no short batches and ignores this.
         rank: This rank.
         world_size: How many ranks share every global batch.
-        epochs: How many epochs the run has, over all loops together; behind them a loop ends at
-            once. None sets no bound. With ``last="wrap"`` the run ends with the batch that
-            completes them: ⌈epochs × samples / global batch⌉ in all.
-        last: At the end of an epoch: wrap into the next, drop the rest, or keep a short batch.
         pad_id: Token of the padding; None takes the tokenizer's pad, else its eos.
         pad_side: right or left.
-        pad_to_multiple_of: Widths are rounded up to this, as context parallelism wants.
-        max_tokens: Micro-batches by token budget instead of a fixed number of rows.
-        pack: A `Pack` lays rows side by side instead of padding them.
-        prefetch: Batches that a thread fills ahead; 0 fills them when asked.
-        indices: Also hand out ``indices``: the row number of every row in the batch.
+        pad_to_multiple_of: Widths are rounded up to this.
+        pack: A `Pack` puts several rows into sequences of one length instead of padding them.
         micro_batches: A `MicroBatches` makes every step a list of batches under a token budget,
             equally many on every rank; see ``docs/batches.md``.
+        prefetch: Batches that a thread fills ahead; 0 fills them on demand.
+        indices: Also hand out ``indices``: the row number of every row in the batch.
         sidecars: Which sidecars to hand out under their names: names, or a mapping from names to
             what made each. None: all that are attached to the data now; ``()``: none.
-        unit: What a sample is: rows or groups; auto: groups where the data has any. They are never
-            parted.
+        unit: What a sample is: rows or groups; auto: groups where the data has any.
         layout: How pairs are served: sides (``chosen_*`` and ``rejected_*``) or interleaved (one
-            matrix, row by row). Other groups are always interleaved, and packs lie as they do.
-        media: Of rows with pictures: references names them (``media``), pixels also hands out what
+            matrix, row by row). Other groups and packs are always interleaved.
+        media: Of rows with images: references names them (``media``), pixels also hands out what
             the processor makes of them, under its model's names; see ``docs/images.md``. None
-            serves their ids alone, which is warned of.
-        max_patches: A second budget beside ``max_tokens``, of micro-batches and packs: patches of
-            their pictures.
+            serves their ids alone, with a warning.
         processor: Makes the pixels; None takes the copy that the stores keep.
     """
 
@@ -73,212 +74,395 @@ class Loader:
         self,
         data: Store | View | Mixture,
         batch_size: int = 8,
+        *,
         seed: int = 42,
         shuffle: bool = True,
-        order: str | LengthGrouped = "feistel",
+        group_by_length: bool | LengthGrouped = False,
+        drop_last: bool = False,
         rank: int = 0,
         world_size: int = 1,
-        epochs: int | None = None,
-        last: str = "wrap",
         pad_id: int | None = None,
         pad_side: str = "right",
         pad_to_multiple_of: int | None = None,
-        max_tokens: int | None = None,
         pack: Pack | None = None,
-        *,
+        micro_batches: MicroBatches | None = None,
         prefetch: int = 0,
         indices: bool = False,
-        micro_batches: MicroBatches | None = None,
-        sidecars: Wanted = None,
+        sidecars: SidecarNames = None,
         unit: str = "auto",
         layout: str = "sides",
         media: str | None = None,
-        max_patches: int | None = None,
         processor: Any = None,
     ) -> None:
-        if epochs is not None:
-            check_positive("epochs", epochs)
         if isinstance(prefetch, bool) or not isinstance(prefetch, int) or prefetch < 0:
-            raise UsageError(f"prefetch must be a number of batches from 0, not {prefetch!r}")
+            raise UsageError(f"prefetch must be a non-negative integer, got {prefetch!r}")
+        if not isinstance(drop_last, bool):
+            raise UsageError(f"drop_last must be True or False, got {drop_last!r}")
+        if group_by_length and not shuffle:
+            raise UsageError("group_by_length=True shuffles: it excludes shuffle=False")
+        check_one_of("pad_side", pad_side, ("right", "left"))
+        if pad_to_multiple_of is not None:
+            check_positive("pad_to_multiple_of", pad_to_multiple_of)
+        if pack is not None:
+            _check_pack(pack, pad_side, pad_to_multiple_of)
+        micro, shared, slots = micro_batches, 1, None
+        if micro is not None:
+            _check_micro_batches(micro, pack, world_size, pad_side, pad_to_multiple_of)
+            shared = micro.context_parallel
+            slots = Slots(micro.sequence) if pack is not None and micro.sequence > 1 else None
+        self.drop_last = drop_last
+        self.prefetch = prefetch
+        self._shape = BatchShape(batch_size, rank, world_size)
+        if shared > 1:  # the ranks that share a slab get the same samples
+            self._shape = BatchShape(batch_size, rank // shared, world_size // shared)
+        grouping = LengthGrouped() if group_by_length is True else group_by_length
         self.stream = Stream(
             data,
-            batch_size=batch_size,
             seed=seed,
-            shuffle=shuffle,
-            order=order,
-            rank=rank,
-            world_size=world_size,
-            last=last,
-            pad_id=pad_id,
-            pad_side=pad_side,
-            pad_to_multiple_of=pad_to_multiple_of,
-            max_tokens=max_tokens,
-            pack=pack,
-            indices=indices,
-            micro_batches=micro_batches,
-            sidecars=sidecars,
+            order=grouping or ("feistel" if shuffle else "sequential"),
             unit=unit,
-            layout=layout,
-            media=media,
-            max_patches=max_patches,
-            processor=processor,
+            pack=pack,
+            slots=slots,
+            ranks=self._shape.world_size,
+            max_patches=None if micro is None else micro.max_patches,
         )
-        if media is None and self.stream.view.has_media:
+        view, units = self.stream.view, self.stream.units
+        if micro is not None and pack is None:
+            self.stream.require_at_most(
+                lambda numbers: micro.tokens_of(units.as_packs(numbers)),
+                micro.budget,
+                "tokens",
+                "the budget of a micro-batch",
+            )
+        _check_media(self.stream, media, processor, shared)
+        serves_media = media is not None and view.has_media
+        reader = Filler(
+            view,
+            _pad_id(view, pad_id),
+            pad_side=pad_side,
+            multiple=pad_to_multiple_of,
+            pack_length=None if pack is None else pack.length,
+            indices=indices or serves_media,
+            attached=Attached.of(view, sidecars),
+        )
+        groups = None
+        if units.grouped:
+            groups = _group_filler(reader, layout, self.stream.seed, micro)
+        self.filler: BatchFiller = groups or reader
+        if micro is not None:
+            self.filler = MicroFiller(reader, micro, rank, world_size, groups)
+        if serves_media:
+            pixels = Pixels(view, processor) if media == "pixels" else None
+            self.filler = MediaFiller(self.filler, view, indices, pixels)
+        elif view.has_media:
             warnings.warn(
                 "rows of this data have pictures, and batches will have their tokens alone: say "
                 "media='pixels' to serve what the model sees, or media='references'",
                 stacklevel=2,
             )
-        self.epochs = epochs
-        self.prefetch = prefetch
-        self.cursor = Cursor()  # where the loader stands
-        self._first_epoch = 0
-        self.jumps = 0  # how often it was told to stand elsewhere
-        self._keeps_place = False  # whether announcing the epoch leaves the loader where it is
-        self._ending: Cursor | None = None  # before the last batch of an epoch, until its loop ends
+        self.cursor = Cursor()
+        self._first_epoch = 0  # of the run: `repeat` counts its epochs from here
 
     def __iter__(self) -> LoaderIterator:
-        """The rest of the epoch; when a loop came to its end, the next epoch."""
-        self._ending = None
+        """The rest of the current epoch; after the end of an epoch, the next one."""
         return LoaderIterator(self)
 
-    def repeat(self) -> LoaderIterator:
-        """On and on from where the loader stands, or to the end of ``epochs``."""
-        return LoaderIterator(self, repeat=True)
+    def repeat(self, epochs: int | None = None) -> LoaderIterator:
+        """Batches without end, or of ``epochs`` epochs from the start of the run.
+
+        Epochs follow each other without short batches: a global batch that an epoch cannot fill is
+        completed from the next one. The run ends with the batch that completes its last epoch.
+
+        Raises:
+            UsageError: A global batch is larger than an epoch.
+        """
+        if epochs is not None:
+            check_positive("epochs", epochs)
+        if not self.stream.samples.has(Cursor(self.cursor.epoch), self._shape.global_batch):
+            raise self._too_small(self.stream.samples.count(self.cursor.epoch))
+        return LoaderIterator(self, repeat=True, epochs=epochs)
 
     def __len__(self) -> int:
-        """Batches that begin in the epoch the loader stands in, those behind it included.
-
-        In the body of a loop that is the loop's epoch, also at its last batch. With ``last="wrap"``
-        an epoch whose first samples went to the one before has fewer. Packs and token budgets are
-        cut through once to count.
-        """
-        return self.stream.stepper.count(self._ending or self.cursor, self._first_epoch)
+        """Global batches of the current epoch. With packing, packs the epoch once to count."""
+        wanted = self._shape.global_batch
+        before = self.cursor.position // wanted
+        left = self.stream.samples.count(self.cursor.epoch) - self.cursor.position
+        return before + (left // wanted if self.drop_last else -(-left // wanted))
 
     @property
     def epoch(self) -> int:
         """Epoch of the next sample."""
         return self.cursor.epoch
 
-    @property
-    def end(self) -> int | None:
-        """The first epoch that is not part of the run."""
-        return None if self.epochs is None else self._first_epoch + self.epochs
-
     def set_epoch(self, epoch: int) -> None:
-        """Go to the start of an epoch; ``epochs`` counts from there.
+        """Go to the start of an epoch, unless the loader is in it already.
 
-        A loader that came into this epoch by serving the one before, or by `load_state_dict`, and
-        has handed out nothing since keeps its place: trainers call this at the top of every epoch,
-        also of one that they resume, or that lent its first samples to a wrapped batch.
+        So trainers may call it at the top of every epoch, also of one that they resume. The epochs
+        of `repeat` count from an epoch that the loader was moved to.
         """
         epoch = self.stream.checked_epoch(epoch)
-        keeps = self._keeps_place and self.cursor.epoch == epoch
-        self.jump(self.cursor if keeps else Cursor(epoch), epoch)
-        self._keeps_place = keeps
+        if epoch != self.cursor.epoch:
+            self.cursor, self._first_epoch = Cursor(epoch), epoch
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the run stands, counting what was handed out; the same on every rank."""
+        """The position, counting what was handed out; the same on every rank."""
         return self.stream.spec.save(self.cursor, self._first_epoch)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go where a saved state stands.
+        """Go to a saved position.
 
         Raises:
-            StateError: The state is of another dataset, seed, order, packing or version.
+            StateError: The state belongs to another dataset, seed, order, packing or version.
         """
         cursor, first_epoch = self.stream.spec.load(state)
         self.stream.check(cursor)
-        self.jump(cursor, first_epoch)
-        self._keeps_place = True
-
-    def jump(self, cursor: Cursor, first_epoch: int) -> None:
-        """Stand at a cursor; running iterators follow."""
-        self.cursor = cursor
-        self._first_epoch = first_epoch
-        self.jumps += 1
-        self._keeps_place = False
-        self._ending = None
-
-    def handed_out(self, cursor: Cursor) -> None:
-        """Count a batch as consumed: the loader now stands behind it."""
-        self._keeps_place = cursor.epoch != self.cursor.epoch
-        self._ending = self.cursor if self._keeps_place else None
-        self.cursor = cursor
-
-    def loop_ended(self) -> None:
-        """From now on it stands in the epoch behind the loop."""
-        self._ending = None
-
-    def stop(self, *, repeat: bool) -> int | None:
-        """The first epoch that is not part of a loop from here; None where it never ends."""
-        if repeat or (self.end is not None and self.cursor.epoch >= self.end):
-            return self.end
-        return self.cursor.epoch + 1
+        self.cursor, self._first_epoch = cursor, first_epoch
 
     def served(self) -> dict[str, dict[str, int]]:
-        """What each source of a mixture gave up to here; a plain dataset is one source, ``data``.
+        """What each source of a mixture served so far; a plain dataset is one source, ``data``.
 
-        Computed from the position alone, so it survives any resume. Of every source: ``rows``
-        handed out, whole ``passes`` over it, ``tokens`` and ``trained_tokens`` of those rows. What
-        ``last="drop"`` leaves out of an epoch counts with it.
-        Tokens of a pass that is not finished are added up on demand.
+        Of every source: ``rows``, whole ``passes`` over it, ``tokens`` and ``trained_tokens`` of
+        those rows. Computed from the position alone, so a resume does not change it. What
+        ``drop_last=True`` leaves out of an epoch is included.
         """
         return self.stream.served(self.cursor)
 
+    def end_of(self, *, repeat: bool, epochs: int | None) -> int | None:
+        """The first epoch after a loop from here; None where it never ends."""
+        if not repeat:
+            return self.cursor.epoch + 1
+        return None if epochs is None else self._first_epoch + epochs
+
+    def steps(
+        self, cursor: Cursor, end: int | None, *, repeat: bool = False
+    ) -> Iterator[tuple[Step, Cursor]]:
+        """The steps from a cursor to the epoch ``end``, each with the next cursor."""
+        wanted, samples = self._shape.global_batch, self.stream.samples
+        while end is None or cursor.epoch < end:
+            packs, next_cursor = samples.take(cursor, wanted)
+            if len(packs) == wanted:
+                ends = self.drop_last and not repeat and next_cursor.epoch == cursor.epoch
+                if ends and not samples.has(next_cursor, wanted):
+                    next_cursor = cursor.next_epoch()
+            else:
+                is_whole_epoch = cursor == Cursor(cursor.epoch)
+                if is_whole_epoch and (repeat or self.drop_last or not len(packs)):
+                    raise self._too_small(len(packs))
+                if repeat:
+                    more, next_cursor = samples.take(next_cursor, wanted - len(packs))
+                    if len(packs) + len(more) < wanted:
+                        raise self._too_small(len(more))
+                    packs = Packs.join([packs, more])
+                elif self.drop_last or not len(packs):
+                    return
+            yield self._shape.step(packs), next_cursor
+            cursor = next_cursor
+
+    def _too_small(self, samples: int) -> UsageError:
+        if not samples:
+            return UsageError("there is nothing to serve: an epoch has no samples")
+        return UsageError(
+            f"a global batch of {self._shape.global_batch} samples is larger than an epoch of "
+            f"{samples}: take a smaller batch, or loop over single epochs with drop_last=False"
+        )
+
+    def open(
+        self, cursor: Cursor, end: int | None, *, repeat: bool
+    ) -> Iterator[tuple[Any, Cursor]]:
+        """Batches from a cursor to the epoch ``end``, each with the next cursor."""
+        steps = self.steps(cursor, end, repeat=repeat)
+        batches = ((self.filler.fill(step), next_cursor) for step, next_cursor in steps)
+        return Prefetcher(batches, self.prefetch) if self.prefetch else batches
+
 
 class LoaderIterator(Iterator[Any]):
-    """A loop over a loader from where it stands; several may run at once.
+    """A loop over a loader: dicts of arrays; with ``micro_batches``, lists of them."""
 
-    It gives dicts of arrays; with ``micro_batches``, lists of them.
-
-    Args:
-        loader: Its state follows the batches that any of its iterators hands out.
-        repeat: Go on over the ends of epochs.
-    """
-
-    def __init__(self, loader: Loader, *, repeat: bool = False) -> None:
+    def __init__(self, loader: Loader, *, repeat: bool = False, epochs: int | None = None) -> None:
         self._loader = loader
         self._repeat = repeat
+        self._epochs = epochs
+        self._items: Iterator[tuple[Any, Cursor]] | None = None
         self._ended = False
-        self._start()
 
-    def _start(self) -> None:
-        self._jumps: int | None = self._loader.jumps
+    def _start(self) -> Iterator[tuple[Any, Cursor]]:
+        self.close()
         self._process = os.getpid()
         self._cursor = self._loader.cursor
-        self._stop = self._loader.stop(repeat=self._repeat)
-        self._items = self._open(self._cursor, self._stop)
+        self._end = self._loader.end_of(repeat=self._repeat, epochs=self._epochs)
+        return self._open(self._cursor, self._end)
 
-    def _open(self, cursor: Cursor, stop: int | None) -> Iterator[Handed]:
-        """Batches from a cursor to the start of an epoch, each with the cursor behind it."""
-        items = self._loader.stream.batches(cursor, stop)
-        return Prefetcher(items, self._loader.prefetch) if self._loader.prefetch else items
+    def _open(self, cursor: Cursor, end: int | None) -> Iterator[tuple[Any, Cursor]]:
+        return self._loader.open(cursor, end, repeat=self._repeat)
 
     def __next__(self) -> Any:
         if self._ended:
             raise StopIteration
-        if self._process != os.getpid():
-            self._start()  # a prefetching thread stays behind in the parent
-        elif self._jumps != self._loader.jumps:
-            self.close()
-            self._start()
+        has_moved = self._items is not None and self._loader.cursor is not self._cursor
+        # A prefetching thread does not survive a fork.
+        if self._items is None or has_moved or self._process != os.getpid():
+            self._items = self._start()
         try:
-            batch, self._cursor = next(self._items)
+            batch, cursor = next(self._items)
         except StopIteration:
             self._ended = True
-            if self._stop is not None and self._cursor.epoch < self._stop:
-                # A state of another geometry may stand where too little is left for a batch.
-                self._loader.handed_out(Cursor(self._stop))
-            self._loader.loop_ended()
+            if self._end is not None and self._loader.cursor.epoch < self._end:
+                self._loader.cursor = Cursor(self._end)  # too little was left for a batch
             raise
-        except BaseException:  # Ctrl-C, too
-            self._jumps = None  # start anew when asked again: what raised would look finished
+        except BaseException:  # KeyboardInterrupt, too: a failed iterator looks exhausted
+            self._items = None
             raise
-        self._loader.handed_out(self._cursor)
+        self._cursor = self._loader.cursor = cursor
         return batch
 
     def close(self) -> None:
-        """Let a prefetching thread end; not needed where the iterator is simply dropped."""
+        """End a prefetching thread; not needed where the iterator is simply dropped."""
         if isinstance(self._items, Prefetcher):
             self._items.close()
+
+
+_POLL_S = 0.1  # how often the thread of a full queue checks whether its prefetcher is gone
+
+
+class _End:
+    """The last item of the queue: the iterator's end, or what it raised."""
+
+    def __init__(self, error: BaseException | None) -> None:
+        self.error = error
+
+
+class Prefetcher(Iterator[T]):
+    """Runs an iterator ahead in a daemon thread, with at most ``depth`` items ready.
+
+    Items carry their next cursor, so prefetched batches are not counted as served. The thread holds
+    no reference to the prefetcher: when that is dropped the thread ends within a tenth of a second.
+    """
+
+    def __init__(self, items: Iterator[T], depth: int) -> None:
+        self._ready: queue.Queue[T | _End] = queue.Queue(depth)
+        self._closed = threading.Event()
+        self._ended: _End | None = None
+        at_end(self, self._closed.set)
+        threading.Thread(
+            target=_run,
+            args=(items, self._ready, self._closed),
+            name="tokenmill-prefetch",
+            daemon=True,
+        ).start()
+
+    def __next__(self) -> T:
+        item: T | _End = self._ended if self._ended is not None else self._ready.get()
+        if not isinstance(item, _End):
+            return item
+        self._ended = item
+        if item.error is not None:
+            raise item.error
+        raise StopIteration
+
+    def close(self) -> None:
+        self._closed.set()
+
+
+def _run(items: Iterator[T], ready: queue.Queue[T | _End], closed: threading.Event) -> None:
+    def put(item: T | _End) -> bool:
+        while not closed.is_set():
+            try:
+                ready.put(item, timeout=_POLL_S)
+            except queue.Full:
+                continue
+            return True
+        return False
+
+    try:
+        for item in items:
+            if not put(item):
+                return
+    except BaseException as error:
+        put(_End(error))
+    else:
+        put(_End(None))
+
+
+# Options of a loader.
+
+
+def _pad_id(view: View, pad_id: int | None) -> int:
+    found = view.pad_id if pad_id is None else pad_id
+    if found is None:
+        raise UsageError(
+            "the tokenizer names neither a pad nor an eos token (or the stores disagree): "
+            "say pad_id"
+        )
+    return int(found)
+
+
+def _check_pack(pack: Pack, pad_side: str, multiple: int | None) -> None:
+    if not isinstance(pack, Pack):
+        raise UsageError(f"pack must be a tm.Pack, not {type(pack).__name__}")
+    if pad_side == "left":
+        raise UsageError("packs have their padding at the tail: pad_side='left' has no meaning")
+    if multiple is not None and pack.length % multiple:
+        raise UsageError(
+            f"packs of {pack.length} tokens are no multiple of pad_to_multiple_of={multiple}"
+        )
+
+
+def _check_micro_batches(
+    micro: MicroBatches, pack: Pack | None, world_size: int, pad_side: str, multiple: int | None
+) -> None:
+    if not isinstance(micro, MicroBatches):
+        raise UsageError(f"micro_batches must be a tm.MicroBatches, not {micro!r}")
+    if multiple is not None:
+        raise UsageError(
+            "micro_batches and pad_to_multiple_of exclude each other: MicroBatches has align"
+        )
+    if micro.layout == "slab" and pad_side == "left":
+        raise UsageError("slabs have no padding at the left: pad_side='left' has no meaning")
+    if world_size % micro.context_parallel:
+        raise UsageError(
+            f"world_size={world_size} is no multiple of context_parallel="
+            f"{micro.context_parallel}: ranks that share a slab follow each other"
+        )
+    if pack is None:
+        return
+    if micro.layout != "slab":
+        raise UsageError("pack and MicroBatches(layout='padded') exclude each other")
+    if pack.length % micro.slab or pack.length > micro.budget:
+        raise UsageError(
+            f"packs of {pack.length} tokens: they must be a multiple of {micro.slab} (align and "
+            f"context_parallel) and at most {micro.budget} (max_tokens × context_parallel)"
+        )
+
+
+def _check_media(stream: Stream, media: str | None, processor: Any, context_parallel: int) -> None:
+    if media is not None:
+        check_one_of("media", media, WAYS)
+    if processor is not None and media != "pixels":
+        raise UsageError("processor= makes pixels: say media='pixels'")
+    if not stream.view.has_media:
+        return
+    if context_parallel > 1:
+        raise UsageError(
+            "rows of this data have pictures, which shards would cut through: leave "
+            "context_parallel=1, set Align(sequence=…), and let the model shard its embeddings"
+        )
+    if media == "pixels" and stream.units.grouped and group_kind(stream.view) == "kto":
+        raise UsageError(
+            "the mismatched answers of KTO rows come without pixels: media='references' serves them"
+        )
+
+
+def _group_filler(
+    reader: Filler, layout: str, seed: int, micro: MicroBatches | None
+) -> GroupFiller:
+    groups = GroupFiller.of(reader, layout, seed)
+    if micro is None:
+        return groups
+    if groups.kind == "kto" and micro.context_parallel > 1:
+        raise UsageError(
+            "the mismatched answers of KTO rows are not shared among ranks: "
+            "context_parallel must be 1"
+        )
+    # By sides only where every row has a line of its own, whole.
+    whole = micro.layout == "padded" and micro.context_parallel == 1
+    return replace(groups, sides=groups.sides and whole)

@@ -33,10 +33,9 @@ import numpy.typing as npt
 
 from tokenmill.dataset import View
 from tokenmill.errors import UsageError
-from tokenmill.loader.filler import Filler
+from tokenmill.loader.filler import Filler, MicroFiller
 from tokenmill.loader.group_batches import SIDES, GroupFiller, segments_of_rows
-from tokenmill.loader.micro import MicroFiller
-from tokenmill.loader.steps import Step
+from tokenmill.loader.samples import Step
 from tokenmill.packing import Batch
 from tokenmill.sampling import Int64Array
 from tokenmill.store import Media, Row, Store

@@ -1,32 +1,26 @@
-"""The stream: everything that turns a cursor into a batch and the next cursor.
+"""The sample stream: which samples follow a cursor, without a position of its own.
 
-A `Stream` is composed once from data, order, packing and geometry, and never moves. Its parts: an
-*order* (position → row), *samples* over it (rows or packs), a *stepper* (global batches), a
-*filler* (arrays), and a *spec* that tells its states from those of other streams.
-`LengthGrouped` names an order with numbers of its own.
+A `Stream` composes data, order and packing: an *order* (position → row or group), *samples* over it
+and a *spec* that identifies it in saved states. `Loader` cuts batches from it. `WholeRun` is the
+samples of several epochs as one list, for trainers that own the sampler.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from functools import partial
+from itertools import pairwise
+from typing import Any, SupportsIndex
 
 import numpy as np
 
 from tokenmill.dataset import Mixture, View, as_view
-from tokenmill.errors import StateError, UsageError, check_one_of, check_positive
-from tokenmill.loader.account import Account, served
-from tokenmill.loader.attached import Attached, Wanted
+from tokenmill.errors import StateError, UsageError, check_one_of
 from tokenmill.loader.cursor import Cursor, StreamSpec
-from tokenmill.loader.filler import Filler
-from tokenmill.loader.group_batches import GroupFiller, group_kind
-from tokenmill.loader.media import WAYS, MediaFiller, Pixels
-from tokenmill.loader.micro import MicroFiller
-from tokenmill.loader.samples import PackSamples, RowSamples, Samples
-from tokenmill.loader.steps import BatchStepper, BudgetStepper, Geometry, Step, Stepper
-from tokenmill.loader.units import Units
-from tokenmill.packing import MicroBatches, Pack, Slots, oversize_error, padded_widths
+from tokenmill.loader.filler import read_pieces
+from tokenmill.loader.samples import PackSamples, RowSamples, Samples, Units
+from tokenmill.packing import Pack, Packs, Piece, Slots, oversize_error
 from tokenmill.sampling import (
     LARGEST,
     GroupedOrder,
@@ -35,196 +29,99 @@ from tokenmill.sampling import (
     Order,
     check_seed,
     make_order,
+    unroll,
+)
+from tokenmill.sampling import (
+    ORDERS as BASE_ORDERS,
 )
 from tokenmill.store import Store
 
-BatchFiller = Filler | GroupFiller | MicroFiller | MediaFiller
-"""What turns a step into a batch, or a list of them."""
-
-ORDERS = ("feistel", "miles", "sequential", "length_grouped")
-_CHUNK = 1 << 18  # rows looked at a time where all lengths must be seen
+ORDERS = (*BASE_ORDERS, "length_grouped")
+_CHUNK = 1 << 18  # rows at a time where all lengths are read
 
 
 @dataclass(frozen=True)
 class LengthGrouped:
-    """The order ``length_grouped`` with numbers of its own.
-
-    Args:
-        window: Positions that are sorted by length together.
-        group: Rows that stay together; best a multiple of the global batch.
-    """
+    """Sort ``window`` positions of the order by length, then shuffle groups of ``group`` rows."""
 
     window: int = 8192
-    group: int = 64
+    group: int = 64  # best a multiple of the global batch
 
 
 class Stream:
-    """Cursor → batch and next cursor; the arguments are those of `Loader`.
+    """The samples of every epoch of some data.
 
-    Only who fills packs by itself gives ``slots``: the filler here knows nothing of them. Sidecars
-    are served as far as they are named.
+    Args:
+        data: A store, a view or a mixture.
+        seed: Of the order.
+        order: One of `ORDERS`, or a `LengthGrouped`.
+        unit: What the order permutes: rows, groups or auto.
+        pack: Samples are packs instead of rows.
+        slots: How many tokens of a pack a row takes.
+        ranks: Data-parallel ranks; only packing with ``balanced`` uses them.
+        max_patches: Patches of a pack's images, at most.
     """
 
     def __init__(
         self,
         data: Store | View | Mixture,
         *,
-        batch_size: int = 8,
         seed: int = 42,
-        shuffle: bool = True,
         order: str | LengthGrouped = "feistel",
-        rank: int = 0,
-        world_size: int = 1,
-        last: str = "wrap",
-        pad_id: int | None = None,
-        pad_side: str = "right",
-        pad_to_multiple_of: int | None = None,
-        max_tokens: int | None = None,
+        unit: str = "auto",
         pack: Pack | None = None,
         slots: Slots | None = None,
-        indices: bool = False,
-        micro_batches: MicroBatches | None = None,
-        sidecars: Wanted = (),
-        unit: str = "auto",
-        layout: str = "sides",
-        media: str | None = None,
+        ranks: int = 1,
         max_patches: int | None = None,
-        processor: Any = None,
     ) -> None:
         self.mixture = data if isinstance(data, Mixture) else None
         self.view = data.view if isinstance(data, Mixture) else as_view(data)
-        self.seed = check_seed(seed)
-        self.geometry = Geometry(batch_size, rank, world_size, last)
-        self.micro_batches = micro_batches
-        self.pack = pack
-        if micro_batches is not None:
-            others = {"max_tokens": max_tokens, "pad_to_multiple_of": pad_to_multiple_of}
-            self._check_micro_batches(micro_batches, world_size, others)
-            shared = micro_batches.context_parallel
-            self.geometry = Geometry(batch_size, rank // shared, world_size // shared, last)
-            if pack is not None and micro_batches.sequence > 1:
-                slots = Slots(micro_batches.sequence)
-        self.slots = slots
-        self.max_tokens, self.max_patches = max_tokens, max_patches
         if not len(self.view):
             raise UsageError("there is nothing to serve: the data has no rows")
-        self._check_shape(pad_side, pad_to_multiple_of)
+        self.seed = check_seed(seed)
+        self.pack = pack
+        self.slots = slots
         self.units = Units.of(self.view, unit, None if slots is None else slots.of)
-        if self.units.grouped and pack is not None and pack.oversize in ("truncate", "split"):
-            raise UsageError(
-                f"a group is not cut: Pack(oversize={pack.oversize!r}) has no meaning here; choose "
-                "error or drop"
+        grouping = LengthGrouped() if order == "length_grouped" else None
+        if isinstance(order, LengthGrouped):
+            grouping, order = order, "length_grouped"
+        check_one_of("order", order, ORDERS)
+        self.order = self._make_order("feistel" if grouping else order, grouping)
+        if max_patches is not None:
+            self.require_at_most(self.units.patches_at, max_patches, "patches", "max_patches")
+        self.samples: Samples
+        if pack is None:
+            self.samples = RowSamples(self.order, self.units)
+        else:
+            self._check_pack(pack)
+            shuffle_seed = None if order == "sequential" else self.seed
+            self.samples = PackSamples(
+                self.order, self.units, pack, ranks, shuffle_seed, max_patches
             )
-        self._check_media(media, processor)
-        name, grouping = _order_name(order, shuffle)
-        self.order = self._make_order(name, grouping)
-        self.samples = self._make_samples(shuffled=name != "sequential")
-        self.stepper = self._make_stepper(pad_to_multiple_of)
-        self.reader = Filler(
-            self.view,
-            self._pad_id(pad_id),
-            pad_side=pad_side,
-            multiple=pad_to_multiple_of,
-            pack_length=None if pack is None else pack.length,
-            indices=indices or self._illustrates(media),
-            attached=Attached.of(self.view, sidecars),
-        )
-        self.filler: BatchFiller = self.reader
-        groups = self._group_filler(layout) if self.units.grouped else None
-        if micro_batches is not None:
-            self.filler = MicroFiller(
-                self.reader, micro_batches, rank, world_size, groups, max_patches
-            )
-        elif groups is not None:
-            self.filler = groups
-        if self._illustrates(media):
-            pixels = Pixels(self.view, processor) if media == "pixels" else None
-            self.filler = MediaFiller(self.filler, self.view, indices, pixels)
-        numbers = "" if grouping is None else f"/{grouping.window}/{grouping.group}"
-        numbers += "/groups" * self.units.grouped
+        window = "" if grouping is None else f"/{grouping.window}/{grouping.group}"
+        packing = None if pack is None else pack.document(ranks)
+        if packing is not None and slots is not None:
+            packing["slots"] = asdict(slots)
+        if packing is not None and max_patches is not None:
+            packing["max_patches"] = max_patches
         self.spec = StreamSpec(
             dataset=data.key if isinstance(data, Mixture) else self.view.key,
             seed=self.seed,
-            order=name + numbers,
-            packing=None if pack is None else self._packing(pack),
+            order=order + window + "/groups" * self.units.grouped,
+            packing=packing,
         )
 
-    # Composition
+    def _make_order(self, name: str, grouping: LengthGrouped | None) -> Order:
+        order: Order
+        if self.mixture is None:
+            order = make_order(name, self.units.count, self.seed)
+        else:
+            order = MixedOrder.of(self.mixture.schedule(self.units.grouped), name, self.seed)
+        if grouping is None:
+            return order
+        return GroupedOrder(order, self.seed, self.units.tokens_at, grouping.window, grouping.group)
 
-    def _group_filler(self, layout: str) -> GroupFiller:
-        """Fills groups; by their sides only where every row has a line of its own, whole."""
-        groups, micro = GroupFiller.of(self.reader, layout, self.seed), self.micro_batches
-        if micro is None:
-            return groups
-        if groups.kind == "kto" and micro.context_parallel > 1:
-            raise UsageError(
-                "the mismatched answers of KTO rows are not shared among ranks: "
-                "context_parallel must be 1"
-            )
-        whole = micro.layout == "padded" and micro.context_parallel == 1
-        return replace(groups, sides=groups.sides and whole)
-
-    def _packing(self, pack: Pack) -> dict[str, Any]:
-        slots = {} if self.slots is None else {"slots": asdict(self.slots)}
-        patches = {} if self.max_patches is None else {"max_patches": self.max_patches}
-        return pack.document(self.geometry.world_size) | slots | patches
-
-    def _illustrates(self, media: str | None) -> bool:
-        """Whether batches are to say which pictures they have."""
-        return media is not None and self.view.has_media
-
-    def _check_media(self, media: str | None, processor: Any) -> None:
-        if media is not None:
-            check_one_of("media", media, WAYS)
-        if processor is not None and media != "pixels":
-            raise UsageError("processor= makes pixels: say media='pixels'")
-        if self.max_patches is not None and (self.max_tokens, self.pack, self.micro_batches) == (
-            None, None, None,
-        ):  # fmt: skip
-            raise UsageError(
-                "max_patches is a second budget: it goes with max_tokens, pack or micro_batches"
-            )
-        if not self.view.has_media:
-            return
-        if self.micro_batches is not None and self.micro_batches.context_parallel > 1:
-            raise UsageError(
-                "rows of this data have pictures, which shards would cut through: leave "
-                "context_parallel=1, set Align(sequence=…), and let the model shard its embeddings"
-            )
-        if self.pack is not None and self.pack.oversize in ("truncate", "split"):
-            unit, length = self._longest(self._illustrated_lengths)
-            if length > self.pack.length:
-                raise UsageError(
-                    f"row {unit} has pictures and {length} tokens, and a pack only "
-                    f"{self.pack.length}; rows with pictures are not cut: choose "
-                    "Pack(oversize='drop'), a larger length, or leave such rows out "
-                    f"(data.filter('pictures == 0 or length <= {self.pack.length}'))"
-                )
-        if media == "pixels" and self.units.grouped and group_kind(self.view) == "kto":
-            raise UsageError(
-                "the mismatched answers of KTO rows come without pixels: media='references' serves "
-                "them"
-            )
-
-    def _illustrated_lengths(self, units: Int64Array) -> Int64Array:
-        """Tokens of the rows that have pictures, 0 of others."""
-        return self.units.lengths_at(units) * (self.view.pictures_at(units) > 0)
-
-    def _check_shape(self, pad_side: str, multiple: int | None) -> None:
-        if pad_side not in ("right", "left"):
-            raise UsageError(f"pad_side must be right or left, not {pad_side!r}")
-        for name, value in (
-            ("pad_to_multiple_of", multiple),
-            ("max_tokens", self.max_tokens),
-            ("max_patches", self.max_patches),
-        ):
-            if value is not None:
-                check_positive(name, value)
-        pack, micro = self.pack, self.micro_batches
-        if micro is not None and micro.layout == "slab" and pad_side == "left":
-            raise UsageError("slabs have no padding at the left: pad_side='left' has no meaning")
-        if pack is None:
-            return
+    def _check_pack(self, pack: Pack) -> None:
         if not isinstance(pack, Pack):
             raise UsageError(f"pack must be a tm.Pack, not {type(pack).__name__}")
         if self.slots is not None and pack.length % self.slots.multiple:
@@ -232,135 +129,35 @@ class Stream:
                 f"packs of {pack.length} tokens are no multiple of pad_multiple="
                 f"{self.slots.multiple}"
             )
-        if self.max_tokens is not None:
-            raise UsageError("pack and max_tokens exclude each other: a pack is a token budget")
-        if pad_side == "left":
-            raise UsageError("packs have their padding at the tail: pad_side='left' has no meaning")
-        if multiple is not None and pack.length % multiple:
-            raise UsageError(
-                f"packs of {pack.length} tokens are no multiple of pad_to_multiple_of={multiple}"
-            )
-
-    def _check_micro_batches(
-        self, micro: MicroBatches, world_size: int, others: dict[str, Any]
-    ) -> None:
-        if not isinstance(micro, MicroBatches):
-            raise UsageError(f"micro_batches must be a tm.MicroBatches, not {micro!r}")
-        for name, value in others.items():
-            if value is not None:
-                raise UsageError(
-                    f"micro_batches and {name} exclude each other: MicroBatches has max_tokens and "
-                    "align of its own"
-                )
-        if world_size % micro.context_parallel:
-            raise UsageError(
-                f"world_size={world_size} is no multiple of context_parallel="
-                f"{micro.context_parallel}: ranks that share a slab follow each other"
-            )
-        if self.pack is None:
+        if pack.oversize == "error":
+            unit, length = self.longest(self.units.lengths_at)
+            if length > pack.length:
+                raise oversize_error(unit, length, pack, self.unit)
+        if pack.oversize not in ("truncate", "split"):
             return
-        if micro.layout != "slab":
-            raise UsageError("pack and MicroBatches(layout='padded') exclude each other")
-        length = self.pack.length
-        if length % micro.slab or length > micro.budget:
+        if self.units.grouped:
             raise UsageError(
-                f"packs of {length} tokens: they must be a multiple of {micro.slab} (align and "
-                f"context_parallel) and at most {micro.budget} (max_tokens × context_parallel)"
+                f"a group is not cut: Pack(oversize={pack.oversize!r}) has no meaning here; choose "
+                "error or drop"
             )
-
-    def _pad_id(self, pad_id: int | None) -> int:
-        found = self.view.pad_id if pad_id is None else pad_id
-        if found is None:
-            raise UsageError(
-                "the tokenizer names neither a pad nor an eos token (or the stores disagree): "
-                "say pad_id"
+        if self.view.has_media:
+            row, length = self.longest(
+                lambda rows: self.view.lengths_at(rows) * (self.view.pictures_at(rows) > 0)
             )
-        return int(found)
-
-    def _make_order(self, name: str, grouping: LengthGrouped | None) -> Order:
-        base = name if grouping is None else "feistel"
-        order: Order
-        if self.mixture is None:
-            order = make_order(base, self.units.count, self.seed)
-        else:
-            order = MixedOrder.of(self.mixture.schedule(self.units.grouped), base, self.seed)
-        if grouping is not None:
-            order = GroupedOrder(
-                order, self.seed, self.units.tokens_at, grouping.window, grouping.group
-            )
-        return order
-
-    def _make_samples(self, *, shuffled: bool) -> Samples:
-        if self.max_patches is not None:
-            self._refuse_more_patches(self.max_patches)
-        if self.pack is None:
-            return RowSamples(self.order, self.units)
-        if self.pack.oversize == "error":
-            unit, length = self._longest(self.units.lengths_at)
-            if length > self.pack.length:
-                raise oversize_error(unit, length, self.pack, self._unit)
-        return PackSamples(
-            self.order,
-            self.units,
-            self.pack,
-            self.geometry.world_size,
-            self.seed if shuffled else None,
-            self.max_patches,
-        )
-
-    def _make_stepper(self, multiple: int | None) -> Stepper:
-        if self.micro_batches is not None and self.pack is None:
-            self._refuse_longer(self.micro_batches)
-        if self.max_tokens is None:
-            return BatchStepper(self.samples, self.geometry)
-
-        def padded(units: Int64Array) -> Int64Array:
-            rows, longest = self.units.shapes_at(units)
-            return rows * padded_widths(longest, multiple)
-
-        unit, width = self._longest(padded)
-        if width > self.max_tokens:
-            raise UsageError(
-                f"{self._unit} {unit} takes {width} tokens and max_tokens is {self.max_tokens}: "
-                f"leave it out (data.filter('length <= {self.max_tokens}')) or raise it"
-            )
-        return BudgetStepper(
-            self.order, self.units, self.geometry, self.max_tokens, multiple, self.max_patches
-        )
-
-    def _refuse_more_patches(self, max_patches: int) -> None:
-        unit, patches = self._longest(self.units.patches_at)
-        if patches > max_patches:
-            raise UsageError(
-                f"{self._unit} {unit} has {patches} patches and max_patches is {max_patches}: "
-                f"leave it out (data.filter('patches <= {max_patches}')) or raise it"
-            )
-
-    def _refuse_longer(self, micro: MicroBatches) -> None:
-        """A row, or a group, that takes more than a whole micro-batch."""
-
-        def taken(units: Int64Array) -> Int64Array:
-            if micro.layout == "padded":
-                rows, longest = self.units.shapes_at(units)
-                return rows * micro.places(longest)
-            packs = self.units.as_packs(units)
-            return packs.per_pack(micro.places(packs.lengths))
-
-        unit, most = self._longest(taken)
-        if most > micro.budget:
-            raise UsageError(
-                f"{self._unit} {unit} takes {most} tokens and a micro-batch has at most "
-                f"{micro.budget}: leave it out (data.filter('length <= {micro.budget}')) or raise "
-                "max_tokens"
-            )
+            if length > pack.length:
+                raise UsageError(
+                    f"row {row} has pictures and {length} tokens, and a pack only {pack.length}; "
+                    "rows with pictures are not cut: choose Pack(oversize='drop'), a larger "
+                    "length, or leave such rows out "
+                    f"(data.filter('pictures == 0 or length <= {pack.length}'))"
+                )
 
     @property
-    def _unit(self) -> str:
-        """What a unit is called."""
+    def unit(self) -> str:
         return "group" if self.units.grouped else "row"
 
-    def _longest(self, lengths_at: Callable[[Int64Array], Int64Array]) -> tuple[int, int]:
-        """The first longest unit and its length."""
+    def longest(self, lengths_at: Callable[[Int64Array], Int64Array]) -> tuple[int, int]:
+        """The first unit with the largest length, and that length."""
         best = (0, 0)
         for first in range(0, self.units.count, _CHUNK):
             numbers = np.arange(first, min(first + _CHUNK, self.units.count), dtype=np.int64)
@@ -370,75 +167,220 @@ class Stream:
                 best = (first + place, int(lengths[place]))
         return best
 
-    # Service
+    def require_at_most(
+        self, values_at: Callable[[Int64Array], Int64Array], limit: int, what: str, name: str
+    ) -> None:
+        """Raise `UsageError` where a unit exceeds a budget of ``what`` (a column of filters)."""
+        unit, most = self.longest(values_at)
+        if most > limit:
+            column = "length" if what == "tokens" else what
+            raise UsageError(
+                f"{self.unit} {unit} takes {most} {what} and {name} is {limit}: leave it out "
+                f"(data.filter('{column} <= {limit}')) or raise it"
+            )
 
     def check(self, cursor: Cursor) -> None:
-        """Refuse a cursor that lies outside of its epoch, or in one that nobody reaches."""
+        """Raise `StateError` for a cursor outside of its epoch, or beyond the last one."""
         if cursor.epoch > self.last_epoch:
-            raise StateError(
-                f"the state stands in epoch {cursor.epoch}; the last is {self.last_epoch}"
-            )
+            raise StateError(f"the state's epoch is {cursor.epoch}; the last is {self.last_epoch}")
         self.samples.check(cursor)
 
     @property
     def last_epoch(self) -> int:
-        """The last epoch whose positions, counted from the first, keep within 64 bits."""
+        """The last epoch whose positions, counted from the first, fit into 64 bits."""
         return LARGEST // self.order.rows - 1
 
     def checked_epoch(self, epoch: Any) -> int:
-        """An epoch as somebody names it.
-
-        Raises:
-            UsageError: It is no whole number from 0, or too large.
-        """
         if isinstance(epoch, bool) or not isinstance(epoch, int | np.integer) or epoch < 0:
-            raise UsageError(f"epoch must be a whole number from 0, not {epoch!r}")
+            raise UsageError(f"epoch must be a non-negative integer, got {epoch!r}")
         if epoch > self.last_epoch:
             raise UsageError(f"epoch is {epoch}; the last is {self.last_epoch}")
         return int(epoch)
 
-    def steps(self, cursor: Cursor, end: int | None) -> Iterator[tuple[Step, Cursor]]:
-        """Steps from a cursor on, each with the cursor behind it."""
-        while True:
-            found = self.stepper.step(cursor, end)
-            if found is None:
-                return
-            yield found
-            cursor = found[1]
+    def served(self, cursor: Cursor) -> dict[str, dict[str, int]]:
+        """Rows, whole passes, tokens and trained tokens of every source before a cursor.
 
-    def batches(self, cursor: Cursor, end: int | None) -> Iterator[tuple[Any, Cursor]]:
-        """Batches (or lists of them) from a cursor on, each with the cursor behind it."""
-        for step, behind in self.steps(cursor, end):
-            yield self.filler.fill(step), behind
+        A function of the cursor. Rows of completed windows are a prefix of each source's own order,
+        known in closed form; those of a started window (packs, or rows grouped by length) are
+        looked up. Tokens of whole passes are stored totals; of the current pass they are added up
+        from stored lengths.
+        """
+        started: list[Int64Array] = []  # units served from windows that are not completed
+        position, order = cursor.position, self.order
+        if isinstance(self.samples, PackSamples):
+            position = min(cursor.window * self.samples.window, order.rows)
+            inside = cursor.position - cursor.packs_before
+            if inside:
+                packs = self.samples.packed(cursor.epoch, cursor.window)
+                stop = int(packs.bounds[inside])
+                # A row that was split counts with its first piece.
+                started.append(packs.rows[:stop][packs.starts[:stop] == 0])
+        if isinstance(order, GroupedOrder):
+            start = position // order.window * order.window
+            started.append(order.indices(cursor.epoch, np.arange(start, position, dtype=np.int64)))
+            position, order = start, order.base
+        extra = np.concatenate([np.zeros(0, dtype=np.int64), *started])
+        if self.mixture is None or not isinstance(order, MixedOrder):
+            before = cursor.epoch * order.rows + position
+            return {"data": _served_by(before, order, self.units, extra)}
+        found = {}
+        counts = order.schedule.served(cursor.epoch, position)
+        begin = 0
+        for number, (name, view) in enumerate(
+            zip(self.mixture.names, self.mixture.views, strict=True)
+        ):
+            units = replace(self.units, view=view)
+            own = extra[(extra >= begin) & (extra < begin + units.count)] - begin
+            found[name] = _served_by(counts[number], order.orders[number], units, own)
+            begin += units.count
+        return found
 
-    def served(self, cursor: Cursor) -> Account:
-        """What each source gave before a cursor."""
-        return served(cursor, self.order, self.samples, self.units, self.mixture)
+
+def _served_by(before: int, order: Order, units: Units, extra: Int64Array) -> dict[str, int]:
+    """What a source served: the first ``before`` positions of its order, and ``extra`` units."""
+    passes, rest = divmod(before, order.rows)
+    tokens, trained = int(units.tokens_at(extra).sum()), int(units.trained_at(extra).sum())
+    if passes:
+        tokens += passes * units.view.total("lengths")
+        trained += passes * units.view.total("trained")
+    for first in range(0, rest, _CHUNK):
+        positions = np.arange(first, min(first + _CHUNK, rest), dtype=np.int64)
+        rows = order.indices(passes, positions)
+        tokens += int(units.tokens_at(rows).sum())
+        trained += int(units.trained_at(rows).sum())
+    rows_served = before + extra.size
+    return {
+        "rows": rows_served,
+        "passes": rows_served // order.rows,
+        "tokens": tokens,
+        "trained_tokens": trained,
+    }
 
 
-def packing_plan(
-    data: Store | View | Mixture,
-    pack: Pack,
-    *,
-    order: str = "feistel",
-    seed: int = 42,
-    epoch: int = 0,
-    world_size: int = 1,
-) -> tuple[int, int]:
-    """Packs of one epoch as a loader would make them, and the tokens in them."""
-    # The plan asks for no token, so any padding will do.
-    stream = Stream(data, seed=seed, order=order, world_size=world_size, pack=pack, pad_id=0)
-    assert isinstance(stream.samples, PackSamples)
-    return stream.samples.fill(epoch)
+class WholeRun:
+    """The samples of several epochs by number: rows, groups or packs, each epoch in our order.
 
+    Sample i is a function of (seed, i), so a trainer that skips the first n samples resumes
+    exactly, in any process and with any number of workers. Nothing is kept per row. With packing
+    the number of packs in every window of every epoch is kept (8 bytes per 65,536 rows and epoch),
+    since the length of the list must be known; it is pickled along, so workers do not count again.
 
-def _order_name(order: str | LengthGrouped, shuffle: bool) -> tuple[str, LengthGrouped | None]:
-    grouping = LengthGrouped() if order == "length_grouped" else None
-    if isinstance(order, LengthGrouped):
-        grouping, order = order, "length_grouped"
-    check_one_of("order", order, ORDERS)
-    if shuffle:
-        return order, grouping
-    if order not in ("feistel", "sequential"):
-        raise UsageError(f"shuffle=False serves rows as they stand: it excludes order={order!r}")
-    return "sequential", None
+    Args:
+        data: A store, a view or a mixture.
+        epochs: How many epochs follow each other.
+        seed: Of the order.
+        order: One of `ORDERS`, or a `LengthGrouped`.
+        pack: Samples are packs instead of rows.
+        slots: How many tokens of a pack a row takes; then the reader of a pack pads its rows.
+        world_size: Ranks; only packing with ``balanced`` uses them.
+        unit: Samples are rows or groups. Rows of groups are only served in their stored order.
+        ends: Where each window's packs end, when already counted.
+    """
+
+    def __init__(
+        self,
+        data: Store | View | Mixture,
+        *,
+        epochs: int = 1,
+        seed: int = 42,
+        order: str | LengthGrouped = "feistel",
+        pack: Pack | None = None,
+        slots: Slots | None = None,
+        world_size: int = 1,
+        unit: str = "rows",
+        ends: Int64Array | None = None,
+    ) -> None:
+        if isinstance(epochs, bool) or not isinstance(epochs, int | np.integer) or epochs < 1:
+            raise UsageError(f"epochs must be a positive integer, got {epochs!r}")
+        self.epochs = int(epochs)
+        self.unit = unit
+        self._data = data if isinstance(data, Mixture) else as_view(data)
+        view = self._data.view if isinstance(self._data, Mixture) else self._data
+        if view.is_mapped:
+            raise UsageError(
+                "exports and other libraries' datasets are named by their content, and the "
+                "function of a map is part of no name: serve mapped rows with a Loader, or prepare "
+                "them as they shall be"
+            )
+        if view.has_groups and unit == "rows" and (order != "sequential" or pack is not None):
+            raise UsageError(
+                "the rows of this data belong to groups, which would be parted: take them in the "
+                "order sequential and without packs, or serve groups with a Loader"
+            )
+        self._options: dict[str, Any] = {
+            "seed": seed, "order": order, "pack": pack, "slots": slots, "unit": unit,
+        }  # fmt: skip
+        self._ranks = world_size
+        self._stream = Stream(self._data, ranks=world_size, **self._options)
+        self._stream.checked_epoch(self.epochs - 1)
+        self.view = self._stream.view
+        self.pad_id = self.view.pad_id
+        self.slots = slots
+        self.spec = self._stream.spec
+        self._ends = ends
+        if ends is None and isinstance(self._stream.samples, PackSamples):
+            counts = map(self._stream.samples.window_counts, range(self.epochs))
+            self._ends = np.cumsum([count for epoch in counts for count in epoch], dtype=np.int64)
+        if not len(self):
+            raise UsageError("there is nothing to serve: an epoch has no samples")
+
+    def __reduce__(self) -> Any:
+        options: dict[str, Any] = {
+            "epochs": self.epochs,
+            "world_size": self._ranks,
+            "ends": self._ends,
+        }
+        return partial(WholeRun, **options, **self._options), (self._data,)
+
+    def __len__(self) -> int:
+        if self._ends is None:
+            return self._stream.order.rows * self.epochs
+        return int(self._ends[-1])
+
+    @property
+    def tokens(self) -> int:
+        """About how many tokens all samples have together: of every epoch, all rows."""
+        total = self.view.total("lengths")
+        return round(total / len(self.view) * self._stream.order.rows * self.epochs)
+
+    def packs(self, indices: Iterable[SupportsIndex]) -> Packs:
+        """Samples by number, as integers: a row is a pack of one piece, a group one of several."""
+        numbers = np.asarray([int(index) for index in indices], dtype=np.int64)
+        wrong = (numbers < 0) | (numbers >= len(self))
+        if wrong.any():
+            raise IndexError(f"sample {int(numbers[wrong][0])} of {len(self)}")
+        if self._ends is None:
+            return self._stream.units.as_packs(unroll(self._stream.order, numbers))
+        return self._stream.units.expand(self._packs(numbers, self._ends))
+
+    def _packs(self, numbers: Int64Array, ends: Int64Array) -> Packs:
+        samples = self._stream.samples
+        assert isinstance(samples, PackSamples)
+        windows = np.searchsorted(ends, numbers, side="right")
+        found: list[Packs] = []
+        places: list[Int64Array] = []
+        for window in np.unique(windows).tolist():
+            here = np.flatnonzero(windows == window)
+            begin = int(ends[window - 1]) if window else 0
+            packed = samples.packed(*divmod(window, samples.windows))
+            found.append(packed.take(numbers[here] - begin))
+            places.append(here)
+        if len(found) <= 1:
+            return Packs.join(found)
+        back = np.argsort(np.concatenate(places), kind="stable")
+        return Packs.join(found).take(back)
+
+    def pieces(self, indices: Iterable[SupportsIndex]) -> list[list[Piece]]:
+        """Samples by number: ids and mask of their pieces, as views of the stored tokens."""
+        packs = self.packs(indices)
+        pieces = self.read(packs)
+        return [pieces[first:stop] for first, stop in pairwise(packs.bounds.tolist())]
+
+    def read(self, packs: Packs) -> list[Piece]:
+        """Ids and mask of every piece of some packs, one after the other.
+
+        With slots a piece also has the tokens of its row that take no place in the slot.
+        """
+        if self.slots is not None:
+            packs = replace(packs, lengths=packs.lengths + self.slots.unpredicted)
+        return read_pieces(self.view.rows(packs.rows), packs.starts, packs.lengths)

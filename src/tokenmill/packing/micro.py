@@ -77,6 +77,8 @@ class MicroBatches:
             samples are packs, one per line.
         hidden_size: Of the model, for ``balance="work"``: a token's matrices take as much work as
             attention to 6 × hidden_size others.
+        max_patches: Patches of the images of a micro-batch, at most; with a `Pack` also those of a
+            pack. None sets no bound.
     """
 
     max_tokens: int
@@ -86,10 +88,13 @@ class MicroBatches:
     shards: str = "zigzag"
     layout: str = "slab"
     hidden_size: int = 4096
+    max_patches: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("max_tokens", "context_parallel", "hidden_size"):
             check_positive(f"MicroBatches.{name}", getattr(self, name))
+        if self.max_patches is not None:
+            check_positive("MicroBatches.max_patches", self.max_patches)
         if not isinstance(self.align, Align):
             raise UsageError(f"MicroBatches.align must be a tm.Align, not {self.align!r}")
         for name, known in (("balance", BALANCE), ("shards", SHARDS), ("layout", LAYOUTS)):
@@ -123,13 +128,20 @@ class MicroBatches:
         """Tokens that sequences of these lengths take, padding included."""
         return -(-lengths // self.sequence) * self.sequence
 
+    def tokens_of(self, packs: Packs) -> Int64Array:
+        """Tokens of the budget that every sample takes, padding included."""
+        places = self.places(packs.lengths)
+        if self.layout == "padded":
+            return packs.longest(places) * np.diff(packs.bounds)
+        return packs.per_pack(places)
+
     def plan(
         self,
         packs: Packs,
         trained: Int64Array,
         ranks: int,
         length: int | None = None,
-        patches: tuple[Int64Array, int] | None = None,
+        patches: Int64Array | None = None,
     ) -> tuple[Int64Array, int]:
         """Micro-batch of every sample of a step, and how many each rank has.
 
@@ -140,9 +152,11 @@ class MicroBatches:
             trained: Trained tokens of every piece.
             ranks: That have different samples.
             length: Tokens of every sample, where samples are packs.
-            patches: Of every piece, and how many a micro-batch may have, where that is bounded.
+            patches: Of every piece; needed with ``max_patches``.
         """
-        loads = None if patches is None else (packs.per_pack(patches[0]), patches[1])
+        loads = None
+        if self.max_patches is not None and patches is not None:
+            loads = packs.per_pack(patches), self.max_patches
         places = self.places(packs.lengths)
         by_trained = self.balance == "trained"
         if length is None and self.layout == "padded":

@@ -56,8 +56,7 @@ from tokenmill.loader import LengthGrouped, WholeRun
 from tokenmill.loader.filler import Filler
 from tokenmill.loader.group_batches import GroupFiller, group_counts
 from tokenmill.loader.media import Pixels
-from tokenmill.loader.steps import Step
-from tokenmill.loader.units import Units
+from tokenmill.loader.samples import Step, Units
 from tokenmill.optional import installed_version
 from tokenmill.packing import Pack
 from tokenmill.prompts import PromptDataset, shape_row

@@ -12,7 +12,6 @@ from __future__ import annotations
 from tokenmill.optional import optional
 
 with optional("torch"):
-    from tokenmill.integrations.torch.dataloader import DataLoader
-    from tokenmill.integrations.torch.dataset import Dataset
+    from tokenmill.integrations.torch.dataloader import DataLoader, Dataset
 
     __all__ = ["DataLoader", "Dataset"]

@@ -1,36 +1,47 @@
-"""A DataLoader whose state is exact for any number of workers.
+"""A DataLoader whose state is exact for any number of workers, and a map-style dataset.
 
 `DataLoader` wraps a plain `torch.utils.data.DataLoader`. The main process computes the steps of a
 `tokenmill.Loader` (integers only) and sends each as the "index" of one batch; a worker fills it;
-batches come back in order. The cursor behind every step waits in a queue of our own here and is
-counted when its batch is handed to the trainer. So what lies prefetched in queues, workers and
-the pinning thread is never counted, and workers hold no state at all: their number, start method
-and prefetch may change at any resume.
+batches come back in order. The next cursor of every step waits in a queue of the main process and
+counts when its batch is handed to the trainer. So prefetched batches are never counted, and workers
+hold no state: their number, start method and prefetch may change at any resume.
+
+`Dataset` is a store or view as a `torch.utils.data.Dataset`, for trainers that own the sampler.
 """
 
 from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils import data as torch_data
 
-from tokenmill.dataset import Mixture, View
+from tokenmill.dataset import Mixture, View, as_view
 from tokenmill.errors import TokenmillError, UsageError, WorkerError
-from tokenmill.integrations.torch.dataset import as_tensors
-from tokenmill.loader import Cursor, Loader, LoaderIterator
-from tokenmill.loader.steps import Step
-from tokenmill.loader.stream import BatchFiller
+from tokenmill.integrations.trainers import TORCH, ItemRows, RowDataset
+from tokenmill.loader import Cursor, Loader, LoaderIterator, Step
+from tokenmill.loader.loader import BatchFiller
+from tokenmill.packing import Batch, fill_rows
 from tokenmill.store import Store
 
+Item = dict[str, torch.Tensor]
 TensorBatch = dict[str, Any]
 
 
+def as_tensors(batch: Batch) -> TensorBatch:
+    """Arrays as tensors over the same memory; other values unchanged."""
+    return {
+        name: torch.from_numpy(value) if isinstance(value, np.ndarray) else value
+        for name, value in batch.items()
+    }
+
+
 class _Steps(torch_data.Dataset[Any]):  # type: ignore[misc]
-    """What workers hold: a filler, to which a step is an index."""
+    """The dataset of the workers: its "index" is a step."""
 
     def __init__(self, filler: BatchFiller) -> None:
         self._filler = filler
@@ -40,50 +51,36 @@ class _Steps(torch_data.Dataset[Any]):  # type: ignore[misc]
         return list(map(as_tensors, filled)) if isinstance(filled, list) else as_tensors(filled)
 
 
-class _Sampler:
-    """Steps from a cursor to the start of an epoch; the cursors behind them wait in a queue."""
+class _StepSampler:
+    """The steps of torch's next iterator; their next cursors are appended to a queue."""
 
-    def __init__(self, loader: Loader) -> None:
-        self._loader = loader
-        self.begin(loader.cursor, None)
+    def __init__(self) -> None:
+        self._next: tuple[Iterator[tuple[Step, Cursor]], deque[Cursor]] = iter(()), deque()
 
-    def begin(self, cursor: Cursor, stop: int | None) -> deque[Cursor]:
-        """Where torch's next iterator runs; gives the queue."""
-        self._cursor, self._stop = cursor, stop
-        self._waiting: deque[Cursor] = deque()
-        return self._waiting
+    def begin(self, steps: Iterator[tuple[Step, Cursor]]) -> deque[Cursor]:
+        cursors: deque[Cursor] = deque()
+        self._next = steps, cursors
+        return cursors
 
     def __iter__(self) -> Iterator[Step]:
-        # Bound now: torch asks for the first step later, and may ask for a second iterator first.
-        return self._walk(self._loader.stream.steps(self._cursor, self._stop), self._waiting)
+        # Bound now: torch takes the first step later, and may ask for a second iterator first.
+        return self._walk(*self._next)
 
     @staticmethod
-    def _walk(steps: Iterator[tuple[Step, Cursor]], waiting: deque[Cursor]) -> Iterator[Step]:
-        for step, behind in steps:
-            waiting.append(behind)
+    def _walk(steps: Iterator[tuple[Step, Cursor]], cursors: deque[Cursor]) -> Iterator[Step]:
+        for step, next_cursor in steps:
+            cursors.append(next_cursor)
             yield step
-
-    def __len__(self) -> int:
-        return len(self._loader)
-
-
-def as_loader(data: Loader | Store | View | Mixture, arguments: dict[str, Any]) -> Loader:
-    """The loader that was given, or one of data and arguments."""
-    if not isinstance(data, Loader):
-        return Loader(data, **arguments)
-    if arguments:
-        raise UsageError(f"say {', '.join(arguments)} to the loader, not here")
-    return data
 
 
 class DataLoader:
     """Batches of a `tokenmill.Loader` as tensors, filled in worker processes.
 
     Args:
-        data: A loader, or what a loader is made of.
+        data: A loader, or the data of one.
         num_workers: Worker processes; 0 fills batches in this one.
         pin_memory: Hand out batches in page-locked memory.
-        prefetch_factor: Batches per worker that may lie ready.
+        prefetch_factor: Batches per worker that may be ready.
         persistent_workers: Keep workers from one ``iter`` to the next; then only the latest
             iterator may be used.
         multiprocessing_context: fork, forkserver, spawn, or a context.
@@ -105,17 +102,19 @@ class DataLoader:
         worker_init_fn: Callable[[int], None] | None = None,
         **arguments: Any,
     ) -> None:
-        self.loader = as_loader(data, arguments)
-        self._persistent = persistent_workers
+        if isinstance(data, Loader) and arguments:
+            raise UsageError(f"say {', '.join(arguments)} to the loader, not here")
+        self.loader = data if isinstance(data, Loader) else Loader(data, **arguments)
         self.has_workers = num_workers > 0
-        self._sampler = _Sampler(self.loader)
+        self._persistent = persistent_workers
+        self._sampler = _StepSampler()
         # Weak, so that a dropped iterator ends its workers at once, not when garbage is collected.
         self._latest: weakref.ref[_Iterator] | None = None
         # A generator of its own: torch would draw a base seed from the global one at every iter().
         generator = torch.Generator()
         generator.manual_seed(0)
         self._torch: Any = torch_data.DataLoader(
-            _Steps(self.loader.stream.filler),
+            _Steps(self.loader.filler),
             batch_size=None,
             sampler=self._sampler,
             num_workers=num_workers,
@@ -125,46 +124,48 @@ class DataLoader:
             multiprocessing_context=multiprocessing_context,
             timeout=timeout,
             worker_init_fn=worker_init_fn,
-            collate_fn=_as_it_is,
+            collate_fn=_unchanged,
             generator=generator,
         )
 
     def __iter__(self) -> Iterator[TensorBatch]:
-        """The rest of the epoch, as `tokenmill.Loader` serves it."""
+        """The rest of the epoch, like `tokenmill.Loader`."""
         return self._latest_of(_Iterator(self))
 
-    def repeat(self) -> Iterator[TensorBatch]:
-        """As `tokenmill.Loader.repeat`."""
-        return self._latest_of(_Iterator(self, repeat=True))
+    def repeat(self, epochs: int | None = None) -> Iterator[TensorBatch]:
+        """Like `tokenmill.Loader.repeat`."""
+        self.loader.repeat(epochs)  # validates
+        return self._latest_of(_Iterator(self, repeat=True, epochs=epochs))
 
     def _latest_of(self, iterator: _Iterator) -> _Iterator:
         self._latest = weakref.ref(iterator)
         return iterator
 
     def __len__(self) -> int:
-        """As of `tokenmill.Loader`: batches of the epoch it stands in."""
         return len(self.loader)
 
     def set_epoch(self, epoch: int) -> None:
-        """As `tokenmill.Loader.set_epoch`."""
+        """Like `tokenmill.Loader.set_epoch`."""
         self.loader.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """As `tokenmill.Loader.state_dict`: counts what was handed out."""
+        """Like `tokenmill.Loader.state_dict`: counts what was handed out."""
         return self.loader.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """As `tokenmill.Loader.load_state_dict`."""
+        """Like `tokenmill.Loader.load_state_dict`."""
         self.loader.load_state_dict(state)
 
     def served(self) -> dict[str, dict[str, int]]:
-        """As `tokenmill.Loader.served`."""
+        """Like `tokenmill.Loader.served`."""
         return self.loader.served()
 
-    def open(self, cursor: Cursor, stop: int | None) -> Iterator[tuple[TensorBatch, Cursor]]:
-        """What torch hands out from a cursor on, each with the cursor behind it."""
-        waiting = self._sampler.begin(cursor, stop)
-        return ((batch, waiting.popleft()) for batch in iter(self._torch))
+    def open(
+        self, cursor: Cursor, end: int | None, *, repeat: bool
+    ) -> Iterator[tuple[TensorBatch, Cursor]]:
+        """Batches from a cursor to the epoch ``end``, each with the next cursor."""
+        cursors = self._sampler.begin(self.loader.steps(cursor, end, repeat=repeat))
+        return ((batch, cursors.popleft()) for batch in iter(self._torch))
 
     def is_stale(self, iterator: _Iterator) -> bool:
         """Whether persistent workers now serve another iterator."""
@@ -175,12 +176,14 @@ class DataLoader:
 class _Iterator(LoaderIterator):
     """The loader's own iterator, with batches from torch."""
 
-    def __init__(self, owner: DataLoader, *, repeat: bool = False) -> None:
+    def __init__(
+        self, owner: DataLoader, *, repeat: bool = False, epochs: int | None = None
+    ) -> None:
+        super().__init__(owner.loader, repeat=repeat, epochs=epochs)
         self._owner = owner
-        super().__init__(owner.loader, repeat=repeat)
 
-    def _open(self, cursor: Cursor, stop: int | None) -> Iterator[tuple[TensorBatch, Cursor]]:
-        return self._owner.open(cursor, stop)
+    def _open(self, cursor: Cursor, end: int | None) -> Iterator[tuple[TensorBatch, Cursor]]:
+        return self._owner.open(cursor, end, repeat=self._repeat)
 
     def __next__(self) -> Any:
         if self._owner.is_stale(self):
@@ -194,13 +197,52 @@ class _Iterator(LoaderIterator):
 
 
 def _is_death_of_a_worker(error: Exception) -> bool:
-    """Torch says so itself, or the pipe that a tensor came through is broken."""
     # What a worker's own code raised comes with torch's remark that it was caught there.
     if isinstance(error, TokenmillError) or str(error).startswith("Caught "):
         return False
     return not isinstance(error, RuntimeError) or str(error).startswith("DataLoader worker")
 
 
-def _as_it_is(batch: TensorBatch) -> TensorBatch:
-    """Nothing to collate: a step is a whole batch (a function, because workers pickle it)."""
+def _unchanged(batch: TensorBatch) -> TensorBatch:
+    """A step is a whole batch: nothing to collate. A function, because workers pickle it."""
     return batch
+
+
+class Dataset(RowDataset, torch_data.Dataset[Item]):  # type: ignore[misc]
+    """Rows of a store or view by number: input_ids, labels and loss_mask as tensors.
+
+    ``__getitems__`` fetches the rows of a batch at once. Pickles under 16 KiB.
+
+    Args:
+        data: A store or a view.
+        pad_id: Token that `collate` pads with; None takes the tokenizer's pad, else its eos.
+        pad_side: right or left.
+        pad_to_multiple_of: `collate` rounds widths up to this.
+    """
+
+    trainer = TORCH
+
+    def __init__(
+        self,
+        data: Store | View,
+        *,
+        pad_id: int | None = None,
+        pad_side: str = "right",
+        pad_to_multiple_of: int | None = None,
+    ) -> None:
+        self.view = self.trainer.check(as_view(data))
+        self.item_rows = ItemRows(len(self.view))
+        self._pad_id = self.view.pad_id if pad_id is None else pad_id
+        self._pad_side = pad_side
+        self._multiple = pad_to_multiple_of
+
+    def collate(self, items: Sequence[Item]) -> TensorBatch:
+        """Pad items into a batch like `tokenmill.Loader`: the ``collate_fn`` to use."""
+        if self._pad_id is None:
+            raise UsageError("the tokenizer names neither a pad nor an eos token: say pad_id")
+        pieces = [
+            (item["input_ids"].numpy().astype(np.int32), item["loss_mask"].numpy())
+            for item in items
+        ]
+        batch = fill_rows(pieces, self._pad_id, side=self._pad_side, multiple=self._multiple)
+        return as_tensors(batch)
