@@ -609,6 +609,16 @@ def differences(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
     ]
 
 
+def other_tree(directory: Path, commit: str) -> Path:
+    """A worktree of another commit."""
+    tree = directory / commit / "tree"
+    if not tree.exists():
+        tree.parent.mkdir(parents=True, exist_ok=True)
+        command = ["git", "worktree", "add", "--detach", str(tree), commit]
+        subprocess.run(command, cwd=PROJECT, check=True)
+    return tree
+
+
 def main() -> int:
     """Compare the sections that the command line names."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
@@ -624,16 +634,12 @@ def main() -> int:
         answer(asked.sections[0], asked.answers, asked.shared)
         return 0
     shared = asked.shared or _unpacked()
-    base = asked.dir / asked.commit
-    if not (base / "tree").exists():
-        base.mkdir(parents=True, exist_ok=True)
-        subprocess.run(["git", "worktree", "add", "--detach", base / "tree", asked.commit],
-                       cwd=PROJECT, check=True)  # fmt: skip
+    tree = other_tree(asked.dir, asked.commit)
     found = 0
     for section in asked.sections or SECTIONS:
-        before, after = base / f"{section}.json", asked.dir / f"{os.getpid()}-{section}.json"
+        before, after = tree.parent / f"{section}.json", asked.dir / f"{os.getpid()}-{section}.json"
         if not before.exists():
-            run(section, before, base / "tree", shared)
+            run(section, before, tree, shared)
         run(section, after, PROJECT, shared)
         old, new = (json.loads(path.read_text(encoding="utf-8")) for path in (before, after))
         after.unlink()

@@ -24,7 +24,7 @@ from playwright.sync_api import sync_playwright
 
 import tokenmill as tm
 from tokenmill.api import run_recipe
-from tokenmill.report.page import make_page
+from tokenmill.report.page.document import make_page
 from tokenmill.report.page.serve import Viewer, serve
 from tokenmill.store import Store
 

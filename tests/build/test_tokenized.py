@@ -20,7 +20,7 @@ import pytest
 import tokenmill as tm
 from tests.build.making import EXAMPLES, INLINE, TOKENIZER, files_of, small_cuts, write_rows
 from tokenmill.errors import UsageError
-from tokenmill.report.page import make_page
+from tokenmill.report.page.document import make_page
 from tokenmill.report.row import store_tokenizer, view_row
 from tokenmill.report.stats import store_stats
 from tokenmill.store import Row, Store

@@ -20,7 +20,7 @@ from tests.chat.judge import make_renderer, oracle
 from tests.chat.loop_oracle import Refused
 from tests.chat.templates import ALL, CHATML
 from tokenmill.chat import ChatSpec, Renderer, Rendering
-from tokenmill.chat.groups import AnswerGroup, read_row
+from tokenmill.chat.shapes import AnswerGroup, read_row
 from tokenmill.errors import RowError, UsageError
 
 Message = dict[str, Any]

@@ -11,11 +11,10 @@ import pytest
 
 import tokenmill as tm
 from tests.cli.harness import Shell
-from tests.page.test_document import data_of, inflated
+from tests.page.test_document import data_of
 from tokenmill import Store, open_store
 from tokenmill.report.page.rows import row_document
-from tokenmill.report.row import store_tokenizer
-from tokenmill.report.row_facts import RowFacts
+from tokenmill.report.row import RowFacts, store_tokenizer
 
 
 @pytest.fixture
@@ -116,8 +115,8 @@ def test_pages_hold_values_of_rows_and_tokens(shell: Shell, own: Store, tmp_path
     own.attach("reward", [*range(19), float("-inf")], made_by="judge")
     own.attach("ref", tokens_of(own), made_by="m", per="token")
     assert shell("inspect", own.path, "--html", tmp_path / "page.html").code == 0
-    (block,) = data_of((tmp_path / "page.html").read_bytes())["rows"]["blocks"]
-    attached = inflated(block["rows"])["attached"]
+    rows = data_of((tmp_path / "page.html").read_bytes())["rows"]
+    attached = [row["attached"] for row in sorted(rows, key=lambda row: row["row"])]
     assert [row["reward"] for row in attached] == [*range(19), "-inf"]
     tokenizer = store_tokenizer(own)
     for number, row in enumerate(attached):

@@ -18,7 +18,7 @@ from tokenmill.options import declared
 from tokenmill.packing.packs import METHODS, OVERSIZE
 from tokenmill.prompts.spec import PromptSpec
 from tokenmill.report.lint.rules import FAIL_ON
-from tokenmill.report.row_lookup import RULES
+from tokenmill.report.lookup import RULES
 from tokenmill.rollouts import FORMATS as ROLLOUT_FORMATS
 from tokenmill.rollouts.verdict import CLASSES
 from tokenmill.store.sidecars import PER
@@ -35,7 +35,7 @@ OWN = {
     "export": {"format": FORMATS, "mask": MASKS, "layout": LAYOUTS, **PACKS},
     "inspect": {"rule": RULES},
     "lint": {"fail_on": FAIL_ON},
-    "pack": PACKS,
+    "stats": {"method": METHODS, "oversize": OVERSIZE},
     "trace": {"format": ("auto", *ROLLOUT_FORMATS), "fail_on": CLASSES[:0:-1]},
 }
 

@@ -77,7 +77,7 @@ def test_store_without_rows_can_be_looked_at(shell: Shell, tmp_path: Path) -> No
     assert shell("stats", path, "--json").json["percentiles"] == {}
     assert shell("verify", path, "--json").json["ok"]
     assert shell("inspect", path, "--json").code == 2
-    assert shell("pack", path, "--length", "9", "--json").code == 2
+    assert shell("stats", path, "--pack", "9", "--json").json["packing"][0]["packs"] == 0
 
 
 def test_trimmed_turns_are_told(shell: Shell, tmp_path: Path) -> None:

@@ -58,9 +58,9 @@ WRONG = {
     "source row out of range": ["rows", "SRC", "--row", "20"],
     "no duration": ["cache", "gc", "--grace", "soon"],
     "no such store to collect": ["cache", "gc", "--store", "0" * 40],
-    "no pack length": ["pack", "STORE"],
-    "unknown pack method": ["pack", "STORE", "--length", "512", "--method", "tetris"],
-    "pack length 0": ["pack", "STORE", "--length", "0"],
+    "neither a store nor a mixture": ["stats"],
+    "unknown pack method": ["stats", "STORE", "--pack", "512", "--method", "tetris"],
+    "pack length 0": ["stats", "STORE", "--pack", "0"],
 }  # fmt: skip
 
 BAD = {
@@ -277,14 +277,20 @@ def test_defect_of_our_own_is_still_one_json_object(
 
 
 NAMED = {
-    "row too long to pack": (["pack", "STORE", "--length", "9"], "choose --oversize drop | trunc"),
+    "row too long to pack": (
+        ["stats", "STORE", "--pack", "9", "--oversize", "error"],
+        "choose --oversize drop | trunc",
+    ),
     "row too long to export": (
         ["export", "STORE", "--format", "packed-parquet", "--length", "9", "--out", "OUT"],
         "choose --oversize drop | truncate | split or a larger length",
     ),
-    "field of a pack": (["pack", "STORE", "--length", "0"], "--length is 0; it is a positive"),
+    "field of a pack": (
+        ["export", "STORE", "--format", "packed-parquet", "--length", "0"],
+        "--length is 0; it is a positive",
+    ),
     "choice of a pack": (
-        ["pack", "STORE", "--length", "9", "--oversize", "x"],
+        ["stats", "STORE", "--pack", "9", "--oversize", "x"],
         "'--oversize': 'x' is not one of 'error', 'drop', 'truncate', 'split'",
     ),
     "choice of a recipe": (

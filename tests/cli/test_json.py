@@ -141,26 +141,25 @@ def test_why_builds_nothing(shell: Shell, chat: Path, own_cache: Path) -> None:
     assert not (own_cache / "stores").exists()
 
 
-def test_pack_json_counts_the_loaders_packs(shell: Shell, store: Path) -> None:
+def test_stats_pack_counts_the_loaders_packs(shell: Shell, store: Path) -> None:
     from tokenmill import Loader, Pack
 
     opened = open_store(store)
     longest = int(opened.lengths.max())
     for method in ("best_fit", "first_fit", "sequential", "balanced"):
-        wish = ("--length", str(2 * longest), "--method", method, "--window", "3")
-        told = shell("pack", store, *wish, "--json").json
-        assert {"packs", "fill", "seconds"} <= set(told)
+        wish = ("--pack", str(2 * longest), "--method", method, "--window", "3")
+        [told] = shell("stats", store, *wish, "--json").json["packing"]
         loader = Loader(opened, batch_size=1, pack=Pack(2 * longest, method, 3))
         assert told["packs"] == len(loader)
         assert told["fill"] == pytest.approx(
             int(opened.lengths.sum()) / (told["packs"] * 2 * longest), abs=1e-6
         )
-    refused = shell("pack", store, "--length", "8", "--json")
+    refused = shell("stats", store, "--pack", "8", "--oversize", "error", "--json")
     assert refused.code == 2
     assert "oversize" in refused.error["message"]
-    dropped = shell("pack", store, "--length", str(longest - 1), "--oversize", "drop", "--json")
-    assert dropped.json["tokens_left_out"] >= longest
-    assert "full" in shell("pack", store, "--length", str(longest)).err
+    [dropped] = shell("stats", store, "--pack", str(longest - 1), "--json").json["packing"]
+    assert dropped["rows_longer"] >= 1
+    assert dropped["tokens"] <= int(opened.lengths.sum()) - longest
 
 
 def test_demo_json_is_the_second_prepare(shell: Shell, own_cache: Path) -> None:

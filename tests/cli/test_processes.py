@@ -47,7 +47,7 @@ def test_help_imports_nothing_heavy() -> None:
 
 def test_every_command_has_help(shell: Shell) -> None:
     names = re.findall(r"^  (\w+) ", shell("--help").out.partition("Commands:")[2], re.MULTILINE)
-    assert {"prepare", "rows", "inspect", "stats", "verify", "why", "pack", "cache"} <= set(names)
+    assert {"prepare", "rows", "inspect", "stats", "verify", "why", "cache"} <= set(names)
     for name in names:
         answer = shell(name, "--help")
         assert answer.code == 0

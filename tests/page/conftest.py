@@ -18,7 +18,7 @@ import pytest
 from tests.build.making import EXAMPLES, INLINE, TOKENIZER, write_rows
 from tests.programs import environment
 from tokenmill.api import run_recipe
-from tokenmill.report.page import make_page
+from tokenmill.report.page.document import make_page
 from tokenmill.store import Store
 
 # What has no window of its own takes a fifth less of the processor.

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import base64
-import itertools
+import gzip
 import json
 import re
-import zlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +17,9 @@ from hypothesis import strategies as st
 from tests.cli.harness import Shell
 from tests.page.conftest import ATTACK, Made
 from tokenmill.errors import UsageError
-from tokenmill.report.page import make_page
-from tokenmill.report.page.document import compressed, page, write_page
-from tokenmill.report.page.embedded_rows import varints
+from tokenmill.report.page.document import compressed, make_page, page, write_page
 from tokenmill.report.page.overview import overview
-from tokenmill.report.page.rows import mask_runs
-from tokenmill.report.row import store_tokenizer
-from tokenmill.report.row_facts import RowFacts
+from tokenmill.report.row import RowFacts, store_tokenizer
 from tokenmill.store import Store
 
 
@@ -34,107 +28,55 @@ def element_of(page: bytes) -> bytes:
     return page.split(b'<script type="application/json" id="data">')[1].split(b"</script")[0]
 
 
-def inflated(text: str) -> Any:
-    """What a part of the data says, decoded the plain way."""
-    return json.loads(zlib.decompress(base64.b64decode(text)))
+def decompressed(text: str) -> Any:
+    return json.loads(gzip.decompress(base64.b64decode(text)))
 
 
 def data_of(page: bytes) -> dict[str, Any]:
-    """What the page says beside its rows, and the rows as they stand in it."""
+    """Return everything in a page: overview, selection, rows and the table of pieces."""
     inside = json.loads(element_of(page))
-    return {**inflated(inside["about"]), "rows": inside["rows"]}
-
-
-def numbers(data: bytes) -> Iterator[int]:
-    """An independent reader of varints."""
-    value = shift = 0
-    for byte in data:
-        value |= (byte & 127) << shift
-        shift += 7
-        if byte < 128:
-            yield value
-            value = shift = 0
-
-
-def rows_of(data: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Every row of a page, decoded the plain way."""
-    packed = data["rows"]
-    ids = inflated(packed["pieces"])["ids"]
-    index = inflated(packed["index"])
-    roles, drift, facts = index.pop("roles"), index.pop("drift"), index.pop("numbers")
-    columns = {name: list(itertools.accumulate(steps)) for name, steps in index.items()}
-    for at, block in enumerate(packed["blocks"]):
-        rows = inflated(block["rows"])
-        flat = numbers(zlib.decompress(base64.b64decode(block["ids"])))
-        for n, turns in enumerate(rows["turns"]):
-            place = at * packed["block_rows"] + n
-            ends = list(itertools.accumulate(tokens for _, tokens in turns))
-            named = [role for role, _ in turns]
-            assert roles[place] == sorted(set(named))
-            yield {
-                "ids": [ids[next(flat)] for _ in range(columns["length"][place])],
-                "mask": [n % 2 for n, run in enumerate(rows["runs"][n]) for _ in range(run)],
-                "turns": list(zip(named, [0, *ends], ends, strict=False)),
-                "carried": rows["carried"][n],
-                "findings": rows["findings"][n],
-                "drift": None if drift is None else drift[place],
-                "numbers": {name: column[place] for name, column in facts.items()},
-                **{name: column[place] for name, column in columns.items()},
-            }
-        assert next(flat, None) is None
-
-
-@given(st.lists(st.integers(0, 2**28 - 1)))
-def test_varints_are_read_back(values: list[int]) -> None:
-    assert list(numbers(varints(np.array(values, np.int32)))) == values
-
-
-@given(st.lists(st.integers(0, 1)))
-def test_runs_of_a_mask_are_read_back(mask: list[int]) -> None:
-    runs = mask_runs(np.array(mask, np.uint8)).tolist()
-    assert [n % 2 for n, run in enumerate(runs) for _ in range(run)] == mask
+    rows = inside["rows"]
+    blocks = [decompressed(block) for block in rows["blocks"]]
+    return {
+        **decompressed(inside["about"]),
+        "rows": [row for block in blocks for row in block["rows"]],
+        "table": {int(one): it for block in blocks for one, it in block["table"].items()},
+        "pictures": decompressed(rows["pictures"]),
+    }
 
 
 def test_page_carries_every_row_as_the_store_serves_it(store: Store, page_file: Path) -> None:
     data = data_of(page_file.read_bytes())
-    rows = list(rows_of(data))
-    assert [row["row"] for row in rows] == list(range(len(store)))
-    for found in rows:
+    assert sorted(row["row"] for row in data["rows"]) == list(range(len(store)))
+    for found in data["rows"]:
         row = store[found["row"]]
         assert found["ids"] == row.input_ids.tolist()
         assert found["mask"] == row.loss_mask.tolist()
-        assert found["turns"] == row.turns
-        origin = row.origin
-        assert (found["source_row"], found["line"]) == (origin.row, origin.line)
-        assert (found["offset"], found["raw_length"]) == (origin.offset, origin.length)
+        assert found["turns"] == [list(turn) for turn in row.turns]
+        assert found["origin"] == row.origin._asdict()
         assert (found["length"], found["trained"]) == (len(row), int(row.loss_mask.sum()))
         assert found["carried"] == row.carried
-        assert store.sources[found["source"]] == origin.path
     assert data["selection"] == f"All {len(store)} rows of the store are in this page."
 
 
 def test_table_of_pieces_holds_the_bytes_of_every_token(store: Store, page_file: Path) -> None:
-    table = inflated(data_of(page_file.read_bytes())["rows"]["pieces"])
-    tokenizer = store_tokenizer(store)
-    pieces = [p.encode() if isinstance(p, str) else bytes(p) for p in table["pieces"]]
-    assert pieces == tokenizer.pieces(table["ids"])
-    assert any(isinstance(piece, list) for piece in table["pieces"]), "parts of characters occur"
-    special = [one for one in table["ids"] if tokenizer.is_special([one])[0]]
-    assert special == table["special"]
-    assert special
+    table, tokenizer = data_of(page_file.read_bytes())["table"], store_tokenizer(store)
+    assert set(table) == {int(token) for row in store for token in row.input_ids}
+    assert [bytes.fromhex(piece) for piece, _ in table.values()] == tokenizer.pieces(table)
+    assert [bool(special) for _, special in table.values()] == tokenizer.is_special(table).tolist()
+    assert any(special for _, special in table.values())
 
 
 @pytest.mark.parametrize("most", [150_000, 165_000])
 def test_page_keeps_its_bound_and_says_what_is_missing(
-    made: Made, tmp_path: Path, most: int, monkeypatch: pytest.MonkeyPatch
+    made: Made, tmp_path: Path, most: int
 ) -> None:
-    monkeypatch.setattr("tokenmill.report.page.embedded_rows.BLOCK_ROWS", 16)
     target = tmp_path / "small.html"
-    told = make_page(made.store, target, cache_dir=str(made.cache), most_bytes=most)
+    told = make_page(made.store, target, cache_dir=str(made.cache), max_bytes=most)
     assert target.stat().st_size == told["bytes"] <= most
     assert 0 < told["rows_in_page"] < told["rows"] == len(made.store)
     data = data_of(target.read_bytes())
-    rows = [row["row"] for row in rows_of(data)]
+    rows = [row["row"] for row in data["rows"]]
     assert len(rows) == told["rows_in_page"]
     assert f"{len(rows)} of {len(made.store)} rows" in data["selection"]
     assert f"{len(made.store) - len(rows)} rows are not" in data["selection"]
@@ -147,7 +89,7 @@ def test_page_of_a_rule_holds_these_rows(shell: Shell, made: Made, tmp_path: Pat
     told = shell("inspect", made.store.path, "--html", target, "--rule", "shortest",
                  "--count", "7", "--cache-dir", made.cache, "--json").json  # fmt: skip
     assert told["rows_in_page"] == 7
-    lengths = sorted(row["length"] for row in rows_of(data_of(target.read_bytes())))
+    lengths = sorted(row["length"] for row in data_of(target.read_bytes())["rows"])
     assert lengths == sorted(made.store.lengths)[:7]
     assert "by rule shortest" in told["selection"]
 
@@ -177,11 +119,11 @@ def test_no_text_of_the_data_stands_in_the_page_as_markup(made: Made, page_file:
 @given(st.text())
 def test_data_in_a_page_is_made_of_harmless_characters(text: str) -> None:
     about = {"overview": {"name": "x", "text": text, text: 1}}
-    inside = element_of(page(about, rows={"pieces": compressed(text)})).decode("ascii")
+    inside = element_of(page(about, rows={"blocks": [compressed(text)]})).decode("ascii")
     assert re.fullmatch(r'[A-Za-z0-9+/={}":,_\[\]]*', inside)
     found = json.loads(inside)
-    assert inflated(found["about"]) == about
-    assert inflated(found["rows"]["pieces"]) == text
+    assert decompressed(found["about"]) == about
+    assert decompressed(found["rows"]["blocks"][0]) == text
 
 
 def test_page_replaces_a_page_and_nothing_else(made: Made, tmp_path: Path) -> None:

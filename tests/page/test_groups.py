@@ -5,6 +5,7 @@ The oracle is `store.groups`: what a group's rows, labels and numbers are, told 
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +20,11 @@ from tests.build.test_groups import kto, pair, ranked
 from tests.cli.harness import Shell
 from tests.page.browsing import Visit, go_to, tokens
 from tests.page.conftest import own_page_and_server
-from tests.page.test_document import data_of, inflated, rows_of
-from tokenmill.report.page import make_page
-from tokenmill.report.page.embedded_rows import embed, select_rows
-from tokenmill.report.page.rows import group_documents
+from tests.page.test_document import data_of, decompressed
+from tokenmill.report.page.document import embed, make_page, select_rows
+from tokenmill.report.page.rows import group_document
 from tokenmill.report.page.serve import Viewer
-from tokenmill.report.row import store_tokenizer
-from tokenmill.report.row_facts import RowFacts
+from tokenmill.report.row import RowFacts, store_tokenizer
 from tokenmill.store import Group, Store
 from tokenmill.tokenizer import Tokenizer
 
@@ -92,11 +91,12 @@ def test_every_row_says_which_answer_of_which_group_it_is(
     ]
     assert {one["answer"] for one in expected} > {"chosen", "rejected", "wanted", "rank 3", ""}
     assert any(one["margin"] for one in expected)
-    blocks = data_of(page_file.read_bytes())["rows"]["blocks"]
-    embedded = [one for block in blocks for one in inflated(block["rows"])["groups"]]
-    assert embedded == expected
+    embedded = {row["row"]: row["group"] for row in data_of(page_file.read_bytes())["rows"]}
+    assert embedded == dict(enumerate(expected))
     viewer = Viewer(store)
-    assert [viewer.row(number)["group"] for number in (0, 1, 5)] == [expected[n] for n in (0, 1, 5)]
+    assert [viewer.row({"number": str(n)})["group"] for n in (0, 1, 5)] == [
+        expected[n] for n in (0, 1, 5)
+    ]
     listed = viewer.rows({"count": "500", "order": "longest"})["rows"]
     assert len(listed) == len(store)
     assert all(line["group"] == expected[line["row"]] for line in listed)
@@ -105,7 +105,7 @@ def test_every_row_says_which_answer_of_which_group_it_is(
 def test_rows_that_stand_for_themselves_have_no_group(tmp_path: Path) -> None:
     source = write_rows(tmp_path / "chat.jsonl", conversations(2))
     alone = tm.prepare(str(source), str(TOKENIZER), cache_dir=tmp_path / "cache", **INLINE)
-    assert group_documents(RowFacts(alone), [0, 1]) == [None, None]
+    assert [group_document(RowFacts(alone), number) for number in (0, 1)] == [None, None]
 
 
 CHOICES = st.one_of(
@@ -124,12 +124,10 @@ def test_group_is_in_a_page_whole_or_not_at_all(
     count: int | None,
     most: int,
 ) -> None:
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("tokenmill.report.page.embedded_rows.BLOCK_ROWS", 16)
-        taken, sentence = select_rows(
-            RowFacts(store), tokenizer, most, count=count, seed=3, **choice
-        )
-    rows = taken.rows.tolist()
+    facts = RowFacts(store)
+    wanted, _ = select_rows(facts, count=count, seed=3, **choice)
+    rows, blocks = embed(facts, tokenizer, wanted, most)
+    assert rows == wanted[: len(rows)].tolist()
     assert len(rows) == len(set(rows))
     at = 0
     while at < len(rows):  # group after group, each from its first row to its last
@@ -138,29 +136,18 @@ def test_group_is_in_a_page_whole_or_not_at_all(
         at += len(whole)
     # The first group comes along whole even where fewer rows are asked for.
     assert count is None or len(rows) <= max(count, 5)
-    assert len(taken.pieces) + len(taken.index) + sum(map(size_of, taken.blocks)) <= most or not at
-    held = sum(len(inflated(block["rows"])["turns"]) for block in taken.blocks)
-    assert held == len(rows)
-    assert f"{len(rows)} of {len(store)} rows" in sentence or len(rows) == len(store)
-
-
-def size_of(block: dict[str, str]) -> int:
-    return sum(map(len, block.values()))
+    assert len(json.dumps(blocks)) <= most + 2
+    held = [row["row"] for block in blocks for row in decompressed(block)["rows"]]
+    assert held == rows
 
 
 def test_group_of_which_a_part_would_fit_is_left_out(
     store: Store, members: list[list[int]], tokenizer: Tokenizer
 ) -> None:
-    rows = next(rows for rows in members if len(rows) > 3)
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("tokenmill.report.page.embedded_rows.BLOCK_ROWS", 1)
-        whole = embed(RowFacts(store), tokenizer, rows, 1 << 40)
-        enough = len(whole.pieces) + 600 * len(rows)
-        held = {
-            len(embed(RowFacts(store), tokenizer, rows, most).rows)
-            for most in range(0, enough, 100)
-        }
-    assert held == {0, len(rows)}
+    facts, rows = RowFacts(store), next(rows for rows in members if len(rows) > 3)
+    whole = len(embed(facts, tokenizer, np.array(rows), 1 << 40)[1][0])
+    for most, taken in ((0, 0), (whole // 2, 0), (whole + 2, 0), (whole + 3, len(rows))):
+        assert len(embed(facts, tokenizer, np.array(rows), most)[0]) == taken
 
 
 def test_page_of_one_group_and_of_one_of_its_rows(
@@ -170,7 +157,7 @@ def test_page_of_one_group_and_of_one_of_its_rows(
     target = tmp_path / "one.html"
     for flags in (("--group", str(RANKED)), ("--row", str(expected[-1])), ("--group", "-91")):
         answer = shell("inspect", store.path, "--html", target, *flags, "--json").json
-        assert [row["row"] for row in rows_of(data_of(target.read_bytes()))] == expected
+        assert [row["row"] for row in data_of(target.read_bytes())["rows"]] == expected
         assert "the rows asked for, each with its whole group" in answer["selection"]
     assert shell("inspect", store.path, "--html", target, "--group", "93").code == 2
 

@@ -16,16 +16,16 @@ from tests.cli.harness import Shell
 from tests.media import processors
 from tests.page.browsing import Visit, go_to, tokens
 from tests.page.conftest import own_page_and_server
-from tests.page.test_document import data_of, inflated
+from tests.page.test_document import data_of
 from tokenmill import UsageError, prepare
-from tokenmill.report.page import make_page
-from tokenmill.report.page.serve import Viewer
-from tokenmill.report.page.thumbnails import (
-    EDGE,
-    MOST_BYTES,
-    embedded_thumbnails,
+from tokenmill.report.page.document import make_page
+from tokenmill.report.page.rows import (
+    MAX_THUMBNAIL_BYTES,
+    THUMBNAIL_EDGE,
     thumbnail,
+    thumbnails,
 )
+from tokenmill.report.page.serve import Viewer
 from tokenmill.store import Media, Store
 
 Image = pytest.importorskip("PIL.Image", reason="needs the extra: pip install 'tokenmill[vision]'")
@@ -77,8 +77,8 @@ def test_thumbnails_are_small_and_of_the_picture(store: Store) -> None:
     for row in (0, 1, LARGE):
         for one in store[row].media:
             picture, size = opened(thumbnail(store, one)["src"])
-            assert size <= MOST_BYTES
-            assert max(picture.size) <= EDGE
+            assert size <= MAX_THUMBNAIL_BYTES
+            assert max(picture.size) <= THUMBNAIL_EDGE
             shrunk = Image.open(io.BytesIO(store.picture(one))).convert("RGB").resize((8, 8))
             difference = np.abs(np.asarray(picture.resize((8, 8)), int) - np.asarray(shrunk, int))
             assert difference.mean() < 12
@@ -92,21 +92,21 @@ def test_page_carries_each_picture_once_and_within_its_bound(
     room: Path, store: Store, page_file: Path
 ) -> None:
     digests = {one.digest for row in store for one in row.media}
-    pictures = inflated(data_of(page_file.read_bytes())["rows"]["pictures"])
+    pictures = data_of(page_file.read_bytes())["pictures"]
     assert set(pictures) == digests
     assert len(digests) == len(store) - 1  # the last row has none
     everything = range(len(store))
-    spent = [sum(len(one.get("src", "")) for one in embedded_thumbnails(store, everything, most)
+    spent = [sum(len(one.get("src", "")) for one in thumbnails(store, everything, most)
                  .values()) for most in (0, 30_000, 60_000, 1 << 30)]  # fmt: skip
     assert spent == sorted(spent)
     assert spent[0] == 0 < spent[1] < 30_000
     assert spent[-1] > 30_000
     whole = page_file.stat().st_size
     for most in (whole - 2_000, whole - 20_000):
-        told = make_page(store, room / "small.html", most_bytes=most)
+        told = make_page(store, room / "small.html", max_bytes=most)
         assert told["bytes"] <= most
         assert told["rows_in_page"] == len(store)
-        kept = inflated(data_of((room / "small.html").read_bytes())["rows"]["pictures"])
+        kept = data_of((room / "small.html").read_bytes())["pictures"]
         assert set(kept) < digests
 
 
@@ -119,10 +119,10 @@ def test_rows_leave_pictures_their_share_and_each_is_opened_once(
         asked_for.append(media.digest)
         return {"note": ""}
 
-    monkeypatch.setattr("tokenmill.report.page.thumbnails.thumbnail", counted)
+    monkeypatch.setattr("tokenmill.report.page.rows.thumbnail", counted)
     make_page(store, room / "small.html")
     assert sorted(asked_for) == sorted({one.digest for row in store for one in row.media})
-    monkeypatch.setattr("tokenmill.report.page.PICTURES_SHARE", 1.0)
+    monkeypatch.setattr("tokenmill.report.page.document.MEDIA_SHARE", 1.0)
     assert make_page(store, room / "small.html")["rows_in_page"] == 0
 
 
@@ -148,7 +148,7 @@ def test_pictures_stand_where_their_tokens_are(visit: Visit, address: str, store
             assert chips[0].query_selector("img") is None
         else:
             width = page.eval_on_selector("#row-body .picture img", "one => one.naturalWidth")
-            assert 0 < width <= EDGE
+            assert 0 < width <= THUMBNAIL_EDGE
     chips[0].click()  # its tokens are there, folded
     first = media[0]
     shown = [at for _, _, at in tokens(page)]
@@ -185,5 +185,5 @@ def test_server_refuses_pictures_that_no_row_has(store: Store) -> None:
     viewer = Viewer(store)
     assert opened(viewer.picture({"number": "0", "picture": "1"})["src"])
     for given in ({"number": "0", "picture": "2"}, {"number": str(len(store))}, {}):
-        with pytest.raises(UsageError, match=r"picture 2|row \d|which row"):
+        with pytest.raises(UsageError, match=r"picture 2|row \d|number"):
             viewer.picture(given)

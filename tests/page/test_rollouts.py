@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import random
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +18,13 @@ from tests.build.making import INLINE, TOKENIZER, write_rows
 from tests.cli.harness import Shell
 from tests.page.browsing import Visit, go_to, title
 from tests.page.conftest import ATTACK, STEERING, own_page_and_server
-from tests.page.test_document import data_of, rows_of
+from tests.page.test_document import data_of
 from tests.page.test_groups import wait_for
 from tests.rollouts.faults import INJECTIONS, conversation
 from tests.rollouts.worlds import APPENDING, appending
-from tokenmill.report.page.overview import MOST_STEPS, overview
+from tokenmill.report.page.overview import MAX_STEPS, overview
 from tokenmill.report.page.serve import Viewer
-from tokenmill.report.row_facts import MOST_TOGETHER, RecordedGroups, RowFacts, findings_of
+from tokenmill.report.row import MAX_GROUP_ROWS, RowFacts, RowGroups, findings_of
 from tokenmill.rollouts.verdict import CLASSES
 from tokenmill.store import Store
 
@@ -96,10 +95,10 @@ def broken(store: Store) -> int:
 def test_rows_say_what_the_store_says_of_them(store: Store, page_file: Path) -> None:
     viewer = Viewer(store)
     listed = viewer.rows({"count": "500"})["rows"]
-    for found in rows_of(data_of(page_file.read_bytes())):
+    for found in data_of(page_file.read_bytes())["rows"]:
         number = found["row"]
-        carried, asked = store[number].carried, viewer.row(number)
-        assert CLASSES[found["drift"]] == carried["drift"] == asked["drift"]
+        carried, asked = store[number].carried, viewer.row({"number": str(number)})
+        assert found["drift"] == carried["drift"] == asked["drift"]
         assert listed[number]["drift"] == carried["drift"]
         numbers = {name: carried[name] for name in ("reward", "advantage", "step")}
         assert found["numbers"] == asked["numbers"] == listed[number]["numbers"] == numbers
@@ -117,9 +116,10 @@ def test_queries_by_class_and_number(store: Store) -> None:
 
     everything = range(len(store))
     for name in CLASSES:
-        assert found(drift=name) == [n for n in everything if carried[n]["drift"] == name]
+        wanted = [n for n in everything if carried[n]["drift"] == name]
+        assert found(where=f"carried.drift == {name!r}") == wanted
     between = [n for n in everything if 0.25 <= carried[n]["reward"] <= 0.5]
-    assert found(number="reward", number_least="0.25", number_most="0.5") == between
+    assert found(where='carried["reward"] >= 0.25 and carried["reward"] <= 0.5') == between
     # Python's sort is the oracle; a row without the number comes last, whichever way.
     known = [n for n in everything if carried[n]["advantage"] is not None]
     falling = sorted(known, key=lambda n: -carried[n]["advantage"])
@@ -127,8 +127,8 @@ def test_queries_by_class_and_number(store: Store) -> None:
     assert found(order="lowest:advantage") == [*falling[::-1], 7]
     graver = sorted(everything, key=lambda n: -CLASSES.index(carried[n]["drift"]))
     assert found(order="drift") == graver
-    for bad in ({"drift": "odd"}, {"order": "highest:odd"}, {"number": "odd", "number_most": "1"}):
-        with pytest.raises(tm.UsageError, match=r"drift|odd"):
+    for bad in ({"order": "highest:odd"}, {"where": "odd > 1"}, {"where": "length <"}):
+        with pytest.raises(tm.UsageError, match=r"odd|length"):
             viewer.rows(bad)
 
 
@@ -309,17 +309,15 @@ def test_many_steps_and_large_groups_are_bounded(store: Store) -> None:
         "step": np.arange(len(store)) * 1.0,
         "reward": np.array([np.nan, *range(1, len(store))]),
     }
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(sys.modules[overview.__module__], "MOST_STEPS", 5)
-        steps = overview(facts, None)["steps"]
-    assert MOST_STEPS <= 60
+    steps = overview(facts, None, max_steps=5)["steps"]
+    assert MAX_STEPS <= 60
     assert (len(steps["bins"]), steps["steps"]) == (5, len(store))
     assert sum(one["rows"] for one in steps["bins"]) == len(store)
     assert steps["bins"][0]["from"] == 0
     assert steps["bins"][0]["reward"][2] == np.median(range(1, steps["bins"][0]["rows"]))
-    rows = MOST_TOGETHER + 1
+    rows = MAX_GROUP_ROWS + 1
     names = ['"all"'] * rows + ['"two"', "null", '"two"', "null"]
-    groups = RecordedGroups(names, ["1"] * len(names))
+    groups = RowGroups.recorded(names, ["1"] * len(names))
     assert groups.members(int(groups.of(np.array([0]))[0])).tolist() == []
     assert groups.whole(np.array([rows + 2, 3, rows + 1])).tolist() == [rows, rows + 2, 3, rows + 1]
 

@@ -16,12 +16,9 @@ import pytest
 from tests.cli.harness import Shell
 from tests.page.conftest import ATTACK, Made
 from tokenmill.errors import UsageError
-from tokenmill.report.page import query as query_module
 from tokenmill.report.page.compare import StoreComparison, align
-from tokenmill.report.page.query import Query, RowFinder
-from tokenmill.report.page.serve import Viewer, listen
-from tokenmill.report.row import store_tokenizer
-from tokenmill.report.row_facts import RowFacts
+from tokenmill.report.page.serve import Query, RowFinder, Viewer, listen
+from tokenmill.report.row import RowFacts, store_tokenizer
 from tokenmill.store import Store
 
 
@@ -139,10 +136,13 @@ def test_filters_agree_with_looking_at_every_row(store: Store) -> None:
     lengths, shares = store.lengths, store.trained / store.lengths
     cases: list[tuple[dict[str, str], Any]] = [
         ({}, lambda n: True),
-        ({"least": "100", "most": "200"}, lambda n: 100 <= lengths[n] <= 200),
-        ({"share_least": "0.5"}, lambda n: shares[n] >= 0.5),
-        ({"share_most": "0.25"}, lambda n: shares[n] <= 0.25),
-        ({"source": "1"}, lambda n: store[n].origin.path == store.sources[1]),
+        ({"where": "length >= 100 and length <= 200"}, lambda n: 100 <= lengths[n] <= 200),
+        ({"where": "trained / length >= 0.5"}, lambda n: shares[n] >= 0.5),
+        (
+            {"where": f"source == {json.dumps(store.sources[1])}", "role": "user"},
+            lambda n: store[n].origin.path == store.sources[1],
+        ),
+        ({"where": "carried.topic is not None"}, lambda n: store[n].carried["topic"] is not None),
         ({"role": "tool"}, lambda n: any(turn[0] == "tool" for turn in store[n].turns)),
         ({"role": "nobody"}, lambda n: False),
     ]
@@ -155,11 +155,8 @@ def test_filters_agree_with_looking_at_every_row(store: Store) -> None:
     assert np.all(np.diff(lengths[longest]) <= 0)
 
 
-def test_search_is_bounded_and_goes_on_where_it_stopped(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(query_module, "SCANNED_TOKENS", 5000)
-    finder = RowFinder(RowFacts(store), store_tokenizer(store))
+def test_search_is_bounded_and_goes_on_where_it_stopped(store: Store) -> None:
+    finder = RowFinder(RowFacts(store), store_tokenizer(store), scanned_tokens=5000)
     found: list[int] = []
     start, requests = 0, 0
     while start < len(store):
@@ -172,11 +169,13 @@ def test_search_is_bounded_and_goes_on_where_it_stopped(
 
 
 @pytest.mark.parametrize(
-    "given", [{"least": "x"}, {"share_least": "2"}, {"share_most": "nan"}, {"order": "best"},
-              {"text": "x" * 2000}, {"source": "1e3"}], ids=str)  # fmt: skip
-def test_filter_that_means_nothing_is_refused(given: dict[str, str]) -> None:
+    "given", [{"where": "x"}, {"where": "__import__('os')"}, {"where": "length >"},
+              {"order": "best"}, {"order": "drift"}, {"order": "highest:x"}, {"text": "x" * 2000},
+              {"start": "1e3"}], ids=str)  # fmt: skip
+def test_query_that_means_nothing_is_refused(store: Store, given: dict[str, str]) -> None:
+    finder = RowFinder(RowFacts(store), store_tokenizer(store))
     with pytest.raises(UsageError):
-        Query.parse(given)
+        finder.find(Query.parse(given))
 
 
 def test_comparison_tells_mask_from_text(made: Made, client: Client) -> None:
@@ -273,6 +272,6 @@ def test_missing_extra_names_its_install_line(
 
 def test_viewer_without_another_store_says_how_to_compare(made: Made) -> None:
     viewer = Viewer(made.store, cache_dir=str(made.cache))
-    for ask in (viewer.survey, lambda: viewer.compared(0), lambda: viewer.rows({"changed": "1"})):
+    for ask in (viewer.survey, viewer.compared, viewer.rows):
         with pytest.raises(UsageError, match="--compare"):
-            ask()
+            ask({"number": "0", "changed": "1"})

@@ -158,6 +158,22 @@ def test_filters_by_source_role_and_share(visit: Visit, address: str, store: Sto
     )
 
 
+def test_server_filters_by_the_language_of_views(visit: Visit, server: str, store: Store) -> None:
+    page = visit(server)
+    page.click("#more summary")
+    page.fill("#least", "100")
+    page.fill("#where", 'length < 200 or file == "dirty.jsonl"')
+    expected = [
+        n
+        for n, row in enumerate(store)
+        if len(row) >= 100 and (len(row) < 200 or Path(row.origin.path or "").name == "dirty.jsonl")
+    ]
+    page.wait_for_function(
+        "text => document.getElementById('status').textContent === text",
+        arg=f"{len(expected)} rows of {len(store)}",
+    )
+
+
 def test_turns_fold_and_unfold(visit: Visit, address: str) -> None:
     page = visit(address)
     go_to(page, 2)

@@ -12,13 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.build.making import INLINE, TOKENIZER, conversations, write_rows
+from tests.cli.harness import Shell
+from tests.store.making import make_columns, make_store
 from tokenmill.api import run_recipe
-from tokenmill.errors import UsageError
-from tokenmill.loader.stream import packing_plan
+from tokenmill.errors import SourceMissing, UsageError
+from tokenmill.loader import Loader
 from tokenmill.packing import Pack
-from tokenmill.report import packing_preview as previews
 from tokenmill.report import stats
-from tokenmill.report.stats import PERCENTILES, store_stats
+from tokenmill.report.stats import PERCENTILES, open_mixture, packing_preview, store_stats
 from tokenmill.store import Store, open_store
 
 rows_of_tokens = st.lists(
@@ -56,7 +57,7 @@ def test_share_bins_hold_every_row_once(rows: list[tuple[int, int]], bins: int) 
 
 def test_page_and_terminal_count_the_same_bins(store: Store) -> None:
     from tokenmill.report.page.overview import overview
-    from tokenmill.report.row_facts import RowFacts
+    from tokenmill.report.row import RowFacts
 
     fine, coarse = overview(RowFacts(store), None), stats.store_distributions(store)
     for fine_bins, bins in (
@@ -101,28 +102,20 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
     return open_store(prepared.path)
 
 
-def test_packs_are_those_of_the_loader(store: Store) -> None:
-    for length in (300, 2048):
-        fill = previews.packing_preview(store, length).document()
-        packs, tokens = packing_plan(store, Pack(length, oversize="drop"))
-        assert (fill["packs"], fill["rows"]) == (packs, 65)
-        assert fill["fill"] == round(tokens / (packs * length), 6)
-        assert fill["rows_longer"] == int((store.lengths > length).sum())
-
-
-def test_windows_are_those_of_the_loader_and_only_so_many_are_packed(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class SmallPack(Pack):
-        def __init__(self, length: int, oversize: str) -> None:
-            super().__init__(length, window=10, oversize=oversize)
-
-    monkeypatch.setattr(previews, "Pack", SmallPack)
-    for length in (400, 1500, 1800):  # at 1,500 another order gives another number of packs
-        packs, tokens = packing_plan(store, Pack(length, window=10, oversize="drop"))
-        fill = previews.packing_preview(store, length).document()
-        assert (fill["packs"], fill["fill"]) == (packs, round(tokens / (packs * length), 6))
-    assert previews.packing_preview(store, 2048, windows=3).document()["rows"] == 30
+@pytest.mark.parametrize("window", [10, 65536])
+def test_packs_are_those_of_the_loader(store: Store, window: int) -> None:
+    for length in (300, 400, 1500, 2048):  # at 1,500 another order gives another number of packs
+        pack = Pack(length, window=window, oversize="drop")
+        loader = Loader(store, batch_size=1, pack=pack, pad_id=0)
+        packs = [int((batch["seq_idx"] >= 0).sum()) for batch in loader]
+        for windows in (None, 16):
+            found = packing_preview(store, pack, windows=windows).document()
+            assert (found["packs"], found["rows"]) == (len(packs), 65)
+            assert found["tokens"] == sum(packs)
+            assert found["fill"] == round(sum(packs) / (len(packs) * length), 6)
+            assert found["rows_longer"] == int((store.lengths > length).sum())
+    small = Pack(2048, window=10, oversize="drop")
+    assert packing_preview(store, small, windows=3).document()["rows"] == 30
 
 
 def test_percentiles_per_source_are_those_of_its_rows(store: Store) -> None:
@@ -148,3 +141,53 @@ def test_roles_and_sources_add_up_to_the_store(store: Store) -> None:
         "two.jsonl",
     ]
     assert sum(source["tokens"] for source in document["sources"]) == tokens
+
+
+RECIPE = """\
+sources: {{chat: {chat}, code: stores/{code}}}
+weights: {{chat: 0.9, code: 0.1}}
+exhausted: {exhausted}
+"""
+
+
+@pytest.mark.parametrize("exhausted", ["stop", "repeat", "drop"])
+def test_mixture_counts_what_the_loader_serves(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], exhausted: str
+) -> None:
+    chat = make_store(tmp_path, [make_columns([5] * 80)], name="chat")
+    code = make_store(tmp_path, [make_columns([9] * 50)], name="code")
+    recipe = tmp_path / "mix.yaml"
+    recipe.write_text(RECIPE.format(chat=chat.path, code=code.path.name, exhausted=exhausted))
+    shell = Shell(capsys)
+    planned = shell("stats", "--mix", recipe, "--steps", 20, "--batch-size", 6, "--json").json
+    loader = Loader(open_mixture(recipe), batch_size=6)
+    for _ in itertools.islice(loader.repeat(), 20):
+        pass
+    served = {name: counts["rows"] for name, counts in loader.served().items()}
+    assert planned["rows"] == served
+    assert sum(served.values()) == planned["samples"] == 120
+    assert planned["shares"] == {name: round(rows / 120, 6) for name, rows in served.items()}
+    assert planned["passes"]["chat"] == round(served["chat"] / 80, 6)
+    shown = shell("stats", "--mix", recipe).out
+    assert "chat" in shown
+    assert "%" in shown
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("weights: {}", "stores by name"),
+        ("sources: [a]", "stores by name"),
+        ("sources: {a: x}\nweight: 1", "did you mean weights"),
+        ("sources: {a: x}\nweights: 3", "by the name of a source"),
+        ("- a", "mapping"),
+        ("a: [", "YAML"),
+    ],
+)
+def test_invalid_mixture_recipe_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "mix.yaml"
+    path.write_text(text)
+    with pytest.raises(UsageError, match=message):
+        open_mixture(path)
+    with pytest.raises(SourceMissing, match=r"none\.yaml"):
+        open_mixture(tmp_path / "none.yaml")

@@ -8,16 +8,13 @@ import threading
 from pathlib import Path
 
 import msgspec
-import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tests.store.making import make_columns, make_store
 from tokenmill import fingerprint
 from tokenmill.errors import CorruptionError, SourceMissing
 from tokenmill.source import open_rows
-from tokenmill.source.index import BlockEntry, Blocks, content_digest
+from tokenmill.source.index import BlockEntry, Blocks, lines_digest
 from tokenmill.store import CacheLayout, Store, commit
 from tokenmill.store import ahead as ahead_module
 from tokenmill.store import store as store_module
@@ -68,49 +65,27 @@ def test_state_of_too_many_slices_says_what_to_do(
 def test_counts_that_disagree_with_their_record_are_corrupt(tmp_path: Path) -> None:
     store = make(tmp_path)
     files = CacheLayout(tmp_path).slice(next(store.slice_keys()))
-    assert np.frombuffer(read_counts([files]).lengths, "<i4").tolist() == LENGTHS[0]
-    [(record, _)] = read_counts([files]).records
+    assert read_counts(files).lengths.tolist() == LENGTHS[0]
+    record = read_counts(files).record
     longer = msgspec.structs.replace(record, tokens=record.tokens + 1)
     files.record.write_bytes(longer.encode())
     with pytest.raises(CorruptionError, match=r"'input_ids.values' has 32 bytes, expected 36"):
-        read_counts([files])
+        read_counts(files)
     other = msgspec.structs.replace(record, trained=record.trained + 1)
     files.record.write_bytes(other.encode())
-    message = f"count {record.trained} tokens, the record says {record.trained + 1}"
-    with pytest.raises(CorruptionError, match=message):
-        read_counts([files])
-    whole = [CacheLayout(tmp_path).slice(key) for key in store.slice_keys()]
-    with pytest.raises(CorruptionError, match=message) as caught:
-        read_counts(whole[::-1])
-    assert caught.value.path == str(files.meta)
-
-
-def test_counts_of_several_slices_are_theirs_one_after_another(tmp_path: Path) -> None:
-    store = make(tmp_path)
-    whole = [CacheLayout(tmp_path).slice(key) for key in store.slice_keys()]
-    together, each = read_counts(whole), [read_counts([files]) for files in whole]
-    assert together.records == [one.records[0] for one in each]
-    assert together.lengths == b"".join(one.lengths for one in each)
-    assert together.trained == b"".join(one.trained for one in each)
-    rows = [
-        run.tolist()
-        for one in each
-        for run in np.split(one.runs, one.run_starts[1:-1])
-        if len(one.run_starts) > 1
-    ]
-    found = np.split(together.runs, together.run_starts[1:-1])
-    assert [run.tolist() for run in found] == rows
+    with pytest.raises(CorruptionError, match=f"{record.trained} of them trained"):
+        read_counts(files)
 
 
 def test_flipped_count_is_found_before_it_is_committed(tmp_path: Path) -> None:
     store = make(tmp_path)
     files = CacheLayout(tmp_path).slice(next(store.slice_keys()))
     data = bytearray(files.meta.read_bytes())
-    at, _ = read_counts([files]).records[0][0].meta_file.buffers["length"]
+    at, _ = read_counts(files).record.meta_file.buffers["length"]
     data[at] ^= 1
     files.meta.write_bytes(data)
     with pytest.raises(CorruptionError, match="block 0 has checksum"):
-        read_counts([files])
+        read_counts(files)
 
 
 # Looking ahead.
@@ -148,12 +123,11 @@ def test_ahead_gives_every_result_once(count: int) -> None:
 
 
 @pytest.mark.parametrize("count", [0, 1, 4096, 5000])
-def test_content_digest_is_the_key_of_the_whole_document(count: int) -> None:
+def test_lines_digest_is_the_key_of_the_whole_document(count: int) -> None:
     blocks, digests = Blocks(), [f"{number * 7919:032x}" for number in range(count)]
     for digest in digests:
         blocks.append(BlockEntry(0, 1, 0, 1, 1, 1, digest))
-    whole = {"kind": "lines", "blocks": digests}
-    assert content_digest("lines", blocks) == fingerprint.key(whole)
+    assert lines_digest(blocks) == fingerprint.key({"blocks": digests})
     assert [digest for some in blocks.digests() for digest in some] == digests
 
 
@@ -165,17 +139,3 @@ def test_walking_blocks_of_many_files_holds_no_descriptor(tmp_path: Path) -> Non
     before = len(list(Path("/proc/self/fd").iterdir()))
     assert sum(block.rows for block in rows.blocks()) == 30 * 9000
     assert len(list(Path("/proc/self/fd").iterdir())) <= before + 1
-
-
-@given(st.lists(st.integers(0, 100_000), max_size=300))
-def test_commit_reads_the_counts_of_few_rows_at_once(rows: list[int]) -> None:
-    placements = [commit.Placement(f"{n}", 0, 0, None, None, rows=n) for n in rows]
-    batches = list(commit._together(placements))
-    assert [one for some in batches for one in some] == placements
-    for some, following in itertools.pairwise([*batches, []]):
-        together = sum(one.rows for one in some)
-        assert len(some) <= commit._TOGETHER
-        assert len(some) == 1 or together <= commit._ROWS_TOGETHER
-        # As many as may be: every batch costs a turn of a thread.
-        full = len(some) == commit._TOGETHER
-        assert full or not following or together + following[0].rows > commit._ROWS_TOGETHER

@@ -28,6 +28,7 @@ from tokenmill.store import store as reading
 
 # Buffers that a store of these sizes would not fill.
 publish._GATHERED = commit._PIECE = 4096
+commit._TOGETHER = 1
 manifest.STRETCH = reading.LISTED_FIRST_ROWS = 64
 ahead.BATCH, ahead.WINDOW = 8, 4
 

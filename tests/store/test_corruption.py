@@ -216,4 +216,4 @@ def test_counts_of_a_slice_come_without_its_tokens(tmp_path: Path) -> None:
     files = make_store(tmp_path, [make_columns([3, 30])]).slice_at(0).files
     files.tokens.chmod(0o644)
     files.tokens.write_bytes(bytes(files.tokens.stat().st_size))  # only its size is looked at
-    assert read_counts([files]).runs.tolist() == [2, 20]
+    assert read_counts(files).runs.tolist() == [2, 20]

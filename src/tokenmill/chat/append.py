@@ -1,4 +1,4 @@
-r"""Conversations that only grow: what stands when a template prints more messages.
+r"""Rollouts that only grow: one text, turn by turn.
 
 A rollout is a *prompt* (the messages so far with the generation prompt), what a model *sampled*
 after it, what the template prints for the messages that answer it, the next generation prompt, and
@@ -6,17 +6,14 @@ so on::
 
     <|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n  Hello<|im_end|>  \n<|im_start|>tool\n…
     └─────────────────────── prompt ─────────────────────┘└─ sampled ─┘└─── the next prompt ────
-                                                                         goes on here
 
 That works where the template prints the longer conversation as the shorter one and something
 behind it. Many do not: they drop the thinking of earlier turns, or close the last turn by another
-token than the ones before it. Whether a template does so is a question about a conversation, and it
-is answered by comparing what is printed for that very conversation: a `Rewrite` says which turn
-would change and what it would become.
+token than the ones before it. A `Rewrite` says which turn of a conversation would change.
 
-`sampled` is an assistant's turn as a rollout holds it, `join` puts turns together as far as each
-goes on where the one before it ended: ``expand="append"``. `tokenmill.bridge` does the same with
-ids, as a rollout goes on.
+`extended` is the one place where texts are appended: for rows of ``expand="append"`` (`join`) and
+for what a recorded rollout is expected to hold (`tokenmill.rollouts.expected`). `tokenmill.bridge`
+appends ids.
 """
 
 from __future__ import annotations
@@ -36,7 +33,7 @@ class Rewrite:
 
     Attributes:
         turn: Number of the message.
-        before: What stands.
+        before: Its text.
         after: What the template would print in its place.
     """
 
@@ -53,8 +50,7 @@ class Rewrite:
 def first_difference(one: str, other: str) -> int:
     """Where two texts begin to differ, or where the shorter ends."""
     places = enumerate(zip(one, other, strict=False))
-    shorter = min(len(one), len(other))
-    return next((place for place, (a, b) in places if a != b), shorter)
+    return next((place for place, (a, b) in places if a != b), min(len(one), len(other)))
 
 
 def excerpt(text: str, place: int) -> str:
@@ -67,13 +63,9 @@ def excerpt(text: str, place: int) -> str:
 def rewrite_between(
     before: str, after: str, before_ends: Sequence[int], after_ends: Sequence[int]
 ) -> Rewrite:
-    """What differs between a text and the one that should have gone on from it.
+    """The turn in which a text differs from the one that should have gone on from it.
 
-    Args:
-        before: The shorter conversation.
-        after: The longer one, which does not begin with the shorter.
-        before_ends: Where the turns of the shorter end, also of one that was only begun.
-        after_ends: Where those of the longer end.
+    The ends of turns include one that was only begun.
     """
     place = first_difference(before, after)
     turn = min(bisect_right(after_ends, place), bisect_right(before_ends, place))
@@ -83,14 +75,22 @@ def rewrite_between(
     return Rewrite(turn, before[first:stop], after[first:last])
 
 
-def sampled(settled: Settled, prompt: str, k: int) -> Settled:
-    """An assistant's turn as a rollout holds it: the prompt, what a model wrote, nothing behind.
+def extended(
+    text: str, ends: Sequence[int], later: str, later_ends: Sequence[int], seam: int
+) -> tuple[str, list[int], int]:
+    """Append to a text what a later render has behind `seam`.
 
-    Args:
-        settled: The render that ends with the turn, which is trained.
-        prompt: What a model is given to write it: the messages before it, with the generation
-            prompt.
-        k: Its number, for the message.
+    Returns:
+        The text, where its turns end, and how far what was appended has moved.
+    """
+    shift = len(text) - seam
+    last = len(ends) - 1  # the last turn goes on to where the next one begins
+    moved = [max(end + shift, 0) for end in later_ends[last:]]
+    return text + later[seam:], [*ends[:last], *moved], shift
+
+
+def sampled(settled: Settled, prompt: str, k: int) -> Settled:
+    """Cut a render that ends with the trained turn ``k`` to its prompt and what a model wrote.
 
     Raises:
         RowError: The template prints the turn otherwise than after its own generation prompt, so
@@ -105,36 +105,32 @@ def sampled(settled: Settled, prompt: str, k: int) -> Settled:
             f"no model would be given what stands before turn {k}: the prompt is"
             f" {excerpt(prompt, place)}, the turn is printed as {excerpt(text, place)}"
         )
-    ends = [min(end, close) for end in settled.ends]
-    return replace(settled, text=text, ends=ends)
+    return replace(settled, text=text, ends=[min(end, close) for end in settled.ends])
 
 
-@dataclass(slots=True)
-class Stretch:
-    """Turns of which each goes on where the one before it ended, as one text."""
+def join(turns: Iterable[tuple[str, Settled]]) -> list[tuple[list[int], Settled]]:
+    """Append turns as far as a rollout could hold them in one piece.
 
-    turns: list[int]
-    """Which of the given turns these are."""
-    settled: Settled
-
-
-def join(turns: Iterable[tuple[str, Settled]]) -> list[Stretch]:
-    """Put turns together as far as a rollout could hold them in one piece.
-
-    Each turn is trained once, in the stretch that holds it; a new stretch begins where the
-    prompt is not what stands and something behind it.
+    Each turn is trained once. A new piece begins where a prompt is not the text before it and
+    something behind that.
 
     Args:
         turns: Of every turn, in order, its prompt and what `sampled` made of it.
+
+    Returns:
+        Of every piece, the numbers of its turns, and their text.
     """
-    stretches: list[Stretch] = []
-    for number, (prompt, settled) in enumerate(turns):
-        if stretches and prompt.startswith(stretches[-1].settled.text):
-            last = stretches[-1]
-            last.turns.append(number)
-            spans = [*(last.settled.spans or ()), *(settled.spans or ())]
-            closed = last.settled.closed and settled.closed
-            last.settled = replace(settled, spans=spans, closed=closed)
+    pieces: list[tuple[list[int], Settled]] = []
+    for number, (prompt, turn) in enumerate(turns):
+        if pieces and prompt.startswith(pieces[-1][1].text):
+            numbers, before = pieces[-1]
+            text, ends, _ = extended(
+                before.text, before.ends, turn.text, turn.ends, len(before.text)
+            )
+            spans = [*(before.spans or ()), *(turn.spans or ())]
+            closed = before.closed and turn.closed
+            made = replace(turn, text=text, ends=ends, spans=spans, closed=closed)
+            pieces[-1] = [*numbers, number], made
         else:
-            stretches.append(Stretch([number], settled))
-    return stretches
+            pieces.append(([number], turn))
+    return pieces

@@ -39,6 +39,7 @@ MIXED = -2  # of several messages, or of one that could not be told
 MOST_WORK = limits.BASE_WORK // 32
 MOST_SIZE = limits.BASE_SIZE // 16
 
+LOOPS = {f"{pure}{kind}" for pure in ("", "pure_") for kind in ("loop", "scan", "silent")}
 ENDINGS = {"end", "break", "continue", "raise"}
 
 
@@ -209,13 +210,20 @@ def run_loop(
 ) -> None:
     """Run a loop's body for every item; an item that is a message owns what is printed there."""
     owner_of, total, marks, out, outside = run.owner_of, len(items), run.marks, run.out, run.me
-    for place, item in enumerate(items):
-        owner = owner_of(id(item), outside)
-        if owner != run.me:
-            run.me = owner
-            marks.append((len(out), owner))
-        if body(run, item, place, total, items, env):
-            break
+    if items is run.messages and outside == NOBODY:  # as most templates do it
+        for place, item in enumerate(items):
+            run.me = place
+            marks.append((len(out), place))
+            if body(run, item, place, total, items, env):
+                break
+    else:
+        for place, item in enumerate(items):
+            owner = owner_of(id(item), outside)
+            if owner != run.me:
+                run.me = owner
+                marks.append((len(out), owner))
+            if body(run, item, place, total, items, env):
+                break
     if run.me != outside:
         run.me = outside
         marks.append((len(out), outside))
@@ -240,6 +248,18 @@ def run_scan(
             places = range(printed, len(run.out))
             run.taken += [(place, owner) for place in places if run.out[place].strip()]
         if stop:
+            break
+    if run.work > MOST_WORK or run.size > MOST_SIZE:
+        raise Beyond
+
+
+def run_silent(
+    run: Run, body: Callable[..., Any], items: Sequence[Any], env: tuple[Any, ...]
+) -> None:
+    """Run a loop that prints nothing."""
+    total = len(items)
+    for place, item in enumerate(items):
+        if body(run, item, place, total, items, env):
             break
     if run.work > MOST_WORK or run.size > MOST_SIZE:
         raise Beyond
@@ -375,6 +395,7 @@ class Program:
             "Beyond": Beyond,
             "run_loop": run_loop,
             "run_scan": run_scan,
+            "run_silent": run_silent,
             "run_pure": run_pure,
             "Rope": Rope,
             "rope": rope,
@@ -544,7 +565,7 @@ def _write_operation(name: str, rest: list[Any], indent: str, lines: list[str]) 
     if name == "rope":
         add(f"{indent}R.print_rope({rest[0]})")
         return 2
-    if name in ("loop", "scan", "pure_loop", "pure_scan"):
+    if name in LOOPS:
         block, items, literal, env = rest
         call = f"run_{name}(R, "
         if name.startswith("pure_"):

@@ -32,7 +32,6 @@ import msgspec
 import xxhash
 
 from tokenmill.chat.append import join, sampled
-from tokenmill.chat.groups import AnswerGroup, incomparable, read_row
 from tokenmill.chat.pictures import (
     MediaTokens,
     Picture,
@@ -42,13 +41,23 @@ from tokenmill.chat.pictures import (
     take_pictures,
 )
 from tokenmill.chat.program import Run
-from tokenmill.chat.shapes import Conversation, Message, Plain
+from tokenmill.chat.shapes import (
+    MAX_WEIGHT,
+    MIN_WEIGHT,
+    AnswerGroup,
+    Conversation,
+    Message,
+    Plain,
+    incomparable,
+    message_weight,
+    read_row,
+    row_weight,
+)
 from tokenmill.chat.spec import ChatSpec, turns_of_groups
 from tokenmill.chat.template import ReferenceTemplate
 from tokenmill.chat.thinking import before_thinking, literals, thinking_tags
 from tokenmill.chat.trace import Differs, NotTraced, TracedTemplate
 from tokenmill.chat.turns import Openings, Settled, Span, TurnJudge, unproven
-from tokenmill.chat.weights import message_weight, of_turns, row_weight, scaled
 from tokenmill.errors import RowError, UsageError
 from tokenmill.options import Variables
 
@@ -535,8 +544,8 @@ class Renderer:
                 held.append(sample)
             except RowError as error:
                 result.rejected.append((sample.source, sample.part, error))
-        for stretch in join(turns):
-            members = [held[number] for number in stretch.turns]
+        for numbers, settled in join(turns):
+            members = [held[number] for number in numbers]
             whole = dataclasses.replace(
                 members[-1],
                 part=members[0].part,
@@ -544,8 +553,8 @@ class Renderer:
                 weights=tuple(each for sample in members for each in sample.weights),
             )
             try:
-                settled = _finished(whole, stretch.settled)
-                result.accept(whole.source, whole.part, _scaled(settled, weight))
+                settled = _scaled(_finished(whole, settled), weight)
+                result.accept(whole.source, whole.part, settled)
             except RowError as error:
                 result.rejected.append((whole.source, whole.part, error))
 
@@ -695,7 +704,7 @@ def _finished(sample: Sample, settled: Settled) -> Settled:
             if turns != len(sample.conversation.messages):
                 raise unproven("which weight is whose cannot be told: not every message is a turn")
             trained = dict(zip(sample.trained, sample.weights, strict=True))
-            settled.weights = of_turns(trained, turns)
+            settled.weights = _turn_weights(trained, turns)
     known = sample.conversation.pictures
     if known:
         settled.pictures = [known[id(p)] for p in image_parts(sample.conversation.messages)]
@@ -707,9 +716,30 @@ def _nothing_trained() -> RowError:
     return RowError(message, reason="no_trained_tokens")
 
 
+def _turn_weights(trained: Mapping[int, float], turns: int) -> list[float]:
+    """The weight of each turn.
+
+    An untrained turn has that of the trained one behind it: where the text has no token of its own
+    between them, the first trained token begins in the turn before.
+    """
+    each, weight = [1.0] * turns, trained[max(trained)]
+    for number in reversed(range(turns)):
+        weight = trained.get(number, weight)
+        each[number] = weight
+    return each
+
+
 def _scaled(settled: Settled, weight: float) -> Settled:
-    if weight != 1:
-        settled.weights = scaled(settled.weights, weight, len(settled.ends))
+    """With the weight of the row in those of its turns."""
+    if weight == 1:
+        return settled
+    each = [weight * turn for turn in settled.weights or [1.0] * len(settled.ends)]
+    if not all(MIN_WEIGHT <= one <= MAX_WEIGHT for one in each):
+        raise RowError(
+            f"the weights of the row and of its messages come to {min(each):.1g} to "
+            f"{max(each):.1g}; they must be from {MIN_WEIGHT:.1g} to {MAX_WEIGHT:.1g}"
+        )
+    settled.weights = [] if all(one == 1 for one in each) else each
     return settled
 
 

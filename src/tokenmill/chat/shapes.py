@@ -1,19 +1,35 @@
-"""From a row of any known shape to one conversation.
+"""Read rows of every known format as conversations.
 
 A *shape* is how a data set writes a conversation: OpenAI messages, ShareGPT (``from``/``value``),
-Alpaca (instruction, input, output), prompt+completion, plain text. `shape_of` recognises the shape
-by the row's keys (or takes the one the spec names); `read` returns a `Conversation`, or a `Plain`
-for text and for prompt+completion strings, which no template touches. Rows that hold several
-answers to one prompt are recognised here and read by `groups`.
+Alpaca (instruction, input, output), prompt+completion, plain text. `read_row` recognises the shape
+by the row's keys, or takes the one that the spec names, and returns
 
-Nothing is invented: unknown keys pass through to the template, and the rewritings are the ones
-that `calls` and `docs/masks.md` list. A row that is no conversation raises `RowError` (bad_shape).
+- a `Conversation`;
+- a `Plain` for text and for prompt+completion strings, which no template touches;
+- an `AnswerGroup` for rows with several answers to one prompt that a trainer must see together:
+
+  - ``preference``: ``chosen`` and ``rejected``, with ``margin``, ``score_chosen`` and
+    ``score_rejected`` where the row has them;
+  - ``kto``: one ``completion`` and whether it is wanted, ``label``;
+  - ``ranked``: ``responses`` (or ``completions``), best first, or by their ``scores``.
+
+Answers are texts, messages, or whole conversations that begin with the prompt; then the messages
+they share are the prompt. Otherwise the prompt has a column of its own, is the messages that come
+before (``messages``, ``conversations``), or Alpaca's instruction.
+
+Unknown keys pass through to the template, and the rewritings are the ones that `calls` and
+`docs/masks.md` list. A row that is no conversation raises `RowError` (bad_shape), answers that
+cannot be compared raise it with bad_group.
+
+``weight`` of a message multiplies the loss of its trained tokens, ``weight`` of a row that of all
+its messages; 0 leaves untrained, absent and null are 1.
 """
 
 from __future__ import annotations
 
+import math
 import operator
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -26,7 +42,7 @@ from tokenmill.chat.calls import (
     tool_list,
 )
 from tokenmill.chat.pictures import Parts, Picture, RowPictures
-from tokenmill.chat.spec import RESERVED_KWARGS, TRAINABLE, ChatSpec
+from tokenmill.chat.spec import GROUPED, RESERVED_KWARGS, TRAINABLE, ChatSpec
 from tokenmill.errors import RowError, UsageError
 from tokenmill.fingerprint import plain
 
@@ -37,6 +53,14 @@ RANKED_KEYS = ("responses", "completions")
 
 VARIABLES_KEY = "chat_template_kwargs"
 """Column of what a row itself gives the template."""
+
+UNLABELLED = -1
+"""The label of an answer that is neither wanted nor unwanted by itself, as ranked ones are."""
+
+MIN_WEIGHT, MAX_WEIGHT = 2.0**-100, 2.0**100
+"""Of a trained token: in float32 it must neither vanish nor overflow."""
+
+_PROMPT_ROLES = ("system", "developer", "user")
 
 SHAREGPT_ROLES = {
     "human": "user",
@@ -80,11 +104,7 @@ class Conversation:
     """The pictures of parts, by their `id`."""
 
     def illustrate(self, found: RowPictures) -> None:
-        """Give every picture of the row its part in the messages.
-
-        Raises:
-            RowError: There are more or fewer pictures than places for them.
-        """
+        """Give every picture of the row its part in the messages."""
         messages, self.pictures = found.place(self.messages)
         renamed = {id(old): id(new) for old, new in zip(self.messages, messages, strict=True)}
         self.nulls = frozenset(renamed[old] for old in self.nulls)
@@ -113,7 +133,6 @@ class Conversation:
             yield Form([_in_parts(message) for message in self.messages], note="texts_as_parts")
 
     def _written(self, *, nulls: bool = False, texts: bool = False) -> list[Message]:
-        """The messages with null contents, or with the arguments of calls as JSON text."""
         messages = []
         for message in self.messages:
             made = message
@@ -153,26 +172,57 @@ class Plain:
     pictures: list[Picture] = field(default_factory=list)
 
 
-def shape_of(row: Any, spec: ChatSpec) -> str:
-    """The shape of a row: the one that the spec names, else the one that its keys tell.
+@dataclass(slots=True)
+class AnswerGroup:
+    """The answers of one row.
 
-    Raises:
-        RowError: It is no object, or has none of the known shapes.
+    Attributes:
+        shape: preference, kto or ranked.
+        sides: One conversation for each answer, the best first.
+        labels: Of each side: 1 wanted, 0 unwanted, or `UNLABELLED`.
+        scores: Of each side, where the row has them.
+        margin: By how much the first is better, where the row says so.
     """
+
+    shape: str
+    sides: list[Conversation | Plain]
+    labels: tuple[int, ...]
+    scores: tuple[float, ...] | None = None
+    margin: float | None = None
+
+    def name(self, side: int) -> str:
+        """What error messages call a side."""
+        if self.shape == "preference":
+            return ("chosen", "rejected")[side]
+        return "the completion" if self.shape == "kto" else f"answer {side + 1} by rank"
+
+
+def read_row(row: Any, spec: ChatSpec) -> Conversation | Plain | AnswerGroup:
+    """Recognise the shape of a row, and read it."""
+    shape = _shape_of(row, spec)
+    if shape not in GROUPED:
+        return read(row, spec, shape)
+    if shape == "preference":
+        return _preference(row, spec)
+    return _kto(row, spec) if shape == "kto" else _ranked(row, spec)
+
+
+def incomparable(message: str) -> RowError:
+    """The rejection of answers that make no group."""
+    return RowError(message, reason="bad_group")
+
+
+def _shape_of(row: Any, spec: ChatSpec) -> str:
     if not isinstance(row, dict):
         if isinstance(row, RowError):  # what the parser says of it
             raise row
         raise RowError(f"a row must be an object, not {type(row).__name__}")
-    return detect(row, spec) if spec.format == "auto" else spec.format
+    return _detect(row, spec) if spec.format == "auto" else spec.format
 
 
 def read(row: Any, spec: ChatSpec, shape: str | None = None) -> Conversation | Plain:
-    """Read one row that holds one conversation, of a shape that is known or is told by its keys.
-
-    Raises:
-        RowError: The row does not have that shape.
-    """
-    shape = shape or shape_of(row, spec)
+    """Read a row that holds one conversation."""
+    shape = shape or _shape_of(row, spec)
     if shape == "text":
         return Plain("text", "", _string(row, spec.text_key))
     if shape == "prompt_completion":
@@ -188,14 +238,14 @@ def read(row: Any, spec: ChatSpec, shape: str | None = None) -> Conversation | P
             found = conversation("messages", turns)
         else:
             found = _sharegpt_conversation(turns)
-    add_columns(found, row, spec)
+    _add_columns(found, row, spec)
     if not found.messages:
         raise RowError("the conversation is empty")
     return found
 
 
-def add_columns(found: Conversation, row: dict[str, Any], spec: ChatSpec) -> None:
-    """What a row says of a conversation in columns of their own."""
+def _add_columns(found: Conversation, row: dict[str, Any], spec: ChatSpec) -> None:
+    """Add what the row has in columns of their own: tools, a system prompt, variables."""
     tools = row.get(spec.tools_key)
     if tools is not None:
         found.tools = tool_list(tools)
@@ -205,8 +255,7 @@ def add_columns(found: Conversation, row: dict[str, Any], spec: ChatSpec) -> Non
     found.variables = row_variables(row)
 
 
-def detect(row: dict[str, Any], spec: ChatSpec) -> str:
-    """The shape that a row's keys tell."""
+def _detect(row: dict[str, Any], spec: ChatSpec) -> str:
     for key in (spec.messages_key,) if spec.messages_key else ("messages", "conversations"):
         turns = row.get(key)
         if turns is not None:
@@ -236,7 +285,7 @@ def detect(row: dict[str, Any], spec: ChatSpec) -> str:
 
 
 def conversation(shape: str, turns: list[Any]) -> Conversation:
-    """OpenAI messages, rewritten only where the documented normalisations say so."""
+    """Read OpenAI messages."""
     if _is_simple(turns):
         return Conversation(shape, turns, simple=True)
     messages: list[Message] = []
@@ -338,8 +387,7 @@ def _sharegpt(turn: Any) -> Message:
     return _message({"role": role, "content": value, **rest})
 
 
-def instruction_of(row: dict[str, Any]) -> str:
-    """Alpaca's instruction, with its input."""
+def _instruction_of(row: dict[str, Any]) -> str:
     instruction = _string(row, "instruction")
     context = row.get("input")
     if context is not None and not isinstance(context, str):
@@ -349,7 +397,7 @@ def instruction_of(row: dict[str, Any]) -> str:
 
 def _alpaca(row: dict[str, Any]) -> Conversation:
     messages = [
-        {"role": "user", "content": instruction_of(row)},
+        {"role": "user", "content": _instruction_of(row)},
         {"role": "assistant", "content": _string(row, "output")},
     ]
     return Conversation("alpaca", messages, completion=1, simple=True)
@@ -359,15 +407,15 @@ def _pair(row: dict[str, Any], spec: ChatSpec) -> Conversation | Plain:
     prompt, completion = row.get(spec.prompt_key), row.get(spec.completion_key)
     if isinstance(prompt, str) and isinstance(completion, str):
         return Plain("prompt_completion", prompt, completion)
-    head = half(prompt, "user", spec.prompt_key)
-    tail = half(completion, "assistant", spec.completion_key)
+    head = _half(prompt, "user", spec.prompt_key)
+    tail = _half(completion, "assistant", spec.completion_key)
     found = conversation("prompt_completion", [*head, *tail])
     found.completion = len(head)
-    add_columns(found, row, spec)
+    _add_columns(found, row, spec)
     return found
 
 
-def half(value: Any, role: str, key: str) -> list[Any]:
+def _half(value: Any, role: str, key: str) -> list[Any]:
     """A prompt or an answer as messages; text becomes one of the given role."""
     if isinstance(value, str):
         return [{"role": role, "content": value}]
@@ -379,12 +427,9 @@ def half(value: Any, role: str, key: str) -> list[Any]:
 
 
 def row_variables(row: dict[str, Any]) -> dict[str, Any] | None:
-    """What a row itself gives the template, None where it gives nothing.
+    """The template variables of a row, None where it has none.
 
-    Null says nothing: tables write it where another row has a variable and this one has not.
-
-    Raises:
-        RowError: These are no variables.
+    Null counts as absent: tables write it where another row has a variable and this one has not.
     """
     value = row.get(VARIABLES_KEY)
     if isinstance(value, str):
@@ -413,18 +458,17 @@ def _lead_with_system(found: Conversation, system: Any) -> None:
         found.completion += 1
 
 
-def messages_column(row: dict[str, Any], spec: ChatSpec) -> list[Any] | None:
-    """The messages of a row's conversation, ShareGPT's turns rewritten; None where it has none."""
+def _messages_column(row: dict[str, Any], spec: ChatSpec) -> list[Any] | None:
     try:
         key = _messages_key(row, spec)
     except RowError:
         return None
     turns = row[key]
-    return as_messages(turns if type(turns) is list else _list(turns, key))
+    return _as_messages(turns if type(turns) is list else _list(turns, key))
 
 
-def as_messages(turns: list[Any]) -> list[Any]:
-    """Turns in the language of messages: ShareGPT's are rewritten, others stay as they are."""
+def _as_messages(turns: list[Any]) -> list[Any]:
+    """Rewrite ShareGPT turns as messages; others stay as they are."""
     if any(isinstance(turn, dict) and "role" not in turn and "from" in turn for turn in turns):
         return [_sharegpt(turn) for turn in turns]
     return turns
@@ -449,3 +493,245 @@ def _string(row: dict[str, Any], key: str) -> str:
     if not isinstance(value, str):
         raise RowError(f"{key!r} must be text, not {type(value).__name__}")
     return value
+
+
+# -- groups of answers ------------------------------------------------------------------------
+
+
+def _preference(row: dict[str, Any], spec: ChatSpec) -> AnswerGroup:
+    sides = _sides("preference", row, {key: row.get(key) for key in ("chosen", "rejected")}, spec)
+    scores = [_number(row, key) for key in ("score_chosen", "score_rejected")]
+    known = tuple(score for score in scores if score is not None)
+    if len(known) == 1:
+        raise incomparable("one of 'score_chosen' and 'score_rejected' is missing")
+    return AnswerGroup("preference", sides, (1, 0), known or None, _number(row, "margin"))
+
+
+def _kto(row: dict[str, Any], spec: ChatSpec) -> AnswerGroup:
+    label = row.get("label")
+    if type(label) is not bool:
+        raise incomparable(f"'label' must be true or false, not {_told(label)}")
+    key = spec.completion_key
+    answers = {key: row.get(key)}
+    if row.get(key) is None and (messages := _messages_column(row, spec)) is not None:
+        answers = {"messages": messages}
+    return AnswerGroup("kto", _sides("kto", row, answers, spec), (int(label),))
+
+
+def _ranked(row: dict[str, Any], spec: ChatSpec) -> AnswerGroup:
+    keys = (*RANKED_KEYS, spec.completion_key)
+    key = next((key for key in keys if row.get(key) is not None), keys[0])
+    answers = row.get(key)
+    if not isinstance(answers, list) or len(answers) < 2:
+        raise incomparable(f"{key!r} must be a list of two answers or more, not {_told(answers)}")
+    scores: list[float] | None = None
+    order = list(range(len(answers)))
+    if row.get("scores") is not None:
+        scores = _scores(row["scores"], len(answers))
+        order.sort(key=lambda place: -scores[place])  # stable: of equal ones the first comes first
+    named = {f"{key}[{place}]": answers[place] for place in order}
+    return AnswerGroup(
+        "ranked",
+        _sides("ranked", row, named, spec),
+        (UNLABELLED,) * len(answers),
+        None if scores is None else tuple(scores[place] for place in order),
+    )
+
+
+Answers = dict[str, Any]
+"""Answers by the names of their columns."""
+
+
+def _sides(
+    shape: str, row: dict[str, Any], answers: Answers, spec: ChatSpec
+) -> list[Conversation | Plain]:
+    for name, answer in answers.items():
+        if answer is None or (isinstance(answer, str | list | dict) and not answer):
+            raise incomparable(f"{name!r} is empty")
+    prompt = row.get(spec.prompt_key)
+    if all(isinstance(answer, str) for answer in answers.values()):
+        sides = _texts(shape, row, prompt, answers, spec)
+        if sides is not None:
+            return sides
+    tails = {
+        name: _as_messages(_half(answer, "assistant", name)) for name, answer in answers.items()
+    }
+    whole = [_is_whole(tail) for tail in tails.values()]
+    if any(whole) and not all(whole):
+        raise incomparable("some answers are whole conversations, others answers alone")
+    if all(whole):
+        size = _shared(tails, prompt)
+        heads = {name: tail[:size] for name, tail in tails.items()}
+        tails = {name: tail[size:] for name, tail in tails.items()}
+    else:
+        head = _prompt_messages(row, prompt, spec)
+        heads = dict.fromkeys(tails, head)
+    sides = []
+    for name, tail in tails.items():
+        if not any(map(_says_something, tail)):
+            raise incomparable(f"{name!r} is empty")
+        side = conversation(shape, [*heads[name], *tail])
+        side.completion = len(heads[name])
+        _add_columns(side, row, spec)
+        sides.append(side)
+    return sides
+
+
+def _texts(
+    shape: str, row: dict[str, Any], prompt: Any, answers: Answers, spec: ChatSpec
+) -> list[Conversation | Plain] | None:
+    """Answers that are texts; None where the prompt is of messages."""
+    if prompt is None and _has_another_prompt(row, spec):
+        return None
+    if prompt is not None and not isinstance(prompt, str):
+        return None
+    if prompt is None:
+        if len(answers) < 2:
+            raise RowError(f"no column {spec.prompt_key!r} in this row")
+        prompt = _shared_text(list(answers.values()))
+        answers = {name: text[len(prompt) :] for name, text in answers.items()}
+    for name, text in answers.items():
+        if not text.strip():
+            raise incomparable(f"{name!r} is empty, or all of it is the prompt")
+    return [Plain(shape, prompt, text) for text in answers.values()]
+
+
+def _has_another_prompt(row: dict[str, Any], spec: ChatSpec) -> bool:
+    return row.get("instruction") is not None or _messages_column(row, spec) is not None
+
+
+def _prompt_messages(row: dict[str, Any], prompt: Any, spec: ChatSpec) -> list[Any]:
+    if prompt is not None:
+        return _as_messages(_half(prompt, "user", spec.prompt_key))
+    messages = _messages_column(row, spec)
+    if messages:
+        return messages
+    if row.get("instruction") is not None:
+        return [{"role": "user", "content": _instruction_of(row)}]
+    raise RowError(f"no column {spec.prompt_key!r} in this row, and no prompt in its answers")
+
+
+def _is_whole(tail: list[Any]) -> bool:
+    """Whether an answer is a conversation that begins with its prompt."""
+    return isinstance(tail[0], dict) and tail[0].get("role") in _PROMPT_ROLES
+
+
+def _shared(tails: dict[str, list[Any]], prompt: Any) -> int:
+    """How many messages all conversations begin with; the answers follow them.
+
+    A single conversation's answer is what follows its last question.
+    """
+    first, *others = tails.values()
+    if others:
+        size = 0
+        while all(size < len(tail) for tail in tails.values()) and all(
+            tail[size] == first[size] for tail in others
+        ):
+            size += 1
+    else:
+        questions = [place for place, message in enumerate(first) if _role(message) == "user"]
+        size = questions[-1] + 1 if questions else 0
+    for name, tail in tails.items():
+        if size == len(tail):
+            raise incomparable(f"{name!r} holds nothing after what all conversations begin with")
+        if not size or _role(tail[size]) in _PROMPT_ROLES:
+            raise incomparable("the conversations do not have the same prompt")
+    if isinstance(prompt, str):
+        asked = [message for message in first[:size] if _role(message) == "user"]
+        if not any(message.get("content") == prompt for message in asked):
+            raise incomparable("the conversations do not hold the row's prompt")
+    elif isinstance(prompt, list) and prompt:
+        given = _as_messages(prompt)
+        if len(given) > size or given != first[: len(given)]:
+            raise incomparable("the conversations do not begin with the row's prompt")
+        size = len(given)
+    return size
+
+
+def _shared_text(texts: Sequence[str]) -> str:
+    """What all texts begin with; a blank before the place where they part is the answers'."""
+    first, last = min(texts), max(texts)  # of sorted texts the ends part first
+    size = 0
+    while size < min(len(first), len(last)) and first[size] == last[size]:
+        size += 1
+    return first[:size].removesuffix(" ")
+
+
+def _role(message: Any) -> Any:
+    return message.get("role") if isinstance(message, dict) else None
+
+
+def _says_something(message: Any) -> bool:
+    if not isinstance(message, dict) or message.get("role") != "assistant":
+        return False
+    content = message.get("content")
+    if isinstance(content, str):
+        content = content.strip()
+    return bool(content) or any(
+        message.get(name) for name in ("tool_calls", "reasoning_content", "thinking", "reasoning")
+    )
+
+
+def _number(row: dict[str, Any], key: str) -> float | None:
+    value = row.get(key)
+    return None if value is None else _finite(value, repr(key))
+
+
+def _scores(values: Any, answers: int) -> list[float]:
+    if not isinstance(values, list) or len(values) != answers:
+        told = f"{len(values)} of them" if isinstance(values, list) else _told(values)
+        raise incomparable(f"'scores' must be one number for each of {answers} answers, not {told}")
+    return [_finite(value, f"scores[{place}]") for place, value in enumerate(values)]
+
+
+def _finite(value: Any, name: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise incomparable(f"{name} must be a number, not {_told(value)}")
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        raise incomparable(f"{name} must be a finite number, not {value!r:.40}")
+    return number
+
+
+def _told(value: Any) -> str:
+    if value is None:
+        return "nothing"
+    return f"{value!r:.40}" if isinstance(value, str | int | float) else type(value).__name__
+
+
+# -- weights ----------------------------------------------------------------------------------
+
+
+def message_weight(message: dict[str, Any]) -> float:
+    """The loss weight of a message: 1 unless it has one, 0 where it is not to be trained."""
+    if len(message) <= 2:
+        return 1.0
+    if message.get("train") is False or _is_zero(message.get("step_loss_mask")):
+        return 0.0
+    return _weight(message.get("weight"), "a message")
+
+
+def row_weight(row: dict[str, Any]) -> float:
+    """The loss weight of a row, which is not 0."""
+    weight = _weight(row.get("weight"), "the row")
+    if not weight:
+        raise RowError("the weight of the row is 0", reason="no_trained_tokens")
+    return weight
+
+
+def _weight(value: Any, whose: str) -> float:
+    if value is None:
+        return 1.0
+    if not isinstance(value, (int, float)) or not (value == 0 or MIN_WEIGHT <= value <= MAX_WEIGHT):
+        raise RowError(
+            f"the weight of {whose} is {str(value)[:40]!r}; it is 0, or a number from"
+            f" {MIN_WEIGHT:.1g} to {MAX_WEIGHT:.1g}"
+        )
+    return float(value)
+
+
+def _is_zero(value: Any) -> bool:
+    return isinstance(value, (int, float)) and value == 0

@@ -22,7 +22,7 @@ from tokenmill.options import Column, Options, Variables
 RENDERER_VERSION = 8
 
 GROUPED = ("preference", "kto", "ranked")
-"""Formats whose rows hold a group of answers to one prompt; see `tokenmill.chat.groups`."""
+"""Formats whose rows hold a group of answers to one prompt."""
 
 UNRENDERED = ("text", "tokens", "rollouts")
 """Formats whose rows no template touches."""

@@ -444,7 +444,7 @@ class Tracer(Expressions):
         block = self.program.block(name)
         if keep is not None:
             self._emit("keep")
-        kind = "scan" if outer.stands or silent else "loop"
+        kind = "silent" if silent else "scan" if outer.stands else "loop"
         item_sources: Sources
         if stands:
             item_sources = frozenset((ME,))

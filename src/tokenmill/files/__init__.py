@@ -1,17 +1,10 @@
-"""The only writer of files.
+"""Write, publish and read files.
 
-Everything tokenmill leaves on disk goes the same way: a file is written under a *staging*
-directory whose name nobody else can have, synced, closed with its size checked, and then
-*published*: it appears under its final name in one step, if and only if nothing is there yet.
-Directories are staged whole and appear by one rename. Published bytes never change, so readers
-need no lock and a crash leaves at worst a staging directory that harms nobody.
-
-`Staging` owns the temporary directory; `publish_file` and `publish_directory` are the two ways
-out of it. `sealed` is what most rooms keep in a cache: directories that are staged, checksummed,
-published whole, and admitted or refused. `filesystem_kind` tells where mapping a file is unsafe and
-must be a read. Objects that live elsewhere are read by ranges: `remote` and `ranged`. What is
-removed when a process ends, or locked in it, goes through `process`, so that a forked child touches
-nothing of its parent's.
+A file is written in a *staging* directory, synced, closed, its size checked, and then *published*:
+it appears under its final name in one step, if nothing is there yet. Directories are staged whole
+and appear by one rename. Published bytes never change, so readers need no lock, and a crash leaves
+at worst a staging directory. `sealed` keeps checksummed directories in a cache; `remote` and
+`ranged` read objects by URL.
 """
 
 from __future__ import annotations

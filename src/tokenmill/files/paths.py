@@ -10,7 +10,7 @@ from tokenmill.errors import CacheError
 
 
 def default_cache_dir() -> Path:
-    """The cache directory of this user; it need not exist yet."""
+    """Return the cache directory of this user; it need not exist yet."""
     stated = os.environ.get("TOKENMILL_CACHE_DIR")
     if stated:
         return Path(stated)
@@ -22,11 +22,7 @@ def default_cache_dir() -> Path:
 
 
 def require_inside(path: Path, root: Path) -> None:
-    """Refuse a path below a root when a symbolic link on the way leads out of the root.
-
-    Raises:
-        CacheError: It does.
-    """
+    """Raise `CacheError` for a path below a root that a symbolic link leads out of it."""
     place, top = os.fspath(path), os.fspath(root)
     while len(place) > len(top) and not os.path.islink(place):
         place = os.path.dirname(place)
@@ -51,7 +47,7 @@ _MOUNTS = "/proc/self/mountinfo"
 
 
 def filesystem_kind(path: str | os.PathLike[str]) -> str:
-    """The kind (``ext4``, ``nfs4``, ``fuse.s3fs`` …) of the file system that holds a path."""
+    """Return the kind of file system that holds a path: ``ext4``, ``nfs4``, ``fuse.s3fs``."""
     try:
         with open(_MOUNTS, encoding="utf-8", errors="surrogateescape") as table:
             mounts = [_parse(line) for line in table]
@@ -68,13 +64,16 @@ def filesystem_kind(path: str | os.PathLike[str]) -> str:
 
 
 def is_network(path: str | os.PathLike[str]) -> bool:
-    """Whether a path lives where mapping is unsafe: a network or FUSE file system."""
+    """Whether mapping a file is unsafe: on a network or FUSE file system.
+
+    A mapped file that vanishes there ends its reader with SIGBUS.
+    """
     kind = filesystem_kind(path)
     return kind in NETWORK_KINDS or kind.startswith("fuse.")
 
 
 def _parse(line: str) -> tuple[str, str]:
-    """Mount point and kind of one line: ``36 35 98:0 /root /mnt opts - ext4 /dev/x rw``."""
+    """Mount point and kind of ``36 35 98:0 /root /mnt opts - ext4 /dev/x rw``."""
     fields, _, rest = line.partition(" - ")
     mount_point = re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), fields.split(" ")[4])
     return mount_point, rest.split(" ")[0]

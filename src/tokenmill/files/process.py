@@ -18,10 +18,7 @@ from typing import Any, Self
 
 
 def at_end(owner: object, function: Callable[..., object], *arguments: Any) -> None:
-    """Call a function when nobody holds ``owner`` any more, or when this process ends.
-
-    A forked child that ends, or lets its copy of the owner go, calls nothing.
-    """
+    """Call a function when ``owner`` is collected or this process ends, but in no forked child."""
     weakref.finalize(owner, _if_ours, os.getpid(), function, *arguments)
 
 
@@ -31,10 +28,10 @@ def _if_ours(process: int, function: Callable[..., object], *arguments: Any) -> 
 
 
 class PrivateDirectory:
-    """A temporary directory, removed silently when nobody holds this object any more.
+    """A temporary directory, removed when this object is collected.
 
-    As a context it is removed at once by an error that passes: whoever holds the error also holds
-    the frames in which this object is.
+    As a context it is removed at once by an error that passes: the error's traceback keeps this
+    object alive.
     """
 
     def __init__(self, prefix: str = "tokenmill-") -> None:
@@ -58,7 +55,7 @@ _watched: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def in_children(owner: Any) -> None:
-    """Call ``owner.after_fork()`` in every forked child, as long as somebody holds ``owner``."""
+    """Call ``owner.after_fork()`` in every forked child, as long as ``owner`` is alive."""
     _watched.add(owner)
 
 
@@ -78,7 +75,6 @@ class ProcessLock:
         in_children(self)
 
     def after_fork(self) -> None:
-        """Begin anew: whoever held it lives in the parent."""
         self._lock = threading.Lock()
 
     def __enter__(self) -> None:
@@ -93,7 +89,7 @@ _sharing = ProcessLock()
 
 
 def process_directory() -> Path:
-    """This process's own temporary directory, made when first asked for, removed at its end."""
+    """Return this process's own temporary directory, removed at its end."""
     with _sharing:
         if not has_process_directory():
             _shared.append(PrivateDirectory())
@@ -101,12 +97,12 @@ def process_directory() -> Path:
 
 
 def has_process_directory() -> bool:
-    """Whether this process, not a parent of it, asked for one before."""
+    """Whether this process, not a parent of it, has one."""
     return bool(_shared) and _shared[-1].process == os.getpid()
 
 
 class RecentValues:
-    """What was put or taken last: bounded in bytes, the newest value aside."""
+    """An LRU cache bounded in bytes, the newest value aside, for threads and forked children."""
 
     def __init__(self, bound: int) -> None:
         self._bound = bound
@@ -134,7 +130,7 @@ class RecentValues:
             return found[0]
 
     def put(self, key: Hashable, value: Any, size: int | None = None) -> None:
-        """Keep a value of a size in bytes (its length by default); those unused for longest go."""
+        """Keep a value; ``size`` in bytes is its length by default."""
         size = len(value) if size is None else size
         with self._lock:
             _, before = self._values.pop(key, (None, 0))

@@ -1,19 +1,12 @@
-"""Writing, staging and publishing: how bytes become visible, once and whole.
+"""Write, stage and publish files.
 
-A file that nobody sees yet is written so that it can be trusted: synced, closed with a check (a
-network file system may report lost data only then), its size compared. `write_file` writes a whole
-one; `NewFile` is one that grows piece by piece while others do, and knows its size and checksum.
-`writing_errors` turns what the operating system says into a `CacheError` that says what to do.
+`write_file` and `NewFile` sync, close (a network file system may report lost data only then) and
+compare the size. `publish_file` links a staged file to its final name, which fails when something
+is there; file systems without hard links get a rename that does not replace. `publish_directory`
+renames. Both recognise a lost reply: the step was done, yet an error came back.
 
-A `Staging` is a directory ``<root>/staging/<host>-<pid>-<random>/``; its owner writes into it and
-publishes from it. `publish_file` links the staged file to its final name, which fails when
-something is there; file systems without hard links get a rename that does not replace, and at last
-a plain rename after a look. `publish_directory` renames, which fails on a directory that is not
-empty. Both recognise the case of a lost reply (the step was done, yet an error came back) and then
-count it as their own success.
-
-Modes come from the cache root, not from the umask of whoever came first: a root that its group
-may write gives files that the group may write.
+File modes come from the cache root, not from the umask: a root that its group may write gives files
+that the group may write.
 """
 
 from __future__ import annotations
@@ -61,7 +54,7 @@ Buffer = bytes | bytearray | memoryview
 
 @contextlib.contextmanager
 def writing_errors(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Translate an OSError met while writing into a `CacheError` that says what to do."""
+    """Translate an OSError into a `CacheError` that says what to do."""
     try:
         yield
     except TokenmillError:
@@ -73,7 +66,7 @@ def writing_errors(path: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def write_file(path: Path, chunks: Buffer | Iterable[Buffer]) -> NewFile:
-    """Write a new file, sync it, close it, and check that it has the size that was written."""
+    """Write a new file, sync it, close it, and check its size."""
     if isinstance(chunks, bytes | bytearray | memoryview):
         chunks = (chunks,)
     with writing_errors(path), NewFile(path) as file:
@@ -83,10 +76,7 @@ def write_file(path: Path, chunks: Buffer | Iterable[Buffer]) -> NewFile:
 
 
 class NewFile:
-    """A file written piece by piece; leaving it syncs, closes and compares its size.
-
-    Small pieces are gathered: a million of eight bytes are a few writes.
-    """
+    """A file written piece by piece; small pieces are buffered. Leaving it syncs and checks it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -151,10 +141,8 @@ class NewFile:
 def make_directory(path: Path, root: Path) -> None:
     """Create a directory and its parents below ``root`` with the mode of the root.
 
-    The root itself is created with the caller's umask: its owner decides once who may write.
-
-    Raises:
-        CacheError: A symbolic link below the root leads out of it.
+    The root itself is created with the caller's umask. A symbolic link out of the root is a
+    `CacheError`.
     """
     if path == root or root not in path.parents:
         path.mkdir(parents=True, exist_ok=True)
@@ -178,7 +166,6 @@ def _apply_mode(path: Path, root: Path, *, directory: bool) -> None:
 
 
 def _apply_modes(staged: Path, root: Path) -> None:
-    """Give everything in a staged directory the modes of the root."""
     for directory, _, files in os.walk(staged):
         _apply_mode(Path(directory), root, directory=True)
         for name in files:
@@ -199,15 +186,14 @@ def sync_directory(path: Path) -> None:
 
 
 class Staging:
-    """A directory of one's own under ``<root>/staging``, removed on leaving.
+    """A private directory ``<root>/staging/<host>-<pid>-<random>``, removed on leaving.
 
-    Its name holds host and process id, so that a later collection can prove its owner dead.
+    Host and process id let a later collection prove its owner dead.
 
     Args:
         root: The cache directory that will receive what is staged.
-        beside: A target outside of any cache; the staging directory is then its hidden sibling,
-            so that the last rename stays within one file system, and the caller's umask holds:
-            the directory around the target (say, /tmp) is nobody's policy.
+        beside: A target outside of any cache. The staging directory is then its hidden sibling, so
+            that the last rename stays within one file system, and the caller's umask applies.
     """
 
     def __init__(self, root: Path, *, beside: Path | None = None) -> None:
@@ -244,13 +230,10 @@ class Staging:
         return path
 
     def publish(self, staged: Path, target: Path, *, durable: bool = True) -> bool:
-        """Publish one staged file or directory; True when it is ours that is now visible.
+        """Publish a staged file or directory; return whether ours is now visible.
 
-        Args:
-            staged: What `write` gave.
-            target: Its final name.
-            durable: Whether the name is synced; not needed for a file whose directory is synced
-                anyway before anything relies on it.
+        Without ``durable`` the name is not synced: for a file whose directory is synced later
+        anyway.
         """
         self.make(target.parent)
         with writing_errors(target):
@@ -266,10 +249,8 @@ class Staging:
 def publish_file(staged: Path, target: Path, *, durable: bool = True) -> bool:
     """Make a staged file visible under its final name if that name is free.
 
-    Without ``durable`` the name is left for the caller to sync.
-
-    Returns:
-        True when the visible file is the staged one, False when another was there first.
+    Returns whether the visible file is the staged one. Without ``durable`` the caller syncs the
+    name.
     """
     before = os.stat(staged)
     try:
@@ -286,10 +267,7 @@ def publish_file(staged: Path, target: Path, *, durable: bool = True) -> bool:
 
 
 def replace_file(staged: Path, target: Path) -> None:
-    """Put a staged file in the place of another, in one step.
-
-    For what a user asked to be written under a name of their own; nothing in a cache is replaced.
-    """
+    """Replace a file of the user by a staged one, in one step; nothing in a cache is replaced."""
     os.replace(staged, target)
     sync_directory(target.parent)
 
@@ -303,7 +281,7 @@ def _link(staged: Path, target: Path, before: os.stat_result) -> bool:
 
 
 def _rename(staged: Path, target: Path, before: os.stat_result) -> bool:
-    """The way for file systems without hard links."""
+    """For file systems without hard links."""
     try:
         try:
             _rename_without_replacing(staged, target)
@@ -325,7 +303,7 @@ def _rename(staged: Path, target: Path, before: os.stat_result) -> bool:
 
 
 def _is_ours(target: Path, before: os.stat_result) -> bool:
-    """Whether what is visible is what we staged, so that a reported failure was a lost reply."""
+    """Whether the visible file is the staged one, so that a reported failure was a lost reply."""
     return os.path.samestat(before, os.stat(target))
 
 
@@ -344,8 +322,7 @@ def _rename_without_replacing(staged: Path, target: Path) -> None:
 def publish_directory(staged: Path, target: Path) -> bool:
     """Make a staged directory visible by one rename if its final name is free.
 
-    Returns:
-        True when the visible directory is the staged one, False when another was there first.
+    Returns whether the visible directory is the staged one.
     """
     before = os.stat(staged)
     for directory, _, _ in os.walk(staged):

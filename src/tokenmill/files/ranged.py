@@ -1,11 +1,8 @@
-"""A remote object as a file: any offset, any thread, few requests.
+"""Read a remote object like a file: any offset, any thread, few requests.
 
-A `RemoteFile` cuts its object into blocks of 256 KiB and keeps the newest blocks of all files of
-the process (`recent`). A single row costs one block; whoever reads on where the last request ended
-gets windows that double up to 8 MiB, and from then on the next window is already under way while
-this one is read. Long reads (a worker's whole block) go straight through.
-
-A `RangedStream` is the same bytes with a position, for libraries that want a file object.
+A `RemoteFile` reads blocks of 256 KiB; all files of the process share a cache of recent blocks. A
+sequential reader gets windows that double up to 8 MiB, and then the next window is prefetched. Long
+reads are not cached. `RangedStream` has a position, for libraries that want a file object.
 """
 
 from __future__ import annotations
@@ -34,7 +31,7 @@ _serials = itertools.count()
 
 
 class _Ahead:
-    """A window that is being fetched while its predecessor is read."""
+    """A window that is fetched while its predecessor is read."""
 
     def __init__(self, file: RemoteFile, first: int, count: int) -> None:
         self.first = first
@@ -58,9 +55,9 @@ class _Ahead:
 
 
 class RemoteFile:
-    """Bytes by offset of one version of an object: the expected one, or the one that is there now.
+    """Bytes by offset of one version of an object: ``expected``, or the present one.
 
-    Unless it is not ``shared``, it takes blocks that another file of this version has fetched.
+    Unless ``shared`` is false, files of the same version share blocks.
     """
 
     def __init__(self, url: str, expected: Version | None = None, *, shared: bool = True) -> None:
@@ -77,7 +74,7 @@ class RemoteFile:
         self._ahead: _Ahead | None = None
 
     def pread(self, length: int, offset: int) -> bytes:
-        """Up to ``length`` bytes from ``offset``; fewer only at the end."""
+        """Return up to ``length`` bytes from ``offset``; fewer only at the end."""
         stop = min(offset + length, self.size)
         if offset >= stop:
             return b""
@@ -92,7 +89,7 @@ class RemoteFile:
         return b"".join(parts)
 
     def read_into(self, target: memoryview, offset: int) -> int:
-        """Fill a buffer from ``offset``; how many bytes were there."""
+        """Fill a buffer from ``offset``; return how many bytes were there."""
         data = self.pread(len(target), offset)
         target[: len(data)] = data
         return len(data)
@@ -115,12 +112,11 @@ class RemoteFile:
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def fetch_blocks(self, first: int, count: int) -> bytes:
-        """Some neighbouring blocks in one request."""
         stop = min((first + count) * BLOCK, self.size)
         return self._object.fetch(first * BLOCK, stop, self.version)
 
     def _block(self, number: int, wanted: int) -> memoryview:
-        """One block; where it must be fetched, as many of the ``wanted`` ones with it as useful."""
+        """Return one block; a request fetches up to ``wanted`` blocks or more."""
         found: memoryview | None = recent.get((self._key, number))
         if found is not None:
             return found

@@ -1,13 +1,9 @@
-"""Objects that live elsewhere: looked at, and fetched by ranges, with retries that end.
+"""Remote objects: look at them and fetch ranges, with bounded retries.
 
-A `RemoteObject` is one URL of any protocol that fsspec knows. ``look`` asks for its `Version`: size
-and whatever the place offers to tell one state from another (ETag, generation, blob id, time).
-``fetch`` gets a range and refuses it when the object is no longer that version. The drivers are
-optional; the error for a missing one names the pip line.
-
-Everything a driver raises is translated here: what may pass is tried again with growing pauses, up
-to `ATTEMPTS` times; then it is a `SourceError` that names the URL and the byte. Credentials and
-endpoints come from the environment, as each driver documents.
+A `RemoteObject` is one URL of any protocol that fsspec knows. ``look`` returns its `Version`: size
+and ETag, generation, commit or time. ``fetch`` returns a range and refuses it when the object is no
+longer that version. Whatever a driver raises is translated here: transient errors are retried up to
+`ATTEMPTS` times, then raised as `SourceError` with URL and byte.
 """
 
 from __future__ import annotations
@@ -17,7 +13,7 @@ import random
 import re
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, NoReturn, Protocol, TypeVar
+from typing import Any, NamedTuple, NoReturn, TypeVar
 from urllib.parse import urlsplit
 
 from tokenmill.errors import (
@@ -62,7 +58,7 @@ class Version(NamedTuple):
 
     Attributes:
         size: Bytes.
-        token: What the place says to tell this state from another; empty where it says nothing.
+        token: ETag or the like; empty where the server gives none.
         settled: Whether an equal token proves equal bytes.
     """
 
@@ -71,21 +67,8 @@ class Version(NamedTuple):
     settled: bool
 
 
-class Transport(Protocol):
-    """How one protocol looks at an object and fetches from it."""
-
-    def look(self) -> Version:
-        """Its present version."""
-
-    def fetch(self, start: int, stop: int, expected: Version | None) -> bytes:
-        """Bytes of a range; `SourceChanged` when they are not of the expected version."""
-
-    def read(self) -> bytes:
-        """The whole of a small object."""
-
-
 def protocol_of(path: str) -> str:
-    """The protocol of a URL; empty for a path of this machine."""
+    """Return the protocol of a URL; empty for a local path."""
     match = _URL.match(path)
     name = match[1].lower() if match else ""
     return "" if name in _LOCAL else name
@@ -97,7 +80,7 @@ def is_remote(path: str | os.PathLike[str]) -> bool:
 
 
 def local_path(path: str) -> str:
-    """``file:///x`` as a path; anything else as it stands."""
+    """Return ``file:///x`` as a path; anything else unchanged."""
     match = _URL.match(path)
     if match and match[1].lower() in _LOCAL:
         return path[match.end() :]
@@ -105,7 +88,7 @@ def local_path(path: str) -> str:
 
 
 def shown(url: str) -> str:
-    """A URL as people and proofs may see it: without a password or a signed query."""
+    """Return a URL without password and signed query."""
     if protocol_of(url) not in ("http", "https"):
         return url
     parts = urlsplit(url)
@@ -118,11 +101,7 @@ _making = ProcessLock()
 
 
 def filesystem(url: str) -> tuple[Any, str]:
-    """The fsspec file system of a URL, one per process and place, and the URL's path in it.
-
-    Raises:
-        UsageError: Nobody knows the protocol, or its driver is not installed.
-    """
+    """Return the fsspec file system of a URL, one per process and host, and the path in it."""
     import fsspec
 
     match = _URL.match(url)
@@ -143,7 +122,7 @@ def filesystem(url: str) -> tuple[Any, str]:
 
 
 def version_of(info: Mapping[str, Any], url: str = "") -> Version:
-    """The version that a driver's description of an object amounts to."""
+    """Return the version in a driver's description of an object."""
     size = info.get("size")
     if size is None:
         raise ValueError("the place does not say how large the object is")
@@ -169,14 +148,13 @@ class RemoteObject:
     def __init__(self, url: str) -> None:
         self.url = url
         self.path = shown(url)
-        self._transport: tuple[int, Transport] | None = None
+        self._transport: tuple[int, HttpTransport | FileSystemTransport] | None = None
 
     def look(self) -> Version:
-        """Ask the place for the object's present version."""
         return self.retrying(lambda: self._connected().look(), None)
 
     def fetch(self, start: int, stop: int, expected: Version | None = None) -> bytes:
-        """The bytes ``start:stop``, all of them.
+        """Return the bytes ``start:stop``, all of them.
 
         Raises:
             SourceChanged: The object is no longer the expected version.
@@ -194,13 +172,13 @@ class RemoteObject:
     def read(self) -> bytes:
         return self.retrying(lambda: self._connected().read(), None)
 
-    def _connected(self) -> Transport:
+    def _connected(self) -> HttpTransport | FileSystemTransport:
         if self._transport is None or self._transport[0] != os.getpid():
             self._transport = os.getpid(), _transport_of(self.url)
         return self._transport[1]
 
     def retrying(self, work: Callable[[], _T], offset: int | None) -> _T:
-        """Try until it works, cannot work, or was tried often enough."""
+        """Retry until it works, cannot work, or was tried often enough."""
         pause = FIRST_PAUSE_S
         for attempt in range(1, ATTEMPTS + 1):
             try:
@@ -237,7 +215,7 @@ CHANGED = "the object changed since it was opened; open it again"
 
 
 def status_of(error: Exception) -> int | None:
-    """The HTTP status that an error speaks of, if any."""
+    """Return the HTTP status of an error, if any."""
     status = getattr(error, "status", None)
     if status is None:
         status = getattr(getattr(error, "response", None), "status_code", None)
@@ -245,14 +223,14 @@ def status_of(error: Exception) -> int | None:
 
 
 def is_final(error: Exception) -> bool:
-    """Whether trying again cannot help."""
+    """Whether a retry cannot help."""
     status = status_of(error)
     if status is not None:
         return 400 <= status < 500 and status not in _PASSING
     return isinstance(error, _FINAL) or type(error).__name__ in _FINAL_NAMES
 
 
-def _transport_of(url: str) -> Transport:
+def _transport_of(url: str) -> HttpTransport | FileSystemTransport:
     fs, path = filesystem(url)
     if protocol_of(url) in ("http", "https"):
         return HttpTransport(fs, url)
@@ -262,8 +240,8 @@ def _transport_of(url: str) -> Transport:
 class FileSystemTransport:
     """Any fsspec file system.
 
-    S3 is asked for a range of one ETag, a commit of the hub never changes; everything else is
-    looked at again after a range came, so that what was fetched is of the version that is there.
+    S3 is asked for a range of one ETag, a commit of the hub never changes; any other object is
+    looked at again after each range.
     """
 
     def __init__(self, fs: Any, path: str, url: str) -> None:
@@ -275,7 +253,6 @@ class FileSystemTransport:
         self._conditional = protocol in ("s3", "s3a", "hf")
 
     def look(self) -> Version:
-        """Ask past every cache of listings."""
         if protocol_of(self._url) != "hf":  # a pinned commit has no other state
             self._fs.invalidate_cache(self._fs._parent(self._path))
             self._fs.invalidate_cache(self._path)
@@ -312,13 +289,12 @@ class FileSystemTransport:
 
 
 class HttpTransport:
-    """One object on an HTTP server: ranges, each answer held against the version that was opened.
+    """One object on an HTTP server.
 
-    It uses the session of fsspec's HTTP file system (its proxies and headers), but asks and reads
-    by itself: every answer to a range says ETag, time and total size, so a change is seen in the
-    very request that met it; a server that ignores ranges is refused before its body is read, not
-    after a terabyte; and looking is a request for one byte, which signed URLs allow where HEAD is
-    forbidden.
+    It uses the session of fsspec's HTTP file system, but sends its own requests: every answer to a
+    range states ETag, time and total size, so a change is noticed in the same request; a server
+    that ignores ranges is refused before its body is read; and looking is a request for one byte,
+    which signed URLs allow where HEAD is forbidden.
     """
 
     def __init__(self, fs: Any, url: str) -> None:
@@ -326,7 +302,6 @@ class HttpTransport:
         self._url = url
 
     def look(self) -> Version:
-        """Ask for the first byte: the answer says everything."""
         version, _ = self._ask(0, 1)
         return version
 
@@ -354,7 +329,7 @@ class HttpTransport:
             return data
 
     async def _request(self, headers: dict[str, str]) -> Any:
-        """An answer, its body not yet read."""
+        """Return an answer, its body not yet read."""
         import aiohttp
 
         session = await self._fs.set_session()
@@ -406,7 +381,7 @@ def _version(headers: Any, size: int) -> Version:
 
 
 def _is_settled(modified: str, now: str | None) -> bool:
-    """Whether a time in whole seconds lies far enough back, by the server's own clock."""
+    """Whether a time in whole seconds is old enough, by the server's own clock."""
     from email.utils import parsedate_to_datetime
 
     try:

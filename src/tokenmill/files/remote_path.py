@@ -18,7 +18,7 @@ _VARIABLE = "TOKENMILL_BLOCK_CACHE_BYTES"
 
 
 def most_bytes() -> int:
-    """The bound, in bytes."""
+    """Return the bound, in bytes."""
     stated = os.environ.get(_VARIABLE)
     if not stated:
         return MOST_BYTES
@@ -29,7 +29,12 @@ def most_bytes() -> int:
 
 
 class BlockCache:
-    """The ``blocks/`` part of one cache directory."""
+    """The ``blocks/`` directory of one cache: small files named by their content.
+
+    Readers check what they take. Files may vanish at any time, a full or read-only disk keeps
+    nothing, and the least recently used ones go first when the bound is exceeded: `MOST_BYTES`, or
+    ``TOKENMILL_BLOCK_CACHE_BYTES`` (0 keeps nothing).
+    """
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -42,11 +47,10 @@ class BlockCache:
         return BlockCache, (self.root,)
 
     def place(self, name: str) -> Path:
-        """Where a block is, or would be."""
         return self.directory / name[:2] / name
 
     def get(self, name: str) -> bytes | None:
-        """A kept block; whoever asks checks it."""
+        """Return a block, unchecked."""
         path = self.place(name)
         try:
             data = path.read_bytes()
@@ -56,13 +60,12 @@ class BlockCache:
         return data
 
     def put(self, name: str, data: bytes | memoryview) -> None:
-        """Keep a block, if there is a place for it."""
         self.put_pieces(name, (data,))
 
     def put_pieces(self, name: str, pieces: Iterable[bytes | memoryview]) -> Path | None:
         """Keep a file that comes in pieces; None when it could not be kept.
 
-        What making a piece raises passes through, and nothing is kept then.
+        Errors raised by the pieces pass, and nothing is kept.
         """
         if not self._most:
             return None
@@ -92,7 +95,6 @@ class BlockCache:
                 unique.unlink(missing_ok=True)
 
     def drop(self, name: str) -> None:
-        """Remove a block that is not what its name says."""
         with contextlib.suppress(OSError):
             self.place(name).unlink()
 
@@ -115,7 +117,7 @@ class BlockCache:
         return found
 
     def _make_room(self) -> int:
-        """Remove what was not used for longest; returns the bytes that are left."""
+        """Remove the least recently used files; return the bytes that are left."""
         files = sorted(self._all(), key=lambda one: one[1].st_mtime_ns)
         left = sum(status.st_size for _, status in files)
         for path, status in files:
@@ -128,7 +130,10 @@ class BlockCache:
 
 
 class RemotePath:
-    """A directory or file by URL; what is read of it is kept by ``blocks``."""
+    """A directory or file by URL, with the part of `Path` that reading a store needs.
+
+    ``blocks`` keeps what is read. Reading raises `SourceError`, an OSError.
+    """
 
     def __init__(self, url: str, blocks: BlockCache) -> None:
         self.url = url.rstrip("/")
@@ -168,12 +173,7 @@ class RemotePath:
         return self.object.fetch(start, stop)
 
     def read_kept(self, name: str, is_it: Callable[[bytes], bool]) -> bytes:
-        """All of it, from the disk when it was read before.
-
-        Args:
-            name: What to keep it as: a name made of its content's digest.
-            is_it: Whether bytes have that digest; what was fetched is kept only if so.
-        """
+        """Return all bytes; the block cache keeps them as ``name``, which states their digest."""
         kept = self.blocks.get(name)
         if kept is not None:
             if is_it(kept):
@@ -186,5 +186,5 @@ class RemotePath:
 
 
 def as_remote(path: object) -> RemotePath | None:
-    """The path as a remote one, if it is."""
+    """Return the path as a remote one, if it is."""
     return path if isinstance(path, RemotePath) else None

@@ -1,19 +1,10 @@
-"""Sealed directories: what a cache keeps beside its stores, and how it is believed again.
+"""Checksummed cache artifacts: write once, verify on open.
 
-Row indexes, seekable copies, length indexes, selection indexes, parts, notes and copies of
-tokenizers are all the same thing: a directory of *data files* and one *summary*, which holds a
-*record* (what this is, counts, checksums of the data files) and is protected against damage itself.
-A memo is such a summary without a directory. The rooms that keep one declare a `SealedKind`:
-
-- `SealedKind.stage` gives a `Draft`: data files are written into a staging directory, their
-  checksums counted on the way; `Draft.publish` writes the summary last and makes the whole visible
-  by one rename. Where another was first, that one stays: a key has one content. Only one that is
-  found broken goes to quarantine for it.
-- `SealedKind.admit` gives a `Sealed`: files that no link leads out of the cache, a summary that is
-  the bytes that were written, and its record. The methods of a `Sealed` compare data files with
-  what the record states, at once or when they are used. Whatever does not fit is a
-  `CorruptionError` that names the file and says what to do; `SealedKind.admit_or_none` is for what
-  is then simply made again.
+An artifact is a directory of data files and one *summary*, which holds a *record* (what this is,
+counts, checksums of the data files) and its own checksum; or a summary alone. Packages declare a
+`SealedKind`. `SealedKind.stage` gives a `Draft`, whose `publish` writes the summary last and makes
+the whole visible by one rename; an existing artifact stays unless it is damaged. `SealedKind.admit`
+verifies the summary and gives a `Sealed`, whose methods compare data files with the record.
 """
 
 from __future__ import annotations
@@ -56,9 +47,8 @@ _DAMAGE = (errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.EIO, errno.ESTALE)
 def reading_errors(path: os.PathLike[str], remedy: str) -> Iterator[None]:
     """Translate an OSError met while reading what was published.
 
-    A file that is gone, is no file or cannot be read from the disk is corrupt, and may be moved
-    out of the way and rebuilt. That this process may not read it or has too many files open says
-    nothing against the file, so that is a `CacheError`, and nobody touches it.
+    A file that is missing, is not a file or fails to be read is corrupt, and may be rebuilt.
+    Missing permission or too many open files say nothing about it: that is a `CacheError`.
     """
     try:
         yield
@@ -82,7 +72,7 @@ def file_checksum(path: Path) -> str:
 
 
 def require_file(path: Path, size: int | None, checksum: str | None, remedy: str) -> Path:
-    """A file that has the size and the checksum that are stated of it, as far as they are."""
+    """Return the path if the file has the stated size and checksum; None is not compared."""
     with reading_errors(path, remedy):
         actual = path.stat().st_size
         if size is not None and actual != size:
@@ -96,7 +86,7 @@ def require_file(path: Path, size: int | None, checksum: str | None, remedy: str
 
 
 def map_array(path: Path, dtype: str) -> npt.NDArray[Any]:
-    """The whole of a flat file as an array: mapped, or read where maps are unsafe."""
+    """Read a flat file as an array: mapped, or read where maps are unsafe."""
     import numpy as np
 
     if path.stat().st_size == 0:
@@ -107,7 +97,7 @@ def map_array(path: Path, dtype: str) -> npt.NDArray[Any]:
 
 
 def quarantine(root: Path, path: Path) -> None:
-    """Move a broken file or directory where nobody reads it; whoever has it open keeps it."""
+    """Move a damaged file or directory away; who has it open keeps it."""
     aside = root / "quarantine"
     with writing_errors(path):
         make_directory(aside, root)
@@ -118,11 +108,7 @@ def quarantine(root: Path, path: Path) -> None:
 
 @dataclass(frozen=True)
 class JsonForm:
-    """A summary in canonical JSON: ``{record: …, seal: its checksum}``, or the bare record.
-
-    Bare is a record whose every member is compared with something else. Only the very bytes that
-    `encode` gives are a summary.
-    """
+    """A summary in canonical JSON: ``{record: …, seal: its checksum}``, or the bare record."""
 
     record: str = ""
     seal: str = ""
@@ -138,7 +124,7 @@ class JsonForm:
         return data + self.end
 
     def decode(self, data: bytes) -> Any:
-        """The record in such bytes; other bytes give None or an error."""
+        """Return the record, or None if `encode` would give other bytes."""
         document = msgspec.json.decode(data, type=dict[str, Any])
         record = document[self.record] if self.record else document
         sealed = self._sealed(record, fingerprint.canonical_of_parsed(record))
@@ -152,18 +138,17 @@ class BytesForm:
         return fingerprint.checksum(record).encode() + b"\n" + record
 
     def decode(self, data: bytes) -> bytes | None:
-        """The record in such bytes; other bytes give None."""
         seal, _, record = data.partition(b"\n")
         return record if seal == fingerprint.checksum(record).encode() else None
 
 
 @dataclass(frozen=True)
 class SealedKind:
-    """What the sealed directories of one kind look like.
+    """A kind of artifact.
 
     Attributes:
-        name: What one is called in messages.
-        summary: Name of its summary; "" where that is all there is, without a directory.
+        name: For messages.
+        summary: File name of the summary; "" where that is all there is, without a directory.
         form: How the summary holds the record.
         files: Names of its data files.
         remedy: What to do about a damaged one.
@@ -183,22 +168,16 @@ class SealedKind:
 
     @contextlib.contextmanager
     def stage(self, root: Path, *, beside: Path | None = None) -> Iterator[Draft]:
-        """Begin one for a cache directory; what was not published is gone afterwards.
-
-        Args:
-            root: The cache.
-            beside: Of a place in no cache: where it will be, as `Staging` wants it.
-        """
+        """Begin an artifact in a cache, or ``beside`` a target outside; see `Staging`."""
         with Staging(root, beside=beside) as staging:
             yield Draft(self, staging)
 
     def write(self, root: Path, place: Path, record: Any) -> None:
-        """Publish one that is a summary alone, also in place of a broken one."""
+        """Publish an artifact that is a summary alone, also in place of a damaged one."""
         with self.stage(root) as draft:
             draft.publish(place, record, is_whole=lambda: not self._is_broken(place, root))
 
     def _is_broken(self, place: Path, root: Path) -> bool:
-        """Whether what is there is damaged; what this user may not read is nobody's to judge."""
         try:
             self.admit(place, root)
         except CorruptionError:
@@ -208,14 +187,10 @@ class SealedKind:
         return False
 
     def admit(self, place: Path, root: Path | None = None) -> Sealed:
-        """Believe what lies at a place, as far as its summary goes.
-
-        Args:
-            place: The directory.
-            root: The cache that no link may lead out of; None: two above.
+        """Verify the summary at a place; ``root`` is the cache, None: two above.
 
         Raises:
-            CorruptionError: It is not what was written.
+            CorruptionError: It is damaged.
             CacheError: It is not there, cannot be read, or a link leads out of the cache.
         """
         self._require_inside(place, root)
@@ -244,11 +219,7 @@ class SealedKind:
         return Sealed(self, place, record)
 
     def admit_or_none(self, place: Path, root: Path | None = None) -> Any:
-        """The record of what lies at a place; None where it is absent or damaged.
-
-        Raises:
-            CacheError: A link leads out of the cache.
-        """
+        """Return the record at a place; None where it is absent or damaged."""
         self._require_inside(place, root)
         # Mostly it is absent. From Python 3.12 on, an error that went through a context manager
         # keeps every caller's variables until cycles are collected, a caller's store among them.
@@ -262,36 +233,36 @@ class SealedKind:
 
 @dataclass(frozen=True)
 class Sealed:
-    """A directory whose summary was admitted, and what that says."""
+    """An artifact whose summary was verified."""
 
     kind: SealedKind
     directory: Path
     record: Any
 
     def refusal(self, message: str, name: str = "") -> CorruptionError:
-        """The error for a data file, or for the summary, that is not what was written."""
+        """The error for a damaged data file or summary."""
         path = self.directory / name if name else self.kind.summary_of(self.directory)
         return CorruptionError(f"{message}; {self.kind.remedy}", path=path)
 
     def convert(self, kind: type[Record]) -> Record:
-        """The record as a type; a seal guards against accidents, not against other members."""
+        """Return the record as a type."""
         try:
             return msgspec.convert(self.record, kind)
         except msgspec.ValidationError as error:
             raise self.refusal(f"not the record of a {self.kind.name} ({error})") from error
 
     def require_document(self, document: Any) -> None:
-        """Refuse a record that is of another document."""
+        """Refuse a record of another document."""
         stated = fingerprint.canonical_of_parsed(self.record["document"])
         if stated != fingerprint.canonical(document):
             raise self.refusal(f"a {self.kind.name} of something else lies under this key")
 
     def require(self, name: str, *, size: int | None = None, checksum: str | None = None) -> Path:
-        """A data file, if it has this size and this checksum."""
+        """Return the path of a data file that has this size and checksum."""
         return require_file(self.directory / name, size, checksum, self.kind.remedy)
 
     def read(self, name: str, checksum: str) -> bytes:
-        """The bytes of a small data file."""
+        """Return the bytes of a small data file."""
         with reading_errors(self.directory / name, self.kind.remedy):
             data = (self.directory / name).read_bytes()
         found = fingerprint.checksum(data)
@@ -300,14 +271,14 @@ class Sealed:
         return data
 
     def array(self, name: str, dtype: str, count: int, checksum: str) -> npt.NDArray[Any]:
-        """A data file as an array of a number of values, ``<i4`` or the like."""
+        """Return a data file as an array of ``<i4`` or the like."""
         path = self.require(name, size=count * int(dtype[2:]), checksum=checksum)
         return map_array(path, dtype)
 
 
 @dataclass(frozen=True)
 class Draft:
-    """A sealed directory in the making, and the checksums of the data files written so far."""
+    """An artifact that is being written, and the checksums of its data files so far."""
 
     kind: SealedKind
     staging: Staging
@@ -315,7 +286,7 @@ class Draft:
 
     @contextlib.contextmanager
     def open(self, name: str) -> Iterator[NewFile]:
-        """A data file that grows piece by piece."""
+        """Open a data file to be written piece by piece."""
         with NewFile(self._path(name)) as file:
             yield file
         self.checksums[name] = file.checksum
@@ -332,12 +303,9 @@ class Draft:
     def publish(
         self, place: Path, record: Any, *, is_whole: Callable[[], bool] | None = None
     ) -> bool:
-        """Write the summary, then make the whole visible; True when it is ours that is.
+        """Write the summary, then make the whole visible; return whether ours is.
 
-        Args:
-            place: Where to.
-            record: What the summary says.
-            is_whole: Asked where there is one already: one that is not goes to quarantine.
+        ``is_whole`` is called where there is one already: one that is not goes to quarantine.
         """
         summary = self.kind.summary_of(Path("sealed"))
         self.staging.write(str(summary), self.kind.encode(record))
@@ -347,7 +315,7 @@ class Draft:
 
 
 def publish_files(root: Path, place: Path, files: Mapping[str, bytes]) -> None:
-    """Publish a directory of files that are sealed already, or named by their content."""
+    """Publish a directory of files that are checksummed already, or named by their content."""
     with Staging(root) as staging:
         for name, data in files.items():
             staging.write(f"files/{name}", data)

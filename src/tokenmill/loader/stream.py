@@ -257,21 +257,6 @@ def _served_by(before: int, order: Order, units: Units, extra: Int64Array) -> di
     }
 
 
-def packing_plan(
-    data: Store | View | Mixture,
-    pack: Pack,
-    *,
-    order: str = "feistel",
-    seed: int = 42,
-    epoch: int = 0,
-    world_size: int = 1,
-) -> tuple[int, int]:
-    """Packs of one epoch as a loader would form them, and the tokens in them."""
-    samples = Stream(data, seed=seed, order=order, pack=pack, ranks=world_size).samples
-    assert isinstance(samples, PackSamples)
-    return samples.fill(epoch)
-
-
 class WholeRun:
     """The samples of several epochs by number: rows, groups or packs, each epoch in our order.
 

@@ -1,58 +1,59 @@
-r"""One row made readable.
+r"""Rows prepared for display, and columns of facts over all rows of a store.
 
-In go a store and a row number; out comes a `RowView`, which ``tokenmill inspect`` prints. A
-`RowView` holds a row's tokens with the text of each, its turns and its origin. A *piece* is the
-text of one token's bytes; bytes that are no whole character alone are written ``\xe4\xbd``. The
-*kind* of a token says how to show it: ``trained`` or ``untrained`` text, ``special`` (a control
-token that is not trained), ``closer`` (a trained control token that ends a turn), and ``control``
-(any other trained control token). How whitespace is shown is said in `terminal_text`.
+A `RowView` holds a row's tokens with the text of each, its turns and its origin. Bytes of a token
+that are no whole character are written ``\xe4\xbd``. `RowFacts` reads what filters and charts need
+of every row: numbers, drift classes of recorded rollouts, and groups.
 """
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from tokenmill.dataset import as_view
 from tokenmill.origin import Origin
-from tokenmill.store import Media, Sidecar, Store
+from tokenmill.rollouts.verdict import CLASSES
+from tokenmill.store import CARRIED, Media, Sidecar, Store
 from tokenmill.tokenizer import Tokenizer, load
 
-LONGEST_REFERENCE = 200  # characters that are shown
+MAX_REFERENCE = 200  # characters of an image's reference
+MAX_GROUP_ROWS = 256  # rows of one recorded group; more rows share a label, not a prompt
+MAX_GROUP_NAME = 80  # characters
+MAX_FINDINGS = 40  # of one row
+MAX_FINDING_TEXT = 400  # characters
+UNJUDGED = "unjudged"
+
+Int64 = NDArray[np.int64]
+Float64 = NDArray[np.float64]
+
+_numbers = msgspec.json.Decoder(list[float | None])
 
 
 @dataclass(frozen=True)
 class RowView:
-    """One row, ready to be shown.
-
-    Attributes:
-        number: Its number in the store.
-        ids: Token ids.
-        pieces: Text of each token.
-        mask: 1 where trained.
-        kinds: How each token is shown.
-        turns: ``(role, start, end)`` over tokens.
-        origin: Where it comes from.
-        carried: The carried columns.
-        sidecars: What is attached to it: by name one number, or one per token; and what its tokens
-            count in the loss, where that is not always 1.
-        media: Its pictures, and the tokens that stand for them.
-    """
+    """One row, ready to be printed."""
 
     number: int
     ids: list[int]
-    pieces: list[str]
+    pieces: list[str]  # text of each token
     mask: list[int]
-    kinds: list[str]
-    turns: list[tuple[str, int, int]]
+    kinds: list[str]  # see `token_kinds`
+    turns: list[tuple[str, int, int]]  # role, first token, end
     origin: Origin
     carried: dict[str, Any]
-    sidecars: dict[str, float | list[float]]
+    sidecars: dict[str, float | list[float]]  # one number, or one per token; loss weights, too
     media: list[Media]
 
     def document(self) -> dict[str, Any]:
-        """The object that ``tokenmill inspect --json`` prints."""
+        """Return the object that ``tokenmill inspect --json`` prints."""
         return {
             "row": self.number,
             "ids": self.ids,
@@ -63,17 +64,17 @@ class RowView:
             "origin": self.origin._asdict(),
             "carried": self.carried,
             "sidecars": self.sidecars,
-            "media": [media_document(one) for one in self.media],
+            "media": [media_document(media) for media in self.media],
         }
 
 
 def store_tokenizer(store: Store) -> Tokenizer:
-    """The tokenizer a store was made with, from the store's own copy."""
+    """Load the tokenizer of a store from the store's own copy."""
     return load(str(store.tokenizer_path), backend="file")
 
 
 def view_row(store: Store, number: int, tokenizer: Tokenizer) -> RowView:
-    """Make one row readable."""
+    """Prepare one row for display."""
     row = store[number]
     ids, mask = row.input_ids.tolist(), row.loss_mask.tolist()
     special = tokenizer.is_special(ids).tolist()
@@ -92,21 +93,38 @@ def view_row(store: Store, number: int, tokenizer: Tokenizer) -> RowView:
     )
 
 
+def token_kinds(mask: Sequence[int], special: Sequence[bool]) -> list[str]:
+    """Return how to show each token.
+
+    ``trained`` and ``untrained`` text, ``special`` (an untrained control token), ``closer`` (a
+    trained control token at the end of a trained stretch), ``control`` (any other trained one).
+    """
+    kinds = []
+    for at, (trained, control) in enumerate(zip(mask, special, strict=True)):
+        if not control:
+            kinds.append("trained" if trained else "untrained")
+        elif not trained:
+            kinds.append("special")
+        else:
+            kinds.append("closer" if at + 1 == len(mask) or not mask[at + 1] else "control")
+    return kinds
+
+
 def media_document(media: Media) -> dict[str, Any]:
-    """One picture of a row: where its tokens are, and how large it is."""
+    """Return size and token positions of one image."""
     return {
         "start": media.start,
         "count": media.count,
         "width": media.width,
         "height": media.height,
         "grid": None if media.grid is None else list(media.grid),
-        "reference": media.reference[:LONGEST_REFERENCE],
+        "reference": media.reference[:MAX_REFERENCE],
         "digest": media.digest,
     }
 
 
 def attached_to(sidecars: Sequence[Sidecar], number: int) -> dict[str, float | list[float]]:
-    """What is attached to a row, by the names of `labelled`."""
+    """Return a row's values of all sidecars, by the names of `labelled`."""
     found = {}
     for label, sidecar in labelled(sidecars):
         values = sidecar[number]
@@ -115,7 +133,7 @@ def attached_to(sidecars: Sequence[Sidecar], number: int) -> dict[str, float | l
 
 
 def labelled(sidecars: Sequence[Sidecar]) -> list[tuple[str, Sidecar]]:
-    """Sidecars by name; where several made what has one name, each says which."""
+    """Return sidecars by name; several of one name are told apart by their producer."""
     named = Counter(sidecar.name for sidecar in sidecars)
     return [
         (one.name if named[one.name] == 1 else f"{one.name} {one.made_by}", one) for one in sidecars
@@ -123,28 +141,163 @@ def labelled(sidecars: Sequence[Sidecar]) -> list[tuple[str, Sidecar]]:
 
 
 def answer_name(label: bool | None, place: int, size: int) -> str:
-    """What an answer of a group is called; an ordinary row in a store that has groups, nothing.
-
-    Args:
-        label: Whether it is wanted, where that is known.
-        place: Its number within the group.
-        size: How many answers the group has.
-    """
+    """Return what an answer of a group is called; nothing for a row without group."""
     if label is None:
         return f"rank {place + 1}" if size > 1 else ""
     wanted, unwanted = ("chosen", "rejected") if size == 2 else ("wanted", "unwanted")
     return wanted if label else unwanted
 
 
-def token_kinds(mask: Sequence[int], special: Sequence[bool]) -> list[str]:
-    """How to show each token: a function of what is trained and what is a control token."""
-    kinds = []
-    for at, (trained, control) in enumerate(zip(mask, special, strict=True)):
-        ends = at + 1 == len(mask) or not mask[at + 1]
-        if not control:
-            kinds.append("trained" if trained else "untrained")
-        elif not trained:
-            kinds.append("special")
-        else:
-            kinds.append("closer" if ends else "control")
-    return kinds
+class RowGroups:
+    """Groups of rows.
+
+    Args:
+        group_of: The group of every row, numbered from 0.
+        max_rows: A larger group counts as none.
+    """
+
+    def __init__(self, group_of: Int64, max_rows: int | None = None) -> None:
+        self._of = group_of
+        self._max_rows = len(group_of) if max_rows is None else max_rows
+        self._order = np.argsort(group_of, kind="stable")
+        count = int(group_of.max(initial=-1)) + 1
+        self._bounds = np.searchsorted(group_of[self._order], np.arange(count + 1))
+
+    @classmethod
+    def stored(cls, store: Store) -> RowGroups:
+        """Return the preference groups of a store."""
+        view = as_view(store)
+        starts = view.group_starts(np.arange(view.group_count + 1, dtype=np.int64))
+        return cls(np.repeat(np.arange(view.group_count), np.diff(starts)))
+
+    @classmethod
+    def recorded(cls, names: Sequence[str], steps: Sequence[str]) -> RowGroups:
+        """Return rollouts with the same ``group`` and ``step``, given as JSON texts."""
+        known: dict[tuple[str, str] | int, int] = {}
+        found = (
+            known.setdefault(row if name == "null" else (name, step), len(known))
+            for row, (name, step) in enumerate(zip(names, steps, strict=True))
+        )
+        return cls(np.fromiter(found, np.int64, len(names)), MAX_GROUP_ROWS)
+
+    def of(self, rows: Int64) -> Int64:
+        """Return the group of each row."""
+        return self._of[rows]
+
+    def members(self, group: int) -> Int64:
+        """Return the rows of a group; none if it is too large."""
+        found: Int64 = self._order[self._bounds[group] : self._bounds[group + 1]]
+        return found if len(found) <= self._max_rows else found[:0]
+
+    def whole(self, rows: Int64) -> Int64:
+        """Return rows with all others of their groups, each row once."""
+        found: dict[int, None] = {}
+        for row, group in zip(rows.tolist(), self._of[rows].tolist(), strict=True):
+            if row not in found:
+                found |= dict.fromkeys(self.members(group).tolist() or [row])
+        return np.fromiter(found, np.int64, len(found))
+
+
+class RowFacts:
+    """Columns over all rows of a store, each read on first use."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+
+    @cached_property
+    def carried(self) -> tuple[str, ...]:
+        """Names of carried columns."""
+        return tuple(self.store.slice_at(0).record.carried) if len(self.store.table) else ()
+
+    @cached_property
+    def numbers(self) -> dict[str, Float64]:
+        """Carried columns and sidecars per row that hold numbers only; NaN where null."""
+        found = {}
+        first = self.store[0].carried_json if len(self.store) else {}
+        for name, text in first.items():
+            # The first row rules out most columns of text without reading them.
+            column = self._number(name) if _as_numbers([text]) is not None else None
+            if column is not None and not np.isnan(column).all():
+                found[name] = column
+        for label, sidecar in labelled(self.store.sidecars):
+            if sidecar.per == "row" and label not in found:
+                found[label] = np.asarray(sidecar.values, np.float64)
+        return found
+
+    @cached_property
+    def drift(self) -> NDArray[np.int8] | None:
+        """Index of each row's class in `CLASSES`, -1 without one; None without rollouts."""
+        if not {"drift", "findings"} <= set(self.carried):
+            return None
+        known = {json.dumps(name): place for place, name in enumerate(CLASSES)}
+        return np.array([known.get(text, -1) for text in self._texts("drift")], np.int8)
+
+    @cached_property
+    def groups(self) -> RowGroups | None:
+        """Preference groups, or groups of recorded rollouts."""
+        if self.store.has_groups:
+            return RowGroups.stored(self.store)
+        if self.drift is None or not {"group", "step"} <= set(self.carried):
+            return None
+        return RowGroups.recorded(self._texts("group"), self._texts("step"))
+
+    def drift_of(self, number: int) -> str | None:
+        """Return the class of one row."""
+        place = -1 if self.drift is None else int(self.drift[number])
+        return None if place < 0 else CLASSES[place]
+
+    def numbers_of(self, number: int) -> dict[str, float | None]:
+        """Return the numbers of one row; None where not finite, which JSON cannot hold."""
+        found = {name: float(column[number]) for name, column in self.numbers.items()}
+        return {name: value if np.isfinite(value) else None for name, value in found.items()}
+
+    def _texts(self, name: str) -> list[str]:
+        column = CARRIED + name
+        return [text for _, found in self.store.columns([column]) for text in found[column]]
+
+    def _number(self, name: str) -> Float64 | None:
+        column = CARRIED + name
+        parts = [np.empty(0)]
+        for _, found in self.store.columns([column]):
+            values = _as_numbers(found[column])
+            if values is None:
+                return None
+            parts.append(values)
+        return np.concatenate(parts)
+
+
+def _as_numbers(texts: Sequence[str]) -> Float64 | None:
+    try:
+        return np.array(_numbers.decode(f"[{','.join(texts)}]"), np.float64)
+    except (msgspec.ValidationError, msgspec.DecodeError):
+        return None
+
+
+def findings_of(carried: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the findings of a rollout, the most severe first, bounded and of known types.
+
+    Rows may carry anything under this name; what is not a finding is left out.
+    """
+    listed = carried.get("findings")
+    found = []
+    for one in listed if isinstance(listed, list) else []:
+        if not isinstance(one, dict):
+            continue
+        texts = {
+            name: value[:MAX_FINDING_TEXT] if isinstance(value := one.get(name), str) else ""
+            for name in ("kind", "expected", "found", "detail")
+        }
+        places = {
+            name: value if type(value := one.get(name)) is int and value >= 0 else None
+            for name in ("turn", "token")
+        }
+        drift = one.get("class")
+        found.append({"class": drift if drift in CLASSES else None, **texts, **places})
+    severity = {name: place for place, name in enumerate(CLASSES)}
+    found.sort(key=lambda one: -severity.get(str(one["class"]), -1))
+    return found[:MAX_FINDINGS]
+
+
+def group_name(value: Any) -> str:
+    """Return the displayed name of a recorded group."""
+    return (value if isinstance(value, str) else json.dumps(value))[:MAX_GROUP_NAME]

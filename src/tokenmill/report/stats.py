@@ -1,36 +1,43 @@
-"""What is in a store, counted: totals, distributions, and what a limit or a pack length would do.
+"""Statistics: totals and distributions of a store, packs of a store, shares of a mixture.
 
-Comes in: an open store. Goes out: plain values for ``tokenmill stats`` (`store_stats` and
-`store_distributions`, which its JSON joins) and for the page's overview. Everything comes from the
-stored lengths, the table of slices and the turns; no token is read, so any number can be tried.
-
-*Percentiles* are nearest rank, so they are lengths that occur. A *histogram* is a list of bins with
-``from``, ``to`` and ``rows``: lengths in equal steps of their logarithm, shares in equal steps from
-0 to 1. An *effect* says what ``max_length`` would drop, or cut off with ``overlong="truncate"``.
+Everything is computed from stored lengths, the table of slices and turns; no token is read.
+Percentiles are nearest rank. A histogram is a list of bins with ``from``, ``to`` and ``rows``:
+lengths in equal steps of their logarithm, shares in equal steps from 0 to 1.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from tokenmill.build.recipe import read_yaml
+from tokenmill.dataset import Mixture, as_view, mix
 from tokenmill.errors import UsageError
-from tokenmill.report.packing_preview import packing_preview
-from tokenmill.store import Store
+from tokenmill.loader import PackSamples, Units
+from tokenmill.options import refuse_unknown
+from tokenmill.packing import Pack, Packs
+from tokenmill.sampling import FeistelOrder
+from tokenmill.store import Store, open_store
 from tokenmill.store.sidecar_writer import unfinished
 
 PERCENTILES = (1, 5, 25, 50, 75, 95, 99, 100)
 MAX_LENGTHS = tuple(1 << power for power in range(9, 21))  # 512 to 1M: what models are trained at
 PACK_LENGTHS = (4096, 8192, 16384, 32768)
+PACK_SEED = 42  # the loader's default
+MAX_PACK_WINDOWS = 16  # of 65,536 rows: the fill of a million rows is that of a hundred million
 
 Lengths = npt.NDArray[np.int32]
 
 
 def store_stats(store: Store) -> dict[str, Any]:
-    """Totals, percentiles, and a table per source and role."""
+    """Return totals, percentiles, and counts per source and role."""
     totals = store.manifest["totals"]
     return {
         "rows": totals["rows"],
@@ -48,7 +55,7 @@ def store_stats(store: Store) -> dict[str, Any]:
 
 
 def picture_stats(store: Store) -> dict[str, int]:
-    """Rows with pictures, pictures and patches, counted with their repetitions."""
+    """Return rows with images, images and patches, counted with their repetitions."""
     pictures = store.pictures
     return {
         "rows_with_pictures": int(np.count_nonzero(pictures)),
@@ -58,7 +65,7 @@ def picture_stats(store: Store) -> dict[str, int]:
 
 
 def sidecar_stats(store: Store) -> list[dict[str, Any]]:
-    """What is attached: range and mean as the summaries say, and rows that are still missing."""
+    """Return range and mean of every sidecar, and the rows that unfinished ones miss."""
     complete = [
         {
             "name": sidecar.name,
@@ -87,21 +94,31 @@ def sidecar_stats(store: Store) -> list[dict[str, Any]]:
     ]
 
 
-def store_distributions(store: Store, *, max_lengths: Sequence[int] = ()) -> dict[str, Any]:
-    """Histograms, what a ``max_length`` would drop, how full packs would be."""
+def store_distributions(
+    store: Store, *, max_lengths: Sequence[int] = (), packs: Sequence[Pack] = ()
+) -> dict[str, Any]:
+    """Return histograms, the effect of length limits, and the fill of packs.
+
+    Args:
+        store: The store.
+        max_lengths: Limits to try beside the usual ones.
+        packs: Packings of the whole epoch instead of the usual lengths.
+    """
+    tried = [packing_preview(store, pack, windows=None) for pack in packs]
+    tried = tried or [packing_preview(store, Pack(n, oversize="drop")) for n in PACK_LENGTHS]
     lengths, trained = np.asarray(store.lengths), np.asarray(store.trained)
     limits = limits_to_try(lengths, max_lengths)
     return {
         "histogram": length_histogram(lengths),
         "trained_share_histogram": share_histogram(trained, lengths),
         "max_length": [limit_effect(lengths, trained, limit) for limit in limits],
-        "packing": [packing_preview(store, length).document() for length in PACK_LENGTHS],
+        "packing": [preview.document() for preview in tried],
         "source_percentiles": _percentiles_per_source(store, lengths),
     }
 
 
 def percentiles(values: np.ndarray[Any, Any]) -> dict[str, int]:
-    """Nearest-rank percentiles."""
+    """Return nearest-rank percentiles."""
     if not len(values):
         return {}
     found = np.percentile(values, PERCENTILES, method="inverted_cdf")
@@ -109,7 +126,7 @@ def percentiles(values: np.ndarray[Any, Any]) -> dict[str, int]:
 
 
 def length_histogram(lengths: Lengths, per_doubling: int = 2) -> list[dict[str, int]]:
-    """Rows and tokens by row length, some bins for each power of two, empty ends left out."""
+    """Return rows and tokens by row length, without empty bins at the ends."""
     if not len(lengths):
         return []
     top = int(lengths.max())
@@ -130,14 +147,14 @@ def length_histogram(lengths: Lengths, per_doubling: int = 2) -> list[dict[str, 
 def share_histogram(
     parts: npt.NDArray[Any], wholes: npt.NDArray[Any], bins: int = 10
 ) -> list[dict[str, Any]]:
-    """Rows by the share that a part makes of its whole; the last bin holds 1."""
+    """Return rows by the share of a part in its whole; the last bin includes 1."""
     places = parts.astype(np.int64) * bins // np.maximum(wholes, 1)
     rows = np.bincount(np.minimum(places, bins - 1), minlength=bins)
     return [{"from": n / bins, "to": (n + 1) / bins, "rows": int(rows[n])} for n in range(bins)]
 
 
 def limits_to_try(lengths: Lengths, asked: Sequence[int] = ()) -> list[int]:
-    """Limits worth showing: the usual ones up to the first that drops nothing, and those asked."""
+    """Return the usual limits up to the first that drops nothing, and the given ones."""
     for limit in asked:
         if isinstance(limit, bool) or limit < 1:
             raise UsageError(f"max_length is {limit!r}; it is a positive integer")
@@ -148,7 +165,7 @@ def limits_to_try(lengths: Lengths, asked: Sequence[int] = ()) -> list[int]:
 
 
 def limit_effect(lengths: Lengths, trained: Lengths, limit: int) -> dict[str, Any]:
-    """What ``max_length=limit`` would drop, or cut off."""
+    """Return what ``max_length=limit`` would drop, or truncate."""
     over = lengths > limit
     wide = lengths[over].astype(np.int64)
     return {
@@ -161,7 +178,6 @@ def limit_effect(lengths: Lengths, trained: Lengths, limit: int) -> dict[str, An
 
 
 def _percentiles_per_source(store: Store, lengths: Lengths) -> list[dict[str, int]]:
-    """Percentiles of row lengths of each source, in the order of ``store.sources``."""
     owners = np.repeat(store.table["source"], store.table["rows"])
     return [percentiles(lengths[owners == number]) for number in range(len(store.sources))]
 
@@ -180,7 +196,7 @@ def _per_source(store: Store) -> list[dict[str, Any]]:
 
 
 def per_role(store: Store, *, with_trained: bool = False) -> dict[str, dict[str, int]]:
-    """Turns and tokens of each role; trained tokens where asked, which reads every mask."""
+    """Return turns and tokens of each role; trained tokens need every mask."""
     counts: dict[str, dict[str, int]] = {}
     for at in range(len(store.table)):
         reader = store.slice_at(at)
@@ -200,3 +216,105 @@ def per_role(store: Store, *, with_trained: bool = False) -> dict[str, dict[str,
             for what, values in of_turns.items():
                 entry[what] += int(values[roles == number].sum())
     return counts
+
+
+# Packing
+
+
+@dataclass(frozen=True)
+class PackingPreview:
+    """The packs of a store in the loader's default order."""
+
+    pack: Pack
+    rows: int  # rows of the order that were packed
+    rows_longer: int  # rows of them that are longer than a pack
+    packs: Packs
+
+    @property
+    def filled(self) -> npt.NDArray[np.int64]:
+        """Tokens of each pack."""
+        return self.packs.per_pack(self.packs.lengths)
+
+    def document(self) -> dict[str, Any]:
+        capacity = len(self.packs) * self.pack.length
+        return {
+            "length": self.pack.length,
+            "packs": len(self.packs),
+            "fill": round(self.packs.tokens / capacity, 6) if capacity else 0.0,
+            "tokens": self.packs.tokens,
+            "rows": self.rows,
+            "rows_longer": self.rows_longer,
+        }
+
+    def first_packs(self, max_packs: int, max_rows: int) -> list[list[list[int]]]:
+        """Return row number and tokens of every row of the first packs; at least one pack."""
+        shown: list[list[list[int]]] = []
+        for first, last in pairwise(self.packs.bounds[: max_packs + 1].tolist()):
+            if shown and last > max_rows:
+                break
+            pieces = zip(self.packs.rows[first:last], self.packs.lengths[first:last], strict=True)
+            shown.append([[int(row), int(tokens)] for row, tokens in pieces])
+        return shown
+
+
+def packing_preview(
+    store: Store, pack: Pack, *, windows: int | None = MAX_PACK_WINDOWS
+) -> PackingPreview:
+    """Pack the first windows of the loader's default order; all with ``windows=None``."""
+    units = Units.of(as_view(store), "auto")
+    rows = units.count if windows is None else min(units.count, windows * pack.window)
+    if not rows:
+        nothing = np.zeros(0, np.int64)
+        return PackingPreview(pack, 0, 0, Packs(nothing, nothing, nothing, np.zeros(1, np.int64)))
+    order = FeistelOrder(units.count, PACK_SEED)
+    samples = PackSamples(order, units, pack, 1, None)
+    packs = Packs.join([samples.packed(0, n) for n in range(-(-rows // pack.window))])
+    longer = units.lengths_at(order.indices(0, np.arange(rows))) > pack.length
+    return PackingPreview(pack, rows, int(longer.sum()), units.expand(packs))
+
+
+# Mixtures
+
+
+def open_mixture(path: str | os.PathLike[str]) -> Mixture:
+    """Open the mixture of a recipe: the arguments of `tokenmill.mix`, with paths of stores.
+
+    Relative paths are relative to the recipe::
+
+        sources: {chat: stores/chat, code: stores/code}
+        weights: {chat: 0.7, code: 0.3}
+        by: rows
+        exhausted: repeat
+    """
+    path = Path(path)
+    document: dict[str, Any] = read_yaml(path)
+    refuse_unknown(document, ("sources", "weights", "by", "exhausted"), "names", path=path)
+    sources = document.pop("sources", None)
+    if not isinstance(sources, dict) or not all(
+        isinstance(name, str) and isinstance(store, str) for name, store in sources.items()
+    ):
+        raise UsageError("sources are stores by name: {chat: path/to/store, …}", path=path)
+    if not isinstance(document.get("weights", {}), dict):
+        raise UsageError("weights are numbers by the name of a source", path=path)
+
+    def located(store: str) -> str:
+        return store if "://" in store else str(path.parent / Path(store).expanduser())
+
+    return mix({name: open_store(located(store)) for name, store in sources.items()}, **document)
+
+
+def mixture_stats(mixture: Mixture, steps: int, batch_size: int) -> dict[str, Any]:
+    """Return the rows of every source that `tokenmill.Loader` serves in a number of steps."""
+    grouped = mixture.view.has_groups  # a sample is then a group, as for the loader
+    schedule = mixture.schedule(grouped)
+    samples = steps * batch_size
+    rows = dict(zip(mixture.names, schedule.served(*divmod(samples, schedule.rows)), strict=True))
+    sizes = dict(zip(mixture.names, mixture.sizes(grouped), strict=True))
+    return {
+        "shares": {name: round(count / samples, 6) for name, count in rows.items()},
+        "rows": rows,
+        "passes": {name: round(count / sizes[name], 6) for name, count in rows.items()},
+        "steps": steps,
+        "batch_size": batch_size,
+        "samples": samples,
+    }

@@ -28,7 +28,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokenmill.chat import ChatSpec, Renderer
+from tokenmill.chat.append import extended
 from tokenmill.chat.template import ReferenceTemplate
+from tokenmill.chat.turns import Span
 from tokenmill.errors import RowError
 from tokenmill.rollouts.align import same_until
 from tokenmill.rollouts.trajectory import Ids, Trajectory
@@ -81,8 +83,8 @@ class Turn:
     role: str
     start: int
     end: int
-    sampled: tuple[int, int] | None = None
-    wrote: tuple[int, int] | None = None
+    sampled: Span | None = None
+    wrote: Span | None = None
     rewritten: bool = False
 
 
@@ -106,7 +108,7 @@ class Expected:
         return max((turn.sampled[1] for turn in self.turns if turn.sampled), default=0)
 
     @cached_property
-    def doubtful(self) -> list[tuple[int, int]]:
+    def doubtful(self) -> list[Span]:
         """Tokens of which nobody can say whether they were sampled.
 
         Whitespace that ends a turn in place of a token, and a token that the template prints behind
@@ -141,7 +143,7 @@ class _Text:
     text: str
     ends: list[int]
     roles: Sequence[str]
-    sampled: dict[int, tuple[int, int]]
+    sampled: dict[int, Span]
     rewritten: frozenset[int] = frozenset()
 
 
@@ -179,7 +181,7 @@ class Expectations:
         Where nothing can be expected, the reason; an empty list where there are no messages.
         """
         rows: list[dict[str, Any]] = []
-        runs: list[tuple[int, int]] = []
+        runs: list[Span] = []
         for trajectory in trajectories:
             first = len(rows)
             rows += _prefixes(trajectory)
@@ -260,7 +262,7 @@ def _asked(
     """The prompt of each assistant turn and what follows it, as long as one continues the other."""
     before = text = ""
     ends: list[int] = []
-    sampled: dict[int, tuple[int, int]] = {}
+    sampled: dict[int, Span] = {}
     turns = [k for k, message in enumerate(messages) if message["role"] == "assistant"]
     if len(messages) - 1 not in turns:
         turns.append(len(messages))
@@ -315,10 +317,8 @@ def _prefixes(trajectory: Trajectory) -> list[dict[str, Any]]:
     ]
 
 
-def _by_turn(
-    spans: Sequence[tuple[int, int]], ends: Sequence[int], roles: Sequence[str]
-) -> dict[int, tuple[int, int]]:
-    sampled: dict[int, tuple[int, int]] = {}
+def _by_turn(spans: Sequence[Span], ends: Sequence[int], roles: Sequence[str]) -> dict[int, Span]:
+    sampled: dict[int, Span] = {}
     turn = 0
     for start, end in spans:
         while turn < len(ends) - 1 and (ends[turn] <= start or roles[turn] != "assistant"):
@@ -362,35 +362,26 @@ def _texts(
 
 
 def _append(turns: Sequence[int], rendered: Sequence[_Text | RowError]) -> _Text | None:
-    """Every turn as it was at its time, behind what was there; None where that is not told."""
-    parts: list[str] = []
-    size = 0
-    ends: list[int] = []
-    sampled: dict[int, tuple[int, int]] = {}
-    before: int | None = None
-    last: _Text | None = None
-    for k, text in zip(turns, rendered, strict=True):
-        if isinstance(text, RowError) or k not in text.sampled:
+    """Every turn as it was at its time, behind what was there; None where that is not known."""
+    text, ends, tail = "", [0], ""
+    roles: Sequence[str] = ()
+    sampled: dict[int, Span] = {}
+    for k, at_its_time in zip(turns, rendered, strict=True):
+        if isinstance(at_its_time, RowError) or k not in at_its_time.sampled:
             return None
-        start, end = text.sampled[k]
-        begin = 0
-        if before is not None:
-            if before not in text.sampled:
+        seam = 0
+        if sampled:
+            before = max(sampled)
+            if before not in at_its_time.sampled:
                 return None
-            begin = text.sampled[before][1]
-        shift = size - begin
-        parts.append(text.text[begin:end])
-        size += end - begin
-        first = 0 if before is None else before  # the last turn goes on to where the next begins
-        ends[first:] = [max(place + shift, 0) for place in text.ends[first:k]]
-        ends.append(size)
+            seam = at_its_time.sampled[before][1]
+        start, end = at_its_time.sampled[k]
+        cut_ends = [*at_its_time.ends[:k], end]
+        text, ends, shift = extended(text, ends, at_its_time.text[:end], cut_ends, seam)
         sampled[k] = (start + shift, end + shift)
-        before, last = k, text
-    assert last is not None
-    assert before is not None
-    tail = last.text[last.sampled[before][1] :]
-    ends[-1] = size + len(tail)
-    return _Text("".join(parts) + tail, ends, last.roles, sampled)
+        roles, tail = at_its_time.roles, at_its_time.text[end:]
+    ends[-1] += len(tail)
+    return _Text(text + tail, ends, roles, sampled)
 
 
 def _cut_open(text: _Text, turn: int) -> _Text | None:
@@ -411,8 +402,8 @@ def _turns(
     turns = []
     start = 0
     for k, end in enumerate(ends):
-        sampled: tuple[int, int] | None = None
-        wrote: tuple[int, int] | None = None
+        sampled: Span | None = None
+        wrote: Span | None = None
         own = np.flatnonzero(mask[start:end] if k in text.sampled else mask[:0])
         if len(own):
             sampled = (start + int(own[0]), start + int(own[-1]) + 1)

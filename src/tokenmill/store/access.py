@@ -1,9 +1,8 @@
-"""Two ways to the bytes of a published file: mapped, or read on demand.
+"""Read published files, mapped or range by range, with block checksums.
 
-Published files never change, so mapping them is the fast way. On network file systems a mapped
-file that vanishes ends the process with SIGBUS; there every access is a read (`pread`) that can
-raise instead. Both ways give the same `ByteFile`: a size, views of ranges, and a guard that checks
-each block's checksum the first time a range touches it (promise P7).
+Published files never change, so they are mapped. On network file systems a mapped file that
+vanishes ends the process with SIGBUS; there every access is a `pread` that can raise instead.
+`GuardedFile` checks each block's checksum the first time a range touches it.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ ATTACH_AGAIN = "attach the same values again: the damaged ones then go to quaran
 
 
 def remedy(path: Path | RemotePath) -> str:
-    """What to do about a damaged file."""
+    """Return the advice for a damaged file."""
     if as_remote(path) is not None:
         return "push the store there again"
     return ATTACH_AGAIN if path.name == SIDECAR_VALUES else REMEDY
@@ -71,7 +70,7 @@ class MappedFile:
 
 
 class ReadFile:
-    """A file that is read range by range through one descriptor."""
+    """A file that is read range by range."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -100,19 +99,18 @@ class ReadFile:
 
 
 def _open(path: Path) -> int:
-    """A read-only descriptor."""
     with reading_errors(path):
         # Published files are never symlinks; following one could lead out of the cache.
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
 
 
 def open_bytes(path: Path, *, mapped: bool) -> ByteFile:
-    """Open a published file one way or the other."""
+    """Open a published file."""
     return MappedFile(path) if mapped else ReadFile(path)
 
 
 def require_size(path: Path, actual: int, expected: int) -> None:
-    """Refuse a file of another size than is stated of it."""
+    """Refuse a file of another size than stated."""
     if actual != expected:
         raise CorruptionError(
             f"{actual} bytes, expected {expected}", path=path, offset=min(actual, expected)
@@ -120,13 +118,9 @@ def require_size(path: Path, actual: int, expected: int) -> None:
 
 
 class GuardedFile:
-    """A published file whose blocks are checked against their checksums on first touch.
+    """A published file whose blocks are checked on first touch, unless ``check`` is false.
 
-    Args:
-        path: The file.
-        record: What it must be.
-        mapped: Map it, or read it range by range.
-        check: False trusts the bytes (``verify="off"``); sizes are still compared.
+    `clean` is true once every block was checked; then `view` checks nothing.
     """
 
     def __init__(self, path: Path, record: FileRecord, *, mapped: bool, check: bool) -> None:
@@ -140,7 +134,6 @@ class GuardedFile:
         """True once every block was seen to be intact: then `view` need not ask."""
 
     def _require_checksums(self) -> int:
-        """Refuse a record without a checksum for every block; returns how many there are."""
         stated, blocks = len(self.record.blocks), -(-self.record.size // BLOCK_BYTES)
         if stated != blocks:
             raise CorruptionError(
@@ -158,7 +151,7 @@ class GuardedFile:
         return self._bytes.view(start, stop - start)
 
     def read_blocks(self, start: int, length: int) -> memoryview:
-        """Bytes of a range, whole blocks of it read at once and checked: one read, not two."""
+        """Bytes of a range; whole blocks are read at once and checked."""
         if length <= 0:
             return memoryview(b"")
         first, last = start // BLOCK_BYTES, (start + length - 1) // BLOCK_BYTES
@@ -170,7 +163,7 @@ class GuardedFile:
         return data[start - begin : start - begin + length]
 
     def buffer(self, name: str) -> tuple[int, int]:
-        """Position and size of a named buffer, refused when it lies outside of the file."""
+        """Position and size of a named buffer."""
         try:
             start, length = self.record.buffers[name]
         except KeyError:
@@ -183,11 +176,11 @@ class GuardedFile:
         return start, length
 
     def unchecked_view(self, start: int, length: int) -> memoryview:
-        """Bytes of a range whose blocks the caller checks with `check` before using them."""
+        """Bytes of a range; the caller uses `check` before reading them."""
         return self._bytes.view(start, length)
 
     def check(self, start: int, length: int) -> None:
-        """Check the blocks that a range touches and that were not checked before."""
+        """Check the blocks of a range that were not checked before."""
         if self.clean or length <= 0:
             return
         first, last = start // BLOCK_BYTES, (start + length - 1) // BLOCK_BYTES
@@ -206,7 +199,6 @@ class GuardedFile:
         self.require_block(block, self._bytes.view(start, length))
 
     def require_block(self, block: int, data: memoryview) -> None:
-        """Refuse a block's bytes that are not those that were written."""
         actual, expected = xxhash.xxh3_64_hexdigest(data), self.record.blocks[block]
         if actual != expected:
             raise CorruptionError(
@@ -216,7 +208,7 @@ class GuardedFile:
             )
 
     def pieces(self) -> Iterator[memoryview]:
-        """Read the whole file, every block checked, whatever was checked before."""
+        """Read the whole file; every block is checked, again if need be."""
         for start in range(0, self.record.size, PIECE_BYTES):
             yield self.read_blocks(start, min(PIECE_BYTES, self.record.size - start))
 
@@ -226,7 +218,7 @@ class GuardedFile:
 
 
 def open_guarded(path: Path, record: FileRecord, *, mapped: bool, check: bool) -> GuardedFile:
-    """Open a slice's file, wherever it lies."""
+    """Open a slice's file, local or remote."""
     remote = as_remote(path)
     if remote is None:
         return GuardedFile(path, record, mapped=mapped, check=check)
@@ -236,7 +228,7 @@ def open_guarded(path: Path, record: FileRecord, *, mapped: bool, check: bool) -
 
 
 def load_array(path: Path, dtype: str, count: int, *, mapped: bool) -> np.ndarray[Any, Any]:
-    """The whole of a flat file as an array, mapped or read; its size must be exact."""
+    """Read a flat file as an array; its size must be exact."""
     wanted = count * np.dtype(dtype).itemsize
     file = open_bytes(path, mapped=mapped)
     require_size(path, file.size, wanted)

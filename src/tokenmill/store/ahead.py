@@ -1,10 +1,7 @@
-"""Looking ahead: many small file operations in flight, their results in order.
+"""Map a function over a stream with several calls in flight, results in order.
 
-Committing a store looks at three files of every slice. Each look is short, but a network file
-system answers it in a fraction of a millisecond, and a million of them in turn take an hour.
-`ahead` hands *batches* of the work to a few threads and gives results back in the order of the
-items; only a bounded number of batches exists at any moment, so the items may be a stream of any
-length. Stores on the move (`travel`) send and fetch their files the same way.
+Network file systems answer each small operation in a fraction of a millisecond; a million of them
+in turn take an hour.
 """
 
 from __future__ import annotations

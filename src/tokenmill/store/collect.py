@@ -1,16 +1,13 @@
-"""What a cache holds, and removing what nobody needs: the only remover there is.
+"""List a cache, and remove what no store needs.
 
-`survey` lists stores and counts the rest. `collect` works in two phases with a grace period between
-them: the first call *marks* (a list of names with the time, under ``gc/``), a later call *removes*
-what was marked at least ``grace`` seconds ago and is still not needed. So a reader that has a store
-open when it is marked can finish, and a builder that takes up a marked slice makes it needed again.
+`collect` first *marks* (a list of names with the time, under ``gc/``); a later call *removes* what
+was marked at least ``grace_s`` ago and is still not needed. So a reader that has a store open can
+finish, and a builder that takes up a marked slice makes it needed again.
 
-Needed are all stores (unless older than the caller says, or named by the caller) and every slice
-that a store's table names, and what is attached to a store that is here or elsewhere. Not needed:
-slices of no store, sidecars of stores that are gone, parts of a sidecar that is complete, files of
-rollouts that are no store's source, staging directories whose owner is dead, and quarantined files.
-Copies of tokenizers and processors, and what these answered, are small and stay. Whatever goes
-wrong, the price is a slice or a file made again, never a wrong row.
+Needed are all stores but those that are old or named by the caller, the slices in their tables, and
+sidecars of stores here or elsewhere. Not needed: other slices, sidecars of stores that are gone,
+parts of complete sidecars, unused files of rollouts, staging directories of dead processes, and
+quarantined files. A mistake costs a rebuild, never a wrong row.
 """
 
 from __future__ import annotations
@@ -37,6 +34,11 @@ from tokenmill.store.layout import ELSEWHERE, TABLE, CacheLayout, is_key
 from tokenmill.store.manifest import load_table, read_manifest
 from tokenmill.store.store import Store
 
+PARTS = (
+    "slices", "stores", "sidecars", "tokenizers", "processors", "pictures", "rollouts", "rows",
+    "blocks", "staging", "quarantine",
+)  # fmt: skip
+
 GRACE_S = 24 * 3600.0
 """Seconds between marking and removing: longer than an epoch's reader keeps a slice unopened."""
 
@@ -51,7 +53,7 @@ class Collection:
 
 
 def survey(root: Path) -> dict[str, Any]:
-    """The object that ``tokenmill cache list --json`` prints."""
+    """Return the object that ``tokenmill cache list --json`` prints."""
     layout = CacheLayout(root)
     entries = []
     for path in _directories(layout.stores):
@@ -69,20 +71,7 @@ def survey(root: Path) -> dict[str, Any]:
             entry["error"] = str(error)
         entries.append(entry)
     entries.sort(key=lambda entry: entry.get("made", 0.0))
-    parts = (
-        "slices",
-        "stores",
-        "sidecars",
-        "tokenizers",
-        "processors",
-        "pictures",
-        "rollouts",
-        "rows",
-        "blocks",
-        "staging",
-        "quarantine",
-    )
-    sizes = {name: _size(root / name) for name in parts}
+    sizes = {name: _size(root / name) for name in PARTS}
     return {"entries": entries, "bytes": sum(sizes.values()), "parts": sizes}
 
 
@@ -95,14 +84,14 @@ def collect(
     dry_run: bool = False,
     now: float | None = None,
 ) -> Collection:
-    """Mark what nobody needs, and remove what was marked long enough ago.
+    """Mark what no store needs, and remove what was marked long enough ago.
 
     Args:
         root: The cache directory.
         grace_s: Seconds between marking and removing.
         older_than_s: Stores made longer ago than this are not needed; None keeps all.
         stores: Keys of stores that are not needed.
-        dry_run: Only say what would be done.
+        dry_run: Only report.
         now: The time, for tests.
     """
     layout = CacheLayout(root)
@@ -115,7 +104,6 @@ def collect(
     unneeded |= set(_unneeded_sidecars(layout, condemned))
     unneeded |= set(_unneeded_rollouts(layout, condemned, now - grace_s))
     unneeded |= {f"staging/{path.name}" for path in _dead_staging(root)}
-    unneeded |= {f"staging/claims/{path.name}" for path in _old_claims(root, now - grace_s)}
     unneeded |= {f"quarantine/{path.name}" for path in _entries(layout.quarantine)}
     marks = _read_marks(root)
     done = Collection()
@@ -153,7 +141,6 @@ class _Needed:
         self._bounds = np.searchsorted(self._keys[:, 0], np.arange(257))
 
     def in_directory(self, name: str) -> set[str]:
-        """Those whose names begin with the two digits of a directory of slices."""
         try:
             number = bytes.fromhex(name)[0]
         except (ValueError, IndexError):
@@ -170,13 +157,12 @@ def _needed_slices(layout: CacheLayout, condemned: set[str]) -> _Needed:
 
 
 def _slice_directories(layout: CacheLayout) -> Iterator[tuple[str, set[str]]]:
-    """Every directory of slices, and the keys in it."""
     for directory in _directories(layout.slices):
         yield directory.name, {path.name.partition(".")[0] for path in directory.iterdir()}
 
 
 def _unneeded_sidecars(layout: CacheLayout, condemned: set[str]) -> Iterator[str]:
-    """Values attached to stores that are gone or condemned, and parts of what is complete."""
+    """Sidecars of stores that are gone or expired, and parts of complete sidecars."""
     elsewhere = layout.sidecars / ELSEWHERE
     for store in [*_directories(layout.sidecars), *_directories(elsewhere)]:
         if store == elsewhere:
@@ -196,10 +182,7 @@ def _unneeded_sidecars(layout: CacheLayout, condemned: set[str]) -> Iterator[str
 
 
 def _unneeded_rollouts(layout: CacheLayout, condemned: set[str], since: float) -> Iterator[str]:
-    """Files made of dumps and of pairs that are no store's source and that nobody used for long.
-
-    A directory of them is named by what is in it, so its name alone says whose source it is.
-    """
+    """Old files of rollouts that are no store's source; a directory is named by its content."""
     made = [path for path in _directories(layout.rollouts) if path.stat().st_mtime < since]
     if not made:
         return
@@ -210,7 +193,7 @@ def _unneeded_rollouts(layout: CacheLayout, condemned: set[str], since: float) -
 
 
 def _dead_staging(root: Path) -> Iterator[Path]:
-    """Staging directories of this machine whose process is gone: the proof of death."""
+    """Staging directories of this machine whose process is gone."""
     here = socket.gethostname()
     for path in _directories(root / "staging"):
         host, _, rest = path.name.rpartition("-")[0].rpartition("-")
@@ -219,11 +202,10 @@ def _dead_staging(root: Path) -> Iterator[Path]:
 
 
 def _hide_slices(layout: CacheLayout, due: list[str], condemned: set[str]) -> set[str]:
-    """Take the records of slices away; give back and return those taken up by a new store.
+    """Hide the records of slices; restore and return those that a new store uses.
 
-    A builder may commit a store of slices that are about to go. It publishes and then looks
-    whether its slices are there; here they are hidden and then stores are looked at: whichever
-    comes first, one of the two sees the other.
+    A builder publishes a store and then looks for its slices; here slices are hidden and then
+    stores are read: one of the two sees the other.
     """
     keys = [name.partition("/")[2] for name in due if name.startswith("slices/")]
     with Staging(layout.root) as staging:
@@ -240,14 +222,6 @@ def _hide_slices(layout: CacheLayout, due: list[str], condemned: set[str]) -> se
             if (staging.path / key).exists():
                 staging.publish(staging.path / key, layout.slice(key).record)
     return {f"slices/{key}" for key in needed}
-
-
-def _old_claims(root: Path, since: float) -> Iterator[Path]:
-    """Claims that nobody touched for long; a builder touches its own every few seconds."""
-    for path in _entries(root / "staging" / "claims"):
-        with contextlib.suppress(OSError):
-            if path.lstat().st_mtime < since:
-                yield path
 
 
 def _paths(layout: CacheLayout, name: str) -> list[Path]:
@@ -271,7 +245,7 @@ def _remove(layout: CacheLayout, name: str) -> None:
 
 
 def _remove_directory(root: Path, path: Path) -> None:
-    """Out of sight by one rename, then removed: nobody opens half a store."""
+    """Rename it away, then remove it: nobody opens half a store."""
     with Staging(root) as staging:
         with contextlib.suppress(FileNotFoundError):
             os.rename(path, staging.path / "gone")

@@ -30,14 +30,9 @@ Int64 = NDArray[np.int64]
 
 
 def runs_of(mask: NDArray[Any], starts: NDArray[Any]) -> tuple[NDArray[np.int32], Int64]:
-    """The places within each row at which its mask changes, and where each row's begin.
+    """Return the places within each row at which its mask changes, and where each row's begin.
 
-    Args:
-        mask: Masks of all rows, one after another.
-        starts: Where each row starts in them; one more entry than rows.
-
-    Returns:
-        The places of all rows, one after another; and one more start than rows.
+    ``starts`` are the rows' starts in ``mask``, and one more.
     """
     starts = np.asarray(starts, np.int64)
     changes = np.empty(len(mask), bool)
@@ -51,7 +46,7 @@ def runs_of(mask: NDArray[Any], starts: NDArray[Any]) -> tuple[NDArray[np.int32]
 
 
 def firsts_of(runs: NDArray[np.int32], bounds: Int64) -> NDArray[np.uint8]:
-    """Whether each row's first token is trained: then its mask changes there."""
+    """Return whether each row's first token is trained."""
     firsts = np.zeros(len(bounds) - 1, np.uint8)
     some = np.flatnonzero(bounds[:-1] < bounds[1:])
     firsts[some] = runs[bounds[some]] == 0
@@ -61,14 +56,9 @@ def firsts_of(runs: NDArray[np.int32], bounds: Int64) -> NDArray[np.uint8]:
 def count_within(
     runs: NDArray[np.int32], first: Int64, last: Int64, starts: Int64, stops: Int64
 ) -> Int64:
-    """Trained tokens among tokens ``start`` to ``stop`` of some rows.
+    """Count trained tokens in ``start:stop`` of some rows.
 
-    Args:
-        runs: Places at which masks change.
-        first: Where those of each row begin in ``runs``.
-        last: One past its last.
-        starts: First token of each piece, within its row.
-        stops: One past its last.
+    ``first`` and ``last`` are where the places of each row begin and end in ``runs``.
     """
     sizes = last - first
     ends = np.cumsum(sizes)
@@ -84,13 +74,13 @@ def count_within(
 
 
 class WeightRuns(NamedTuple):
-    """How the weights of rows run along their tokens.
+    """Loss weights of rows as runs.
 
     Attributes:
         places: The tokens at which each row's weight changes, all rows one after another.
-        weights: What it is from each of them on; before the first it is 0.
-        bounds: Where each row's begin; one more entry than rows. A row in which every trained token
-            weighs 1 has none: there the mask says it all.
+        weights: The weight from each of them on; before the first it is 0.
+        bounds: Where each row's places begin; one more entry than rows. A row in which every
+            trained token weighs 1 has none.
     """
 
     places: NDArray[np.int32]
@@ -99,12 +89,7 @@ class WeightRuns(NamedTuple):
 
 
 def weight_runs_of(weights: NDArray[np.float32], starts: NDArray[Any]) -> WeightRuns:
-    """The runs of weights per token, 0 where untrained.
-
-    Args:
-        weights: Of all rows, one after another.
-        starts: Where each row starts in them; one more entry than rows.
-    """
+    """Return the runs of weights per token; ``starts`` as for `runs_of`."""
     starts = np.asarray(starts, np.int64)
     changes = np.empty(len(weights), bool)
     np.not_equal(weights[1:], weights[:-1], out=changes[1:])
@@ -121,9 +106,9 @@ def weight_runs_of(weights: NDArray[np.float32], starts: NDArray[Any]) -> Weight
 def weights_along(
     places: NDArray[np.int32], weights: NDArray[np.float32], mask: NDArray[np.uint8]
 ) -> NDArray[np.float32]:
-    """The weight of every token of one row, from its runs and its mask as it is served.
+    """Return the weight of every token of one row.
 
-    A token that is trained though it was stored as untrained weighs 1: nobody said otherwise.
+    A token that is trained though it was stored as untrained weighs 1.
     """
     if not len(places):
         return mask.astype(np.float32)
@@ -135,7 +120,7 @@ def weights_along(
 
 
 def trained_within(store: Store, rows: Int64, starts: Int64, stops: Int64) -> Int64:
-    """Trained tokens of pieces of a store's rows; see `Store.trained_within`."""
+    """See `Store.trained_within`."""
     lengths = store.lengths[rows].astype(np.int64)
     found = store.trained[rows].astype(np.int64)
     partly = (found > 0) & (found < lengths)
@@ -154,7 +139,7 @@ def trained_within(store: Store, rows: Int64, starts: Int64, stops: Int64) -> In
 
 
 def weighed_within(store: Store, rows: Int64, starts: Int64, stops: Int64) -> NDArray[np.float64]:
-    """Sums of the weights of pieces of a store's rows; see `Store.weighed_within`."""
+    """See `Store.weighed_within`."""
     found = trained_within(store, rows, starts, stops).astype(np.float64)
     if not store.has_weights:
         return found
@@ -175,14 +160,14 @@ Int32 = NDArray[np.int32]
 
 @dataclass(frozen=True)
 class GroupColumns:
-    """What a slice with groups knows of each row beside the rest; a group's rows follow each other.
+    """Further columns of a slice with groups; the rows of a group are adjacent.
 
     Attributes:
-        label: 1 where the answer is wanted, 0 where it is not, -1 where that is not known.
+        label: 1 preferred, 0 not preferred, -1 not known.
         score: Of the answer, or NaN.
         margin: Of the group, the same on all its rows, or NaN.
-        prompt_tokens: Tokens that all rows of the group begin with and none trains, or -1 where
-            the template writes the prompt differently for them.
+        prompt_tokens: Untrained tokens that all rows of the group begin with, or -1 where the
+            template writes the prompt differently for them.
     """
 
     label: NDArray[np.int8]
@@ -194,7 +179,7 @@ class GroupColumns:
         return GroupColumns(**{name: getattr(self, name)[rows] for name in GROUP_COLUMNS})
 
     def counts(self, part: Int32) -> dict[str, int]:
-        """How many groups there are, as `GROUP_COUNTS` says; each begins with part 0."""
+        """Count groups as `GROUP_COUNTS` says; each begins with part 0."""
         first = part == 0
         alone = np.ones(len(part), bool)  # a group of one is followed by the next, or by nothing
         alone[:-1] = first[1:]
@@ -212,12 +197,12 @@ class GroupColumns:
 
 @dataclass(frozen=True)
 class MediaColumns:
-    """What a slice with pictures knows of each row beside the rest.
+    """Further columns of a slice with images.
 
     Attributes:
-        told: JSON text of each row's pictures, as `tokenmill.store.record.Media` is read from.
-        pictures: How many each row has.
-        patches: What they cost a vision model.
+        told: JSON text of each row's images; see `tokenmill.store.record.Media`.
+        pictures: Images of each row.
+        patches: Their vision-model patches.
     """
 
     told: Sequence[str]
@@ -225,7 +210,7 @@ class MediaColumns:
     patches: Int32
 
     def take(self, rows: NDArray[np.bool_]) -> MediaColumns | None:
-        """The columns of some rows; None where none of them has a picture."""
+        """The columns of some rows; None where none of them has an image."""
         if not self.pictures[rows].any():
             return None
         told = [text for text, kept in zip(self.told, rows.tolist(), strict=True) if kept]
@@ -235,13 +220,13 @@ class MediaColumns:
 def weights_or_none(
     weights: NDArray[np.float32], mask: NDArray[np.uint8]
 ) -> NDArray[np.float32] | None:
-    """Weights that say more than the mask; None where they do not."""
+    """Return the weights, or None where they equal the mask."""
     return None if np.array_equal(weights, mask) else weights
 
 
 @dataclass(frozen=True)
 class SliceColumns:
-    """Everything one slice will serve.
+    """All rows of one slice.
 
     Attributes:
         ids: Token ids of all rows, one after another.
@@ -253,18 +238,13 @@ class SliceColumns:
         offset: Byte offset within the slice; -1 when the format has none.
         raw_length: Bytes of the source row.
         digest: xxh3-64 of the source row's bytes.
-        turn_ends: Token at which each turn ends, within its row, all rows one after another.
-        turn_roles: Index into ``roles`` of each turn, of the type that `role_type` says.
+        turn_ends: Token at which each turn ends, within its row.
+        turn_roles: Index into ``roles`` of each turn, of the type `role_type`.
         turn_starts: Where each row's turns start; one more entry than rows.
-        roles: Names of the roles met, in order of first appearance.
         carried: Column name → JSON text of each row.
         source_rows: Rows of the source in this slice.
-        rows_in: Rows after expansion, or groups where there are any: served plus rejected.
-        rejected: The rows that are not served.
-        groups: What is known of answers; None where the slice has no groups.
-        weights: What each token counts in the loss, 0 where it is untrained, as long as ``ids``;
-            None where every trained one counts 1.
-        media: What is known of pictures; None where no row has one.
+        rows_in: Rows after expansion, or groups: served plus rejected.
+        weights: Loss weight of each token, 0 where it is untrained; None where all others are 1.
     """
 
     ids: Int32
@@ -302,6 +282,10 @@ class SliceColumns:
     def lengths(self) -> Int32:
         return np.diff(self.starts).astype(np.int32)
 
+    @property
+    def longest(self) -> int:
+        return int(self.lengths.max(initial=0))
+
     @cached_property
     def trained(self) -> Int32:
         counts = np.zeros(len(self.row), np.int32)
@@ -312,18 +296,16 @@ class SliceColumns:
 
     @cached_property
     def mask_runs(self) -> tuple[Int32, Int64]:
-        """The tokens at which each row's mask changes, and where each row's begin."""
         return runs_of(self.mask, self.starts)
 
     @cached_property
     def weight_runs(self) -> WeightRuns | None:
-        """How the weights run; None where every trained token counts 1."""
         return None if self.weights is None else weight_runs_of(self.weights, self.starts)
 
     def content(self) -> str:
-        """Digest of the values, independent of how any library lays them out in a file.
+        """Digest of the values, independent of how a library lays them out in a file.
 
-        What follows from others (lengths, trained counts, runs of the mask) is not part of it.
+        Derived values (lengths, trained counts, runs of the mask) are not part of it.
         """
         hasher = xxhash.xxh3_128()
         arrays: list[NDArray[Any]] = [

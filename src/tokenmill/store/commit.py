@@ -1,11 +1,8 @@
-"""Committing a store: many published slices become one directory, by one rename.
+"""Commit a store: published slices become one directory, by one rename.
 
-The caller hands over a *placement* for every slice of its plan, in order: which slice, of which
-source, from which row, line and byte. This module reads each commit record, recounts the totals,
-writes the table and the columns of counts as it goes (nothing is kept per slice, and no
-token is read), then state and info files for `datasets.load_from_disk`, the manifest over all of
-them and the advisory proof. The directory is staged whole and appears at once.
-Where a store of this key is there already it is compared, and moved to quarantine if it is corrupt.
+Each slice's commit record and counts are read (no token is), totals recounted, and the table, the
+columns, the files for `datasets.load_from_disk`, the manifest and the advisory proof are staged. A
+published store of the same key is compared, and moved to quarantine if it is damaged.
 """
 
 from __future__ import annotations
@@ -14,12 +11,11 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tokenmill.errors import CorruptionError, NonDeterminismError, UsageError
 from tokenmill.files import NewFile, Staging, write_file, writing_errors
@@ -27,9 +23,9 @@ from tokenmill.files.sealed import file_checksum, quarantine
 from tokenmill.fingerprint import key as fingerprint_key
 from tokenmill.store import layout as names
 from tokenmill.store.ahead import ahead
-from tokenmill.store.columns import firsts_of
 from tokenmill.store.layout import CacheLayout, StoreLayout
 from tokenmill.store.manifest import (
+    PACKED_ROW,
     SLICE_ROW,
     Document,
     check_file,
@@ -37,7 +33,6 @@ from tokenmill.store.manifest import (
     encode_manifest,
     header,
     make_manifest,
-    pack_row,
     read_manifest,
     read_stretches,
 )
@@ -45,8 +40,7 @@ from tokenmill.store.record import CommitRecord
 from tokenmill.store.slices import RowCounts, read_counts, read_record
 
 _PIECE = 1 << 20  # bytes of a file read at once
-_TOGETHER = 64  # slices whose counts are read and checked at once …
-_ROWS_TOGETHER = 1 << 15  # … or one slice: of very short rows it holds a hundred thousand
+_TOGETHER = 4  # slices read by one task: of very short rows each holds a hundred thousand
 
 MOST_SHARDS = 50_000
 """Slices that ``state.json`` lists. `datasets` maps every shard of it, and a process has about
@@ -55,11 +49,7 @@ MOST_SHARDS = 50_000
 
 @dataclass(frozen=True)
 class Placement:
-    """One slice's place in a store.
-
-    Attributes:
-        rows: Of the source that it was made of, where that is known: how much to read at once.
-    """
+    """One slice's place in a store; ``rows`` of the source, if known, bound a batch of reads."""
 
     key: str
     source: int
@@ -69,52 +59,44 @@ class Placement:
     rows: int = 0
 
 
-@dataclass
 class _Tally:
     """Running totals."""
 
-    rows: int = 0
-    tokens: int = 0
-    trained: int = 0
-    source_rows: int = 0
-    rows_in: int = 0
-    slices: int = 0
-    runs: int = 0
-    weight_runs: int = 0
-    pictures: int = 0
-    rejected: Counter[str] = field(default_factory=Counter)
-    groups: Counter[str] = field(default_factory=Counter)
-    ungrouped: int = 0
-    """Rows of slices without groups: single ones, where others have some."""
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+        self.rejected: Counter[str] = Counter()
+        self.groups: Counter[str] = Counter()
 
-    def add(self, record: CommitRecord) -> None:
-        self.rows += record.rows
-        self.tokens += record.tokens
-        self.trained += record.trained
-        self.source_rows += record.source_rows
-        self.rows_in += record.rows_in
-        self.slices += 1
+    def __getitem__(self, name: str) -> int:
+        return self.counts[name]
+
+    def add(self, counts: RowCounts) -> None:
+        record = counts.record
+        self.counts.update(
+            source_rows=record.source_rows,
+            rows_in=record.rows_in,
+            rows=record.rows,
+            tokens=record.tokens,
+            trained_tokens=record.trained,
+            slices=1,
+            runs=len(counts.runs),
+            weight_runs=len(counts.weights.places),
+            pictures=int(counts.media["pictures"].sum(dtype=np.int64)),
+            ungrouped=record.rows if record.groups is None else 0,
+        )
         self.rejected.update(row.reason for row in record.rejected)
-        if record.groups is None:
-            self.ungrouped += record.rows
-        else:
-            self.groups.update(record.groups)  # zeros, too: then there are groups
+        self.groups.update(record.groups or {})  # zeros, too: then there are groups
 
     def totals(self) -> Document:
-        return {
-            "source_rows": self.source_rows,
-            "rows_in": self.rows_in,
-            "rows": self.rows,
-            "tokens": self.tokens,
-            "trained_tokens": self.trained,
-            "slices": self.slices,
-            "rejected": dict(sorted(self.rejected.items())),
-            **({"groups": self._group_counts()} if self.groups else {}),
-            **({"pictures": self.pictures} if self.pictures else {}),
-        }
-
-    def _group_counts(self) -> Document:
-        return {**self.groups, "single": self.groups["single"] + self.ungrouped}
+        names = ("source_rows", "rows_in", "rows", "tokens", "trained_tokens", "slices")
+        totals: Document = {name: self[name] for name in names}
+        totals["rejected"] = dict(sorted(self.rejected.items()))
+        if self.groups:
+            single = self.groups["single"] + self["ungrouped"]
+            totals["groups"] = {**self.groups, "single": single}
+        if self["pictures"]:
+            totals["pictures"] = self["pictures"]
+        return totals
 
 
 def commit_store(
@@ -130,11 +112,11 @@ def commit_store(
         cache: The cache that holds the slices.
         document: The key document; its fingerprint is the store's key.
         placements: Every slice of the plan, in order.
-        tokenizer: What the manifest says of the tokenizer: identity, pad and eos ids.
-        proof: What ``proof.json`` will say.
+        tokenizer: For the manifest: identity, pad and eos ids.
+        proof: Content of ``proof.json``.
 
     Returns:
-        The store that is now visible, ours or an equal one that came first.
+        The visible store, ours or an equal one that came first.
     """
     store = cache.store(fingerprint_key(document))
     with writing_errors(store.directory), Staging(cache.root) as staging:
@@ -157,10 +139,10 @@ def commit_store(
 
 
 def _agrees(cache: CacheLayout, store: StoreLayout, ours: Document) -> bool:
-    """Whether the published store is ours; False when it is corrupt.
+    """Whether the published store is ours; False when it is damaged.
 
-    That is when its own files are not whole, or when it wants other slices than those that are in
-    force: of one that was found wrong and replaced it could serve nothing.
+    It is damaged, too, when its table names other slices than those published: none of its rows
+    could be read.
     """
     try:
         published = read_manifest(store)
@@ -196,60 +178,27 @@ def _write_columns(
     with NewFile(body) as table, ExitStack() as opened:
         columns = {name: opened.enter_context(NewFile(staged / name)) for name in names.ARRAYS}
 
-        def write(name: str, values: NDArray[Any]) -> None:
-            columns[name].write(values.astype(names.ARRAYS[name]).data)
+        def read(placement: Placement) -> tuple[Placement, RowCounts]:
+            return placement, read_counts(cache.slice(placement.key))
 
-        for some, counts in ahead(
-            lambda some: _counted(cache, some), _together(placements), batch=1
-        ):
-            columns[names.LENGTHS].write(counts.lengths)
-            columns[names.TRAINED].write(counts.trained)
-            write(names.FIRST_TRAINED, firsts_of(counts.runs, counts.run_starts))
-            write(names.MASK_RUNS, counts.runs)
-            write(names.MASK_RUN_ENDS, counts.run_starts[1:] + tally.runs)
-            write(names.GROUP_ENDS, counts.group_ends + tally.rows)
-            tally.runs += len(counts.runs)
-            weights = counts.weights
-            write(names.WEIGHT_RUNS, weights.places)
-            write(names.RUN_WEIGHTS, weights.weights)
-            write(names.WEIGHT_RUN_ENDS, weights.bounds[1:] + tally.weight_runs)
-            tally.weight_runs += len(weights.places)
-            write(names.PICTURES, counts.media["pictures"])
-            write(names.PATCHES, counts.media["patches"])
-            tally.pictures += int(counts.media["pictures"].sum(dtype=np.int64))
-            for placement, (record, digest) in zip(some, counts.records, strict=True):
-                table.write(_table_row(placement, record, digest, tally.rows))
-                tally.add(record)
-    write_file(staged / names.TABLE, _chain(header(tally.slices), body))
+        for placement, counts in ahead(read, placements, batch=_TOGETHER):
+            arrays = counts.store_columns(tally["rows"], tally["runs"], tally["weight_runs"])
+            for name, values in arrays.items():
+                columns[name].write(values.astype(names.ARRAYS[name]).data)
+            table.write(_table_row(placement, counts.record, counts.digest, tally["rows"]))
+            tally.add(counts)
+    write_file(staged / names.TABLE, _chain(header(tally["slices"]), body))
     body.unlink()
     # Every row for itself, every trained token as much as any other: nobody needs to be told.
     unneeded = [] if tally.groups else list(names.GROUP_FILES)
-    unneeded += [] if tally.weight_runs else names.WEIGHT_FILES
-    unneeded += [] if tally.pictures else names.MEDIA_FILES
+    unneeded += [] if tally["weight_runs"] else names.WEIGHT_FILES
+    unneeded += [] if tally["pictures"] else names.MEDIA_FILES
     for name in unneeded:
         del columns[name]
         (staged / name).unlink()
     return tally, {
         name: {"size": column.size, "checksum": column.checksum} for name, column in columns.items()
     }
-
-
-def _together(placements: Iterable[Placement]) -> Iterator[list[Placement]]:
-    """Neighbouring slices whose counts are read at once: few, or of few rows."""
-    some: list[Placement] = []
-    rows = 0
-    for placement in placements:
-        if some and (len(some) == _TOGETHER or rows + placement.rows > _ROWS_TOGETHER):
-            yield some
-            some, rows = [], 0
-        some.append(placement)
-        rows += placement.rows
-    if some:
-        yield some
-
-
-def _counted(cache: CacheLayout, placements: list[Placement]) -> tuple[list[Placement], RowCounts]:
-    return placements, read_counts([cache.slice(one.key) for one in placements])
 
 
 def _chain(head: bytes, path: Path) -> Iterator[bytes]:
@@ -260,18 +209,18 @@ def _chain(head: bytes, path: Path) -> Iterator[bytes]:
 
 
 def _table_row(placement: Placement, record: CommitRecord, digest: str, first_row: int) -> bytes:
-    return pack_row(
-        placement.key,
-        digest,
-        source=placement.source,
-        rows=record.rows,
-        rejected=len(record.rejected),
-        first_row=first_row,
-        source_row=placement.source_row,
-        line=placement.line,
-        offset=placement.offset,
-        tokens=record.tokens,
-        trained=record.trained,
+    return PACKED_ROW.pack(
+        bytes.fromhex(placement.key),
+        bytes.fromhex(digest),
+        placement.source,
+        record.rows,
+        len(record.rejected),
+        first_row,
+        placement.source_row,
+        placement.line or 0,
+        -1 if placement.offset is None else placement.offset,
+        record.tokens,
+        record.trained,
     )
 
 
@@ -298,7 +247,7 @@ def _served(table_path: Path) -> Iterator[str]:
 
 
 def state_json(table_path: Path, key: str, slices: str = "../../slices") -> Iterator[bytes]:
-    """``state.json`` for `datasets.load_from_disk`, piece by piece: it may be long."""
+    """Yield ``state.json`` for `datasets.load_from_disk`: it may be long."""
     count = count_rows(table_path.stat().st_size)
     yield b'{"_data_files": ['
     if count > MOST_SHARDS:
@@ -313,7 +262,7 @@ def state_json(table_path: Path, key: str, slices: str = "../../slices") -> Iter
 
 
 def datasets_state(key: str) -> Document:
-    """What ``state.json`` tells `datasets` beside the names of the files."""
+    """Members of ``state.json`` besides the file names."""
     return {
         "_fingerprint": key[:16],
         "_format_columns": None,

@@ -1,10 +1,8 @@
-"""The one object that owns all paths of format 1.
+"""All paths of a cache and of a store.
 
-A *cache* holds slices, stores, tokenizers and row indexes under one root; a *store* is a directory
-of its own that finds its slices either beside it in the same cache (``../../slices``) or beneath
-itself (a self-contained copy made by ``--out``). Nothing else in the program joins these names, so
-the whole layout can be read here, and a name taken from a file is checked here before it becomes
-a path: it must be a key, which cannot lead out of the cache.
+A store finds its slices beside it in the same cache (``../../slices``) or, when it is
+self-contained (``--out``), beneath itself. A name read from a file must be a key before it becomes
+a path, so it cannot lead out of the cache.
 """
 
 from __future__ import annotations
@@ -78,7 +76,7 @@ def is_key(name: str) -> bool:
 
 
 def check_key(key: str, path: Path) -> str:
-    """A key read from a file, refused unless it is one (it is about to become a path)."""
+    """Return a key read from a file, or refuse it."""
     if not isinstance(key, str) or not is_key(key):
         raise CorruptionError(f"{key!r} is not a key of {KEY_HEX} hex digits", path=path)
     return key
@@ -97,7 +95,7 @@ class SliceFiles:
     key: str
 
     def require_inside(self) -> None:
-        """Refuse a slice whose directory a symbolic link leads out of the cache, or the store."""
+        """Refuse a slice whose directory is a symbolic link out of the cache or store."""
         if as_remote(self.directory) is None:
             require_inside(self.directory, self.directory.parent.parent)
 
@@ -108,7 +106,7 @@ class SliceFiles:
 
     @property
     def meta(self) -> Path:
-        """Origins, turns and carried columns, an Arrow IPC stream."""
+        """Origins, turns and extra columns, an Arrow IPC stream."""
         return self.directory / f"{self.key}.meta.arrow"
 
     @property
@@ -133,22 +131,20 @@ class CacheLayout:
 
     @property
     def tokenizers(self) -> Path:
-        """Directory of tokenizer copies and of the memo of their identities."""
         return self.root / "tokenizers"
 
     @property
     def processors(self) -> Path:
-        """Directory of processor copies and of the memo of their identities."""
         return self.root / "processors"
 
     @property
     def pictures(self) -> Path:
-        """Directory of pictures that stores brought along."""
+        """Images of the stores that `pull` copied."""
         return self.root / "pictures"
 
     @property
     def rollouts(self) -> Path:
-        """Directory of rollouts that were made readable: of dumps, and pairs of them."""
+        """Rollouts converted from dumps, and pairs of them."""
         return self.root / "rollouts"
 
     def picture(self, digest: str) -> Path:
@@ -163,23 +159,20 @@ class CacheLayout:
 
     @property
     def quarantine(self) -> Path:
-        """Where corrupt slices are moved, never to be read again."""
         return self.root / "quarantine"
 
     @property
     def sidecars(self) -> Path:
-        """Directory of the values attached to stores, one directory per store."""
         return self.root / SIDECARS
 
     def sidecars_elsewhere(self, store: str) -> Path:
-        """Values attached to a store that does not lie in this cache."""
+        """Values attached to a store outside of this cache."""
         return self.sidecars / ELSEWHERE / store
 
     def slice(self, key: str) -> SliceFiles:
         return SliceFiles(self.slices / key[:2], key)
 
     def store(self, key: str) -> StoreLayout:
-        """The directory of one store in this cache."""
         return StoreLayout(self.stores / key)
 
     def tokenizer(self, identity: str) -> Path:
@@ -199,24 +192,18 @@ class StoreLayout:
 
     @property
     def manifest(self) -> Path:
-        """The document that names everything else."""
         return self.directory / MANIFEST
 
     @property
     def proof(self) -> Path:
-        """Advisory: engine, audits, versions, paths as first seen."""
         return self.directory / PROOF
 
     def file(self, name: str) -> Path:
-        """One of `CHECKED_FILES`."""
         return self.directory / name
 
     @property
     def cache_root(self) -> Path | None:
-        """The cache on this machine that this store belongs to; None when it stands alone.
-
-        Of a store elsewhere, the cache that keeps its blocks.
-        """
+        """The cache that this store is in, or that keeps its blocks; else None."""
         remote = as_remote(self.directory)
         if remote is not None:
             return remote.blocks.root
@@ -224,7 +211,7 @@ class StoreLayout:
 
     @property
     def is_self_contained(self) -> bool:
-        """Whether slices and tokenizer lie beneath this directory (``--out``, ``push``)."""
+        """Whether slices and tokenizer are beneath this directory (``--out``, ``push``)."""
         remote = as_remote(self.directory)
         if remote is not None:
             # Only a cache that was copied as a whole has its stores in "stores"; then its own
@@ -234,42 +221,35 @@ class StoreLayout:
 
     @property
     def _cache(self) -> CacheLayout | None:
-        """The cache around this store, which has its slices and the like; None: it has its own."""
+        """The cache around a store that is not self-contained."""
         return None if self.is_self_contained else CacheLayout(self.directory.parent.parent)
 
     def require_inside(self, path: Path) -> None:
-        """Refuse a local path of this store that a symbolic link leads out of its cache."""
+        """Refuse a local path of this store that leads out of its cache by a symbolic link."""
         if as_remote(self.directory) is None:
             cache = self._cache
             require_inside(path, self.directory if cache is None else cache.root)
 
     def slice(self, key: str) -> SliceFiles:
-        """The files of one slice of this store."""
         return (self._cache or CacheLayout(self.directory)).slice(key)
 
     @property
     def sidecars(self) -> Path:
-        """Where values attached to this store lie: beside it, or beneath it when it stands alone.
-
-        Never in the directory of a store in a cache, which does not change.
-        """
+        """Values attached to this store: beside it, or beneath it when it is self-contained."""
         cache = self._cache
         own = self.directory
         return own / SIDECARS if cache is None else cache.sidecars / own.name
 
     def picture(self, digest: str) -> Path:
-        """The copy of a picture, where this store or its cache has one."""
         cache = self._cache
         if cache is None:
             return self.directory / image_name(digest)
         return cache.picture(digest)
 
     def processor(self, identity: str) -> Path:
-        """The copy of this store's processor."""
         cache = self._cache
         return self.directory / "processor" if cache is None else cache.processor(identity)
 
     def tokenizer(self, identity: str) -> Path:
-        """The copy of this store's tokenizer."""
         cache = self._cache
         return self.directory / "tokenizer" if cache is None else cache.tokenizer(identity)

@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -45,7 +45,7 @@ HEADER_BYTES = 64  # keeps the rows aligned for any member, with room for what a
 
 SLICE_ROW = np.dtype(
     [
-        ("key", "u1", 20),  # slice key
+        ("key", "u1", 20),
         ("record", "u1", 16),  # xxh3-128 of the commit record's bytes
         ("source", "<u4"),  # index into the manifest's sources
         ("rows", "<u4"),  # rows served
@@ -63,52 +63,22 @@ SLICE_ROW = np.dtype(
 STRETCH = 8192  # rows read at once by whoever passes over the whole table
 
 _HEADER = struct.Struct("<8sIIQ")
-_ROW = struct.Struct("<20s16s3I6q")  # `SLICE_ROW`, for writing one
+PACKED_ROW = struct.Struct("<20s16s3I6q")  # `SLICE_ROW`, for writing one
 
 
 def header(count: int) -> bytes:
-    """The first bytes of a table of ``count`` slices."""
+    """Return the header of a table of ``count`` slices."""
     packed = _HEADER.pack(MAGIC, VERSION, SLICE_ROW.itemsize, count)
     return packed.ljust(HEADER_BYTES, b"\0")
 
 
 def count_rows(size: int) -> int:
-    """Slices in a table of this many bytes."""
+    """Number of slices in a table of this many bytes."""
     return (size - HEADER_BYTES) // SLICE_ROW.itemsize
 
 
-def pack_row(
-    key: str,
-    record: str,
-    *,
-    source: int,
-    rows: int,
-    rejected: int,
-    first_row: int,
-    source_row: int,
-    line: int | None,
-    offset: int | None,
-    tokens: int,
-    trained: int,
-) -> bytes:
-    """One row of the table; the names are those of `SLICE_ROW`, key and record as hex digits."""
-    return _ROW.pack(
-        bytes.fromhex(key),
-        bytes.fromhex(record),
-        source,
-        rows,
-        rejected,
-        first_row,
-        source_row,
-        line or 0,
-        -1 if offset is None else offset,
-        tokens,
-        trained,
-    )
-
-
 def read_stretches(path: Path) -> Iterator[bytes]:
-    """A table's header, then its rows, some thousands at a time: for one pass without mapping.
+    """Yield a table's header, then its rows some thousands at a time.
 
     Touching a mapped table from end to end would make all of it resident.
     """
@@ -121,7 +91,7 @@ def read_stretches(path: Path) -> Iterator[bytes]:
 
 
 def load_table(file: ByteFile) -> NDArray[np.void]:
-    """View a table in place, checking header and size."""
+    """View a table in place; check header and size."""
     if file.size < HEADER_BYTES:
         raise CorruptionError(
             f"{file.size} bytes, shorter than its header", path=file.path, offset=file.size
@@ -145,8 +115,6 @@ def load_table(file: ByteFile) -> NDArray[np.void]:
 
 
 Document = dict[str, Any]
-
-TOTALS = ("source_rows", "rows_in", "rows", "tokens", "trained_tokens", "slices")
 
 
 def make_manifest(
@@ -172,19 +140,13 @@ def make_manifest(
 def with_files(
     manifest: Document, files: dict[str, Document], media: Document | None = None
 ) -> Document:
-    """The manifest of the same store over other files, signed anew.
-
-    Args:
-        manifest: The store's.
-        files: The files of the other.
-        media: What is said of the pictures that it brings along; None: as it was.
-    """
+    """Return the manifest over other files; ``media`` counts embedded images, None: as before."""
     document, totals, tokenizer = (manifest[n] for n in ("document", "totals", "tokenizer"))
     return make_manifest(document, totals, tokenizer, files, media or manifest.get("media"))
 
 
 def encode_manifest(manifest: Document) -> bytes:
-    """The bytes on disk: canonical, so that equal manifests are equal files."""
+    """Return the canonical bytes: equal manifests are equal files."""
     return fingerprint.canonical(manifest) + b"\n"
 
 
@@ -241,72 +203,82 @@ def _check_digest(manifest: Document, path: Path) -> None:
         )
 
 
+Count = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class StatedFile(msgspec.Struct, frozen=True):
+    """Size and checksum of a file."""
+
+    size: Count
+    checksum: str
+
+
+class _Totals(msgspec.Struct):
+    source_rows: Count
+    rows_in: Count
+    rows: Count
+    tokens: Count
+    trained_tokens: Count
+    slices: Count
+    rejected: dict[str, Count]
+    groups: dict[str, Count] | None = None
+
+
+class _Tokenizer(msgspec.Struct):
+    identity: str
+    pad_id: Count | None = None
+    eos_id: Count | None = None
+
+
+class _KeyDocument(msgspec.Struct):
+    sources: list[Any]
+
+
+class _Media(msgspec.Struct):
+    pictures: Count
+    bytes: Count
+
+
+class _Manifest(msgspec.Struct):
+    key: str
+    document: _KeyDocument
+    totals: _Totals
+    tokenizer: _Tokenizer
+    files: dict[str, StatedFile]
+    media: _Media | None = None
+
+
 def _check_members(manifest: Document, path: Path) -> None:
     """The digest guards against accidents; a hand-made manifest must still be well formed."""
-    check_key(manifest["key"], path)
-    document = manifest["document"]
-    if not isinstance(document, dict) or not isinstance(document.get("sources"), list):
-        raise CorruptionError("its key document names no sources", path=path)
-    totals, tokenizer, files = (manifest.get(m) for m in ("totals", "tokenizer", "files"))
-    if not isinstance(totals, dict) or not all(_is_count(totals.get(name)) for name in TOTALS):
-        raise CorruptionError(f"totals must be the counts {', '.join(TOTALS)}", path=path)
-    rejected = totals.get("rejected")
-    if not isinstance(rejected, dict) or not all(map(_is_count, rejected.values())):
-        raise CorruptionError("totals must count rejected rows by reason", path=path)
-    if not isinstance(tokenizer, dict) or not all(
-        tokenizer.get(name) is None or _is_count(tokenizer[name]) for name in ("pad_id", "eos_id")
-    ):
-        raise CorruptionError("says nothing of its tokenizer, or no token ids", path=path)
-    check_key(tokenizer.get("identity", ""), path)
-    if not isinstance(files, dict):
-        raise CorruptionError("names no files", path=path)
-    wanted = set(CHECKED_FILES)
-    if "groups" in totals:
-        _check_groups(totals, path)
-        wanted |= set(GROUP_FILES)
-    if WEIGHT_RUNS in files:
-        wanted |= set(WEIGHT_FILES)
-    if PICTURES in files:
-        wanted |= set(MEDIA_FILES)
-    if set(files) != wanted:
-        raise CorruptionError(f"must name the files {', '.join(sorted(wanted))}", path=path)
-    media = manifest.get("media")
-    if media is not None and not (
-        isinstance(media, dict) and all(_is_count(media.get(n)) for n in ("pictures", "bytes"))
-    ):
-        raise CorruptionError("must count the pictures that it brings along", path=path)
-    for name, stated in files.items():
-        if not isinstance(stated, dict) or not (
-            _is_count(stated.get("size")) and isinstance(stated.get("checksum"), str)
-        ):
-            raise CorruptionError(f"states no size or checksum of {name}", path=path)
-
-
-def _check_groups(totals: Document, path: Path) -> None:
-    counts = totals.get("groups")
-    if not isinstance(counts, dict) or set(counts) != set(GROUP_COUNTS):
+    try:
+        found = msgspec.convert(manifest, _Manifest)
+    except msgspec.ValidationError as error:
+        raise CorruptionError(f"not a manifest: {error}", path=path) from error
+    check_key(found.key, path)
+    check_key(found.tokenizer.identity, path)
+    groups = found.totals.groups
+    if groups is not None and set(groups) != set(GROUP_COUNTS):
         raise CorruptionError(f"must count {', '.join(GROUP_COUNTS)} of groups", path=path)
-    if not all(map(_is_count, counts.values())):
-        raise CorruptionError("counts of groups must be whole numbers", path=path)
+    wanted = {*CHECKED_FILES, *(GROUP_FILES if groups is not None else ())}
+    wanted |= set(WEIGHT_FILES) if WEIGHT_RUNS in found.files else set()
+    wanted |= set(MEDIA_FILES) if PICTURES in found.files else set()
+    if set(found.files) != wanted:
+        raise CorruptionError(f"must name the files {', '.join(sorted(wanted))}", path=path)
 
 
 def units_out(totals: Document) -> int:
-    """What the account counts as kept: groups where there are any, else rows."""
+    """Groups where there are any, else rows."""
     return count_groups(totals["groups"]) if "groups" in totals else int(totals["rows"])
 
 
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
-
-
 def check_file(path: Path, stated: Document, *, content: bool) -> None:
-    """Compare a file's size, and its checksum if ``content``, with what the manifest states."""
+    """Compare a file's size, and its checksum if ``content``, with the manifest."""
     require_file(path, stated["size"], stated["checksum"] if content else None, REMEDY)
 
 
 @dataclass
 class _Recount:
-    """The totals of a table, counted a stretch at a time."""
+    """The totals of a table, counted some thousand slices at a time."""
 
     slices: int = 0
     rows: int = 0
@@ -328,7 +300,7 @@ class _Recount:
 
 
 def check_table(manifest: Document, path: Path, *, content: bool) -> None:
-    """Recount the table's totals, and hash it if ``content``; compare both with the manifest."""
+    """Recount the totals, and hash the table if ``content``; compare both with the manifest."""
     recount, hasher = _Recount(), xxhash.xxh3_128()
     pieces = read_stretches(path)
     hasher.update(next(pieces))
@@ -361,14 +333,14 @@ def check_table(manifest: Document, path: Path, *, content: bool) -> None:
 
 
 class _Proof(msgspec.Struct):
-    """What others rely on in a proof; it may say anything else."""
+    """Members of a proof that others rely on."""
 
     paths: list[str | None] = []
     notes: dict[str, dict[str, int]] = {}
 
 
 def read_proof(path: Path) -> Document:
-    """The advisory proof; one that cannot be read is a warning and empty: no row needs it."""
+    """Read the advisory proof; a damaged one is a warning and empty."""
     try:
         document = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
         msgspec.convert(document, _Proof)

@@ -1,13 +1,9 @@
-"""The commit record: what makes two files a slice.
+"""The commit record: the JSON document, published last, that makes two files a slice.
 
-A slice is a token file and a meta file; the *commit record* is the small JSON document that is
-published after both and says what they must be: counts, role names, rejected rows, sizes, a
-checksum for every block and the position of every buffer. A reader needs nothing else to map a
-slice: it never parses Arrow. The record holds no path, no time and no host, so two builders of one
-key write the same bytes; its own digest stands in the table of every store that uses the slice.
-
-The *content* digest is taken over the values (not over the files), so that two builders whose
-Arrow libraries write another header are still seen to agree.
+It states counts, role names, rejected rows, sizes, block checksums and the position of every
+buffer, so a reader never parses Arrow. It holds no path, time or host: two builders of one key
+write the same bytes, and the tables of stores hold its digest. *Content* is a digest of the values,
+equal for builders whose Arrow libraries write different headers.
 """
 
 from __future__ import annotations
@@ -54,12 +50,12 @@ GROUP_COUNTS = (*GROUP_KINDS, "scores", "margins")
 
 
 def count_groups(counts: dict[str, int]) -> int:
-    """How many groups there are of all kinds."""
+    """Number of groups of all kinds."""
     return sum(counts[kind] for kind in GROUP_KINDS)
 
 
 def role_type(roles: int) -> str:
-    """Type of role numbers in a slice with some roles: int8, wider only where it must be."""
+    """Type of role numbers: int8, or wider where there are more roles."""
     return "int8" if roles <= 1 << 7 else "int16" if roles <= 1 << 15 else "int32"
 
 
@@ -80,18 +76,18 @@ MEDIA_COLUMNS = {"pictures": "int32", "patches": "int32"}
 
 
 class Media(msgspec.Struct, frozen=True, array_like=True):
-    """One picture of a row.
+    """One image of a row.
 
     Attributes:
         kind: ``image``.
-        reference: Where it is: a path, ``archive::member`` or an address, as the row says it, or
-            ``#/keys/to/it`` of a picture within the row.
+        reference: A path, ``archive::member`` or a URL, as the row gives it, or ``#/keys/to/it``
+            within the row.
         digest: Of its bytes.
-        width: In pixels, as the processor sees it: its orientation applied.
+        width: In pixels, after the EXIF orientation.
         height: Likewise.
         start: Its first token.
-        count: How many tokens stand for it, with whatever the processor puts around them.
-        grid: Frames, rows and columns of patches, where the model is told.
+        count: Number of tokens that stand for it.
+        grid: Frames, rows and columns of patches, where the model uses them.
         origin: The source row.
     """
 
@@ -110,7 +106,7 @@ _media = msgspec.json.Decoder(list[Media])
 
 
 def decode_media(text: memoryview | bytes, origin: Origin | None) -> list[Media]:
-    """What a slice keeps of the pictures of one row, which is all of them but the origin."""
+    """Decode the stored images of one row, which lack the origin."""
     return [msgspec.structs.replace(one, origin=origin) for one in _media.decode(text)]
 
 
@@ -130,7 +126,7 @@ UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
 class RejectedRow(msgspec.Struct, frozen=True, array_like=True):
-    """One row that is not in the token file, and why; positions count from the slice's start."""
+    """A row that is not in the token file; positions count from the slice's start."""
 
     row: int
     part: int
@@ -142,24 +138,15 @@ class RejectedRow(msgspec.Struct, frozen=True, array_like=True):
 
 
 class FileRecord(msgspec.Struct, frozen=True):
-    """What one file of the slice must be.
-
-    Attributes:
-        size: Bytes.
-        blocks: xxh3-64 of each block of `BLOCK_BYTES`, as 16 hex digits.
-        buffers: Name of a buffer → (position, bytes).
-    """
+    """One file of a slice."""
 
     size: int
-    blocks: tuple[str, ...]
-    buffers: dict[str, tuple[int, int]]
+    blocks: tuple[str, ...]  # xxh3-64 of each block of `BLOCK_BYTES`, as 16 hex digits
+    buffers: dict[str, tuple[int, int]]  # name → (position, bytes)
 
 
 class CommitRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The document published last; see the module.
-
-    Where the slice has groups, ``groups`` says how many of each of `GROUP_COUNTS`.
-    """
+    """The document published last; ``groups`` counts as `GROUP_COUNTS` says."""
 
     format: int
     slice: str
@@ -169,6 +156,7 @@ class CommitRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
     rows: int
     tokens: int
     trained: int
+    longest: int  # tokens of the longest row
     roles: tuple[str, ...]
     carried: tuple[str, ...]
     rejected: tuple[RejectedRow, ...]
@@ -178,21 +166,19 @@ class CommitRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
 
     @property
     def has_weights(self) -> bool:
-        """Whether a trained token of it weighs other than 1."""
+        """Whether a trained token weighs other than 1."""
         return f"{WEIGHT_RUNS}.offsets" in self.meta_file.buffers
 
     @property
     def has_media(self) -> bool:
-        """Whether it has rows with pictures."""
         return f"{MEDIA}.offsets" in self.meta_file.buffers
 
     @property
     def units(self) -> int:
-        """What the account counts: groups where there are any, else rows."""
+        """Groups where there are any, else rows."""
         return self.rows if self.groups is None else count_groups(self.groups)
 
     def encode(self) -> bytes:
-        """The bytes on disk."""
         # Its fields are typed, all of them plain: there is nothing to look for in it.
         return canonical_of_parsed(self) + b"\n"
 
@@ -202,7 +188,7 @@ _probe = msgspec.json.Decoder(dict[str, Any])
 
 
 def decode_record(data: bytes, files: SliceFiles) -> CommitRecord:
-    """Read a commit record, refusing another format, another slice and inconsistent counts."""
+    """Read a commit record; refuse another format, another slice or inconsistent counts."""
     try:
         record = _decoder.decode(data)
     except UNREADABLE as error:
@@ -227,7 +213,6 @@ def decode_record(data: bytes, files: SliceFiles) -> CommitRecord:
 
 
 def _require_sizes(record: CommitRecord, files: SliceFiles) -> None:
-    """Refuse a record whose buffers are not as large as its counts ask for."""
     tokens, rows = record.token_file.buffers, record.rows
     sizes = [
         *((name, tokens[name][1], 4 * (rows + 1)) for name in _TOKEN_OFFSETS),
@@ -260,7 +245,7 @@ def _refusal(data: bytes, files: SliceFiles, error: Exception) -> TokenmillError
     try:
         stated = _probe.decode(data).get("format")
     except UNREADABLE:
-        return CorruptionError(f"not a commit record: {error}", path=files.record)
+        stated = FORMAT
     if stated != FORMAT:
         return _other_format(stated, files)
     return CorruptionError(f"not a commit record: {error}", path=files.record)

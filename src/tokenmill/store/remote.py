@@ -1,10 +1,8 @@
-"""A store that lies elsewhere, read row by row over the network.
+"""Remote stores, read row by row over the network.
 
-A `RemoteStore` is a `Store` whose directory is a URL. Opening fetches the manifest and the table of
-slices; a row fetches the blocks of a megabyte that it touches. Every block is checked against its
-checksum as it comes, from the network or from the local block cache, which is bounded and keyed by
-content: a second reader on this machine, or a second epoch, fetches nothing. Row-sized files
-(table, lengths) are kept as whole local files and mapped.
+Opening fetches the manifest and the table of slices; a row fetches the blocks it touches. Every
+block is checked when it is loaded, from the network or from the local block cache, which is bounded
+and keyed by content. Row-sized files (table, lengths) are cached as whole local files and mapped.
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ from tokenmill.fingerprint import checksum
 from tokenmill.store import layout as names
 from tokenmill.store.access import GuardedFile, reading_errors, remedy, require_size
 from tokenmill.store.layout import CacheLayout
-from tokenmill.store.manifest import Document, check_file
+from tokenmill.store.manifest import Document, StatedFile, check_file
 from tokenmill.store.record import BLOCK_BYTES, UNREADABLE, FileRecord
 from tokenmill.store.store import Store
 
@@ -36,30 +34,13 @@ CONTENTS = "contents.json"
 """Beside a pushed manifest: the tokenizer's and processor's files, for places that cannot list."""
 
 
-class _Stated(msgspec.Struct, frozen=True):
-    """What one file of the list must be."""
-
-    size: int
-    checksum: str
-
-
 class _Contents(msgspec.Struct, frozen=True):
-    """The list of files: what `CONTENTS` holds."""
-
     key: str
-    files: dict[str, _Stated]
+    files: dict[str, StatedFile]
 
 
 class RemoteStore(Store):
-    """Rows by integer over a store elsewhere.
-
-    Args:
-        path: The URL that ``tokenmill push`` printed.
-        verify: As for `Store`.
-        paths: As for `Store`.
-        cache_dir: Where blocks are kept; None: the user's own cache.
-        media: As for `Store`: media_root, media_urls.
-    """
+    """A store whose directory is a URL; ``cache_dir`` keeps what is fetched."""
 
     def __init__(
         self,
@@ -84,38 +65,33 @@ class RemoteStore(Store):
 
     @property
     def remote(self) -> RemotePath:
-        """The store's directory."""
         return cast(RemotePath, self.path)
 
     def _check_own_files(self) -> None:
-        """Fetch and check what every reader needs; the rest is checked when it is used."""
         self._own_file(names.TABLE)
 
     @property
     def _maps_own(self) -> bool:
-        """The local copies are, where the local disk is one."""
         return not is_network(self.remote.blocks.root)
 
     def _own_file(self, name: str) -> Path:
-        """A file of the store's own, as a checked local copy."""
         stated = self.manifest["files"][name]
         return fetch_file(self.remote / name, stated, check=self._verify != "off")
 
     def _check_own(self, name: str, stated: Document) -> None:
-        """Check a file of the store's own where it lies, not its copy."""
+        """Check a file where it lies, not its local copy."""
         for _ in _checked_pieces(self.remote / name, stated):
             pass
 
     @property
     def tokenizer_path(self) -> Path:
-        """A local copy of the tokenizer, fetched when first asked for."""
+        """A local copy of the tokenizer, fetched on first use."""
         cache = CacheLayout(self.remote.blocks.root)
         target = cache.tokenizer(self.manifest["tokenizer"]["identity"])
         return _fetch_model(self.remote, "tokenizer", cache, target)
 
     @property
     def processor_path(self) -> Path | None:
-        """A local copy of the processor, fetched when first asked for."""
         if not self.processor_key:
             return None
         cache = CacheLayout(self.remote.blocks.root)
@@ -126,11 +102,7 @@ class RemoteStore(Store):
 
 
 def _fetch_model(store: RemotePath, kind: str, cache: CacheLayout, target: Path) -> Path:
-    """The tokenizer or the processor of a store elsewhere, in the local cache.
-
-    Raises:
-        CorruptionError: One of its files is not what was pushed.
-    """
+    """Return the local copy of a tokenizer or processor; fetch it first if need be."""
     if target.is_dir():
         return target
     listing = store / CONTENTS
@@ -159,11 +131,7 @@ def _fetch_model(store: RemotePath, kind: str, cache: CacheLayout, target: Path)
 
 
 def fetch_file(path: RemotePath, stated: Document, *, check: bool) -> Path:
-    """A local copy of a file, under the name of its checksum.
-
-    Raises:
-        CorruptionError: What lies there is not what the manifest states.
-    """
+    """Return a local copy of a file, named by its checksum."""
     name = f"{stated['checksum']}.{path.name}"
     local = path.blocks.place(name)
     if local.is_file():
@@ -184,7 +152,7 @@ def fetch_file(path: RemotePath, stated: Document, *, check: bool) -> Path:
 
 
 def _checked_pieces(path: RemotePath, stated: Document) -> Iterator[bytes]:
-    """The bytes of a file, refused at the end unless they are what was written."""
+    """Yield the bytes of a file; raise at the end if they are not those stated."""
     size, hasher = stated["size"], xxhash.xxh3_128()
     with reading_errors(path):
         actual = path.object.look().size
@@ -206,7 +174,7 @@ def _checked_pieces(path: RemotePath, stated: Document) -> Iterator[bytes]:
 
 
 class RemoteGuardedFile(GuardedFile):
-    """A slice's file elsewhere: blocks fetched on demand, each checked whenever it is loaded."""
+    """A slice's remote file: blocks are fetched on demand and checked when loaded."""
 
     def __init__(self, path: RemotePath, record: FileRecord, *, check: bool) -> None:
         self.path = cast(Path, path)
@@ -230,7 +198,7 @@ class RemoteGuardedFile(GuardedFile):
     unchecked_view = view
 
     def check(self, start: int, length: int) -> None:
-        """Nothing: every block is checked when it is loaded."""
+        """Do nothing: every block is checked when it is loaded."""
 
     def _name(self, block: int) -> str:
         return f"{self._remote.name}.{block}.{self.record.blocks[block]}"
@@ -251,7 +219,7 @@ class RemoteGuardedFile(GuardedFile):
         return self._fetched(number, wanted)
 
     def _fetched(self, number: int, wanted: int) -> memoryview:
-        """Get blocks over the network, more of them the longer somebody reads on."""
+        """Fetch blocks, more of them the longer somebody reads on."""
         count = min(2 * self._after.pop(number, 0), WINDOW // BLOCK_BYTES)
         count = min(max(count, wanted, 1), len(self.record.blocks) - number)
         start = number * BLOCK_BYTES
@@ -273,7 +241,7 @@ class RemoteGuardedFile(GuardedFile):
             return memoryview(self._remote.fetch(start, stop))
 
     def pieces(self) -> Iterator[memoryview]:
-        """Read the whole file where it lies, past every cache, every block checked."""
+        """Read the whole remote file, past every cache; every block is checked."""
         with reading_errors(self.path):
             actual = self._remote.object.look().size
         require_size(self.path, actual, self.record.size)

@@ -121,7 +121,7 @@ class Identity:
 
 
 def check_per(per: str) -> Per:
-    """``row`` or ``token``, refused otherwise."""
+    """Return ``row`` or ``token``."""
     check_one_of("per", per, PER)
     return "row" if per == "row" else "token"
 
@@ -233,14 +233,14 @@ class Sidecar:
     @overload
     def __getitem__(self, index: slice) -> Float32 | list[Float32]: ...
     def __getitem__(self, index: SupportsIndex | slice) -> float | Float32 | list[Float32]:
-        """The value of a row, or the values of its tokens; of a slice, what `batch` gives."""
+        """The value of a row, or the values of its tokens; of a slice, as `batch`."""
         if isinstance(index, slice):
             return self.batch(range(len(self))[index])
         found = self.batch([index])[0]
         return float(found) if self.per == "row" else found
 
     def batch(self, indices: Iterable[SupportsIndex]) -> Float32 | list[Float32]:
-        """Of many rows: one array of values, or per token one array for each row."""
+        """One array of values for many rows; per token one array for each row."""
         if isinstance(indices, np.ndarray) and indices.dtype.kind in "iu":
             rows = indices.astype(np.int64)
         else:
@@ -256,19 +256,16 @@ class Sidecar:
 
     @property
     def values(self) -> Float32:
-        """All of them, mapped: by row, or by token with the rows one behind the other.
-
-        Every block that was not checked before is checked now.
-        """
+        """All values, mapped and checked: by row, or by token one row after another."""
         return self._stretch(0, self.record.values)
 
     def stretches(self, values: int = BLOCK_BYTES // BYTES) -> Iterator[Float32]:
-        """All of them, a stretch at a time."""
+        """All values, some at a time."""
         for first in range(0, self.record.values, values):
             yield self._stretch(first, min(values, self.record.values - first))
 
     def check_all(self) -> int:
-        """Check every block; returns the bytes read, raises `CorruptionError`."""
+        """Check every block; return the bytes read."""
         return self._file.check_all()
 
     def _of_rows(self, rows: Int64) -> Float32:
@@ -282,11 +279,7 @@ class Sidecar:
         return mapped[rows]
 
     def _stretch(self, first: int, count: int) -> Float32:
-        start, size = first * BYTES, count * BYTES
-        if self._mapped is None:
-            return np.frombuffer(self._file.view(start, size), "<f4")
-        self._file.check(start, size)
-        return self._mapped[first : first + count]
+        return np.frombuffer(self._file.view(first * BYTES, count * BYTES), "<f4")
 
     @cached_property
     def _file(self) -> GuardedFile:
@@ -297,7 +290,7 @@ class Sidecar:
 
     @cached_property
     def _mapped(self) -> Float32 | None:
-        """All values, each to be checked before it is used; None where files are read instead."""
+        """All values, to be checked before use; None on a network file system."""
         if is_network(self.path):
             return None
         return np.frombuffer(self._file.unchecked_view(0, self.bytes), "<f4")
@@ -317,12 +310,12 @@ class Sidecar:
 
 
 def column_of(name: str, made_by: str) -> str:
-    """What `Store.columns` knows a sidecar as: a name has no colon."""
+    """The column name of a sidecar in `Store.columns`."""
     return f"{COLUMN}{name}:{made_by}"
 
 
 def sidecar_of(store: Store, column: str) -> Sidecar:
-    """The sidecar that such a column is."""
+    """The sidecar of such a column."""
     name, _, made_by = column.removeprefix(COLUMN).partition(":")
     return store.sidecar(name, made_by)
 
@@ -347,7 +340,7 @@ def attached(store: Store) -> list[Sidecar]:
 
 
 def sidecar_checks(store: Store) -> Iterator[Callable[[], int]]:
-    """For each sidecar of a store a check of all its bytes, which gives their number."""
+    """Yield a check of each sidecar; it returns the number of bytes."""
     for home in sidecar_dirs(store):
         for place in listed(home.directory):
             yield partial(_check, store, home, place)
@@ -358,7 +351,7 @@ def _check(store: Store, home: SidecarDir, place: Path) -> int:
 
 
 def listed(directory: Path, suffix: str = "") -> list[Path]:
-    """What is called by a key and a suffix in a directory, which need not be there."""
+    """List paths named by a key and a suffix; the directory need not exist."""
     try:
         found = [path for path in directory.iterdir() if path.name.endswith(suffix)]
         return sorted(path for path in found if is_key(path.name.removesuffix(suffix)))

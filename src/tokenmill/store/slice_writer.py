@@ -1,16 +1,13 @@
-"""Writing one slice: columns to Arrow bytes, Arrow bytes to published files.
+"""Write slices: columns to Arrow bytes, Arrow bytes to published files.
 
-`encode_slice` turns `SliceColumns` into the bytes of the token file and the meta file (each an
-Arrow IPC stream with one record batch) and the commit record that describes them; buffer
-positions are found by reading the stream back in place, so they are proven by the library that
-others will read it with. `publish_slice` stages, syncs and publishes the three files, the record
-last.
+`encode_slice` makes the bytes of the token file and the meta file (each an Arrow IPC stream with
+one record batch) and the commit record; buffer positions are found by reading the stream back.
+`publish_slice` publishes the three files, the record last.
 
-Two builders of one slice both succeed: the second finds equal bytes, or equal content under
-another Arrow header and then adopts the bytes that are there. Different content for one key is a
-`NonDeterminismError`, and what was published stays. A half-published file that is broken (its own
-content digest does not fit) is moved to quarantine; so is, by `replace_slice`, what an engine made
-that was caught lying. There is no other replacement.
+Two builders of one slice both succeed: the second finds equal bytes, or equal content under another
+Arrow header, and then adopts the published bytes. Different content for one key is a
+`NonDeterminismError`. Only a damaged file, or one that `replace_slice` shows to be wrong, goes to
+quarantine.
 """
 
 from __future__ import annotations
@@ -51,7 +48,7 @@ _WRITE = pa.ipc.IpcWriteOptions(compression=None, use_threads=False)
 
 @dataclass(frozen=True)
 class EncodedSlice:
-    """The bytes of a slice's three files."""
+    """The bytes of the files of a slice."""
 
     record: CommitRecord
     tokens: pa.Buffer
@@ -78,6 +75,7 @@ def encode_slice(key: str, columns: SliceColumns) -> EncodedSlice:
         rows=len(columns.row),
         tokens=len(columns.ids),
         trained=int(columns.trained.sum(dtype=np.int64)),
+        longest=columns.longest,
         roles=columns.roles,
         carried=tuple(columns.carried),
         rejected=tuple(columns.rejected),
@@ -95,7 +93,7 @@ def _plain(values: np.ndarray[Any, Any], kind: pa.DataType) -> pa.Array:
 
 
 def number_type(kind: pa.DataType) -> np.dtype[Any]:
-    """Numpy's name for a type of numbers; `to_pandas_dtype` imports pandas in older versions."""
+    """Return the numpy type; `to_pandas_dtype` imports pandas in older versions."""
     letter = (
         "f" if pa.types.is_floating(kind) else "u" if pa.types.is_unsigned_integer(kind) else "i"
     )
@@ -167,7 +165,6 @@ def _described(data: pa.Buffer) -> FileRecord:
 
 
 def _positions(data: pa.Buffer) -> dict[str, tuple[int, int]]:
-    """Where each buffer lies in a stream, from reading it back without copying."""
     batch = pa.ipc.open_stream(data).read_next_batch()
     positions = {}
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
@@ -197,7 +194,7 @@ def _buffers(column: pa.Array) -> list[tuple[str, pa.Buffer | None, int]]:
 
 
 def publish_slice(layout: CacheLayout, encoded: EncodedSlice) -> CommitRecord:
-    """Publish a slice and return the commit record that is now in force."""
+    """Publish a slice; return the commit record in force."""
     files = layout.slice(encoded.record.slice)
     record = encoded.record
     with Staging(layout.root) as staging:
@@ -222,10 +219,8 @@ def publish_slice(layout: CacheLayout, encoded: EncodedSlice) -> CommitRecord:
 def replace_slice(layout: CacheLayout, encoded: EncodedSlice) -> tuple[CommitRecord, bool]:
     """Publish a slice; what is published under its key with other content goes to quarantine.
 
-    For a builder that has shown that the other content is wrong, and for nobody else.
-
-    Returns:
-        The commit record that is now in force, and whether another went for it.
+    Only for a builder that has shown the other content to be wrong. Returns the commit record in
+    force, and whether another was replaced.
     """
     try:
         return publish_slice(layout, encoded), False
@@ -246,7 +241,7 @@ def _adopt(
     staging: Staging,
     staged: Path,
 ) -> FileRecord:
-    """What the record must say of a file that another builder published first."""
+    """Describe a file that another builder published first."""
     with reading_errors(published):
         data = pa.py_buffer(published.read_bytes())
     if data.equals(ours):

@@ -7,9 +7,7 @@ returned. The meta file (origins, turns, extra columns) is opened on first use.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import cached_property
-from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,6 +20,7 @@ from tokenmill.errors import CorruptionError
 from tokenmill.files.remote_path import as_remote
 from tokenmill.files.sealed import quarantine
 from tokenmill.origin import Origin
+from tokenmill.store import layout as names
 from tokenmill.store.access import (
     GuardedFile,
     open_bytes,
@@ -29,7 +28,7 @@ from tokenmill.store.access import (
     reading_errors,
     require_size,
 )
-from tokenmill.store.columns import GroupColumns, MediaColumns, WeightRuns, count_within
+from tokenmill.store.columns import GroupColumns, MediaColumns, WeightRuns, count_within, firsts_of
 from tokenmill.store.layout import CacheLayout, SliceFiles
 from tokenmill.store.record import (
     CARRIED,
@@ -50,12 +49,7 @@ from tokenmill.store.record import (
 
 
 def read_record(files: SliceFiles, expected: str | None = None) -> tuple[CommitRecord, str]:
-    """Read a slice's commit record and its digest.
-
-    Args:
-        files: Where the slice lies.
-        expected: The digest that a store's table holds; None takes any.
-    """
+    """Read a slice's commit record and its digest, which must be ``expected`` if given."""
     files.require_inside()
     data = _record_bytes(files, expected)
     digest = xxhash.xxh3_128_hexdigest(data)
@@ -84,160 +78,136 @@ def _record_bytes(files: SliceFiles, expected: str | None) -> bytes:
 
 
 class RowCounts(NamedTuple):
-    """What the commit of a store needs of some slices, their rows one after another.
+    """What a store holds of the rows of one slice.
 
     Attributes:
-        records: Commit record of each slice, and the record's digest.
-        lengths: Tokens of every row, as stored.
-        trained: Trained tokens of every row, as stored.
+        record: The slice's commit record.
+        digest: Of the record's bytes.
+        lengths: Tokens of every row.
+        trained: Trained tokens of every row.
         runs: The tokens at which each row's mask changes.
         run_starts: Where each row's begin; one more entry than rows.
-        group_ends: One past the last row of every group; where there are none, of every row.
-        weights: How the weights of the rows run.
+        group_ends: One past the last row of every group; without groups, of every row.
         media: Of every row, the numbers of `MEDIA_COLUMNS`.
     """
 
-    records: list[tuple[CommitRecord, str]]
-    lengths: bytes
-    trained: bytes
+    record: CommitRecord
+    digest: str
+    lengths: NDArray[np.int32]
+    trained: NDArray[np.int32]
     runs: NDArray[np.int32]
     run_starts: NDArray[np.int64]
     group_ends: NDArray[np.int64]
     weights: WeightRuns
     media: dict[str, NDArray[np.int32]]
 
+    def store_columns(self, rows: int, runs: int, weight_runs: int) -> dict[str, NDArray[Any]]:
+        """The arrays of a store for this slice, after so many rows and runs of other slices."""
+        return {
+            names.LENGTHS: self.lengths,
+            names.TRAINED: self.trained,
+            names.FIRST_TRAINED: firsts_of(self.runs, self.run_starts),
+            names.MASK_RUNS: self.runs,
+            names.MASK_RUN_ENDS: self.run_starts[1:] + runs,
+            names.GROUP_ENDS: self.group_ends + rows,
+            names.WEIGHT_RUNS: self.weights.places,
+            names.RUN_WEIGHTS: self.weights.weights,
+            names.WEIGHT_RUN_ENDS: self.weights.bounds[1:] + weight_runs,
+            names.PICTURES: self.media["pictures"],
+            names.PATCHES: self.media["patches"],
+        }
 
-def read_counts(slices: Sequence[SliceFiles]) -> RowCounts:
-    """Records and rows' token counts of slices; their files' sizes and the counts are checked.
 
-    No token is read: of a slice of eight megabytes this touches a few hundred kilobytes. Counts are
-    checked together: numpy takes as long for the few of one slice as for those of a hundred.
-    """
-    each = [_read_counts(files) for files in slices]
-    counts = _joined(each)
-    if _fault(counts):
-        for files, one in zip(slices, each, strict=True):
-            if fault := _fault(one):
-                raise CorruptionError(fault, path=files.meta)
+def read_counts(files: SliceFiles, expected: str | None = None) -> RowCounts:
+    """Read the counts of a slice's rows and check them against its record; no token is read."""
+    record, digest = read_record(files, expected)
+    _check_size(files.tokens, record.token_file.size)
+    meta = open_guarded(files.meta, record.meta_file, mapped=False, check=True)
+    rows = record.rows
+    column, starts = 4 * rows, 4 * (rows + 1)
+    sizes: dict[str, int | None] = {"length": column, "trained": column}
+    sizes |= {f"{MASK_RUNS}.offsets": starts, f"{MASK_RUNS}.values": None}
+    if record.groups is not None:
+        sizes["part"] = column
+    if record.has_weights:
+        lists = (f"{WEIGHT_RUNS}.values", f"{RUN_WEIGHTS}.values")
+        sizes |= {f"{WEIGHT_RUNS}.offsets": starts, **dict.fromkeys(lists)}
+    if record.has_media:
+        sizes |= dict.fromkeys(MEDIA_COLUMNS, column)
+    places = {
+        name: meta.buffer(name) if size is None else _sized(meta, name, size)
+        for name, size in sizes.items()
+    }
+    # One read for all of them: they are neighbours.
+    begin = min((at for at, size in places.values() if size), default=0)
+    end = max(at + size for at, size in places.values())
+    data = meta.read_blocks(begin, end - begin)
+
+    def values(name: str, kind: str = "<i4") -> NDArray[Any]:
+        at, size = places[name]
+        at = max(at - begin, 0)
+        return np.frombuffer(bytes(data[at : at + size]), kind)
+
+    weights = WeightRuns(
+        np.zeros(0, np.int32), np.zeros(0, np.float32), np.zeros(rows + 1, np.int64)
+    )
+    if record.has_weights:
+        weights = WeightRuns(
+            values(f"{WEIGHT_RUNS}.values"),
+            values(f"{RUN_WEIGHTS}.values", "<f4"),
+            values(f"{WEIGHT_RUNS}.offsets").astype(np.int64),
+        )
+    counts = RowCounts(
+        record,
+        digest,
+        values("length"),
+        values("trained"),
+        values(f"{MASK_RUNS}.values"),
+        values(f"{MASK_RUNS}.offsets").astype(np.int64),
+        np.arange(1, rows + 1) if record.groups is None else _group_ends(values("part")),
+        weights,
+        {
+            name: values(name) if record.has_media else np.zeros(rows, np.int32)
+            for name in MEDIA_COLUMNS
+        },
+    )
+    fault = _fault(counts)
+    if fault:
+        raise CorruptionError(f"{fault} are not those of its rows", path=files.meta)
     return counts
 
 
-def _read_counts(files: SliceFiles) -> RowCounts:
-    record, digest = read_record(files)
-    _check_size(files.tokens, record.token_file.size)
-    meta = GuardedFile(files.meta, record.meta_file, mapped=False, check=True)
-    rows = record.rows
-    places = [_sized(meta, name, 4 * rows) for name in ("length", "trained")]
-    places.append(_sized(meta, f"{MASK_RUNS}.offsets", 4 * (rows + 1)))
-    places.append(meta.buffer(f"{MASK_RUNS}.values"))
-    begin = min((at for at, size in places if size), default=0)
-    end = max(at + size for at, size in places)
-    data = meta.read_blocks(begin, end - begin)
-    lengths, trained, stored_starts, stored_runs = (
-        bytes(data[max(at - begin, 0) : max(at - begin, 0) + size]) for at, size in places
-    )
-    runs = np.frombuffer(stored_runs, "<i4")
-    run_starts = np.frombuffer(stored_starts, "<i4").astype(np.int64)
-    if run_starts[0] != 0 or run_starts[-1] != len(runs):
-        raise CorruptionError(_WRONG_RUNS, path=files.meta)
-    group_ends = np.arange(1, rows + 1, dtype=np.int64)
-    if record.groups is not None:
-        group_ends = _group_ends(meta, record)
-    weights = _weights(meta, record)
-    media = {name: _media_column(meta, record, name) for name in MEDIA_COLUMNS}
-    return RowCounts(
-        [(record, digest)], lengths, trained, runs, run_starts, group_ends, weights, media
-    )
-
-
-def _media_column(meta: GuardedFile, record: CommitRecord, name: str) -> NDArray[np.int32]:
-    if not record.has_media:
-        return np.zeros(record.rows, np.int32)
-    return np.frombuffer(meta.read_blocks(*_sized(meta, name, 4 * record.rows)), "<i4")
-
-
-def _weights(meta: GuardedFile, record: CommitRecord) -> WeightRuns:
-    """How the weights of a slice's rows run; none where all that is trained weighs 1."""
-    if not record.has_weights:
-        none = np.zeros(record.rows + 1, np.int64)
-        return WeightRuns(np.zeros(0, np.int32), np.zeros(0, np.float32), none)
-    at, size = meta.buffer(f"{WEIGHT_RUNS}.values")
-    bounds = meta.read_blocks(*_sized(meta, f"{WEIGHT_RUNS}.offsets", 4 * (record.rows + 1)))
-    weights = meta.read_blocks(*_sized(meta, f"{RUN_WEIGHTS}.values", size))
-    found = WeightRuns(
-        np.frombuffer(meta.read_blocks(at, size), "<i4"),
-        np.frombuffer(weights, "<f4"),
-        np.frombuffer(bounds, "<i4").astype(np.int64),
-    )
-    if found.bounds[0] != 0 or found.bounds[-1] != size // 4 or (np.diff(found.bounds) < 0).any():
-        raise CorruptionError("the runs of its weights are not those of its rows", path=meta.path)
-    return found
-
-
-def _group_ends(meta: GuardedFile, record: CommitRecord) -> NDArray[np.int64]:
-    """Where groups end; each begins with part 0, and the others count on from there."""
-    part = np.frombuffer(meta.read_blocks(*_sized(meta, "part", 4 * record.rows)), "<i4")
+def _group_ends(part: NDArray[np.int32]) -> NDArray[np.int64]:
+    """Where groups end; empty unless each begins with part 0 and the others count on from there."""
     firsts = np.flatnonzero(part == 0)
-    ends = np.append(firsts[1:], [record.rows] * bool(record.rows)).astype(np.int64)
+    ends = np.append(firsts[1:], [len(part)] * bool(len(part))).astype(np.int64)
     sizes = np.diff(ends, prepend=0)
-    counted = np.arange(record.rows) - np.repeat(ends - sizes, sizes)
-    if len(ends) != record.units or not np.array_equal(part, counted):
-        raise CorruptionError("its rows are not those of whole groups", path=meta.path)
-    return ends
-
-
-def _joined(each: list[RowCounts]) -> RowCounts:
-    """The counts of several slices as one."""
-    firsts = accumulate((len(one.runs) for one in each), initial=0)
-    starts = [one.run_starts[:-1] + first for one, first in zip(each, firsts, strict=False)]
-    rows = accumulate((len(one.run_starts) - 1 for one in each), initial=0)
-    ends = [one.group_ends + first for one, first in zip(each, rows, strict=False)]
-    return RowCounts(
-        [record for one in each for record in one.records],
-        b"".join([one.lengths for one in each]),
-        b"".join([one.trained for one in each]),
-        np.concatenate([one.runs for one in each]),
-        np.concatenate([*starts, [sum(len(one.runs) for one in each)]]),
-        np.concatenate(ends),
-        _joined_weights([one.weights for one in each]),
-        {name: np.concatenate([one.media[name] for one in each]) for name in MEDIA_COLUMNS},
-    )
-
-
-def _joined_weights(each: list[WeightRuns]) -> WeightRuns:
-    firsts = accumulate((len(one.places) for one in each), initial=0)
-    bounds = [one.bounds[:-1] + first for one, first in zip(each, firsts, strict=False)]
-    return WeightRuns(
-        np.concatenate([one.places for one in each]),
-        np.concatenate([one.weights for one in each]),
-        np.concatenate([*bounds, [sum(len(one.places) for one in each)]]),
-    )
-
-
-_WRONG_RUNS = "the runs of its masks are not those of its rows"
+    counted = np.arange(len(part)) - np.repeat(ends - sizes, sizes)
+    return ends if np.array_equal(part, counted) else ends[:0]
 
 
 def _fault(counts: RowCounts) -> str:
-    """What is wrong with counts: each slice's must add up to its record, its runs to its rows."""
-    records = [record for record, _ in counts.records]
-    bounds = list(accumulate((record.rows for record in records), initial=0))
-    lengths, trained = (
-        np.frombuffer(stored, "<i4").astype(np.int64) for stored in (counts.lengths, counts.trained)
-    )
-    starts = counts.run_starts
-    stops = np.maximum(lengths, 0)
-    if (np.diff(starts) < 0).any() or not np.array_equal(
+    """Return what contradicts the record or the rows; empty if nothing does."""
+    record, weights = counts.record, counts.weights
+    lengths, trained = counts.lengths.astype(np.int64), counts.trained.astype(np.int64)
+    if (lengths.sum(), trained.sum()) != (record.tokens, record.trained):
+        return f"{lengths.sum()} tokens, {trained.sum()} of them trained,"
+    if record.groups is not None and len(counts.group_ends) != record.units:
+        return "groups"
+    starts, stops = counts.run_starts, np.maximum(lengths, 0)
+    if not _are_bounds(starts, len(counts.runs)) or not np.array_equal(
         count_within(counts.runs, starts[:-1], starts[1:], np.zeros_like(stops), stops), trained
     ):
-        return _WRONG_RUNS
-    for per_row, stated in (
-        (lengths, [record.tokens for record in records]),
-        (trained, [record.trained for record in records]),
+        return "the runs of its masks"
+    if len(weights.places) != len(weights.weights) or not _are_bounds(
+        weights.bounds, len(weights.places)
     ):
-        found = np.diff(np.cumsum(np.concatenate(([0], per_row)))[bounds]).tolist()
-        if found != stated:
-            return f"its rows count {found[0]} tokens, the record says {stated[0]}"
+        return "the runs of its weights"
     return ""
+
+
+def _are_bounds(starts: NDArray[np.int64], count: int) -> bool:
+    return bool(starts[0] == 0 and starts[-1] == count and (np.diff(starts) >= 0).all())
 
 
 def _sized(file: GuardedFile, name: str, expected: int) -> tuple[int, int]:
@@ -250,14 +220,7 @@ def _sized(file: GuardedFile, name: str, expected: int) -> tuple[int, int]:
 
 
 class SliceReader:
-    """One slice, open.
-
-    Args:
-        files: Where it lies.
-        expected: Digest of its commit record in the store's table; None takes any.
-        mapped: Map the files, or read them range by range.
-        check: Check block checksums on first touch.
-    """
+    """One open slice; ``expected`` is the digest of its commit record, None takes any."""
 
     def __init__(
         self, files: SliceFiles, expected: str | None, *, mapped: bool, check: bool
@@ -291,7 +254,6 @@ class SliceReader:
             )
 
     def row(self, number: int) -> tuple[NDArray[np.int32], NDArray[np.uint8]]:
-        """Ids and mask of one row, as views where the file is mapped."""
         start, stop = self.starts[number], self.starts[number + 1]
         if not self.tokens.clean:
             self.tokens.check(self._ids_at + 4 * start, 4 * (stop - start))
@@ -310,7 +272,6 @@ class SliceReader:
 
     @cached_property
     def meta(self) -> GuardedFile:
-        """The meta file, opened on first use."""
         return open_guarded(
             self.files.meta, self.record.meta_file, mapped=self._mapped, check=self._check
         )
@@ -324,11 +285,10 @@ class SliceReader:
         return np.frombuffer(self.meta.view(*place), dtype)
 
     def group_columns(self) -> GroupColumns:
-        """What a slice with groups knows of its answers."""
         return GroupColumns(**{name: self.column(name) for name in GROUP_COLUMNS})
 
     def turns(self, number: int) -> list[tuple[str, int, int]]:
-        """The turns of one row: role and first and last-plus-one token."""
+        """Role, start and end of each turn of one row."""
         first, last = self._bounds("turn_ends", number)
         ends = self._values("turn_ends", "<i4", first, last).tolist()
         kind = role_type(len(self.record.roles))
@@ -351,7 +311,7 @@ class SliceReader:
         )
 
     def weight_runs(self, number: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-        """Where the weight of one row changes and what it is from there on; see `WeightRuns`."""
+        """One row's `WeightRuns`, without bounds."""
         if not self.record.has_weights:
             return np.zeros(0, np.int32), np.zeros(0, np.float32)
         first, last = self._bounds(WEIGHT_RUNS, number)
@@ -359,7 +319,6 @@ class SliceReader:
         return places, self._values(RUN_WEIGHTS, "<f4", first, last)
 
     def media(self, number: int, origin: Origin | None) -> list[Media]:
-        """The pictures of one row."""
         if not self.record.has_media:
             return []
         try:
@@ -370,14 +329,13 @@ class SliceReader:
             ) from error
 
     def media_columns(self) -> MediaColumns | None:
-        """What is known of the pictures of all rows; None where no row has one."""
         if not self.record.has_media:
             return None
         told = [str(self._text(MEDIA, row), "utf-8") for row in range(self.record.rows)]
         return MediaColumns(told, self.column("pictures"), self.column("patches"))
 
     def carried(self, number: int) -> dict[str, Any]:
-        """The carried columns of one row, decoded."""
+        """The extra columns of one row, decoded."""
         try:
             return {
                 name: msgspec.json.decode(self._text(CARRIED + name, number))
@@ -389,13 +347,13 @@ class SliceReader:
             ) from error
 
     def carried_json(self, number: int) -> dict[str, str]:
-        """The carried columns of one row, as the JSON text that is stored."""
+        """The extra columns of one row as the stored JSON text."""
         return {
             name: str(self._text(CARRIED + name, number), "utf-8") for name in self.record.carried
         }
 
     def carried_texts(self, name: str) -> list[str]:
-        """One carried column of the whole slice, as JSON text."""
+        """One extra column of the whole slice as JSON text."""
         return [str(self._text(CARRIED + name, row), "utf-8") for row in range(self.record.rows)]
 
     def _text(self, name: str, number: int) -> memoryview:
@@ -404,18 +362,17 @@ class SliceReader:
         return self.meta.view(at + first, last - first)
 
     def _bounds(self, name: str, number: int) -> tuple[int, int]:
-        """Where one row's values begin and end in a column of lists or texts of the meta file."""
+        """Where one row's values begin and end in a column of lists or texts."""
         bounds = self.meta.view(*self.meta.buffer(f"{name}.offsets")).cast("i")
         return bounds[number], bounds[number + 1]
 
     def _values(self, name: str, kind: str, first: int, last: int) -> NDArray[Any]:
-        """Some values of a column of lists."""
         at, _ = self.meta.buffer(f"{name}.values")
         width = np.dtype(kind).itemsize
         return np.frombuffer(self.meta.view(at + width * first, width * (last - first)), kind)
 
     def check_all(self) -> int:
-        """Check every block of both files; returns the bytes read."""
+        """Check every block of both files; return the bytes read."""
         return self.tokens.check_all() + self.meta.check_all()
 
 
@@ -436,7 +393,7 @@ def quarantine_slice(layout: CacheLayout, key: str) -> None:
 
 
 def quarantine_of(layout: CacheLayout, broken: str | None) -> bool:
-    """Move away what a broken file belongs to; False when it is nothing that can be rebuilt."""
+    """Move away what a damaged file belongs to; False when it cannot be rebuilt."""
     if broken is None:
         return False
     path = Path(broken)

@@ -1,12 +1,9 @@
-"""The store as its readers see it: rows by integer.
+"""Stores as readers see them: rows by integer.
 
-A `Store` is an ordered list of slices behind one list of rows. Opening reads the manifest, checks
-the digests of the store's own files and maps the table; no slice is touched until a row of it is
-asked for, and only a bounded number stays open. ``store[i]`` finds the slice by bisection and
-returns a `Row` of two views; origin, turns and carried columns are looked up when they are read.
-
-Stores are immutable, picklable as their path, and safe to use from threads and after a fork.
-Nothing here imports pyarrow, a tokenizer or a template engine.
+Opening a `Store` reads the manifest, checks the store's own files and maps the table of slices.
+``store[i]`` finds the slice by bisection, opens it on first use and returns a `Row` of two views.
+Stores are immutable, picklable as their path, and usable from threads and after a fork. Nothing
+here imports pyarrow, a tokenizer or a template engine.
 """
 
 from __future__ import annotations
@@ -54,31 +51,24 @@ from tokenmill.store.sidecars import (
     sidecar_checks,
     sidecar_of,
 )
-from tokenmill.store.slices import SliceReader
+from tokenmill.store.slices import SliceReader, read_counts
 from tokenmill.store.views import ViewMethods, pictures_of
 
 if TYPE_CHECKING:
     from tokenmill.dataset import StoredPictures, View
 
 VERIFY = ("lazy", "open", "off")
-CHECKED_AT_OPEN_BYTES = 256 << 20
-"""Row-sized files up to this size are checked at open (about 0.1 s); larger ones on first use."""
-
-LISTED_FIRST_ROWS = 1 << 14
-"""Slices up to which the column that rows are searched in is a list of its own: half a megabyte for
-faster searches. A larger one is searched in the mapped table, so that memory stays as it is."""
-
-MOST_OPEN_SLICES = 4096
-"""Upper bound on open slices; each holds one descriptor, so the process's limit may lower it."""
+CHECKED_AT_OPEN_BYTES = 256 << 20  # of a file: about 0.1 s; larger ones are checked on first use
+LISTED_FIRST_ROWS = 1 << 14  # slices; a longer column is searched in the mapped table
+MOST_OPEN_SLICES = 4096  # each holds a descriptor, so the process's limit may lower it
 
 
 class Row(msgspec.Struct, eq=False, gc=False):
-    """One training row: two views, token ids and loss mask, and a note of where they came from.
+    """One training row: views of token ids and loss mask.
 
-    The views cost nothing and keep the mapped file alive; origin, turns and carried columns are
-    looked up in the slice's meta file when they are read, because a trainer never asks for them.
-    A struct, because it is made in half the time of an object with a constructor of its own; the
-    garbage collector need not look at it, because nothing that it holds leads back to it.
+    Origin, turns and extra columns are read from the slice's meta file on access. A struct is
+    created in half the time of an ordinary object; ``gc=False`` is safe because it is part of no
+    cycle.
     """
 
     _store: Store
@@ -92,7 +82,6 @@ class Row(msgspec.Struct, eq=False, gc=False):
 
     @property
     def origin(self) -> Origin:
-        """The source row this was made from."""
         return self._store.origin_in(self._slice, self._number)
 
     @property
@@ -102,64 +91,62 @@ class Row(msgspec.Struct, eq=False, gc=False):
 
     @property
     def weights(self) -> NDArray[np.float32]:
-        """What each token counts in the loss, as the data said; 0 where it is untrained."""
+        """The loss weight of each token; 0 where it is untrained."""
         runs = self._store.slice_at(self._slice).weight_runs(self._number)
         return weights_along(*runs, self.loss_mask)
 
     @property
     def media(self) -> list[Media]:
-        """Its pictures in order, with the tokens that stand for them; none without pictures."""
+        """Its images in order, with the tokens that stand for them."""
         reader = self._store.slice_at(self._slice)
         return reader.media(self._number, self.origin if reader.record.has_media else None)
 
     def picture(self, number: int = 0) -> bytes:
-        """The bytes of one of its pictures; see `Store.picture`."""
+        """Return the bytes of one of its images; see `Store.picture`."""
         return self._store.picture(self.media[number])
 
     @property
     def part(self) -> int:
         """Number within its group, or of its (first) turn under ``expand``, else 0."""
-        return int(self._store.slice_at(self._slice).column("part")[self._number])
+        return int(self._column("part"))
+
+    def _column(self, name: str) -> Any:
+        return self._store.slice_at(self._slice).column(name)[self._number]
 
     @property
     def label(self) -> bool | None:
-        """Whether this answer of a group is wanted; None where that is not known."""
-        label = int(self._of_group("label"))
+        """Whether this answer of a group is preferred; None where that is not known."""
+        label = int(self._column("label"))
         return None if label < 0 else bool(label)
 
     @property
     def score(self) -> float | None:
-        """The score of this answer of a group, where the source has one."""
-        score = float(self._of_group("score"))
+        score = float(self._column("score"))
         return None if math.isnan(score) else score
 
     @property
     def margin(self) -> float | None:
-        """The margin of the group of this row, where the source has one."""
-        margin = float(self._of_group("margin"))
+        margin = float(self._column("margin"))
         return None if math.isnan(margin) else margin
 
     @property
     def prompt_tokens(self) -> int | None:
-        """See `tokenmill.store.Group`; None also where rows stand for themselves."""
-        count = int(self._of_group("prompt_tokens"))
+        """See `tokenmill.store.Group`."""
+        count = int(self._column("prompt_tokens"))
         return None if count < 0 else count
-
-    def _of_group(self, name: str) -> Any:
-        return self._store.slice_at(self._slice).column(name)[self._number]
 
     @property
     def carried(self) -> dict[str, Any]:
-        """The carried columns."""
+        """The extra columns, decoded."""
         return self._store.slice_at(self._slice).carried(self._number)
 
     @property
     def carried_json(self) -> dict[str, str]:
-        """The carried columns as the JSON text that is stored, number for number."""
+        """The extra columns as the stored JSON text."""
         return self._store.slice_at(self._slice).carried_json(self._number)
 
     def with_tokens(self, input_ids: NDArray[np.int32], loss_mask: NDArray[np.uint8]) -> Row:
-        """This row, from the same place, with other tokens."""
+        """Return this row with other tokens."""
         return Row(self._store, self._slice, self._number, input_ids, loss_mask)
 
     def __repr__(self) -> str:
@@ -168,17 +155,14 @@ class Row(msgspec.Struct, eq=False, gc=False):
 
 
 class Store(ViewMethods, Sequence[Row]):
-    """Rows by integer over the slices of one preparation.
+    """Rows by integer; open one with `open_store`.
 
     Args:
         path: The store's directory.
-        verify: ``lazy`` checks blocks as they are read, ``open`` everything now, ``off`` nothing
-            but sizes.
-        paths: The source files of this call, in the manifest's order; None takes those that
-            ``proof.json`` remembers.
-        media_root: Directory that paths of pictures start from; None takes the one that
-            ``proof.json`` remembers, if any.
-        media_urls: Whether pictures at addresses are fetched.
+        verify: See `open_store`.
+        paths: The source files in the manifest's order; None: those in ``proof.json``.
+        media_root: See `open_store`.
+        media_urls: See `open_store`.
     """
 
     def __init__(
@@ -231,11 +215,9 @@ class Store(ViewMethods, Sequence[Row]):
 
     @property
     def _maps_own(self) -> bool:
-        """Whether the store's own files are mapped."""
         return self._mapped
 
     def _own_file(self, name: str) -> Path:
-        """One of the store's own files, checked at open unless it is large."""
         return self.layout.file(name)
 
     def _check_own(self, name: str, stated: Document) -> None:
@@ -260,7 +242,6 @@ class Store(ViewMethods, Sequence[Row]):
     @overload
     def __getitem__(self, index: slice) -> View: ...
     def __getitem__(self, index: SupportsIndex | slice) -> Row | View:
-        """One row, or a view of a slice."""
         if type(index) is int:
             i = index
         elif isinstance(index, slice):
@@ -283,7 +264,6 @@ class Store(ViewMethods, Sequence[Row]):
         return Row(self, at, number, ids[start:stop], mask[start:stop])
 
     def batch(self, indices: Iterable[SupportsIndex]) -> list[Row]:
-        """Rows in the order asked for."""
         return [self[i] for i in indices]
 
     def __iter__(self) -> Iterator[Row]:
@@ -294,7 +274,7 @@ class Store(ViewMethods, Sequence[Row]):
                 yield Row(self, at, number, ids, mask)
 
     def slice_at(self, at: int) -> SliceReader:
-        """The reader of the n-th slice, opened if need be."""
+        """The reader of the n-th slice."""
         reader = self._open.get(at)
         if reader is not None:
             return reader
@@ -329,35 +309,34 @@ class Store(ViewMethods, Sequence[Row]):
     def trained_within(
         self, rows: NDArray[np.int64], starts: NDArray[np.int64], stops: NDArray[np.int64]
     ) -> NDArray[np.int64]:
-        """Trained tokens among tokens ``start`` to ``stop`` of each row; no row is opened."""
+        """Trained tokens in ``start:stop`` of each row, without opening rows."""
         return trained_within(self, rows, starts, stops)
 
     @property
     def has_weights(self) -> bool:
-        """Whether a trained token of any row counts other than 1 in the loss."""
+        """Whether any trained token has a loss weight other than 1."""
         return names.WEIGHT_RUNS in self.manifest["files"]
 
     def weighed_within(
         self, rows: NDArray[np.int64], starts: NDArray[np.int64], stops: NDArray[np.int64]
     ) -> NDArray[np.float64]:
-        """Sum of the weights of tokens ``start`` to ``stop`` of each row; no row is opened."""
+        """Sum of the loss weights in ``start:stop`` of each row, without opening rows."""
         return weighed_within(self, rows, starts, stops)
 
     # Pictures
 
     @property
     def has_media(self) -> bool:
-        """Whether rows have pictures."""
         return names.PICTURES in self.manifest["files"]
 
     @property
     def pictures(self) -> NDArray[np.int32]:
-        """How many pictures every row has."""
+        """Number of images of every row."""
         return self._of_media(names.PICTURES)
 
     @property
     def patches(self) -> NDArray[np.int32]:
-        """What the pictures of every row cost a vision model, in patches."""
+        """Vision-model patches of every row."""
         return self._of_media(names.PATCHES)
 
     def _of_media(self, name: str) -> NDArray[np.int32]:
@@ -365,29 +344,25 @@ class Store(ViewMethods, Sequence[Row]):
 
     @property
     def media_root(self) -> str | None:
-        """Where paths of pictures start from: of this call, else as first seen; else see rows."""
+        """Directory that image paths start from: as given, else as first seen."""
         known = self._given_media[0] or self.proof.get("media_root")
         return known if isinstance(known, str) else None
 
     @property
     def media_urls(self) -> bool:
-        """Whether pictures at addresses are fetched."""
         return self._given_media[1]
 
     @property
     def cache_root(self) -> Path | None:
-        """The cache on this machine that this store belongs to; None when it stands alone."""
+        """The cache that this store is in; None when it is self-contained."""
         return self.layout.cache_root
 
     def picture(self, media: Media) -> bytes:
-        """The bytes of a picture of a row, which are those that the row was prepared from.
-
-        Args:
-            media: Of `Row.media`.
+        """Return the bytes of an image, which are those that the row was prepared from.
 
         Raises:
             SourceMissing: It is not where it was.
-            SourceChanged: It is another one by now.
+            SourceChanged: Its bytes changed.
         """
         if self._pictures is None:
             self._pictures = pictures_of(self)
@@ -420,7 +395,7 @@ class Store(ViewMethods, Sequence[Row]):
         return data
 
     def distinct_media(self) -> Iterator[Media]:
-        """Every picture that rows refer to, once for each digest."""
+        """Yield every image that rows refer to, once for each digest."""
         seen: set[bytes] = set()
         for row in self:
             for media in row.media:
@@ -431,7 +406,7 @@ class Store(ViewMethods, Sequence[Row]):
 
     @property
     def processor_path(self) -> Path | None:
-        """The copy of the processor this store was made with; None where there was none."""
+        """The copy of the processor this store was made with, if any."""
         if not self.processor_key:
             return None
         path = self.layout.processor(self.processor_key)
@@ -440,7 +415,6 @@ class Store(ViewMethods, Sequence[Row]):
 
     @property
     def processor_key(self) -> str:
-        """The name of that processor; empty where there was none."""
         identity = self.manifest["document"].get("processor")
         return "" if identity is None else fingerprint.key_of_parsed(identity)
 
@@ -466,21 +440,20 @@ class Store(ViewMethods, Sequence[Row]):
 
     @property
     def has_groups(self) -> bool:
-        """Whether rows belong together: then views and loaders keep them together."""
         return "groups" in self.manifest["totals"]
 
     @property
     def groups(self) -> Groups:
-        """The groups, by number; none where rows stand for themselves."""
+        """The groups by number; empty where rows have none."""
         return Groups(self)
 
     @property
     def group_count(self) -> int:
-        """Groups; as many as rows where these stand for themselves."""
+        """Number of groups; of rows where there are no groups."""
         return units_out(self.manifest["totals"])
 
     def group_starts(self, groups: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The first row of groups by number; behind the last group, one past the last row."""
+        """The first row of groups by number; the number of groups gives the number of rows."""
         if not self.has_groups:
             return groups
         ends = self.own_array(names.GROUP_ENDS)
@@ -494,7 +467,7 @@ class Store(ViewMethods, Sequence[Row]):
 
     @property
     def group_size(self) -> int | None:
-        """Rows of every group, where all have as many by their kind; None where they differ."""
+        """Rows of every group; None where they differ."""
         if not self.has_groups:
             return 1
         counts = self.manifest["totals"]["groups"]
@@ -505,15 +478,15 @@ class Store(ViewMethods, Sequence[Row]):
         return sizes.pop() if len(sizes) == 1 else None
 
     def columns(self, wanted: Iterable[str]) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Meta columns slice by slice, for filters and splits.
+        """Read meta columns slice by slice, for filters and splits.
 
         Args:
-            wanted: Names of fixed columns (``digest``, ``length``, ``trained``, …), ``source``
-                (index of the source file), ``carried.<name>`` (lists of JSON text): a
-                carried column may be called as one of ours; or what `column_of` calls a sidecar.
+            wanted: Names of fixed columns (``digest``, ``length``, …), ``source`` (index of the
+                source file), ``carried.<name>`` (JSON texts), or what `column_of` gives for a
+                sidecar.
 
         Yields:
-            Number of the first row, and each wanted column over the slice's rows.
+            Number of the first row, and each column over the slice's rows.
         """
         wanted = list(wanted)
         sidecars = {name: sidecar_of(self, name) for name in wanted if name.startswith(COLUMN)}
@@ -550,35 +523,30 @@ class Store(ViewMethods, Sequence[Row]):
         made_by: str,
         per: str = "row",
     ) -> Sidecar:
-        """Attach numbers to rows, or to tokens: written whole, beside the store.
+        """Attach one float32 per row or per token: written whole, beside the store.
 
         Args:
-            name: What batches and filters will call them.
-            values: All of them as an array, mapped or not; or, so that they need never be in memory
-                together, an iterable of arrays that follow one another. Per token a list holds one
-                array for each row, and the arrays of any other iterable end where rows end.
-            made_by: What computed them: a digest of the model, or a text. The same name and maker
-                have one content for ever; another maker's values are kept beside these.
+            name: What batches and filters will call the values.
+            values: An array, mapped or not; per token also a list with one array for each row; or
+                an iterable of arrays that follow one another, per token each of whole rows.
+            made_by: What computed them: a digest of the model, or a text. Name and made_by have one
+                content; values of another made_by are kept beside these.
             per: ``row`` or ``token``.
 
         Raises:
-            UsageError: There are more or fewer values than rows or tokens; one is no number.
-            NonDeterminismError: Other values of this name and maker are attached.
+            UsageError: The number of values is wrong, or one is not a number.
+            NonDeterminismError: Other values with this name and made_by are attached.
         """
         from tokenmill.store.sidecar_writer import attach_values
 
         return attach_values(self, name, values, made_by=made_by, per=per)
 
     def sidecar(self, name: str, made_by: str | None = None) -> Sidecar:
-        """The numbers that were attached under a name.
-
-        Args:
-            name: Their name.
-            made_by: What computed them; needed where several did.
+        """Return the values attached under a name; ``made_by`` is needed where there are several.
 
         Raises:
-            UsageError: There are none, or several and none was named.
-            CorruptionError: They are not what was written.
+            UsageError: There are none, or several.
+            CorruptionError: They are damaged.
         """
         # One that was named is kept open: it can only be that one. Which ones a bare name means is
         # looked up again, because something may have been attached meanwhile.
@@ -590,19 +558,18 @@ class Store(ViewMethods, Sequence[Row]):
 
     @property
     def sidecars(self) -> list[Sidecar]:
-        """All that is attached, by name and what made it."""
+        """All sidecars, by name and made_by."""
         return attached(self)
 
     @property
     def checks_blocks(self) -> bool:
-        """Whether blocks are compared with their checksums when they are first read."""
         return self._verify != "off"
 
     # Where rows come from
 
     @property
     def sources(self) -> tuple[str | None, ...]:
-        """Paths of the source files: of this call, else as first seen."""
+        """Paths of the source files: as given, else as first seen."""
         if self._given_paths is not None:
             return self._given_paths
         if self._known_paths is None:
@@ -612,7 +579,6 @@ class Store(ViewMethods, Sequence[Row]):
         return self._known_paths
 
     def origin_in(self, at: int, number: int) -> Origin:
-        """The origin of row ``number`` of slice ``at``."""
         reader = self.slice_at(at)
         return self._origin(
             at,
@@ -639,7 +605,7 @@ class Store(ViewMethods, Sequence[Row]):
         return dict(self.manifest["totals"]["rejected"])
 
     def rejected_rows(self) -> Iterator[tuple[Origin, str, str]]:
-        """Origin, reason and detail of every rejected row."""
+        """Yield origin, reason and detail of every rejected row."""
         for at in np.flatnonzero(self.table["rejected"]):
             for row in self.slice_at(int(at)).record.rejected:
                 origin = self._origin(int(at), row.row, row.line, row.offset, row.length)
@@ -647,7 +613,7 @@ class Store(ViewMethods, Sequence[Row]):
 
     @property
     def proof(self) -> Document:
-        """Engine, renderer, audits, versions: advisory; damaged, it is a warning and empty."""
+        """Engine, renderer, audits, versions: advisory, empty with a warning when damaged."""
         if self._proof is None:
             self._proof = read_proof(self.layout.proof)
         return self._proof
@@ -662,18 +628,17 @@ class Store(ViewMethods, Sequence[Row]):
     # Checks and copies
 
     def slice_keys(self) -> Iterator[str]:
-        """The key of every slice, in order."""
         return (entry["key"].tobytes().hex() for entry in self.table)
 
     def verify(self) -> int:
-        """Check every checksum; returns the bytes checked, raises `CorruptionError`."""
+        """Check every checksum; return the bytes checked or raise `CorruptionError`."""
         checked, errors = self.check_everything()
         if errors:
             raise errors[0]
         return checked
 
     def check_everything(self) -> tuple[int, list[CorruptionError]]:
-        """Check every checksum; returns the bytes checked and the first error of each part."""
+        """Check every checksum; return the bytes checked and the first error of each part."""
         checked, errors = 0, []
         for check in self._checks():
             try:
@@ -683,7 +648,7 @@ class Store(ViewMethods, Sequence[Row]):
         return checked, errors
 
     def _checks(self) -> Iterator[Callable[[], int]]:
-        """For each part a check of all its bytes, which gives their number."""
+        """Yield a check for each part; it returns the number of bytes checked."""
 
         def own(name: str, stated: Document) -> int:
             self._check_own(name, stated)
@@ -707,41 +672,30 @@ class Store(ViewMethods, Sequence[Row]):
         yield from sidecar_checks(self)
 
     def _check_columns(self, at: int) -> None:
-        """Compare what the store holds of a slice's rows with what the slice does."""
-        reader, first = self.slice_at(at), self._first_rows[at]
-        columns = {"length": self.lengths, "trained": self.trained}
-        if self.has_media and reader.record.has_media:
-            columns |= {"pictures": self.pictures, "patches": self.patches}
-        for name, array in columns.items():
-            if not np.array_equal(reader.column(name), array[first : first + reader.record.rows]):
-                raise CorruptionError(
-                    f"column {name!r} differs from the store's own", path=reader.files.meta
-                )
-        if self.has_weights:
-            ends = self.own_array(names.WEIGHT_RUN_ENDS)
-            for number in range(reader.record.rows):
-                row = first + number
-                own = slice(int(ends[row - 1]) if row else 0, int(ends[row]))
-                places, weights = reader.weight_runs(number)
-                if not (
-                    np.array_equal(places, self.own_array(names.WEIGHT_RUNS)[own])
-                    and np.array_equal(weights, self.own_array(names.RUN_WEIGHTS)[own])
-                ):
-                    raise CorruptionError(
-                        "weights differ from the store's own", path=reader.files.meta
-                    )
+        """Compare the store's columns with those of a slice."""
+        reader, row = self.slice_at(at), self._first_rows[at]
+        counts = read_counts(reader.files, reader.record_digest)
+        run, weight_run = (
+            int(self.own_array(name)[row - 1]) if row and name in self.manifest["files"] else 0
+            for name in (names.MASK_RUN_ENDS, names.WEIGHT_RUN_ENDS)
+        )
+        firsts = {
+            names.MASK_RUNS: run,
+            names.WEIGHT_RUNS: weight_run,
+            names.RUN_WEIGHTS: weight_run,
+        }
         if self.has_groups:
-            begin = np.flatnonzero(reader.column("part") == 0) + first
             ends = self.own_array(names.GROUP_ENDS)
-            number = int(np.searchsorted(ends, first, side="right"))
-            begins = self.group_starts(np.arange(number, number + len(begin), dtype=np.int64))
-            if not np.array_equal(begin, begins):
-                raise CorruptionError(
-                    "groups begin elsewhere than the store says", path=reader.files.meta
-                )
+            firsts[names.GROUP_ENDS] = int(np.searchsorted(ends, row, side="right"))
+        for name, values in counts.store_columns(row, run, weight_run).items():
+            if name in self.manifest["files"]:
+                first = firsts.get(name, row)
+                if not np.array_equal(self.own_array(name)[first : first + len(values)], values):
+                    raise CorruptionError(
+                        f"differs from the store's {name}", path=reader.files.meta
+                    )
 
     def _options(self) -> dict[str, Any]:
-        """What it was opened with, beside its path and ``verify``."""
         media_root, media_urls = self._given_media
         return {"paths": self._given_paths, "media_root": media_root, "media_urls": media_urls}
 
@@ -754,7 +708,6 @@ class Store(ViewMethods, Sequence[Row]):
 
 
 def _most_open() -> int:
-    """A quarter of the descriptors this process may have, within bounds."""
     try:
         import resource
 
@@ -778,15 +731,15 @@ def open_store(
         path: What ``tokenmill prepare`` printed, the directory given to ``--out``, or the URL given
             to ``tokenmill push``.
         verify: ``lazy`` checks every block before its first row is served, ``open`` checks all of
-            it now, ``off`` trusts the bytes.
-        cache_dir: Where blocks of a store elsewhere are kept; None: the user's own cache.
-        media_root: Directory that paths of pictures start from; when not given, the one that the
-            rows were prepared with.
-        media_urls: Fetch pictures whose rows give an address.
+            it now, ``off`` checks sizes only.
+        cache_dir: Where blocks of a remote store are kept; None: the user's own cache.
+        media_root: Directory that image paths start from; None: the one that the rows were prepared
+            with.
+        media_urls: Fetch images whose rows give a URL.
 
     Raises:
-        CorruptionError: The store's own files are not what was written.
-        CacheError: A store elsewhere could not be read, after several tries.
+        CorruptionError: The store's own files are damaged.
+        CacheError: A remote store could not be read, after several tries.
         SourceMissing: There is no such directory.
         UsageError: The directory is not a store.
     """

@@ -12,8 +12,6 @@ from tokenmill.cli.commands import (  # noqa: F401
     export,
     inspect,
     lint,
-    mix,
-    pack,
     prepare,
     prompts,
     rows,

@@ -28,10 +28,9 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
+    from tokenmill.report.lookup import Rejected, SourceExcerpts
     from tokenmill.report.page.serve import Viewer
     from tokenmill.report.row import RowView
-    from tokenmill.report.row_lookup import Rejected
-    from tokenmill.report.source_excerpts import SourceExcerpts
     from tokenmill.store import Group, Media, Store
 
 STYLES = {
@@ -106,7 +105,7 @@ def inspect(
     ] = False,
 ) -> None:
     """Show rows with their tokens and masks."""
-    from tokenmill.report.source_excerpts import SourceExcerpts
+    from tokenmill.report.lookup import SourceExcerpts
     from tokenmill.store import open_store
 
     cache_dir = given.get("cache_dir")
@@ -130,7 +129,7 @@ def inspect(
     elif group is not None and html is None:
         _show_group(output, opened, group)
     elif html is not None:
-        from tokenmill.report.page import make_page
+        from tokenmill.report.page.document import make_page
 
         rows = None
         if group is not None:
@@ -152,12 +151,12 @@ def inspect(
             document, lambda: output.say(f"{document['html']}: {size}. {document['selection']}")
         )
     elif rule == "rejected":
-        from tokenmill.report.row_lookup import rejected_rows
+        from tokenmill.report.lookup import rejected_rows
 
         first = list(islice(rejected_rows(opened), count or LISTED))
         _show_rejected(output, opened, first, excerpts)
     elif rule is not None:
-        from tokenmill.report.row_lookup import rows_by_rule
+        from tokenmill.report.lookup import rows_by_rule
 
         if not len(opened):
             raise UsageError("the store has no rows; --rule rejected shows why")
@@ -173,7 +172,7 @@ def inspect(
 def _named_rows(
     store: Store, row: int | None, origin: str | None
 ) -> tuple[list[int], list[Rejected]]:
-    from tokenmill.report.row_lookup import row_at_address
+    from tokenmill.report.lookup import row_at_address
 
     if origin is not None:
         return row_at_address(store, origin)
@@ -356,7 +355,7 @@ def _print_verdict(console: Console, view: RowView) -> None:
     """The judge's word on a rollout: its class, then the findings, the gravest first."""
     from rich.text import Text
 
-    from tokenmill.report.row_facts import UNJUDGED, findings_of
+    from tokenmill.report.row import UNJUDGED, findings_of
 
     drift = view.carried["drift"]
     drift = drift if drift in DRIFT_STYLES else UNJUDGED

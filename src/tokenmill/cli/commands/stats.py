@@ -1,9 +1,8 @@
-"""``tokenmill stats``: what is in a store.
+"""``tokenmill stats``: what is in a store, how it packs, and what a mixture serves.
 
-Rows, tokens and trained tokens, percentiles and histograms of row lengths and trained shares, a
-table per source and role, what any ``max_length`` would drop, and how full packs of the usual
-lengths would be. All numbers come from the stored lengths; no token is read, so it is quick on
-any size.
+Rows, tokens and trained tokens, percentiles and histograms, a table per source and role, the effect
+of length limits, and the fill of packs. ``--mix RECIPE`` shows the rows that each source of a
+mixture gives to a number of steps. No token is read.
 """
 
 from __future__ import annotations
@@ -14,8 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tokenmill.cli.app import app
-from tokenmill.cli.options import StorePath, command
+from tokenmill.cli.options import PackMethod, PackOversize, PackWindow, command
 from tokenmill.cli.output import Output
+from tokenmill.errors import UsageError
 from tokenmill.report.terminal_text import harmless
 
 if TYPE_CHECKING:
@@ -30,23 +30,66 @@ EIGHTHS = " ▏▎▍▌▋▊▉█"
 @command(app)
 def stats(
     output: Output,
-    store: StorePath,
+    store: Annotated[
+        str | None, typer.Argument(metavar="STORE", help="What `tokenmill prepare` printed.")
+    ] = None,
     max_length: Annotated[
         list[int] | None, typer.Option(help="A limit to try beside the usual ones. Repeatable.")
     ] = None,
+    pack: Annotated[
+        list[int] | None,
+        typer.Option(
+            metavar="LENGTH", help="Pack an epoch to this length, not the usual ones. Repeatable."
+        ),
+    ] = None,
+    method: PackMethod = "best_fit",
+    window: PackWindow = 65536,
+    oversize: PackOversize = "drop",
+    mix: Annotated[
+        str | None,
+        typer.Option(metavar="RECIPE", help="YAML with sources (stores by name) and weights."),
+    ] = None,
+    steps: Annotated[int, typer.Option(min=1, help="Steps of --mix.")] = 1000,
+    batch_size: Annotated[int, typer.Option(min=1, help="Samples of a step, over all ranks.")] = 1,
 ) -> None:
-    """Count rows, tokens and trained tokens; what limits would drop and packs would hold."""
-    from tokenmill.report.stats import store_distributions, store_stats
+    """Count rows, tokens and trained tokens; what limits drop, packs hold and mixtures serve."""
+    from tokenmill.packing import Pack
+    from tokenmill.report.stats import (
+        mixture_stats,
+        open_mixture,
+        store_distributions,
+        store_stats,
+    )
     from tokenmill.store import open_store
 
+    if (store is None) == (mix is None):
+        raise UsageError("give a STORE, or --mix RECIPE")
+    if mix is not None:
+        document = mixture_stats(open_mixture(mix), steps, batch_size)
+        output.result(document, lambda: show_mixture(output.screen, document))
+        return
+    assert store is not None
+    packs = [Pack(length, method, window, oversize) for length in pack or ()]
     opened = open_store(store)
-    document = {**store_stats(opened), **store_distributions(opened, max_lengths=max_length or ())}
+    document = {
+        **store_stats(opened),
+        **store_distributions(opened, max_lengths=max_length or (), packs=packs),
+    }
 
     def show() -> None:
         show_stats(output.screen, document)
         show_distributions(output.screen, document)
 
     output.result(document, show)
+
+
+def show_mixture(console: Console, document: dict[str, Any]) -> None:
+    """Print what every source of a mixture serves."""
+    table = _table("source", "share", "samples", "passes")
+    for name, rows in document["rows"].items():
+        share, passes = document["shares"][name], document["passes"][name]
+        _add(table, name, (), f"{share:.2%}", f"{rows:,}", f"{passes:,.3g}")
+    console.print(table)
 
 
 def show_distributions(console: Console, document: dict[str, Any]) -> None:

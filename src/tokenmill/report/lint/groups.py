@@ -15,8 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from tokenmill.chat import Rendering
-from tokenmill.chat.groups import AnswerGroup
-from tokenmill.chat.shapes import Conversation, Plain
+from tokenmill.chat.shapes import AnswerGroup, Conversation, Plain
 from tokenmill.report.lint.findings import excerpt
 from tokenmill.tokenizer import Encoded
 

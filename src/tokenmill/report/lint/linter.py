@@ -28,9 +28,8 @@ from tokenmill.build.pipeline import Pipeline
 from tokenmill.build.recipe import Recipe
 from tokenmill.build.slices import expander_of
 from tokenmill.chat import Renderer, Rendering
-from tokenmill.chat.groups import AnswerGroup
 from tokenmill.chat.render import digest_of
-from tokenmill.chat.shapes import Conversation, Plain
+from tokenmill.chat.shapes import AnswerGroup, Conversation, Plain
 from tokenmill.chat.thinking import THINKING
 from tokenmill.collector import without_collector
 from tokenmill.errors import RowError

@@ -1,12 +1,9 @@
-"""Two stores side by side: the same source row under two recipes, and what changed.
+"""Compare the rows of two stores: the same source row under two recipes.
 
-In go two stores; out come, for `serve`, one row beside the other and a survey of all. Rows are
-*partners* when they were made of the same bytes (the stored digest of the source row, and the turn
-number under ``expand``); of equal rows the first is the first's partner, the second the second's.
-Where no bytes agree, the row of the same place (file name and row number) is the partner, and that
-is said: its source was edited. A comparison tells three things apart: the *text* that the model
-sees, the *ids*, and the *mask*. It aligns the two rows token by token, on ids where both stores
-have one tokenizer, else on the tokens' bytes.
+Rows are *partners* when they were made of the same bytes (the digest of the source row, and the
+turn number with ``expand``); equal rows are paired in order. Where no bytes agree, the row of the
+same file name and row number is the partner: its source was edited. Partners are aligned token by
+token, on ids where both stores have one tokenizer, else on the tokens' bytes.
 """
 
 from __future__ import annotations
@@ -19,26 +16,22 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tokenmill.build.why import differences
-from tokenmill.report.page.rows import row_document
-from tokenmill.report.row import store_tokenizer
-from tokenmill.report.row_facts import RowFacts
-from tokenmill.report.row_lookup import rows_of_source_row
+from tokenmill.build.plan import differences
+from tokenmill.report.lookup import rows_of_source_row
+from tokenmill.report.page.rows import row_with_pieces
+from tokenmill.report.row import RowFacts, store_tokenizer
 from tokenmill.store import Store
 from tokenmill.tokenizer import Tokenizer
 
-ALIGNED_TOKENS = 4000
-"""Longest differing stretch that is aligned token by token; the work grows with its square."""
-
-SURVEYED_ROWS = 100_000
-"""Rows that a survey compares, some seconds; it says where it stopped."""
+MAX_ALIGNED_TOKENS = 4000  # of a differing stretch; the work grows with its square
+MAX_SURVEYED_ROWS = 100_000  # some seconds
 
 
 class Partner(NamedTuple):
-    """The row of the other store, and whether by ``content`` or by ``origin``."""
+    """The row of the other store."""
 
     row: int
-    by: str
+    by: str  # ``content`` or ``origin``
 
 
 class _RowsByDigest:
@@ -108,12 +101,12 @@ class StoreComparison:
 
     def row(self, number: int) -> dict[str, Any]:
         """Both rows, aligned, with what changed."""
-        ours = row_document(self._our_facts, number, self._tokenizer)
+        ours = row_with_pieces(self._our_facts, number, self._tokenizer)
         partner = self.partner(number)
         if partner is None:
             why = "no row of the other store was made of this source row"
             return {"ours": ours, "theirs": None, "note": why}
-        theirs = row_document(self._their_facts, partner.row, self._their_tokenizer)
+        theirs = row_with_pieces(self._their_facts, partner.row, self._their_tokenizer)
         mine, other = self.ours[number], self.theirs[partner.row]
         our_ids, their_ids = mine.input_ids.tolist(), other.input_ids.tolist()
         our_pieces = self._tokenizer.pieces(our_ids)
@@ -145,7 +138,7 @@ class StoreComparison:
     @cached_property
     def survey(self) -> dict[str, Any]:
         """What changed over the first rows of the store, and which rows."""
-        surveyed = min(len(self.ours), SURVEYED_ROWS)
+        surveyed = min(len(self.ours), MAX_SURVEYED_ROWS)
         counts = dict.fromkeys(("same", "ids", "mask_only", "missing"), 0)
         changed, matched = [], 0
         for number in range(surveyed):
@@ -198,7 +191,7 @@ def align(ours: list[Any], theirs: list[Any]) -> tuple[list[list[Any]], bool]:
         tail += 1
     a_end, b_end = len(ours) - tail, len(theirs) - tail
     steps: list[list[Any]] = [["equal", 0, head, 0, head]] if head else []
-    aligned = max(a_end, b_end) - head <= ALIGNED_TOKENS
+    aligned = max(a_end, b_end) - head <= MAX_ALIGNED_TOKENS
     if a_end > head or b_end > head:
         if aligned:
             matcher = SequenceMatcher(None, ours[head:a_end], theirs[head:b_end], autojunk=False)

@@ -1,115 +1,119 @@
-"""Rows as the page takes them: one whole, or many as a list shows them.
-
-A *row document* holds the ids, the mask as run lengths, the turns, the origin, what is attached,
-and a table with the bytes of each piece that occurs, in hex. A *summary* is a line of the list:
-number, lengths, source and the beginning of the first user turn as a *preview*. Both say which
-answer of which group the row is, where the store has groups, and what is known of it (`RowFacts`):
-its numbers and, of a recorded rollout, its drift class. `serve` and `compare` hand out these
-two; the page's own decoder makes the same of the rows that a page on disk carries, so that what is
-drawn does not know where it came from. `embedded_rows` uses the columns, the run lengths, the
-groups and what is attached.
-"""
+"""Rows as JSON for the page: summaries for its list, whole rows, and thumbnails of images."""
 
 from __future__ import annotations
 
+import base64
+import io
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from tokenmill.report.row import answer_name, attached_to, media_document
-from tokenmill.report.row_facts import RowFacts, StoredGroups, findings_of, group_name
-from tokenmill.store import Row, Store
+from tokenmill.errors import SourceChanged, TokenmillError
+from tokenmill.media import Limits, Pictures
+from tokenmill.report.row import (
+    RowFacts,
+    answer_name,
+    attached_to,
+    findings_of,
+    group_name,
+    media_document,
+)
+from tokenmill.store import Media, Row, Store
 from tokenmill.tokenizer import Tokenizer
 
-PREVIEW_TOKENS = 48
-PREVIEW_CHARACTERS = 140
-MOST_CARRIED = 2000  # characters of a row's carried columns
+PREVIEW_TOKENS = 32
+PREVIEW_CHARACTERS = 80  # the list shows about half of them
+MAX_CARRIED = 2000  # characters of a row's carried columns
+THUMBNAIL_EDGE = 256  # pixels of the longer side
+MAX_THUMBNAIL_BYTES = 24 << 10
+JPEG_QUALITIES = (80, 55, 30)  # until the thumbnail fits
+MAX_PIXELS = 50_000_000  # of an image that is opened: 150 MB for a moment
+MAX_THUMBNAILS = 800  # in one page; each costs milliseconds of decoding
+THUMBNAIL_OVERHEAD = 120  # bytes of an entry beside the image
 
-Int64 = NDArray[np.int64]
 
-
-def row_document(facts: RowFacts, number: int, tokenizer: Tokenizer) -> dict[str, Any]:
-    """One row, whole."""
-    store = facts.store
-    row = store[number]
-    ids = row.input_ids.tolist()
-    used = sorted(set(ids))
-    special = tokenizer.is_special(used).tolist()
+def row_summary(facts: RowFacts, number: int, tokenizer: Tokenizer) -> dict[str, Any]:
+    """Return a row as the list shows it."""
+    row = facts.store[number]
     return {
         "row": number,
-        "length": len(ids),
+        "length": len(row),
         "trained": int(row.loss_mask.sum()),
-        "origin": row.origin._asdict(),
         "address": str(row.origin),
-        "part": row.part,
-        "turns": row.turns,
-        "ids": ids,
-        "runs": mask_runs(row.loss_mask).tolist(),
-        "table": {
-            str(number): [piece.hex(), int(control)]
-            for number, piece, control in zip(used, tokenizer.pieces(used), special, strict=True)
-        },
-        "carried": short_carried(row.carried, judged=facts.drift is not None),
-        "media": [media_document(one) for one in row.media],
-        "findings": findings_of(row.carried) if facts.drift is not None else [],
+        "preview": preview(row, tokenizer),
+        "group": group_document(facts, number),
         "drift": facts.drift_of(number),
         "numbers": facts.numbers_of(number),
-        "attached": shown_values(attached_to(store.sidecars, number)),
-        "group": group_documents(facts, [number])[0],
     }
 
 
-def group_documents(facts: RowFacts, numbers: Sequence[int]) -> list[dict[str, Any] | None]:
-    """Of each row its group, and which answer it is there; None for a row without one.
+def row_document(facts: RowFacts, number: int, tokenizer: Tokenizer) -> dict[str, Any]:
+    """Return a whole row; the bytes of its tokens are in a `piece_table`."""
+    row = facts.store[number]
+    is_rollout = facts.drift is not None
+    return {
+        **row_summary(facts, number, tokenizer),
+        "origin": row.origin._asdict(),
+        "part": row.part,
+        "turns": row.turns,
+        "ids": row.input_ids.tolist(),
+        "mask": row.loss_mask.tolist(),
+        "carried": short_carried(row.carried, is_rollout=is_rollout),
+        "media": [media_document(media) for media in row.media],
+        "findings": findings_of(row.carried) if is_rollout else [],
+        "attached": shown_values(attached_to(facts.store.sidecars, number)),
+    }
 
-    ``rows`` are the group's; score and margin are as the terminal prints them. A recorded group has
-    a ``name``, and its answers part where their tokens do.
-    """
-    groups = facts.groups
-    if groups is None:
-        return [None] * len(numbers)
-    documents: list[dict[str, Any] | None] = []
-    found = groups.of(np.asarray(numbers, dtype=np.int64)).tolist()
-    for number, group in zip(numbers, found, strict=True):
-        row, rows = facts.store[number], groups.members(group).tolist()
-        common = {"number": group, "rows": rows}
-        if isinstance(groups, StoredGroups):
-            documents.append(
-                {
-                    **common,
-                    "name": None,
-                    "answer": answer_name(row.label, number - rows[0], len(rows)),
-                    "score": None if row.score is None else f"{row.score:g}",
-                    "margin": None if row.margin is None else f"{row.margin:g}",
-                    "prompt_tokens": row.prompt_tokens,
-                }
-            )
-        elif len(rows) > 1:
-            carried = row.carried
-            step = "" if carried["step"] is None else f" at step {carried['step']}"
-            documents.append(
-                {
-                    **common,
-                    "name": group_name(carried["group"]) + step,
-                    "answer": f"answer {rows.index(number) + 1}",
-                    "score": None,
-                    "margin": None,
-                    "prompt_tokens": None,
-                }
-            )
-        else:
-            documents.append(None)
-    return documents
+
+def piece_table(tokenizer: Tokenizer, ids: Iterable[int]) -> dict[str, tuple[str, int]]:
+    """Return by token id its bytes in hex, and whether it is a control token."""
+    used = sorted(set(ids))
+    special = tokenizer.is_special(used).tolist()
+    return {
+        str(token): (piece.hex(), int(control))
+        for token, piece, control in zip(used, tokenizer.pieces(used), special, strict=True)
+    }
+
+
+def row_with_pieces(facts: RowFacts, number: int, tokenizer: Tokenizer) -> dict[str, Any]:
+    """Return a whole row with its own piece table."""
+    row = row_document(facts, number, tokenizer)
+    return {**row, "table": piece_table(tokenizer, row["ids"])}
+
+
+def group_document(facts: RowFacts, number: int) -> dict[str, Any] | None:
+    """Return the group of a row, and which answer of it the row is."""
+    if facts.groups is None:
+        return None
+    row, group = facts.store[number], int(facts.groups.of(np.asarray([number]))[0])
+    rows = facts.groups.members(group).tolist()
+    found = {"number": group, "rows": rows}
+    if facts.store.has_groups:
+        return found | {
+            "name": None,
+            "answer": answer_name(row.label, number - rows[0], len(rows)),
+            "score": None if row.score is None else f"{row.score:g}",
+            "margin": None if row.margin is None else f"{row.margin:g}",
+            "prompt_tokens": row.prompt_tokens,
+        }
+    if len(rows) < 2:
+        return None
+    carried = row.carried
+    step = "" if carried["step"] is None else f" at step {carried['step']}"
+    return found | {
+        "name": group_name(carried["group"]) + step,
+        "answer": f"answer {rows.index(number) + 1}",
+        **dict.fromkeys(("score", "margin", "prompt_tokens")),
+    }
 
 
 def shown_values(
     attached: dict[str, float | list[float]],
 ) -> dict[str, float | str | list[float | str]]:
-    """What is attached to a row, in four digits; JSON knows no infinite numbers."""
+    """Return sidecar values in four digits; infinite ones as text, for JSON has none."""
 
     def shown(value: float) -> float | str:
         return float(f"{value:.4g}") if math.isfinite(value) else str(value)
@@ -120,59 +124,30 @@ def shown_values(
     }
 
 
-def summaries(
-    facts: RowFacts, numbers: Sequence[int], tokenizer: Tokenizer
-) -> list[dict[str, Any]]:
-    """Lines of the list."""
-    store = facts.store
-    rows = np.asarray(numbers, dtype=np.int64)
-    columns, groups = origin_columns(store, rows), group_documents(facts, numbers)
-    return [
-        {
-            "row": int(number),
-            "length": int(store.lengths[number]),
-            "trained": int(store.trained[number]),
-            "source": int(columns["source"][place]),
-            "source_row": int(columns["source_row"][place]),
-            "line": int(columns["line"][place]),
-            "preview": preview(store[int(number)], tokenizer),
-            "group": groups[place],
-            "drift": facts.drift_of(int(number)),
-            "numbers": facts.numbers_of(int(number)),
-        }
-        for place, number in enumerate(rows)
-    ]
-
-
 def preview(row: Row, tokenizer: Tokenizer) -> str:
-    """The beginning of what the user said (else of the row): no control tokens, no pictures."""
+    """Return the beginning of the first user turn, without control tokens and images."""
     turns = row.turns
     asked = [turn for turn in turns if turn[0] == "user"] or turns[:1]
     role, start, end = asked[0] if asked else ("", 0, len(row))
     places = np.arange(start, end)
-    for one in row.media:
-        places = places[(places < one.start) | (places >= one.start + one.count)]
+    for media in row.media:
+        places = places[(places < media.start) | (places >= media.start + media.count)]
     ids = row.input_ids[places[:PREVIEW_TOKENS]].tolist()
     control = tokenizer.is_special(ids).tolist()
     pieces = [p for p, c in zip(tokenizer.pieces(ids), control, strict=True) if not c]
-    text = b"".join(pieces).decode("utf-8", "ignore").lstrip()
-    if text.startswith(role):
-        text = text[len(role) :]
+    text = b"".join(pieces).decode("utf-8", "ignore").lstrip().removeprefix(role)
     return " ".join(text.split())[:PREVIEW_CHARACTERS]
 
 
-def short_carried(carried: dict[str, Any], *, judged: bool = False) -> dict[str, Any]:
-    """Carried columns; where they are too long, a note instead of each, never a part of one.
+def short_carried(carried: dict[str, Any], *, is_rollout: bool = False) -> dict[str, Any]:
+    """Return carried columns, or a note for each where they are too long.
 
-    Args:
-        carried: What a row carries.
-        judged: It is a rollout: its class and findings are told apart from the rest, and what was
-            not recorded is not told at all.
+    Of a rollout, null columns are left out, and drift and findings are shown elsewhere.
     """
-    if judged:
-        told = ("drift", "findings")
-        carried = {k: v for k, v in carried.items() if v is not None and k not in told}
-    if not carried or len(json.dumps(carried, ensure_ascii=False)) <= MOST_CARRIED:
+    if is_rollout:
+        hidden = ("drift", "findings")
+        carried = {k: v for k, v in carried.items() if v is not None and k not in hidden}
+    if not carried or len(json.dumps(carried, ensure_ascii=False)) <= MAX_CARRIED:
         return carried
     return {
         name: f"({len(json.dumps(value)):,} characters; tokenmill inspect --row)"
@@ -180,33 +155,41 @@ def short_carried(carried: dict[str, Any], *, judged: bool = False) -> dict[str,
     }
 
 
-def mask_runs(mask: NDArray[np.uint8]) -> Int64:
-    """Lengths of runs, the first of untrained tokens (and 0 where a trained one comes first)."""
-    changes = np.flatnonzero(np.diff(mask, prepend=np.uint8(0)))
-    runs: Int64 = np.diff(changes, prepend=0, append=len(mask))
-    return runs
+# Images. Notes are the same whatever a file holds: a store may come from anybody and name any file
+# of this machine, and pages are handed on.
 
 
-def origin_columns(store: Store, rows: Int64) -> dict[str, Int64]:
-    """Origins of many rows as columns; ``line`` and ``offset`` are -1 where there is none."""
-    names = ("source", "source_row", "line", "offset", "raw_length", "part")
-    columns = {name: np.zeros(len(rows), np.int64) for name in names}
-    slices = np.searchsorted(store.table["first_row"], rows, side="right") - 1
-    for at in np.unique(slices):
-        entry, reader = store.table[at], store.slice_at(int(at))
-        here = np.flatnonzero(slices == at)
-        numbers = rows[here] - int(entry["first_row"])
-        row, line, offset = (
-            reader.column(f"{name}_in_slice")[numbers].astype(np.int64)
-            for name in ("row", "line", "offset")
-        )
-        first_line, first_offset = int(entry["line"]), int(entry["offset"])
-        columns["source"][here] = int(entry["source"])
-        columns["source_row"][here] = int(entry["source_row"]) + row
-        has_line = (line >= 0) & (first_line > 0)
-        columns["line"][here] = np.where(has_line, first_line + line, -1)
-        has_offset = (offset >= 0) & (first_offset >= 0)
-        columns["offset"][here] = np.where(has_offset, first_offset + offset, -1)
-        columns["raw_length"][here] = reader.column("raw_length")[numbers]
-        columns["part"][here] = reader.column("part")[numbers]
-    return columns
+def thumbnail(store: Store, media: Media) -> dict[str, str]:
+    """Return ``src``, a data URI, or a ``note`` that says why there is none."""
+    try:
+        data = store.picture(media)
+        image = Pictures(limits=Limits(pixels=MAX_PIXELS)).open(data, media.reference)
+    except SourceChanged:
+        return {"note": "changed since: what is there now is not what the row was prepared from"}
+    except (TokenmillError, OSError):
+        return {"note": "gone, or it cannot be read here; open_store(media_root=) says where it is"}
+    image.thumbnail((THUMBNAIL_EDGE, THUMBNAIL_EDGE))
+    for quality in JPEG_QUALITIES:
+        written = io.BytesIO()
+        image.save(written, "JPEG", quality=quality)
+        if written.tell() <= MAX_THUMBNAIL_BYTES:
+            coded = base64.b64encode(written.getvalue()).decode("ascii")
+            return {"src": f"data:image/jpeg;base64,{coded}"}
+    return {"note": "even a small picture of it is too large for a page"}
+
+
+def thumbnails(store: Store, rows: Sequence[int], max_bytes: int) -> dict[str, dict[str, str]]:
+    """Return thumbnails by digest, as many as fit into a page."""
+    found: dict[str, dict[str, str]] = {}
+    left = float(max_bytes)
+    for number in rows if store.has_media else ():
+        for media in store[number].media:
+            if media.digest in found:
+                continue
+            made = thumbnail(store, media)
+            # Base64 in compressed JSON in base64: a little more than the first base64 alone.
+            left -= 1.05 * sum(map(len, made.values())) + THUMBNAIL_OVERHEAD
+            if left < 0 or len(found) == MAX_THUMBNAILS:
+                return found
+            found[media.digest] = made
+    return found

@@ -60,6 +60,7 @@ function makeHead() {
   overview.sources.forEach((source, n) => byId("source").append(el("option", { value: n, text: harmless(baseName(source.path)), title: source.path })));
   overview.roles.forEach((role) => byId("role").append(el("option", { value: role.role, text: harmless(role.role) })));
   byId("changed-label").hidden = !data.compare;
+  byId("where-label").hidden = !(data instanceof ServedData);
   makeNumberFilters(overview);
 }
 
@@ -67,30 +68,43 @@ function makeHead() {
 function makeNumberFilters({ drift, numbers }) {
   const order = (value, text) => byId("order").append(el("option", { value, text }));
   byId("drift-label").hidden = !drift;
-  byId("number-range").hidden = !numbers.length;
+  byId("number-range").hidden = !numbers.some((one) => one.filter);
   if (drift) {
     for (const name of [...CLASSES, UNJUDGED]) if (drift[name]) byId("drift").append(el("option", { value: name, text: `${name} (${count(drift[name])})` }));
     order("drift", "gravest drift first");
   }
-  for (const { name } of numbers) {
-    byId("number").append(el("option", { value: name, text: harmless(name) }));
+  for (const { name, filter } of numbers) {
+    if (filter) byId("number").append(el("option", { value: name, text: harmless(name) }));
     order(`highest:${name}`, `highest ${harmless(name)} first`);
     order(`lowest:${name}`, `lowest ${harmless(name)} first`);
   }
 }
 
-const FIELDS = { source: "source", role: "role", least: "least", most: "most", shareLeast: "share-least", shareMost: "share-most", drift: "drift", numberLeast: "number-least", numberMost: "number-most" };
+const FIELDS = { source: "source", role: "role", least: "least", most: "most", shareLeast: "share-least", shareMost: "share-most", drift: "drift", numberLeast: "number-least", numberMost: "number-most", where: "where" };
 
 function query() {
   const number = (id, scale = 1) => {
     const text = byId(id).value.trim().replace(/[,_]/g, "");
     return text === "" || !Number.isFinite(Number(text)) ? null : Number(text) / scale;
   };
+  const conditions = [];
+  const between = (name, least, most, value) => {
+    if (least !== null) conditions.push(condition(name, ">=", least, value));
+    if (most !== null) conditions.push(condition(name, "<=", most, value));
+  };
+  between("length", number("least"), number("most"), (row) => row.length);
+  between("trained / length", number("share-least", 100), number("share-most", 100), trainedShare);
+  const source = data.overview.sources[byId("source").value];
+  if (source) conditions.push(condition("source", "==", source.path || "", (row) => row.origin.path || ""));
+  const drift = byId("drift").value;
+  if (drift === UNJUDGED) conditions.push(condition("carried.drift", "not in", CLASSES, (row) => row.drift));
+  else if (drift) conditions.push(condition("carried.drift", "==", drift, (row) => row.drift));
+  const ranged = data.overview.numbers.find((one) => one.name === byId("number").value);
+  if (ranged) between(ranged.filter, number("number-least"), number("number-most"), (row) => row.numbers[ranged.name]);
+  const isRanged = byId("number-least").value.trim() || byId("number-most").value.trim();
   return {
-    text: byId("search").value, order: byId("order").value, source: number("source"), role: byId("role").value,
-    least: number("least"), most: number("most"), shareLeast: number("share-least", 100), shareMost: number("share-most", 100),
-    changed: byId("changed").checked, start: 0,
-    drift: byId("drift").value, number: byId("number").value, numberLeast: number("number-least"), numberMost: number("number-most"),
+    conditions, where: byId("where").value.trim(), role: byId("role").value, changed: byId("changed").checked,
+    text: byId("search").value, start: 0, order: byId("order").value, numbers: ranged && isRanged ? [ranged.name] : [],
   };
 }
 
@@ -102,8 +116,7 @@ async function find(wanted = query()) {
   try {
     const results = await data.find(wanted, (part, found) => showStatus(`Searched ${percent(part, 1)}, ${plural(found, "row")} so far`), () => mine !== finding);
     if (!results || mine !== finding) return;
-    const ranged = wanted.numberLeast !== null || wanted.numberMost !== null ? [wanted.number] : [];
-    list.show(results, [numberOrder(wanted.order)[1], ...ranged].filter((name) => name !== null));
+    list.show(results, [numberOrder(wanted.order)[1], ...wanted.numbers].filter((name) => name !== null));
     const all = results.total === results.of && !wanted.text;
     showStatus(all ? plural(results.total, "row") : `${plural(results.total, "row")} of ${count(results.of)}`);
     if (results.searched < results.of) {
@@ -249,7 +262,7 @@ async function start() {
     return;
   }
   const { about, rows } = JSON.parse(byId("data").textContent);
-  data = rows ? new FileData(await inflatedJson(about), rows) : new ServedData(await inflatedJson(about));
+  data = rows ? new FileData(await decompressed(about), rows) : new ServedData(await decompressed(about));
   makeTabs();
   makeHead();
   list = new List(byId("list"), showRow);
