@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from tokenmill.dataset.choices import (
     filtered,
+    rows_holding,
     rows_of_groups,
     select,
     shuffle,
@@ -48,6 +49,7 @@ __all__ = [
     "mapped",
     "mix",
     "pictures_of",
+    "rows_holding",
     "rows_of_groups",
     "select",
     "shuffle",

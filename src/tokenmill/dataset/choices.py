@@ -90,6 +90,12 @@ def _evaluate(index: Index, columns: Sequence[str], predicate: Predicate) -> npt
     return found
 
 
+def rows_holding(data: Store | View, where: Where) -> npt.NDArray[np.bool_]:
+    """For every row of a store or view, by itself: whether an expression holds."""
+    index = as_view(data).row_index
+    return _evaluate(index, where.columns, where)[index.numbers(np.arange(len(index)))]
+
+
 def _pick(column: Any, rows: Int64Array) -> Any:
     if isinstance(column, np.ndarray):
         return column[rows]
