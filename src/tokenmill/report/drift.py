@@ -21,7 +21,7 @@ from tokenmill.build.recipe import Recipe, RunOptions, to_travel
 from tokenmill.collector import without_collector
 from tokenmill.errors import RowError, SourceError, UsageError
 from tokenmill.origin import Origin
-from tokenmill.report.lint.row_origins import RowOrigins
+from tokenmill.report.lint.run import RowOrigins
 from tokenmill.rollouts import FORMATS, read_rollouts
 from tokenmill.rollouts.formats import reread
 from tokenmill.rollouts.trajectory import Trajectory
