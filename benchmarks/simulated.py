@@ -22,12 +22,10 @@ import tokenmill
 from tokenmill.api import resolve_call
 from tokenmill.build.plan import Plan
 from tokenmill.build.run import plan
-from tokenmill.source.bytefile import LocalFile
+from tokenmill.source.bytefile import FileEntry, LocalFile
 from tokenmill.source.discover import Found
-from tokenmill.source.entry import FileEntry
-from tokenmill.source.index import Assembler, BlockEntry, index_key, write_index
+from tokenmill.source.index import Assembler, BlockEntry, Shelf, index_key, write_index
 from tokenmill.source.open import remember
-from tokenmill.source.shelf import Shelf
 from tokenmill.store.columns import SliceColumns
 from tokenmill.store.slice_writer import EncodedSlice, encode_slice
 from tokenmill.work import resolve_executor
@@ -69,12 +67,12 @@ def make_sources(directory: Path, cache: Path, slices: int) -> Path:
         with open(path, "wb") as file:
             file.truncate(blocks * BLOCK)
         scan = _Scan(path.name, blocks)
-        document = write_index(shelf, "lines", scan)
+        document = write_index(shelf, scan)
         opened = LocalFile(str(path))
         entry = FileEntry(
             path=str(path), location=str(path), kind="lines", signature=opened.signature,
             settled=True, rows=document.rows, bytes=document.bytes, digest=document.digest,
-            index=index_key("lines", document.digest),
+            index=index_key(document.digest),
         )  # fmt: skip
         remember(Found(str(path), "jsonl", ""), opened, shelf, entry)
     return directory
@@ -93,7 +91,7 @@ def planned(sources: Path, cache: Path) -> Plan:
     given = arguments_of(sources, cache)
     recipe, options = resolve_call(given.pop("sources"), given.pop("tokenizer"), given)
     workers = resolve_executor(options.executor, options.num_workers)
-    return plan(recipe, options, workers, cache_of(cache))[0]
+    return plan(recipe, options, workers, cache_of(cache))
 
 
 def make_slices(wanted: Plan, cache: Path) -> None:

@@ -33,9 +33,8 @@ from tokenmill.prompts.lengths import (
 )
 from tokenmill.source.bytefile import LocalFile
 from tokenmill.source.copy import CopyFile, write_copy
-from tokenmill.source.index import Index, index_key, write_index
+from tokenmill.source.index import Index, Shelf, index_key, write_index
 from tokenmill.source.scan import LineScan
-from tokenmill.source.shelf import Shelf
 from tokenmill.store import Store
 from tokenmill.tokenizer.memo import AutoAnswer, recall_answer, remember_answer
 
@@ -86,13 +85,14 @@ def read_whole_part(place: Path) -> Any:
 
 
 def make_row_index(root: Path) -> Path:
-    document = write_index(Shelf(root), "lines", LineScan(LocalFile(str(LINES_FILE))))
-    return Shelf(root).place(index_key("lines", document.digest))
+    document = write_index(Shelf(root), LineScan(LocalFile(str(LINES_FILE))))
+    return Shelf(root).place(index_key(document.digest))
 
 
 def read_row_index(place: Path) -> Any:
     index = Index(place)
-    index.check_all()
+    for page in range(index.pages):
+        index.check_page(page)
     return index.document.rows, list(index.starts[:4]), index.block(0).digest
 
 

@@ -14,7 +14,7 @@ from tests.store.making import make_columns, make_store
 from tokenmill import fingerprint
 from tokenmill.errors import CorruptionError, SourceMissing
 from tokenmill.source import open_rows
-from tokenmill.source.index import BlockEntry, Blocks, content_digest
+from tokenmill.source.index import BlockEntry, Blocks, lines_digest
 from tokenmill.store import CacheLayout, Store, commit
 from tokenmill.store import ahead as ahead_module
 from tokenmill.store import store as store_module
@@ -123,12 +123,11 @@ def test_ahead_gives_every_result_once(count: int) -> None:
 
 
 @pytest.mark.parametrize("count", [0, 1, 4096, 5000])
-def test_content_digest_is_the_key_of_the_whole_document(count: int) -> None:
+def test_lines_digest_is_the_key_of_the_whole_document(count: int) -> None:
     blocks, digests = Blocks(), [f"{number * 7919:032x}" for number in range(count)]
     for digest in digests:
         blocks.append(BlockEntry(0, 1, 0, 1, 1, 1, digest))
-    whole = {"kind": "lines", "blocks": digests}
-    assert content_digest("lines", blocks) == fingerprint.key(whole)
+    assert lines_digest(blocks) == fingerprint.key({"blocks": digests})
     assert [digest for some in blocks.digests() for digest in some] == digests
 
 

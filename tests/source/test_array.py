@@ -1,4 +1,4 @@
-"""JSON arrays, found by counting brackets: against a whole parse, and against noise."""
+"""JSON arrays as lines: against a whole parse, and against noise."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from tokenmill.errors import RowError, SourceError
 from tokenmill.source import open_rows
-from tokenmill.source.array import ArrayScan, find_elements
-from tokenmill.source.bytefile import LocalFile
+from tokenmill.source.copy import array_lines, find_elements
 from tokenmill.source.limits import MAX_ARRAY_GAP
 
 unhurried = settings(
@@ -38,6 +37,15 @@ def spelled(items: list[Any], gaps: list[str], ascii_only: bool) -> bytes:
     return (around[-1] + "[" + inside + around[-2] + "]" + around[-1]).encode()
 
 
+def converted(data: bytes, piece: int) -> bytes | str:
+    """The array as lines, given in pieces of this size; the message where it is refused."""
+    pieces = [data[at : at + piece] for at in range(0, len(data), piece)]
+    try:
+        return b"".join(array_lines(pieces, "array.json"))
+    except SourceError as error:
+        return error.message
+
+
 @unhurried
 @given(
     st.lists(objects, min_size=1, max_size=8),
@@ -46,7 +54,7 @@ def spelled(items: list[Any], gaps: list[str], ascii_only: bool) -> bytes:
     st.integers(1, 200),
 )
 def test_array_any_layout_equals_whole_parse(
-    tmp_path: Path, items: list[Any], gaps: list[str], ascii_only: bool, buffer_bytes: int
+    tmp_path: Path, items: list[Any], gaps: list[str], ascii_only: bool, piece: int
 ) -> None:
     data = spelled(items, gaps, ascii_only)
     path = tmp_path / "array.json"
@@ -58,36 +66,25 @@ def test_array_any_layout_equals_whole_parse(
         raw = data[origin.offset : origin.offset + origin.length]
         assert raw == rows.raw(number) == raw.strip()
         assert json.loads(raw) == items[number]
-        assert origin.line == 1 + data[: origin.offset].count(b"\n")
-    whole, pieces = ArrayScan(LocalFile(str(path))), ArrayScan(LocalFile(str(path)), buffer_bytes)
-    entries = [word for portion in whole.starts() for word in portion.tolist()]
-    assert [word for portion in pieces.starts() for word in portion.tolist()] == entries
-    assert pieces.assembler.blocks == whole.assembler.blocks
+        assert (origin.row, origin.line) == (number, None)
+    lines = converted(data, piece)
+    assert len(lines) == len(data)
+    assert lines == converted(data, len(data))
 
 
 @unhurried
 @example(b"[]", 1)
 @example(b'[{}, {"a": [1, 2]}]', 3)
 @given(st.binary(max_size=200).map(lambda noise: b"[" + noise), st.integers(1, 64))
-def test_array_any_noise_is_rows_or_a_source_error(
-    tmp_path: Path, data: bytes, buffer_bytes: int
-) -> None:
-    path = tmp_path / "noise.json"
-    path.write_bytes(data)
-    outcomes = []
-    for size in (buffer_bytes, 1 << 20):
-        scan = ArrayScan(LocalFile(str(path)), size)
-        try:
-            entries = [word for portion in scan.starts() for word in portion.tolist()]
-            outcomes.append((entries, scan.assembler.blocks))
-        except SourceError as error:
-            outcomes.append(error.message)
-    assert outcomes[0] == outcomes[1]
+def test_array_any_noise_is_lines_or_a_source_error(data: bytes, piece: int) -> None:
+    lines = converted(data, piece)
+    assert lines == converted(data, len(data))
     try:
         parsed = json.loads(data)
     except ValueError:
         return
-    assert len(outcomes[0][0]) - 1 == len(parsed)  # the last entry is where the rows end
+    assert isinstance(lines, bytes)
+    assert [json.loads(line) for line in lines.split(b"\n") if line] == parsed
 
 
 @pytest.mark.parametrize(
@@ -113,25 +110,32 @@ def test_array_broken_as_a_whole_is_a_source_error(
 
 
 def test_array_bad_elements_are_bad_rows_with_their_place(tmp_path: Path) -> None:
-    data = b'[ {"a": 1],\n {"b": 2} , 3,, {"c": NaN}, [[]] ]'
+    data = b'[ {"a": 1],\n {"b": 2} , 3, {"s": "x\ny"}, {"c": NaN}, [[]] , ]'
     path = tmp_path / "bad.json"
     path.write_bytes(data)
     outcomes = [value for _, value in open_rows(path).scan()]
-    assert [type(value) for value in outcomes] == [RowError, dict, *[RowError] * 4]
+    assert [type(value) for value in outcomes] == [RowError, dict, *[RowError] * 5]
     assert [value.offset for value in outcomes if isinstance(value, RowError)] == [
-        2, data.index(b"3"), data.index(b",,") + 1, data.index(b'{"c"'), data.index(b"[[]]"),
+        2, data.index(b"3"), data.index(b'{"s"'), data.index(b'{"c"'), data.index(b"[[]]"),
+        len(data) - 1,
     ]  # fmt: skip
-    assert outcomes[2].line == 2
+    assert str(outcomes[2]).startswith(f"{path} (row 2, byte 24): ")
+    path.write_bytes(b"[,,{},\t]")
+    assert [type(value) for _, value in open_rows(path).scan()] == [
+        RowError,
+        RowError,
+        dict,
+        RowError,
+    ]
 
 
-def test_find_elements_long_gap_is_found_again_by_the_reader(tmp_path: Path) -> None:
+def test_find_elements_with_long_gaps(tmp_path: Path) -> None:
     data = b"[" + b" " * 400 + b'{"a":[1]}' + b" " * 700 + b"," + b"\n" * 300 + b"[2]"
     data += b" " * 500 + b"]" + b" " * 600
     path = tmp_path / "gaps.json"
     path.write_bytes(data)
     rows = open_rows(path)
     assert (rows.raw(0), rows.raw(1)) == (b'{"a":[1]}', b"[2]")
-    assert rows.origin(1).line == 301
     found = find_elements(np.frombuffer(b'1, "a,\\"]" ,{"b":[2,3]} ] tail', dtype=np.uint8))
     assert (found.starts.tolist(), found.ends.tolist()) == ([0, 3, 12], [1, 10, 23])
     assert (found.consumed, found.closed) == (25, True)

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from tests.source.make import as_lines
 from tokenmill.source import open_rows, read_block
-from tokenmill.source.cut import Cutter, first_qualified, row_hashes
 from tokenmill.source.limits import CUT_MAX, CUT_MEAN, CUT_MIN
+from tokenmill.source.scan import Cutter, first_qualified, row_hashes
 
 WORD = (1 << 64) - 1
 

@@ -18,7 +18,7 @@ from tokenmill.errors import CorruptionError, SourceError
 from tokenmill.source import limits, open_rows
 from tokenmill.source.bytefile import LocalFile
 from tokenmill.source.copy import CopyFile, decompressed, write_copy
-from tokenmill.source.shelf import Shelf
+from tokenmill.source.index import Shelf
 
 ROWS = [{"n": number, "text": f"row {number} {number * 7919 % 1000}"} for number in range(300)]
 Compress = Callable[[bytes], bytes]

@@ -84,8 +84,9 @@ def test_origin_text_format_names_the_bytes_of_raw(
         origin = rows.origin(number)
         assert (origin.path, origin.row) == (str(path), number)
         raw = content[origin.offset : origin.offset + origin.length]
-        assert raw == rows.raw(number)
-        assert origin.line == 1 + content[: origin.offset].count(b"\n")
+        assert raw.replace(b"\n", b"\t") == rows.raw(number)
+        line = None if "array" in make.__name__ else 1 + content[: origin.offset].count(b"\n")
+        assert origin.line == line
 
 
 @pytest.mark.parametrize("make", COLUMNAR_MAKERS, ids=lambda make: make.__name__)

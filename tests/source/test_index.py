@@ -220,8 +220,8 @@ child = subprocess.run([sys.executable, "-c",
     "import pickle, sys; print(pickle.load(sys.stdin.buffer)[5]['n'])"], input=data,
     capture_output=True, check=True)
 assert child.stdout.strip() == b"5", child
-from tokenmill.source import shelf
-print(shelf.existing_private_shelf().root)
+from tokenmill.source.index import existing_private_shelf
+print(existing_private_shelf().root)
 """
     done = python(code, str(path), cwd=tmp_path)
     assert done.returncode == 0, done.stderr

@@ -90,8 +90,8 @@ def test_line_over_the_limit_is_a_bad_row_and_never_held(
     for module in ("parse", "scan", "lines", "block"):
         monkeypatch.setattr(f"tokenmill.source.{module}.MAX_ROW", limit)
     monkeypatch.setattr("tokenmill.source.lines.LARGE_ROW", 1000)
-    monkeypatch.setattr("tokenmill.source.cut.CUT_MAX", 30_000)
-    monkeypatch.setattr("tokenmill.source.cut.CUT_MIN", 1000)
+    monkeypatch.setattr("tokenmill.source.scan.CUT_MAX", 30_000)
+    monkeypatch.setattr("tokenmill.source.scan.CUT_MIN", 1000)
     monkeypatch.setattr("tokenmill.source.open.LineScan.__init__.__defaults__", (4096,))
     fits = b'{"a": "' + b"x" * (limit - 9) + b'"}'
     assert len(fits) == limit

@@ -264,17 +264,15 @@ def explain_recipe(
     **given: Any,
 ) -> dict[str, Any]:
     """Whether such a `run_recipe` would be a hit, and what differs from the nearest store."""
+    from tokenmill.build.plan import explain
     from tokenmill.build.run import plan
-    from tokenmill.build.why import explain
     from tokenmill.work import executor_for
     from tokenmill.work.inputs import cache_of
 
     recipe, options = resolve_call(sources, tokenizer, given)
     cache = cache_of(options.cache_dir)
     with executor_for(options.executor, options.num_workers) as workers:
-        planned, comparison = plan(recipe, options, workers, cache)
-        if comparison is not None:
-            comparison.agree(planned.card)
+        planned = plan(recipe, options, workers, cache)
     return explain(planned, cache)
 
 

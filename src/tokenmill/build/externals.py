@@ -34,7 +34,7 @@ from tokenmill.files.sealed import quarantine
 from tokenmill.media import Pictures, Reference, reference_from_text, reference_of
 from tokenmill.source import Block, read_block
 from tokenmill.source.bytefile import Signature
-from tokenmill.source.shelf import Shelf
+from tokenmill.source.index import Shelf
 from tokenmill.work.blocks import block_of
 from tokenmill.work.tasks import Work
 

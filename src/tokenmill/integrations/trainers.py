@@ -27,7 +27,7 @@ from tokenmill.media import Pictures, Processor
 from tokenmill.packing import IGNORE, labels_of
 from tokenmill.sampling import FeistelOrder, Int64Array, make_order, unroll
 from tokenmill.source import Rows
-from tokenmill.source.shelf import Shelf
+from tokenmill.source.index import Shelf
 from tokenmill.store import Row, Store, StoreLayout
 from tokenmill.work.inputs import source_documents
 

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tokenmill.build.proof import LIBRARIES, installed_versions
+from tokenmill.build.outcome import LIBRARIES, installed_versions
 from tokenmill.chat import ChatSpec
 from tokenmill.chat.render import Template
 from tokenmill.chat.trace import NotTraced

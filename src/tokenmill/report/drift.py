@@ -130,12 +130,12 @@ def run_check(
     if format != "auto" and format not in FORMATS:
         raise UsageError(f"format={format!r}: choose one of auto, {', '.join(FORMATS)}")
     cache = cache_of(options.cache_dir)
-    card, comparison = identity_card(recipe, cache.root, executor)
+    card = identity_card(recipe, cache.root, executor)
     rows = open_sources(recipe.sources, cache, rehash=options.rehash)
     if not len(rows):
         raise SourceError("no rows: every source is empty", path=recipe.sources[0])
     places = RowOrigins(rows)
-    job = BlockJob(executor, cache.root, card, comparison, options.engine)
+    job = BlockJob(executor, cache.root, card, options.engine)
     size = size_of(_tasks(rows.blocks()))
     setup = job.setup(
         ENTRY, size, recipe=to_travel(recipe), renderer=options.renderer, format=format
@@ -154,7 +154,6 @@ def run_check(
             shown.add(rows=result["rows"], size=0)
 
         job.run(setup, _tasks(rows.blocks()), take)
-    job.agree()
     report = RolloutReport(rows=len(rows))
     unchecked: Counter[str] = Counter()
     rejected: Counter[str] = Counter()

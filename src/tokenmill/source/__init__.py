@@ -15,7 +15,7 @@ from tokenmill.origin import Origin
 
 if TYPE_CHECKING:
     from tokenmill.source.block import Block, BlockRows, read_block
-    from tokenmill.source.entry import SourceFile
+    from tokenmill.source.bytefile import SourceFile
     from tokenmill.source.open import open_rows
     from tokenmill.source.rows import Rows
 
@@ -24,7 +24,7 @@ __all__ = ["Block", "BlockRows", "Origin", "Rows", "SourceFile", "open_rows", "r
 __getattr__ = first_use(
     __name__,
     block="Block BlockRows read_block",
-    entry="SourceFile",
+    bytefile="SourceFile",
     open="open_rows",
     rows="Rows",
 )

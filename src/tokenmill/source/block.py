@@ -1,13 +1,8 @@
-"""Blocks: the pieces of a source that a build hands to its workers.
+"""Blocks: the pieces of a source that a build distributes to its workers.
 
-A `Block` is a small value that any process can read back with `read_block`, without an index: it
-carries the byte span (or row range) and the digest that the bytes must have. `BlockRows` is what
-is in it: raw bytes and parsed value (or `RowError`) of every row, with positions relative to the
-block, so that equal blocks in different files give equal results.
-
-Lines are parsed as whoever goes over the values reaches them (`ParsedRows`): a block of eight
-megabytes is ten times that as objects, and by the time its last row were parsed the first ones
-would have left the processor's cache.
+Any process can read a `Block` with `read_block`, without an index: it contains the byte span (or
+row range) and the digest that the bytes must have. `BlockRows` is what is in it, with positions
+relative to the block, so that equal blocks in different files give equal results.
 """
 
 from __future__ import annotations
@@ -21,17 +16,14 @@ import numpy as np
 import xxhash
 
 from tokenmill.errors import RowError, SourceChanged
-from tokenmill.source.bytefile import LocalFile, SourceBytes, digest_of
-from tokenmill.source.cut import Integers
-from tokenmill.source.entry import SeenFile
+from tokenmill.source.bytefile import LocalFile, SeenFile, SourceBytes, digest_of
+from tokenmill.source.index import Integers
 from tokenmill.source.limits import MAX_ROW
 from tokenmill.source.parse import over_limit, parse_many
 from tokenmill.source.scan import BLANK, BOM
 
 Value = dict[str, Any] | RowError
-"""What the parser makes of a row."""
-
-PORTION = 16  # rows parsed at once: few enough to stay in the cache until they are used
+PORTION = 16  # rows parsed at once: few enough to stay in the processor's cache
 
 
 class Part(NamedTuple):
@@ -43,57 +35,35 @@ class Part(NamedTuple):
 
 
 class Block(SeenFile, frozen=True, kw_only=True):
-    """A run of rows of one file.
+    """A run of rows of one file."""
 
-    Attributes:
-        file: Position of the file in ``rows.files``.
-        first_row: Number of its first row within the file.
-        rows: How many rows it has; a stretch of blank lines can be a block without any.
-        first_line: Physical line at which it starts, from 1; None for columnar files.
-        offset: Where it starts in the decompressed file; None for columnar files.
-        length: Bytes of it; for columnar files an estimate of the decoded size.
-        digest: 32 hex digits: xxh3-128 of the bytes; for columnar files of (content, row range).
-        copy: Directory of the seekable copy that holds the decompressed bytes, or empty.
-        content: Digest of the whole file, for columnar files.
-        spans_row: Number of the first row of the first span's batch.
-    """
-
-    file: int
-    first_row: int
-    rows: int
-    first_line: int | None
-    offset: int | None
-    length: int
-    digest: str
-    copy: str = ""
-    content: str = ""
-    spans_row: int = 0
+    file: int  # position in ``rows.files``
+    first_row: int  # within the file
+    rows: int  # 0 where a block consists of blank lines
+    first_line: int | None  # line at which it starts, from 1; None for arrays and columnar files
+    offset: int | None  # in the decompressed file; None for columnar files
+    length: int  # bytes; for columnar files an estimate of the decoded size
+    digest: str  # xxh3-128 of the bytes in hex; for columnar files of content and row range
+    copy: str = ""  # directory of the seekable copy that is read instead of the file
+    content: str = ""  # digest of the whole file, for columnar files
+    spans_row: int = 0  # first row of the first span's batch
 
 
 @dataclass(frozen=True, slots=True)
 class BlockRows:
-    """The rows of a block.
+    """The rows of a block."""
 
-    Attributes:
-        raw: The bytes of each row; empty for a row over the limit.
-        values: What the parser makes of each: a dict, or the RowError with its full place.
-        line: Line within the block, from 0; -1 where the format has none.
-        offset: Byte offset within the block; -1 where the format has none.
-        length: Bytes of each row.
-    """
-
-    raw: list[bytes]
-    values: Sequence[Value]
-    line: Integers
-    offset: Integers
-    length: Integers
+    raw: list[bytes]  # bytes of each row; empty for a row over the limit
+    values: Sequence[Value]  # a dict, or the RowError with its origin
+    line: Integers  # within the block, from 0; -1 where the format has none
+    offset: Integers  # within the block; -1 where the format has none
+    length: Integers  # bytes of each row
 
 
 class ParsedRows(Sequence[Value]):
-    """The rows of a block, parsed anew whenever one goes over them, and let go behind.
+    """The rows of a block, parsed while iterating and not kept: objects take ten times the bytes.
 
-    Attributes:
-        seconds: Time spent parsing so far.
+    `seconds` is the time spent parsing so far.
     """
 
     def __init__(self, block: Block, raw: list[bytes], line: Integers, offset: Integers) -> None:
@@ -115,7 +85,6 @@ class ParsedRows(Sequence[Value]):
     @overload
     def __getitem__(self, number: slice) -> list[Value]: ...
     def __getitem__(self, number: int | slice) -> Value | list[Value]:
-        """One row, or some of them."""
         if not isinstance(number, slice):
             number = range(len(self))[number]
             return self[number : number + 1][0]
@@ -147,15 +116,15 @@ def read_block(block: Block) -> BlockRows:
     data = file.pread(block.length, offset)
     if xxhash.xxh3_128_hexdigest(data) != block.digest:
         raise changed(block)
-    split = _split_lines if block.kind == "lines" else _split_elements
-    raw, lines, starts = split(data, offset)
+    raw, lines, starts = _split_lines(data, offset)
     if len(raw) != block.rows:
-        # Cannot happen while digest and rule are the same; a wrong block must not pass.
-        raise changed(block)
+        raise changed(block)  # cannot happen while digest and rule are the same
+    if block.first_line is None:
+        lines = np.full(len(raw), -1, np.int64)
     lengths = np.fromiter(map(len, raw), np.int64, len(raw))
     values: Sequence[Value] = ParsedRows(block, raw, lines, starts)
     if len(raw) and int(lengths.max()) > MAX_ROW:
-        values = list(values)  # now: such a row is refused, and its bytes are not kept
+        values = list(values)  # such a row is rejected, and its bytes are not kept
         for number in np.flatnonzero(lengths > MAX_ROW).tolist():
             raw[number] = b""
     return BlockRows(raw, values, lines, starts, lengths)
@@ -183,12 +152,12 @@ def _open(block: Block) -> SourceBytes:
         return CopyFile(Path(block.copy), block.path)
     if block.is_remote:
         return block.open_remote()
-    # The digest decides, not the stat: a file that was only touched is still itself.
+    # The digest decides, not the stat: a file that was only touched is unchanged.
     return LocalFile(block.location)
 
 
 def changed(block: Block) -> SourceChanged:
-    """The error for a block whose bytes are gone."""
+    """The error for a block whose file has other bytes."""
     return SourceChanged(
         "the file changed since it was opened: these bytes are not what was planned; start again",
         path=block.path,
@@ -198,12 +167,8 @@ def changed(block: Block) -> SourceChanged:
     )
 
 
-_Split = tuple[list[bytes], Integers, Integers]
-"""The bytes of each row, its line, where it starts."""
-
-
-def _split_lines(data: bytes, offset: int) -> _Split:
-    """The rows of a block of lines, by the same rule as the scan."""
+def _split_lines(data: bytes, offset: int) -> tuple[list[bytes], Integers, Integers]:
+    """The bytes, line and start of each row of a block, by the same rule as the scan."""
     rows = data.split(b"\n")
     starts = np.zeros(len(rows), np.int64)
     np.cumsum(np.fromiter(map(len, rows[:-1]), np.int64, len(rows) - 1) + 1, out=starts[1:])
@@ -224,18 +189,8 @@ def _split_lines(data: bytes, offset: int) -> _Split:
     return rows, lines, starts[lines]
 
 
-def _split_elements(data: bytes, offset: int) -> _Split:
-    """The rows of a block of a JSON array."""
-    from tokenmill.source.array import element_spans
-
-    starts, ends = element_spans(data, opens=offset == 0)
-    breaks = np.flatnonzero(np.frombuffer(data, dtype=np.uint8) == 10)
-    rows = [data[start:end] for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
-    return rows, np.searchsorted(breaks, starts), np.asarray(starts, np.int64)
-
-
 def _over_limit(block: Block, file: SourceBytes, offset: int) -> BlockRows:
-    """A block of one row that is too long: check it without holding it."""
+    """Check a block of one row that is too long without holding it."""
     if digest_of(file, offset, block.length) != block.digest:
         raise changed(block)
     nothing = np.empty(0, dtype=np.int64)

@@ -1,12 +1,13 @@
-"""Bytes by offset: what local files, copies and remote objects have in common.
+"""Source files: bytes by offset, the state in which they were seen, what is known about each.
 
-A `SourceBytes` has a size, reads at an offset without a shared position (so threads and forked
-processes need no lock), and can tell whether it is still what it was. A `Signature` is what a
-stat says about a file; two equal ones mean "the same bytes" only when the file had come to rest
-before it was read, which `settled` decides as git does for its index.
+A `SourceBytes` reads at an offset without a shared position, so threads and forked processes need
+no lock. A `Signature` is what a stat says about a file. Two equal ones mean "the same bytes" only
+when the file was last written some time before it was read, which `settled` decides as git does for
+its index. Remote objects are read through `tokenmill.files.ranged.RemoteFile`.
 
-`LocalFile` is one descriptor, closed when the last user drops it. Objects elsewhere are read
-through `tokenmill.files.ranged.RemoteFile`, which keeps the same promises by version.
+A `SeenFile` says where a file is and which state of it was seen. A `FileEntry` adds its row index
+and seekable copy; notes and pickles contain it, so a worker neither scans nor lists again. A
+`SourceFile` is the part that callers see.
 """
 
 from __future__ import annotations
@@ -16,13 +17,17 @@ import stat
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 from weakref import ref
 
+import msgspec
 import xxhash
 
 from tokenmill.errors import SourceChanged, SourceError, SourceMissing, UsageError
 from tokenmill.files import ProcessLock, is_remote
+from tokenmill.files.ranged import RemoteFile
+from tokenmill.files.remote import Version
 from tokenmill.source.limits import MIB, OPEN_FILES, RACY_COARSE_NS, RACY_NS
 
 
@@ -41,12 +46,12 @@ class SourceBytes(Protocol):
         ...
 
     def check(self) -> None:
-        """Raise `SourceChanged` when this is no longer the file that was opened."""
+        """Raise `SourceChanged` unless this is still the file that was opened."""
         ...
 
 
 class Signature(NamedTuple):
-    """What tells one state of a file from another without reading it."""
+    """What a stat says about the state of a file."""
 
     size: int
     mtime_ns: int
@@ -58,25 +63,21 @@ class Signature(NamedTuple):
         return cls(status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
 
     def settled(self, now_ns: int) -> bool:
-        """Whether a later write would be bound to show in the signature.
+        """Whether any write after ``now_ns``, when reading began, changes the signature.
 
-        A file written within the clock tick of its own timestamps can be written again without
-        a trace. ``now_ns`` is the time before its first byte was read.
+        A file can be written twice within one tick of its clock, without a trace.
         """
         coarse = self.mtime_ns % 1_000_000 == 0 and self.ctime_ns % 1_000_000 == 0
         margin = RACY_COARSE_NS if coarse else RACY_NS
         return max(self.mtime_ns, self.ctime_ns) + margin < now_ns
 
     def lies_ahead(self, now_ns: int) -> bool:
-        """Whether a time is of a clock that is ahead of this one, or was set by hand."""
+        """Whether a timestamp is of a clock ahead of this one, or was set by hand."""
         return max(self.mtime_ns, self.ctime_ns) > now_ns + RACY_COARSE_NS
 
 
 class LocalFile:
-    """A file of this machine's file systems, read with pread.
-
-    In another state than the expected one it is `SourceChanged`.
-    """
+    """A local file, read with pread; `SourceChanged` when it is not in the expected state."""
 
     def __init__(self, path: str, expected: Signature | None = None) -> None:
         self.path = path
@@ -105,7 +106,6 @@ class LocalFile:
             close(self.fd)
 
     def pread(self, length: int, offset: int) -> bytes:
-        """Read; a short answer of the kernel is continued."""
         try:
             data = os.pread(self.fd, length, offset)
             while len(data) < length:
@@ -134,14 +134,13 @@ class LocalFile:
         return done
 
     def now(self) -> Signature:
-        """What the open file's stat says now; a file without a name counts as another."""
+        """What the stat of the open file says now; a removed file is `SourceChanged`."""
         status = os.fstat(self.fd)
         if status.st_nlink == 0:
             raise SourceChanged("the file was removed or replaced", path=self.path)
         return Signature.of(status)
 
     def check(self) -> None:
-        """Compare the open file's stat with the one at opening."""
         now = self.now()
         if now != self.signature:
             raise SourceChanged(_difference(self.signature, now), path=self.path)
@@ -156,13 +155,8 @@ def _difference(before: Signature, after: Signature) -> str:
     return f"the file changed since it was indexed ({', '.join(parts)}); open it again"
 
 
-def location_of(path: str) -> str:
-    """A source as any process finds it: a URL as it stands, a path made absolute."""
-    return path if is_remote(path) else os.path.abspath(path)
-
-
 def digest_of(file: SourceBytes, offset: int, length: int) -> str:
-    """The digest of a span, read piece by piece."""
+    """The xxh3-128 of a span, read in pieces."""
     hashed, done = xxhash.xxh3_128(), 0
     while done < length:
         data = file.pread(min(MIB, length - done), offset + done)
@@ -173,11 +167,83 @@ def digest_of(file: SourceBytes, offset: int, length: int) -> str:
     return hashed.hexdigest()
 
 
+# --- what is known about a file ------------------------------------------------------------------
+
+
+class Span(NamedTuple):
+    """A record batch of a remote Arrow file; the first span is the schema, without rows."""
+
+    rows: int
+    bytes: int  # decoded
+    start: int
+    stop: int
+
+
+class SeenFile(msgspec.Struct, frozen=True, kw_only=True):
+    """A file in the state that was seen.
+
+    Attributes:
+        path: The file as the caller names it.
+        location: The same as an absolute path, or a URL.
+        kind: "lines", "array", "parquet" or "arrow".
+        signature: Its stat when it was read; of a remote object only the size.
+        settled: Whether an equal signature or version proves equal bytes.
+        version: Version of a remote object.
+        spans: Of a remote Arrow file: where the schema and the batches concerned are.
+    """
+
+    path: str
+    location: str
+    kind: str
+    signature: tuple[int, int, int, int]
+    settled: bool
+    version: str = ""
+    spans: tuple[Span, ...] = ()
+
+    @property
+    def is_remote(self) -> bool:
+        return is_remote(self.location)
+
+    def open(self) -> LocalFile | RemoteFile:
+        """Open the file itself; `SourceChanged` when it is in another state."""
+        if self.is_remote:
+            return self.open_remote()
+        return LocalFile(self.location, Signature(*self.signature))
+
+    def open_remote(self) -> RemoteFile:
+        """Open a remote object; every range that is read is compared with the state."""
+        size = self.signature[0]
+        file = RemoteFile(self.location, Version(size, self.version, self.settled))
+        file.path = self.path
+        return file
+
+
+class FileEntry(SeenFile, frozen=True, kw_only=True, omit_defaults=True):
+    """One file of an opened source."""
+
+    rows: int
+    bytes: int  # of the content, decompressed
+    digest: str = ""  # of the content; empty for columnar files until it is needed
+    index: str = ""  # key of the row index; empty for columnar files
+    copy: str = ""  # key of the seekable copy of a compressed file or an array
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFile:
+    """What `Rows.files` says about a file."""
+
+    path: str
+    kind: str  # "lines", "array", "parquet" or "arrow"
+    bytes: int  # of the content; decompressed for .gz and .zst
+    rows: int
+    digest: str  # 40 hex digits that name the content, whatever its path, time or compression
+
+
 # --- a bound on open files -----------------------------------------------------------------------
 
 
 class Closable(Protocol):
-    """A reader that can let go of its descriptors."""
+    """A reader that holds descriptors."""
 
     def close(self) -> None: ...
 
@@ -187,10 +253,9 @@ _lock = ProcessLock()
 
 
 def bound_open_files(reader: Closable) -> None:
-    """A reader has opened its file; those that did so longest ago close theirs beyond the bound.
+    """Register a reader that has opened its file; beyond the bound, the oldest readers close.
 
-    A source may have thousands of files; descriptors must not grow with them. A thread that is just
-    reading keeps what it holds until it is done: descriptors close when their last user lets go.
+    A thread that is reading keeps its descriptor: descriptors close when their last user is gone.
     """
     with _lock:
         _order.append(ref(reader))

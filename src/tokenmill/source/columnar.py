@@ -25,12 +25,20 @@ from tokenmill.files.ranged import RemoteFile
 from tokenmill.fingerprint import canonical, checksum, key
 from tokenmill.origin import Origin
 from tokenmill.source.block import Block, BlockRows, Part, Value, changed
-from tokenmill.source.bytefile import LocalFile, SourceBytes, bound_open_files, digest_of
+from tokenmill.source.bytefile import (
+    FileEntry,
+    LocalFile,
+    SeenFile,
+    SourceBytes,
+    SourceFile,
+    Span,
+    bound_open_files,
+    digest_of,
+)
 from tokenmill.source.discover import Found
-from tokenmill.source.entry import FileEntry, SeenFile, SourceFile, Span
+from tokenmill.source.index import Shelf, is_forbidden
 from tokenmill.source.jsonform import RowForm, encode
 from tokenmill.source.limits import INDEX_FORMAT
-from tokenmill.source.shelf import Shelf, is_forbidden
 from tokenmill.source.tables import DecodedRows, Table, open_table, plan_ranges, walk_spans
 
 

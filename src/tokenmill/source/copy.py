@@ -1,16 +1,15 @@
-"""A seekable copy: content that cannot be read at an offset, in frames that can.
+"""Seekable copies: compressed files and JSON arrays as lines that can be read at any offset.
 
-Compressed files are laid down once as zstd frames of 128 KiB of content each, every frame with its
-own checksum, and a table of where each frame ends. The copy is a function of the content: .gz and
-.zst of the same lines share it, and so does its index.
+A copy is a sealed directory of zstd frames of 128 KiB of content each, every frame with its own
+checksum, and a table of where each frame ends. It is a function of the content: .gz and .zst of the
+same lines share a copy and its index. `write_copy` writes one, `CopyFile` reads it.
 
-`write_copy` writes one; a `CopyFile` reads one as a `SourceBytes`, keeping a handful of frames.
+`decompressed` yields the content of a .gz (isal) or .zst (zstandard) file in pieces of bounded
+size. Several members or frames are one content; zeros after the last gzip member are padding.
 
-`decompressed` reads a .gz (isal) or .zst (zstandard) file and yields its content in pieces of
-bounded size. Files of several members or frames, one after the other, are one content; zeros
-behind the last gzip member are padding. A stream that stops early, fails its checksum, is followed
-by something else, or grows beyond any honest ratio is a `SourceError` that names the byte of the
-compressed file where it happened.
+`array_lines` yields the content of a JSON array as lines of the same length: bytes between elements
+become line breaks, and line breaks inside an element become tabs, which JSON treats alike (as white
+space, or inside a string as an error). So the offset and length of a row are those of its element.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -33,17 +32,20 @@ from tokenmill.files.process import RecentValues
 from tokenmill.files.sealed import JsonForm, SealedKind
 from tokenmill.fingerprint import checksum, key
 from tokenmill.source.bytefile import SourceBytes, digest_of
+from tokenmill.source.index import Integers, Shelf
 from tokenmill.source.limits import (
     FRAME,
     FRAMES_KEPT,
     FREE_EXPANSION,
     INDEX_FORMAT,
     KIB,
+    MAX_ARRAY_GAP,
     MAX_DECOMPRESSED,
     MAX_EXPANSION,
+    MAX_ROW,
     MIB,
 )
-from tokenmill.source.shelf import Shelf
+from tokenmill.source.scan import BOM, WHITE_SPACE, Bytes
 
 _KIND = SealedKind(
     "seekable copy", "copy.json", JsonForm("copy", "check"), ("table.bin", "frames.zst")
@@ -69,7 +71,7 @@ class CopyDocument(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def write_copy(content: Iterable[bytes], shelf: Shelf, *, repair: bool = False) -> str:
-    """Lay content down as a copy; returns its key."""
+    """Write content as a copy and return its key."""
     frames = _FrameCutter()
     with _KIND.stage(shelf.root) as draft:
         draft.write("frames.zst", frames.compressed(content))
@@ -94,8 +96,6 @@ def write_copy(content: Iterable[bytes], shelf: Shelf, *, repair: bool = False) 
 
 
 class _FrameCutter:
-    """Cuts content into frames and compresses them."""
-
     def __init__(self) -> None:
         self.ends: list[int] = []
         self.bytes = 0
@@ -132,7 +132,7 @@ def _is_whole(directory: Path, content: str) -> bool:
 
 
 class CopyFile:
-    """A copy, read by offset in the content; errors call it by the original file's path."""
+    """A copy, read by offset in the content; errors name the original file."""
 
     def __init__(self, directory: Path, path: str) -> None:
         self.path = path
@@ -159,7 +159,6 @@ class CopyFile:
         return self._sealed.refusal(message, "frames.zst")
 
     def _content(self, number: int) -> bytes:
-        """One decompressed frame."""
         kept: bytes | None = self._kept.get(number)
         if kept is not None:
             return kept
@@ -203,14 +202,15 @@ class CopyFile:
         """A published copy does not change."""
 
 
-# --- compressed files as a stream ---------------------------------------------------------------
+# --- compressed files ---------------------------------------------------------------------------
 
 
 def decompressed(file: SourceBytes, compression: str) -> Iterator[bytes]:
-    """The content of a compressed file.
+    """Yield the content of a compressed file.
 
     Raises:
-        SourceError: Truncated, damaged, followed by other data, or beyond the limits.
+        SourceError: Truncated, damaged, followed by other data, or beyond the limits. It names the
+            byte of the compressed file.
     """
     pieces = _gzip(file) if compression == "gz" else _zstd(file)
     total = 0
@@ -231,7 +231,7 @@ def _refused(file: SourceBytes, offset: int, message: str) -> SourceError:
 
 
 def _gzip(file: SourceBytes) -> Iterator[tuple[int, bytes]]:
-    """(compressed bytes read, next piece) of a gzip file."""
+    """Yield the number of compressed bytes read and the next piece."""
     from isal import igzip_lib, isal_zlib
 
     errors: Any = (isal_zlib.error, igzip_lib.IsalError)
@@ -258,7 +258,7 @@ def _gzip(file: SourceBytes) -> Iterator[tuple[int, bytes]]:
 
 
 def _next_member(file: SourceBytes, rest: bytes, position: int) -> tuple[bytes, int]:
-    """What follows a member: another one, or padding up to the end of the file."""
+    """Return what follows a member: another one, or padding up to the end of the file."""
     if not rest or (rest[0] != 0 and len(rest) < len(_GZIP_MAGIC)):
         more = file.pread(_GZIP_INPUT, position)
         rest, position = rest + more, position + len(more)
@@ -274,7 +274,6 @@ def _next_member(file: SourceBytes, rest: bytes, position: int) -> tuple[bytes, 
 
 
 def _zstd(file: SourceBytes) -> Iterator[tuple[int, bytes]]:
-    """(compressed bytes read, next piece) of a zstd file."""
     # The window is bounded by the library's default of 128 MiB.
     decoder: Any = zstandard.ZstdDecompressor().decompressobj()
     position, begun = 0, False
@@ -293,3 +292,170 @@ def _zstd(file: SourceBytes) -> Iterator[tuple[int, bytes]]:
                 decoder, begun = zstandard.ZstdDecompressor().decompressobj(), False
     if begun or position == 0:
         raise _refused(file, position, "is truncated")
+
+
+# --- JSON arrays --------------------------------------------------------------------------------
+
+_STEPWISE = 64  # bytes of white space that all spans skip together; what has more goes alone
+
+_STEPS = np.zeros(256, dtype=np.int8)
+_STEPS[[ord("["), ord("{")]] = 1
+_STEPS[[ord("]"), ord("}")]] = -1
+_STRUCTURE = np.zeros(256, dtype=bool)
+_STRUCTURE[[ord(character) for character in "[]{},"]] = True
+_IS_SPACE = np.zeros(256, dtype=bool)
+_IS_SPACE[list(WHITE_SPACE)] = True
+
+
+def array_lines(pieces: Iterable[bytes], path: str) -> Iterator[bytes]:
+    """Yield the content of a JSON array as lines of the same length.
+
+    Only an empty element, which is an error of the file, makes the content a byte longer.
+
+    Raises:
+        SourceError: The array is truncated or followed by text, or an element or the white space
+            between two elements is over the limit.
+    """
+    source = iter(pieces)
+    buffer = next(source, b"")
+    while len(buffer) < MAX_ARRAY_GAP and (piece := next(source, b"")):
+        buffer += piece
+    text = buffer.removeprefix(BOM).lstrip(WHITE_SPACE)
+    base = len(buffer) - len(text) + 1  # offset of the buffer in the file, behind the bracket
+    if not text.startswith(b"["):
+        raise SourceError("no array begins here", path=path, offset=base - 1)
+    yield b"\n" * base
+    buffer, opens = text[1:], True
+    while True:
+        found = find_elements(np.frombuffer(buffer, dtype=np.uint8), opens=opens)
+        if found.consumed:
+            _check_gaps(found, path, base)
+            yield _as_lines(buffer[: found.consumed], found)
+            base, buffer, opens = base + found.consumed, buffer[found.consumed :], False
+        if found.closed:
+            break
+        if len(buffer) > MAX_ROW + 2 * MAX_ARRAY_GAP:
+            raise SourceError(f"an element has more than {MAX_ROW} bytes", path=path, offset=base)
+        # Twice as much each time: a long element is not searched for each piece of it.
+        wanted, parts = max(MIB, len(buffer)), []
+        while wanted > 0 and (piece := next(source, b"")):
+            parts.append(piece)
+            wanted -= len(piece)
+        if not parts:
+            raise SourceError(
+                "the array is not closed: the file is truncated", path=path, offset=base
+            )
+        buffer = b"".join([buffer, *parts])
+    end = base
+    while buffer or (buffer := next(source, b"")):
+        if rest := buffer.lstrip(WHITE_SPACE):
+            where = base + len(buffer) - len(rest)
+            raise SourceError("text behind the array", path=path, offset=where)
+        base += len(buffer)
+        if base - end > MAX_ARRAY_GAP:
+            raise SourceError(
+                f"more than {MAX_ARRAY_GAP} bytes behind the array", path=path, offset=end
+            )
+        yield b"\n" * len(buffer)
+        buffer = b""
+
+
+def _check_gaps(found: Elements, path: str, base: int) -> None:
+    begins = np.concatenate([np.zeros(1, dtype=np.int64), found.ends[:-1] + 1])
+    if len(found.starts) and int((found.starts - begins).max()) > MAX_ARRAY_GAP:
+        raise SourceError(
+            f"more than {MAX_ARRAY_GAP} bytes between two elements", path=path, offset=base
+        )
+
+
+def _as_lines(data: bytes, found: Elements) -> bytes:
+    lines = np.frombuffer(data.replace(b"\n", b"\t"), dtype=np.uint8).copy()
+    is_full = found.starts < found.ends
+    steps = np.zeros(len(lines), dtype=np.int8)
+    steps[found.starts[is_full]] = 1
+    steps[found.ends[is_full]] -= 1
+    lines[np.cumsum(steps, dtype=np.int8) == 0] = ord("\n")
+    empty = found.starts[~is_full]
+    if len(empty):
+        lines[empty] = ord(",")  # a row that is no JSON
+        lines = np.insert(lines, empty + 1, ord("\n"))
+    return lines.tobytes()
+
+
+class Elements(NamedTuple):
+    """The elements that a buffer contains whole."""
+
+    starts: Integers
+    ends: Integers
+    consumed: int  # bytes up to and including the last comma or bracket
+    closed: bool  # the array's bracket was seen
+
+
+def find_elements(data: Bytes, *, opens: bool = False) -> Elements:
+    """Find the complete elements of a buffer that begins outside of any element.
+
+    Brackets are counted, not matched: ``{"a": 1]`` is an element, and a bad row. An element may be
+    empty, which is a bad row too. ``opens`` says that the array's bracket stands before the buffer.
+    """
+    structure = np.flatnonzero(_STRUCTURE[data])
+    quotes = _real_quotes(data)
+    outside = np.searchsorted(quotes, structure) % 2 == 0
+    structure = structure[outside]
+    characters = data[structure]
+    depth = 1 + np.cumsum(_STEPS[characters], dtype=np.int64)
+    closing = np.flatnonzero(depth == 0)
+    closed = len(closing) > 0
+    upto = int(closing[0]) + 1 if closed else len(structure)
+    between = (characters[:upto] == ord(",")) & (depth[:upto] == 1)
+    if closed:
+        between[-1] = True
+    stops = structure[:upto][between]
+    if not len(stops):
+        return Elements(stops, stops, 0, False)
+    begins = np.concatenate([np.zeros(1, dtype=np.int64), stops[:-1] + 1])
+    starts, ends = _trimmed(data, begins, stops)
+    if opens and closed and len(starts) == 1 and starts[0] == ends[0]:
+        starts = ends = starts[:0]  # "[]"
+    return Elements(starts, ends, int(stops[-1]) + 1, closed)
+
+
+def _real_quotes(data: Bytes) -> Integers:
+    """Positions of the quotes that begin or end a string."""
+    quotes = np.flatnonzero(data == ord('"'))
+    if not len(quotes):
+        return quotes
+    after = quotes[(quotes > 0) & (data[quotes - 1] == ord("\\"))]
+    if not len(after):
+        return quotes
+    # A quote is escaped when an odd number of backslashes stands before it.
+    slashes = np.flatnonzero(data == ord("\\"))
+    run_starts = slashes[np.flatnonzero(np.diff(slashes, prepend=-2) != 1)]
+    run_of = run_starts[np.searchsorted(run_starts, after, side="right") - 1]
+    escaped = after[(after - run_of) % 2 == 1]
+    return np.setdiff1d(quotes, escaped, assume_unique=True)
+
+
+def _trimmed(data: Bytes, begins: Integers, stops: Integers) -> tuple[Integers, Integers]:
+    """Spans without the white space at their ends; an empty span is at its stop."""
+    starts, ends = begins.copy(), stops.copy()
+    moving = np.flatnonzero((starts < ends) & _IS_SPACE[data[np.minimum(starts, len(data) - 1)]])
+    for _ in range(_STEPWISE):
+        starts[moving] += 1
+        at = starts[moving]
+        moving = moving[(at < ends[moving]) & _IS_SPACE[data[np.minimum(at, len(data) - 1)]]]
+        if not len(moving):
+            break
+    for span in moving.tolist():
+        text = data[starts[span] : ends[span]].tobytes()
+        starts[span] += len(text) - len(text.lstrip(WHITE_SPACE))
+    moving = np.flatnonzero((starts < ends) & _IS_SPACE[data[ends - 1]])
+    for _ in range(_STEPWISE):
+        ends[moving] -= 1
+        moving = moving[(starts[moving] < ends[moving]) & _IS_SPACE[data[ends[moving] - 1]]]
+        if not len(moving):
+            break
+    for span in moving.tolist():
+        ends[span] = starts[span] + len(
+            data[starts[span] : ends[span]].tobytes().rstrip(WHITE_SPACE)
+        )
+    return starts, ends

@@ -1,27 +1,22 @@
-"""The row index of a line or array file: assembled from a scan, on disk, and mapped.
+"""The row index of a line file, and the cache directory that holds it.
 
-Of a row only its *start* is stored, eight bytes; one more holds the end of the file. A row's bytes
-are what stands between its start and the next one's, without the line break and blank lines (or
-comma and white space) behind it: the bytes themselves say where it ends. So two numbers of the
-index find a row, without a search, and a parser may be given the whole stretch.
+A `Shelf` is the ``rows/`` part of a cache directory: row indexes, seekable copies, and *notes*,
+which say that a file in a given state has a given index. Each is a function of its key. Where the
+cache cannot be written, a private directory of the process takes its place.
 
-A `BlockEntry` is one line of the table of blocks: byte span, rows, lines and the xxh3-128 of the
-span. `Blocks` is that table as it grows, 64 bytes a line: a file may have a million of them, so
-they are packed, not objects. The `Assembler` is fed portions of a scan in order and knows nothing
-of how rows were found.
+An index is a sealed directory (`tokenmill.files.sealed`): ``starts.bin`` (where each row starts,
+and the end of the file, eight bytes each), ``table.bin`` (the blocks, then one xxh3-64 per page of
+starts) and ``index.json``. Its key is the digest of the content alone, so the same lines as .jsonl,
+.jsonl.gz and .jsonl.zst, under any name, share one. The bytes of a row are what stands between its
+start and the next one's, without the line break and the blank lines after it.
 
-An index is a sealed directory: ``starts.bin``, ``table.bin`` (the table of blocks, then one xxh3-64
-per page of starts) and the summary ``index.json`` (what it is, counts, the checksum of the table).
-It is a function of kind and content, so its key is made of the content's digest alone: the same
-data as .jsonl, .jsonl.gz and .jsonl.zst, under any name, has one.
-
-Opening reads json and table; starts are mapped when the first row is wanted (a plan of blocks never
-wants one), and a page of them is checked when it is first touched. On network file systems, where
-a map can end the process, pages are read instead.
+Opening reads json and table. Starts are mapped when the first row is read; on network file systems,
+where a map can end the process, they are read instead.
 """
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import struct
@@ -34,16 +29,23 @@ from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 import xxhash
 
-from tokenmill.errors import CorruptionError
-from tokenmill.files import is_network
+from tokenmill.errors import CacheError, CorruptionError
+from tokenmill.files import (
+    has_process_directory,
+    is_network,
+    process_directory,
+    require_inside,
+)
 from tokenmill.files.sealed import JsonForm, SealedKind
 from tokenmill.fingerprint import canonical, checksum, key, key_of_pieces
-from tokenmill.source.cut import Integers
 from tokenmill.source.limits import INDEX_FORMAT, STARTS_PER_PAGE
-from tokenmill.source.shelf import Shelf
 
+Integers = npt.NDArray[np.int64]
+_FORBIDDEN = (errno.EROFS, errno.EACCES, errno.EPERM)
+_NOTE = SealedKind("note", "note.json", JsonForm("note", "check"))
 _KIND = SealedKind(
     "row index", "index.json", JsonForm("index", "check"), ("table.bin", "starts.bin"),
     remedy="open with rehash=True to have it made again",
@@ -65,21 +67,64 @@ _LINE = struct.Struct("<6q16s")  # one line of `BLOCK_TABLE`
 _DIGESTS = 4096  # digests written out at once
 
 
+class Shelf:
+    """The ``rows/`` part of one cache directory."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def place(self, key: str) -> Path:
+        """The directory of a key; CacheError when a link leads out of the cache."""
+        if not (len(key) == 40 and set(key) <= set("0123456789abcdef")):
+            raise CorruptionError(f"not a key: {key[:60]!r}", path=self.root)
+        place = self.root / "rows" / key
+        require_inside(place, self.root)
+        return place
+
+    def has(self, key: str) -> bool:
+        return self.place(key).is_dir()
+
+    def note(self, key: str) -> dict[str, Any] | None:
+        """The note of a key; None when it is missing or damaged."""
+        note: dict[str, Any] | None = _NOTE.admit_or_none(self.place(key), self.root)
+        return note
+
+    def write_note(self, key: str, note: dict[str, Any]) -> None:
+        """Publish a note, unless an undamaged one exists."""
+        _NOTE.write(self.root, self.place(key), note)
+
+
+def private_shelf() -> Shelf:
+    """A shelf that ends with this process."""
+    return Shelf(process_directory())
+
+
+def existing_private_shelf() -> Shelf | None:
+    """The private shelf, if this process has one."""
+    return private_shelf() if has_process_directory() else None
+
+
+def is_forbidden(error: CacheError) -> bool:
+    """Whether this user cannot write the cache at all (rather than: it is full, or broken)."""
+    cause = error.__cause__
+    return isinstance(cause, OSError) and cause.errno in _FORBIDDEN
+
+
 class BlockEntry(NamedTuple):
-    """One block of a file: where it is, what it counts, what it contains."""
+    """One block of a file."""
 
     offset: int
     length: int
     first_row: int
     rows: int
     first_line: int  # 1 + line breaks before the block
-    lines: int  # line formats: lines that start in it; arrays: line breaks in it
+    lines: int  # lines that start in it
     digest: str
 
 
 @dataclass
 class Blocks:
-    """The table of blocks as it grows, packed."""
+    """The table of blocks as it grows, packed: a file may have a million of them."""
 
     packed: bytearray = field(default_factory=bytearray)
 
@@ -98,12 +143,7 @@ class Blocks:
 
 
 class Assembler:
-    """Counts, hashes and cuts what a scan finds.
-
-    Attributes:
-        blocks: The finished blocks, in order; complete after `finish`.
-        rows: Rows seen.
-    """
+    """Count, hash and cut what a scan finds; `blocks` is complete after `finish`."""
 
     def __init__(self) -> None:
         self.blocks = Blocks()
@@ -115,36 +155,30 @@ class Assembler:
         self._hash = xxhash.xxh3_128()
 
     def feed(
-        self,
-        data: memoryview,
-        base: int,
-        starts: Integers,
-        marks: Integers,
-        cuts: Sequence[int],
+        self, data: memoryview, base: int, starts: Integers, lines: Integers, cuts: Sequence[int]
     ) -> None:
         """Take the next portion of the file.
 
         Args:
-            data: The portion's bytes; every byte of the file is fed once.
+            data: The bytes of the portion; every byte of the file is fed once.
             base: Offset of the portion.
             starts: Offset of each row that starts here, ascending.
-            marks: Offsets that count as lines: line starts, or line breaks for arrays.
-            cuts: Offsets at which a block opens.
+            lines: Offset of each line that starts here, blank ones included.
+            cuts: Offsets at which a block begins.
         """
+        before = self.rows
         self.rows += len(starts)
-        before = self.rows - len(starts)
-        position, mark = base, 0
+        position, line = base, 0
         for cut in cuts:
             self._hash.update(data[position - base : cut - base])
-            marks_before = int(np.searchsorted(marks, cut))
-            self._lines += marks_before - mark
+            lines_before = int(np.searchsorted(lines, cut))
+            self._lines += lines_before - line
             self._close(cut, before + int(np.searchsorted(starts, cut)))
-            position, mark = cut, marks_before
+            position, line = cut, lines_before
         self._hash.update(data[position - base :])
-        self._lines += len(marks) - mark
+        self._lines += len(lines) - line
 
     def finish(self, end: int) -> None:
-        """The file ends here: close the last block."""
         self._close(end, self.rows)
 
     def _close(self, end: int, rows: int) -> None:
@@ -165,32 +199,28 @@ class Assembler:
         self._hash = xxhash.xxh3_128()
 
 
-def content_digest(kind: str, blocks: Blocks) -> str:
-    """The digest of a file's (decompressed) content: its kind and its blocks'.
+def lines_digest(blocks: Blocks) -> str:
+    """The digest of the lines of a file: the key of ``{"blocks": [digest, …]}``, in pieces."""
 
-    It is the key of ``{"blocks": [digest, …], "kind": kind}``, made without holding all of them.
-    """
-    return key_of_pieces(_content_document(kind, blocks))
+    def document() -> Iterator[bytes]:
+        before = b'{"blocks":['
+        for digests in blocks.digests():
+            yield before + canonical(digests)[1:-1]
+            before = b","
+        yield (b"" if len(blocks) else before) + b"]}"
 
-
-def _content_document(kind: str, blocks: Blocks) -> Iterator[bytes]:
-    before = b'{"blocks":['
-    for digests in blocks.digests():
-        yield before + canonical(digests)[1:-1]
-        before = b","
-    yield (b"" if len(blocks) else before) + b'],"kind":' + canonical(kind) + b"}"
+    return key_of_pieces(document())
 
 
-def index_key(kind: str, digest: str) -> str:
-    """The name of the index of a content."""
-    return key({"what": "row index", "format": INDEX_FORMAT, "kind": kind, "digest": digest})
+def index_key(digest: str) -> str:
+    """The key of the index of some lines."""
+    return key({"what": "row index", "format": INDEX_FORMAT, "digest": digest})
 
 
 class IndexDocument(msgspec.Struct, frozen=True, kw_only=True):
     """index.json."""
 
     format: int
-    kind: str
     bytes: int
     rows: int
     blocks: int
@@ -198,14 +228,10 @@ class IndexDocument(msgspec.Struct, frozen=True, kw_only=True):
     table: str  # checksum of table.bin
 
 
-def write_index(shelf: Shelf, kind: str, scan: Any, *, repair: bool = False) -> IndexDocument:
-    """Run a scan and publish its index.
+def write_index(shelf: Shelf, scan: Any, *, repair: bool = False) -> IndexDocument:
+    """Run a `LineScan` and publish its index.
 
-    Args:
-        shelf: Where to.
-        kind: "lines" or "array".
-        scan: Has ``starts()``, ``assembler`` and ``bytes``, as `LineScan`.
-        repair: Check an index that is there already, and replace it if it is corrupt.
+    With ``repair``, an existing index is checked, and replaced if it is damaged.
     """
     assembler: Assembler = scan.assembler
     checks = array("Q")
@@ -214,15 +240,14 @@ def write_index(shelf: Shelf, kind: str, scan: Any, *, repair: bool = False) -> 
         table = assembler.blocks.packed + np.array(checks, dtype="<u8").tobytes()
         document = IndexDocument(
             format=INDEX_FORMAT,
-            kind=kind,
             bytes=scan.bytes,
             rows=assembler.rows,
             blocks=len(assembler.blocks),
-            digest=content_digest(kind, assembler.blocks),
+            digest=lines_digest(assembler.blocks),
             table=checksum(table),
         )
         draft.write("table.bin", table)
-        place = shelf.place(index_key(kind, document.digest))
+        place = shelf.place(index_key(document.digest))
         is_whole = partial(_is_whole, place) if repair else None
         draft.publish(place, msgspec.to_builtins(document), is_whole=is_whole)
     return document
@@ -230,40 +255,31 @@ def write_index(shelf: Shelf, kind: str, scan: Any, *, repair: bool = False) -> 
 
 def _is_whole(place: Path) -> bool:
     try:
-        Index(place).check_all()
+        index = Index(place)
+        for page in range(index.pages):
+            index.check_page(page)
     except CorruptionError:
         return False
     return True
 
 
 def _paged(starts: Iterator[Integers], checks: array[int]) -> Iterator[bytes]:
-    """The starts' bytes in whole pages, noting each page's checksum."""
+    """The bytes of the starts in pages; the checksum of each page is appended to ``checks``."""
     held = bytearray()
     for portion in starts:
         held += portion.astype("<i8", copy=False).tobytes()
-        whole = len(held) - len(held) % _PAGE
-        if whole:
-            yield from _checked(bytes(held[:whole]), checks)
-            del held[:whole]
+        while len(held) >= _PAGE:
+            page = bytes(held[:_PAGE])
+            checks.append(xxhash.xxh3_64_intdigest(page))
+            yield page
+            del held[:_PAGE]
     if held:
-        yield from _checked(bytes(held), checks)
-
-
-def _checked(data: bytes, checks: array[int]) -> Iterator[bytes]:
-    checks.extend(
-        xxhash.xxh3_64_intdigest(data[start : start + _PAGE])
-        for start in range(0, len(data), _PAGE)
-    )
-    yield data
+        checks.append(xxhash.xxh3_64_intdigest(held))
+        yield bytes(held)
 
 
 class Index:
-    """An opened index.
-
-    Attributes:
-        first_rows: First row of each block, as plain integers.
-        checked: One byte per page of starts: whether it was found good.
-    """
+    """An opened index; `first_rows` has the first row of each block, as Python integers."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -276,11 +292,11 @@ class Index:
         self._checks = np.frombuffer(table, "<u8", offset=lines.nbytes)
         # Of a memory view, because that gives Python's integers without making a list of them.
         self.first_rows = np.ascontiguousarray(lines["first_row"]).data
-        self.checked = bytearray(len(self._checks))
+        self.pages = len(self._checks)
 
     @cached_property
     def starts(self) -> memoryview | PreadStarts:
-        """The starts of all rows and the file's end: mapped, or an object that reads them."""
+        """The starts of all rows and the end of the file."""
         path, size = self.directory / "starts.bin", 8 * (self.document.rows + 1)
         try:
             if size <= _PAGE:
@@ -294,35 +310,23 @@ class Index:
         return memoryview(mapped).cast("q")
 
     def check_page(self, page: int) -> None:
-        """Check a page of starts and the next, which a page's last row looks into."""
-        for number in range(page, min(page + 2, len(self.checked))):
+        """Check a page of starts, and the next, which the page's last row looks into."""
+        for number in range(page, min(page + 2, self.pages)):
             data = self.starts[number * STARTS_PER_PAGE : (number + 1) * STARTS_PER_PAGE]
             found = xxhash.xxh3_64_intdigest(data)
             if found != self._checks[number]:
                 message = f"page {number} has checksum {found}, expected {self._checks[number]}"
                 raise self._sealed.refusal(message, "starts.bin")
-        self.checked[page] = 1  # only now: a page is good together with the one it looks into
-
-    def check_all(self) -> None:
-        """Check every page, not only those touched."""
-        for page in range(len(self.checked)):
-            self.check_page(page)
 
     def block(self, number: int) -> BlockEntry:
         return next(self.blocks_from(number))
 
     def blocks_from(self, number: int) -> Iterator[BlockEntry]:
-        """The lines of the table of blocks from one on."""
         for *numbers, digest in _LINE.iter_unpack(self._table[number * _LINE.size :]):
             yield BlockEntry._make((*numbers, digest.hex()))
 
     def locate(self, rows: Integers) -> tuple[Integers, Integers]:
-        """Where each of some ascending rows starts, and where its successor does."""
-        if not len(rows):
-            return rows, rows
-        for page in np.unique(rows // STARTS_PER_PAGE).tolist():
-            if not self.checked[page]:
-                self.check_page(page)
+        """Where each of some rows starts, and where the next row does; pages are not checked."""
         if isinstance(self.starts, PreadStarts):
             pairs = [(self.starts[row], self.starts[row + 1]) for row in rows.tolist()]
             both = np.array(pairs, dtype=np.int64)
@@ -332,7 +336,7 @@ class Index:
 
 
 class PreadStarts:
-    """Starts read on demand: what a map offers, for file systems where maps are unsafe."""
+    """Starts read on demand, for file systems where maps are unsafe."""
 
     def __init__(self, path: Path) -> None:
         self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)

@@ -1,4 +1,4 @@
-"""Every constant of the room, with its unit and its reason.
+"""Every constant of this package, with its unit and its reason.
 
 Three groups. The *cut* constants decide where blocks of a file begin: they are part of the disk
 format, because a block's bytes are part of a slice's key; changing one rebuilds everybody's
@@ -11,14 +11,14 @@ from __future__ import annotations
 KIB = 1 << 10
 MIB = 1 << 20
 
-# --- cut: part of format 1 ------------------------------------------------------------------
+# --- cut: part of the format ------------------------------------------------------------------
 CUT_MIN = 6 * MIB  # bytes of a block before a row may open the next one
 CUT_MEAN = 2 * MIB  # further bytes until a row qualifies, on average: blocks of about 8 MiB
 CUT_MAX = 16 * MIB  # bytes of a block at most, one larger row aside
 CUT_HASHED = 64 * KIB  # bytes of a row that decide whether it opens a block
 CUT_SHORT = 256  # bytes; rows up to this are mixed in numpy, longer ones with xxh3
 COLUMNAR_BLOCK = 8 * MIB  # decoded bytes of a block of a columnar file, about
-INDEX_FORMAT = 1  # version of everything that this room publishes under rows/
+INDEX_FORMAT = 2  # version of everything that this package publishes under rows/
 
 # --- bounds -----------------------------------------------------------------------------------
 MAX_ROW = 64 * MIB  # bytes of one row: beyond it the row is rejected unread (reason "limit")
@@ -39,7 +39,6 @@ FRAMES_KEPT = 16  # decompressed frames kept per copy: 2 MiB
 DECODED_BYTES = 128 * MIB  # of decoded Parquet and Arrow rows kept for single ones, per process
 STARTS_PER_PAGE = 8 * KIB  # starts of rows guarded by one checksum: 64 KiB (part of the index)
 OPEN_FILES = 128  # sources whose descriptors and maps are kept open at once, per process
-RECHECK_SECONDS = 50e-6  # how long a look at the file's stat is believed while reading rows
 RACY_NS = 100_000_000  # a stat is trusted when it is older than this at the time of reading ...
 RACY_COARSE_NS = 2_500_000_000  # ... on file systems whose clock ticks in (two) seconds
 EMBEDDED_FILES = 24  # files described inside a pickle; more are published as a list beside it

@@ -1,27 +1,23 @@
-"""Rows of one indexed line or array file, by number.
+"""Rows of one indexed file by number: lines, or the lines of a seekable copy.
 
-Comes in: a `FileEntry`, whose index `open` found or made. Goes out, to `Rows`: bytes, dicts
-and origins by row number, and the blocks of a run of rows. A `LineReader` opens nothing until a row
-is wanted, and closes when too many files are open. What it has open is a `LineHandle`: the
-file (or its seekable copy) with its `Index`; of that, `FastLines` is what ``rows[i]`` needs for an
-ordinary row and nothing else. Any thread and any forked process may use them: reads carry their
-offset, and what is open is replaced whole, never changed.
+A `LineReader` opens nothing until a row is read, and closes when too many files are open. What it
+has open is a `LineHandle`: the file (or its copy) with its `Index`. Any thread and any forked
+process may use them: reads carry their offset, and what is open is replaced, never changed.
 
-Of a row the index knows the start alone. The bytes up to the next row's start are its *stretch*,
-and say themselves where the row ends.
+The index knows where a row starts. The bytes up to the start of the next row are its *stretch*: the
+row, its line break, and blank lines.
 
-While rows are read, the file's stat is looked at again every 50 µs. Another size or a vanished name
-is `SourceChanged`. Only other times (a touch, a chmod, a new hard link, or an edit in place) have
-the row's block hashed again: the content decides.
+A file that changes while it is open is noticed by its stat: when a page of the index (8,192 rows)
+is first used, after each batch or portion of a stream, and before a row is called bad. Another size
+or a removed file is `SourceChanged`. If only the times differ, the blocks concerned are hashed: a
+touch, a chmod or a new hard link is no change.
 """
 
 from __future__ import annotations
 
-import os
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from time import monotonic
 from typing import Any
 
 import numpy as np
@@ -30,146 +26,98 @@ from tokenmill.errors import RowError, SourceChanged
 from tokenmill.origin import Origin
 from tokenmill.source.block import Block, Part, Value
 from tokenmill.source.bytefile import (
+    FileEntry,
     LocalFile,
     Signature,
     SourceBytes,
+    SourceFile,
     bound_open_files,
     digest_of,
 )
-from tokenmill.source.cut import Integers
-from tokenmill.source.entry import FileEntry, SourceFile
-from tokenmill.source.index import BlockEntry, Index
+from tokenmill.source.index import BlockEntry, Index, Integers, Shelf
 from tokenmill.source.limits import (
     COALESCE_GAP,
     COALESCE_MAX,
     LARGE_ROW,
     MAX_ROW,
-    RECHECK_SECONDS,
     STARTS_PER_PAGE,
     STREAM_BYTES,
 )
-from tokenmill.source.parse import PARSING, SHALLOW, decode, over_limit, parse
-from tokenmill.source.scan import WHITE_SPACE
-from tokenmill.source.shelf import Shelf
+from tokenmill.source.parse import PARSING, SHALLOW, decode, over_limit, parse, parse_many
 
 _STREAM_ROWS = 1 << 14  # rows located at once
 _LINE_STEP = 1 << 16  # bytes of a long line read at once
 PAGE_SHIFT = STARTS_PER_PAGE.bit_length() - 1
 
 
-class FastLines:
-    """What a single row needs, for `value` here and for the same lines inside ``Rows``."""
-
-    __slots__ = ("_ctime_ns", "_file", "believed_until", "checked", "fd", "starts")
-
-    def __init__(self, file: LocalFile, index: Index) -> None:
-        self.fd = file.fd
-        self.starts = index.starts
-        self.checked = index.checked
-        self.believed_until = 0.0
-        self._ctime_ns = file.signature.ctime_ns
-        self._file = file  # keeps the descriptor open
-
-    def is_unchanged(self, now: float) -> bool:
-        """Look at the file's stat; every change of content, size or name changes the ctime."""
-        if os.fstat(self.fd).st_ctime_ns != self._ctime_ns:
-            return False
-        self.believed_until = now + RECHECK_SECONDS
-        return True
-
-    def value(self, row: int) -> dict[str, Any] | None:
-        """One parsed row; None when anything about it needs care."""
-        now = monotonic()
-        if now > self.believed_until and not self.is_unchanged(now):
-            return None
-        if not self.checked[row >> PAGE_SHIFT]:
-            return None
-        # Up to the next row: line breaks and blank lines are white space to the parser, and a
-        # stretch that ends early because the file was cut is no JSON.
-        start = self.starts[row]
-        length = self.starts[row + 1] - start
-        if length > SHALLOW:
-            return None
-        try:
-            return decode(os.pread(self.fd, length, start))
-        except PARSING:
-            return None
-
-
 class LineHandle:
-    """An open line or array file, or its copy; arrays and copies have no `fast` way."""
+    """An open file or copy with its index.
+
+    `Rows` reads short rows of a local file through `fd`, `starts` and `checked` directly.
+    """
 
     def __init__(self, file: SourceBytes, index: Index) -> None:
         self.file = file
         self.index = index
-        self.is_lines = index.document.kind == "lines"
-        self.fast: FastLines | None = None
-        if self.is_lines and isinstance(file, LocalFile):
-            self.fast = FastLines(file, index)
-        self._believed_until = 0.0
-        self._verified: set[int] = set()  # blocks found good ...
-        self._verified_under: Signature | None = None  # ... while the file had this signature
+        self.starts = index.starts
+        self.checked = bytearray(index.pages)  # pages of `starts` that may be used
+        self.fd = file.fd if isinstance(file, LocalFile) else -1
+        self._touched: Signature | None = None  # other times than those indexed, and ...
+        self._unchanged: set[int] = set()  # ... blocks that are the same nevertheless
 
     def stretch(self, row: int) -> tuple[int, int]:
         """Where a row starts, and where the next one does."""
-        index = self.index
-        if not index.checked[row >> PAGE_SHIFT]:
-            index.check_page(row >> PAGE_SHIFT)
-        return index.starts[row], index.starts[row + 1]
+        if not self.checked[row >> PAGE_SHIFT]:
+            self._check_page(row >> PAGE_SHIFT)
+        return self.starts[row], self.starts[row + 1]
 
-    def locate(self, row: int) -> tuple[int, int]:
+    def stretches(self, rows: Integers) -> tuple[Integers, Integers]:
+        for page in np.unique(rows >> PAGE_SHIFT).tolist():
+            if not self.checked[page]:
+                self._check_page(page)
+        return self.index.locate(rows)
+
+    def _check_page(self, page: int) -> None:
+        self.index.check_page(page)
+        first = page << PAGE_SHIFT
+        self.require_unchanged(range(first, min(first + STARTS_PER_PAGE, self.index.document.rows)))
+        self.checked[page] = 1
+
+    def require_unchanged(self, rows: Sequence[int] | Integers) -> None:
+        """Raise `SourceChanged` unless the blocks of these rows are what was indexed."""
+        if not isinstance(self.file, LocalFile):
+            return  # a copy checks its frames, a remote object each range
+        seen = self.file.now()
+        if seen == self.file.signature:
+            return
+        if seen.size != self.file.signature.size:
+            self.file.check()
+        if seen != self._touched:
+            self._touched, self._unchanged = seen, set()
+        numbers = np.searchsorted(np.asarray(self.index.first_rows), rows, side="right") - 1
+        for number in set(numbers.tolist()) - self._unchanged:
+            block = self.index.block(number)
+            if digest_of(self.file, block.offset, block.length) != block.digest:
+                raise SourceChanged(
+                    f"bytes {block.offset} to {block.offset + block.length} are not what was "
+                    "indexed; open the file again",
+                    path=self.file.path,
+                    offset=block.offset,
+                )
+            self._unchanged.add(number)
+
+    def span(self, row: int) -> tuple[int, int]:
+        """Where a row starts and ends."""
         start, stop = self.stretch(row)
-        if stop - start > LARGE_ROW and self.is_lines:
-            return start, end_of_line(self.file, start, stop) - start
-        return start, len(self.trimmed(row, self.pread(start, stop)))
-
-    def trimmed(self, row: int, stretch: bytes) -> bytes:
-        """The row itself, of the bytes up to the next one."""
-        if self.is_lines:
-            return line_of(stretch)
-        return element_of(stretch, row + 1 == self.index.document.rows)
+        if stop - start > LARGE_ROW:
+            return start, _end_of_line(self.file, start, stop)
+        return start, start + len(_line_of(self.pread(start, stop)))
 
     def pread(self, start: int, stop: int) -> bytes:
-        """Bytes that must be there."""
         data = self.file.pread(stop - start, start)
         if len(data) != stop - start:
             raise SourceChanged("the file became shorter", path=self.file.path, offset=start)
         return data
-
-    def look_again(self, row: int) -> None:
-        """See whether the file is still what was indexed; the row's block decides if need be.
-
-        Raises:
-            SourceChanged: It is not.
-        """
-        if not isinstance(self.file, LocalFile):
-            return  # a copy checks its own frames, a remote object each of its ranges
-        now = monotonic()
-        if now < self._believed_until:
-            return
-        seen = self.file.now()
-        if seen == self.file.signature:
-            self._believed_until = now + RECHECK_SECONDS
-            return
-        if seen.size != self.file.signature.size:
-            self.file.check()
-        # The times changed, not the size: from now on every block is looked at before it is read.
-        if seen != self._verified_under:
-            self._verified, self._verified_under = set(), seen
-        number = bisect_right(self.index.first_rows, row) - 1
-        if number not in self._verified:
-            self._verify(number)
-            self._verified.add(number)
-
-    def _verify(self, number: int) -> None:
-        block = self.index.block(number)
-        if digest_of(self.file, block.offset, block.length) != block.digest:
-            raise SourceChanged(
-                f"bytes {block.offset} to {block.offset + block.length} are not what was indexed; "
-                "open the file again",
-                path=self.file.path,
-                offset=block.offset,
-            )
 
 
 class LineReader:
@@ -180,190 +128,134 @@ class LineReader:
         self.number = number
         self.rows = entry.rows
         self._shelf = shelf
-        self._index: Index | None = None
         self._handle: LineHandle | None = None
 
-    @property
-    def index(self) -> Index:
-        """The file's index, opened on first use."""
-        if self._index is None:
-            self._index = Index(self._shelf.place(self.entry.index))
-        return self._index
-
     def open_file(self) -> SourceBytes:
-        """The file's bytes; a compressed file is read through its copy."""
         if self.entry.copy:
             from tokenmill.source.copy import CopyFile
 
             return CopyFile(self._shelf.place(self.entry.copy), self.entry.path)
         return self.entry.open()
 
-    def _open(self) -> LineHandle:
-        handle = LineHandle(self.open_file(), self.index)
-        self._handle = handle
-        bound_open_files(self)
+    def _open_index(self) -> Index:
+        return Index(self._shelf.place(self.entry.index))
+
+    def open(self) -> LineHandle:
+        handle = self._handle
+        if handle is None:
+            handle = self._handle = LineHandle(self.open_file(), self._open_index())
+            bound_open_files(self)
         return handle
 
     def close(self) -> None:
-        """Let go of descriptors and maps; the next access opens them again."""
+        """Release descriptors and maps; the next access opens them again."""
         self._handle = None
-        self._index = None
 
     # --- one row ---------------------------------------------------------------------------
 
     def value(self, row: int) -> dict[str, Any]:
-        fast = (self._handle or self._open()).fast
-        if fast is not None:
-            value = fast.value(row)
-            if value is not None:
-                return value
+        handle = self._handle or self.open()
+        start, stop = handle.stretch(row)
+        if stop - start <= SHALLOW:
+            try:
+                # Line breaks and blank lines are white space to the parser.
+                return decode(handle.file.pread(stop - start, start))
+            except PARSING:
+                pass  # said below
         raw = self.raw(row)
         try:
             return parse(raw)
         except RowError as error:
-            raise self.explain(row, error) from error
-
-    def fast(self) -> FastLines | None:
-        """The open file's short way to ordinary rows."""
-        return (self._handle or self._open()).fast
+            raise self._located(row, error) from error
 
     def raw(self, row: int) -> bytes:
-        handle = self._handle or self._open()
-        handle.look_again(row)
+        handle = self._handle or self.open()
         start, stop = handle.stretch(row)
         if stop - start <= LARGE_ROW:
-            return handle.trimmed(row, handle.pread(start, stop))
-        offset, length = handle.locate(row)
-        if length > MAX_ROW:
-            raise self.explain(row, RowError(over_limit(length), reason="limit"))
-        return handle.pread(offset, offset + length)
+            return _line_of(handle.pread(start, stop))
+        stop = handle.span(row)[1]
+        if stop - start > MAX_ROW:
+            raise self._located(row, RowError(over_limit(stop - start), reason="limit"))
+        return handle.pread(start, stop)
 
     def origin(self, row: int, value: dict[str, Any] | None = None) -> Origin:
-        handle = self._handle or self._open()
-        handle.look_again(row)
-        offset, length = handle.locate(row)
-        return Origin(self.entry.path, row, self.line(row, offset), offset, length)
+        start, stop = self.open().span(row)
+        return Origin(self.entry.path, row, self._line(row, start), start, stop - start)
 
-    def line(self, row: int, offset: int) -> int:
-        """The physical line of one row."""
-        index = self.index
-        number = bisect_right(index.first_rows, row) - 1
-        block = index.block(number)
-        if self.entry.kind == "lines" and block.lines == block.rows:
+    def _line(self, row: int, offset: int) -> int | None:
+        """The line of a row; None in an array, whose lines are those of its copy."""
+        if self.entry.kind == "array":
+            return None
+        handle = self.open()
+        block = handle.index.block(bisect_right(handle.index.first_rows, row) - 1)
+        if block.lines == block.rows:
             return block.first_line + row - block.first_row
-        # Blank lines (or an array's layout) in this block: count line breaks, in a few
-        # milliseconds, rather than store a number per row.
-        handle = self._handle or self._open()
+        # The block has blank lines: count line breaks rather than store a number per row.
         line, position = block.first_line, block.offset
         while position < offset:
-            data = handle.file.pread(min(offset - position, STREAM_BYTES), position)
-            if not data:
-                raise SourceChanged("the file became shorter", path=self.entry.path)
+            data = handle.pread(position, min(offset, position + STREAM_BYTES))
             line += data.count(b"\n")
             position += len(data)
         return line
 
-    def explain(self, row: int, error: RowError) -> RowError:
-        """The same error with its place, after making sure that it is the row's own fault."""
-        handle = self._handle or self._open()
-        handle.look_again(row)
-        offset, _ = handle.stretch(row)
+    def _located(self, row: int, error: RowError) -> RowError:
+        """The same error with its origin, unless the file changed."""
+        handle = self.open()
+        handle.require_unchanged([row])
+        offset = handle.stretch(row)[0]
         return RowError(
             error.message,
             reason=error.reason,
             path=self.entry.path,
             row=row,
-            line=self.line(row, offset),
+            line=self._line(row, offset),
             offset=offset,
         )
 
     # --- many rows -------------------------------------------------------------------------
 
-    def _stretches(self, rows: Sequence[int]) -> list[bytes | RowError]:
-        """What stands from each row to the next, in the given order, neighbours read together."""
-        handle = self._handle or self._open()
-        wanted = np.asarray(rows, dtype=np.int64)
-        order = np.argsort(wanted, kind="stable")
-        wanted = wanted[order]
-        starts, stops = handle.index.locate(wanted)
-        found: list[bytes | RowError] = [b""] * len(rows)
-        places = order.tolist()
-        large = np.flatnonzero(stops - starts > LARGE_ROW)
-        for number in large.tolist():
-            found[places[number]] = self._raw_or_error(int(wanted[number]))
-        if len(large):
-            rest = np.flatnonzero(stops - starts <= LARGE_ROW)
-            wanted, starts, stops = wanted[rest], starts[rest], stops[rest]
-            places = order[rest].tolist()
-        for first, last, begin, end in coalesce(starts, stops):
-            handle.look_again(int(wanted[first]))
-            data = handle.pread(begin, end)
-            if last - first == 1:
-                found[places[first]] = data
-                continue
-            handle.look_again(int(wanted[last - 1]))
-            froms = (starts[first:last] - begin).tolist()
-            tos = (stops[first:last] - begin).tolist()
-            for place, a, b in zip(places[first:last], froms, tos, strict=True):
-                found[place] = data[a:b]
-        return found
+    def values(self, rows: Sequence[int] | Integers) -> list[Value]:
+        """Rows in the given order, or the errors that they raise; neighbours are read together."""
+        values = parse_many(self._texts(np.asarray(rows, dtype=np.int64)) if len(rows) else [])
+        if RowError in set(map(type, values)):
+            for place, value in enumerate(values):
+                if isinstance(value, RowError):
+                    values[place] = self._value_or_error(int(rows[place]))
+        return values
 
-    def _raw_or_error(self, row: int) -> bytes | RowError:
+    def _value_or_error(self, row: int) -> Value:
         try:
-            return self.raw(row)
+            return self.value(row)
         except RowError as error:
             return error
 
-    def values(self, rows: Sequence[int]) -> list[Value]:
-        if not len(rows):
-            return []
-        return self._parsed(rows, self._stretches(rows))
+    def _texts(self, rows: Integers) -> list[bytes]:
+        """The stretch of each row; nothing for a large one, which is read alone."""
+        handle = self.open()
+        order = np.argsort(rows, kind="stable")
+        starts, stops = handle.stretches(rows[order])
+        small = np.flatnonzero(stops - starts <= LARGE_ROW)
+        starts, stops, places = starts[small], stops[small], order[small].tolist()
+        texts = [b""] * len(rows)
+        for first, last, begin, end in coalesce(starts, stops):
+            data = handle.pread(begin, end)
+            froms = (starts[first:last] - begin).tolist()
+            tos = (stops[first:last] - begin).tolist()
+            for place, a, b in zip(places[first:last], froms, tos, strict=True):
+                texts[place] = data[a:b]
+        handle.require_unchanged(rows)
+        return texts
 
     def stream(self, first: int, last: int) -> Iterator[tuple[int, list[Value]]]:
-        """The parsed rows ``first:last`` in order, a portion at a time."""
-        index = self.index
+        """The rows ``first:last`` in order, a portion at a time."""
         while first < last:
             upto = min(last, first + _STREAM_ROWS)
-            starts, stops = index.locate(np.arange(first, upto))
+            starts, stops = self.open().stretches(np.arange(first, upto))
             while len(starts):
                 count = max(1, int(np.searchsorted(stops, starts[0] + STREAM_BYTES)))
-                rows = range(first, first + count)
-                yield first, self._parsed(rows, self._portion(rows, starts[:count], stops[:count]))
+                yield first, self.values(np.arange(first, first + count))
                 starts, stops = starts[count:], stops[count:]
                 first += count
-
-    def _portion(self, rows: range, starts: Integers, stops: Integers) -> list[bytes | RowError]:
-        begin, end = int(starts[0]), int(stops[-1])
-        if end - begin > LARGE_ROW:
-            return self._stretches(rows)
-        handle = self._handle or self._open()
-        handle.look_again(rows[0])
-        handle.look_again(rows[-1])
-        data = handle.pread(begin, end)
-        froms, tos = (starts - begin).tolist(), (stops - begin).tolist()
-        return [data[a:b] for a, b in zip(froms, tos, strict=True)]
-
-    def _parsed(self, rows: Sequence[int], stretches: list[bytes | RowError]) -> list[Value]:
-        if self.entry.kind == "lines":
-            try:
-                # What stands behind a line is white space to the parser.
-                return [parse(stretch) for stretch in stretches]  # type: ignore[arg-type]
-            except (RowError, TypeError):
-                pass
-        return [self._outcome(row, text) for row, text in zip(rows, stretches, strict=True)]
-
-    def _outcome(self, row: int, stretch: bytes | RowError) -> Value:
-        if isinstance(stretch, RowError):
-            return stretch
-        handle = self._handle or self._open()
-        try:
-            # Trimming what is trimmed already would cut an element's own bracket off.
-            whole = handle.stretch(row)[1] - handle.stretch(row)[0] <= LARGE_ROW
-            return parse(handle.trimmed(row, stretch) if whole else stretch)
-        except RowError as error:
-            placed = self.explain(row, error)
-            placed.__cause__ = error
-            return placed
 
     # --- blocks ----------------------------------------------------------------------------
 
@@ -372,53 +264,49 @@ class LineReader:
         return SourceFile(entry.path, entry.kind, entry.bytes, entry.rows, entry.digest)
 
     def blocks(self, part: Part) -> Iterator[Block]:
-        """The blocks of a run of rows; those at its ends may be cut down to its rows."""
-        # Not kept: a plan walks thousands of files, and must not hold all their tables at once.
-        index = self._index or Index(self._shelf.place(self.entry.index))
+        """The blocks of a run of rows; the first and last may be cut down to its rows."""
+        # Not kept: a plan goes over thousands of files, and must not hold all their tables.
+        index = self._handle.index if self._handle else self._open_index()
         whole = part.first == 0 and part.last == self.rows
         number = bisect_right(index.first_rows, part.first) - 1 if not whole else 0
-        copy = str(self._shelf.place(self.entry.copy)) if self.entry.copy else ""
+        entry = self.entry
+        copy = str(self._shelf.place(entry.copy)) if entry.copy else ""
         for block in index.blocks_from(number):
             if block.first_row >= part.last and not whole:
                 return
             first = max(part.first, block.first_row)
             last = min(part.last, block.first_row + block.rows)
-            if block.rows and not (first == block.first_row and last - first == block.rows):
+            if block.rows and last - first < block.rows:
                 block = self._cut_down(block, first, last)
             yield Block(
                 file=self.number,
-                path=self.entry.path,
-                kind=self.entry.kind,
+                path=entry.path,
+                kind=entry.kind,
                 first_row=block.first_row,
                 rows=block.rows,
-                first_line=block.first_line,
+                first_line=None if entry.kind == "array" else block.first_line,
                 offset=block.offset,
                 length=block.length,
                 digest=block.digest,
-                location=self.entry.location,
+                location=entry.location,
                 copy=copy,
-                signature=self.entry.signature,
-                settled=self.entry.settled,
-                version=self.entry.version,
+                signature=entry.signature,
+                settled=entry.settled,
+                version=entry.version,
             )
 
-    def _start(self, row: int) -> int:
-        return (self._handle or self._open()).stretch(row)[0]
-
     def _cut_down(self, block: BlockEntry, first: int, last: int) -> BlockEntry:
-        """The rows ``first:last`` of a block as a block with a digest of its own."""
+        """The rows ``first:last`` of a block as a block of its own."""
+        handle = self.open()
         offset, line = block.offset, block.first_line
         if first > block.first_row:
-            offset = self._start(first)
-            line = self.line(first, offset)
+            offset = handle.stretch(first)[0]
+            line = self._line(first, offset) or 0
         end = block.offset + block.length
         if last < block.first_row + block.rows:
-            end = self._start(last)
+            end = handle.stretch(last)[0]
         digest = digest_of(self.open_file(), offset, end - offset)
         return BlockEntry(offset, end - offset, first, last - first, line, 0, digest)
-
-
-# --- which bytes are the row ----------------------------------------------------------------------
 
 
 def coalesce(starts: Integers, stops: Integers) -> Iterator[tuple[int, int, int, int]]:
@@ -444,33 +332,16 @@ def coalesce(starts: Integers, stops: Integers) -> Iterator[tuple[int, int, int,
             first = last
 
 
-def line_of(stretch: bytes) -> bytes:
-    """The row at the beginning of a stretch that ends where the next row starts."""
+def _line_of(stretch: bytes) -> bytes:
+    """The row of a stretch."""
     found = stretch.find(b"\n")
     if found < 0:
         return stretch
     return stretch[: found - 1] if stretch[found - 1 : found] == b"\r" else stretch[:found]
 
 
-def element_of(stretch: bytes, closes_array: bool) -> bytes:
-    """The element at the beginning of a stretch that ends where the next element starts.
-
-    Args:
-        stretch: Element, white space, comma (or the array's bracket), white space.
-        closes_array: Whether it is the bracket.
-    """
-    text = stretch.rstrip(WHITE_SPACE)
-    return text.removesuffix(b"]" if closes_array else b",").rstrip(WHITE_SPACE)
-
-
-def end_of_line(file: SourceBytes, offset: int, limit: int) -> int:
-    """Offset behind a line of any length, whatever stands behind it.
-
-    Args:
-        file: The bytes.
-        offset: Where the line's row starts.
-        limit: Where the next row, or the end of the block, is.
-    """
+def _end_of_line(file: SourceBytes, offset: int, limit: int) -> int:
+    """Where the line of any length that begins at ``offset`` ends, at most at ``limit``."""
     position, before = offset, b""
     while position < limit:
         data = file.pread(min(_LINE_STEP, limit - position), position)

@@ -1,23 +1,22 @@
-"""Opening a source: addresses to files, files to entries, entries to `Rows`.
+"""Open a source: addresses to files, files to entries, entries to `Rows`.
 
-The way of one row. `open_rows` reads each address (`address`), finds its files (`discover`, `hub`)
-and what is known of each (`describe`: a `FileEntry`, from a note or by reading the file once). The
-entries become readers (`lines`, `columnar`) of one `Concatenation`, and ``rows[i]`` asks the reader
-of the file that holds row i. In a build, ``rows.blocks()`` gives `Block` values, and a worker calls
-`read_block` on each: no index, no listing, the bytes held against their digest.
+`open_rows` parses each address (`address`), finds its files (`discover`) and describes each with a
+`FileEntry`, from a note in the cache or by reading the file once. The entries become readers
+(`lines`, `columnar`) of one `Concatenation`. In a build, ``rows.blocks()`` gives `Block` values,
+and a worker calls `read_block` on each.
 
-A *note* on the shelf says "the file at this place, in this state, has this index". It is written
-only when the file had come to rest before it was read (git's racy rule), and believed only while
-size, mtime, ctime and inode are equal (of a remote object: size and ETag, or what stands for one);
-``rehash=True`` reads in any case. A note that is missing, damaged or points to nothing costs a
-scan, never a wrong row.
+A *note* says that the file at this place, in this state, has this index. It is written only when
+the file was last changed some time before it was read (git's racy rule), and used only while size,
+mtime, ctime and inode are equal (of a remote object: size and version). ``rehash=True`` ignores it.
+A note that is missing or damaged costs a scan, never a wrong row.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,17 +28,23 @@ from tokenmill.files.ranged import RemoteFile
 from tokenmill.fingerprint import key
 from tokenmill.source.address import parse_address
 from tokenmill.source.block import Part
-from tokenmill.source.bytefile import LocalFile, SourceBytes, location_of
+from tokenmill.source.bytefile import FileEntry, LocalFile, SourceBytes
 from tokenmill.source.discover import Found, discover
-from tokenmill.source.entry import FileEntry
-from tokenmill.source.index import Index, index_key, write_index
-from tokenmill.source.limits import INDEX_FORMAT, MIB
+from tokenmill.source.index import (
+    Shelf,
+    existing_private_shelf,
+    index_key,
+    is_forbidden,
+    private_shelf,
+    write_index,
+)
+from tokenmill.source.limits import INDEX_FORMAT, KIB, MAX_ARRAY_GAP, MIB
 from tokenmill.source.rows import Concatenation, Listing, Rows
 from tokenmill.source.scan import BOM, WHITE_SPACE, LineScan
-from tokenmill.source.shelf import Shelf, existing_private_shelf, is_forbidden, private_shelf
 
 Source = str | os.PathLike[str]
 _AT_ONCE = 4  # files indexed at the same time, about 5 MiB of buffers each
+_PEEKED = 64 * KIB  # bytes of text that tell an array from lines
 _MAGIC = {
     b"\x1f\x8b": "gzip",
     b"\x28\xb5\x2f\xfd": "zstd",
@@ -100,7 +105,7 @@ def open_rows(
 
 
 def _describe_all(found: list[Found], shelf: Shelf, rehash: bool) -> list[tuple[FileEntry, str]]:
-    """Know every file; many small ones wait for the disk together instead of in turn."""
+    """Describe every file; many small ones wait for the disk at the same time."""
 
     def work(one: Found) -> tuple[FileEntry, str]:
         entry, place = describe(one, shelf, rehash=rehash)
@@ -128,11 +133,10 @@ def _select(runs: list[Part], first: int, last: int) -> list[Part]:
 
 
 def describe(found: Found, shelf: Shelf, *, rehash: bool = False) -> tuple[FileEntry, Shelf]:
-    """Know a file: from its note, else by reading it.
+    """Describe a file from its note, else by reading it.
 
     Returns:
-        The entry and the shelf that holds its index: the given one, or a private one where that
-        cannot be written.
+        The entry, and the shelf with its index: a private one where the given one is read-only.
     """
     file = _opened(found, again=rehash)
     if file.size == 0:
@@ -162,8 +166,6 @@ def _opened(found: Found, *, again: bool) -> LocalFile | RemoteFile:
 
 
 class _Seen(NamedTuple):
-    """What an entry says about the state of its file."""
-
     signature: tuple[int, int, int, int]
     version: str
     settled: bool
@@ -196,13 +198,18 @@ def _remembered(found: Found, file: LocalFile | RemoteFile, shelf: Shelf) -> Fil
     note = shelf.note(_note_key(found, file))
     if note is None:
         return None
-    location = location_of(found.place)
     try:
-        entry = msgspec.convert({**note, "path": found.path, "location": location}, FileEntry)
+        entry = msgspec.convert(
+            {**note, "path": found.path, "location": _location(found)}, FileEntry
+        )
     except msgspec.ValidationError:
         return None
     needed = [key for key in (entry.index, entry.copy) if key]
     return entry if all(map(shelf.has, needed)) else None
+
+
+def _location(found: Found) -> str:
+    return found.place if is_remote(found.place) else os.path.abspath(found.place)
 
 
 def _read(found: Found, file: LocalFile | RemoteFile, shelf: Shelf, repair: bool) -> FileEntry:
@@ -216,7 +223,7 @@ def _read(found: Found, file: LocalFile | RemoteFile, shelf: Shelf, repair: bool
     state = _Seen.of(file)
     entry = FileEntry(
         path=found.path,
-        location=location_of(found.place),
+        location=_location(found),
         signature=state.signature,
         settled=state.settled,
         version=state.version,
@@ -228,9 +235,9 @@ def _read(found: Found, file: LocalFile | RemoteFile, shelf: Shelf, repair: bool
 
 
 def remember(found: Found, file: LocalFile | RemoteFile, shelf: Shelf, entry: FileEntry) -> None:
-    """Write the note of a file that had come to rest before it was read."""
+    """Write the note of a file whose signature proves its content."""
     note = msgspec.to_builtins(entry)
-    del note["path"], note["location"]  # the next caller's words for it may be others
+    del note["path"], note["location"]  # another caller may name it differently
     shelf.write_note(_note_key(found, file), note)
 
 
@@ -239,27 +246,25 @@ def _index(
 ) -> dict[str, Any]:
     content: SourceBytes = file
     copy = ""
-    if found.compression:
-        from tokenmill.source.copy import CopyFile, decompressed, write_copy
-
-        copy = write_copy(decompressed(file, found.compression), shelf, repair=repair)
-        content = CopyFile(shelf.place(copy), found.path)
-    elif misnamed := _other_format(file):
+    if found.compression or found.family == "json":
+        from tokenmill.source.copy import CopyFile, array_lines, decompressed, write_copy
+    if not found.compression and (misnamed := _other_format(file)):
         raise SourceError(f"its name says {found.family}, but it holds {misnamed}", path=file.path)
-    kind = _kind(found, content)
-    if kind == "array":
-        from tokenmill.source.array import ArrayScan
-
-        document = write_index(shelf, kind, ArrayScan(content), repair=repair)
-    else:
-        document = write_index(shelf, kind, LineScan(content), repair=repair)
-    name = index_key(kind, document.digest)
+    pieces = decompressed(file, found.compression) if found.compression else _pieces(file)
+    is_array = False
+    if found.family == "json":
+        is_array, pieces = _peek(pieces, found.path)
+    if found.compression or is_array:
+        pieces = array_lines(pieces, found.path) if is_array else pieces
+        copy = write_copy(pieces, shelf, repair=repair)
+        content = CopyFile(shelf.place(copy), found.path)
+    document = write_index(shelf, LineScan(content), repair=repair)
     return {
-        "kind": kind,
-        "rows": Index(shelf.place(name)).document.rows,
+        "kind": "array" if is_array else "lines",
+        "rows": document.rows,
         "bytes": document.bytes,
         "digest": document.digest,
-        "index": name,
+        "index": index_key(document.digest),
         "copy": copy,
     }
 
@@ -269,23 +274,25 @@ def _other_format(file: SourceBytes) -> str:
     return next((name for magic, name in _MAGIC.items() if head.startswith(magic)), "")
 
 
-def _kind(found: Found, content: SourceBytes) -> str:
-    """A .json file is one array, or one object per line."""
-    if found.family != "json":
-        return "lines"
+def _pieces(file: SourceBytes) -> Iterator[bytes]:
     position = 0
-    while True:
-        data = content.pread(MIB, position)
-        text = (data.removeprefix(BOM) if position == 0 else data).lstrip(WHITE_SPACE)
-        if text or not data:
-            break
+    while data := file.pread(MIB, position):
+        yield data
         position += len(data)
-    if text.startswith(b"["):
-        return "array"
+
+
+def _peek(pieces: Iterator[bytes], path: str) -> tuple[bool, Iterator[bytes]]:
+    """Whether the content of a .json file is an array, else lines; and all pieces again."""
+    head = text = b""
+    for piece in pieces:
+        head += piece
+        text = head.removeprefix(BOM).lstrip(WHITE_SPACE)
+        if len(text) >= _PEEKED or len(head) > 2 * MAX_ARRAY_GAP:
+            break
     if text.split(b"\n", 1)[0].strip() == b"{":
         raise SourceError(
             "one object spread over several lines; a .json source is an array of rows, or one "
             "object per line",
-            path=found.path,
+            path=path,
         )
-    return "lines"
+    return text.startswith(b"["), chain([head], pieces)

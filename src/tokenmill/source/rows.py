@@ -1,16 +1,11 @@
 """Rows: an opened source, read row by row on demand.
 
 A `Rows` is a view: a range of positions over a `Concatenation`, which is a list of *parts*, each a
-run of rows of one file. Line and array files are read through their index (`lines`), Parquet and
-Arrow through pyarrow (`columnar`). Nothing is read until asked for. Slicing gives another view of
-the same concatenation.
+run of rows of one file. Slicing gives another view of the same concatenation.
 
-A pickled view takes its entries along, so that a worker neither lists directories nor scans; each
-file is compared with its entry when it is first read. Up to a couple of dozen files travel inside
-the pickle; a longer list is published on the shelf and only its key travels.
-
-``rows[i]`` parses one row and raises `RowError` with its origin when it is bad; ``scan()`` goes
-over all of them and accounts for the bad ones instead. Iterating streams.
+A pickled view contains its file entries, so a worker neither lists directories nor scans; each file
+is compared with its entry when it is first read. A long list of files is published in the cache,
+and the pickle contains its key.
 """
 
 from __future__ import annotations
@@ -20,7 +15,6 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from os import pread
 from pathlib import Path
-from time import monotonic
 from typing import TYPE_CHECKING, Any, overload
 
 import msgspec
@@ -31,11 +25,11 @@ from tokenmill.files.sealed import publish_files
 from tokenmill.fingerprint import canonical, key
 from tokenmill.origin import Origin
 from tokenmill.source.block import Block, Part
-from tokenmill.source.entry import FileEntry, SourceFile
+from tokenmill.source.bytefile import FileEntry, SourceFile
+from tokenmill.source.index import Shelf, is_forbidden, private_shelf
 from tokenmill.source.limits import EMBEDDED_FILES, INDEX_FORMAT
-from tokenmill.source.lines import PAGE_SHIFT, FastLines, LineReader
+from tokenmill.source.lines import PAGE_SHIFT, LineHandle, LineReader
 from tokenmill.source.parse import PARSING, SHALLOW, decode
-from tokenmill.source.shelf import Shelf, is_forbidden, private_shelf
 
 if TYPE_CHECKING:
     from tokenmill.source.columnar import ColumnReader
@@ -47,17 +41,14 @@ _LIST = "files.json"
 
 
 class Listing(msgspec.Struct, frozen=True):
-    """What a concatenation is made of."""
+    """Files and parts of a concatenation."""
 
     files: list[tuple[FileEntry, str]]  # with the cache directory that holds the index
     parts: list[Part]  # in the order of the source
 
 
 class Concatenation:
-    """What all views of one opened source share.
-
-    A long list of files is published on the shelf when somebody pickles.
-    """
+    """What all views of one opened source share."""
 
     def __init__(self, listing: Listing, shelf: Shelf) -> None:
         self._listing = listing
@@ -83,7 +74,6 @@ class Concatenation:
         return _published, (str(root), name)
 
     def at(self, position: int) -> tuple[Reader, int]:
-        """The reader and row number of a position."""
         number = bisect_right(self.starts, position) - 1
         part = self.parts[number]
         return self.readers[part.file], part.first + position - self.starts[number]
@@ -145,14 +135,13 @@ class Rows(Sequence[dict[str, Any]]):
     def __init__(self, whole: Concatenation, places: range | None = None) -> None:
         self._whole = whole
         self._places = range(whole.starts[-1]) if places is None else places
-        # A run of rows of a single file, the usual case, needs no search: its rows are read
-        # the short way, once the file is open, and only what needs care goes the general one.
+        # A contiguous run of rows of one file, the usual case, needs no search.
         self._only = whole.readers[whole.parts[0].file] if len(whole.parts) == 1 else None
         self._shift = whole.parts[0].first if self._only is not None else 0
         simple = self._only is not None and self._places.step == 1
         self._plain = len(self._places) if simple else 0
         self._base = self._places.start + self._shift
-        self._fast: FastLines | None = None
+        self._fast: LineHandle | None = None
 
     def __len__(self) -> int:
         return len(self._places)
@@ -164,12 +153,9 @@ class Rows(Sequence[dict[str, Any]]):
     def __getitem__(self, index: int | slice) -> dict[str, Any] | Rows:
         fast = self._fast
         if fast is not None and index.__class__ is int and 0 <= index < self._plain:
-            # `FastLines.value`, written out: the call would cost a tenth of the row.
-            now = monotonic()
+            # `LineReader.value` for short rows, inlined: the calls cost a third of the row.
             row = index + self._base
-            if (now <= fast.believed_until or fast.is_unchanged(now)) and fast.checked[
-                row >> PAGE_SHIFT
-            ]:
+            if fast.checked[row >> PAGE_SHIFT]:
                 start = fast.starts[row]
                 length = fast.starts[row + 1] - start
                 if length <= SHALLOW:
@@ -177,15 +163,15 @@ class Rows(Sequence[dict[str, Any]]):
                         return decode(pread(fast.fd, length, start))
                     except PARSING:
                         pass
-        return self._carefully(index)
+        return self._slow_path(index)
 
-    def _carefully(self, index: int | slice) -> dict[str, Any] | Rows:
-        """Slices, bad rows, long rows, other files: everything but the short way."""
+    def _slow_path(self, index: int | slice) -> dict[str, Any] | Rows:
         if isinstance(index, slice):
             return Rows(self._whole, self._places[index])
         reader, row = self._at(index)
         if self._plain and self._fast is None and isinstance(reader, LineReader):
-            self._fast = reader.fast()
+            handle = reader.open()
+            self._fast = handle if handle.fd >= 0 else None
         return reader.value(row)
 
     def _at(self, index: int) -> tuple[Reader, int]:
@@ -195,17 +181,12 @@ class Rows(Sequence[dict[str, Any]]):
             raise IndexError(f"row {index} of {len(self)}") from None
 
     def raw(self, index: int) -> bytes:
-        """The row's own bytes; for Parquet and Arrow its canonical JSON."""
+        """The bytes of a row; for Parquet and Arrow its compact JSON."""
         reader, row = self._at(index)
         return reader.raw(row)
 
     def origin(self, index: int, value: dict[str, Any] | None = None) -> Origin:
-        """Where the row is.
-
-        Args:
-            index: Its number.
-            value: The row itself, where it is at hand: it need not be read again.
-        """
+        """Where a row is; a columnar row given as ``value`` is not read again."""
         reader, row = self._at(index)
         return reader.origin(row, value)
 
@@ -226,7 +207,7 @@ class Rows(Sequence[dict[str, Any]]):
             try:
                 return self._only.values([self._places[n] + self._shift for n in indices])
             except IndexError:
-                pass  # the loop below says which
+                pass  # raised below, with the index
         by_reader: dict[int, tuple[Reader, list[int], list[int]]] = {}
         for position, index in enumerate(indices):
             reader, row = self._at(index)
@@ -260,16 +241,14 @@ class Rows(Sequence[dict[str, Any]]):
 
     @property
     def files(self) -> list[SourceFile]:
-        """The files of the source. Parquet and Arrow files are hashed when first asked."""
+        """The files of the source; Parquet and Arrow files are hashed on first use."""
         return [reader.source_file() for reader in self._whole.readers]
 
     def blocks(self) -> Iterator[Block]:
-        """The view as content-cut blocks: what a build plans with.
-
-        A block that the view shows only in part is cut down to those rows.
+        """The view as blocks, the first and last cut down to its rows.
 
         Raises:
-            UsageError: The view leaves rows out in between.
+            UsageError: The view has a step.
         """
         if self._places.step != 1:
             raise UsageError("blocks need a contiguous view, not one with a step")

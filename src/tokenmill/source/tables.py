@@ -28,7 +28,7 @@ from tokenmill.errors import RowError, SourceError
 from tokenmill.files import is_network
 from tokenmill.files.process import RecentValues
 from tokenmill.files.ranged import RangedStream, RemoteFile
-from tokenmill.source.entry import Span
+from tokenmill.source.bytefile import Span
 from tokenmill.source.jsonform import CheckedBatch, RowForm
 from tokenmill.source.limits import COLUMNAR_BLOCK, DECODED_BYTES
 

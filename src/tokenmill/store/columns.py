@@ -282,6 +282,10 @@ class SliceColumns:
     def lengths(self) -> Int32:
         return np.diff(self.starts).astype(np.int32)
 
+    @property
+    def longest(self) -> int:
+        return int(self.lengths.max(initial=0))
+
     @cached_property
     def trained(self) -> Int32:
         counts = np.zeros(len(self.row), np.int32)

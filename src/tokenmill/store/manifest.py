@@ -63,7 +63,7 @@ SLICE_ROW = np.dtype(
 STRETCH = 8192  # rows read at once by whoever passes over the whole table
 
 _HEADER = struct.Struct("<8sIIQ")
-_ROW = struct.Struct("<20s16s3I6q")  # `SLICE_ROW`, for writing one
+PACKED_ROW = struct.Struct("<20s16s3I6q")  # `SLICE_ROW`, for writing one
 
 
 def header(count: int) -> bytes:
@@ -75,36 +75,6 @@ def header(count: int) -> bytes:
 def count_rows(size: int) -> int:
     """Number of slices in a table of this many bytes."""
     return (size - HEADER_BYTES) // SLICE_ROW.itemsize
-
-
-def pack_row(
-    key: str,
-    record: str,
-    *,
-    source: int,
-    rows: int,
-    rejected: int,
-    first_row: int,
-    source_row: int,
-    line: int | None,
-    offset: int | None,
-    tokens: int,
-    trained: int,
-) -> bytes:
-    """Return one row of the table; key and record are hex digits."""
-    return _ROW.pack(
-        bytes.fromhex(key),
-        bytes.fromhex(record),
-        source,
-        rows,
-        rejected,
-        first_row,
-        source_row,
-        line or 0,
-        -1 if offset is None else offset,
-        tokens,
-        trained,
-    )
 
 
 def read_stretches(path: Path) -> Iterator[bytes]:

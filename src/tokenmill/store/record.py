@@ -156,6 +156,7 @@ class CommitRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
     rows: int
     tokens: int
     trained: int
+    longest: int  # tokens of the longest row
     roles: tuple[str, ...]
     carried: tuple[str, ...]
     rejected: tuple[RejectedRow, ...]
@@ -244,7 +245,7 @@ def _refusal(data: bytes, files: SliceFiles, error: Exception) -> TokenmillError
     try:
         stated = _probe.decode(data).get("format")
     except UNREADABLE:
-        return CorruptionError(f"not a commit record: {error}", path=files.record)
+        stated = FORMAT
     if stated != FORMAT:
         return _other_format(stated, files)
     return CorruptionError(f"not a commit record: {error}", path=files.record)

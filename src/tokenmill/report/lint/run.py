@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tokenmill.build.builder import media_options
 from tokenmill.build.recipe import Recipe, RunOptions, to_travel
+from tokenmill.build.run import media_options
 from tokenmill.errors import SourceError, UsageError
 from tokenmill.origin import Origin
 from tokenmill.report.lint import linter, minhash
@@ -73,7 +73,7 @@ def run_lint(
     cache = cache_of(options.cache_dir)
     processor = processor_card(recipe, cache, executor)
     choice = tokenizer_choice(recipe, processor)
-    card, comparison = identity_card(choice, cache.root, executor)
+    card = identity_card(choice, cache.root, executor)
     rows = open_sources(recipe.sources, cache, rehash=options.rehash)
     if not len(rows):
         raise SourceError("no rows: every source is empty", path=recipe.sources[0])
@@ -81,7 +81,7 @@ def run_lint(
     chosen = choose(places.counts, sample)
     ranks = ranks_of(chosen, places.counts)
     size = size_of(_tasks(rows, chosen))
-    job = BlockJob(executor, cache.root, card, comparison, options.engine)
+    job = BlockJob(executor, cache.root, card, options.engine)
     setup = job.setup(
         linter.LINT,
         size,
@@ -99,7 +99,6 @@ def run_lint(
             shown.add(rows=result["rows"], size=0)
 
         job.run(setup, _tasks(rows, chosen), take)
-    job.agree()
     results.find_duplicates()
     if "duplicate_picture" in rules:
         results.find_copied_pictures()
