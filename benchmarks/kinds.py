@@ -94,7 +94,7 @@ PREPARE = """
 import contextlib, json, sys, time
 from statistics import mean
 from tokenmill.api import run_recipe
-from tokenmill.build.builder import BUILD
+from tokenmill.build.run import BUILD
 from tokenmill.work import LocalExecutor
 
 class Clocked(LocalExecutor):

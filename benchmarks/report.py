@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tokenmill.build.proof import installed_versions
+from tokenmill.build.outcome import installed_versions
 
 LIBRARIES = (
     "tokenmill", "numpy", "pyarrow", "msgspec", "tokenizers", "fastokens", "jinja2",

@@ -91,7 +91,7 @@ def planned(sources: Path, cache: Path) -> Plan:
     given = arguments_of(sources, cache)
     recipe, options = resolve_call(given.pop("sources"), given.pop("tokenizer"), given)
     workers = resolve_executor(options.executor, options.num_workers)
-    return plan(recipe, options, workers, cache_of(cache))[0]
+    return plan(recipe, options, workers, cache_of(cache))
 
 
 def make_slices(wanted: Plan, cache: Path) -> None:

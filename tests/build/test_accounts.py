@@ -24,8 +24,7 @@ from tests.build.making import (
 from tokenmill import RowError, SourceError, prepare
 from tokenmill.api import run_recipe
 from tokenmill.build import outcome
-from tokenmill.build.outcome import REMARKS, Prepared
-from tokenmill.build.proof import Account, proof_document
+from tokenmill.build.outcome import REMARKS, Account, Prepared, proof_document
 from tokenmill.errors import REASONS
 from tokenmill.report.stats import store_stats
 
@@ -255,6 +254,7 @@ def test_remark_that_waits_for_an_undeclared_counter_does_not_import() -> None:
 def test_counter_that_is_not_declared_is_refused() -> None:
     report: dict[str, Any] = {
         "built": True,
+        "replaced": False,
         "seconds": {},
         "notes": {"render": {"renderer": "jinja2"}, "encode": {"engine": "hf"}},
     }

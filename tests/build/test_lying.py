@@ -1,4 +1,4 @@
-"""An engine caught lying is out, and what it made in the run is made anew (P17)."""
+"""A fast engine that differs from its reference: the references build every slice again."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ import pytest
 from tests.build.lying import ENTRY, VARIABLE, Lie
 from tests.build.making import INLINE, TOKENIZER, conversations, files_of, small_cuts, write_rows
 from tokenmill.api import run_part, run_recipe
-from tokenmill.build import builder
+from tokenmill.build import run as build_run
 from tokenmill.build.outcome import Prepared
+from tokenmill.errors import CorruptionError
 from tokenmill.store import Store
 from tokenmill.work import blocks
 
@@ -28,17 +29,20 @@ KIND = {"render": "renderer", "encode": "encoder"}
 ROOT = Path(__file__).resolve().parents[2]
 
 
-class FromTheFirst:
-    """A builder's own place, without the chance in it: the first slice."""
+class InOrder:
+    """A builder's random order without the chance in it."""
 
     def randrange(self, _: int) -> int:
         return 0
+
+    def shuffle(self, _: list[Any]) -> None:
+        pass
 
 
 @pytest.fixture(autouse=True)
 def _small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     small_cuts(monkeypatch)
-    monkeypatch.setattr(blocks.random, "SystemRandom", FromTheFirst)
+    monkeypatch.setattr(blocks.random, "SystemRandom", InOrder)
 
 
 @pytest.fixture(scope="module")
@@ -72,31 +76,33 @@ def lying(
 
     def build(lie: Lie, **more: Any) -> Prepared:
         monkeypatch.setenv(VARIABLE, lie.to_environment())
-        monkeypatch.setattr(builder, "BUILD", ENTRY)
-        return run_recipe(source, str(TOKENIZER), cache_dir=tmp_path / "cache", **(FAST | more))
+        monkeypatch.setattr(build_run, "BUILD", ENTRY)
+        sources = more.pop("sources", source)
+        return run_recipe(sources, str(TOKENIZER), cache_dir=tmp_path / "cache", **(FAST | more))
 
     return build
 
 
-def check_told(prepared: Prepared, room: str, caplog: pytest.LogCaptureFixture) -> None:
+def check_reported(prepared: Prepared, stage: str, caplog: pytest.LogCaptureFixture) -> None:
     """Proof, summary and the person at the terminal know."""
-    proof, summary, kind = prepared.store.proof, prepared.summary(), KIND[room]
+    proof, summary, kind = prepared.store.proof, prepared.summary(), KIND[stage]
     assert proof["audit_mismatches"][kind] == 1
     assert proof["audited_rows"][kind] >= 1
     assert sum(proof["audit_mismatches"].values()) == 1, "the other engine is not accused"
-    name, reference = ENGINE[room]
-    assert proof[name] == summary[name] == reference, "what it made is in no slice any more"
+    name, reference = ENGINE[stage]
+    assert proof[name] == summary[name] == reference, "nothing of the fast engine is in a slice"
+    assert proof["used"][f"{stage}.{name}"] == {reference: proof["slices"]}
     assert summary["audit_mismatches"] == 1
     assert summary["audited_rows"] == sum(proof["audited_rows"].values())
     assert summary["slices_built"] == summary["slices"]
     (notice,) = proof["notices"]
     assert notice.startswith(f"the fast {kind} (")
-    assert f"{proof['slices_redone']} slices were made anew" in notice
+    assert f"all {proof['slices']} slices were built again by the references" in notice
     assert [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING] == [notice]
 
 
 @pytest.mark.parametrize(
-    ("room", "where"),
+    ("stage", "where"),
     [
         pytest.param("render", {}, id="render-inline"),
         pytest.param("encode", {}, id="encode-inline"),
@@ -104,97 +110,107 @@ def check_told(prepared: Prepared, room: str, caplog: pytest.LogCaptureFixture) 
         pytest.param("render", LOCAL, id="render-local", marks=pytest.mark.soak),
     ],
 )
-def test_lie_seen_in_the_last_slice_undoes_all_before(
-    room: str,
+def test_mismatch_in_the_last_slice_undoes_all_before(
+    stage: str,
     where: dict[str, Any],
     lying: Any,
     honest: dict[str, bytes],
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    prepared = lying(Lie(room), **where)
+    prepared = lying(Lie(stage), **where)
     assert published(tmp_path / "cache") == honest
-    check_told(prepared, room, caplog)
-    proof = prepared.store.proof
-    if not where:
-        assert proof["slices_redone"] == proof["slices"] - 1, "all but the one that was audited"
-    assert proof["slices_replaced"] == proof["slices_redone"] > 10
+    check_reported(prepared, stage, caplog)
+    replaced = prepared.store.proof["slices_replaced"]
+    assert replaced > 10
     wrong = list((tmp_path / "cache" / "quarantine").iterdir())
-    assert len(wrong) == 3 * proof["slices_replaced"], "moved away, never deleted"
+    assert len(wrong) == 3 * replaced, "moved away, never deleted"
 
 
-@pytest.mark.parametrize("room", ["render", pytest.param("encode", marks=pytest.mark.soak)])
-def test_one_liar_among_two_workers_is_out_in_both(
-    room: str, lying: Any, honest: dict[str, bytes], tmp_path: Path
+@pytest.mark.parametrize("stage", ["render", pytest.param("encode", marks=pytest.mark.soak)])
+def test_one_wrong_worker_of_two_restarts_the_build(
+    stage: str, lying: Any, honest: dict[str, bytes], tmp_path: Path
 ) -> None:
-    """The liar's third slice shows it; then nobody uses that engine, and all it made goes."""
-    lie = Lie(room, audited="amber", after=3, liar=str(tmp_path / "liar"))
+    lie = Lie(stage, audited="amber", after=3, liar=str(tmp_path / "liar"))
     prepared = lying(lie, **LOCAL)
     assert published(tmp_path / "cache") == honest
     proof = prepared.store.proof
-    assert proof["used"][".".join((room, ENGINE[room][0]))] == {ENGINE[room][1]: proof["slices"]}
-    assert 3 <= proof["slices_replaced"] < proof["slices_redone"], "an honest worker's are equal"
+    assert proof["used"][".".join((stage, ENGINE[stage][0]))] == {ENGINE[stage][1]: proof["slices"]}
+    assert 3 <= proof["slices_replaced"] < proof["slices"], "an honest worker's are equal"
 
 
-@pytest.mark.parametrize("room", ROOMS)
-def test_lie_about_some_rows_replaces_only_their_slices(
-    room: str, lying: Any, honest: dict[str, bytes], tmp_path: Path
+@pytest.mark.parametrize("stage", ROOMS)
+@pytest.mark.parametrize("again", ["force_recache", "another limit", "more rows"])
+def test_slices_of_an_earlier_run_are_replaced_too(
+    stage: str, again: str, source: Path, lying: Any, honest: dict[str, bytes], tmp_path: Path
 ) -> None:
-    prepared = lying(Lie(room, about="amber birch cedar", audited="audit me amber"))
-    # The audited row is not lied about, so the lie goes unseen: that is what the audit's chance is.
-    assert published(tmp_path / "cache") != honest
-    prepared = lying(
-        Lie(room, about="amber birch cedar", audited="amber birch"), force_recache=True
-    )
-    assert published(tmp_path / "cache") == honest, "a store of wrong slices is replaced, too"
+    missed = Lie(stage, about="amber birch cedar", audited="audit me amber")
+    lying(missed)
+    assert published(tmp_path / "cache") != honest, "the audited row was not lied about"
+    seen, more = Lie(stage, about="amber birch cedar", audited="amber birch"), {}
+    if again == "more rows":
+        rows = conversations(20, first=700)
+        rows[0]["messages"][0]["content"] += " amber birch cedar"
+        more["sources"] = [source, write_rows(tmp_path / "more.jsonl", rows)]
+    elif again == "another limit":  # nothing to tokenize, so nothing to see
+        store = lying(seen, max_length=80).store
+        assert (store.proof["slices_built"], store.proof["notices"]) == (0, [])
+        more = {"max_length": 80, "force_recache": True}
+    else:
+        more["force_recache"] = True
+    prepared = lying(seen, **more)
     proof = prepared.store.proof
-    assert proof["audit_mismatches"][KIND[room]] > 0
-    assert 0 < proof["slices_replaced"] < proof["slices"]
+    assert proof["audit_mismatches"][KIND[stage]] > 0
+    assert 0 < proof["slices_replaced"] < proof["slices"] == proof["slices_built"]
     prepared.store.verify()
+    now = files_of(tmp_path / "cache", "slices")
+    assert now.items() >= {name: data for name, data in honest.items() if name in now}.items()
+    if again != "force_recache":  # a store of the slices that were replaced is noticed
+        with pytest.raises(CorruptionError):
+            lying(missed).store.verify()
 
 
-@pytest.mark.parametrize("room", ROOMS)
-def test_slice_made_anew_with_the_same_bytes_is_left_alone(
-    room: str, lying: Any, honest: dict[str, bytes], tmp_path: Path
+@pytest.mark.parametrize("stage", ROOMS)
+def test_slice_with_the_same_bytes_is_left_alone(
+    stage: str, lying: Any, honest: dict[str, bytes], tmp_path: Path
 ) -> None:
-    prepared = lying(Lie(room, about="audit me"))
-    proof = prepared.store.proof
+    proof = lying(Lie(stage, about="audit me")).store.proof
     assert published(tmp_path / "cache") == honest
-    assert (proof["slices_redone"], proof["slices_replaced"]) == (proof["slices"] - 1, 0)
+    assert (proof["slices_built"], proof["slices_replaced"]) == (proof["slices"], 0)
     assert not (tmp_path / "cache" / "quarantine").exists()
 
 
-@pytest.mark.parametrize("room", ["encode", pytest.param("render", marks=pytest.mark.soak)])
-def test_slice_of_a_worker_that_died_before_its_report_is_suspected(
-    room: str, lying: Any, honest: dict[str, bytes], tmp_path: Path
+@pytest.mark.parametrize("stage", ["encode", pytest.param("render", marks=pytest.mark.soak)])
+def test_slice_of_a_worker_that_died_before_its_report_is_replaced(
+    stage: str, lying: Any, honest: dict[str, bytes], tmp_path: Path
 ) -> None:
-    lying(Lie(room, dies=str(tmp_path / "died")), **LOCAL)
+    lying(Lie(stage, dies=str(tmp_path / "died")), **LOCAL)
     assert (tmp_path / "died").exists()
     assert published(tmp_path / "cache") == honest
 
 
-def test_parts_undo_their_own_slices(
+def test_parts_replace_their_own_slices(
     source: Path, lying: Any, honest: dict[str, bytes], tmp_path: Path, monkeypatch: Any
 ) -> None:
     monkeypatch.setenv(VARIABLE, Lie("encode", audited="amber", after=2).to_environment())
-    monkeypatch.setattr(builder, "BUILD", ENTRY)
+    monkeypatch.setattr(build_run, "BUILD", ENTRY)
     given = {"cache_dir": tmp_path / "cache", **FAST}
     outcomes = [run_part(source, str(TOKENIZER), part=f"{n}/3", **given) for n in (1, 2, 3)]
-    assert [outcome.account.slices_redone for outcome in outcomes] == [2, 2, 2]
+    assert [outcome.account.slices_replaced for outcome in outcomes] == [2, 2, 2]
     assert published(tmp_path / "cache") == honest
 
 
-def test_run_after_a_lie_that_was_undone_is_a_hit_that_still_tells(lying: Any) -> None:
-    told = lying(Lie("encode")).store.proof["notices"]
+def test_hit_after_a_mismatch_still_reports_it(lying: Any) -> None:
+    notices = lying(Lie("encode")).store.proof["notices"]
     found = lying(Lie("encode"))
     assert found.hit
-    assert list(found.remarks())[: len(told)] == told
+    assert list(found.remarks())[: len(notices)] == notices
 
 
 def test_command_tells_on_stderr_and_keeps_its_json(source: Path, tmp_path: Path) -> None:
     program = (
-        "import sys; from tokenmill.build import builder; from tokenmill.cli import main; "
-        f"builder.BUILD = {ENTRY!r}; raise SystemExit(main())"
+        "import sys; from tokenmill.build import run; from tokenmill.cli import main; "
+        f"run.BUILD = {ENTRY!r}; raise SystemExit(main())"
     )
     given = ["--tokenizer", str(TOKENIZER), "--tokenizer-backend", "file", "--num-workers", "2"]
     cache = ["--cache-dir", str(tmp_path / "cache"), "--json"]

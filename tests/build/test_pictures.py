@@ -381,7 +381,7 @@ def test_learned_expansion_that_lies_is_caught_and_nothing_of_it_stays(
     processor = processors.make("qwen2_vl")
     outcome = prepare(source, processor, force_recache=False, cache_dir=album.directory / "c2")
     assert {row.origin.row: row.input_ids.tolist() for row in outcome.store} == right
-    assert outcome.account.caught == {"expand"}
+    assert outcome.account.mismatched == ["expand"]
     assert outcome.store.proof["used"]["expand.expansion"].keys() == {"processor"}
     assert outcome.store.proof["audit_mismatches"]["expansion"] >= 1
     assert "expansion" in outcome.store.proof["notices"][0]

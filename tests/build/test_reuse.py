@@ -139,104 +139,88 @@ def test_removed_and_edited_rows_rebuild_a_few_slices(source: Path) -> None:
 # Another limit
 
 
-LIMITS = (None, 90, 60, 50)
-
-
-def built_directly(source: Path, cache: Path, limit: int | None, **given: Any) -> dict[str, bytes]:
-    direct = run(source, cache_dir=cache, max_length=limit, **given)
-    assert direct.account.slices_derived == 0
-    return bits(cache, direct)
-
-
 @pytest.fixture
 def uneven(tmp_path: Path) -> Path:
-    """Rows of about 30 to 120 tokens, some bad, in several slices."""
-    rows: list[Any] = [conversation(n, 4 + n * 7 % 28) for n in range(300)]
+    """Rows of about 30 to 120 tokens, some bad, in several slices; the first slice is short."""
+    rows: list[Any] = [conversation(n, 4 + n * 7 % 28 if n > 60 else 4) for n in range(300)]
     rows[40:40] = ["{", '{"messages": 3}']
     rows[200:200] = ['{"messages": [{"role": "narrator", "content": "x"}]}']
     return write_rows(tmp_path / "uneven.jsonl", rows)
 
 
-@pytest.mark.parametrize("larger", [None, 90])
-@pytest.mark.parametrize("smaller", [60, 45])
-def test_smaller_limit_tokenizes_nothing_and_is_bit_identical(
-    uneven: Path, tmp_path: Path, own_cache: Path, larger: int | None, smaller: int
+LIMITS: list[dict[str, Any]] = [
+    {"max_length": 60},
+    {"max_length": 45, "carry": ("id",)},
+    {"max_length": 60, "overlong": "truncate"},
+    {"max_length": 100, "expand": "turns"},
+]
+
+
+@pytest.mark.parametrize("given", LIMITS, ids=str)
+def test_another_limit_tokenizes_nothing_and_keeps_the_rest(
+    uneven: Path, tmp_path: Path, own_cache: Path, given: dict[str, Any]
 ) -> None:
-    given = {"carry": ("id",)}
-    base = run(uneven, max_length=larger, **given)
-    derived = run(uneven, max_length=smaller, **given)
-    assert not derived.hit
-    assert derived.account.slices_built == 0
-    assert derived.account.slices_derived == derived.summary()["slices"] > 5
-    assert 0 < len(derived.store) < len(base.store)
-    assert int(derived.store.lengths.max()) <= smaller
-    direct = built_directly(uneven, tmp_path / "direct", smaller, **given)
-    assert bits(own_cache, derived) == direct
+    limit, truncates = given["max_length"], given.get("overlong") == "truncate"
+    shaping = {name: value for name, value in given.items() if name in ("carry", "expand")}
+    whole = run(uneven, **shaping)
+    limited = run(uneven, **given)
+    slices = limited.summary()["slices"]
+    assert not limited.hit
+    assert limited.account.slices_built == 0
+    assert 0 < limited.account.slices_derived < slices, "slices without overlong rows are shared"
+    shared = set(limited.store.slice_keys()) & set(whole.store.slice_keys())
+    assert len(shared) == slices - limited.account.slices_derived
+    # Compared with every row of the store without a limit.
+    expected, lost = [], 0
+    for row in whole.store:
+        mask = row.loss_mask[:limit]
+        if len(row.input_ids) <= limit or (truncates and mask.any()):
+            ends = [(role, min(a, limit), min(b, limit)) for role, a, b in row.turns]
+            expected.append((row.input_ids[:limit].tolist(), mask.tolist(), ends, row.origin))
+        else:
+            lost += 1
+    assert lost > 0
+    assert expected == [
+        (row.input_ids.tolist(), row.loss_mask.tolist(), list(row.turns), row.origin)
+        for row in limited.store
+    ]
+    reason = "no_trained_tokens" if truncates else "overlong"
+    before, after = whole.store.rejected, limited.store.rejected
+    assert after == {**before, reason: before.get(reason, 0) + lost}
+    if "carry" in given:
+        assert [row.carried for row in limited.store] == [
+            row.carried for row in whole.store if len(row.input_ids) <= limit
+        ]
+    # A build that starts with the limit makes the same bytes.
+    direct = run(uneven, cache_dir=tmp_path / "direct", **given)
+    assert direct.account.slices_derived == 0
+    assert direct.account.slices_built == slices
+    assert bits(tmp_path / "direct", direct) == bits(own_cache, limited)
+    assert direct.store.verify() > 0
+    assert run(uneven, cache_dir=tmp_path / "direct", **shaping).account.slices_built == 0
 
 
-def test_derived_from_derived_is_bit_identical(
+def test_dropped_tokens_are_in_no_file_of_the_store(uneven: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    store = run(uneven, max_length=60).store
+    loaded = datasets.load_from_disk(str(store.path))
+    assert max(map(len, loaded["input_ids"])) <= 60
+    assert len(loaded) == len(store)
+
+
+def test_corrupt_slice_is_tokenized_again_for_another_limit(
     uneven: Path, tmp_path: Path, own_cache: Path
 ) -> None:
-    for limit in LIMITS[:-1]:
-        run(uneven, max_length=limit)
-    last = run(uneven, max_length=LIMITS[-1])
-    assert last.account.slices_built == 0
-    assert bits(own_cache, last) == built_directly(uneven, tmp_path / "direct", LIMITS[-1])
-
-
-def test_larger_limit_tokenizes_only_slices_that_dropped_rows(
-    tmp_path: Path, own_cache: Path
-) -> None:
-    rows = conversations(300, words=6)
-    rows[10] = conversation(10, words=60)  # the one long row lies in the first slice
-    source = write_rows(tmp_path / "one_long.jsonl", rows)
-    small = run(source, max_length=60)
-    assert small.store.rejected == {"overlong": 1}
-    for limit in (100, None):
-        shutil.rmtree(tmp_path / "direct", ignore_errors=True)
-        larger = run(source, max_length=limit)
-        slices = larger.summary()["slices"]
-        if limit == 100:
-            assert larger.account.slices_built == 1
-            assert larger.account.slices_derived == slices - 1
-        else:
-            assert larger.account.slices_built == 1, "100 drops it too"
-        assert bits(own_cache, larger) == built_directly(source, tmp_path / "direct", limit)
-    assert len(larger.store) == 300
-
-
-def test_truncation_is_never_derived(uneven: Path) -> None:
-    run(uneven)
-    cut = run(uneven, max_length=60, overlong="truncate")
-    assert cut.account.slices_derived == 0
-    assert cut.account.slices_built == cut.summary()["slices"]
-    dropped = run(uneven, max_length=60)
-    assert dropped.account.slices_built == 0, "dropping is derived from no limit, not from this"
-    assert len(dropped.store) < len(cut.store)
-
-
-def test_derived_with_expanded_turns_is_bit_identical(tmp_path: Path, own_cache: Path) -> None:
-    rows = [{"messages": conversation(n, 9)["messages"] * (1 + n % 3)} for n in range(120)]
-    source = write_rows(tmp_path / "turns.jsonl", rows)
-    run(source, expand="turns")
-    derived = run(source, expand="turns", max_length=100)
-    assert derived.account.slices_built == 0
-    assert derived.store.rejected["overlong"] > 0
-    direct = built_directly(source, tmp_path / "direct", 100, expand="turns")
-    assert bits(own_cache, derived) == direct
-
-
-def test_a_corrupt_base_is_tokenized_instead(uneven: Path, tmp_path: Path, own_cache: Path) -> None:
     base = run(uneven)
-    victim = base.store.layout.slice(next(base.store.slice_keys())).tokens
+    victim = base.store.layout.slice(list(base.store.slice_keys())[-1]).tokens
     victim.chmod(0o644)
     data = bytearray(victim.read_bytes())
     data[len(data) // 2] ^= 1
     victim.write_bytes(data)
-    derived = run(uneven, max_length=60)
-    assert derived.account.slices_built == 1
-    assert derived.account.slices_derived == derived.summary()["slices"] - 1
-    assert bits(own_cache, derived) == built_directly(uneven, tmp_path / "direct", 60)
+    limited = run(uneven, max_length=60)
+    assert limited.account.slices_built == 1
+    direct = run(uneven, cache_dir=tmp_path / "direct", max_length=60)
+    assert bits(own_cache, limited) == bits(tmp_path / "direct", direct)
 
 
 # On request
@@ -325,20 +309,9 @@ def test_progress_counts_every_slice_once_found_built_or_derived(source: Path) -
     assert 0 < grown.account.slices_built < slices
     assert seen[-1].fraction == 1.0
     assert (seen[-1].rows, seen[-1].slices) == (301, grown.summary()["slices"])
-    derived = run(source, max_length=400, progress=seen.append)
-    assert derived.account.slices_derived == derived.summary()["slices"]
-    assert (seen[-1].rows, seen[-1].slices) == (301, derived.summary()["slices"])
-
-
-def test_progress_does_not_count_a_slice_twice_whose_derivation_failed(
-    source: Path, own_cache: Path
-) -> None:
-    seen: list[Snapshot] = []
-    run(source)
-    for tokens in (own_cache / "slices").rglob("*.meta.arrow"):
-        tokens.write_bytes(b"damaged")
-    run(source, max_length=400, progress=seen.append)
-    assert (seen[-1].rows, seen[-1].fraction) == (300, 1.0)
+    limited = run(source, max_length=int(first.store.lengths.max()) - 1, progress=seen.append)
+    assert limited.account.slices_derived > 0
+    assert (seen[-1].rows, seen[-1].slices) == (301, limited.summary()["slices"])
 
 
 @pytest.mark.parametrize("looked_at", [4096, 0])
@@ -346,7 +319,7 @@ def test_progress_does_not_count_a_slice_twice_whose_derivation_failed(
 def test_lost_file_of_any_slice_is_made_again(
     source: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch, looked_at: int, ending: str
 ) -> None:
-    monkeypatch.setattr("tokenmill.build.run.MOST_LOOKED_AT", looked_at)
+    monkeypatch.setattr("tokenmill.build.run.MAX_STATS", looked_at)
     first = run(source)
     honest = files_of(own_cache, "slices")
     assert run(source).hit

@@ -8,8 +8,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -21,7 +19,6 @@ from tests.programs import PROJECT, environment
 from tokenmill.errors import TokenizerError
 from tokenmill.tokenizer import Tokenizer, engines
 from tokenmill.work import Done, InlineExecutor, LocalExecutor, Setup, Task, blocks, local
-from tokenmill.work import identity as identify
 
 TRANSFORMERS = """
 import json, os, time
@@ -217,10 +214,9 @@ def new_process(rows: Path, cache: Path, asked: Asked) -> subprocess.Popen[str]:
     )
 
 
-def test_autotokenizer_is_asked_once_by_processes_that_meet_at_once(
-    tmp_path: Path, own_cache: Path, asked: Asked, monkeypatch: pytest.MonkeyPatch
+def test_autotokenizer_is_asked_no_more_after_processes_that_meet_at_once(
+    tmp_path: Path, own_cache: Path, asked: Asked
 ) -> None:
-    monkeypatch.setenv("SLOWLY", "3")
     files = [
         write_rows(tmp_path / f"{number}.jsonl", conversations(1, first=number))
         for number in range(4)
@@ -228,11 +224,11 @@ def test_autotokenizer_is_asked_once_by_processes_that_meet_at_once(
     children = [new_process(rows, own_cache, asked) for rows in files]
     said = [json.loads(child.communicate(timeout=240)[0]) for child in children]
     assert said == [[1, []]] * 4
-    assert len(asked) == 1
+    times = len(asked)
+    assert 1 <= times <= 4
     again = new_process(files[0], own_cache, asked)
     assert json.loads(again.communicate(timeout=240)[0]) == [1, []]
-    assert len(asked) == 1
-    assert not list((own_cache / "staging" / "claims").iterdir())
+    assert len(asked) == times
 
 
 def test_autotokenizers_answer_serves_every_template_and_is_asked_again_when_damaged(
@@ -262,35 +258,3 @@ def test_difference_is_remembered_and_refused_again_without_asking(
         assert caught.value.path == str(TOKENIZER)
     assert len(asked) == 1
     assert not list((own_cache / "stores").glob("*"))
-
-
-def test_whoever_waits_asks_itself_when_nobody_remembered(own_cache: Path) -> None:
-    working, answers, seen = threading.Event(), [], []
-
-    def fails() -> str:
-        working.set()
-        time.sleep(0.3)
-        seen.append("failed")
-        raise TokenizerError("it failed here")
-
-    def first() -> None:
-        with pytest.raises(TokenizerError):
-            identify._once(own_cache, "question", lambda: None, fails)
-
-    thread = threading.Thread(target=first)
-    thread.start()
-    working.wait(30)
-
-    def answer() -> str:
-        assert seen == ["failed"]  # not at the same time
-        return "alike"
-
-    answers.append(identify._once(own_cache, "question", lambda: None, answer))
-    thread.join()
-    assert answers == ["alike"]
-
-
-def test_claims_that_cannot_be_written_only_cost_asking_twice(tmp_path: Path) -> None:
-    blocked = tmp_path / "file"
-    blocked.write_text("a file where the cache should be")
-    assert identify._once(blocked, "question", lambda: None, lambda: "alike") == "alike"

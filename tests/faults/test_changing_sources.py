@@ -11,7 +11,7 @@ import pytest
 
 from tests.faults.world import TOKENIZER, write_sources
 from tokenmill.api import run_recipe
-from tokenmill.build.builder import BUILD
+from tokenmill.build.run import BUILD
 from tokenmill.errors import SourceChanged
 from tokenmill.work import Done, InlineExecutor, Setup, Task
 

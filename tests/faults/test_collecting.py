@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from pathlib import Path
 from typing import Any
@@ -61,18 +60,6 @@ def test_store_that_cannot_be_read_stops_the_collection(cache: Path, clean: Clea
         collect(cache, grace_s=0)
     table.write_bytes(data)
     assert picture(cache) == clean.picture
-
-
-def test_claims_that_nobody_touches_are_collected_and_others_stay(cache: Path) -> None:
-    now, claims = time.time(), cache / "staging" / "claims"
-    claims.mkdir(parents=True, exist_ok=True)
-    for name in ("old", "fresh"):
-        (claims / name).symlink_to("somebody")
-    os.utime(claims / "old", (now - 2 * GRACE_S,) * 2, follow_symlinks=False)
-    assert collect(cache, now=now).marked == ["staging/claims/old"]
-    os.utime(claims / "fresh", (now + 1.4 * GRACE_S,) * 2, follow_symlinks=False)
-    assert collect(cache, now=now + 1.5 * GRACE_S).removed == ["staging/claims/old"]
-    assert [path.name for path in claims.iterdir()] == ["fresh"]
 
 
 def collect_often(cache: str) -> int:

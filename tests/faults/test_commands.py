@@ -234,9 +234,7 @@ def test_interrupted_command_keeps_every_finished_slice(
     assert outcome.exit == 130
     assert "run the same command again" in outcome.stderr
     wait_for(lambda: all(map(is_gone, workers)), 5)
-    left = [path.name for path in (cache / "staging").iterdir() if path.name != "claims"]
-    assert len(left) <= 2  # of the killed workers; the command itself cleared up
-    assert list((cache / "staging" / "claims").iterdir()) == []
+    assert len(list((cache / "staging").iterdir())) <= 2  # of the killed workers
     done = committed(cache)
     again = zygote.one(prepare_arguments(larger.sources, cache))
     assert again.said["slices_built"] == larger.slices - len(done)

@@ -9,8 +9,11 @@ import signal
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import tokenmill
 from tests.build.making import TOKENIZER, conversations, write_rows
@@ -18,12 +21,12 @@ from tests.programs import python
 from tests.store.making import make_columns, make_store
 from tokenmill.files import (
     PrivateDirectory,
-    ProcessLock,
     Staging,
     at_end,
     has_process_directory,
     process_directory,
 )
+from tokenmill.files.process import RecentValues
 from tokenmill.loader import Loader
 
 PACKAGE = Path(tokenmill.__file__).parent
@@ -49,9 +52,7 @@ PREPARED = (
     "held = tm.prepare(source, tokenizer, tokenizer_backend='file', executor='inline',"
     " progress=False, {})"
 )
-UNWRITABLE = (
-    "import tokenmill.dataset.selection as selection; selection._caches = lambda view: []; "
-)
+UNWRITABLE = "import tokenmill.dataset.index as index; index._caches = lambda index: []; "
 CASES = {
     "disable_cache": (
         PREPARED.format("disable_cache=True"),
@@ -143,7 +144,7 @@ def test_wish_is_called_once_in_its_own_process(tmp_path: Path) -> None:
     assert (tmp_path / "called").exists()
 
 
-def held_by_a_thread(lock: ProcessLock) -> tuple[threading.Event, threading.Thread]:
+def held_by_a_thread(lock: Any) -> tuple[threading.Event, threading.Thread]:
     taken, over = threading.Event(), threading.Event()
 
     def hold() -> None:
@@ -157,16 +158,45 @@ def held_by_a_thread(lock: ProcessLock) -> tuple[threading.Event, threading.Thre
     return over, thread
 
 
-def test_store_is_read_in_a_child_though_a_thread_held_its_lock(tmp_path: Path) -> None:
+def test_locks_that_a_thread_holds_are_free_in_a_child(tmp_path: Path) -> None:
     store = make_store(tmp_path, [make_columns([3, 4])])
-    over, thread = held_by_a_thread(store._lock)
-    try:
-        assert in_child(lambda: print(len(store[1])), seconds=5) == 0
-    finally:
-        over.set()
-        thread.join()
-    with store._lock:
-        pass  # and the parent's is its own
+    values = RecentValues(100)
+    values.put("a", b"held")
+    uses: list[tuple[Any, Callable[[], Any]]] = [
+        (store._lock, lambda: len(store[1])),
+        (values._lock, lambda: values.get("a")[0]),
+    ]
+    for lock, use in uses:
+        over, thread = held_by_a_thread(lock)
+        try:
+            assert in_child(lambda use=use: print(use()), seconds=5) == 0
+        finally:
+            over.set()
+            thread.join()
+        with lock:
+            pass  # and the parent's is its own
+
+
+steps = st.lists(st.tuples(st.booleans(), st.integers(0, 5), st.integers(0, 140)), max_size=60)
+
+
+@given(steps)
+def test_what_was_used_last_is_kept_within_the_bound(made: list[tuple[bool, int, int]]) -> None:
+    values = RecentValues(100)
+    model: dict[int, int] = {}  # key → size, the longest unused first
+    for is_put, key, size in made:
+        if is_put:
+            model.pop(key, None)
+            model[key] = size
+            values.put(key, (key, size), size)
+            while sum(model.values()) > 100 and len(model) > 1:
+                del model[next(iter(model))]
+        elif key in model:
+            model[key] = model.pop(key)
+            assert values.get(key) == (key, model[key])
+        else:
+            assert values.get(key) is None
+        assert values.bytes == sum(model.values())
 
 
 def test_prefetching_iterator_goes_on_in_a_child(tmp_path: Path) -> None:

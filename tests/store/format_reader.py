@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
-from tests.store.xxh3 import xxh3_64, xxh3_128
+from xxhash import xxh3_64_hexdigest, xxh3_64_intdigest, xxh3_128_hexdigest
 
 FORMAT = 1
 MEDIA_COLUMNS = {"pictures": "<i4", "patches": "<i4"}
@@ -78,7 +77,7 @@ def key(document: Any) -> str:
 
 def checksum(data: bytes) -> str:
     """The checksum of a whole file or record."""
-    return f"{xxh3_128(data):032x}"
+    return xxh3_128_hexdigest(data)
 
 
 def read_document(data: bytes, name: str) -> dict[str, Any]:
@@ -201,6 +200,7 @@ class SliceData:
         require(record["tokens"] == len(self.ids), "tokens of the record")
         require(record["trained"] == int(self.mask.sum()), "trained tokens of the record")
         require(np.array_equal(np.diff(self.starts), self.columns["length"]), "lengths")
+        require(record["longest"] == max(self.columns["length"].tolist(), default=0), "longest row")
         for row in range(self.rows):
             require(int(self.mask[self.span(row)].sum()) == self.columns["trained"][row], "trained")
         starts, runs = self.lists("mask_runs", "<i4")
@@ -243,7 +243,7 @@ class SliceData:
 def _guarded(path: Path, stated: dict[str, Any]) -> bytes:
     data = read_bytes(path)
     require(len(data) == stated["size"], f"size of {path.name}")
-    blocks = [f"{xxh3_64(data[at : at + BLOCK]):016x}" for at in range(0, len(data), BLOCK)]
+    blocks = [xxh3_64_hexdigest(data[at : at + BLOCK]) for at in range(0, len(data), BLOCK)]
     require(blocks == stated["blocks"], f"a block of {path.name}")
     return data
 
@@ -417,7 +417,9 @@ class StoreFiles:
         """Hold a store of lines against the decompressed bytes of its source files."""
         identity = self.manifest["tokenizer"]["identity"]
         recipe = self.document["recipe"]
-        shape = key({"format": 1, "recipe": recipe, "tokenizer": identity})
+        limit = {name: recipe[name] for name in ("max_length", "overlong")}
+        shaping = {name: value for name, value in recipe.items() if name not in limit}
+        shape = key({"format": 1, "recipe": shaping, "tokenizer": identity})
         for number, (source, content) in enumerate(
             zip(self.document["sources"], contents, strict=True)
         ):
@@ -430,14 +432,17 @@ class StoreFiles:
             ]
             for entry, digest in zip(entries, digests, strict=True):
                 made = key({"shape": shape, "kind": source["kind"], "digest": digest})
-                require(entry["key"].tobytes().hex() == made, "slice key")
+                keys = (
+                    {made} if limit["max_length"] is None else {made, key({"slice": made, **limit})}
+                )
+                require(entry["key"].tobytes().hex() in keys, "slice key")
             listed = "".join(f"{source['kind']}:{digest}\n" for digest in digests)
             hashed = hashlib.blake2b(listed.encode(), digest_size=20).hexdigest()
             require(source["digest"] == hashed, "digest of a source")
         for row in self.rows():
             source, _, _, offset, length = row.origin
             assert offset is not None
-            found = xxh3_64(contents[source][offset : offset + length])
+            found = xxh3_64_intdigest(contents[source][offset : offset + length])
             require(found == row.digest, "digest of a source row")
 
 

@@ -30,6 +30,15 @@ def stray_slice(root: Path, name: str = "stray") -> str:
     return key
 
 
+def commit_slice(root: Path, key: str) -> dict[str, object]:
+    """Commit a store of one slice; return its document."""
+    document: dict[str, object] = {"format": 1, "recipe": {}, "sources": [{"digest": "x"}]}
+    tokenizer = {"identity": fingerprint.key("t"), "pad_id": 0, "eos_id": 1}
+    placements = [Placement(key, 0, 0, 1, 0)]
+    commit_store(CacheLayout(root), document, placements, tokenizer, {"paths": ["a.jsonl"]})
+    return document
+
+
 def files(root: Path) -> set[str]:
     return {
         str(path.relative_to(root))
@@ -68,14 +77,7 @@ def test_second_call_removes_after_the_grace_only(tmp_path: Path) -> None:
 def test_taken_up_again_means_unmarked(tmp_path: Path) -> None:
     key = stray_slice(tmp_path)
     collect(tmp_path, grace_s=DAY, now=0.0)
-    document = {"format": 1, "recipe": {}, "sources": [{"digest": "x"}]}
-    commit_store(
-        CacheLayout(tmp_path),
-        document,
-        [Placement(key, 0, 0, 1, 0)],
-        {"identity": fingerprint.key("t"), "pad_id": 0, "eos_id": 1},
-        {"paths": ["a.jsonl"]},
-    )
+    document = commit_slice(tmp_path, key)
     later = collect(tmp_path, grace_s=DAY, now=2 * DAY)
     assert later.removed == []
     # Given up once more, it has its whole grace period again.
@@ -90,22 +92,16 @@ def test_store_committed_while_collecting_keeps_its_slices(
     """A builder takes a marked slice up between the look around and the removal."""
     key = stray_slice(tmp_path)
     collect(tmp_path, grace_s=0, now=0.0)
-    document = {"format": 1, "recipe": {}, "sources": [{"digest": "x"}]}
     looked = collecting._read_marks
 
     def commit_meanwhile(root: Path) -> dict[str, float]:
-        commit_store(
-            CacheLayout(root),
-            document,
-            [Placement(key, 0, 0, 1, 0)],
-            {"identity": fingerprint.key("t"), "pad_id": 0, "eos_id": 1},
-            {"paths": ["a.jsonl"]},
-        )
+        commit_slice(root, key)
         return looked(root)
 
     monkeypatch.setattr(collecting, "_read_marks", commit_meanwhile)
     assert collect(tmp_path, grace_s=0, now=1.0).removed == []
-    store = open_store(CacheLayout(tmp_path).store(fingerprint.key(document)).directory)
+    (path,) = CacheLayout(tmp_path).stores.iterdir()
+    store = open_store(path)
     assert len(store) == 2
     assert store.verify() > 0
 
@@ -169,13 +165,9 @@ def test_staging_goes_on_proof_of_death_only(tmp_path: Path) -> None:
         "s = Staging(Path(sys.argv[1])).__enter__(); s.write('x', b'1' * 99);"
         "print(s.path.name, flush=True); sys.stdin.read(); os._exit(9)"
     )
-    with subprocess.Popen(
-        [sys.executable, "-c", program, str(tmp_path)],
-        env=environment(),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as writer:
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    with subprocess.Popen(command, env=environment(), text=True, **pipes) as writer:
         assert writer.stdout is not None
         name = writer.stdout.readline().strip()
         for now in (0.0, DAY):

@@ -13,8 +13,7 @@ import tokenmill as tm
 from tests.remote.servers import RangeServer, serving
 from tests.store.making import make_columns, make_store
 from tokenmill import fingerprint
-from tokenmill.build.outcome import Prepared
-from tokenmill.build.proof import Account
+from tokenmill.build.outcome import Account, Prepared
 from tokenmill.build.recipe import RunOptions
 from tokenmill.dataset import filtered
 from tokenmill.errors import CorruptionError

@@ -23,7 +23,7 @@ from tokenmill.store import Store
 if TYPE_CHECKING:
     from tokenmill.build.outcome import Prepared, Unfinished
     from tokenmill.build.recipe import Recipe, RunOptions
-    from tokenmill.report.lint import LintReport
+    from tokenmill.report.lint.rules import LintReport
     from tokenmill.source import Rows
     from tokenmill.work import Executor
 
@@ -264,17 +264,15 @@ def explain_recipe(
     **given: Any,
 ) -> dict[str, Any]:
     """Whether such a `run_recipe` would be a hit, and what differs from the nearest store."""
+    from tokenmill.build.plan import explain
     from tokenmill.build.run import plan
-    from tokenmill.build.why import explain
     from tokenmill.work import executor_for
     from tokenmill.work.inputs import cache_of
 
     recipe, options = resolve_call(sources, tokenizer, given)
     cache = cache_of(options.cache_dir)
     with executor_for(options.executor, options.num_workers) as workers:
-        planned, comparison = plan(recipe, options, workers, cache)
-        if comparison is not None:
-            comparison.agree(planned.card)
+        planned = plan(recipe, options, workers, cache)
     return explain(planned, cache)
 
 
@@ -294,13 +292,13 @@ def lint(
         sources: As for `prepare`.
         tokenizer: As for `prepare`.
         sample: Check this many rows, always the same; None: all of them.
-        only: Names of the rules that run; empty: all (`tokenmill.report.lint.RULES`).
+        only: Names of the rules that run; empty: all (`tokenmill.report.lint.rules.RULES`).
         ignore: Names of rules that do not run.
         progress: As for `prepare`.
         given: Any other argument of `prepare` that shapes rows, ``num_workers``, ``cache_dir``,
             ``executor``, ``engine``, ``renderer``, ``rehash``.
     """
-    from tokenmill.report.lint import run_lint
+    from tokenmill.report.lint.run import run_lint
     from tokenmill.work import executor_for
 
     recipe, options = resolve_call(sources, tokenizer, given)

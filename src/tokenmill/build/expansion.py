@@ -48,7 +48,7 @@ from tokenmill.media import (
 )
 from tokenmill.source import Block
 from tokenmill.store.columns import MediaColumns
-from tokenmill.tokenizer import Encoded, overlong_message
+from tokenmill.tokenizer import Encoded
 from tokenmill.tokenizer.encoded import starts_of
 
 LEARNED, BY_PROCESSOR = "learned", "processor"
@@ -66,16 +66,14 @@ class TextMedia(NamedTuple):
         told: JSON text of them, as `tokenmill.store.record.Media` reads it.
         pictures: How many.
         patches: What they cost a vision model.
-        stop: One past the last token of the last of them.
     """
 
     told: str
     pictures: int
     patches: int
-    stop: int
 
 
-_NONE = TextMedia("[]", 0, 0, 0)
+_NONE = TextMedia("[]", 0, 0)
 
 
 @dataclass(slots=True)
@@ -363,28 +361,7 @@ class Expander:
                 strict=True,
             )
         ]
-        patches = shown.answers.patches
-        return TextMedia(_json.encode(told).decode(), len(told), patches, stops[-1])
-
-
-def whole_media(
-    encoded: Encoded, media: Mapping[int, TextMedia], max_length: int | None
-) -> Encoded:
-    """Reject rows of which a limit would cut a picture off: a row has all of them, or is dropped.
-
-    Args:
-        encoded: A batch; it is not changed.
-        media: What is known of the pictures of its texts.
-        max_length: Most tokens of a row.
-    """
-    if max_length is None:
-        return encoded
-    refused = {
-        number: RowError(overlong_message(max_length), reason="overlong")
-        for number, one in media.items()
-        if one.stop > max_length
-    }
-    return encoded.rejecting({**refused, **dict(encoded.rejected)}) if refused else encoded
+        return TextMedia(_json.encode(told).decode(), len(told), shown.answers.patches)
 
 
 def media_columns(media: Mapping[int, TextMedia], kept: NDArray[np.int64]) -> MediaColumns | None:

@@ -1,38 +1,180 @@
-"""What a preparation came to.
+"""What a build reports: counts of the run, the store's ``proof.json``, the caller's summary.
 
-`Prepared` is the store together with the account of how it was made or found; `summary` is the
-object that ``tokenmill prepare --json`` prints. `Unfinished` is what one part of a preparation came
-to while slices of other parts are missing: there is no store yet. `Prepared.judge` applies what the
-caller said about bad rows: it is part of no key, so a hit is judged exactly as a build.
+An `Account` adds up the workers' results. `proof_document` makes of it what ``proof.json`` says:
+advisory, part of no key and no digest. `Prepared` is the store with its account; `Unfinished` is a
+share that is done while slices of other shares are missing. `Prepared.judge` applies the caller's
+options about rejected rows, which are part of no key, to hits and builds alike.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+import platform
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tokenmill.build.plan import Share
-from tokenmill.build.proof import Account, audit_total, require_counter
 from tokenmill.build.recipe import RunOptions
 from tokenmill.errors import RowError, SourceError
+from tokenmill.optional import installed_version
 from tokenmill.origin import Origin, nothing_left
 from tokenmill.store import Store
 from tokenmill.store.manifest import units_out
 
+LIBRARIES = ("tokenmill", "tokenizers", "fastokens", "jinja2", "transformers", "pillow",
+             "pyarrow", "msgspec", "numpy")  # fmt: skip
+
+COUNTERS: dict[str, frozenset[str]] = {
+    "render": frozenset({
+        "audited", "mismatches", "rows_traced", "rows_reference",
+        "rows_without_closer", "generation_drops", "trailing_user", "trimmed_trailing",
+        "trimmed_tool_turns", "null_as_empty", "arguments_as_text", "prompts_differ",
+        "texts_as_parts",
+    }),
+    "expand": frozenset({"audited", "mismatches", "pictures"}),
+    "encode": frozenset({"audited", "mismatches", "engine_failures", "reference_rows"}),
+}  # fmt: skip
+"""Counters that each stage may report; others are refused, except those that begin with `UNTRACED`,
+which count rows that stayed on the reference renderer, by cause."""
+
+UNTRACED = "untraced:"
+
+
+class Stage(NamedTuple):
+    """A stage of the pipeline in which a fast engine may replace a reference."""
+
+    name: str  # in messages
+    used: str  # the note that names the engine
+    reference: str
+    fast: str
+
+
+STAGES = {
+    "render": Stage("renderer", "renderer", "jinja2", "traced"),
+    "encode": Stage("encoder", "engine", "hf", "fastokens"),
+    "expand": Stage("expansion", "expansion", "processor", "learned"),
+}
+
+
+def require_counter(stage: str, name: str) -> None:
+    """Refuse a counter that is not declared."""
+    if name not in COUNTERS[stage] and not (stage == "render" and name.startswith(UNTRACED)):
+        raise AssertionError(f"counter {name!r} of {stage!r} is not declared in COUNTERS")
+
+
+def _per_stage() -> dict[str, Counter[str]]:
+    return {stage: Counter() for stage in STAGES}
+
+
+@dataclass
+class Account:
+    """What the workers of one run did.
+
+    Audits and mismatches count the whole run. Everything else counts from the last `restart`.
+    """
+
+    slices: int = 0
+    slices_built: int = 0
+    slices_derived: int = 0  # limited copies of slices that were published before
+    slices_replaced: int = 0
+    restarted: bool = False
+    seconds: dict[str, float] = field(default_factory=dict)
+    audited: Counter[str] = field(default_factory=Counter)
+    mismatches: Counter[str] = field(default_factory=Counter)
+    used: dict[str, Counter[str]] = field(default_factory=_per_stage)  # slices by engine
+    counts: dict[str, Counter[str]] = field(default_factory=_per_stage)
+
+    def add(self, result: dict[str, Any]) -> None:
+        """Add a worker's result for one slice."""
+        if not result["built"]:
+            return
+        self.slices_built += 1
+        self.slices_replaced += result["replaced"]
+        for stage, seconds in result["seconds"].items():
+            self.seconds[stage] = self.seconds.get(stage, 0.0) + seconds
+        for stage, notes in result["notes"].items():
+            for name, value in notes.items():
+                if name == STAGES[stage].used:
+                    self.used[stage][value] += 1
+                elif isinstance(value, int):
+                    require_counter(stage, name)
+                    self.counts[stage][name] += value
+            self.audited[stage] += notes.get("audited", 0)
+            self.mismatches[stage] += notes.get("mismatches", 0)
+
+    @property
+    def mismatched(self) -> list[str]:
+        """The stages whose fast engine differed from the reference."""
+        return sorted(stage for stage, rows in self.mismatches.items() if rows)
+
+    def restart(self) -> None:
+        """Forget what was built: all slices are built again by the references."""
+        self.restarted, self.slices_built, self.slices_derived = True, 0, 0
+        self.seconds, self.used, self.counts = {}, _per_stage(), _per_stage()
+
+    def name(self, stage: str) -> str | None:
+        """Return the engines of a stage, most often used first."""
+        return "+".join(name for name, _ in self.used[stage].most_common()) or None
+
+    def notices(self) -> list[str]:
+        """Return one sentence for each fast engine that differed from its reference."""
+        return [
+            f"the fast {STAGES[stage].name} ({STAGES[stage].fast}) differed from the reference in "
+            f"{self.mismatches[stage]:,} of {self.audited[stage]:,} rows compared; all "
+            f"{self.slices_built:,} slices were built again by the references and "
+            f"{self.slices_replaced:,} of them replaced"
+            for stage in self.mismatched
+        ]
+
+
+def proof_document(
+    paths: list[str], account: Account, media_root: str | None = None
+) -> dict[str, Any]:
+    """Return the content of ``proof.json``."""
+    stages = STAGES.items()
+    return {
+        "paths": paths,
+        **({} if media_root is None else {"media_root": media_root}),
+        "made": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "engine": account.name("encode"),
+        "renderer": account.name("render"),
+        "audited_rows": {kind.name: account.audited[stage] for stage, kind in stages},
+        "audit_mismatches": {kind.name: account.mismatches[stage] for stage, kind in stages},
+        "notices": account.notices(),
+        "untraced": {
+            name.removeprefix(UNTRACED): rows
+            for name, rows in sorted(account.counts["render"].items())
+            if name.startswith(UNTRACED)
+        },
+        "slices": account.slices,
+        "slices_built": account.slices_built,
+        "slices_replaced": account.slices_replaced,
+        "stage_seconds": {name: round(spent, 3) for name, spent in account.seconds.items()},
+        "notes": {stage: dict(counts) for stage, counts in account.counts.items()},
+        "used": {f"{stage}.{kind.used}": dict(account.used[stage]) for stage, kind in stages},
+        "versions": {"python": platform.python_version(), **installed_versions(LIBRARIES)},
+    }
+
+
+def audit_total(stated: Any) -> int | None:
+    """Return the rows of all stages, from what a proof states."""
+    if isinstance(stated, Mapping):
+        return sum(rows for rows in stated.values() if isinstance(rows, int))
+    return None
+
+
+def installed_versions(libraries: Iterable[str]) -> dict[str, str]:
+    """Return the versions of those libraries that are installed."""
+    found = {name: installed_version(name) for name in libraries}
+    return {name: version for name, version in found.items() if version is not None}
+
 
 @dataclass
 class Prepared:
-    """A store and how it came to be.
-
-    Attributes:
-        store: The store, open.
-        hit: Whether it was there already.
-        account: What workers did in this run.
-        seconds: From the call to the open store.
-        options: What the caller said about rejected rows, among other things.
-    """
+    """An open store, whether it was there already, and the account of the run."""
 
     store: Store
     hit: bool
@@ -130,21 +272,12 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Unfinished:
-    """A share that is done while others are not.
-
-    Attributes:
-        share: Which one.
-        key: Key of the store that is to be.
-        source_rows: Rows of all sources.
-        missing: Slices that nobody has published yet.
-        account: What workers did in this run.
-        seconds: From the call to the end of the share.
-    """
+    """A share that is done while others are not."""
 
     share: Share
-    key: str
-    source_rows: int
-    missing: int
+    key: str  # of the store to be
+    source_rows: int  # of all sources
+    missing: int  # slices that nobody has published
     account: Account
     seconds: float
 

@@ -1,11 +1,11 @@
 """From the rows of one block to the columns of one slice.
 
 A `Pipeline` holds what a worker loads once: the renderer and the encoder. `run` takes the rows of a
-block through them: parsed values → rendered texts with trained spans → ids and mask → length policy
-→ `SliceColumns`. Each text is rendered once and encoded once. Whatever a room rejects on the way
-keeps its place in the account: rows in = rows served + rows rejected, each with a reason.
+block through them: parsed values → rendered texts with trained spans → ids and mask →
+`SliceColumns`. Each text is rendered once and encoded once. Rows in = rows served + rows rejected,
+each with a reason. No length limit is applied here, see `tokenmill.build.limit`.
 
-`Pipeline.seconds` adds up the time per stage, so that the next bottleneck is visible.
+`Pipeline.seconds` adds up the time per stage.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -23,27 +22,22 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from tokenmill.build.expansion import (
-    Expander,
-    TextMedia,
-    media_columns,
-    whole_media,
-)
-from tokenmill.build.grouping import group_columns, rejections, whole_groups
-from tokenmill.build.proof import ROOMS
+from tokenmill.build.expansion import Expander, TextMedia, media_columns
 from tokenmill.build.recipe import Recipe
 from tokenmill.chat import GROUPED, Renderer, Rendering
+from tokenmill.chat.render import GroupFacts
 from tokenmill.chat.shapes import row_weight
 from tokenmill.errors import RowError
 from tokenmill.media import ExpansionDiffers
 from tokenmill.source import Block, BlockRows
-from tokenmill.store.columns import SliceColumns, weights_or_none
+from tokenmill.store.columns import GroupColumns, SliceColumns, weights_or_none
 from tokenmill.store.record import RejectedRow, role_type
-from tokenmill.tokenizer import Encoded, Encoder, Tokenizer, apply_length
+from tokenmill.tokenizer import Encoded, Encoder, Tokenizer
 from tokenmill.tokenizer.tokenized import read_tokenized
 
 _DETAIL_CHARS = 300  # a rejection's detail is for a person; a template can raise a whole document
 _SPREAD = np.uint64(0x9E3779B97F4A7C15)  # parts of one row are not all audited, or none
+_UNKNOWN = -1  # label or number of prompt tokens
 _json = msgspec.json.Encoder()
 
 Bad = tuple[int, int, RowError]
@@ -53,15 +47,7 @@ Bad = tuple[int, int, RowError]
 class Pipeline:
     """Everything a worker needs to turn rows into tokens, loaded once.
 
-    Args:
-        recipe: What is to be made.
-        tokenizer: The tokenizer, loaded.
-        engine: Which engine may encode; never changes the result.
-        renderer: Which engine may render; never changes the result.
-        expander: Puts the processor's expansions in for pictures, where rows may have some.
-
-    Attributes:
-        distrusted: Rooms that are left to their reference, because their fast engine differed.
+    `engine` and `renderer` never change the result. An `expander` is for rows with images.
     """
 
     def __init__(
@@ -75,44 +61,23 @@ class Pipeline:
         self.recipe = recipe
         self.tokenizer = tokenizer
         self.expander = expander
-        self.renderer = self._new_renderer(renderer)
+        self.renderer = Renderer(
+            recipe.chat_spec(),
+            tokenizer.template,
+            tokenizer.special_tokens,
+            renderer=renderer,
+            media=None if expander is None else expander.tokens,
+        )
         self.encoder = Encoder(tokenizer, engine)
-        self.distrusted: set[str] = set()
         self.seconds: dict[str, float] = defaultdict(float)
 
-    def _new_renderer(self, renderer: str) -> Renderer:
-        template, special_tokens = self.tokenizer.template, self.tokenizer.special_tokens
-        media = None if self.expander is None else self.expander.tokens
-        return Renderer(
-            self.recipe.chat_spec(), template, special_tokens, renderer=renderer, media=media
-        )
-
-    def distrust(self, rooms: Iterable[str]) -> None:
-        """Leave these rooms to their references from now on."""
-        for room in set(rooms) - self.distrusted:
-            self.distrusted.add(room)
-            if room == "render":
-                self.renderer = self._new_renderer(ROOMS[room].reference)
-            elif room == "expand":
-                if self.expander is not None:
-                    self.expander = self.expander.by_reference()
-            else:
-                self.encoder.engine = self.encoder.reference
-
-    @cached_property
-    def by_reference(self) -> Pipeline:
-        """The same by the references alone."""
-        references = ROOMS["encode"].reference, ROOMS["render"].reference
-        expander = None if self.expander is None else self.expander.by_reference()
-        return Pipeline(self.recipe, self.tokenizer, *references, expander)
-
     def begin(self, block: Block, pictures: str) -> None:
-        """Take up a block whose rows refer to these pictures."""
+        """Begin a block whose rows refer to images with this digest."""
         if self.expander is not None:
             self.expander.begin(block, pictures)
 
     def run(self, rows: BlockRows) -> tuple[SliceColumns, dict[str, Any]]:
-        """Render, encode and mask one block; also what the rooms noted on the way."""
+        """Render, encode and mask one block; return its columns and each stage's notes."""
         digests = digests_of(rows)
         with self._stage("render", "prove", self.renderer):
             parsed = getattr(rows.values, "seconds", 0.0)  # some are parsed as they are needed
@@ -124,7 +89,6 @@ class Pipeline:
         with self._stage("encode", "mask", self.encoder):
             columns = self._columns(rows, digests, rendering, encoded, media)
         notes = {"render": dict(rendering.notes), "encode": dict(encoded.notes), **notes}
-        self.distrust(room for room, noted in notes.items() if noted.get("mismatches"))
         return columns, notes
 
     def encoded(
@@ -159,16 +123,16 @@ class Pipeline:
             return expander.settle(made, encoded, digests, notes)
 
     @contextmanager
-    def _stage(self, engine: str, rest: str, room: Renderer | Encoder | Expander) -> Iterator[None]:
-        """Add the room's own engine's time to one stage and what is around it to another."""
-        start, before, parsed = time.perf_counter(), room.engine_seconds, self.seconds["parse"]
+    def _stage(self, engine: str, rest: str, step: Renderer | Encoder | Expander) -> Iterator[None]:
+        """Add the time of the step's engine to one stage and the remaining time to another."""
+        start, before, parsed = time.perf_counter(), step.engine_seconds, self.seconds["parse"]
         try:
             yield
         finally:
-            spent = room.engine_seconds - before
+            spent = step.engine_seconds - before
             self.seconds[engine] += spent
-            elsewhere = spent + self.seconds["parse"] - parsed
-            self.seconds[rest] += time.perf_counter() - start - elsewhere
+            counted = spent + self.seconds["parse"] - parsed
+            self.seconds[rest] += time.perf_counter() - start - counted
 
     def _columns(
         self,
@@ -178,13 +142,9 @@ class Pipeline:
         encoded: Encoded,
         media: Mapping[int, TextMedia] | None = None,
     ) -> SliceColumns:
-        """Apply the length policy to the texts of a block; the columns of what is kept."""
-        media = media or {}
-        if self.recipe.overlong == "truncate":
-            encoded = whole_media(encoded, media, self.recipe.max_length)
-        encoded = apply_length(encoded, self.recipe.max_length, self.recipe.overlong)
-        encoded = whole_groups(encoded, rendering.groups)
-        bad: list[Bad] = [*rendering.rejected, *rejections(rendering, encoded)]
+        """Return the columns of the texts of a block that are kept."""
+        encoded = _whole_groups(_reject_untrained(encoded), rendering.groups)
+        bad: list[Bad] = [*rendering.rejected, *_rejections(rendering, encoded)]
         kept = encoded.kept
         served = np.array(rendering.source, np.int32)[kept]
         roles, turn_roles = _role_numbers(map(rendering.roles.__getitem__, kept.tolist()))
@@ -211,7 +171,7 @@ class Pipeline:
             rejected=[_rejected_row(rows, entry) for entry in sorted(bad, key=lambda b: b[:2])],
             groups=group_columns(encoded, rendering.groups) if has_groups else None,
             weights=_weights(rendering, encoded),
-            media=media_columns(media, kept),
+            media=media_columns(media or {}, kept),
         )
 
     def _carried(
@@ -228,25 +188,16 @@ class Pipeline:
 
 
 class TokenizedPipeline(Pipeline):
-    """The pipeline of rows that come as tokens: nothing is rendered, nothing is encoded.
+    """The pipeline of ``format="tokens"``: ids and masks are read and checked, nothing is encoded.
 
-    ``format="tokens"`` is a row format of the ordinary build; only the middle of the pipeline is
-    replaced by reading and checking what is there. No engine has a part in it, so there is none to
-    distrust. The tokenizer says how large its vocabulary is and how to pad, and shows the tokens to
-    people. Which turn a token belongs to is not known, so such rows have no turns.
+    The tokenizer gives the size of the vocabulary. Such rows have no turns.
     """
 
     def __init__(self, recipe: Recipe, tokenizer: Tokenizer) -> None:
         self.recipe = recipe
         self.tokenizer = tokenizer
         self.expander = None
-        self.distrusted = set()
         self.seconds = defaultdict(float)
-
-    @cached_property
-    def by_reference(self) -> Pipeline:
-        """Reading columns is its own reference."""
-        return self
 
     def run(self, rows: BlockRows) -> tuple[SliceColumns, dict[str, Any]]:
         """Check the ids and masks of one block."""
@@ -291,6 +242,75 @@ def pipeline_of(
 def digests_of(rows: BlockRows) -> NDArray[np.uint64]:
     """One number per row, made of its bytes."""
     return np.fromiter(map(xxhash.xxh3_64_intdigest, rows.raw), np.uint64, len(rows.raw))
+
+
+def _reject_untrained(encoded: Encoded) -> Encoded:
+    refused = dict(encoded.rejected)
+    for row in np.flatnonzero(encoded.trained == 0).tolist():
+        error = RowError("no token of this row would be trained", reason="no_trained_tokens")
+        refused.setdefault(row, error)
+    return encoded if len(refused) == len(encoded.rejected) else encoded.rejecting(refused)
+
+
+def _whole_groups(encoded: Encoded, groups: Mapping[int, GroupFacts]) -> Encoded:
+    """Reject the other texts of every group that lost one, all for the first one's reason."""
+    refused = dict(encoded.rejected)
+    if not refused or not groups:
+        return encoded
+    for first, facts in groups.items():
+        members = range(first, first + len(facts.labels))
+        if reason := next((refused[number] for number in members if number in refused), None):
+            refused.update(dict.fromkeys(members, reason))
+    return encoded.rejecting(refused)
+
+
+def _rejections(rendering: Rendering, encoded: Encoded) -> list[tuple[int, int, RowError]]:
+    """Return (row, part, error) of the rejected texts; a group counts once, as its first text."""
+    others = {
+        number
+        for first, facts in rendering.groups.items()
+        for number in range(first + 1, first + len(facts.labels))
+    }
+    return [
+        (rendering.source[number], rendering.part[number], error)
+        for number, error in encoded.rejected
+        if number not in others
+    ]
+
+
+def group_columns(encoded: Encoded, groups: Mapping[int, GroupFacts]) -> GroupColumns:
+    """Return the columns of the kept texts; a text of no group is a group of its own."""
+    count = len(encoded)
+    label = np.full(count, _UNKNOWN, np.int8)
+    score = np.full(count, np.nan)
+    margin = np.full(count, np.nan)
+    prompt_tokens = np.full(count, _UNKNOWN, np.int32)
+    gone = {number for number, _ in encoded.rejected}
+    for first, facts in groups.items():
+        if first in gone:
+            continue
+        members = slice(first, first + len(facts.labels))
+        label[members] = facts.labels
+        if facts.scores is not None:
+            score[members] = facts.scores
+        if facts.margin is not None:
+            margin[members] = facts.margin
+        if facts.one_prompt:
+            prompt_tokens[members] = _shared_prefix(encoded, members.start, members.stop)
+    return GroupColumns(label, score, margin, prompt_tokens).take(encoded.kept)
+
+
+def _shared_prefix(encoded: Encoded, first: int, stop: int) -> int:
+    """Return how many tokens all these texts begin with and none trains."""
+    base, mask, _ = encoded.row(first)
+    shared = int(mask.argmax())
+    for number in range(first + 1, stop):
+        ids, mask, _ = encoded.row(number)
+        shared = min(shared, int(mask.argmax()))
+        differs = base[:shared] != ids[:shared]
+        if differs.any():
+            shared = int(differs.argmax())
+    return shared
 
 
 def _starts(starts: NDArray[np.int64], kept: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -1,55 +1,72 @@
-"""The plan: which slices a recipe needs, in order, under which keys, and who builds which.
+"""The plan: the slices that a recipe needs, in order, their keys, and who builds which.
 
-A `Plan` is a function of three things: the recipe, the tokenizer's identity and the content of the
-sources. It walks the content-cut blocks of the rows and names the slice that each becomes and its
-place in the store. Nothing is kept per slice: blocks are walked again whenever they are needed, so
-a million of them are never Python objects at once.
+A `Plan` is a function of the recipe, the tokenizer's identity and the content of the sources. It
+walks the content-cut blocks again whenever they are needed, so that a million blocks are never in
+memory at once.
 
-A *slice key* is the fingerprint of (format, row-shaping fields, tokenizer identity, kind and digest
-of the slice's bytes), with a processor also of its identity and the pictures that rows refer to. A
-*store key* is the fingerprint of (format, row-shaping fields, tokenizer identity, the sources by
-content, in order), likewise. Neither holds a path, a time, a worker count, an engine or a library's
-version (promise P5).
+A slice key is the fingerprint of format, row-shaping options without the length limit, tokenizer
+identity, kind and digest of the slice's bytes, and with a processor its identity and the images
+that rows refer to. A store key is the fingerprint of all options, tokenizer identity and the
+sources by content, in order. Neither contains a path, a time, a worker count, an engine or the
+version of a library.
 
-A `Share` is written ``i/n`` and means every n-th slice from the i-th on, counted from 1: neighbours
-in a file are about equally costly, so shares are too. ``0/n`` is another name of ``n/n``, so job
-arrays that count from 0 to n-1 cover all slices as well. A share is a function of the slice's
-number alone; processes that are given shares need not know of each other, may be given the same one
-twice, may come in any number and any order, and may die. What is built is the same whoever builds
-it, and whoever finds that no slice is missing commits the store: usually the last one, sometimes
-two.
+`explain` says which part of the key document differs from the nearest store of the cache.
 """
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from tokenmill import fingerprint
 from tokenmill.build.recipe import Recipe
-from tokenmill.errors import UsageError
+from tokenmill.errors import TokenmillError, UsageError
 from tokenmill.source import Block, Rows
 from tokenmill.store import FORMAT, CacheLayout
 from tokenmill.store.commit import Placement
+from tokenmill.store.manifest import read_manifest
 from tokenmill.tokenizer import IdentityCard
 from tokenmill.work.inputs import source_documents
 from tokenmill.work.processor import ProcessorCard
 
 Document = dict[str, Any]
 
-
-def shape_key(recipe: Document, identity: str) -> str:
-    """Fingerprint of everything that shapes a row: computed once, shared by all slices."""
-    return fingerprint.key({"format": FORMAT, "recipe": recipe, "tokenizer": identity})
+_LIMIT_FIELDS = ("max_length", "overlong")
 
 
-def slice_key(shape: str, block: Block, pictures: str = "") -> str:
-    """The key of the slice that a block becomes, and the pictures that its rows refer to."""
-    document = {"shape": shape, "kind": block.kind, "digest": block.digest}
-    return fingerprint.key({**document, "pictures": pictures} if pictures else document)
+class Limit(NamedTuple):
+    """The length limit of a recipe."""
+
+    max_length: int
+    overlong: str  # "drop" or "truncate"
+
+    def key_of(self, slice_key: str) -> str:
+        """Return the key of the limited copy of a slice."""
+        return fingerprint.key({"slice": slice_key, **self._asdict()})
+
+
+class SliceKeys:
+    """Keys of the slices that blocks become, from a recipe's document and a tokenizer's key."""
+
+    def __init__(self, recipe: Document, tokenizer: str) -> None:
+        shape = {name: value for name, value in recipe.items() if name not in _LIMIT_FIELDS}
+        self._shape = fingerprint.key({"format": FORMAT, "recipe": shape, "tokenizer": tokenizer})
+        self.limit: Limit | None = None
+        if recipe.get("max_length") is not None:
+            self.limit = Limit(recipe["max_length"], recipe["overlong"])
+
+    def of(self, block: Block, pictures: str = "") -> str:
+        """Return the key of a block's slice; `pictures` is the digest of images outside of rows."""
+        document = {"shape": self._shape, "kind": block.kind, "digest": block.digest}
+        return fingerprint.key({**document, "pictures": pictures} if pictures else document)
+
+    def in_store(self, block: Block) -> set[str]:
+        """Return the keys under which a store may use a block's slice."""
+        key = self.of(block)
+        return {key} if self.limit is None else {key, self.limit.key_of(key)}
 
 
 class PicturesOfBlocks:
@@ -73,11 +90,10 @@ class PicturesOfBlocks:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Every ``count``-th slice from the ``number``-th on.
+    """Every ``count``-th slice from the ``number``-th on; number 0 means the last share.
 
-    Args:
-        number: Which share, from 1 to ``count``; 0 is the last.
-        count: How many shares there are.
+    Neighbours in a file cost about the same, so shares do. Processes with shares need no contact,
+    may repeat each other, come in any order, and die. Whoever finds no slice missing commits.
     """
 
     number: int = 1
@@ -121,20 +137,13 @@ WHOLE = Share()
 
 
 class Plan:
-    """Which slices a recipe needs.
+    """The slices that a recipe needs.
 
     Attributes:
-        recipe: What is to be made.
-        card: The tokenizer's identity card.
-        processor: The processor's, for rows with pictures.
-        pictures: What the rows refer to outside of themselves.
-        document: The store's key document: what its key is the fingerprint of.
+        document: The document whose fingerprint is the store's key.
         key: The store's key.
-        shape: Key of everything that shapes a row.
-        base: The same without the length limit.
-        slices: How many slices there are.
-        rows: Source rows.
-        bytes: Source bytes.
+        limit: The length limit, if any.
+        slices, rows, bytes: Counts of slices, source rows and source bytes.
         paths: The source files of this call that have rows, in order.
     """
 
@@ -151,19 +160,19 @@ class Plan:
         self.processor = processor
         self.pictures = pictures or PicturesOfBlocks()
         self._rows = rows
-        self._shaping = recipe.document()
+        shaping = recipe.document()
         media: Document = {}
         if processor is not None:
-            self._shaping["processor"] = processor.key
+            shaping["processor"] = processor.key
             media = {"processor": processor.identity, "pictures": self.pictures.digest()}
-        self.shape = shape_key(self._shaping, card.key)
-        self.base = self.shape_with_limit(None)
+        self._keys = SliceKeys(shaping, card.key)
+        self.limit = self._keys.limit
         self.slices = 0
         sources = source_documents(self._counted(rows.blocks()))
         documents = [document for _, document in sources]
         self.document: Document = {
             "format": FORMAT,
-            "recipe": self._shaping,
+            "recipe": shaping,
             "tokenizer": card.identity,
             "sources": documents,
             **media,
@@ -181,7 +190,7 @@ class Plan:
 
     @property
     def tokenizer(self) -> dict[str, Any]:
-        """What the manifest says of the tokenizer."""
+        """The manifest's entry about the tokenizer."""
         card = self.card
         return {
             "identity": card.key,
@@ -190,12 +199,20 @@ class Plan:
             "bos_id": card.bos_id,
         }
 
+    def blocks(self) -> Iterator[Block]:
+        """Yield the block of each slice, in order."""
+        return self._rows.blocks()
+
+    def key_of(self, block: Block) -> str:
+        """Return the key of a block's slice, without a limit."""
+        return self._keys.of(block, self.pictures.of(block))
+
     def walk(self) -> Iterator[tuple[str, Block]]:
-        """Every slice's key and the block it is made of, in order."""
+        """Yield every slice's key and block, in order."""
         return ((self.key_of(block), block) for block in self.blocks())
 
     def size_of(self, share: Share) -> tuple[int, int]:
-        """Rows and bytes of the slices of a share."""
+        """Return the rows and bytes of a share."""
         if share.is_whole:
             return self.rows, self.bytes
         rows = size = 0
@@ -204,51 +221,71 @@ class Plan:
                 rows, size = rows + block.rows, size + block.length
         return rows, size
 
-    def count_missing(self, cache: CacheLayout) -> int:
-        """Slices that nobody has published yet.
+    def placement(self, block: Block, key: str) -> Placement:
+        """Return where the slice of a block stands in the store."""
+        return Placement(
+            key=key,
+            source=self._source_of_file[block.file],
+            source_row=block.first_row,
+            line=block.first_line,
+            offset=block.offset,
+        )
 
-        Opening a directory makes a network file system ask its server again. Otherwise two
-        processes that finish at the same time might each believe an old answer that the other's
-        slice is missing.
-        """
-        directory = ""
-        missing = 0
-        for key, _ in self.walk():
-            record = cache.slice(key).record
-            if record.exists():
-                continue
-            if str(record.parent) != directory:
-                directory = str(record.parent)
-                try:
-                    os.scandir(directory).close()
-                except FileNotFoundError:
-                    missing += 1
-                    continue
-            missing += not record.exists()
-        return missing
 
-    def blocks(self) -> Iterator[Block]:
-        """The block that each slice is made of, in order."""
-        return self._rows.blocks()
+def explain(plan: Plan, cache: CacheLayout) -> dict[str, Any]:
+    """Compare a plan with the nearest store of a cache: the object of ``tokenmill why --json``."""
+    there = sum(1 for key, _ in plan.walk() if cache.slice(key).record.exists())
+    nearest, differs = _nearest(plan, cache)
+    return {
+        "hit": nearest == plan.key,
+        "key": plan.key,
+        "nearest": nearest,
+        "nearest_path": None if nearest is None else str(cache.store(nearest).directory),
+        "differs": differs,
+        "slices": plan.slices,
+        "slices_there": there,
+    }
 
-    def key_of(self, block: Block, shape: str | None = None) -> str:
-        """The key of the slice that a block becomes, or would become with another shape."""
-        return slice_key(shape or self.shape, block, self.pictures.of(block))
 
-    def shape_with_limit(self, limit: int | None) -> str:
-        """The shape of the same recipe under another ``max_length``."""
-        overlong = None if limit is None else "drop"
-        other = {**self._shaping, "max_length": limit, "overlong": overlong}
-        return shape_key(other, self.card.key)
+def _nearest(plan: Plan, cache: CacheLayout) -> tuple[str | None, list[dict[str, Any]]]:
+    """Return the key of the store with the fewest differing fields (the newest), and the fields."""
+    if cache.store(plan.key).manifest.exists():
+        return plan.key, []
+    nearest, differs = None, []
+    manifests = sorted(cache.stores.glob("*/manifest.json"), key=_made, reverse=True)
+    for path in manifests:
+        try:
+            manifest = read_manifest(cache.store(path.parent.name))
+        except TokenmillError:
+            continue
+        found = differences(plan.document, manifest["document"])
+        if nearest is None or len(found) < len(differs):
+            nearest, differs = manifest["key"], found
+    return nearest, differs
 
-    def placements(self) -> Iterator[Placement]:
-        """Every slice's place in the store, in order."""
-        for key, block in self.walk():
-            yield Placement(
-                key=key,
-                source=self._source_of_file[block.file],
-                source_row=block.first_row,
-                line=block.first_line,
-                offset=block.offset,
-                rows=block.rows,
-            )
+
+def _made(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0  # collected a moment ago
+
+
+def differences(ours: Any, theirs: Any, name: str = "") -> list[dict[str, Any]]:
+    """Return every leaf in which two documents differ, by dotted name."""
+    if isinstance(ours, dict) and isinstance(theirs, dict):
+        found = []
+        for member in sorted({*ours, *theirs}):
+            dotted = f"{name}.{member}" if name else member
+            found += differences(ours.get(member), theirs.get(member), dotted)
+        return found
+    if isinstance(ours, list) and isinstance(theirs, list) and name == "sources":
+        if len(ours) != len(theirs):
+            return [{"field": "sources", "ours": len(ours), "theirs": len(theirs)}]
+        found = []
+        for number, (one, other) in enumerate(zip(ours, theirs, strict=True)):
+            found += differences(one, other, f"sources[{number}]")
+        return found
+    if ours == theirs:
+        return []
+    return [{"field": name, "ours": ours, "theirs": theirs}]

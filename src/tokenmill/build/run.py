@@ -1,14 +1,16 @@
-"""Running a recipe: find the store, or build the slices that are missing and commit it.
+"""Run a recipe: find the store, or build the missing slices and commit it.
 
-`run` walks the way of a preparation: open the rows, learn the tokenizer's identity, compute the
-store's key; if that store is there, it is a *hit* and nothing is written. Otherwise the slices that
-are missing are built wherever the executor likes, and when all are there the store is committed by
-one rename. `run_share` builds only some of them and commits if no other is missing. A slice that
-turns out to be corrupt on the way is moved to quarantine and built again.
+`run` opens the rows, learns the tokenizer's identity and computes the store's key. If that store
+is there, it is a *hit* and nothing is written. Otherwise the executor builds the missing slices and
+one rename commits the store. `run_share` builds some of the slices and commits if none is missing
+then. A corrupt slice goes to quarantine and is built again.
 
-The parent loads no engine: what it must know of the tokenizer it recalls from a memo, or has a
-worker find out. The exception is a little work of a caller who left the number of workers open: it
-is done here, by the reference.
+If a worker sees a fast engine differ from its reference, the build starts again with the
+references alone. It then builds every slice of the plan, whoever published it, and replaces those
+that differ.
+
+This process loads no engine: it reads the tokenizer's facts from the cache or has a worker find
+them. The exception is a small job without a stated number of workers.
 """
 
 from __future__ import annotations
@@ -18,42 +20,41 @@ import logging
 import os
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
-from tokenmill.build.builder import Builder, media_options
-from tokenmill.build.outcome import Prepared, Unfinished
+from tokenmill.build.outcome import STAGES, Account, Prepared, Unfinished, proof_document
 from tokenmill.build.plan import WHOLE, PicturesOfBlocks, Plan, Share
-from tokenmill.build.proof import Account, proof_document
-from tokenmill.build.recipe import Recipe, RunOptions
+from tokenmill.build.recipe import Recipe, RunOptions, to_travel
+from tokenmill.chat import ChatSpec
 from tokenmill.errors import CacheError, CorruptionError, SourceError, UsageError
 from tokenmill.files import PrivateDirectory, Staging
-from tokenmill.fingerprint import KEY_HEX
-from tokenmill.source import Block, Rows
+from tokenmill.source import Rows
 from tokenmill.store import CacheLayout, Store
 from tokenmill.store.ahead import ahead
-from tokenmill.store.commit import commit_store
-from tokenmill.store.slices import quarantine_of
+from tokenmill.store.commit import Placement, commit_store
+from tokenmill.store.slices import quarantine_of, quarantine_slice, read_record
 from tokenmill.work import Executor, InlineExecutor, executor_for
-from tokenmill.work.blocks import BlockJob, BlockTask, size_of
-from tokenmill.work.identity import Comparison, identity_card
+from tokenmill.work.blocks import BlockJob, BlockTask, MissingBlocks, size_of
+from tokenmill.work.identity import identity_card
 from tokenmill.work.inputs import cache_of, open_sources
 from tokenmill.work.processor import ProcessorCard, processor_card, tokenizer_choice
-from tokenmill.work.progress import open_progress
+from tokenmill.work.progress import Progress, open_progress
 
-MOST_LOOKED_AT = 4096  # slices whose files a hit looks for one by one: about 30 ms
-HASH = "tokenmill.build.externals:open_hasher"  # by name: this process opens no picture
-STRETCH = 8192  # slices looked at together
-log = logging.getLogger("tokenmill.build")  # unless the program says otherwise, it ends on stderr
+# Entries of workers, by name: this process does not import template engines, Arrow and Pillow.
+BUILD = "tokenmill.build.slices:open_builder"
+LIMIT = "tokenmill.build.limit:open_limiter"
+HASH = "tokenmill.build.externals:open_hasher"
 
-REPAIRS = 8  # corrupt slices mended in one run; more is a broken disk, not an accident
+MAX_STATS = 4096  # slices whose files a hit looks for one by one: about 30 ms
+MAX_REBUILDS = 8  # corrupt slices rebuilt in one run; more is a broken disk, not an accident
+log = logging.getLogger("tokenmill.build")  # by default it prints on stderr
 
 
 def run(recipe: Recipe, options: RunOptions, *, progress: Any = None) -> Prepared:
-    """Make or find the store of a recipe: the door for `tokenmill.api` and for hosts."""
+    """Find or build the store of a recipe."""
     outcome = run_share(recipe, options, progress=progress)
     assert isinstance(outcome, Prepared)
     return outcome
@@ -66,14 +67,7 @@ def run_share(
     *,
     progress: Any = None,
 ) -> Prepared | Unfinished:
-    """Build a share of a recipe's slices, and commit the store if none is missing then.
-
-    Args:
-        recipe: What is to be made.
-        options: How and where.
-        share: Which slices.
-        progress: As for `tokenmill.prepare`.
-    """
+    """Build a share of a recipe's slices, and commit the store if none is missing then."""
     start = time.perf_counter()
     if options.disable_cache and not share.is_whole:
         raise UsageError("a part needs the cache: that is where the other parts leave theirs")
@@ -83,50 +77,50 @@ def run_share(
         private or contextlib.nullcontext(),
         executor_for(options.executor, options.num_workers) as executor,
     ):
-        planned, comparison = plan(recipe, options, executor, cache)
+        planned = plan(recipe, options, executor, cache)
         account = Account(slices=planned.slices)
-        layout = cache.store(planned.key)
-        hit = (
-            layout.manifest.exists() and not options.force_recache and _slices_exist(planned, cache)
-        )
-        if not hit:
+        media = {"media_root": options.media_root, "media_urls": options.media_urls}
+
+        def open_store() -> Store:
+            return Store(cache.store(planned.key).directory, paths=planned.paths, **media)  # type: ignore[arg-type]
+
+        store = None
+        if cache.store(planned.key).manifest.exists() and not options.force_recache:
+            store = open_store()
+            if any(lost_slices(cache, store)):
+                store = None
+        hit = store is not None
+        if store is None:
             _require_reachable(planned, executor)
             _require_writable(cache)
             rows, size = planned.size_of(share)
             with open_progress(progress, total_rows=rows, total_size=size) as shown:
-                builder = Builder(
-                    planned, cache, executor, options, account, shown, comparison, share
-                )
-                missing = _build_and_commit(planned, cache, builder, executor, account)
+                builder = Builder(planned, cache, executor, options, account, shown, share)
+                missing = builder.build_and_commit()
             for notice in account.notices():
                 log.warning("%s", notice)
             if missing:
                 seconds = time.perf_counter() - start
                 return Unfinished(share, planned.key, planned.rows, missing, account, seconds)
-        elif comparison is not None:
-            comparison.agree(planned.card)
-    media = {"media_root": options.media_root, "media_urls": options.media_urls}
-    store = Store(layout.directory, paths=planned.paths, **media)  # type: ignore[arg-type]
+            store = open_store()
     store.private_directory = private  # removed when nobody holds the store any more
     return Prepared(store, hit, account, time.perf_counter() - start, options)
 
 
-def plan(
-    recipe: Recipe, options: RunOptions, executor: Executor, cache: CacheLayout
-) -> tuple[Plan, Comparison | None]:
-    """What a recipe needs, and what must still agree to its tokenizer; builds nothing."""
+def plan(recipe: Recipe, options: RunOptions, executor: Executor, cache: CacheLayout) -> Plan:
+    """Return the plan of a recipe; builds nothing."""
     processor = processor_card(recipe, cache, executor)
-    card, comparison = identity_card(tokenizer_choice(recipe, processor), cache.root, executor)
+    card = identity_card(tokenizer_choice(recipe, processor), cache.root, executor)
     rows = open_sources(recipe.sources, cache, rehash=options.rehash)
     if not len(rows):
         raise SourceError("no rows: every source is empty", path=recipe.sources[0])
     pictures = None
     if processor is not None:
-        pictures = _hashed_pictures(recipe, options, processor, rows, cache, executor)
-    return Plan(recipe, card, rows, processor, pictures), comparison
+        pictures = _hash_pictures(recipe, options, processor, rows, cache, executor)
+    return Plan(recipe, card, rows, processor, pictures)
 
 
-def _hashed_pictures(
+def _hash_pictures(
     recipe: Recipe,
     options: RunOptions,
     processor: ProcessorCard,
@@ -134,7 +128,7 @@ def _hashed_pictures(
     cache: CacheLayout,
     executor: Executor,
 ) -> PicturesOfBlocks:
-    """What the rows refer to outside of themselves, which is part of the keys."""
+    """Hash the images outside of rows, which are part of the keys."""
     found = PicturesOfBlocks()
     job = BlockJob(executor, cache.root, None)
 
@@ -147,8 +141,29 @@ def _hashed_pictures(
     return found
 
 
+def media_options(
+    recipe: Recipe, options: RunOptions, processor: ProcessorCard | None
+) -> dict[str, Any] | None:
+    """Return the workers' options about images; None where rows have none."""
+    if processor is None:
+        return None
+    return {
+        "processor": msgspec.to_builtins(processor),
+        "tokens": [processor.image_token, processor.video_token],
+        "spec": {name: getattr(recipe, name) for name in ChatSpec.__struct_fields__},
+        "root": _media_root(options),
+        "urls": options.media_urls,
+        "trust_remote_code": recipe.trust_remote_code,
+        "rehash": options.rehash,
+    }
+
+
+def _media_root(options: RunOptions) -> str | None:
+    return None if options.media_root is None else os.path.abspath(options.media_root)
+
+
 def _require_reachable(planned: Plan, executor: Executor) -> None:
-    """Refuse sources that no worker could read, before anything is loaded for it."""
+    """Refuse sources that no worker could read."""
     private = [path for path in planned.paths if path.startswith("memory://")]
     if private and not isinstance(executor, InlineExecutor):
         raise UsageError(
@@ -159,106 +174,204 @@ def _require_reachable(planned: Plan, executor: Executor) -> None:
 
 
 def _require_writable(cache: CacheLayout) -> None:
-    """Say that the cache cannot be written before anything is loaded for it."""
+    """Raise `CacheError` if the cache cannot be written, before anything is loaded."""
     with Staging(cache.root):
         pass
 
 
-def _slices_exist(planned: Plan, cache: CacheLayout) -> bool:
-    """Whether a store that is there still has its slices; else they are built again.
+# Building
 
-    Somebody may have cleaned up by hand. Many slices are looked for in their directories' lists,
-    which costs a microsecond for each file of the cache.
-    """
-    if planned.slices <= MOST_LOOKED_AT:
-        return all(
-            path.exists()
-            for key, _ in planned.walk()
-            for files in (cache.slice(key),)
-            for path in (files.record, files.tokens, files.meta)
+
+class _FastPathMismatch(Exception):
+    """A worker saw a fast engine differ from its reference."""
+
+
+class Builder:
+    """Builds a share of a plan and commits the store."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        cache: CacheLayout,
+        executor: Executor,
+        options: RunOptions,
+        account: Account,
+        progress: Progress,
+        share: Share = WHOLE,
+    ) -> None:
+        self._plan = plan
+        self._cache = cache
+        self._executor = executor
+        self._options = options
+        self._account = account
+        self._progress = progress
+        self._share = share
+        self._counted = bytearray(plan.slices)  # 1 when progress has counted the slice
+
+    def build_and_commit(self) -> int:
+        """Build the share and commit; return how many slices are missing for that, else 0."""
+        plan, cache = self._plan, self._cache
+        for _ in range(MAX_REBUILDS):
+            try:
+                self._require_tokenizer()
+                self._build()
+                missing = 0 if self._share.is_whole else self._count_missing()
+                if missing:
+                    return missing
+                self._share = WHOLE  # a corrupt slice of another share is rebuilt here
+                proof = proof_document(plan.paths, self._account, _media_root(self._options))
+                placements = self._placements()
+                layout = commit_store(cache, plan.document, placements, plan.tokenizer, proof)
+                lost = list(lost_slices(cache, Store(layout.directory, "off")))
+                for key in lost:
+                    quarantine_slice(cache, key)
+                if not lost:
+                    return 0
+            except CorruptionError as error:
+                if not quarantine_of(cache, error.path):
+                    raise
+        raise CorruptionError(
+            f"more than {MAX_REBUILDS} slices of this cache are corrupt; look at the disk",
+            path=cache.root,
         )
-    wanted = np.fromiter((_head(key) for key, _ in planned.walk()), np.uint64, planned.slices)
-    wanted.sort()  # in place: eight bytes for each slice are all that this takes
-    distinct = 1 + sum(
-        int(np.count_nonzero(np.diff(wanted[first : first + STRETCH + 1])))
-        for first in range(0, len(wanted), STRETCH)
-    )
-    return distinct == sum(_found(wanted, directory) for directory in cache.slices.iterdir())
 
+    def _require_tokenizer(self) -> None:
+        """See that the tokenizer's copy, which workers load, is there."""
+        copy = self._cache.tokenizer(self._plan.card.key)
+        if not copy.is_dir():
+            choice = tokenizer_choice(self._plan.recipe, self._plan.processor)
+            identity_card(choice, self._cache.root, self._executor)
+        if not copy.is_dir():
+            raise CacheError(
+                "the tokenizer's copy could not be written; run the command again, or choose "
+                "another cache_dir",
+                path=copy,
+            )
 
-def _found(wanted: NDArray[np.uint64], directory: Path) -> int:
-    """How many of the wanted slices have all their files in a directory."""
-    names: dict[str, set[str]] = {".json": set(), ".arrow": set(), ".meta.arrow": set()}
-    for name in os.listdir(directory):
-        key, dot, ending = name.partition(".")
-        if dot + ending in names and len(key) == KEY_HEX:
-            names[dot + ending].add(key)
-    whole = set.intersection(*names.values())
-    there = np.array([_head(key) for key in whole], np.uint64)
-    places = np.searchsorted(wanted, there)
-    places[places == len(wanted)] = 0
-    return int(np.count_nonzero(wanted[places] == there))
+    def _build(self) -> None:
+        """Return when every slice of the share is published, with its limited copy if needed."""
+        try:
+            self._build_slices()
+        except _FastPathMismatch:
+            self._account.restart()
+            self._build_slices()
 
+    def _build_slices(self) -> None:
+        plan, options, by_reference = self._plan, self._options, self._account.restarted
+        job = BlockJob(
+            self._executor,
+            self._cache.root,
+            plan.card,
+            STAGES["encode"].reference if by_reference else options.engine,
+        )
+        missing = self._missing(self._is_built)
+        setup = job.setup(
+            BUILD,
+            size_of(missing),
+            recipe=to_travel(plan.recipe),
+            renderer=STAGES["render"].reference if by_reference else options.renderer,
+            rebuild=options.force_recache or by_reference,
+            replace=by_reference,
+            limit=plan.limit,
+            media=media_options(plan.recipe, options, plan.processor),
+        )
+        job.run(setup, self._with_pictures(missing), self._take)
+        if plan.limit is not None:
+            missing = self._missing(self._is_limited)
+            setup = job.setup(LIMIT, size_of(missing), limit=plan.limit)
+            job.run(setup, missing, self._take_limited)
 
-def _head(key: str) -> int:
-    """The first eight bytes of a key: enough to tell the slices of one cache apart."""
-    return int(key[:16], 16)
+    def _missing(self, is_published: Any) -> MissingBlocks:
+        plan = self._plan
+        return MissingBlocks(plan.blocks, plan.slices, plan.key_of, is_published, self._share.has)
 
+    def _with_pictures(self, tasks: MissingBlocks) -> Iterator[BlockTask]:
+        for task in tasks:
+            pictures = self._plan.pictures.of(task.block)
+            yield task._replace(more={"pictures": pictures}) if pictures else task
 
-def _all_there(planned: Plan, cache: CacheLayout) -> bool:
-    """Whether no slice went between its being found and the commit of the store that needs it.
-
-    `cache gc` hides what it removes and then looks at stores; this looks after the store is there.
-    """
-
-    def is_there(block: Block) -> bool:
-        files = cache.slice(planned.key_of(block))
-        if not files.record.exists():
+    def _is_built(self, task: BlockTask) -> bool:
+        if self._options.force_recache or self._account.restarted:
             return False
-        for path in (files.tokens, files.meta):
-            if not path.exists():
-                raise CorruptionError("gone, though its commit record is there", path=path)
+        if not self._cache.slice(task.key).record.exists():
+            return False
+        self._count(task, found=True)
         return True
 
-    with contextlib.closing(ahead(is_there, planned.blocks())) as found:
-        return all(found)
+    def _is_limited(self, task: BlockTask) -> bool:
+        return self._cache.slice(self._key_in_store(task.key)).record.exists()
 
+    def _key_in_store(self, key: str) -> str:
+        """Return the key of the slice that the store uses: the slice itself or a limited copy."""
+        limit = self._plan.limit
+        if limit is None:
+            return key
+        record, _ = read_record(self._cache.slice(key))
+        return limit.key_of(key) if record.longest > limit.max_length else key
 
-def _build_and_commit(
-    planned: Plan, cache: CacheLayout, builder: Builder, executor: Executor, account: Account
-) -> int:
-    """Build the builder's share and commit; how many slices are missing for that, else 0."""
-    for _ in range(REPAIRS):
-        try:
-            _require_tokenizer(planned, cache, executor)
-            builder.build_all()
-            missing = 0 if builder.share.is_whole else planned.count_missing(cache)
-            if missing:
-                return missing
-            builder.share = WHOLE  # whatever turns out to be corrupt is ours to mend
-            proof = proof_document(planned.paths, account, builder.media_root)
-            commit_store(cache, planned.document, planned.placements(), planned.tokenizer, proof)
-            if _all_there(planned, cache):
-                return 0
-        except CorruptionError as error:
-            if not quarantine_of(cache, error.path):
-                raise
-    raise CorruptionError(
-        f"more than {REPAIRS} slices of this cache are corrupt; look at the disk", path=cache.root
-    )
+    def _take(self, task: BlockTask, result: dict[str, Any]) -> None:
+        self._account.add(result)
+        self._count(task, found=not result["built"])
+        if self._account.mismatched and not self._account.restarted:
+            raise _FastPathMismatch
 
+    def _take_limited(self, task: BlockTask, result: dict[str, Any]) -> None:
+        self._account.slices_derived += 1
 
-def _require_tokenizer(planned: Plan, cache: CacheLayout, executor: Executor) -> None:
-    """See that the tokenizer's copy is there, which workers load; it may be in quarantine now."""
-    copy = cache.tokenizer(planned.card.key)
-    if not copy.is_dir():
-        choice = tokenizer_choice(planned.recipe, planned.processor)
-        card, comparison = identity_card(choice, cache.root, executor)
-        if comparison is not None:
-            comparison.agree(card)
-    if not copy.is_dir():
-        raise CacheError(
-            "the tokenizer's copy could not be written; run the command again, or choose another "
-            "cache_dir",
-            path=copy,
+    def _count(self, task: BlockTask, *, found: bool) -> None:
+        """Report a slice to progress, once."""
+        if not self._counted[task.number]:
+            self._counted[task.number] = 1
+            self._progress.add(rows=task.block.rows, size=task.block.length, found=found)
+
+    def _placements(self) -> Iterator[Placement]:
+        return (
+            self._plan.placement(block, self._key_in_store(key)) for key, block in self._plan.walk()
         )
+
+    def _count_missing(self) -> int:
+        """Count the slices that nobody has published yet.
+
+        Opening a directory makes a network file system ask its server again. Otherwise two
+        processes that finish at the same time might each see an old answer that the other's slice
+        is missing.
+        """
+
+        def is_missing(key: str) -> bool:
+            record = self._cache.slice(key).record
+            if not record.exists():
+                with contextlib.suppress(FileNotFoundError):
+                    os.scandir(record.parent).close()
+            return not record.exists()
+
+        return sum(
+            is_missing(key) or is_missing(self._key_in_store(key)) for key, _ in self._plan.walk()
+        )
+
+
+def lost_slices(cache: CacheLayout, store: Store) -> Iterator[str]:
+    """Yield the keys of a store's slices of which a file is missing.
+
+    Somebody may have cleaned up by hand, or `cache gc` have removed a slice while the store was
+    committed. Many slices are looked for in the lists of their directories, which costs a
+    microsecond for each file of the cache.
+    """
+    keys = store.table["key"]
+    if len(keys) <= MAX_STATS:
+
+        def found(key: str) -> str:
+            files = cache.slice(key)
+            there = all(path.exists() for path in (files.record, files.tokens, files.meta))
+            return "" if there else key
+
+        with contextlib.closing(ahead(found, store.slice_keys())) as missing:
+            yield from filter(None, missing)
+        return
+    for first in np.unique(keys[:, 0]).tolist():
+        wanted = {key.tobytes().hex() for key in keys[keys[:, 0] == first]}
+        directory = cache.slices / f"{first:02x}"
+        names = os.listdir(directory) if directory.is_dir() else []
+        for ending in (".json", ".arrow", ".meta.arrow"):
+            wanted_names = {f"{key}{ending}" for key in wanted}
+            for name in wanted_names.difference(names):
+                yield name.partition(".")[0]

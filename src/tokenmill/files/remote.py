@@ -13,7 +13,7 @@ import random
 import re
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, NoReturn, Protocol, TypeVar
+from typing import Any, NamedTuple, NoReturn, TypeVar
 from urllib.parse import urlsplit
 
 from tokenmill.errors import (
@@ -65,19 +65,6 @@ class Version(NamedTuple):
     size: int
     token: str
     settled: bool
-
-
-class Transport(Protocol):
-    """Access to one object by one protocol."""
-
-    def look(self) -> Version:
-        """Its present version."""
-
-    def fetch(self, start: int, stop: int, expected: Version | None) -> bytes:
-        """Bytes of a range; `SourceChanged` when they are not of the expected version."""
-
-    def read(self) -> bytes:
-        """The whole of a small object."""
 
 
 def protocol_of(path: str) -> str:
@@ -161,7 +148,7 @@ class RemoteObject:
     def __init__(self, url: str) -> None:
         self.url = url
         self.path = shown(url)
-        self._transport: tuple[int, Transport] | None = None
+        self._transport: tuple[int, HttpTransport | FileSystemTransport] | None = None
 
     def look(self) -> Version:
         return self.retrying(lambda: self._connected().look(), None)
@@ -185,7 +172,7 @@ class RemoteObject:
     def read(self) -> bytes:
         return self.retrying(lambda: self._connected().read(), None)
 
-    def _connected(self) -> Transport:
+    def _connected(self) -> HttpTransport | FileSystemTransport:
         if self._transport is None or self._transport[0] != os.getpid():
             self._transport = os.getpid(), _transport_of(self.url)
         return self._transport[1]
@@ -243,7 +230,7 @@ def is_final(error: Exception) -> bool:
     return isinstance(error, _FINAL) or type(error).__name__ in _FINAL_NAMES
 
 
-def _transport_of(url: str) -> Transport:
+def _transport_of(url: str) -> HttpTransport | FileSystemTransport:
     fs, path = filesystem(url)
     if protocol_of(url) in ("http", "https"):
         return HttpTransport(fs, url)

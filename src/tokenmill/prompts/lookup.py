@@ -127,9 +127,9 @@ def _writable(root: Path) -> bool:
 
 
 def _find_or_make(wanted: Wanted, root: Path, executor: Executor) -> OpenedIndex:
-    card, comparison = None, None
+    card = None
     if wanted.tokenizer is not None:
-        card, comparison = identity_card(wanted, root, executor)
+        card = identity_card(wanted, root, executor)
     shape = wanted.shape(card)
     blocks = wanted.rows.blocks
     document = {**shape, "sources": [one for _, one in source_documents(blocks())]}
@@ -138,14 +138,11 @@ def _find_or_make(wanted: Wanted, root: Path, executor: Executor) -> OpenedIndex
         digests = (digest_of(externals.of(block)) for block in blocks())
         document["pictures"] = fingerprint.key_of_pieces(digest.encode() for digest in digests)
     place = root / "rows" / fingerprint.key(document)
-    job = BlockJob(executor, root, card, comparison)
     if place.is_dir():
-        job.agree()
         return OpenedIndex(LengthIndex(place, document), hit=True)
     making = _Making(wanted, root, card, shape, externals)
     if wanted.media is None:  # else blocks are measured here: it is an object of this process
-        making.measure_missing(job)
-    job.agree()
+        making.measure_missing(BlockJob(executor, root, card))
     serving: dict[str, Any] = {"template": None, "special_tokens": {}}
     if card is not None and wanted.spec.apply_chat_template:
         serving = {"template": card.template, "special_tokens": card.special_tokens}
@@ -207,7 +204,7 @@ class _Making:
             lambda task: self._place(task.key).is_dir(),
         )
         setup = job.setup(MEASURE, size_of(missing), spec=self._wanted.spec.travelling())
-        job.in_rounds(lambda: job.run(setup, job.claimed(missing), self._take), missing.count)
+        job.run(setup, missing, self._take)
 
     def _take(self, _: BlockTask, result: dict[str, Any]) -> None:
         self.measured += result["measured"]

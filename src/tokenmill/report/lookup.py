@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tokenmill.build.plan import shape_key, slice_key
+from tokenmill.build.plan import SliceKeys
 from tokenmill.errors import TokenmillError, UsageError
 from tokenmill.origin import Origin
 from tokenmill.sampling import FeistelOrder
@@ -180,15 +180,15 @@ class SourceExcerpts:
         if path not in self._opened:
             try:
                 rows = open_rows(path, cache_dir=self._cache_dir)
-                self._opened[path] = rows, _PreparedRows(rows, self._shape, self._keys)
+                self._opened[path] = rows, _PreparedRows(rows, self._made_of, self._keys)
             except (TokenmillError, OSError) as error:
                 self._opened[path] = f"the source cannot be read here: {error}"
         return self._opened[path]
 
     @cached_property
-    def _shape(self) -> str:
+    def _made_of(self) -> SliceKeys:
         manifest = self._store.manifest
-        return shape_key(manifest["document"].get("recipe"), manifest["tokenizer"]["identity"])
+        return SliceKeys(manifest["document"].get("recipe", {}), manifest["tokenizer"]["identity"])
 
     @cached_property
     def _keys(self) -> set[str]:
@@ -198,12 +198,12 @@ class SourceExcerpts:
 class _PreparedRows:
     """The rows of a file, as it is now, in blocks that slices were made of."""
 
-    def __init__(self, rows: Rows, shape: str, keys: set[str]) -> None:
+    def __init__(self, rows: Rows, made_of: SliceKeys, keys: set[str]) -> None:
         self._firsts: list[int] = []
         self._known: list[bool] = []
         for block in rows.blocks():
             self._firsts.append(block.first_row)
-            self._known.append(slice_key(shape, block) in keys)
+            self._known.append(not keys.isdisjoint(made_of.in_store(block)))
 
     def has(self, row: int) -> bool:
         return self._known[bisect_right(self._firsts, row) - 1]

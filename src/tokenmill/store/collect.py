@@ -34,8 +34,12 @@ from tokenmill.store.layout import ELSEWHERE, TABLE, CacheLayout, is_key
 from tokenmill.store.manifest import load_table, read_manifest
 from tokenmill.store.store import Store
 
-GRACE_S = 24 * 3600.0
-"""Seconds between marking and removing: longer than an epoch's reader keeps a slice unopened."""
+PARTS = (
+    "slices", "stores", "sidecars", "tokenizers", "processors", "pictures", "rollouts", "rows",
+    "blocks", "staging", "quarantine",
+)  # fmt: skip
+
+GRACE_S = 24 * 3600.0  # longer than an epoch's reader keeps a slice unopened
 
 
 @dataclass
@@ -66,20 +70,7 @@ def survey(root: Path) -> dict[str, Any]:
             entry["error"] = str(error)
         entries.append(entry)
     entries.sort(key=lambda entry: entry.get("made", 0.0))
-    parts = (
-        "slices",
-        "stores",
-        "sidecars",
-        "tokenizers",
-        "processors",
-        "pictures",
-        "rollouts",
-        "rows",
-        "blocks",
-        "staging",
-        "quarantine",
-    )
-    sizes = {name: _size(root / name) for name in parts}
+    sizes = {name: _size(root / name) for name in PARTS}
     return {"entries": entries, "bytes": sum(sizes.values()), "parts": sizes}
 
 
@@ -112,7 +103,6 @@ def collect(
     unneeded |= set(_unneeded_sidecars(layout, condemned))
     unneeded |= set(_unneeded_rollouts(layout, condemned, now - grace_s))
     unneeded |= {f"staging/{path.name}" for path in _dead_staging(root)}
-    unneeded |= {f"staging/claims/{path.name}" for path in _old_claims(root, now - grace_s)}
     unneeded |= {f"quarantine/{path.name}" for path in _entries(layout.quarantine)}
     marks = _read_marks(root)
     done = Collection()
@@ -231,14 +221,6 @@ def _hide_slices(layout: CacheLayout, due: list[str], condemned: set[str]) -> se
             if (staging.path / key).exists():
                 staging.publish(staging.path / key, layout.slice(key).record)
     return {f"slices/{key}" for key in needed}
-
-
-def _old_claims(root: Path, since: float) -> Iterator[Path]:
-    """Claims that nobody touched for long; a builder touches its own every few seconds."""
-    for path in _entries(root / "staging" / "claims"):
-        with contextlib.suppress(OSError):
-            if path.lstat().st_mtime < since:
-                yield path
 
 
 def _paths(layout: CacheLayout, name: str) -> list[Path]:

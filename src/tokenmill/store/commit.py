@@ -11,7 +11,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from tokenmill.store import layout as names
 from tokenmill.store.ahead import ahead
 from tokenmill.store.layout import CacheLayout, StoreLayout
 from tokenmill.store.manifest import (
+    PACKED_ROW,
     SLICE_ROW,
     Document,
     check_file,
@@ -32,7 +33,6 @@ from tokenmill.store.manifest import (
     encode_manifest,
     header,
     make_manifest,
-    pack_row,
     read_manifest,
     read_stretches,
 )
@@ -42,73 +42,58 @@ from tokenmill.store.slices import RowCounts, read_counts, read_record
 _PIECE = 1 << 20  # bytes of a file read at once
 _TOGETHER = 4  # slices read by one task: of very short rows each holds a hundred thousand
 
-MOST_SHARDS = 50_000
-"""Slices that ``state.json`` lists. `datasets` maps every shard of it, and a process has about
-65,000 maps; beyond this a loader would die of the list, so it says what to do instead."""
+MOST_SHARDS = 50_000  # that state.json lists: `datasets` maps each, and a process has 65,000 maps
 
 
 @dataclass(frozen=True)
 class Placement:
-    """One slice's place in a store; ``rows`` of the source, if known, bound a batch of reads."""
+    """One slice's place in a store."""
 
     key: str
     source: int
     source_row: int
     line: int | None
     offset: int | None
-    rows: int = 0
 
 
-@dataclass
 class _Tally:
     """Running totals."""
 
-    rows: int = 0
-    tokens: int = 0
-    trained: int = 0
-    source_rows: int = 0
-    rows_in: int = 0
-    slices: int = 0
-    runs: int = 0
-    weight_runs: int = 0
-    pictures: int = 0
-    rejected: Counter[str] = field(default_factory=Counter)
-    groups: Counter[str] = field(default_factory=Counter)
-    ungrouped: int = 0
-    """Rows of slices without groups: single ones, where others have some."""
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+        self.rejected: Counter[str] = Counter()
+        self.groups: Counter[str] = Counter()
+
+    def __getitem__(self, name: str) -> int:
+        return self.counts[name]
 
     def add(self, counts: RowCounts) -> None:
         record = counts.record
-        self.runs += len(counts.runs)
-        self.weight_runs += len(counts.weights.places)
-        self.pictures += int(counts.media["pictures"].sum(dtype=np.int64))
-        self.rows += record.rows
-        self.tokens += record.tokens
-        self.trained += record.trained
-        self.source_rows += record.source_rows
-        self.rows_in += record.rows_in
-        self.slices += 1
+        self.counts.update(
+            source_rows=record.source_rows,
+            rows_in=record.rows_in,
+            rows=record.rows,
+            tokens=record.tokens,
+            trained_tokens=record.trained,
+            slices=1,
+            runs=len(counts.runs),
+            weight_runs=len(counts.weights.places),
+            pictures=int(counts.media["pictures"].sum(dtype=np.int64)),
+            ungrouped=record.rows if record.groups is None else 0,
+        )
         self.rejected.update(row.reason for row in record.rejected)
-        if record.groups is None:
-            self.ungrouped += record.rows
-        else:
-            self.groups.update(record.groups)  # zeros, too: then there are groups
+        self.groups.update(record.groups or {})  # zeros, too: then there are groups
 
     def totals(self) -> Document:
-        return {
-            "source_rows": self.source_rows,
-            "rows_in": self.rows_in,
-            "rows": self.rows,
-            "tokens": self.tokens,
-            "trained_tokens": self.trained,
-            "slices": self.slices,
-            "rejected": dict(sorted(self.rejected.items())),
-            **({"groups": self._group_counts()} if self.groups else {}),
-            **({"pictures": self.pictures} if self.pictures else {}),
-        }
-
-    def _group_counts(self) -> Document:
-        return {**self.groups, "single": self.groups["single"] + self.ungrouped}
+        names = ("source_rows", "rows_in", "rows", "tokens", "trained_tokens", "slices")
+        totals: Document = {name: self[name] for name in names}
+        totals["rejected"] = dict(sorted(self.rejected.items()))
+        if self.groups:
+            single = self.groups["single"] + self["ungrouped"]
+            totals["groups"] = {**self.groups, "single": single}
+        if self["pictures"]:
+            totals["pictures"] = self["pictures"]
+        return totals
 
 
 def commit_store(
@@ -194,17 +179,17 @@ def _write_columns(
             return placement, read_counts(cache.slice(placement.key))
 
         for placement, counts in ahead(read, placements, batch=_TOGETHER):
-            arrays = counts.store_columns(tally.rows, tally.runs, tally.weight_runs)
+            arrays = counts.store_columns(tally["rows"], tally["runs"], tally["weight_runs"])
             for name, values in arrays.items():
                 columns[name].write(values.astype(names.ARRAYS[name]).data)
-            table.write(_table_row(placement, counts.record, counts.digest, tally.rows))
+            table.write(_table_row(placement, counts.record, counts.digest, tally["rows"]))
             tally.add(counts)
-    write_file(staged / names.TABLE, _chain(header(tally.slices), body))
+    write_file(staged / names.TABLE, _chain(header(tally["slices"]), body))
     body.unlink()
     # Every row for itself, every trained token as much as any other: nobody needs to be told.
     unneeded = [] if tally.groups else list(names.GROUP_FILES)
-    unneeded += [] if tally.weight_runs else names.WEIGHT_FILES
-    unneeded += [] if tally.pictures else names.MEDIA_FILES
+    unneeded += [] if tally["weight_runs"] else names.WEIGHT_FILES
+    unneeded += [] if tally["pictures"] else names.MEDIA_FILES
     for name in unneeded:
         del columns[name]
         (staged / name).unlink()
@@ -221,18 +206,18 @@ def _chain(head: bytes, path: Path) -> Iterator[bytes]:
 
 
 def _table_row(placement: Placement, record: CommitRecord, digest: str, first_row: int) -> bytes:
-    return pack_row(
-        placement.key,
-        digest,
-        source=placement.source,
-        rows=record.rows,
-        rejected=len(record.rejected),
-        first_row=first_row,
-        source_row=placement.source_row,
-        line=placement.line,
-        offset=placement.offset,
-        tokens=record.tokens,
-        trained=record.trained,
+    return PACKED_ROW.pack(
+        bytes.fromhex(placement.key),
+        bytes.fromhex(digest),
+        placement.source,
+        record.rows,
+        len(record.rejected),
+        first_row,
+        placement.source_row,
+        placement.line or 0,
+        -1 if placement.offset is None else placement.offset,
+        record.tokens,
+        record.trained,
     )
 
 

@@ -24,7 +24,7 @@ from tokenmill import fingerprint
 from tokenmill.errors import CorruptionError, SourceMissing, UsageError
 from tokenmill.files.remote_path import as_remote
 from tokenmill.files.sealed import require_file
-from tokenmill.store.access import REMEDY, ByteFile, reading_errors
+from tokenmill.store.access import REMEDY, ByteFile, reading_errors, require_checksum
 from tokenmill.store.layout import (
     CHECKED_FILES,
     FORMAT,
@@ -63,7 +63,7 @@ SLICE_ROW = np.dtype(
 STRETCH = 8192  # rows read at once by whoever passes over the whole table
 
 _HEADER = struct.Struct("<8sIIQ")
-_ROW = struct.Struct("<20s16s3I6q")  # `SLICE_ROW`, for writing one
+PACKED_ROW = struct.Struct("<20s16s3I6q")  # `SLICE_ROW`, for writing one
 
 
 def header(count: int) -> bytes:
@@ -75,36 +75,6 @@ def header(count: int) -> bytes:
 def count_rows(size: int) -> int:
     """Number of slices in a table of this many bytes."""
     return (size - HEADER_BYTES) // SLICE_ROW.itemsize
-
-
-def pack_row(
-    key: str,
-    record: str,
-    *,
-    source: int,
-    rows: int,
-    rejected: int,
-    first_row: int,
-    source_row: int,
-    line: int | None,
-    offset: int | None,
-    tokens: int,
-    trained: int,
-) -> bytes:
-    """Return one row of the table; key and record are hex digits."""
-    return _ROW.pack(
-        bytes.fromhex(key),
-        bytes.fromhex(record),
-        source,
-        rows,
-        rejected,
-        first_row,
-        source_row,
-        line or 0,
-        -1 if offset is None else offset,
-        tokens,
-        trained,
-    )
 
 
 def read_stretches(path: Path) -> Iterator[bytes]:
@@ -339,9 +309,7 @@ def check_table(manifest: Document, path: Path, *, content: bool) -> None:
             hasher.update(piece)
         recount.add(np.frombuffer(piece, SLICE_ROW), path)
     if content:
-        found, stated = hasher.hexdigest(), manifest["files"][TABLE]["checksum"]
-        if found != stated:
-            raise CorruptionError(f"checksum is {found}, expected {stated}; {REMEDY}", path=path)
+        require_checksum(path, hasher.hexdigest(), manifest["files"][TABLE]["checksum"])
     totals = manifest["totals"]
     for name in ("slices", "rows", "tokens", "trained_tokens"):
         number = getattr(recount, name)

@@ -359,6 +359,16 @@ class _Part:
             return np.fromfile(path, "<f4", count, offset=first * BYTES)
 
 
+@dataclass
+class _PartCursor:
+    """Position of a merge in a part."""
+
+    part: _Part
+    rows: Int64
+    place: int = 0  # of the next row
+    value: int = 0  # the next one
+
+
 class SidecarWriter:
     """Takes values of rows in any order; leaving it publishes them, see `attach`.
 
@@ -584,7 +594,9 @@ class SidecarWriter:
 
     def _merged(self) -> Iterator[Float32]:
         """The values of all rows in order, a window of rows at a time."""
-        cursors = [_PartCursor(part, self._of) for part in self._parts.values()]
+        cursors = [_PartCursor(part, np.array(part.rows())) for part in self._parts.values()]
+        for cursor in cursors:
+            cursor.part.values()  # compares the checksum, once
         first = 0
         while first < len(self._store):
             rows = np.arange(first, min(first + WINDOW_ROWS, len(self._store)))
@@ -593,37 +605,21 @@ class SidecarWriter:
             window = self._of(rows, np.empty(ends[rows.size - 1], dtype=np.float32))
             written = np.zeros(rows.size, dtype=np.bool_)
             for cursor in cursors:
-                part = cursor.take(first + rows.size)
-                places = part.rows - first
+                end = int(np.searchsorted(cursor.rows, first + rows.size))
+                own = cursor.rows[cursor.place : end]
+                values = cursor.part.read(cursor.value, int(self._lengths(own).sum()))
+                cursor.place, cursor.value = end, cursor.value + values.size
+                given = self._of(own, values)
+                places = given.rows - first
                 # Two that wrote a row at the same time did not see each other's part.
                 twice = np.flatnonzero(written[places])
-                self._require_equal(window.take(places[twice]), part.take(twice))
+                self._require_equal(window.take(places[twice]), given.take(twice))
                 written[places] = True
-                spread = np.repeat(window.starts[places] - part.starts, part.lengths)
-                window.values[spread + np.arange(part.values.size)] = part.values
+                spread = np.repeat(window.starts[places] - given.starts, given.lengths)
+                window.values[spread + np.arange(given.values.size)] = given.values
             assert written.all()
             yield window.values
             first += rows.size
-
-
-class _PartCursor:
-    """Reads a part in the order of its rows, whose numbers it holds."""
-
-    def __init__(self, part: _Part, of: Callable[[Int64, Float32], _RowValues]) -> None:
-        self._part = part
-        self._of = of
-        self._rows = np.array(part.rows())
-        part.values()  # compares the checksum, once
-        self._place = self._value = 0
-
-    def take(self, stop: int) -> _RowValues:
-        """The next rows, up to before ``stop``."""
-        until = int(np.searchsorted(self._rows, stop))
-        bare = self._of(self._rows[self._place : until], np.zeros(0, dtype=np.float32))
-        count = int(bare.lengths.sum())
-        values = self._part.read(self._value, count)
-        self._place, self._value = until, self._value + count
-        return _RowValues(bare.rows, bare.lengths, values)
 
 
 def unfinished(store: Store) -> Iterator[SidecarWriter]:

@@ -75,6 +75,7 @@ def encode_slice(key: str, columns: SliceColumns) -> EncodedSlice:
         rows=len(columns.row),
         tokens=len(columns.ids),
         trained=int(columns.trained.sum(dtype=np.int64)),
+        longest=columns.longest,
         roles=columns.roles,
         carried=tuple(columns.carried),
         rejected=tuple(columns.rejected),

@@ -12,12 +12,13 @@ from __future__ import annotations
 import base64
 import contextlib
 import hashlib
+import os
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import xxhash
 
@@ -115,14 +116,12 @@ Part = list[StoreFile]
 Job = Callable[[], Part]
 
 
-class _Destination(Protocol):
-    def put(self, part: Part) -> None:
-        """Copy some files, in their order."""
+Put = Callable[[Part], None]
 
 
-def _copy(jobs: Iterator[Job], destination: _Destination) -> None:
+def _copy(jobs: Iterator[Job], put: Put) -> None:
     """Run all jobs, a few at a time; the first error ends it, once running jobs are done."""
-    for _ in ahead(lambda job: destination.put(job()), jobs, batch=1, threads=MAX_COPIES):
+    for _ in ahead(lambda job: put(job()), jobs, batch=1, threads=MAX_COPIES):
         pass
 
 
@@ -174,7 +173,7 @@ def _portable_files(store: Store) -> tuple[Document, bytes]:
     return {**store.manifest["files"], names.STATE: stated}, state
 
 
-def _copy_portable(store: Store, destination: _Destination, *, embed_media: bool) -> Document:
+def _copy_portable(store: Store, put: Put, *, embed_media: bool) -> Document:
     """Copy every file of a portable store but its manifest, which is returned."""
     files, state = _portable_files(store)
     embeds = embed_media or "media" in store.manifest
@@ -191,7 +190,7 @@ def _copy_portable(store: Store, destination: _Destination, *, embed_media: bool
             for media in store.distinct_media():
                 yield partial(_image_file, store, sizes, media)
 
-    _copy(jobs(), destination)
+    _copy(jobs(), put)
     media = {"pictures": len(sizes), "bytes": sum(sizes)} if embeds else None
     return with_files(store.manifest, files, media)
 
@@ -246,7 +245,7 @@ def _copy_to_directory(store: Store, target: Path, embed_media: bool) -> Transfe
             for name in ("slices", "tokenizer"):  # there even without files
                 staging.make(staging.path / name)
             destination = _Directory(staging, result)
-            manifest = _copy_portable(store, destination, embed_media=embed_media)
+            manifest = _copy_portable(store, destination.put, embed_media=embed_media)
             destination.put([StoreFile(names.MANIFEST, encode_manifest(manifest))])
             with writing_errors(target):
                 if not publish_directory(staging.path, target):
@@ -410,8 +409,12 @@ def push(store: Store, target: str, *, embed_media: bool = False) -> TransferRes
     _require_free(place, store)
     result = TransferResult(str(place), len(store))
     destination = _Url(place.url, result)
-    manifest = _copy_portable(store, destination, embed_media=embed_media)
-    listing = canonical({"key": store.key, "files": _model_checksums(store)}) + b"\n"
+    manifest = _copy_portable(store, destination.put, embed_media=embed_media)
+    models = {file.name: b"".join(file.pieces()) for file in _model_files(store)}
+    stated = {
+        name: {"size": len(data), "checksum": checksum(data)} for name, data in models.items()
+    }
+    listing = canonical({"key": store.key, "files": stated}) + b"\n"
     destination.put([
         StoreFile(CONTENTS, listing),
         StoreFile(names.MANIFEST, encode_manifest(manifest)),
@@ -442,13 +445,6 @@ def _require_free(place: RemotePath, store: Store) -> None:
             "what is there stays",
             path=place,
         )
-
-
-def _model_checksums(store: Store) -> Document:
-    contents = {file.name: b"".join(file.pieces()) for file in _model_files(store)}
-    return {
-        name: {"size": len(data), "checksum": checksum(data)} for name, data in contents.items()
-    }
 
 
 # To the local cache
@@ -501,9 +497,9 @@ class _Cache:
 
 
 def pull(
-    source: str,
-    cache_dir: Path | None = None,
-    out: Path | None = None,
+    source: str | os.PathLike[str],
+    cache_dir: str | os.PathLike[str] | None = None,
+    out: str | os.PathLike[str] | None = None,
     *,
     embed_media: bool = False,
 ) -> TransferResult:
@@ -523,11 +519,11 @@ def pull(
     store = open_store(source, cache_dir=cache.root)
     result = TransferResult("", len(store))
     destination = _Cache(cache, result)
-    _copy(_slice_jobs(store), destination)
+    _copy(_slice_jobs(store), destination.put)
     _copy_models(store, cache, result)
     if "media" in store.manifest:
         images = (partial(_image_file, store, [], media) for media in store.distinct_media())
-        _copy(images, destination)
+        _copy(images, destination.put)
     layout = commit_store(
         cache, store.manifest["document"], _placements(store), store.manifest["tokenizer"],
         store.proof,
@@ -538,7 +534,7 @@ def pull(
     for stated in pulled.manifest["files"].values():
         result.add(stated["size"])
     embed_media = embed_media or "media" in store.manifest
-    copied = None if out is None else copy_store(pulled, out, embed_media=embed_media)
+    copied = None if out is None else copy_store(pulled, Path(out), embed_media=embed_media)
     result.path = str(copied or pulled.path)
     return result
 
@@ -552,7 +548,6 @@ def _placements(store: Store) -> Iterator[Placement]:
             source_row=int(entry["source_row"]),
             line=line or None,
             offset=None if offset < 0 else offset,
-            rows=int(entry["rows"]),
         )
 
 

@@ -74,7 +74,7 @@ class ViewMethods:
         return DataLoader(whole, batch_size=batch_size, **arguments)
 
     def _range(self, numbers: range) -> View:
-        view: View = _dataset().SliceView(_dataset().as_view(self), numbers)
+        view: View = _dataset().sliced(self, numbers)
         return view
 
 

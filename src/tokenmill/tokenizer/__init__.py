@@ -4,7 +4,7 @@
 refuses where it would be ambiguous who encodes. Its `IdentityCard` names it by what it does;
 `recall` gives the card of one that was seen before, without loading an engine. An `Encoder` encodes
 batches with the fastest engine that is shown to equal the reference, proves for every row where
-its tokens lie, and answers with `Encoded`; `apply_length` is the length policy.
+its tokens lie, and answers with `Encoded`.
 
 Importing this package loads no engine, no transformers and no pyarrow: names resolve on first use.
 """
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from tokenmill.optional import first_use
 
 if TYPE_CHECKING:
-    from tokenmill.tokenizer.encoded import Encoded, apply_length, overlong_message
+    from tokenmill.tokenizer.encoded import Encoded
     from tokenmill.tokenizer.encoder import Encoder
     from tokenmill.tokenizer.engine_cache import LITTLE_WORK, engine_for
     from tokenmill.tokenizer.engines import ENGINES, choose_engine
@@ -44,14 +44,12 @@ __all__ = [
     "IdentityCard",
     "Tokenizer",
     "answer_key",
-    "apply_length",
     "choose_engine",
     "engine_for",
     "is_installed",
     "load",
     "locate",
     "memo_key",
-    "overlong_message",
     "recall",
     "recall_answer",
     "reload",
@@ -62,7 +60,7 @@ __all__ = [
 
 __getattr__ = first_use(
     __name__,
-    encoded="Encoded apply_length overlong_message",
+    encoded="Encoded",
     encoder="Encoder",
     engine_cache="LITTLE_WORK engine_for",
     engines="ENGINES choose_engine",

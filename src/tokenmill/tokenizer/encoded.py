@@ -1,10 +1,7 @@
-"""Encoded rows: ids and masks of a batch, flat, and what became of the rows that are not there.
+"""Encoded rows: ids and masks of a batch, flat.
 
-The encoder, or `tokenized` for rows that bring their ids, makes an `Encoded` of a batch; a build
-cuts it by `apply_length` and writes it. Rows keep their number: a rejected row stays in `Encoded`
-as an empty one, so that index *i* still speaks of text *i*; `Encoded.kept` lists the others.
-`apply_length` is the length policy: it rejects rows in which nothing is trained, and drops or cuts
-the ones that are too long.
+The encoder makes an `Encoded` of a batch of texts, and `tokenized` of rows that bring their ids. A
+rejected row stays in it as an empty one, so that index *i* still means text *i*.
 """
 
 from __future__ import annotations
@@ -15,9 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from tokenmill.errors import RowError, UsageError
-
-OVERLONG = ("drop", "truncate")
+from tokenmill.errors import RowError
 
 
 def starts_of(lengths: Sequence[int] | np.ndarray) -> np.ndarray:
@@ -73,11 +68,22 @@ class Encoded:
         return np.flatnonzero(alive)
 
     def rejecting(self, rejected: Mapping[int, RowError]) -> Encoded:
-        """The same batch with exactly these rows rejected: emptied of tokens and turns."""
-        gone = np.zeros(len(self), dtype=bool)
-        gone[list(rejected)] = True
-        left = _cut(self, np.where(gone, 0, np.diff(self.row_starts)), gone) if gone.any() else self
-        return replace(left, rejected=sorted(rejected.items()))
+        """Return the batch with exactly these rows rejected: without tokens and turns."""
+        if not rejected:
+            return replace(self, rejected=[])
+        keep = np.ones(len(self), dtype=bool)
+        keep[list(rejected)] = False
+        lengths, turns = np.diff(self.row_starts), np.diff(self.turn_starts)
+        tokens = np.repeat(keep, lengths)
+        return replace(
+            self,
+            ids=self.ids[tokens],
+            mask=self.mask[tokens],
+            row_starts=starts_of(np.where(keep, lengths, 0)),
+            turn_ends=self.turn_ends[np.repeat(keep, turns)],
+            turn_starts=starts_of(np.where(keep, turns, 0)),
+            rejected=sorted(rejected.items()),
+        )
 
     def repeated(self, counts: np.ndarray) -> Encoded:
         """The same batch with each token as often as this says, at least once."""
@@ -97,68 +103,3 @@ class Encoded:
         tokens = slice(self.row_starts[number], self.row_starts[number + 1])
         turns = slice(self.turn_starts[number], self.turn_starts[number + 1])
         return self.ids[tokens], self.mask[tokens], self.turn_ends[turns]
-
-
-def apply_length(encoded: Encoded, max_length: int | None, overlong: str = "drop") -> Encoded:
-    """Reject rows without a trained token, and rows that are too long or what is left of them.
-
-    Args:
-        encoded: A batch; it is not changed.
-        max_length: Most tokens a row may have; None for no limit.
-        overlong: ``drop`` rejects a longer row; ``truncate`` keeps its first tokens, and rejects
-            it when none of them is trained.
-    """
-    if overlong not in OVERLONG:
-        raise UsageError(f"overlong={overlong!r}: choose one of {', '.join(OVERLONG)}")
-    if max_length is not None and max_length < 1:
-        raise UsageError(f"max_length={max_length}: at least 1")
-    lengths = encoded.lengths.astype(np.int64)
-    refused = dict(encoded.rejected)
-    for row in np.flatnonzero(encoded.trained == 0).tolist():
-        refused.setdefault(
-            row, RowError("no token of this row would be trained", reason="no_trained_tokens")
-        )
-    if max_length is not None and bool((lengths > max_length).any()):
-        too_long = np.flatnonzero(lengths > max_length)
-        if overlong == "truncate":
-            lengths = np.minimum(lengths, max_length)
-            encoded = _cut(encoded, lengths, np.zeros(len(encoded), dtype=bool))
-            too_long = too_long[encoded.trained[too_long] == 0]
-        for row in too_long.tolist():
-            refused.setdefault(row, _too_long(max_length, overlong))
-    return encoded if len(refused) == len(encoded.rejected) else encoded.rejecting(refused)
-
-
-def _too_long(max_length: int, overlong: str) -> RowError:
-    if overlong == "truncate":
-        return RowError(
-            f"nothing trained is left in the first {max_length} tokens", reason="no_trained_tokens"
-        )
-    return RowError(overlong_message(max_length), reason="overlong")
-
-
-def overlong_message(max_length: int) -> str:
-    """What a dropped row is told; deriving another limit says it in the same words."""
-    return f"longer than max_length={max_length} tokens"
-
-
-def _cut(encoded: Encoded, lengths: np.ndarray, gone: np.ndarray) -> Encoded:
-    """Keep the first tokens of every row; rows that are gone lose their turns as well."""
-    old = np.diff(encoded.row_starts)
-    # Two steps per row in a running sum: keep from its start on, stop at its new end.
-    steps = np.zeros(len(encoded.ids) + 1, dtype=np.int8)
-    cut = lengths < old
-    np.add.at(steps, encoded.row_starts[:-1][cut] + lengths[cut], 1)
-    np.subtract.at(steps, encoded.row_starts[1:][cut], 1)
-    keep = np.cumsum(steps[:-1], dtype=np.int8) == 0
-    turns = np.diff(encoded.turn_starts)
-    rows_of_turns = np.repeat(np.arange(len(lengths)), turns)
-    turn_ends = np.minimum(encoded.turn_ends, lengths[rows_of_turns]).astype(np.int32)
-    return replace(
-        encoded,
-        ids=encoded.ids[keep],
-        mask=encoded.mask[keep],
-        row_starts=starts_of(lengths),
-        turn_ends=turn_ends[~gone[rows_of_turns]],
-        turn_starts=starts_of(np.where(gone, 0, turns)),
-    )

@@ -27,6 +27,16 @@ def usable_cores() -> int:
     return max(1, cores if quota is None else min(cores, math.ceil(quota)))
 
 
+def default_workers() -> int:
+    """Return how many workers this process starts by default: its part of the usable cores.
+
+    A launcher that starts several ranks on one machine says how many in ``LOCAL_WORLD_SIZE``.
+    """
+    ranks = os.environ.get("LOCAL_WORLD_SIZE", "")
+    shared_by = int(ranks) if ranks.isascii() and ranks.isdigit() else 1
+    return max(1, usable_cores() // max(1, shared_by))
+
+
 def core_of_worker(worker: int, workers: int, cores: list[int]) -> int:
     """The core that worker number `worker` of `workers` is pinned to.
 

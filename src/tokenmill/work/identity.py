@@ -18,8 +18,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -33,16 +31,9 @@ from tokenmill.errors import (
 )
 from tokenmill.tokenizer import (
     IdentityCard,
-    answer_key,
-    is_installed,
-    locate,
-    memo_key,
     recall,
-    recall_answer,
     remember,
-    remember_card,
 )
-from tokenmill.work.claims import Claims
 from tokenmill.work.local import LocalExecutor
 from tokenmill.work.tasks import Done, Executor, Setup, Task, run_tasks
 
@@ -69,51 +60,8 @@ class TokenizerChoice(Protocol):
     def trust_remote_code(self) -> bool: ...
 
 
-class Comparison:
-    """AutoTokenizer being asked in a process of its own, while the caller goes on."""
-
-    def __init__(self, arguments: dict[str, Any], cache_dir: Path, name: str) -> None:
-        self._arguments = arguments
-        self._cache_dir = cache_dir
-        self._name = name
-        self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._compare, daemon=True)
-        self._thread.start()
-
-    def _compare(self) -> None:
-        def ask() -> None:
-            payload = {**self._arguments, "cache_dir": str(self._cache_dir)}
-            # Not pinned: it takes whatever core the builders leave.
-            ask_worker(LocalExecutor(1, pin=False), COMPARE, payload)
-
-        try:
-            answer = _once(
-                self._cache_dir,
-                self._name,
-                lambda: recall_answer(self._cache_dir, self._name),
-                ask,
-            )
-            if answer is not None:
-                answer.refuse_difference(locate(self._arguments["source"]).directory)
-        except BaseException as error:
-            self._error = error
-
-    def check(self) -> None:
-        """Raise what was found so far, if anything is wrong."""
-        if self._error is not None:
-            raise self._error
-
-    def agree(self, card: IdentityCard) -> None:
-        """Wait for the answer; raise if it is not "alike", else remember it for the next call."""
-        self._thread.join()
-        self.check()
-        remember_card(card, cache_dir=self._cache_dir, **self._arguments)
-
-
-def identity_card(
-    choice: TokenizerChoice, cache_dir: Path, executor: Executor
-) -> tuple[IdentityCard, Comparison | None]:
-    """The card of the chosen tokenizer, and what must still agree; its copy is in the cache."""
+def identity_card(choice: TokenizerChoice, cache_dir: Path, executor: Executor) -> IdentityCard:
+    """Return the card of the chosen tokenizer; its copy is in the cache."""
     arguments: dict[str, Any] = {
         "backend": choice.tokenizer_backend,
         "chat_template": choice.chat_template,
@@ -124,69 +72,15 @@ def identity_card(
 
         tokenizer = load(choice.tokenizer, **arguments)
         remember(tokenizer, cache_dir)
-        return tokenizer.card, None
+        return tokenizer.card
     # Whoever looks at it may have another working directory.
     arguments["source"] = absolute(os.fspath(choice.tokenizer))
     arguments["chat_template"] = absolute(choice.chat_template)
-    known = _recalled(arguments, cache_dir)
-    if known is not None:
-        return known, None
-    if isinstance(executor, LocalExecutor) and choice.tokenizer_backend == "auto":
-        name = _question(arguments, cache_dir)
-        if name is not None:
-            comparison = Comparison(arguments, cache_dir, name)
-            return _found({**arguments, "backend": "file"}, cache_dir, executor), comparison
-    return _found(arguments, cache_dir, executor), None
-
-
-def _recalled(arguments: dict[str, Any], cache_dir: Path) -> IdentityCard | None:
-    """The remembered card, where the tokenizer's copy is there as well."""
     card = recall(cache_dir=cache_dir, **arguments)
-    return card if card is not None and (cache_dir / "tokenizers" / card.key).is_dir() else None
-
-
-def _question(arguments: dict[str, Any], cache_dir: Path) -> str | None:
-    """The name of the answer that is still open; None where AutoTokenizer need not be asked here.
-
-    It need not where its answer is remembered: then looking at the tokenizer costs no more than
-    looking at its file. And without a tokenizer.json there is nothing to build with before it
-    answers.
-    """
-    place = locate(arguments["source"])
-    if place.named or not place.file.is_file() or not is_installed():
-        return None
-    name = answer_key(
-        arguments["source"],
-        template_given=arguments["chat_template"] is not None,
-        trust_remote_code=arguments["trust_remote_code"],
-    )
-    return None if name is None or recall_answer(cache_dir, name) is not None else name
-
-
-def _found(arguments: dict[str, Any], cache_dir: Path, executor: Executor) -> IdentityCard:
-    """The card of a tokenizer that somebody has to look at."""
-
-    def ask() -> IdentityCard:
-        payload = {**arguments, "cache_dir": str(cache_dir)}
-        return IdentityCard.from_dict(ask_worker(executor, IDENTIFY, payload))
-
-    name = memo_key(**arguments)
-    if name is None:
-        return ask()
-    return _once(cache_dir, name, lambda: _recalled(arguments, cache_dir), ask)
-
-
-def _once(
-    cache_dir: Path, name: str, recalled: Callable[[], Found | None], ask: Callable[[], Found]
-) -> Found:
-    """What is remembered under a name, or what asking gives; only one at a time asks."""
-    with Claims(cache_dir) as claims:
-        while (known := recalled()) is None:
-            if claims.take(name):
-                known = recalled()  # what another was asked a moment before
-                return ask() if known is None else known
-            time.sleep(POLL_S)
-        return known
+    if card is not None and (cache_dir / "tokenizers" / card.key).is_dir():
+        return card
+    payload = {**arguments, "cache_dir": str(cache_dir)}
+    return IdentityCard.from_dict(ask_worker(executor, IDENTIFY, payload))
 
 
 def absolute(name: Any) -> Any:
@@ -256,21 +150,6 @@ def open_identifier(options: dict[str, Any]) -> Callable[[dict[str, Any]], dict[
             return reload(payload.pop("source"), **payload).card.as_dict()
 
     return identify_one
-
-
-def open_comparer(options: dict[str, Any]) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """Entry for executors: returns the function that asks AutoTokenizer, and only that."""
-
-    def compare_one(payload: dict[str, Any]) -> dict[str, Any]:
-        from tokenmill.tokenizer import load
-
-        cache_dir = Path(payload.pop("cache_dir"))
-        with _lightly(options, payload):
-            # Raises where it is ambiguous who encodes.
-            load(payload.pop("source"), **payload, cache_dir=cache_dir)
-        return {}
-
-    return compare_one
 
 
 def _lightly(

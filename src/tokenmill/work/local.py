@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 
 from tokenmill.errors import UsageError, WorkerError, check_positive
 from tokenmill.work import wire
-from tokenmill.work.cores import allowed_cores, core_of_worker, usable_cores
+from tokenmill.work.cores import allowed_cores, core_of_worker, default_workers
 from tokenmill.work.process import END_S, WorkerProcess, describe_exit
 from tokenmill.work.tasks import MAX_RETRIES, Done, InlineExecutor, Setup, Task
 
@@ -50,7 +50,7 @@ class LocalExecutor:
     """Runs tasks in worker processes of this machine.
 
     Args:
-        num_workers: How many; None: as many as there are usable cores, and none for a little work.
+        num_workers: How many; None: the usable cores of this rank, and none for a small job.
         pin: Pin each worker to one core before it loads anything.
         heartbeat_silence_s: Seconds without any sign of life after which a worker is stuck.
     """
@@ -67,7 +67,7 @@ class LocalExecutor:
         if not heartbeat_silence_s > 0:
             raise UsageError(f"heartbeat_silence_s must be positive, not {heartbeat_silence_s!r}")
         self._was_told = num_workers is not None
-        self.num_workers = usable_cores() if num_workers is None else num_workers
+        self.num_workers = default_workers() if num_workers is None else num_workers
         self.pin = pin and hasattr(os, "sched_setaffinity")
         self.heartbeat_silence_s = heartbeat_silence_s
 

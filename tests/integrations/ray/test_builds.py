@@ -18,10 +18,10 @@ from tests.build import lying
 from tests.faults.tools import start_command
 from tests.faults.world import TOKENIZER, Picture, picture, prepare_arguments
 from tokenmill.api import run_recipe
-from tokenmill.build.builder import Builder
 from tokenmill.errors import CacheError, SourceMissing, UsageError, WorkerError
 from tokenmill.integrations.ray import RayExecutor, cluster, describe, worker
 from tokenmill.work import Setup, resolve_executor
+from tokenmill.work.blocks import BlockJob
 
 pytestmark = pytest.mark.usefixtures("joined")
 
@@ -47,23 +47,23 @@ def test_bytes_on_ray_are_those_of_an_inline_build(
     assert prepared.account.slices_built == prepared.account.slices == 10
     assert picture(tmp_path) == expected
     assert ray.is_initialized()  # it was there before, so it is there after
-    assert list((tmp_path / "staging").iterdir()) == [tmp_path / "staging" / "claims"]
+    assert list((tmp_path / "staging").iterdir()) == []
 
 
-@pytest.mark.parametrize("room", ["render", "encode"])
-def test_engine_caught_in_one_task_is_out_in_all(
-    sources: Path, expected: Picture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: str
+@pytest.mark.parametrize("stage", ["render", "encode"])
+def test_mismatch_in_one_task_starts_the_build_again(
+    sources: Path, expected: Picture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str
 ) -> None:
-    honest = Builder._build_setup
+    honest = BlockJob.setup
 
-    def build_setup(self: Builder, size: int) -> Setup:
-        setup, lie = honest(self, size), lying.Lie(room, about="cat", audited="cat", after=2)
-        return Setup(lying.ENTRY, {**setup.options, "lie": lie.to_environment()}, setup.shared)
+    def setup(self: BlockJob, entry: str, size: int, **options: Any) -> Setup:
+        lie = lying.Lie(stage, about="cat", audited="cat", after=2).to_environment()
+        return honest(self, lying.ENTRY, size, lie=lie, **options)
 
-    monkeypatch.setattr(Builder, "_build_setup", build_setup)
+    monkeypatch.setattr(BlockJob, "setup", setup)
     proof = build(sources, tmp_path, num_workers=2, engine="fastokens").store.proof
     assert picture(tmp_path) == expected
-    assert proof["slices_redone"] >= proof["slices_replaced"] >= 2
+    assert proof["slices_built"] >= proof["slices_replaced"] >= 2
     assert len(proof["notices"]) == 1
 
 

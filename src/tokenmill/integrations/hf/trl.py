@@ -41,8 +41,7 @@ import numpy as np
 import pyarrow as pa
 
 from tokenmill import fingerprint
-from tokenmill.dataset import Mixture, View, as_view, tokens_alone, unweighted
-from tokenmill.dataset.sidecars import ViewSidecar
+from tokenmill.dataset import Mixture, View, ViewSidecar, as_view, tokens_alone, unweighted
 from tokenmill.errors import UsageError, check_one_of, check_positive
 from tokenmill.integrations.hf.dataset import (
     LazyTable,

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tokenmill.build.why import differences
+from tokenmill.build.plan import differences
 from tokenmill.report.lookup import rows_of_source_row
 from tokenmill.report.page.rows import row_with_pieces
 from tokenmill.report.row import RowFacts, store_tokenizer
