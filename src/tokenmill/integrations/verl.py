@@ -30,6 +30,7 @@ from tokenmill.chat.pictures import COLUMNS
 from tokenmill.dataset import View, as_view, concat, select
 from tokenmill.errors import RowError, SourceError, UsageError, check_one_of, check_positive
 from tokenmill.integrations.trainers import (
+    VERBATIM,
     VERL,
     ItemRows,
     Items,
@@ -83,7 +84,7 @@ class Settings:
     Attributes:
         seed: Seed of the order; None: ``data.seed``, else 42.
         epochs: Epochs in the dataset, one after the other.
-        order: feistel, sequential or miles.
+        order: feistel or sequential.
         cache_dir: Cache directory.
         num_workers: Worker processes that prepare; 0 runs inline.
         train_on: SFT: as for `tokenmill.prepare`.
@@ -548,7 +549,7 @@ class RLDataset(Items[Item], torch_data.Dataset[Item]):  # type: ignore[misc]
                 apply_chat_template_kwargs=stated.get("apply_chat_template_kwargs") or None,
                 date=self.settings.date,
                 tokenizer_backend="transformers",
-                convention="slime",  # messages and tools go to the template as the row has them
+                convention=VERBATIM,
                 seed=int(self.settings.seed or 0),
                 num_workers=self.settings.num_workers,
                 cache_dir=None if cache_dir is None else os.path.expanduser(cache_dir),

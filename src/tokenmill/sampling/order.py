@@ -2,11 +2,9 @@
 
 An `Order` is a pure function (epoch, position) → index over ``rows`` indices per epoch. It keeps
 no position, so any process can compute any part of it. `FeistelOrder` is the default.
-`SequentialOrder` is the identity. `MilesOrder` copies the eager dataset of miles exactly, with its
-weaknesses: a whole permutation in memory, and seed + epoch as the key, so that seed 42 in epoch 1
-is seed 43 in epoch 0. `GroupedOrder` sorts another order by length within windows, so that the rows
-of one batch have similar lengths and little is padded. No global random generator is read or
-written.
+`SequentialOrder` is the identity. `GroupedOrder` sorts another order by length within windows, so
+that the rows of one batch have similar lengths and little is padded. No global random generator is
+read or written.
 
 `FeistelOrder` is built on `Permutation`, a keyed bijection of ``range(n)`` that needs no memory. It
 is a *generalised Feistel network* over Z_a × Z_b with a = ⌈√n⌉ and b = ⌈n/a⌉: a position is split
@@ -27,7 +25,6 @@ from __future__ import annotations
 
 import abc
 import math
-import random
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
@@ -265,28 +262,7 @@ class FeistelOrder(Order):
         return self._permutation(epoch).indices(positions)
 
 
-class MilesOrder(Order):
-    """The order of miles' eager dataset: ``random.seed(seed + epoch)``, then one shuffle.
-
-    The whole permutation is held in memory (8 bytes per row).
-    """
-
-    def __init__(self, rows: int, seed: int) -> None:
-        self.rows = rows
-        self.seed = check_seed(seed)
-        self._permutation = Recent(self._make)
-
-    def _make(self, epoch: int) -> Int64Array:
-        permutation = list(range(self.rows))
-        # A generator of our own gives the same sequence and leaves the global one alone.
-        random.Random(self.seed + epoch).shuffle(permutation)
-        return np.asarray(permutation, dtype=np.int64)
-
-    def indices(self, epoch: int, positions: Int64Array) -> Int64Array:
-        return self._permutation(epoch)[np.asarray(positions, dtype=np.int64)]
-
-
-ORDERS = ("feistel", "miles", "sequential")
+ORDERS = ("feistel", "sequential")
 """Orders that a name and a seed are enough for."""
 
 
@@ -294,8 +270,6 @@ def make_order(name: str, rows: int, seed: int, stream: int = 0) -> Order:
     """The order of a name; ``stream`` is for feistel, as in `FeistelOrder`."""
     if name == "feistel":
         return FeistelOrder(rows, seed, stream)
-    if name == "miles":
-        return MilesOrder(rows, seed)
     if name == "sequential":
         check_seed(seed)
         return SequentialOrder(rows)

@@ -21,7 +21,7 @@ from torch.utils import data as torch_data
 from tokenmill import prompts
 from tokenmill.errors import UsageError
 from tokenmill.integrations.skyrl.common import NO_COLUMN, sources_of
-from tokenmill.integrations.trainers import Items, date_named, stated_date
+from tokenmill.integrations.trainers import VERBATIM, Items, date_named, stated_date
 from tokenmill.sampling import Int64Array
 
 Item = tuple[Any, Any, dict[str, Any], str]
@@ -68,7 +68,7 @@ class PromptDataset(Items[Item], torch_data.Dataset[Item]):  # type: ignore[misc
                 apply_chat_template=True,
                 date=stated_date(),
                 tokenizer_backend="transformers",
-                convention="slime",  # messages go to the template as the row has them
+                convention=VERBATIM,
                 # SkyRL starts so many whatever the machine has.
                 num_workers=min(num_workers, os.cpu_count() or 1) if num_workers > 1 else 0,
                 cache_dir=cache_dir,
