@@ -74,15 +74,27 @@ def file_checksum(path: Path) -> str:
 def require_file(path: Path, size: int | None, checksum: str | None, remedy: str) -> Path:
     """Return the path if the file has the stated size and checksum; None is not compared."""
     with reading_errors(path, remedy):
-        actual = path.stat().st_size
-        if size is not None and actual != size:
-            raise CorruptionError(
-                f"{actual} bytes, expected {size}; {remedy}", path=path, offset=min(actual, size)
-            )
-        found = None if checksum is None else file_checksum(path)
-    if found != checksum:
-        raise CorruptionError(f"checksum is {found}, expected {checksum}; {remedy}", path=path)
+        if size is not None:
+            require_size(path, path.stat().st_size, size, remedy)
+        if checksum is not None:
+            require_checksum(path, file_checksum(path), checksum, remedy)
     return path
+
+
+def require_size(path: os.PathLike[str], actual: int, expected: int, remedy: str) -> None:
+    """Refuse a file of another size than stated."""
+    if actual != expected:
+        raise CorruptionError(
+            f"{actual} bytes, expected {expected}; {remedy}",
+            path=path,
+            offset=min(actual, expected),
+        )
+
+
+def require_checksum(path: os.PathLike[str], actual: str, expected: str, remedy: str) -> None:
+    """Refuse a file with another checksum than stated."""
+    if actual != expected:
+        raise CorruptionError(f"checksum is {actual}, expected {expected}; {remedy}", path=path)
 
 
 def map_array(path: Path, dtype: str) -> npt.NDArray[Any]:
@@ -266,8 +278,7 @@ class Sealed:
         with reading_errors(self.directory / name, self.kind.remedy):
             data = (self.directory / name).read_bytes()
         found = fingerprint.checksum(data)
-        if found != checksum:
-            raise self.refusal(f"checksum is {found}, expected {checksum}", name)
+        require_checksum(self.directory / name, found, checksum, self.kind.remedy)
         return data
 
     def array(self, name: str, dtype: str, count: int, checksum: str) -> npt.NDArray[Any]:

@@ -42,21 +42,18 @@ from tokenmill.store.slices import RowCounts, read_counts, read_record
 _PIECE = 1 << 20  # bytes of a file read at once
 _TOGETHER = 4  # slices read by one task: of very short rows each holds a hundred thousand
 
-MOST_SHARDS = 50_000
-"""Slices that ``state.json`` lists. `datasets` maps every shard of it, and a process has about
-65,000 maps; beyond this a loader would die of the list, so it says what to do instead."""
+MOST_SHARDS = 50_000  # that state.json lists: `datasets` maps each, and a process has 65,000 maps
 
 
 @dataclass(frozen=True)
 class Placement:
-    """One slice's place in a store; ``rows`` of the source, if known, bound a batch of reads."""
+    """One slice's place in a store."""
 
     key: str
     source: int
     source_row: int
     line: int | None
     offset: int | None
-    rows: int = 0
 
 
 class _Tally:

@@ -17,10 +17,9 @@ from tokenmill.fingerprint import canonical_of_parsed
 from tokenmill.origin import Origin
 from tokenmill.store.layout import FORMAT, SliceFiles
 
-BLOCK_BYTES = 1 << 20
-"""Bytes guarded by one checksum: small enough that a random row checks little on first touch."""
+BLOCK_BYTES = 1 << 20  # of one checksum: a random row checks little on first touch
 
-
+# Fixed-width columns of the meta file; -1 and NaN stand for "none".
 META_COLUMNS = {
     "row_in_slice": "int32",
     "part": "int32",
@@ -31,22 +30,25 @@ META_COLUMNS = {
     "length": "int32",
     "trained": "int32",
 }
-"""Fixed-width columns of the meta file and their types; -1 stands for "has none"."""
-
-
 GROUP_COLUMNS = {
     "label": "int8",
     "score": "float64",
     "margin": "float64",
     "prompt_tokens": "int32",
 }
-"""Further columns of a slice that has groups; -1 and NaN stand for "has none"."""
+MEDIA_COLUMNS = {"pictures": "int32", "patches": "int32"}
 
-GROUP_KINDS = ("preference", "kto", "ranked", "single")
-"""Kinds of groups; ``single`` is an ordinary row in a slice, or a store, that has groups."""
+# Columns of lists or texts of the meta file.
+MASK_RUNS = "mask_runs"  # the tokens at which each row's mask changes
+WEIGHT_RUNS, RUN_WEIGHTS = "weight_runs", "run_weights"  # see `columns.WeightRuns`
+MEDIA = "media"  # JSON text of each row's images, see `Media`
+CARRIED = "carried."  # prefix of the names of extra columns
 
-GROUP_COUNTS = (*GROUP_KINDS, "scores", "margins")
-"""What is counted of groups: those of each kind, and those that have scores or a margin."""
+GROUP_KINDS = ("preference", "kto", "ranked", "single")  # single: an ordinary row beside groups
+GROUP_COUNTS = (*GROUP_KINDS, "scores", "margins")  # groups of each kind, and with scores, a margin
+
+UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+"""What decoding foreign bytes can raise."""
 
 
 def count_groups(counts: dict[str, int]) -> int:
@@ -57,22 +59,6 @@ def count_groups(counts: dict[str, int]) -> int:
 def role_type(roles: int) -> str:
     """Type of role numbers: int8, or wider where there are more roles."""
     return "int8" if roles <= 1 << 7 else "int16" if roles <= 1 << 15 else "int32"
-
-
-MASK_RUNS = "mask_runs"
-"""Column of the tokens at which each row's mask changes."""
-
-
-WEIGHT_RUNS, RUN_WEIGHTS = "weight_runs", "run_weights"
-"""Columns of the tokens at which each row's weight changes, and what it is from there on; only
-slices in which a trained token weighs other than 1 have them, see `runs`."""
-
-
-MEDIA = "media"
-"""Column of what is known of each row's pictures, as JSON text; see `Media`."""
-
-MEDIA_COLUMNS = {"pictures": "int32", "patches": "int32"}
-"""Further columns of a slice that has rows with pictures: how many, and what they cost a model."""
 
 
 class Media(msgspec.Struct, frozen=True, array_like=True):
@@ -110,19 +96,12 @@ def decode_media(text: memoryview | bytes, origin: Origin | None) -> list[Media]
     return [msgspec.structs.replace(one, origin=origin) for one in _media.decode(text)]
 
 
-CARRIED = "carried."
-"""Prefix of a carried column's name in the meta file, so that it cannot hide one of ours."""
-
-
 _TOKEN_BUFFERS = {
     f"{column}{part}" for column in ("input_ids", "loss_mask") for part in (".offsets", ".values")
 }
 _TOKEN_OFFSETS = ("input_ids.offsets", "loss_mask.offsets")
 _META_WIDTHS = {name: 4 if kind.endswith("32") else 8 for name, kind in META_COLUMNS.items()}
 _LISTS = (MASK_RUNS, "turn_ends", "turn_roles")
-
-UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
-"""What decoding bytes that nobody of us wrote can raise; the last one where they nest too deep."""
 
 
 class RejectedRow(msgspec.Struct, frozen=True, array_like=True):
