@@ -112,10 +112,8 @@ class StoreFile:
                 yield from iter(lambda: file.read(PIECE_BYTES), b"")
 
 
-Part = list[StoreFile]
+Part = list[StoreFile]  # copied in this order
 Job = Callable[[], Part]
-
-
 Put = Callable[[Part], None]
 
 
