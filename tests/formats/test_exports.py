@@ -213,7 +213,7 @@ def read_indexed(prefix: Path) -> tuple[list[list[int]], list[int], np.dtype[Any
 def test_megatron_pair_and_its_mask_hold_the_rows(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tokenmill.formats.megatron._CHUNK", 7)
+    monkeypatch.setattr("tokenmill.formats.export_files.INDEX_CHUNK", 7)
     made = tm.export(store, "megatron", tmp_path / "megatron")
     assert made.files == 4
     tokens, documents, kind = read_indexed(made.path / "tokens")
