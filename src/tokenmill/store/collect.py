@@ -5,9 +5,9 @@ was marked at least ``grace_s`` ago and is still not needed. So a reader that ha
 finish, and a builder that takes up a marked slice makes it needed again.
 
 Needed are all stores but those that are old or named by the caller, the slices in their tables, and
-sidecars of stores here or outside of the cache. Not needed: other slices, sidecars of stores that are gone,
-parts of complete sidecars, unused files of rollouts, staging directories of dead processes, and
-quarantined files. A mistake costs a rebuild, never a wrong row.
+their sidecars and those of stores outside of the cache. Not needed: other slices, sidecars of
+stores that are gone, parts of complete sidecars, unused files of rollouts, staging directories of
+dead processes, and quarantined files. A mistake costs a rebuild, never a wrong row.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""``tokenmill verify``: check every checksum of a store, and report the first error of each slice."""
+"""``tokenmill verify``: check every checksum of a store."""
 
 from __future__ import annotations
 
