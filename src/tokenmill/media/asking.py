@@ -31,7 +31,7 @@ import msgspec
 
 from tokenmill import fingerprint
 from tokenmill.errors import CacheError, UsageError
-from tokenmill.files.sealed import BytesForm, SealedKind
+from tokenmill.files.sealed import SealedKind
 from tokenmill.media.hollow import WithoutPixels, hollow_pictures, hollowed
 from tokenmill.optional import optional, transformers_muted
 
@@ -45,7 +45,7 @@ BATTERY: tuple[Row, ...] = (
 """Rows whose answers are part of a processor's identity."""
 
 _MARK = "\ue0f1\ue0f2"  # private characters, which no expansion contains
-_MEMO = SealedKind("memo", "", BytesForm())
+_MEMO = SealedKind("memo", "", raw=True)
 _MAX_CHARS = 1 << 28  # of an answer, whatever a damaged file says
 
 
