@@ -26,7 +26,7 @@ import numpy.typing as npt
 from tokenmill import fingerprint
 from tokenmill.errors import CacheError
 from tokenmill.files import PrivateDirectory, default_cache_dir
-from tokenmill.files.sealed import JsonForm, SealedKind, map_array
+from tokenmill.files.sealed import SealedKind, map_array
 from tokenmill.sampling import (
     ORDER_VERSION,
     PURPOSE_VIEW,
@@ -245,7 +245,7 @@ class Joined(Index):
 # A list of rows, on disk.
 
 NUMBERS, GROUP_STARTS = "index.bin", "group_starts.bin"
-_KIND = SealedKind("selection index", "kept.json", JsonForm(end=b"\n"), (NUMBERS,))
+_KIND = SealedKind("selection index", "kept.json", (NUMBERS,))
 _KIND_WITH_GROUPS = replace(_KIND, files=(NUMBERS, GROUP_STARTS))
 SELECTION_VERSION = 2
 

@@ -676,7 +676,7 @@ class Store(ViewMethods, Sequence[Row]):
         if self.has_groups:
             ends = self.own_array(names.GROUP_ENDS)
             firsts[names.GROUP_ENDS] = int(np.searchsorted(ends, row, side="right"))
-        for name, values in counts.store_columns(row, run, weight_run).items():
+        for name, values in counts.columns_after(row, run, weight_run).items():
             if name in self.manifest["files"]:
                 first = firsts.get(name, row)
                 if not np.array_equal(self.own_array(name)[first : first + len(values)], values):
