@@ -282,8 +282,23 @@ def _require_whole_groups(view: View, numbers: Int64Array) -> None:
 
 
 def sliced(data: Store | View, span: range) -> View:
-    """A range of rows, as a slice makes it."""
+    """A range of rows, as a slice makes it.
+
+    Raises:
+        UsageError: It would split a group.
+    """
     view = as_view(data)
+    if view.has_groups and len(span):
+        ends = np.asarray([span.start, span[-1] + 1], dtype=np.int64)
+        starts = view.group_starts(view.groups_of(ends))
+        is_end = ends == len(view)
+        if span.step != 1 or not (is_end | (starts == ends)).all():
+            raise UsageError(
+                f"rows {span.start}:{span.stop}:{span.step} would part a group: take whole "
+                "groups, data.groups[a:b].rows"
+            )
+    if view.group_size is None:
+        return _by_number(view, np.arange(span.start, span.stop, span.step, dtype=np.int64))
     return view.with_index(Range(view.row_index, span))
 
 

@@ -24,9 +24,9 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenmill import fingerprint
-from tokenmill.errors import CacheError, UsageError
+from tokenmill.errors import CacheError
 from tokenmill.files import PrivateDirectory, default_cache_dir
-from tokenmill.files.sealed import JsonForm, SealedKind, map_array
+from tokenmill.files.sealed import SealedKind, map_array
 from tokenmill.sampling import (
     ORDER_VERSION,
     PURPOSE_VIEW,
@@ -92,13 +92,13 @@ class Index(abc.ABC):
             low, high = np.where(is_after, low, middle), np.where(is_after, middle, high)
         return low
 
-    @abc.abstractmethod
-    def _ragged_count(self) -> int:
-        """Number of groups, where they have several sizes."""
+    # Groups of several sizes. A slice or a permutation of them is a list.
 
-    @abc.abstractmethod
+    def _ragged_count(self) -> int:
+        raise NotImplementedError
+
     def _ragged_starts(self, groups: Int64Array) -> Int64Array:
-        """As `group_starts`, where groups have several sizes."""
+        raise NotImplementedError
 
 
 class Whole(Index):
@@ -149,45 +149,18 @@ class _Derived(Index):
 
 
 class Range(_Derived):
-    """A slice of another index.
-
-    Raises:
-        UsageError: The slice would split a group.
-    """
+    """A slice of another index; with groups, of whole groups of one size."""
 
     def __init__(self, parent: Index, span: range) -> None:
         document = {"slice": [span.start, span.stop, span.step], "of": parent.key}
         super().__init__(parent, document)
         self._span = span
-        self._first_group = self._groups = 0
-        if parent.group_size != 1 and len(span):
-            self._first_group, self._groups = self._whole_groups(span)
-
-    def _whole_groups(self, span: range) -> tuple[int, int]:
-        if span.step == 1:
-            ends = np.asarray([span.start, span.stop - 1], dtype=np.int64)
-            first, last = self._parent.groups_of(ends).tolist()
-            bounds = self._parent.group_starts(np.asarray([first, last + 1], dtype=np.int64))
-            if bounds.tolist() == [span.start, span.stop]:
-                return first, last + 1 - first
-        raise UsageError(
-            f"rows {span.start}:{span.stop}:{span.step} would part a group: take whole "
-            "groups, data.groups[a:b].rows"
-        )
 
     def __len__(self) -> int:
         return len(self._span)
 
     def numbers(self, indices: Int64Array) -> Int64Array:
         return self._parent.numbers(indices * self._span.step + self._span.start)
-
-    def _ragged_count(self) -> int:
-        return self._groups
-
-    def _ragged_starts(self, groups: Int64Array) -> Int64Array:
-        if not self._groups:
-            return groups
-        return self._parent.group_starts(groups + self._first_group) - self._span.start
 
 
 class Shuffled(_Derived):
@@ -207,12 +180,6 @@ class Shuffled(_Derived):
     def numbers(self, indices: Int64Array) -> Int64Array:
         groups, within = np.divmod(indices, self._size)
         return self._parent.numbers(self._permutation.indices(groups) * self._size + within)
-
-    def _ragged_count(self) -> int:
-        raise AssertionError
-
-    def _ragged_starts(self, groups: Int64Array) -> Int64Array:
-        raise AssertionError
 
 
 def shuffle_of(index: Index, seed: int) -> Permutation:
@@ -278,7 +245,7 @@ class Joined(Index):
 # A list of rows, on disk.
 
 NUMBERS, GROUP_STARTS = "index.bin", "group_starts.bin"
-_KIND = SealedKind("selection index", "kept.json", JsonForm(end=b"\n"), (NUMBERS,))
+_KIND = SealedKind("selection index", "kept.json", (NUMBERS,))
 _KIND_WITH_GROUPS = replace(_KIND, files=(NUMBERS, GROUP_STARTS))
 SELECTION_VERSION = 2
 

@@ -205,18 +205,20 @@ class View(ViewMethods, Sequence[Row]):
         self, indices: Int64Array, starts: Int64Array, stops: Int64Array
     ) -> Int64Array:
         """Trained tokens of pieces of rows, from stored columns."""
-        found = np.empty(indices.size, dtype=np.int64)
-        for store, places, numbers in self.locate(indices):
-            found[places] = store.trained_within(numbers, starts[places], stops[places])
-        return found
+        return self._within("trained_within", indices, starts, stops).astype(np.int64)
 
     def weighed_within(
         self, indices: Int64Array, starts: Int64Array, stops: Int64Array
     ) -> npt.NDArray[np.float64]:
         """Sums of the weights of pieces of rows, from stored columns."""
+        return self._within("weighed_within", indices, starts, stops)
+
+    def _within(
+        self, method: str, indices: Int64Array, starts: Int64Array, stops: Int64Array
+    ) -> npt.NDArray[np.float64]:
         found = np.empty(indices.size, dtype=np.float64)
         for store, places, numbers in self.locate(indices):
-            found[places] = store.weighed_within(numbers, starts[places], stops[places])
+            found[places] = getattr(store, method)(numbers, starts[places], stops[places])
         return found
 
     @property

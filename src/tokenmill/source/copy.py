@@ -30,7 +30,7 @@ import zstandard
 
 from tokenmill.errors import CorruptionError, SourceError
 from tokenmill.files.process import RecentValues
-from tokenmill.files.sealed import JsonForm, SealedKind
+from tokenmill.files.sealed import SealedKind
 from tokenmill.fingerprint import checksum, key
 from tokenmill.source.bytefile import SourceBytes, digest_of
 from tokenmill.source.index import Integers, Shelf
@@ -48,9 +48,7 @@ from tokenmill.source.limits import (
 )
 from tokenmill.source.scan import BOM, WHITE_SPACE, Bytes
 
-_KIND = SealedKind(
-    "seekable copy", "copy.json", JsonForm("copy", "check"), ("table.bin", "frames.zst")
-)
+_KIND = SealedKind("seekable copy", "copy.json", ("table.bin", "frames.zst"))
 _LEVEL = 1  # the copy is a cache: speed before size
 
 _GZIP_INPUT = 64 * KIB  # bytes fed at once; the output is bounded by the decoder itself

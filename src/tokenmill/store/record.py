@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from tokenmill.errors import CorruptionError, TokenmillError
 from tokenmill.fingerprint import canonical_of_parsed
@@ -96,14 +97,6 @@ def decode_media(text: memoryview | bytes, origin: Origin | None) -> list[Media]
     return [msgspec.structs.replace(one, origin=origin) for one in _media.decode(text)]
 
 
-_TOKEN_BUFFERS = {
-    f"{column}{part}" for column in ("input_ids", "loss_mask") for part in (".offsets", ".values")
-}
-_TOKEN_OFFSETS = ("input_ids.offsets", "loss_mask.offsets")
-_META_WIDTHS = {name: 4 if kind.endswith("32") else 8 for name, kind in META_COLUMNS.items()}
-_LISTS = (MASK_RUNS, "turn_ends", "turn_roles")
-
-
 class RejectedRow(msgspec.Struct, frozen=True, array_like=True):
     """A row that is not in the token file; positions count from the slice's start."""
 
@@ -185,39 +178,50 @@ def decode_record(data: bytes, files: SliceFiles) -> CommitRecord:
             f"{record.rows_in} rows in, but {record.units} kept + {len(record.rejected)} rejected",
             path=files.record,
         )
-    if set(record.token_file.buffers) != _TOKEN_BUFFERS or not _names_meta_buffers(record):
-        raise CorruptionError("does not name the buffers of its files", path=files.record)
-    _require_sizes(record, files)
+    _check_buffers(record.token_file, _token_sizes(record), files)
+    _check_buffers(record.meta_file, _meta_sizes(record), files)
     return record
 
 
-def _require_sizes(record: CommitRecord, files: SliceFiles) -> None:
-    tokens, rows = record.token_file.buffers, record.rows
-    sizes = [
-        *((name, tokens[name][1], 4 * (rows + 1)) for name in _TOKEN_OFFSETS),
-        ("input_ids.values", tokens["input_ids.values"][1], 4 * record.tokens),
-        ("loss_mask.values", tokens["loss_mask.values"][1], record.tokens),
-        *((name, record.meta_file.buffers[name][1], w * rows) for name, w in _META_WIDTHS.items()),
-    ]
-    for name, stated, expected in sizes:
-        if stated != expected:
-            raise CorruptionError(
-                f"buffer {name!r} has {stated} bytes, expected {expected}", path=files.record
-            )
+def _token_sizes(record: CommitRecord) -> dict[str, int | None]:
+    """Bytes of every buffer of the token file."""
+    offsets = 4 * (record.rows + 1)
+    return {
+        "input_ids.offsets": offsets,
+        "input_ids.values": 4 * record.tokens,
+        "loss_mask.offsets": offsets,
+        "loss_mask.values": record.tokens,
+    }
 
 
-def _names_meta_buffers(record: CommitRecord) -> bool:
-    lists = (*_LISTS, *(CARRIED + name for name in record.carried))
-    if record.has_weights:
-        lists = (*lists, WEIGHT_RUNS, RUN_WEIGHTS)
-    if record.has_media:
-        lists = (*lists, MEDIA)
-    wanted = {*META_COLUMNS, *(name + part for name in lists for part in (".offsets", ".values"))}
+def _meta_sizes(record: CommitRecord) -> dict[str, int | None]:
+    """Bytes of every buffer of the meta file; None where the record does not determine them."""
+    fixed = dict(META_COLUMNS)
+    lists = [MASK_RUNS, "turn_ends", "turn_roles", *(CARRIED + name for name in record.carried)]
     if record.groups is not None:
-        wanted |= set(GROUP_COLUMNS)
+        fixed |= GROUP_COLUMNS
+    if record.has_weights:
+        lists += [WEIGHT_RUNS, RUN_WEIGHTS]
     if record.has_media:
-        wanted |= set(MEDIA_COLUMNS)
-    return set(record.meta_file.buffers) == wanted
+        fixed |= MEDIA_COLUMNS
+        lists.append(MEDIA)
+    sizes: dict[str, int | None] = {
+        name: np.dtype(kind).itemsize * record.rows for name, kind in fixed.items()
+    }
+    for name in lists:
+        sizes |= {f"{name}.offsets": 4 * (record.rows + 1), f"{name}.values": None}
+    return sizes
+
+
+def _check_buffers(stated: FileRecord, sizes: dict[str, int | None], files: SliceFiles) -> None:
+    if set(stated.buffers) != set(sizes):
+        raise CorruptionError("does not name the buffers of its files", path=files.record)
+    for name, expected in sizes.items():
+        actual = stated.buffers[name][1]
+        if expected is not None and actual != expected:
+            raise CorruptionError(
+                f"buffer {name!r} has {actual} bytes, expected {expected}", path=files.record
+            )
 
 
 def _refusal(data: bytes, files: SliceFiles, error: Exception) -> TokenmillError:

@@ -210,7 +210,7 @@ class Store(ViewMethods, Sequence[Row]):
 
     def _locate(self, path: str | os.PathLike[str]) -> Path:
         if is_remote(path):
-            raise UsageError("open a store elsewhere with open_store", path=path)
+            raise UsageError("open a remote store with open_store", path=path)
         return Path(path)
 
     @property
@@ -676,7 +676,7 @@ class Store(ViewMethods, Sequence[Row]):
         if self.has_groups:
             ends = self.own_array(names.GROUP_ENDS)
             firsts[names.GROUP_ENDS] = int(np.searchsorted(ends, row, side="right"))
-        for name, values in counts.store_columns(row, run, weight_run).items():
+        for name, values in counts.columns_after(row, run, weight_run).items():
             if name in self.manifest["files"]:
                 first = firsts.get(name, row)
                 if not np.array_equal(self.own_array(name)[first : first + len(values)], values):

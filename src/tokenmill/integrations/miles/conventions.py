@@ -25,7 +25,7 @@ from tokenmill.errors import RowError, UsageError
 from tokenmill.integrations.trainers import Verbatim
 from tokenmill.prompts.shaping import Shaped
 from tokenmill.prompts.spec import Conversation, PromptSpec
-from tokenmill.sampling import Int64Array, Recent, check_seed
+from tokenmill.sampling import Int64Array, Order, Recent, check_seed
 
 logger = logging.getLogger(__name__)
 
@@ -193,7 +193,7 @@ SLIME = f"{__name__}:{Slime.__name__}"
 MILES = f"{__name__}:{Miles.__name__}"
 
 
-class MilesOrder:
+class MilesOrder(Order):
     """The order of miles' own dataset: ``random.seed(seed + epoch)``, then one shuffle.
 
     It holds a whole permutation in memory (8 bytes per row), and seed 42 in epoch 1 is seed 43 in
@@ -212,6 +212,3 @@ class MilesOrder:
 
     def indices(self, epoch: int, positions: Int64Array) -> Int64Array:
         return self._permutation(epoch)[np.asarray(positions, dtype=np.int64)]
-
-    def index(self, epoch: int, position: int) -> int:
-        return int(self._permutation(epoch)[position])

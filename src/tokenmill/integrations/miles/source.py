@@ -175,15 +175,7 @@ def _open_prompts(flags: Flags, framework: Framework, path: Any, **arguments: An
 
 
 class EvalDataset:
-    """The framework's evaluation dataset over a lazy index of prompts.
-
-    Args:
-        path: The evaluation set.
-        tokenizer: Unused: the flags name it.
-        processor: The framework's processor.
-        max_length: Maximum number of tokens of a prompt.
-        described: The framework's names of columns and template variables.
-    """
+    """The framework's evaluation dataset, with its arguments, over a lazy index of prompts."""
 
     framework: Framework
     flags: Flags
@@ -231,22 +223,14 @@ def serve_evaluation(framework: Framework, flags: Flags) -> None:
 
 
 class DataSource:
-    """Prompts in groups of samples, with a buffer of returned groups.
-
-    Attributes:
-        dataset: The prompts, or None with ``--disable-rollout-global-dataset``.
-        buffer: Returned groups.
-        sample_group_index: Number of groups served.
-        sample_index: Number of samples served.
-        metadata: The framework's, saved with the state.
-    """
+    """Prompts in groups of samples, with a buffer of returned groups."""
 
     def __init__(self, args: Any) -> None:
         self.args = args
         self._framework = Framework.find()
-        self.sample_group_index = 0
-        self.sample_index = 0
-        self.metadata: dict[str, Any] = {}
+        self.sample_group_index = 0  # number of groups served
+        self.sample_index = 0  # number of samples served
+        self.metadata: dict[str, Any] = {}  # the framework's, saved with the state
         self.lookup: Lookup | None = None  # of `sft_rollout`
         self.buffer: list[list[Any]] = []
         flags = Flags(args)
@@ -254,7 +238,7 @@ class DataSource:
             serve_evaluation(self._framework, flags)
         path = flags.buffer_filter_path
         self.buffer_filter = _pop_first if path is None else _load_function(path)
-        self.dataset: PromptDataset | None = None
+        self.dataset: PromptDataset | None = None  # with --disable-rollout-global-dataset
         if flags.rollout_global_dataset and flags.prompt_data is not None:
             self.dataset = self._open(flags)
             if flags.rollout_shuffle:
