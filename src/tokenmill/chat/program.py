@@ -347,7 +347,6 @@ class TemplateBlock:
         self.grow()
 
     def grow(self) -> None:
-        """Its function is out of date."""
         self.grown = self.program.grown = True
 
     @property
@@ -528,7 +527,6 @@ def _holds(kind: str, code: str, answer: Any, program: Program) -> str:
 
 
 def _operations(path: Path, indent: str, cost: Cost, lines: list[str]) -> tuple[bool, Cost]:
-    """Write the operations of one path; return whether they end the block, and its cost so far."""
     printed: list[str] = []
 
     def flush() -> None:
@@ -719,7 +717,6 @@ class Recorder:
         *,
         fresh: bool = False,
     ) -> Symbol:
-        """A symbol for an operation that can fail: written down before it is tried here."""
         made = self._let(code, None, sources, kind, grows=True, fresh=fresh)
         made.value = compute()
         return made
