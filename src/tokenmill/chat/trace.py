@@ -679,7 +679,7 @@ class TracedTemplate:
             raise _not_traced(error) from error
 
     def audit(self, run: Run, messages: list[dict[str, Any]], tools: list[Any] | None) -> None:
-        """Compare a run with the reference; where they differ, drop all paths and raise `Differs`."""
+        """Compare a run with the reference; on a difference, drop all paths and raise `Differs`."""
         try:
             text = self._rendered(messages, tools)
         except RowError:
