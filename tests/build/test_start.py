@@ -125,7 +125,7 @@ def test_more_than_a_little_starts_workers_and_the_fast_engine(
     little = Recording()
     tm.prepare(rows, executor=little, **arguments)  # type: ignore[arg-type]
     monkeypatch.setattr(blocks, "LITTLE_WORK", 100)
-    monkeypatch.setattr("tokenmill.tokenizer.engine_cache.LITTLE_WORK", 100)
+    monkeypatch.setattr("tokenmill.tokenizer.cache.LITTLE_WORK", 100)
     much = Recording()
     tm.prepare(rows, executor=much, force_recache=True, **arguments)  # type: ignore[arg-type]
     built = [setups[-1] for setups in (little.setups, much.setups)]

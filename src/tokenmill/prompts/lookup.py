@@ -38,10 +38,10 @@ from tokenmill.prompts.media import AskedMedia, PromptPictures
 from tokenmill.prompts.spec import PromptSpec
 from tokenmill.source import Block, Rows
 from tokenmill.source.index import Shelf
-from tokenmill.tokenizer import IdentityCard
+from tokenmill.tokenizer import IdentityCard, load_copy
 from tokenmill.work import Executor
 from tokenmill.work.blocks import BlockJob, BlockTask, MissingBlocks, size_of
-from tokenmill.work.identity import identity_card, load_copy
+from tokenmill.work.identity import identity_card
 from tokenmill.work.inputs import source_documents
 
 if TYPE_CHECKING:

@@ -11,7 +11,6 @@ given serves itself: not every one can be loaded from files again.
 
 from __future__ import annotations
 
-import contextlib
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -19,11 +18,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from tokenmill import fingerprint
-from tokenmill.errors import CacheError, CorruptionError, UsageError
+from tokenmill.errors import CorruptionError, UsageError
 from tokenmill.files import PrivateDirectory
-from tokenmill.files.sealed import BytesForm, SealedKind, publish_files
-from tokenmill.optional import installed_version
+from tokenmill.files.sealed import publish_files
 from tokenmill.store import CacheLayout, Store
+from tokenmill.tokenizer.cache import key_of_files, read_fact, write_fact
 from tokenmill.work.identity import absolute, ask_worker
 from tokenmill.work.tasks import Executor
 
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
 
 IDENTIFY = "tokenmill.work.processor:open_identifier"
 VERSION = 1  # raised when a card's members or finding one change
-_MEMO = SealedKind("memo", "", BytesForm())
 _SUFFIXES = (".json", ".jinja", ".py", ".model", ".txt")
 
 _given: dict[str, Processor] = {}
@@ -98,15 +96,13 @@ def processor_card(recipe: Any, cache: CacheLayout, executor: Executor) -> Proce
         _keep(processor, card, cache)
         return card
     arguments = {"where": absolute(where), "trust_remote_code": recipe.trust_remote_code}
-    name = _memo_name(**arguments)
-    known = None if name is None else _recalled(cache, name)
-    if known is not None:
+    name = _facts_key(**arguments)
+    known = read_fact(cache.root, name, ProcessorCard)
+    if known is not None and cache.processor(known.key).is_dir():
         return known
     found = ask_worker(executor, IDENTIFY, {**arguments, "cache_dir": str(cache.root)})
     card = msgspec.convert(found, ProcessorCard)
-    if name is not None:
-        with contextlib.suppress(CacheError):
-            _MEMO.write(cache.root, _memo_path(cache, name), msgspec.json.encode(card))
+    write_fact(cache.root, name, card)
     return card
 
 
@@ -245,29 +241,14 @@ def _keep(processor: Processor, card: ProcessorCard, cache: CacheLayout) -> None
     publish_files(cache.root, home, files)
 
 
-def _memo_name(where: Any, *, trust_remote_code: bool) -> str | None:
+def _facts_key(where: Any, *, trust_remote_code: bool) -> str | None:
     directory = Path(where)
     if not directory.is_dir():
         return None  # a name of the hub may mean another revision tomorrow
     files = {
-        path.relative_to(directory).as_posix(): fingerprint.checksum(path.read_bytes())
+        path.relative_to(directory).as_posix(): path
         for path in sorted(directory.rglob("*"))
         if path.suffix in _SUFFIXES and path.is_file()
     }
-    versions = [installed_version(name) or "" for name in ("transformers", "pillow", "torch")]
-    return fingerprint.key(
-        {"memo": VERSION, "files": files, "trust": trust_remote_code, "versions": versions}
-    )
-
-
-def _memo_path(cache: CacheLayout, name: str) -> Path:
-    return cache.processors / "memo" / f"{name}.json"
-
-
-def _recalled(cache: CacheLayout, name: str) -> ProcessorCard | None:
-    try:
-        data = _MEMO.admit_or_none(_memo_path(cache, name), cache.root)
-        card = None if data is None else msgspec.json.decode(data, type=ProcessorCard)
-    except (CacheError, msgspec.MsgspecError):
-        return None
-    return card if card is not None and cache.processor(card.key).is_dir() else None
+    question = {"processor": VERSION, "trust_remote_code": trust_remote_code}
+    return key_of_files(files, question, ("transformers", "pillow", "torch"))

@@ -46,9 +46,8 @@ from tokenmill.report.lint.groups import Side, balance, comparisons, side_of, si
 from tokenmill.report.lint.pictures import PictureCritic
 from tokenmill.report.lint.template import TemplateCritic
 from tokenmill.source import Block, open_rows, read_block
-from tokenmill.tokenizer import Encoded
+from tokenmill.tokenizer import Encoded, load_copy
 from tokenmill.work.blocks import block_of
-from tokenmill.work.identity import load_copy
 
 LINT = "tokenmill.report.lint.linter:open_linter"
 COMPARE = "tokenmill.report.lint.linter:open_comparer"
