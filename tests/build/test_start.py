@@ -18,7 +18,7 @@ from tests.build.making import TOKENIZER, conversations, files_of, small_cuts, w
 from tests.programs import PROJECT, environment
 from tokenmill.errors import TokenizerError
 from tokenmill.tokenizer import Tokenizer, engines
-from tokenmill.work import Done, InlineExecutor, LocalExecutor, Setup, Task, blocks, local
+from tokenmill.work import Done, InlineExecutor, LocalExecutor, Setup, Task, blocks, executors
 
 TRANSFORMERS = """
 import json, os, time
@@ -83,7 +83,7 @@ def no_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     def forbidden(*_: object) -> None:
         raise AssertionError("a worker was started")
 
-    monkeypatch.setattr(local, "WorkerProcess", forbidden)
+    monkeypatch.setattr(executors, "WorkerProcess", forbidden)
 
 
 class Recording:

@@ -36,7 +36,7 @@ from tokenmill.prompts.spec import PromptSpec
 from tokenmill.sampling import ORDER_VERSION, admit_state, check_seed, make_order, unroll
 from tokenmill.source import Rows
 from tokenmill.work import Executor, executor_for
-from tokenmill.work.inputs import Source, cache_of, open_sources
+from tokenmill.work.blocks import Source, cache_of, open_sources
 
 if TYPE_CHECKING:
     from tokenmill.prompts.media import AskedMedia, PromptPictures

@@ -40,9 +40,8 @@ from tokenmill.source import Block, Rows
 from tokenmill.source.index import Shelf
 from tokenmill.tokenizer import IdentityCard, load_copy
 from tokenmill.work import Executor
-from tokenmill.work.blocks import BlockJob, BlockTask, MissingBlocks, size_of
+from tokenmill.work.blocks import BlockJob, BlockTask, MissingBlocks, size_of, source_documents
 from tokenmill.work.identity import identity_card
-from tokenmill.work.inputs import source_documents
 
 if TYPE_CHECKING:
     from tokenmill.prompts.measure import Measurer  # a hit must not pay for engines

@@ -29,9 +29,8 @@ from tokenmill.rollouts.verdict import CLASSES, Judge
 from tokenmill.source import Block, BlockRows, read_block
 from tokenmill.tokenizer import load_copy
 from tokenmill.work import Executor
-from tokenmill.work.blocks import BlockJob, BlockTask, block_of, size_of
+from tokenmill.work.blocks import BlockJob, BlockTask, block_of, cache_of, open_sources, size_of
 from tokenmill.work.identity import identity_card
-from tokenmill.work.inputs import cache_of, open_sources
 from tokenmill.work.progress import open_progress
 
 ENTRY = "tokenmill.report.drift:open_checker"

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from tokenmill.errors import WorkerError
 from tokenmill.tokenizer import IdentityCard, copy_path, keep_copy, recall
-from tokenmill.work.local import LocalExecutor
+from tokenmill.work.executors import LocalExecutor
 from tokenmill.work.tasks import Done, Executor, Setup, Task, run_tasks
 
 IDENTIFY = "tokenmill.work.identity:open_identifier"
