@@ -124,17 +124,11 @@ def unfolded(encoded: Encoded, folded: Iterable[tuple[int, int, FoldedRun]]) -> 
 
 
 class TextMedia(NamedTuple):
-    """What is known of the pictures of one text.
+    """What is known of the images of one text."""
 
-    Attributes:
-        told: JSON text of them, as `tokenmill.store.record.Media` reads it.
-        pictures: How many.
-        patches: What they cost a vision model.
-    """
-
-    told: str
+    told: str  # JSON text of `tokenmill.store.record.Media`
     pictures: int
-    patches: int
+    patches: int  # what they cost a vision model
 
 
 _NONE = TextMedia("[]", 0, 0)
@@ -142,28 +136,15 @@ _NONE = TextMedia("[]", 0, 0)
 
 @dataclass(slots=True)
 class _Shown:
-    """A text with pictures on its way.
+    """A text with images on its way."""
 
-    Attributes:
-        rendered: The text before expansion.
-        pictures: What the row says of them.
-        references: Where they are.
-        facts: What they are.
-        answers: What the processor makes of them.
-        computed: Whether it computed that from their sizes.
-        starts: Where the starts of their expansions are among the marks that were encoded.
-        stops: Where the ends are.
-        runs: What was folded in the text.
-        run_starts: Where the starts of the runs are.
-    """
-
-    rendered: str
+    rendered: str  # before expansion
     pictures: Sequence[Picture]
     references: list[Reference]
     facts: list[PictureFacts]
-    answers: Answers
-    computed: bool
-    starts: list[int]
+    answers: Answers  # the processor's
+    computed: bool  # whether it computed them from the sizes
+    starts: list[int]  # of expansions, as indices into the marks that were encoded
     stops: list[int]
     runs: Sequence[FoldedRun]
     run_starts: list[int]
@@ -181,16 +162,7 @@ class Expansion:
 
 
 class Expander:
-    """Expands the texts of blocks.
-
-    Args:
-        processor: The user's.
-        tokens: What stands for media in texts.
-        media_token_ids: Tokens that are never trained.
-        externals: Opens pictures, and knows the digests of those outside of rows, if a slice is
-            made of them.
-        engine: `LEARNED`, or `BY_PROCESSOR` for the reference.
-    """
+    """Expands the texts of blocks, by `LEARNED` answers or `BY_PROCESSOR`, the reference."""
 
     def __init__(
         self,

@@ -373,11 +373,10 @@ def default_workers() -> int:
 
 
 def core_of_worker(worker: int, workers: int, cores: list[int]) -> int:
-    """The core that worker number `worker` of `workers` is pinned to.
+    """Return the core that worker number `worker` of `workers` is pinned to.
 
-    Round robin over the allowed cores. The first one is not always the first core: ranks of one
-    machine that each start two workers would otherwise all sit on the same two. Ranks that a
-    launcher numbered start side by side; others at a place that their process id picks.
+    Round robin over the allowed cores. Ranks that a launcher numbered start side by side, other
+    processes at a place that their process id picks, so that they do not share cores.
     """
     rank = os.environ.get("LOCAL_RANK", "")
     start = int(rank) * workers if rank.isascii() and rank.isdigit() else os.getpid()
@@ -387,12 +386,7 @@ def core_of_worker(worker: int, workers: int, cores: list[int]) -> int:
 def cpu_quota(
     membership: Path = Path("/proc/self/cgroup"), mount: Path = Path("/sys/fs/cgroup")
 ) -> float | None:
-    """Cores' worth of time that the control groups above this process allow, or None.
-
-    Args:
-        membership: Which group this process is in (replaced in tests).
-        mount: Where the control groups' files are.
-    """
+    """Return the cores' worth of time that the control groups above this process allow."""
     try:
         lines = membership.read_text().splitlines()
     except OSError:

@@ -8,17 +8,21 @@ object exists only here, so it is examined here.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
-from tokenmill.errors import WorkerError
+from tokenmill.errors import CacheError, WorkerError
+from tokenmill.files import make_directory
 from tokenmill.tokenizer import IdentityCard, copy_path, keep_copy, recall
 from tokenmill.work.executors import LocalExecutor
 from tokenmill.work.tasks import Done, Executor, Setup, Task, run_tasks
 
 IDENTIFY = "tokenmill.work.identity:open_identifier"
+MAX_WAIT_S = 30.0  # seconds to wait for another process that loads a tokenizer
 
 
 class TokenizerChoice(Protocol):
@@ -50,11 +54,40 @@ def identity_card(choice: TokenizerChoice, cache_dir: Path, executor: Executor) 
     # A worker may have another working directory.
     arguments["source"] = absolute(os.fspath(choice.tokenizer))
     arguments["chat_template"] = absolute(choice.chat_template)
-    card = recall(cache_dir=cache_dir, **arguments)
-    if card is not None and copy_path(cache_dir, card).is_dir():
+
+    def known() -> IdentityCard | None:
+        card = recall(cache_dir=cache_dir, **arguments)
+        return card if card is not None and copy_path(cache_dir, card).is_dir() else None
+
+    if card := known():
         return card
-    payload = {**arguments, "cache_dir": str(cache_dir)}
-    return IdentityCard.from_dict(ask_worker(executor, IDENTIFY, payload))
+    with _one_at_a_time(cache_dir):
+        if card := known():  # found by a process that came first
+            return card
+        payload = {**arguments, "cache_dir": str(cache_dir)}
+        return IdentityCard.from_dict(ask_worker(executor, IDENTIFY, payload))
+
+
+@contextlib.contextmanager
+def _one_at_a_time(cache_dir: Path) -> Iterator[None]:
+    """Keep other processes of this machine from loading the same tokenizer at the same time.
+
+    Only to save work: the kernel frees the lock of a process that dies, nobody waits longer than
+    `MAX_WAIT_S`, and where there are no locks nobody waits.
+    """
+    with contextlib.ExitStack() as opened:
+        with contextlib.suppress(OSError, CacheError):
+            directory = cache_dir / "tokenizers" / "memo"
+            make_directory(directory, cache_dir)
+            file = opened.enter_context(open(directory / "lock", "a"))
+            deadline = time.monotonic() + MAX_WAIT_S
+            while time.monotonic() < deadline:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    time.sleep(0.05)
+        yield
 
 
 def absolute(name: Any) -> Any:

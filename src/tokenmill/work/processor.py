@@ -1,12 +1,10 @@
-"""Who the processor is: found out once, remembered by its files, kept in the cache for workers.
+"""The identity of an image processor, its facts in the cache, and the copy that workers load.
 
-A `ProcessorCard` is what planning and rendering need of a processor without loading one: its key
-and identity, its template, the tokens that stand for media. Finding it out imports transformers and
-asks the processor about a battery of sizes, so for a directory or a name it is a task for the
-executor, like looking at a tokenizer; a processor given as an object is looked at here. Either way
-a copy lies under ``<cache>/processors/<key>`` afterwards, which `load_processor` loads where the
-work is done, and `processor_of` for whoever serves a store's rows. An object that this process was
-given serves itself: not every one can be loaded from files again.
+A `ProcessorCard` is what planning and rendering need of a processor without loading one. Finding it
+imports transformers and probes the processor with a battery of sizes, so for a directory or a name
+the executor does it; a processor given as an object is examined here. A copy is kept under
+``<cache>/processors/<key>``. An object that this process was given serves itself: not every one can
+be loaded from files again.
 """
 
 from __future__ import annotations
@@ -38,23 +36,14 @@ _given: dict[str, Processor] = {}
 
 
 class ProcessorCard(msgspec.Struct, frozen=True):
-    """What is to be known of a processor without loading it.
+    """What is known of a processor without loading it."""
 
-    Attributes:
-        key: The fingerprint of `identity`.
-        identity: Everything that decides what it answers.
-        template: The chat template it renders with.
-        image_token: What that prints for one picture.
-        video_token: For one video; None where it knows none.
-        media_token_ids: Tokens that are never trained.
-    """
-
-    key: str
-    identity: dict[str, Any]
+    key: str  # fingerprint of `identity`
+    identity: dict[str, Any]  # everything that decides its answers
     template: str | dict[str, str] | None
-    image_token: str
+    image_token: str  # what the template prints for one image
     video_token: str | None
-    media_token_ids: tuple[int, ...]
+    media_token_ids: tuple[int, ...]  # never trained
 
 
 class TokenizerOf(NamedTuple):
@@ -109,12 +98,7 @@ def processor_card(recipe: Any, cache: CacheLayout, executor: Executor) -> Proce
 def load_processor(
     path: Path, identity: dict[str, Any], *, trust_remote_code: bool = False
 ) -> Processor:
-    """The processor of an identity: the object that was given, or a copy that was kept.
-
-    Args:
-        path: The copy.
-        identity: What it must be; see `ProcessorCard`.
-        trust_remote_code: Allow it to bring code of its own.
+    """Return the processor of an identity: the object that was given, or the copy at `path`.
 
     Raises:
         CorruptionError: The copy is not what was kept.
@@ -146,11 +130,7 @@ def load_processor(
 
 
 def processor_of(store: Store, given: Any = None) -> Processor:
-    """The processor that a store's rows were prepared with, or one that does the same.
-
-    Args:
-        store: Whose rows have pictures.
-        given: A processor, or where it is; None takes the copy that the store keeps.
+    """Return `given`, or else the store's copy, if it is the processor of the store's rows.
 
     Raises:
         UsageError: There was none, it cannot be loaded here, or it would do something else.
