@@ -5,15 +5,15 @@ from __future__ import annotations
 
 import json
 import resource
-import time
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.chat.hungry_templates import HUNGRY
 from tests.chat.templates import CHATML, DATED
-from tokenmill.chat import ChatSpec, Renderer, limits
+from tokenmill.chat import ChatSpec, Renderer
 from tokenmill.chat.template import ReferenceTemplate, tojson
 from tokenmill.errors import TemplateError
 
@@ -82,63 +82,6 @@ def test_date_is_asked_for_with_the_remedy() -> None:
     assert text.texts == ["x"]  # nobody asked this template
 
 
-HOSTILE = {
-    "nested loops": "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
-    "printing loops": "{% for i in range(99999) %}{% for j in range(999) %}xxxxxxxxxx{% endfor %}{% endfor %}",
-    "huge range": "{% for i in range(10**9) %}{% endfor %}",
-    "repetition": "{{ 'a' * 10**10 }}",
-    "list repetition": "{{ ([1] * 10**10) | length }}",
-    "power": "{{ 10 ** (10 ** 8) }}",
-    "squares": "{% set n = namespace(x=7) %}{% for i in range(60) %}{% set n.x = n.x * n.x %}{% endfor %}",
-    "doubling plus": "{% set n = namespace(x='aa') %}{% for i in range(60) %}{% set n.x = n.x + n.x %}{% endfor %}",
-    "doubling tilde": "{% set n = namespace(x='aa') %}{% for i in range(60) %}{% set n.x = n.x ~ n.x %}{% endfor %}",
-    "doubling list": "{% set n = namespace(x=[1]) %}{% for i in range(60) %}{% set n.x = n.x + n.x %}{% endfor %}",
-    "nesting list": "{% set n = namespace(x=[1]) %}{% for i in range(60) %}{% set n.x = [n.x, n.x] %}{% endfor %}{{ n.x }}",
-    "nesting json": "{% set n = namespace(x=[1]) %}{% for i in range(60) %}{% set n.x = [n.x, n.x] %}{% endfor %}{{ n.x | tojson }}",
-    "block sets": "{% set x = 'aa' %}" + "{% set x %}{{ x }}{{ x }}{% endset %}" * 60,
-    "block set in loop": "{% set n = namespace(x='aa') %}{% for i in range(60) %}{% set n.x %}{{ n.x }}{{ n.x }}{% endset %}{% endfor %}",
-    "replace": "{% set n = namespace(x='aa') %}{% for i in range(60) %}{% set n.x = n.x | replace('a', 'aa') %}{% endfor %}",
-    "replace method": "{% set n = namespace(x='aa') %}{% for i in range(60) %}{% set n.x = n.x.replace('a', 'aa') %}{% endfor %}",
-    "join": "{% set n = namespace(x='aa') %}{% for i in range(60) %}{% set n.x = [n.x, n.x] | join(n.x) %}{% endfor %}",
-    "join method": "{% set n = namespace(x='aa') %}{% for i in range(60) %}{% set n.x = n.x.join(n.x) %}{% endfor %}",
-    "format": "{{ '%999999999d' % 1 }}",
-    "format star": "{{ '%*d' % (999999999, 1) }}",
-    "format filter": "{{ '%999999999d' | format(1) }}",
-    "str.format": "{{ '{:999999999}'.format(1) }}",
-    "str.format nested": "{{ '{:{}}'.format(1, 999999999) }}",
-    "center": "{{ 'a' | center(999999999) }}",
-    "ljust": "{{ 'a'.ljust(999999999) }}",
-    "zfill": "{{ 'a'.zfill(999999999) }}",
-    "indent": "{{ 'a\\nb' | indent(999999999) }}",
-    "expandtabs": "{{ ('\\t' * 60000).expandtabs(60000) }}",
-    "tojson indent": "{{ [1, [2]] | tojson(indent=999999999) }}",
-    "batch": "{{ [1] | batch(999999999, 'x') | list | length }}",
-    "recursive macro": "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
-    "forking macro": "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}{% endmacro %}{{ m(60) }}",
-    "printing macro": "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% else %}xx{% endif %}{% endmacro %}{{ m(60) }}",
-    "cross product": "{% for a in messages[0].content %}{% for b in messages[0].content %}{% for c in messages[0].content %}{% for d in messages[0].content %}x{% endfor %}{% endfor %}{% endfor %}{% endfor %}",
-}  # fmt: skip
-
-
-@pytest.fixture
-def little_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An eighth of what a render may take; test_limits.py holds the whole of it to its bounds."""
-    monkeypatch.setattr(limits, "BASE_WORK", limits.BASE_WORK // 8)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(HOSTILE))
-def test_hostile_template_is_bounded_by_counts(name: str, little_work: None) -> None:
-    source = HOSTILE[name]
-    talk = [{"role": "user", "content": "word " * 400}, {"role": "assistant", "content": "x"}]
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    start = time.process_time()
-    result = Renderer(ChatSpec(), source + CHATML).render([{"messages": talk}] * 2)
-    assert [error.reason for *_, error in result.rejected] == ["limit", "limit"]
-    assert time.process_time() - start < 60  # a generous fuse: the limit itself counts steps
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1 << 20  # KiB
-
-
 @pytest.mark.parametrize("renderer", ["auto", "jinja2"])
 def test_refusal_of_endless_recursion_is_the_same_however_deep_the_caller(renderer: str) -> None:
     kind = (
@@ -157,22 +100,21 @@ def test_refusal_of_endless_recursion_is_the_same_however_deep_the_caller(render
     }
 
 
+WAITING = [name for name in sorted(HUNGRY) if name.startswith(("grow", "nested", "once"))]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(HOSTILE))
-def test_hostile_template_that_waits_for_a_word_is_bounded_too(
-    name: str, little_work: None
-) -> None:
+@pytest.mark.parametrize("name", [*WAITING[::3], "block sets", "forking macro", "squares"])
+def test_hostile_template_that_waits_for_a_word_is_bounded_too(name: str) -> None:
     """A learned path must not be the way around the limits."""
-    source = "{% if messages[0].content == 'now' %}" + HOSTILE[name] + "{% endif %}" + CHATML
+    source = "{% if messages[0].content == 'now' %}" + HUNGRY[name] + "{% endif %}" + CHATML
     rows = [
         {"messages": [{"role": "user", "content": word}, {"role": "assistant", "content": "x"}]}
         for word in ("one", "two", "now", "four")
     ]
-    result = Renderer(ChatSpec(), source).render(rows)
-    assert result.source[:2] == [0, 1]
-    assert set(result.source) | {index for index, *_ in result.rejected} == {0, 1, 2, 3}
-    if name != "cross product":  # three letters are no bomb
-        assert [(i, e.reason) for i, _, e in result.rejected] == [(2, "limit")]
+    result = Renderer(ChatSpec(date="2026-11-15"), source).render(rows)
+    assert result.source == [0, 1, 3]
+    assert [(i, e.reason) for i, _, e in result.rejected] == [(2, "limit")]
 
 
 @pytest.mark.parametrize(
@@ -264,3 +206,22 @@ def test_limits_leave_room_for_long_conversations() -> None:
         for i in range(2000)
     ]
     assert len(render(CHATML, messages)) > 3_000_000
+
+
+@pytest.mark.parametrize(
+    "heavy",
+    [
+        "{% if missing %}{% endif %}" * 1500,
+        "{% set x = 'a' * 90000 %}",
+        "{% set x %}" + "y" * 50_000 + "{% endset %}",
+        "{% for n in messages %}{% endfor %}",
+    ],
+)
+def test_traced_row_reaches_the_limits_of_the_reference(heavy: str) -> None:
+    """What a body does for itself is counted on a learned path, too."""
+    source = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}" + heavy + "{% endfor %}"
+    talks = [[{"role": "user", "content": f"{n}"} for n in range(count)] for count in (2, 4, 3000)]
+    for renderer in ("auto", "jinja2"):
+        made = Renderer(ChatSpec(train_on="everything"), source, renderer=renderer)
+        result = made.render([{"messages": messages} for messages in talks])
+        assert [(i, e.reason) for i, _, e in result.rejected] == [(2, "limit")]

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import json
 import pickle
-import sys
 from itertools import islice
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
 
 import tokenmill as tm
-from tests.store.making import make_columns, make_store
 from tokenmill.errors import SourceError, StateError, UsageError
 from tokenmill.sampling import FeistelOrder
 from tokenmill.store import Store
@@ -23,6 +20,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("torchdata.stateful_dataloader")
 
 from tests.integrations import host_skyrl as host  # noqa: E402
+from tests.integrations.conftest import stand_in  # noqa: E402
 from tokenmill.integrations import skyrl  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
@@ -54,18 +52,6 @@ def test_dataset_rows_are_windows_by_skyrls_definition(store: Store, limit: int 
     assert limit != 12 or len(expected) < len(rows)
     assert list(dataset) == expected
     assert dataset.sequence_lengths.tolist() == [len(row["input_ids"]) for row in expected]
-    wanted = [3, -1, 0, 3]
-    assert dataset.__getitems__(wanted) == [expected[number] for number in wanted]
-    with pytest.raises(IndexError):
-        dataset[len(dataset)]
-
-
-def test_dataset_first_token_is_never_in_the_window(tmp_path: Path) -> None:
-    columns = make_columns([5, 4])
-    columns.mask[:] = 1
-    dataset = skyrl.SFTDataset(make_store(tmp_path, [columns]))
-    assert [row["num_actions"] for row in dataset] == [4, 3]
-    assert dataset[0]["loss_mask"] == [1, 1, 1, 1]
 
 
 def test_dataset_without_a_trained_token_within_the_limit_is_refused(store: Store) -> None:
@@ -92,10 +78,10 @@ def test_dataset_is_recognised_where_skyrl_is_loaded(
 ) -> None:
     import abc
 
-    theirs: Any = ModuleType("skyrl.train.dataset.sft_dataset")
-    theirs.SFTDataset = abc.ABCMeta("SFTDataset", (), {})
-    theirs.ConcatSFTDataset = abc.ABCMeta("ConcatSFTDataset", (theirs.SFTDataset,), {})
-    monkeypatch.setitem(sys.modules, theirs.__name__, theirs)
+    base = abc.ABCMeta("SFTDataset", (), {})
+    concat = abc.ABCMeta("ConcatSFTDataset", (base,), {})
+    home = "skyrl.train.dataset.sft_dataset"
+    theirs = stand_in(monkeypatch, home, SFTDataset=base, ConcatSFTDataset=concat)
     dataset = skyrl.SFTDataset(store, store)
     assert isinstance(dataset, theirs.SFTDataset)
     assert isinstance(dataset, theirs.ConcatSFTDataset)

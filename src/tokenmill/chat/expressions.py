@@ -19,9 +19,8 @@ import jinja2.tests
 from jinja2 import Undefined, nodes
 from markupsafe import Markup
 
-from tokenmill.chat import limits
 from tokenmill.chat.program import MOST_SIZE, Namespace
-from tokenmill.chat.sandbox import BoundedEnvironment
+from tokenmill.chat.sandbox import OPERATORS, CountingEnvironment, body_cost
 from tokenmill.chat.symbols import (
     FEW,
     NOTHING,
@@ -83,11 +82,7 @@ FUNCTIONS = {"raise_exception", "strftime_now", "namespace", "dict", "range"}
 MOST_PARTS = 256  # of a text that is put together before it becomes one
 LAZY = {"items", "select", "reject", "selectattr", "rejectattr", "map", "unique", "reverse"}
 ARITHMETIC = (nodes.Add, nodes.Sub, nodes.Mul, nodes.Div, nodes.FloorDiv, nodes.Mod)
-OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
-    **limits.OPERATORS, "in": lambda a, b: a in b, "notin": lambda a, b: a not in b,
-}  # fmt: skip
-
-
+MAKING = (nodes.BinExpr, nodes.Call, nodes.Concat, nodes.Filter)
 Known = TypeVar("Known")
 
 
@@ -140,11 +135,14 @@ class Names:
         """Whether a part reads a name that the template itself never assigns."""
         return name in self._loaded(node) - self.assigned
 
-    def literal(self, node: nodes.Node) -> int:
-        """How many characters of the template's own text a part holds."""
-        return self._once(
-            "literal", node, lambda: sum(len(d.data) for d in node.find_all(nodes.TemplateData))
-        )
+    def cost(self, body: list[nodes.Node]) -> tuple[int, int]:
+        """Return the steps of running a body once, and its size in units of a `Run`."""
+
+        def find() -> tuple[int, int]:
+            steps, size = body_cost(body)
+            return steps, size >> 3
+
+        return self._once("cost", body[0], find)
 
     def says_something(self, loop: nodes.For) -> bool:
         """Whether a loop's body prints, or puts a text together that may be printed later."""
@@ -216,7 +214,7 @@ class Expressions(Recorder):
     """
 
     def __init__(
-        self, names: Names, environment: BoundedEnvironment, tojson: Callable[..., str]
+        self, names: Names, environment: CountingEnvironment, tojson: Callable[..., str]
     ) -> None:
         super().__init__()
         self._names = names
@@ -255,10 +253,13 @@ class Expressions(Recorder):
         if visit is None:
             raise Untraceable(f"a {type(node).__name__} expression", line_of(node))
         try:
-            return visit(node)
+            value = visit(node)
         except Untraceable as error:
             error.line = error.line or line_of(node)
             raise
+        if isinstance(value, (str, list)) and isinstance(node, MAKING) and len(value) > FEW:
+            self._emit("body", 0, len(value))  # the reference makes it in every row
+        return value
 
     def _get_Const(self, node: nodes.Const) -> Any:
         return node.value

@@ -15,8 +15,8 @@ is a pure program: that is the whole proof, and it covers every row whose answer
                     └ no ── not yet seen          raise Unlearned
 
 A `Run` is one row on its way: the fragments printed, which of them came from the row, and at which
-message the template stood when it printed them. Work and size are counted as `limits` counts them,
-or higher; a row that could reach a limit is left to the reference, which decides.
+message the template stood when it printed them. A row that could reach a limit of `sandbox` is left
+to the reference, which decides.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from typing import Any
 
 from jinja2 import Undefined
 
-from tokenmill.chat import limits
+from tokenmill.chat.sandbox import BASE_SIZE, BASE_STEPS
 
 Operation = tuple[Any, ...]
 NOBODY = -1  # nobody's: text of the template itself
 MIXED = -2  # of several messages, or of one that could not be told
-# A small part of what the reference allows any row. Our counts are coarser than its prices (a step
-# of ours is at most thirty of its units, a character sixteen of its bytes), so a row that stays
-# below these stays below its limits.
-MOST_WORK = limits.BASE_WORK // 32
-MOST_SIZE = limits.BASE_SIZE // 16
+# A run counts the bodies that it enters as the reference does, and what it makes and reads more
+# coarsely. These are so small a part of what the reference allows any row that a run within them
+# is within the limits of the reference. A row beyond them is rendered by the reference.
+MOST_WORK = BASE_STEPS // 10
+MOST_SIZE = BASE_SIZE // 16
 
 LOOPS = {f"{pure}{kind}" for pure in ("", "pure_") for kind in ("loop", "scan", "silent")}
 ENDINGS = {"end", "break", "continue", "raise"}
@@ -55,6 +55,7 @@ class Beyond(Exception):
     """The row may come near the limits of a render; the reference decides."""
 
 
+Cost = tuple[int, int]  # work, size
 Memo = dict[Any, tuple[str, int, int]]
 """What loops over one list of tools printed, with the work and the size that it took."""
 SCALARS = {str, int, bool, NoneType, Undefined}
@@ -477,17 +478,17 @@ def function(block: TemplateBlock, program: Program) -> str:
         f"def {block.name}(R, item, i, n, items, env):",
         " out = R.out; own = R.own",
     ]
-    _write(block.root, program, " ", 0, lines)
+    _write(block.root, program, " ", (0, 0), lines)
     return "\n".join(lines) + "\n"
 
 
-def _write(path: Path, program: Program, indent: str, work: int, lines: list[str]) -> None:
+def _write(path: Path, program: Program, indent: str, cost: Cost, lines: list[str]) -> None:
     """Write a path and everything after it.
 
     Every branch ends in a return, so the largest goes on without another level of indentation.
     """
     while True:
-        ended, work = _operations(path, program, indent, work, lines)
+        ended, cost = _operations(path, indent, cost, lines)
         if ended:
             return
         if path.question is None:
@@ -495,10 +496,9 @@ def _write(path: Path, program: Program, indent: str, work: int, lines: list[str
             return
         kind, code = path.question
         branches = sorted(path.branches.items(), key=lambda branch: branch[1].size())
-        work += 2
         for answer, branch in branches[:-1]:
             lines.append(f"{indent}if {_holds(kind, code, answer, program)}:")
-            _write(branch, program, indent + " ", work, lines)
+            _write(branch, program, indent + " ", cost, lines)
         answer, path = branches[-1]
         if kind == "type" or len(branches) == 1:
             condition = _holds(kind, code, answer, program)
@@ -511,10 +511,8 @@ def _holds(kind: str, code: str, answer: Any, program: Program) -> str:
     return code if answer else f"not ({code})"
 
 
-def _operations(
-    path: Path, program: Program, indent: str, work: int, lines: list[str]
-) -> tuple[bool, int]:
-    """Write the operations of one path; whether they end the block, and the work so far."""
+def _operations(path: Path, indent: str, cost: Cost, lines: list[str]) -> tuple[bool, Cost]:
+    """Write the operations of one path; return whether they end the block, and its cost so far."""
     printed: list[str] = []
 
     def flush() -> None:
@@ -527,23 +525,24 @@ def _operations(
         name, *rest = operation
         if name == "print":
             printed.append(rest[0])
-            work += 1
+            continue
+        if name == "body":
+            cost = cost[0] + rest[0], cost[1] + rest[1]
             continue
         flush()
         if name in ENDINGS:
             if name == "raise":
                 lines.append(f"{indent}raise Refused")
             else:
-                lines.append(f"{indent}R.work += {work}")
+                lines.append(f"{indent}R.work += {cost[0]}; R.size += {cost[1]}")
                 lines.append(f"{indent}return {name == 'break'}")
-            return True, work
-        work += _write_operation(name, rest, indent, lines)
+            return True, cost
+        _write_operation(name, rest, indent, lines)
     flush()
-    return False, work
+    return False, cost
 
 
-def _write_operation(name: str, rest: list[Any], indent: str, lines: list[str]) -> int:
-    """Write one operation; its price in steps, at least what the reference charges for it."""
+def _write_operation(name: str, rest: list[Any], indent: str, lines: list[str]) -> None:
     add = lines.append
     if name == "let":
         variable, code, sized, grows = rest
@@ -552,29 +551,22 @@ def _write_operation(name: str, rest: list[Any], indent: str, lines: list[str]) 
             add(f"{indent}R.size += len({variable})")
         if sized and grows:
             add(f"{indent}if R.size > MOST_SIZE: raise Beyond")
-        return 24
-    if name == "own":
+    elif name == "own":
         add(f"{indent}own.append(len(out)); out.append({rest[0]})")
-        return 2
-    if name == "plain":
+    elif name == "plain":
         add(f"{indent}out.append({rest[0]})")
-        return 2
-    if name == "taken":
+    elif name == "taken":
         add(f"{indent}R.print_taken({rest[0]}, {rest[1]})")
-        return 2
-    if name == "rope":
+    elif name == "rope":
         add(f"{indent}R.print_rope({rest[0]})")
-        return 2
-    if name in LOOPS:
-        block, items, literal, env = rest
+    elif name in LOOPS:
+        block, items, env = rest
         call = f"run_{name}(R, "
         if name.startswith("pure_"):
             call = f"run_pure(R, run_{name[5:]}, "
-        size = f"; R.size += {literal} * len({items})" if literal else ""
-        add(f"{indent}R.work += 2 + len({items}){size}")
+        add(f"{indent}R.work += len({items})")
         add(f"{indent}{call}{block}, {items}, ({''.join(code + ',' for code in env)}))")
-        return 2
-    if name == "macro":
+    elif name == "macro":
         block, env, variable = rest
         call = f"{block}(R, None, 0, 0, (), ({''.join(code + ',' for code in env)}))"
         if variable is None:
@@ -583,38 +575,29 @@ def _write_operation(name: str, rest: list[Any], indent: str, lines: list[str]) 
             add(f"{indent}S = R.capture(); {call}; {variable} = R.captured(S)")
             add(f"{indent}R.size += len({variable})")
             add(f"{indent}if R.size > MOST_SIZE: raise Beyond")
-        return 24
-    if name == "capture":
+    elif name == "capture":
         add(f"{indent}{rest[0]} = R.capture(); out = R.out; own = R.own")
-        return 2
-    if name == "captured":
+    elif name == "captured":
         saved, variable = rest
         add(f"{indent}{variable} = R.captured({saved}); out = R.out; own = R.own")
         add(f"{indent}R.size += len({variable})")
         add(f"{indent}if R.size > MOST_SIZE: raise Beyond")
-        return 24
-    if name == "set":
+    elif name == "set":
         namespace, attribute, code, owner = rest
         add(f"{indent}{namespace}.values[{attribute!r}] = {code}")
         add(f"{indent}{namespace}.owners[{attribute!r}] = {owner}")
-        return 2
-    if name == "none":
+    elif name == "none":
         add(f"{indent}R.nones += 1")
-        return 2
-    if name == "charge":
+    elif name == "charge":
         add(f"{indent}R.work += len({rest[0]}) >> 4")
-        return 2
-    if name == "keep":
+    elif name == "keep":
         add(f"{indent}R.kept.append([])")
-        return 2
-    if name == "kept":
+    elif name == "kept":
         add(f"{indent}R.kept[-1].append(item)")
-        return 2
-    if name == "stand":
+    elif name == "stand":
         add(f"{indent}k = R.owner_of(id({rest[0]}))")
         add(f"{indent}if k is not None: R.me = k; R.marks.append((len(out), k))")
-        return 2
-    if name == "generation":
+    elif name == "generation":
         add(f"{indent}R.generation.append(len(out))")
-        return 24
-    raise AssertionError(name)
+    else:
+        raise AssertionError(name)

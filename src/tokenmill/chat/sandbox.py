@@ -1,134 +1,550 @@
-"""The jinja2 environment in which foreign templates run: sandboxed, and every step charged.
+"""The jinja2 environment for chat templates: sandboxed, with counted limits.
 
-`BoundedEnvironment` is jinja2's immutable sandbox, charging a `limits.Budget`. Calls, filters,
-tests, operators and printed values have hooks in jinja2; the rest is charged by the code that a
-template becomes (`_ChargingGenerator`): what can run more than once, the body of a loop, macro or
-block, charges on entry what its own nodes cost, and comparisons, slices, keys, concatenations and
-unpacked arguments go through the environment. The parsed tree stays as the template says it, and
-what an honest template prints is the same with and without the charges.
+A chat template comes with a model and may be hostile. jinja2's immutable sandbox keeps it away
+from Python. A `Counter` bounds its work and its memory by counting, never by a clock, so a row that
+is rejected is rejected on every machine. It counts two things:
+
+- *Steps*: nodes of the template that are evaluated, calls, items of iterators, and one for every
+  16 bytes that an operation reads.
+- *Size*: bytes of all values that are made, whether they are still in use or not.
+
+The inputs of an operation are counted before it runs and its result afterwards. What can make much
+of little (a repetition, a join, a wide field) has a guard, which counts the result before it is
+made. Only the filters, tests and methods in `FILTERS`, `TESTS` and `METHODS` are allowed.
 """
 
 from __future__ import annotations
 
-import sys
-import traceback
+import operator
+import re
 import types
-from collections.abc import Callable, Iterator, Sequence
-from functools import update_wrapper
-from typing import Any, NoReturn
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from functools import partial
+from typing import Any, NamedTuple, NoReturn
 
 import jinja2
 import jinja2.compiler
 import jinja2.exceptions
-import jinja2.filters
 import jinja2.nodes
 import jinja2.runtime
 import jinja2.sandbox
 import jinja2.utils
-import markupsafe
+from markupsafe import Markup
 
-from tokenmill.chat import limits
+# For a row of up to a million characters: less than 5 seconds and 256 MB.
+BASE_STEPS = 5_000_000
+STEPS_PER_CHARACTER = 4
+BASE_SIZE = 128 << 20  # bytes
+SIZE_PER_CHARACTER = 64
 
+OBJECT = 64  # bytes of a small value, or of the text of one that is no text
+POINTER = 8
+KEPT = 96  # an item of a list, tuple or call, which may be an object of its own
+ENTRY = 104  # an item of a dict
+GENERATOR = 512
+NUMERAL = 400  # characters of the longest float without a precision
+QUOTED = 10  # how much longer `repr` may make a text: \\U0010ffff
+ESCAPED = 6  # how much longer HTML or JSON escapes may make it
+CASED = 8  # how much larger a change of case may make it, with what Python needs for it
+
+MAX_WIDTH = 1 << 16  # sum of all widths and precisions in a format
+MAX_INTEGER_BITS = 1 << 12
+MAX_DEPTH = 320  # of nested values: more than a row may have (256), less than the C stack can take
+SHORT = 64  # characters that are read for free
 NO_CHANCE = "the template uses chance, which no recipe can pin"
+
+_VIEWS: tuple[Any, ...] = (type({}.keys()), type({}.values()), type({}.items()))
+_SIZED: tuple[Any, ...] = (str, list, tuple, dict, range, set, frozenset, *_VIEWS)
+_SCALARS = frozenset((str, int, float, bool, type(None)))
+_MAPPINGS = (dict, types.MappingProxyType)
+_LINE_ENDS = "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"
+_HIDDEN = ("_block_vars", "_loop_vars", "caller")  # arguments that jinja2 adds to calls
+
+OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
+    "eq": operator.eq, "ne": operator.ne, "gt": operator.gt, "gteq": operator.ge,
+    "lt": operator.lt, "lteq": operator.le, "in": lambda a, b: a in b,
+    "notin": lambda a, b: a not in b,
+}  # fmt: skip
+"""Comparisons by jinja2's names."""
 
 
 class TemplateRaised(jinja2.TemplateError):
     """The template called raise_exception."""
 
 
-# What evaluating one node costs besides its children, in the units of `limits`: work and size.
-_COSTS: dict[type[jinja2.nodes.Node], tuple[int, int]] = {
-    jinja2.nodes.Assign: (4, 0),
-    jinja2.nodes.AssignBlock: (16, 192),
-    jinja2.nodes.BinExpr: (12, 32),
-    jinja2.nodes.Block: (24, 256),
-    jinja2.nodes.Call: (24, 64),
-    jinja2.nodes.CallBlock: (64, 1536),
-    jinja2.nodes.Compare: (4, 0),
-    jinja2.nodes.Concat: (24, 64),
-    jinja2.nodes.Const: (0, 0),
-    jinja2.nodes.Dict: (8, 256),
-    jinja2.nodes.Filter: (8, 64),
-    jinja2.nodes.FilterBlock: (16, 192),
-    jinja2.nodes.For: (32, 512),
-    jinja2.nodes.Getattr: (32, 64),
-    jinja2.nodes.Getitem: (16, 64),
-    jinja2.nodes.List: (4, 64),
-    jinja2.nodes.Macro: (64, 1536),
-    jinja2.nodes.NSRef: (12, 0),
-    jinja2.nodes.Output: (4, 16),
-    jinja2.nodes.Name: (5, 0),
-    jinja2.nodes.Pair: (4, 200),
-    jinja2.nodes.Test: (8, 0),
-    jinja2.nodes.Tuple: (4, 64),
-}
-_STEP = (4, 16)  # entering a body, printing a value
-_ITEM = (4, 96)  # what a list, a tuple or a call holds on to: it may be an object of its own
+class LimitReached(Exception):
+    """The template exceeded a limit."""
 
 
-def _cost(node: jinja2.nodes.Node) -> tuple[int, int]:
-    """What running a node once costs at most, without the bodies that charge for themselves."""
-    kind = next((kind for kind in type(node).__mro__ if kind in _COSTS), None)
-    work, size = _COSTS[kind] if kind is not None else (3, 0)
-    if isinstance(node, jinja2.nodes.Macro | jinja2.nodes.Block):
-        return work, size
-    if isinstance(node, jinja2.nodes.If):
-        tests = _costs([node.test, *(branch.test for branch in node.elif_)])
-        branches = [_costs(b) for b in (node.body, *(e.body for e in node.elif_), node.else_)]
-        most = (max(work for work, _ in branches), max(size for _, size in branches))
-        return work + tests[0] + most[0], size + tests[1] + most[1]
-    children = list(node.iter_child_nodes())
-    if isinstance(node, jinja2.nodes.For):
-        children = [node.iter, *node.else_]
-    elif isinstance(node, jinja2.nodes.CallBlock):
-        children = [node.call, *node.defaults]
-    elif isinstance(node, jinja2.nodes.List | jinja2.nodes.Tuple | jinja2.nodes.Call):
-        work, size = work + _ITEM[0] * len(children), size + _ITEM[1] * len(children)
-    elif isinstance(node, jinja2.nodes.Output):
-        work, size = work + _STEP[0] * len(children), size + _STEP[1] * len(children)
-        literals = [child for child in children if isinstance(child, jinja2.nodes.Literal)]
-        size += sum(
-            limits.text_size(str(getattr(n, "data", getattr(n, "value", "")))) for n in literals
+class Weight(NamedTuple):
+    """A value and everything inside it; what is held twice counts twice."""
+
+    nodes: int
+    size: int  # bytes of its texts and numbers
+    depth: int
+
+
+def _text_size(text: str) -> int:
+    return len(text) if text.isascii() else 4 * len(text)
+
+
+def _leaf_size(value: Any) -> int:
+    if isinstance(value, str):
+        return _text_size(value)
+    return value.bit_length() >> 1 if isinstance(value, int) else 0
+
+
+def _inside(value: Any) -> Collection[Any] | None:
+    """Return what a value contains and would print, hash or compare."""
+    if value.__class__ in _SCALARS or isinstance(value, str | range):
+        return None
+    if isinstance(value, _MAPPINGS):
+        return [*value, *value.values()]
+    if isinstance(value, jinja2.utils.Namespace):
+        return _inside(object.__getattribute__(value, "_Namespace__attrs"))
+    if isinstance(value, jinja2.utils.Cycler):
+        value = value.items
+    return value if isinstance(value, _SIZED) else None
+
+
+class Counter:
+    """What is left of the allowance of one render."""
+
+    __slots__ = ("size", "steps")
+
+    def __init__(self) -> None:
+        self.steps = self.size = 0
+
+    def start(self, characters: int) -> None:
+        """Start a render whose input has this many characters."""
+        self.steps = BASE_STEPS + STEPS_PER_CHARACTER * characters
+        self.size = BASE_SIZE + SIZE_PER_CHARACTER * characters
+
+    def count(self, steps: int, size: int = 0) -> None:
+        self.steps -= steps
+        self.size -= size
+        if self.steps < 0:
+            raise LimitReached("the template takes too many steps")
+        if self.size < 0:
+            raise LimitReached("the template makes too much text")
+
+    def weigh(self, value: Any, depth: int = 0) -> Weight:
+        """Visit everything inside a value, one step each."""
+        inside = _inside(value)
+        if inside is None:
+            return Weight(1, _leaf_size(value), 0)
+        if depth > MAX_DEPTH:
+            raise LimitReached("the template nests values too deep")
+        self.count(1 + len(inside))
+        nodes, size, deepest = 1, 0, 0
+        for item in inside:
+            weight = self.weigh(item, depth + 1)
+            nodes += weight.nodes
+            size += weight.size
+            deepest = max(deepest, weight.depth)
+        return Weight(nodes, size, deepest + 1)
+
+    def text(self, value: Any) -> int:
+        """Return the largest size of ``str(value)``; what is inside it is counted as steps."""
+        if isinstance(value, str):
+            return _text_size(value)
+        weight = self.weigh(value)
+        self.count(weight.size >> 4)
+        return OBJECT * weight.nodes + QUOTED * weight.size
+
+    def read(self, value: Any, times: int = 1) -> None:
+        """Count comparing or hashing a value."""
+        nodes, size, _ = self.weigh(value)
+        self.count(times * (nodes + (size >> 4)))
+
+    def iterate(self, values: Any, steps: int = 1) -> Any:
+        """Count the steps of an iteration: at once for collections, else one by one."""
+        if isinstance(values, _SIZED):
+            self.count(1 + steps * len(values))
+            return values
+        if not isinstance(values, Iterable) or isinstance(values, jinja2.Undefined):
+            return values  # it fails, or is empty
+        return self._iterate(values, steps)
+
+    def _iterate(self, values: Iterable[Any], steps: int) -> Iterator[Any]:
+        for value in values:
+            self.count(steps, POINTER)
+            yield value
+
+    def listed(self, values: Any, steps: int = 1) -> Any:
+        """Count an iteration that happens at once; return a list in place of an iterator."""
+        values = self.iterate(values, steps)
+        if isinstance(values, types.GeneratorType):
+            values = list(values)
+        if isinstance(values, _SIZED):
+            self.count(1, 2 * KEPT * len(values))
+        return values
+
+    def made(self, value: Any) -> Any:
+        """Count the result of an operation."""
+        kind = value.__class__
+        if isinstance(value, str):
+            self.count(1, OBJECT + _text_size(value))
+        elif kind is int:
+            if value.bit_length() > MAX_INTEGER_BITS:
+                raise LimitReached("the template makes an enormous number")
+        elif kind is list or kind is tuple:
+            self.count(1, OBJECT + POINTER * len(value))
+        elif kind is dict:
+            self.count(1, OBJECT + ENTRY * len(value))
+        else:
+            self.count(1, GENERATOR if kind is types.GeneratorType else OBJECT)
+        return value
+
+    def key(self, key: Any) -> Any:
+        """Count a lookup."""
+        kind = key.__class__
+        if kind is not int and (kind is not str or len(key) > SHORT):
+            self.read(key)
+        return key
+
+    def compare(self, name: str, left: Any, right: Any) -> bool:
+        """Count a comparison, then make it."""
+        if name in ("in", "notin"):
+            right = self._membership(left, right)
+        elif isinstance(left, str):
+            if isinstance(right, str) and len(left) > SHORT:
+                self.count(min(len(left), len(right)) >> 4)
+        elif left.__class__ not in _SCALARS and right.__class__ not in _SCALARS:
+            alike = left.__class__ is right.__class__ and isinstance(left, list | tuple | dict)
+            if not (alike and name in ("eq", "ne") and len(left) != len(right)):
+                self.read(left)
+        result: bool = OPERATORS[name](left, right)
+        return result
+
+    def _membership(self, value: Any, container: Any) -> Any:
+        if isinstance(container, Iterator):
+            container = self.listed(container)
+        if isinstance(container, str):
+            if isinstance(value, str):
+                self.count(len(container) * min(len(value), 128) >> 6)
+        elif isinstance(container, _MAPPINGS):
+            self.key(value)
+        elif isinstance(container, _SIZED):
+            self.read(value, 1 + len(container))
+        return container
+
+    def binary(self, symbol: str, left: Any, right: Any) -> None:
+        """Count what an operator will make."""
+        if isinstance(left, int | float) and isinstance(right, int | float):
+            bits = left.bit_length() if isinstance(left, int) and isinstance(right, int) else 0
+            if symbol == "**" and bits * max(right, 0) > MAX_INTEGER_BITS:
+                raise LimitReached("the template makes an enormous number")
+        elif symbol == "*":
+            for repeated, times in ((left, right), (right, left)):
+                if isinstance(times, int):
+                    self.count(1, _copied(repeated) * max(times, 0))
+        elif symbol == "%" and isinstance(left, str):
+            _percent(self, left, right)
+        elif symbol == "+":
+            self.count(1, _copied(left) + _copied(right))
+        elif isinstance(left, _VIEWS) or isinstance(right, _VIEWS):
+            raise jinja2.exceptions.SecurityError("views of a dict cannot be subtracted here")
+        if isinstance(left, Markup) or isinstance(right, Markup):
+            self.count(1, ESCAPED * (_copied(left) + _copied(right)))
+
+    def call(
+        self, rule: Rule, values: list[Any], named: dict[str, Any], *, escapes: bool = False
+    ) -> None:
+        """Count a call before it runs.
+
+        Args:
+            rule: How it is counted.
+            values: Its value and arguments. An iterator is replaced by one that counts.
+            named: Its named arguments.
+            escapes: Whether it may escape what it is given.
+        """
+        size_before = self.size
+        value, arguments = values[0], [*values[1:], *named.values()]
+        pattern = sum(len(argument) for argument in arguments if isinstance(argument, str))
+        size = sum(map(self.text, arguments))
+        if rule.reads == "text":
+            size += self.text(value)
+            if rule.converts and not isinstance(value, str):
+                self.count(1, size)
+                values[0] = value = str(value)
+            if isinstance(value, str):
+                self.count(len(value) * (pattern if rule.product else min(pattern, 128)) >> 6)
+        elif rule.reads == "items":
+            values[0] = self.iterate(value, 4 + (pattern >> 1))
+        elif rule.reads != "nothing":
+            values[0] = self.listed(value, 4 + (pattern >> 1))
+            if rule.reads == "all":
+                weight = self.weigh(values[0])
+                size += OBJECT * weight.nodes + 4 * weight.size
+                self.count((size >> 5) * weight.nodes.bit_length())
+        self.count(4 + (size >> 4), rule.growth * size)
+        if rule.guard is not None:
+            rule.guard(self, values, named)
+        if escapes or any(isinstance(given, Markup) for given in (value, *arguments)):
+            self.count(1, ESCAPED * (size_before - self.size))
+
+
+# Guards count what an operation will make.
+
+Guard = Callable[[Counter, list[Any], dict[str, Any]], None]
+
+
+class Rule(NamedTuple):
+    """How a filter, method or test is counted."""
+
+    reads: str = "text"
+    """What it reads of its value: the "text", the "items" one by one, a "list" of them at once,
+    "all" that is inside them, "nothing" that depends on the size."""
+    guard: Guard | None = None
+    growth: int = 1  # how much larger the result can be than what is read
+    converts: bool = True  # whether the value becomes a text first
+    product: bool = False  # whether a search takes the product of both lengths
+
+
+def _argument(
+    values: list[Any], named: dict[str, Any], place: int, name: str, default: Any = None
+) -> Any:
+    return values[place] if len(values) > place else named.get(name, default)
+
+
+def _copied(value: Any) -> int:
+    if isinstance(value, str):
+        return _text_size(value)
+    return POINTER * len(value) if isinstance(value, list | tuple) else 0
+
+
+def check_widths(format_string: str) -> None:
+    """Raise `LimitReached` if a format names widths that are larger than any text needs."""
+    widths = re.findall(r"\d+", format_string)
+    if any(len(width) > 6 for width in widths) or sum(map(int, widths)) > MAX_WIDTH:
+        raise LimitReached("the template formats an enormously wide field")
+
+
+def _percent(counter: Counter, template: str, values: Any) -> None:
+    check_widths(template)
+    if "*" in template and isinstance(values, tuple):
+        check_widths(" ".join(str(value) for value in values if isinstance(value, int)))
+    fields = template.count("%")
+    repeated = 1 if isinstance(values, tuple) else max(fields, 1)  # a mapping's values
+    size = repeated * counter.text([values]) + NUMERAL * fields + _text_size(template)
+    counter.count(4 * len(template) + 16 * fields, size)
+
+
+def _format_filter(counter: Counter, values: list[Any], named: dict[str, Any]) -> None:
+    counter.count(1, counter.text(values[0]))
+    _percent(counter, str(values[0]), named or tuple(values[1:]))
+
+
+def _format_method(counter: Counter, values: list[Any], named: dict[str, Any]) -> None:
+    """Every field may print everything that is given."""
+    template = values[0]
+    check_widths(template)
+    if re.search(r"\{[^}]*\{", template.replace("{{", "")):
+        raise LimitReached("the template computes the width of a field")
+    fields = template.count("{")
+    size = NUMERAL + counter.text([*values[1:], *named.values()])
+    counter.count(len(template) + 32 * fields, fields * size)
+
+
+def _number(counter: Counter, values: list[Any], named: dict[str, Any]) -> None:
+    """A number is a width, a precision or how many things to make."""
+    numbers = (abs(a) for a in (*values[1:], *named.values()) if isinstance(a, int))
+    counter.count(1, 2 * OBJECT * sum(numbers))
+
+
+def _width(counter: Counter, values: list[Any], named: dict[str, Any]) -> int:
+    """Return the size of all arguments, a number as so many characters."""
+    given = [*values[1:], *named.values()]
+    return 4 * sum(abs(a) if isinstance(a, int) else counter.weigh(a).size for a in given)
+
+
+def _lines(counter: Counter, values: list[Any], named: dict[str, Any]) -> None:
+    """A line or a tab becomes longer by a width."""
+    if isinstance(values[0], str):
+        lines = 2 + sum(map(values[0].count, "\t" + _LINE_ENDS))
+        counter.count(
+            lines + (len(values[0]) >> 2), lines * (_width(counter, values, named) + 2 * OBJECT)
         )
-    inner = _costs(children)
-    return work + inner[0], size + inner[1]
 
 
-def _costs(nodes: Sequence[jinja2.nodes.Node]) -> tuple[int, int]:
-    each = [_cost(node) for node in nodes]
-    return sum(work for work, _ in each), sum(size for _, size in each)
-
-
-def _is_small(node: jinja2.nodes.Node) -> bool:
-    """Whether comparing with this, or looking it up, cannot take long."""
-    if isinstance(node, jinja2.nodes.Neg):
-        node = node.node
-    if isinstance(node, jinja2.nodes.Const):
-        return not isinstance(node.value, str) or len(node.value) <= limits.SHORT
-    if isinstance(node, jinja2.nodes.List | jinja2.nodes.Tuple | jinja2.nodes.Dict):
-        return not node.items
-    return False
-
-
-def _is_small_list(node: jinja2.nodes.Node) -> bool:
-    return (
-        isinstance(node, jinja2.nodes.List | jinja2.nodes.Tuple)
-        and len(node.items) <= limits.SHORT
-        and all(isinstance(item, jinja2.nodes.Const) and _is_small(item) for item in node.items)
+def _tojson(counter: Counter, values: list[Any], named: dict[str, Any]) -> None:
+    weight = counter.weigh(values[0])
+    levels = 1 + weight.depth
+    counter.count(
+        (4 + levels + weight.nodes.bit_length()) * weight.nodes + (weight.size >> 4),
+        (OBJECT + levels * _width(counter, values, named)) * weight.nodes + ESCAPED * weight.size,
     )
 
 
-class _ChargingGenerator(jinja2.compiler.CodeGenerator):
-    """Writes the Python of a template, with charges where jinja2 has no hook for them."""
+def _replace(counter: Counter, values: list[Any], named: dict[str, Any]) -> None:
+    text = values[0]
+    old, new = (str(_argument(values, named, n, k, "")) for n, k in ((1, "old"), (2, "new")))
+    wide = 1 if text.isascii() and new.isascii() else 4
+    counter.count(1, wide * (len(text) + text.count(old) * len(new)))
+
+
+def _split(counter: Counter, values: list[Any], named: dict[str, Any]) -> None:
+    text, separator = values[0], _argument(values, named, 1, "sep")
+    pieces = text.count(separator) if isinstance(separator, str) and separator else len(text) // 2
+    most = _argument(values, named, 2, "maxsplit", -1)
+    pieces = 1 + (min(pieces, most) if isinstance(most, int) and most >= 0 else pieces)
+    counter.count(pieces, 2 * OBJECT * pieces)
+
+
+def _join(counter: Counter, values: list[Any], named: dict[str, Any], glue: int = 0) -> None:
+    """Count a join; ``glue`` is its place among the values."""
+    if glue == 0 and len(values) > 1:
+        values[1] = counter.listed(values[1])
+    joined = values[1 - glue] if len(values) > 1 - glue else ()
+    if isinstance(joined, _SIZED):
+        weight = counter.weigh(joined)
+        wide = 4 if weight.depth <= 1 else QUOTED
+        between = counter.text(_argument(values, named, glue, "d", ""))
+        counter.count(weight.nodes, len(joined) * between + wide * weight.size)
+
+
+def _sum(counter: Counter, values: list[Any], named: dict[str, Any]) -> None:
+    """Lists would be added one by one, and every sum would be a new list."""
+    if not isinstance(_argument(values, named, 2, "start", 0), int | float):
+        raise LimitReached("the template sums up something else than numbers")
+
+
+def _unique(counter: Counter, values: list[Any], named: dict[str, Any]) -> None:
+    """Text has a hash that no template can choose; other values may all share one."""
+    if isinstance(values[0], _SIZED):
+        attribute = _argument(values, named, 2, "attribute")
+        others = [v for v in values[0] if attribute is not None or not isinstance(v, str)]
+        counter.read(others, len(others))
+
+
+def _index(counter: Counter, values: list[Any], named: dict[str, Any]) -> None:
+    for sought in values[1:2]:
+        counter.read(sought, 1 + len(values[0]))
+
+
+def _remainder(counter: Counter, values: list[Any], named: dict[str, Any]) -> None:
+    counter.binary("%", values[0], values[1] if len(values) > 1 else 2)
+
+
+_NOTHING, _ITEMS, _ALL, _COPY = map(Rule, ("nothing", "items", "all", "text"))
+_CASE, _PREDICATE = Rule(growth=CASED), Rule(growth=0)
+_TEXT_METHODS: dict[str, Rule] = {
+    **dict.fromkeys((
+        "count", "endswith", "find", "index", "isalnum", "isalpha", "isascii", "isdecimal",
+        "isdigit", "isidentifier", "islower", "isnumeric", "isprintable", "isspace", "istitle",
+        "isupper", "startswith",
+    ), _PREDICATE),
+    **dict.fromkeys(("capitalize", "casefold", "lower", "swapcase", "title", "upper"), _CASE),
+    **dict.fromkeys(("lstrip", "rfind", "rindex", "rstrip", "strip"), Rule(product=True)),
+    **dict.fromkeys(("center", "ljust", "rjust", "zfill"), Rule(guard=_number)),
+    **dict.fromkeys(("removeprefix", "removesuffix"), _COPY),
+    **dict.fromkeys(("partition", "split"), Rule(guard=_split)),
+    **dict.fromkeys(("rpartition", "rsplit"), Rule(guard=_split, product=True)),
+    "expandtabs": Rule(guard=_lines),
+    "format": Rule("nothing", _format_method),
+    "join": Rule("nothing", _join),
+    "replace": Rule(guard=_replace),
+    "splitlines": Rule(growth=2 * KEPT),
+}  # fmt: skip
+_LIST_METHODS = dict.fromkeys(("count", "index"), Rule("nothing", _index))
+METHODS: dict[type, dict[str, Rule]] = {
+    str: _TEXT_METHODS,
+    Markup: _TEXT_METHODS,
+    list: {**_LIST_METHODS, "copy": Rule("list")},
+    tuple: _LIST_METHODS,
+    range: _LIST_METHODS,
+    dict: {**dict.fromkeys(("get", "items", "keys", "values"), _NOTHING), "copy": Rule("list")},
+}
+"""Methods of Python's own types; any other is refused."""
+
+FILTERS: dict[str, Rule] = {
+    **dict.fromkeys(("abs", "attr", "count", "d", "default", "first", "last", "length"), _NOTHING),
+    **dict.fromkeys(("e", "escape", "forceescape"), Rule(growth=2 * ESCAPED)),
+    **dict.fromkeys(("capitalize", "lower", "upper"), _CASE),
+    **dict.fromkeys(("float", "int", "truncate"), Rule(converts=False)),
+    **dict.fromkeys(("items", "map", "reject", "rejectattr", "select", "selectattr"), _ITEMS),
+    **dict.fromkeys(("batch", "slice"), Rule("list", _number)),
+    **dict.fromkeys(("list", "reverse"), Rule("list")),
+    **dict.fromkeys(("dictsort", "groupby", "max", "min", "sort"), _ALL),
+    **dict.fromkeys(("safe", "string"), _COPY),
+    **dict.fromkeys(("title", "wordcount"), Rule(growth=2 * KEPT)),
+    "center": Rule(guard=_number),
+    "format": Rule("nothing", _format_filter),
+    "indent": Rule(guard=_lines, growth=4, converts=False),
+    "join": Rule("list", partial(_join, glue=1)),
+    "replace": Rule(guard=_replace),
+    "round": Rule("nothing", _number),
+    "sum": Rule("all", _sum),
+    "tojson": Rule("nothing", _tojson),
+    "trim": Rule(product=True),
+    "unique": Rule("all", _unique),
+}
+"""Filters; any other is refused."""
+
+_COMPARISONS = {
+    "==": "eq", "eq": "eq", "equalto": "eq", "!=": "ne", "ne": "ne", ">": "gt", "gt": "gt",
+    "greaterthan": "gt", ">=": "gteq", "ge": "gteq", "<": "lt", "lt": "lt", "lessthan": "lt",
+    "<=": "lteq", "le": "lteq", "in": "in",
+}  # fmt: skip
+TESTS: dict[str, Rule | None] = {
+    **dict.fromkeys((
+        "boolean", "callable", "defined", "escaped", "false", "float", "integer", "iterable",
+        "mapping", "none", "number", "sameas", "sequence", "string", "true", "undefined",
+        *_COMPARISONS,
+    )),
+    **dict.fromkeys(("divisibleby", "even", "odd"), Rule("nothing", _remainder)),
+    **dict.fromkeys(("lower", "upper"), _PREDICATE),
+}  # fmt: skip
+"""Tests; None for those that cost nothing or are comparisons. Any other is refused."""
+
+_OWN_CODE = (  # these run the template's own code, which counts itself
+    jinja2.runtime.BlockReference,
+    jinja2.runtime.LoopContext,
+    jinja2.runtime.Macro,
+    jinja2.runtime.Undefined,
+    jinja2.utils.Joiner,
+)
+
+
+# Code generation.
+
+_SIZES: dict[type[jinja2.nodes.Node], int] = {
+    jinja2.nodes.CallBlock: 1536,
+    jinja2.nodes.Dict: 256,
+    jinja2.nodes.For: GENERATOR,
+    jinja2.nodes.Macro: 1536,
+    jinja2.nodes.Pair: 2 * ENTRY,
+}
+"""Bytes that a node makes besides the results of its operations."""
+_HOLDERS = (jinja2.nodes.List, jinja2.nodes.Tuple, jinja2.nodes.Call, jinja2.nodes.Output)
+
+
+def body_cost(body: Iterable[jinja2.nodes.Node]) -> tuple[int, int]:
+    """Return the steps and size of running a body once, without the bodies inside it."""
+    steps, size, pending = 1, 0, list(body)
+    while pending:
+        node = pending.pop()
+        children = list(node.iter_child_nodes(exclude=("body", "else_")))
+        pending += children
+        steps += 1
+        size += _SIZES.get(type(node), 0)
+        if isinstance(node, _HOLDERS):
+            size += OBJECT + KEPT * len(children)
+        elif isinstance(node, jinja2.nodes.TemplateData):
+            size += _text_size(node.data)
+    return steps, size
+
+
+class _CountingGenerator(jinja2.compiler.CodeGenerator):
+    """Counts what jinja2 has no hook for: bodies, comparisons, ``~``, slices, keys, ``*``."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._entered: dict[int, tuple[int, int]] = {}  # bodies that charge on entry, by id
-        self._wrapped: dict[int, str] = {}  # expressions that are handed to a call, by id
+        self._calls: dict[int, str] = {}  # by the id of a node: the call its value is passed to
 
     def visit(self, node: jinja2.nodes.Node, *args: Any, **kwargs: Any) -> Any:
-        """Write a node, in the call that it is wrapped in."""
-        call = self._wrapped.get(id(node))
+        call = self._calls.get(id(node))
         if call is None:
             return super().visit(node, *args, **kwargs)
         self.write(call)
@@ -137,418 +553,160 @@ class _ChargingGenerator(jinja2.compiler.CodeGenerator):
         return None
 
     def blockvisit(self, nodes: Any, frame: Any) -> None:
-        """Write a body, charging first."""
-        cost = self._entered.get(id(nodes))
-        if cost is not None:
-            self.writeline(f"environment.budget.charge({cost[0]}, {cost[1]})")
+        self.writeline("environment.counter.count({}, {})".format(*body_cost(nodes)))
         super().blockvisit(nodes, frame)
 
-    def _charge_entry(
-        self, body: list[jinja2.nodes.Node], others: Sequence[jinja2.nodes.Node] = ()
-    ) -> None:
-        work, size = _costs([*body, *others])
-        self._entered[id(body)] = work + _STEP[0], size + _STEP[1]
-
-    def visit_Template(self, node: jinja2.nodes.Template, frame: Any = None) -> None:  # noqa: N802
-        for block in node.find_all(jinja2.nodes.Block):
-            self._charge_entry(block.body)
-        super().visit_Template(node, frame)
-
-    def macro_body(self, node: Any, frame: Any) -> Any:
-        self._charge_entry(node.body, node.defaults)
-        return super().macro_body(node, frame)
-
     def visit_For(self, node: jinja2.nodes.For, frame: Any) -> None:  # noqa: N802
-        self._charge_entry(node.body)
         if node.test is not None:
-            work, size = _cost(node.test)
-            self._wrapped[id(node.test)] = (
-                f"(environment.budget.charge({work + _STEP[0]}, {size}) or "
-            )
+            steps, size = body_cost([node.test])
+            self._calls[id(node.test)] = f"(environment.counter.count({steps}, {size}) or "
         super().visit_For(node, frame)
-
-    def visit_Const(self, node: jinja2.nodes.Const, frame: Any) -> None:  # noqa: N802
-        if isinstance(node.value, int) and node.value.bit_length() > limits.LONGEST_NUMBER:
-            self.fail("an enormous number", node.lineno)
-        super().visit_Const(node, frame)
 
     def visit_Dict(self, node: jinja2.nodes.Dict, frame: Any) -> None:  # noqa: N802
         for pair in node.items:
             if not isinstance(pair.key, jinja2.nodes.Const):
-                self._wrapped[id(pair.key)] = "environment.key("
+                self._calls[id(pair.key)] = "environment.counter.key("
         super().visit_Dict(node, frame)
 
     def visit_Concat(self, node: jinja2.nodes.Concat, frame: Any) -> None:  # noqa: N802
-        escapes = frame.eval_ctx.volatile or frame.eval_ctx.autoescape
         for part in node.nodes:
-            self._wrapped[id(part)] = f"environment.{'show_escaped' if escapes else 'finalize'}("
+            self._calls[id(part)] = "environment.finalize(context.eval_ctx, "
         super().visit_Concat(node, frame)
 
     def visit_Getitem(self, node: jinja2.nodes.Getitem, frame: Any) -> None:  # noqa: N802
-        if _is_small(node.arg) and not isinstance(node.arg, jinja2.nodes.Slice):
-            super().visit_Getitem(node, frame)
-            return
-        if isinstance(node.arg, jinja2.nodes.Slice):
-            self.write("environment.slice(")
-            places = [node.node, node.arg.start, node.arg.stop, node.arg.step]
-        else:
-            self.write("environment.at(")
-            places = [node.node, node.arg]
-        for place in places:
-            if place is None:
-                self.write("None")
-            else:
-                self.visit(place, frame)
-            self.write(", ")
+        is_slice = isinstance(node.arg, jinja2.nodes.Slice)
+        self.write("environment.counter.made(" if is_slice else "(")
+        super().visit_Getitem(node, frame)
         self.write(")")
 
     def visit_Compare(self, node: jinja2.nodes.Compare, frame: Any) -> None:  # noqa: N802
-        """Each operand is evaluated once, and none after a comparison that fails."""
-        left: jinja2.nodes.Expr | str = node.expr
-        self.write("(")
-        for place, operand in enumerate(node.ops):
-            kept = None if operand is node.ops[-1] else self.temporary_identifier()
-            if place:
-                self.write(" and ")
-            self._compare(left, operand, kept, frame)
-            left = kept or operand.expr
+        """Write a chain; an operand after a comparison that fails is not evaluated."""
+        self.write("environment.compare(")
+        self.visit(node.expr, frame)
+        for operand in node.ops:
+            self.write(f", ({operand.op!r}, lambda: ")
+            self.visit(operand.expr, frame)
+            self.write(")")
         self.write(")")
 
-    def _compare(
-        self,
-        left: jinja2.nodes.Expr | str,
-        operand: jinja2.nodes.Operand,
-        kept: str | None,
-        frame: Any,
-    ) -> None:
-        membership = operand.op in ("in", "notin")
-        plain = (
-            _is_small_list(operand.expr)
-            if membership
-            else _is_small(operand.expr) or (not isinstance(left, str) and _is_small(left))
-        )
-        if plain:
-            before, between, after = "", f" {jinja2.compiler.operators[operand.op]} ", ""
-        elif membership:
-            before = (
-                "not environment.contains(" if operand.op == "notin" else "environment.contains("
-            )
-            between, after = ", ", ")"
-        else:
-            before, between, after = f"environment.compare({operand.op!r}, ", ", ", ")"
-        self.write(before)
-        if isinstance(left, str):
-            self.write(left)
-        else:
-            self.visit(left, frame)
-        self.write(between)
-        if kept is not None:
-            self.write(f"({kept} := ")
-        self.visit(operand.expr, frame)
-        self.write(")" * (kept is not None) + after)
-
     def signature(self, node: Any, frame: Any, extra_kwargs: Any = None) -> None:
-        if node.dyn_args is not None:
-            self._wrapped[id(node.dyn_args)] = "environment.spread("
-        if node.dyn_kwargs is not None:
-            self._wrapped[id(node.dyn_kwargs)] = "environment.spread("
+        for unpacked in (node.dyn_args, node.dyn_kwargs):
+            if unpacked is not None:
+                self._calls[id(unpacked)] = "environment.counter.listed("
         super().signature(node, frame, extra_kwargs)
 
-    def _output_child_to_const(self, node: Any, frame: Any, finalize: Any) -> str:
-        """Nothing but literals is worked out while compiling."""
-        if not isinstance(node, jinja2.nodes.TemplateData | jinja2.nodes.Const):
-            raise jinja2.nodes.Impossible
-        return super()._output_child_to_const(node, frame, finalize)
 
-    def _output_child_pre(self, node: Any, frame: Any, finalize: Any) -> None:
-        if frame.eval_ctx.volatile or frame.eval_ctx.autoescape:
-            finalize = finalize._replace(src="environment.show_escaped(")
-        super()._output_child_pre(node, frame, finalize)
+# The environment.
 
 
-class _Fields(jinja2.sandbox.SandboxedFormatter):
-    """`str.format` in the sandbox, each field priced when it is made."""
+class CountingEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
+    """The sandbox of jinja2 with a counter for everything that a template does."""
 
-    longer = 1
-
-    def format_field(self, value: Any, format_spec: str) -> Any:
-        """Price the field, then make it."""
-        for _ in range(self.longer):
-            limits.price_field(self._env.budget, value, format_spec)  # type: ignore[attr-defined]
-        return super().format_field(value, format_spec)
-
-    def convert_field(self, value: Any, conversion: Any) -> Any:
-        """Price ``!r`` and the like, then do it."""
-        if conversion is not None:
-            self._env.budget.make(  # type: ignore[attr-defined]
-                limits.QUOTED * self._env.budget.shown(value)  # type: ignore[attr-defined]
-            )
-        return super().convert_field(value, conversion)
-
-
-class _EscapedFields(_Fields, markupsafe.EscapeFormatter):
-    longer = limits.ESCAPED
-
-
-class BoundedEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
-    """The sandbox, charging everything that a template does to a budget."""
-
-    code_generator_class = _ChargingGenerator
+    code_generator_class = _CountingGenerator
     intercepted_binops = frozenset(("*", "**", "%", "+", "-"))
 
     def __init__(self, extensions: Sequence[Any]) -> None:
-        self.budget = limits.Budget()
+        self.counter = Counter()
         super().__init__(
             trim_blocks=True,
             lstrip_blocks=True,
             extensions=extensions,
-            finalize=self.budget.show,
-            optimized=False,  # constants would be worked out while compiling, and unpriced
+            finalize=self._print,
+            optimized=False,  # constants would be computed while compiling, and not counted
         )
         for name, function in list(self.filters.items()):
-            self.filters[name] = self.bounded(name, function)
+            self.add_filter(name, function)
         for name, function in list(self.tests.items()):
-            self.tests[name] = self._bounded_test(name, function)
-        self.filters["random"] = self._chance
-        self.globals["lipsum"] = self._chance
+            self.tests[name] = self._counted_test(name, function)
+        self.filters["random"] = self.globals["lipsum"] = self._chance
 
-    def _chance(self, *_: Any, **__: Any) -> Any:
+    def _chance(self, *_: Any, **__: Any) -> NoReturn:
         raise TemplateRaised(NO_CHANCE)
 
-    # Filters and tests.
+    def add_filter(self, name: str, function: Callable[..., Any]) -> None:
+        """Add a filter by its rule in `FILTERS`."""
+        rule = FILTERS.get(name)
+        self.filters[name] = self._counted(function, rule, f"filter {name!r}", self.counter.made)
 
-    def bounded(self, name: str, function: Any) -> Any:
-        """A filter that is priced before it runs and measured after."""
-        entry = limits.FILTERS.get(name)
-        if entry is None:
-            return self._unpriced(f"filter {name!r}")
-        passes = jinja2.utils._PassArg.from_obj(function)
-        skip = 0 if passes is None else 1
-        budget, price, takes = self.budget, entry.price, entry.takes
-
-        def run(*args: Any, **kwargs: Any) -> Any:
-            if len(args) <= skip:
-                return function(*args, **kwargs)  # which words the error
-            value, rest = args[skip], args[skip + 1 :]
-            budget.spend(limits.CALL_WORK)
-            if takes == "text":
-                if not isinstance(value, str):
-                    value = str(budget.show(value))
-            elif takes == "steps":
-                value = budget.walk(value, limits.step_work(rest, kwargs))
-            elif takes != "value":
-                value = budget.listed(value)
-            for argument in (*rest, *kwargs.values()) if rest or kwargs else ():
-                if argument.__class__ not in limits.SCALARS and price is not limits.free:
-                    budget.show(argument)
-            before = budget.size
-            seen = value if entry.attribute is None else self._keys(entry, value, rest, kwargs)
-            price(budget, seen, rest, kwargs)
-            if isinstance(value, markupsafe.Markup) or (
-                passes is jinja2.utils._PassArg.eval_context and args[0].autoescape
-            ):
-                budget.make(limits.ESCAPED * (before - budget.size))
-            return budget.measure(function(*args[:skip], value, *rest, **kwargs))
-
-        def run_later(*args: Any, **kwargs: Any) -> Iterator[Any]:
-            yield from run(*args, **kwargs)
-
-        bounded: Any = run_later if takes == "list later" else run
-        if passes is not None:
-            bounded.jinja_pass_arg = passes
-        return bounded
-
-    def _keys(
-        self, entry: limits.Filter, values: Any, rest: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        """What a filter will look at of each value: itself, or the attribute that it names."""
-        place = entry.attribute
-        path = kwargs.get("attribute") if place is None or len(rest) <= place else rest[place]
-        if path is None or not isinstance(values, limits.SIZED):
-            return values
-        paths = path.split(",") if isinstance(path, str) else [path]
-        self.budget.spend(limits.step_work((path,), {}) * len(values))
-        getters = [jinja2.filters.make_attrgetter(self, path) for path in paths]
-        try:
-            return [get(value) for value in values for get in getters]
-        except jinja2.UndefinedError:
-            return values  # the filter fails there, too, or puts its default
-
-    def _bounded_test(self, name: str, function: Any) -> Any:
-        """A test that is priced before it runs."""
-        if name not in limits.TESTS:
-            return self._unpriced(f"test {name!r}")
-        if name == "in":
-            return self.contains
-        price = limits.TESTS[name]
-        if price is None:
+    def _counted_test(self, name: str, function: Any) -> Any:
+        if name in _COMPARISONS:
+            return partial(self.counter.compare, _COMPARISONS[name])
+        if name in TESTS and TESTS[name] is None:
             return function
-        passes = jinja2.utils._PassArg.from_obj(function)
-        skip = 0 if passes is None else 1
-        budget = self.budget
+        return self._counted(function, TESTS.get(name), f"test {name!r}", lambda result: result)
 
-        def bounded(*args: Any, **kwargs: Any) -> Any:
-            budget.spend(limits.CALL_WORK)
-            if len(args) > skip:
-                price(budget, args[skip], args[skip + 1 :], kwargs)
-            return function(*args, **kwargs)
+    def _counted(
+        self, function: Any, rule: Rule | None, name: str, made: Callable[[Any], Any]
+    ) -> Callable[..., Any]:
+        passes = jinja2.utils._PassArg.from_obj(function)
+        first = 0 if passes is None else 1
+
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            if rule is None:
+                raise jinja2.exceptions.SecurityError(f"the {name} is not allowed here")
+            values = list(args[first:])
+            if values:
+                context = args[0] if first else None
+                escapes = bool(getattr(context, "autoescape", False))
+                self.counter.call(rule, values, kwargs, escapes=escapes)
+            return made(function(*args[:first], *values, **kwargs))
 
         if passes is not None:
-            bounded.jinja_pass_arg = passes  # type: ignore[attr-defined]
-        return bounded
+            counted.jinja_pass_arg = passes  # type: ignore[attr-defined]
+        return counted
 
-    def _unpriced(self, what: str) -> Callable[..., Any]:
-        def refuse(*_: Any, **__: Any) -> Any:
-            raise jinja2.exceptions.SecurityError(f"the {what} has no price here")
-
-        return refuse
-
-    # What the code of a template calls.
-
-    def show_escaped(self, value: Any) -> Any:
-        """Charge a value that is about to become text and may be escaped."""
-        self.budget.make(limits.ESCAPED * self.budget.shown(value))
+    @jinja2.pass_eval_context
+    def _print(self, context: jinja2.nodes.EvalContext, value: Any) -> Any:
+        """Count a value that becomes text."""
+        size = self.counter.text(value)
+        self.counter.count(1, ESCAPED * size if context.autoescape else size)
         return value
 
-    def key(self, value: Any) -> Any:
-        """Charge a value that becomes a key of a dict."""
-        limits.price_key(self.budget, value)
-        return value
-
-    def at(self, value: Any, argument: Any) -> Any:
-        """Price ``value[argument]``, then look it up."""
-        if argument.__class__ is not int:
-            limits.price_key(self.budget, argument, value)
-        return self.getitem(value, argument)
-
-    def slice(self, value: Any, start: Any, stop: Any, step: Any) -> Any:
-        """Price ``value[start:stop:step]``, then cut it."""
-        limits.price_slice(self.budget, value, start, stop, step)
-        return value[start:stop:step]
-
-    def compare(self, symbol: str, left: Any, right: Any) -> Any:
-        """Price a comparison, then make it."""
-        if left.__class__ is not int and right.__class__ is not int:
-            limits.price_comparison(self.budget, symbol, left, right)
-        return limits.OPERATORS[symbol](left, right)
-
-    def contains(self, value: Any, container: Any) -> bool:
-        """Price ``value in container``, then find out."""
-        if container.__class__ is not dict or value.__class__ is not str:
-            container = limits.price_membership(self.budget, value, container)
-        return value in container
-
-    def spread(self, values: Any) -> Any:
-        """Charge arguments that are unpacked."""
-        values = self.budget.listed(values)
-        if isinstance(values, limits.SIZED):
-            self.budget.make(3 * limits.ENTRY * len(values))
-        return values
-
-    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        """Price the operator, then run it."""
-        if left.__class__ is str and right.__class__ is str and operator == "+":
-            self.budget.make(limits.text_size(left) + limits.text_size(right))
-            return left + right
-        limits.price_operator(self.budget, operator, left, right)
-        result = self.binop_table[operator](left, right)
-        if isinstance(result, int) and result.bit_length() > limits.LONGEST_NUMBER:
-            raise limits.LimitReached("the template makes an enormous number")
+    def compare(self, left: Any, *comparisons: tuple[str, Callable[[], Any]]) -> Any:
+        """Evaluate a chain of comparisons."""
+        result: Any = True
+        for name, operand in comparisons:
+            right = operand()
+            result = self.counter.compare(name, left, right)
+            if not result:
+                break
+            left = right
         return result
 
-    def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
-        """Price the call, then run it."""
-        budget, kind = __self.budget, __obj.__class__
-        if kind is types.BuiltinFunctionType or isinstance(
-            getattr(__obj, "__self__", None), markupsafe.Markup
-        ):
-            return budget.measure(__self._call_method(__obj, args, kwargs))
-        if kind not in _UNPRICED:
-            name = getattr(__obj, "__name__", kind.__name__)
-            if name in limits.CONSUMING and args:
-                args = (budget.listed(args[0]), *args[1:])
-            given = {k: v for k, v in kwargs.items() if k not in _HIDDEN}
-            limits.FUNCTIONS.get(name, limits.price_shown)(budget, None, args, given)
-        return budget.measure(super().call(__context, __obj, *args, **kwargs))
+    def getitem(self, obj: Any, argument: Any) -> Any:
+        self.counter.key(argument)
+        return super().getitem(obj, argument)
 
-    def _call_method(self, method: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A method of a value of Python's own."""
-        owner, name = method.__self__, method.__name__
-        kwargs.pop("_loop_vars", None)
-        kwargs.pop("_block_vars", None)
-        kind = owner if isinstance(owner, type) else owner.__class__
-        price = limits.METHODS.get(kind, {}).get(name)
-        if price is None:
-            raise jinja2.exceptions.SecurityError(f"{kind.__name__}.{name} has no price here")
-        if name in limits.CONSUMING and args:
-            args = (self.budget.listed(args[0]), *args[1:])
-        before = self.budget.size
-        price(self.budget, owner, args, kwargs)
-        if kind is markupsafe.Markup:
-            self.budget.make(limits.ESCAPED * (before - self.budget.size))
-        return (self.wrap_str_format(method) or method)(*args, **kwargs)
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        self.counter.binary(operator, left, right)
+        result = self.binop_table[operator](left, right)
+        return self.counter.made(result) if isinstance(result, int) else result
 
     def wrap_str_format(self, value: Any) -> Any:
-        """``str.format`` as the sandbox has it, with a price for each field."""
-        if not isinstance(value, types.MethodType | types.BuiltinMethodType):
-            return None
-        text = value.__self__
-        if value.__name__ not in ("format", "format_map") or not isinstance(text, str):
-            return None
-        formatter = (
-            _EscapedFields(self, escape=text.escape)
-            if isinstance(text, markupsafe.Markup)
-            else _Fields(self)
-        )
-        takes_mapping = value.__name__ == "format_map"
+        wrapped: Any = super().wrap_str_format(value)
+        if wrapped is not None:
+            wrapped.__self__ = value.__self__
+        return wrapped
 
-        def format_priced(*args: Any, **kwargs: Any) -> str:
-            if takes_mapping:
-                if kwargs or len(args) != 1:
-                    raise TypeError("format_map() takes exactly one argument")
-                (kwargs,), args = args, ()
-            self.budget.charge(limits.STEP_WORK * len(text), limits.text_size(text))
-            return type(text)(formatter.vformat(text, args, kwargs))
-
-        return update_wrapper(format_priced, value)
+    def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
+        if isinstance(__obj, _OWN_CODE):
+            return __self.counter.made(super().call(__context, __obj, *args, **kwargs))
+        named = {k: v for k, v in kwargs.items() if k not in _HIDDEN}
+        owner = getattr(__obj, "__self__", None)
+        if isinstance(__obj, types.BuiltinFunctionType) or isinstance(owner, str):
+            name = __obj.__name__
+            rule = METHODS.get(owner.__class__, {}).get(name)
+            if rule is None:
+                kind = owner.__class__.__name__
+                raise jinja2.exceptions.SecurityError(f"{kind}.{name} is not allowed here")
+            called = [owner, *args]
+            __self.counter.call(rule, called, named)
+            return __self.counter.made(__obj(*called[1:], **named))
+        __self.counter.call(_NOTHING, [None, *args], named)
+        return __self.counter.made(super().call(__context, __obj, *args, **kwargs))
 
     def handle_exception(self, source: str | None = None) -> NoReturn:
-        """Raise what a template raised, without holding on to all that it had made until then.
-
-        Errors are collected with their tracebacks, and each would hold its template's variables.
-        """
-        error = sys.exc_info()[1]
-        if source is not None or error is None:
+        """Raise what a template raised, without jinja2's rewriting of tracebacks."""
+        if source is not None:
             super().handle_exception(source)
-        traceback.clear_frames(error.__traceback__)
-        context = sys._getframe(1).f_locals.get("ctx")  # of jinja2.Template.generate
-        if isinstance(context, jinja2.runtime.Context):
-            context.vars.clear()
-        try:
-            raise error.with_traceback(None) from None
-        finally:
-            del error, context
-
-    # Compiling.
-
-    def _parse(self, source: str, name: str | None, filename: str | None) -> jinja2.nodes.Template:
-        self.budget.refill(len(source))  # literals are shown while compiling
-        return super()._parse(source, name, filename)
-
-    def _compile(self, source: str, filename: str) -> types.CodeType:
-        try:
-            return super()._compile(source, filename)
-        except (SyntaxError, MemoryError, RecursionError) as error:
-            raise jinja2.TemplateError(f"Python cannot compile it: {error}") from error
-
-
-_HIDDEN = frozenset(("_block_vars", "_loop_vars", "caller"))  # what jinja2 adds to a call
-_UNPRICED = frozenset(  # these run the template's own code, which charges for itself
-    (
-        jinja2.runtime.BlockReference,
-        jinja2.runtime.LoopContext,
-        jinja2.runtime.Macro,
-        jinja2.utils.Joiner,
-        jinja2.runtime.Undefined,
-    )
-)
+        raise

@@ -1,12 +1,8 @@
-"""The reference renderer: jinja2 set up as transformers sets it up, with limits.
+"""The reference renderer: jinja2 set up as `apply_chat_template` of transformers sets it up.
 
-`ReferenceTemplate` compiles one chat template and renders conversations. The environment is the
-one `apply_chat_template` uses: the immutable sandbox, trimmed blocks, loop controls, a `tojson`
-that does not escape HTML, `raise_exception`, `strftime_now`, and `{% generation %}` blocks. Ours
-differs in three ways that no honest template notices: work and output are bounded (`limits`), the
-date is pinned by the recipe instead of read from a clock, and what depends on chance (`random`,
-`lipsum`) is refused. Generation blocks print what they hold; where they stand in the text is for
-the tracer to say.
+It differs in three ways that no honest template notices: steps and size are limited (`sandbox`),
+the recipe pins the date, and chance (`random`, `lipsum`) is refused. Generation blocks print their
+body; the tracer finds where they are in the text.
 """
 
 from __future__ import annotations
@@ -14,7 +10,7 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from datetime import datetime
 from functools import cached_property
 from typing import Any
@@ -25,14 +21,20 @@ import jinja2.nodes
 import jinja2.runtime
 import jinja2.utils
 
-from tokenmill.chat import limits
 from tokenmill.chat.expressions import Names
-from tokenmill.chat.sandbox import BoundedEnvironment, TemplateRaised
+from tokenmill.chat.sandbox import (
+    CountingEnvironment,
+    LimitReached,
+    TemplateRaised,
+    check_widths,
+)
 from tokenmill.errors import RowError, TemplateError
 
 GENERATION_TAG = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
 REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
 REMEDY = 'the template prints the date: pin it with date="2026-11-15" (--date 2026-11-15)'
+MAX_DATE_FORMAT = 1000  # characters
+PYTHON_LIMITS = (RecursionError, MemoryError, OverflowError)
 SOURCES_KNOWN = 16  # templates that stay compiled, whatever is asked of them
 DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
 MONTHS = (
@@ -46,12 +48,11 @@ class DateAsked(Exception):
 
 
 class GenerationBlocks(jinja2.ext.Extension):
-    """Parses ``{% generation %}``, which prints its body."""
+    """Parses ``{% generation %}`` into a call block, as transformers does."""
 
     tags = {"generation"}  # noqa: RUF012 - jinja2's own spelling
 
     def parse(self, parser: Any) -> jinja2.nodes.Node:
-        """Turn the block into a call block, which is what transformers does."""
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
         call = self.call_method("_wrap")
@@ -65,12 +66,10 @@ class GenerationBlocks(jinja2.ext.Extension):
 class GuardedNamespace(jinja2.utils.Namespace):
     """`namespace()` that keeps underscore names out, as transformers' does."""
 
-    def __init__(*args: Any, **kwargs: Any) -> None:
-        self, rest = args[0], args[1:]
-        attributes = dict(*rest, **kwargs)
+    def __init__(self, /, **attributes: Any) -> None:
         for name in attributes:
             _refuse_underscore(name)
-        jinja2.utils.Namespace.__init__(self, attributes)
+        super().__init__(attributes)
 
     def __setitem__(self, name: str, value: Any) -> None:
         _refuse_underscore(name)
@@ -82,66 +81,31 @@ def _refuse_underscore(name: Any) -> None:
         raise jinja2.exceptions.SecurityError(f"namespace attribute {name!r} is not allowed")
 
 
-class TemplateDict:
-    """The `dict` that templates may call."""
-
-    def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
-        """As the builtin."""
-        return dict(*args, **kwargs)
-
-    def fromkeys(self, *args: Any) -> dict[Any, Any]:
-        """As the builtin's class method."""
-        return dict.fromkeys(*args)
+def make_dict(**items: Any) -> dict[str, Any]:
+    """`dict()` of named items."""
+    return items
 
 
 def tojson(
     value: Any,
     ensure_ascii: bool = False,
-    indent: int | None = None,
+    indent: int | str | None = None,
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
     """JSON without HTML escapes, as transformers gives it to templates."""
-    if _encode_plainly and (ensure_ascii, indent, separators, sort_keys) == _PLAIN:
-        try:
-            return "".join(_encode_plainly(value, 0))
-        except Exception:  # the encoder below says it in the usual words
-            pass
-    options = (ensure_ascii, indent, separators, sort_keys)
-    try:
-        return _encoder(*options).encode(value)
-    except TypeError:  # options that cannot be remembered
-        return _encoder.__wrapped__(*options).encode(value)
-
-
-@functools.lru_cache(maxsize=64)
-def _encoder(
-    ensure_ascii: bool,
-    indent: int | None,
-    separators: tuple[str, str] | None,
-    sort_keys: bool,
-) -> json.JSONEncoder:
-    """What `json.dumps` makes anew at every call."""
-    return json.JSONEncoder(
-        ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    if not (ensure_ascii or sort_keys) and indent is None and separators is None:
+        return _encode(value)
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
     )
 
 
-def _plain_encoder() -> Callable[[Any, int], Iterable[str]] | None:
-    """What `json.dumps` of most templates comes down to in CPython; it makes one at every call."""
-    make: Any = getattr(json.encoder, "c_make_encoder", None)
-    if make is None:
-        return None
-    usual = _encoder(False, None, None, False)
-    quote = json.encoder.encode_basestring
-    encode: Callable[[Any, int], Iterable[str]] = make(
-        None, usual.default, quote, None, ": ", ", ", False, False, True
-    )
-    return encode
-
-
-_encode_plainly = _plain_encoder()
-_PLAIN = (False, None, None, False)
+_encode = json.JSONEncoder(ensure_ascii=False).encode
 
 
 def pinned_strftime(date: str | None) -> Any:
@@ -155,7 +119,9 @@ def pinned_strftime(date: str | None) -> Any:
     def strftime_now(format: str) -> str:  # noqa: A002 - the name templates may use
         if day is None:
             raise DateAsked
-        limits.widths(format)  # which refuses those that are too large
+        check_widths(format)
+        if len(format) > MAX_DATE_FORMAT:
+            raise LimitReached("the template prints the date in an enormous format")
         weekday, month = DAYS[day.weekday()], MONTHS[day.month - 1]
         words = {
             "a": weekday[:3],
@@ -229,18 +195,18 @@ def characters(value: Any) -> int:
     return 1
 
 
-def _environment(date: str | None) -> BoundedEnvironment:
-    environment = BoundedEnvironment([GenerationBlocks, jinja2.ext.loopcontrols])
-    environment.filters["tojson"] = environment.bounded("tojson", tojson)
+def _environment(date: str | None) -> CountingEnvironment:
+    environment = CountingEnvironment([GenerationBlocks, jinja2.ext.loopcontrols])
+    environment.add_filter("tojson", tojson)
     environment.globals["raise_exception"] = _raise
     environment.globals["strftime_now"] = pinned_strftime(date)
-    environment.globals["dict"] = TemplateDict()
+    environment.globals["dict"] = make_dict
     environment.globals["namespace"] = GuardedNamespace
     return environment
 
 
 class Compiled:
-    """What a template's source alone decides: it is the same for all variables and dates."""
+    """What depends on the source of a template alone, not on variables or the date."""
 
     def __init__(self, source: str) -> None:
         environment = _environment(None)
@@ -277,7 +243,7 @@ class ReferenceTemplate:
             )
         except jinja2.TemplateSyntaxError as error:
             raise TemplateError(f"line {error.lineno} of the template: {error.message}") from error
-        except (jinja2.TemplateError, RecursionError, ValueError, OverflowError) as error:
+        except (jinja2.TemplateError, SyntaxError, ValueError, *PYTHON_LIMITS) as error:
             raise TemplateError(f"the template cannot be compiled: {error}") from error
 
     @property
@@ -297,53 +263,40 @@ class ReferenceTemplate:
         *,
         add_generation_prompt: bool = False,
     ) -> str:
-        """The text of one conversation.
-
-        Args:
-            messages: The conversation.
-            tools: Tool descriptions.
-            add_generation_prompt: Whether to open an assistant turn at the end.
+        """Return the text of one conversation.
 
         Raises:
-            RowError: The template refuses the conversation (template_error) or takes too much of
-                the machine (limit).
-            TemplateError: It asks for a date that is not pinned.
+            RowError: The template refuses the conversation (template_error) or exceeds a limit.
+            TemplateError: It prints the date, and none is pinned.
         """
-        # What was made of a refused row must not live on in the refusal's traceback.
         try:
             return self._print(messages, tools, add_generation_prompt)
         except DateAsked:
             raise TemplateError(REMEDY) from None
-        except limits.LimitReached as error:
-            raise RowError(f"{error}", reason="limit") from error.with_traceback(None)
-        except (RecursionError, MemoryError, OverflowError) as error:
-            # Python's own words for too deep a recursion depend on who called us.
+        except LimitReached as error:
+            rejection = RowError(str(error), reason="limit")
+        except PYTHON_LIMITS as error:
+            # Python's own message for a recursion depends on the caller.
             what = "it calls itself too often" if isinstance(error, RecursionError) else error
-            raise RowError(
-                f"the template goes too deep or too far: {what}", reason="limit"
-            ) from error.with_traceback(None)
+            rejection = RowError(f"the template goes too deep or too far: {what}", reason="limit")
         except TemplateRaised as error:
-            raise RowError(
-                f"the template refuses: {error}", reason="template_error"
-            ) from error.with_traceback(None)
+            rejection = RowError(f"the template refuses: {error}", reason="template_error")
         except Exception as error:  # a template can raise whatever Python can
-            kind = type(error).__name__
-            raise RowError(
-                f"the template fails ({kind}: {error})", reason="template_error"
-            ) from error.with_traceback(None)
+            rejection = RowError(
+                f"the template fails ({type(error).__name__}: {error})", reason="template_error"
+            )
+        # Raised here, it has no context: the values of the template are not kept with it.
+        raise rejection
 
     def _print(
         self, messages: list[dict[str, Any]], tools: list[Any] | None, add_generation_prompt: bool
     ) -> str:
-        budget = self.environment.budget
-        budget.refill(characters(messages) + (characters(tools) if tools else 0))
-        pieces: list[str] = []
-        for piece in self._template.generate(
-            messages=alias_reasoning(messages),
-            tools=tools,
-            add_generation_prompt=add_generation_prompt,
-            **self.variables,
-        ):
-            budget.make(len(piece))
-            pieces.append(piece)
-        return "".join(pieces)
+        self.environment.counter.start(characters(messages) + characters(tools or ()))
+        return "".join(
+            self._template.generate(
+                messages=alias_reasoning(messages),
+                tools=tools,
+                add_generation_prompt=add_generation_prompt,
+                **self.variables,
+            )
+        )

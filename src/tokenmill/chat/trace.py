@@ -16,7 +16,7 @@ What is not known here is not guessed: an unknown statement, filter or use of a 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from types import NoneType
 from typing import Any, NamedTuple
 
@@ -121,7 +121,9 @@ class Tracer(Expressions):
 
     # -- statements ---------------------------------------------------------------------------
 
-    def _body(self, body: Iterable[nodes.Node]) -> None:
+    def _body(self, body: list[nodes.Node]) -> None:
+        if body:
+            self._emit("body", *self._names.cost(body))
         for node in body:
             try:
                 self._statement(node)
@@ -378,13 +380,12 @@ class Tracer(Expressions):
     def _do_For(self, node: nodes.For) -> None:
         if node.recursive:
             raise Untraceable("a recursive loop", line_of(node))
-        literal = self._names.literal(node)
         items = self._items(self._value(node.iter))
         if node.test is not None:
             items = self._filtered(node, items)
         messages = WHOLE in items.sources
         if not node.else_ or self._truth(items):
-            self._loop(node, items, literal, messages, isinstance(node.iter, nodes.Call))
+            self._loop(node, items, messages, isinstance(node.iter, nodes.Call))
         else:
             self._body_in_scope(node.else_)
 
@@ -417,7 +418,7 @@ class Tracer(Expressions):
         if changed & {name.name for name in node.test.find_all(nodes.Name)}:
             raise Untraceable("a loop whose test reads what its body sets", line_of(node))
         test = nodes.For(node.target, node.iter, [], [], None, False, lineno=line_of(node))
-        kept = self._loop(test, items, 0, WHOLE in items.sources, False, keep=node.test, key=node)
+        kept = self._loop(test, items, WHOLE in items.sources, False, keep=node.test, key=node)
         frame = self._frame
         name = frame.variable()
         self._emit("let", name, "R.kept.pop()", True, False)
@@ -428,7 +429,6 @@ class Tracer(Expressions):
         self,
         node: nodes.For,
         items: Symbol,
-        literal: int,
         messages: bool,
         index_loop: bool,
         keep: nodes.Node | None = None,
@@ -457,7 +457,7 @@ class Tracer(Expressions):
             item_sources = frozenset((ME,)) if whose else NOTHING
         if not messages and keep is None and self._names.pure(node):
             kind = f"pure_{kind}"
-        self._emit(kind, block.name, items.code, literal, tuple(codes))
+        self._emit(kind, block.name, items.code, tuple(codes))
         kept = []
         owned = items.value
         for place, item in enumerate(owned):
@@ -476,6 +476,7 @@ class Tracer(Expressions):
             try:
                 self._assign(node.target, symbol)
                 if keep is not None:
+                    self._emit("body", *self._names.cost([keep]))
                     if self._truth(self._value(keep)):
                         kept.append(item)
                         self._emit("kept")

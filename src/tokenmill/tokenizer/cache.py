@@ -29,7 +29,7 @@ import msgspec
 
 from tokenmill import fingerprint
 from tokenmill.errors import CacheError, CorruptionError, TokenizerError
-from tokenmill.files.sealed import BytesForm, SealedKind, publish_files
+from tokenmill.files.sealed import SealedKind, publish_files
 from tokenmill.optional import installed_version
 from tokenmill.tokenizer.directory import (
     choose_template,
@@ -48,7 +48,7 @@ LITTLE_WORK = 4 << 20
 
 FACTS_VERSION = 4  # raised when the members of facts, or finding them, change
 DIRECTORY = "tokenizers"
-_FACT = SealedKind("memo", "", BytesForm())
+_FACT = SealedKind("memo", "", raw=True)
 
 # What AutoTokenizer or we read in a tokenizer's directory; weights and the like are not opened.
 _NAMES = (

@@ -1,23 +1,21 @@
-"""What a worker does for lint: render and encode a block as a build would, and look at everything.
+"""The work of a lint worker: render and encode a block as a build would, and check everything.
 
-`open_linter` is the entry that `run_lint` names and executors import; it loads the tokenizer's copy
-and the template once and returns the function that lints one block. In come the block and the
-numbers of its rows to look at; out go sightings by rule (`Collector`), and for every row that would
-be accepted a digest of its rendered text and a sketch of its body, from which the parent finds
-duplicates. Rows never travel back; excerpts of examples do.
+Workers return findings by rule, and for every row that would be accepted a digest of its rendered
+text and a sketch of its body, from which the parent finds duplicates. Candidates for
+near-duplicates go to workers again, which open the rows and compare them exactly.
 
-A `Linter` is what both entries load. The parent knows candidates for near-duplicates by their
-positions among the opened rows and nothing of their text, so comparing them is work for the
-executor again: `open_comparer` opens the rows again. In come some rows with the earlier rows each
-may repeat; out go, per row, the first of them whose Jaccard index reaches the threshold, and the
-index.
+`TemplateCritic` compares renders. Are these roles the reason of a refusal: do the same words pass
+in alternating turns? Do the calls, or null members, change what is printed? Is a turn printed
+differently once another follows? So a harmless oddity is no finding.
 """
 
 from __future__ import annotations
 
 import base64
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -29,22 +27,36 @@ from tokenmill.build.recipe import Recipe
 from tokenmill.build.slices import expander_of
 from tokenmill.chat import Renderer, Rendering
 from tokenmill.chat.render import digest_of
-from tokenmill.chat.shapes import AnswerGroup, Conversation, Plain
-from tokenmill.chat.thinking import THINKING
+from tokenmill.chat.shapes import VARIABLES_KEY, AnswerGroup, Conversation, Plain
+from tokenmill.chat.template import REASONING_KEYS, ReferenceTemplate
+from tokenmill.chat.thinking import (
+    REASONING,
+    THINKING,
+    any_of,
+    cut,
+    literals,
+    thinking_tags,
+)
 from tokenmill.collector import without_collector
-from tokenmill.errors import RowError
+from tokenmill.errors import RowError, TokenmillError
 from tokenmill.report.lint import minhash
-from tokenmill.report.lint.content import (
+from tokenmill.report.lint.checks import (
+    CALL_KEYS,
     ControlText,
+    Side,
+    Sighting,
     argument_texts,
+    balance,
+    check_images,
+    comparisons,
     empty_turns,
+    function_of,
     odd_characters,
+    side_of,
+    sides_of,
     texts_of,
 )
-from tokenmill.report.lint.findings import Collector, excerpt
-from tokenmill.report.lint.groups import Side, balance, comparisons, side_of, sides_of
-from tokenmill.report.lint.pictures import PictureCritic
-from tokenmill.report.lint.template import TemplateCritic
+from tokenmill.report.lint.rules import Collector, excerpt
 from tokenmill.source import Block, open_rows, read_block
 from tokenmill.tokenizer import Encoded, load_copy
 from tokenmill.work.blocks import block_of
@@ -52,10 +64,21 @@ from tokenmill.work.blocks import block_of
 LINT = "tokenmill.report.lint.linter:open_linter"
 COMPARE = "tokenmill.report.lint.linter:open_comparer"
 RAW_SHOWN = 200  # bytes of a row that could not be parsed
+NULLABLE = (*CALL_KEYS, "tool_call_id", "name")  # a message's members about tools
+MEANT = ("default", "const", "enum", "examples", "example")  # where a JSON schema may mean null
+
+MAX_HISTORIES = 4096  # orders of roles; data has far fewer
+
+_PROBE = [
+    {"role": "user", "content": "What is the capital of France?"},
+    {"role": "assistant", "content": "Paris."},
+    {"role": "user", "content": "And of Italy?"},
+    {"role": "assistant", "content": "Rome."},
+]
 
 
 def open_linter(options: dict[str, Any]) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """Load what linting needs and return the function that lints one block."""
+    """Return the function that lints one block."""
     linter = Linter(options)
 
     def lint(payload: dict[str, Any]) -> dict[str, Any]:
@@ -66,21 +89,17 @@ def open_linter(options: dict[str, Any]) -> Callable[[dict[str, Any]], dict[str,
 
 
 def packed(array: np.ndarray[Any, Any]) -> str:
-    """An array as text, to travel."""
+    """Return an array as text."""
     return base64.b64encode(np.ascontiguousarray(array).tobytes()).decode()
 
 
 def unpacked(text: str, kind: Any) -> np.ndarray[Any, Any]:
-    """An array that travelled."""
+    """Return the array of a text."""
     return np.frombuffer(base64.b64decode(text), kind)
 
 
 class Linter:
-    """Looks at rows, which go through the pipeline of a build.
-
-    Args:
-        options: What travelled to a worker.
-    """
+    """Checks rows, which go through the pipeline of a build."""
 
     def __init__(self, options: dict[str, Any]) -> None:
         self.recipe = Recipe(**options["recipe"])
@@ -90,9 +109,7 @@ class Linter:
         expander = expander_of(options, self.tokenizer, hashed=False)
         engines = options["engine"], options["renderer"]
         self.pipeline = Pipeline(self.recipe, self.tokenizer, *engines, expander)
-        self._pictures: PictureCritic | None = None
-        if expander is not None:
-            self._pictures = PictureCritic(expander.pictures, self.spec, expander.tokens)
+        self._expander = expander
         self.critic = TemplateCritic(self.renderer)
         # The copy of the tokenizer may flag other tokens as special than the one that was given.
         self._control = ControlText(self._control_tokens(options["card"]["control_tokens"]))
@@ -100,20 +117,17 @@ class Linter:
 
     @property
     def renderer(self) -> Renderer:
-        """What renders; another one after one was caught differing."""
+        """The current renderer; the pipeline replaces one that failed an audit."""
         return self.pipeline.renderer
 
     def _control_tokens(self, control_tokens: Sequence[str]) -> set[str]:
-        """Special tokens, and added ones that the template prints around any conversation.
-
-        Tags of thinking are the assistant's own words, whatever the tokenizer calls them.
-        """
+        # Thinking tags are the assistant's own words, whatever the tokenizer calls them.
         glue = self.critic.glue()
         tokens = {*control_tokens, *(t for t in self.tokenizer.added_contents if t in glue)}
         return {token for token in tokens if token.strip() and not THINKING.search(token)}
 
     def _look_at_tokenizer(self) -> dict[str, str]:
-        """What is wrong before any row is looked at: rule → detail."""
+        """Return what is wrong with the tokenizer itself, by rule."""
         found, tokenizer = {}, self.tokenizer
         pad, eos, bos = tokenizer.pad_id, tokenizer.eos_id, tokenizer.bos_id
         name = tokenizer.special_tokens.get("eos_token")
@@ -127,7 +141,7 @@ class Linter:
         return {rule: detail for rule, detail in found.items() if rule in self.rules}
 
     def _adds(self, bos: int | None) -> bool:
-        """Whether the tokenizer by itself puts a begin-of-sequence token in front."""
+        """Return whether the tokenizer itself adds a begin-of-sequence token."""
         import tokenizers
 
         encoder = tokenizers.Tokenizer.from_buffer(self.tokenizer.data)
@@ -135,7 +149,7 @@ class Linter:
         return bos is not None and bool(ids) and ids[0] == bos
 
     def lint(self, block: Block, chosen: list[int] | None) -> dict[str, Any]:
-        """Look at the rows of one block, or at those of the chosen numbers."""
+        """Check the rows of one block, or the chosen ones."""
         rows, base = read_block(block), base_of(block)
         self.pipeline.begin(block, "")
         seen = Collector(self.rules)
@@ -148,18 +162,19 @@ class Linter:
             value = values[number]
             if isinstance(value, RowError):
                 raw = rows.raw[number][:RAW_SHOWN].decode("utf-8", "replace")
-                seen.add(value.reason, number, value.message, excerpt(raw))
+                seen.add(number, value.reason, value.message, excerpt(raw))
                 continue
             good.append(number)
-            if self._pictures is not None and isinstance(value, dict):
-                look = self._pictures.look(value, base)
-                shown += [(number, *named) for named in look.named]
-                for rule, detail, _ in look.sightings:
-                    seen.add(rule, number, detail)
+            if self._expander is not None and isinstance(value, dict):
+                images, tokens = self._expander.pictures, self._expander.tokens
+                checked = check_images(value, base, images, self.spec, tokens)
+                shown += [(number, *digests) for digests in checked.digests]
+                for sighting in checked.sightings:
+                    seen.add(number, *sighting)
             try:
                 parsed = self.renderer.read(value)
             except RowError:
-                continue  # the renderer says the same, and is asked below
+                continue  # rendering reports it below
             parsed_rows[number] = sides_of(parsed)
             self._look_at_content(seen, number, value, parsed)
         rendering = self.renderer.render([values[number] for number in good])
@@ -192,9 +207,8 @@ class Linter:
                 sightings += self._control.sightings(texts_of(side))
         if isinstance(parsed, Conversation):
             sightings += argument_texts(row, self.spec.messages_key)
-        # What stands in a prompt stands in every side: it is said once.
-        for rule, detail, shown in dict.fromkeys(sightings):
-            seen.add(rule, number, detail, shown)
+        for sighting in dict.fromkeys(sightings):  # a prompt is part of every side
+            seen.add(number, *sighting)
 
     def _look_at_rejected(
         self, seen: Collector, number: int, parsed: Conversation | Plain | None, error: RowError
@@ -210,10 +224,10 @@ class Linter:
             else:
                 said = next((text for _, text in texts_of(parsed) if text), "")
                 sighting = error.reason, error.message, excerpt(said)
-        seen.add(sighting[0], number, sighting[1], sighting[2])
+        seen.add(number, *sighting)
 
     def encode(self, rendering: Rendering, parsed_rows: list[Conversation | Plain]) -> Encoded:
-        """Encode texts; each row's one "turn end" is where its body starts."""
+        """Encode texts; the only "turn end" of each is the start of its body."""
         bodies = [
             [_body_start(text, parsed)]
             for text, parsed in zip(rendering.texts, parsed_rows, strict=True)
@@ -232,7 +246,7 @@ class Linter:
         for place, error in encoded.rejected:
             if error.reason != "bad_media" or not seen.has("missing_picture", sources[place]):
                 text = rendering.texts[place]
-                seen.add(error.reason, sources[place], error.message, excerpt(text))
+                seen.add(sources[place], error.reason, error.message, excerpt(text))
         unclosed = set(rendering.unclosed)
         trained = encoded.trained
         for place in encoded.kept.tolist():
@@ -241,29 +255,29 @@ class Linter:
             ids, mask, _ = encoded.row(place)
             if not trained[place]:
                 detail = "no token of this row would be trained"
-                seen.add("no_trained_tokens", number, detail, excerpt(text))
+                seen.add(number, "no_trained_tokens", detail, excerpt(text))
             limit = self.recipe.max_length
             if limit is not None and len(ids) > limit:
                 detail = f"{len(ids):,} tokens, {len(ids) - limit:,} more than {limit:,}"
-                seen.add("overlong", number, detail, excerpt(text))
+                seen.add(number, "overlong", detail, excerpt(text))
             bos = self.tokenizer.bos_id
             if bos is not None and len(ids) > 1 and ids[0] == bos == ids[1]:
                 detail = "the first two tokens are begin-of-sequence"
-                seen.add("double_bos", number, detail, excerpt(text))
+                seen.add(number, "double_bos", detail, excerpt(text))
             if place in unclosed or (trained[place] and self._left_open(parsed, ids, mask)):
                 end = rendering.spans[place]
                 at = end[-1][1] if end else len(text)
-                seen.add("missing_closer", number, "what is trained just ends", excerpt(text, at))
+                seen.add(number, "missing_closer", "what is trained just ends", excerpt(text, at))
             if isinstance(parsed, Conversation):
                 self._look_at_render(seen, number, parsed, text)
 
     def _left_open(self, parsed: Conversation | Plain, ids: Any, mask: Any) -> bool:
-        """Whether the last trained token is no control token, where nobody else looked."""
+        """Return whether the last trained token is no control token, unless rendering checks it."""
         if isinstance(parsed, Plain):
             if parsed.shape == "text" or self.recipe.append_eos:
                 return False
         elif not self.renderer.reference(parsed.tools).has_generation:
-            return False  # the renderer knows each turn's closer
+            return False  # the renderer finds each end-of-turn token
         last = int(ids[np.flatnonzero(mask)[-1]])
         return not bool(self.tokenizer.table.is_added[last])
 
@@ -286,7 +300,7 @@ class Linter:
             sightings.append(lost)
         for sighting in sightings:
             if sighting is not None:
-                seen.add(sighting[0], number, sighting[1], sighting[2])
+                seen.add(number, *sighting)
 
     def _digests(
         self,
@@ -295,11 +309,10 @@ class Linter:
         sources: list[int],
         shown: list[tuple[int, int, int]],
     ) -> dict[str, Any]:
-        """Row numbers, digests and sketches of the accepted rows; of parts, the last counts.
+        """Return numbers, digests and sketches of the accepted rows; of parts, the last counts.
 
-        A group is the same as another where all its texts are. Rows with pictures are the same
-        where those are, too; nobody says how nearly two pictures are alike, so they are no
-        near-duplicates of anything.
+        Groups are equal where all texts are, rows with images where their images are, too. Rows
+        with images are no near-duplicates of anything.
         """
         places = {sources[place]: place for place in encoded.kept.tolist()}
         numbers = sorted(places)
@@ -317,7 +330,7 @@ class Linter:
                 if number in seen_in:
                     continue
                 found = minhash.shingles(body(encoded, places[number]))
-                if len(found) >= minhash.LEAST:
+                if len(found) >= minhash.MIN_SHINGLES:
                     sketched.append(number)
                     hashed.append(found)
         return {
@@ -329,13 +342,13 @@ class Linter:
 
 
 def body(encoded: Encoded, place: int) -> np.ndarray[Any, Any]:
-    """The tokens of a row from its first turn that is no system turn on."""
+    """Return the tokens of a row from its first turn that is no system turn."""
     ids, _, ends = encoded.row(place)
     return ids[int(ends[0]) :]
 
 
 def _body_start(text: str, parsed: Conversation | Plain) -> int:
-    """Where, in a rendered text, the first turn that is no system turn says its first words."""
+    """Return where the content of the first turn that is no system turn begins."""
     if isinstance(parsed, Conversation):
         for message in parsed.messages:
             content = message.get("content")
@@ -345,14 +358,11 @@ def _body_start(text: str, parsed: Conversation | Plain) -> int:
     return 0
 
 
-# Candidates for near-duplicates
-
-
 ROWS_PER_TASK = 256  # rows, each with up to `minhash.ANCHORS` others
 
 
 def open_comparer(options: dict[str, Any]) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """Load what comparing needs and return the function that compares some rows."""
+    """Return the function that compares rows with candidates for their near-duplicates."""
     linter = Linter(options)
     rows = open_rows(list(options["sources"]), cache_dir=options["cache"])
 
@@ -369,7 +379,7 @@ def open_comparer(options: dict[str, Any]) -> Callable[[dict[str, Any]], dict[st
 def near_duplicates(
     pairs: Sequence[tuple[int, list[int]]], known: dict[int, minhash.Hashes]
 ) -> Iterator[tuple[int, int, float]]:
-    """Row, the candidate it nearly repeats, and their index."""
+    """Yield row, its first near-duplicate, and their Jaccard index."""
     for row, others in pairs:
         for other in others:
             index = minhash.jaccard(known[row], known[other])
@@ -379,7 +389,7 @@ def near_duplicates(
 
 
 def shingle_sets(linter: Linter, values: Sequence[dict[str, Any]]) -> list[minhash.Hashes]:
-    """Each row's shingles, each once; rows that are not accepted have none."""
+    """Return each row's distinct shingles; rejected rows have none."""
     rendering = linter.renderer.render(values)
     parsed_rows = [
         side_of(sides_of(linter.renderer.read(values[place])), part)
@@ -390,3 +400,269 @@ def shingle_sets(linter: Linter, values: Sequence[dict[str, Any]]) -> list[minha
     for place in encoded.kept.tolist():  # of a row's parts the last counts, as before
         sets[rendering.source[place]] = np.unique(minhash.shingles(body(encoded, place)))
     return sets
+
+
+class TemplateCritic:
+    """Compares renders of one renderer's templates."""
+
+    def __init__(self, renderer: Renderer) -> None:
+        self._renderer = renderer
+        self._tags: dict[str, re.Pattern[str] | None] = {}
+        self._histories: dict[tuple[tuple[str, ...], str], Sighting | None] = {}
+
+    def glue(self) -> str:
+        """Return the render of a plain conversation; empty without a template."""
+        try:
+            return self._renderer.reference().render([*_PROBE])
+        except TokenmillError:
+            return ""
+
+    def refusal(self, conversation: Conversation, error: RowError) -> Sighting:
+        """Return why the template refuses a conversation.
+
+        Its roles are the reason where short words in the same roles are refused with the same
+        message, and pass in alternating turns.
+        """
+        roles = [message["role"] for message in conversation.messages]
+        turns = ["assistant" if number % 2 else "user" for number in range(len(roles))]
+        said = conversation.variables
+        if self._refused(roles, said) == error.message and self._refused(turns, said) is None:
+            shown = " → ".join(roles[:12])
+            return "role_order", f"{error.message}; the roles are {shown}", _words(conversation)
+        return "template_error", error.message, _words(conversation)
+
+    def _refused(self, roles: list[str], variables: dict[str, Any] | None) -> str | None:
+        """Return the template's error for short words in these roles."""
+        words = [{"role": role, "content": f"Word {n}."} for n, role in enumerate(roles)]
+        try:
+            self._renderer.reference(None, variables).render(words)
+        except TokenmillError as error:
+            return error.message
+        return None
+
+    def _render(self, conversation: Conversation) -> str | None:
+        tools = conversation.tools
+        try:
+            reference = self._renderer.reference(tools, conversation.variables)
+            return reference.render(conversation.messages, tools)
+        except TokenmillError:
+            return None
+
+    def dropped(self, conversation: Conversation, error: RowError) -> Sighting:
+        """Return which part of a conversation the template does not print."""
+        lost = self.dropped_calls(conversation, self._render(conversation))
+        return lost or ("template_drops_content", error.message, _words(conversation))
+
+    def dropped_calls(self, conversation: Conversation, text: str | None) -> Sighting | None:
+        """Return calls that the rendered text does not show."""
+        if text is None:
+            return None
+        for number, message in enumerate(conversation.messages):
+            for name in _called(message):
+                if name not in text:
+                    detail = f"turn {number} calls {name!r}, which the template prints nowhere"
+                    return "template_drops_tool_calls", detail, excerpt(text, len(text))
+        if not any(_called(message) for message in conversation.messages):
+            return None
+        none = [_with_calls(m, 0) for m in conversation.messages]
+        if self._render(replace(conversation, messages=none)) == text:
+            return (
+                "template_drops_tool_calls",
+                "the same is printed without the calls",
+                _words(conversation),
+            )
+        if any(len(_called(message)) > 1 for message in conversation.messages):
+            first = [_with_calls(m, 1) for m in conversation.messages]
+            if self._render(replace(conversation, messages=first)) == text:
+                detail = "of several calls in a turn the template prints the first alone"
+                return "template_drops_tool_calls", detail, _words(conversation)
+        return None
+
+    def dropped_tools(self, conversation: Conversation, text: str) -> Sighting | None:
+        """Return tools if the rendered text names none of them."""
+        names = [name for name in map(_tool_name, conversation.tools or ()) if name]
+        if not names or any(name in text for name in names):
+            return None
+        shown = ", ".join(names[:3])
+        return "template_drops_tools", f"{len(names)} tools ({shown} …) are printed nowhere", ""
+
+    def dropped_context(self, conversation: Conversation, text: str) -> Sighting | None:
+        """Return a system, user or tool text that the template does not print.
+
+        Mistral's templates print the system text before the last user turn only, and nowhere
+        in a conversation that ends with an answer.
+        """
+        for number, message in enumerate(conversation.messages):
+            content = message.get("content")
+            if message["role"] == "assistant" or not isinstance(content, str):
+                continue
+            words = content.strip()
+            if not words or words in text:
+                continue
+            other = [*conversation.messages]
+            other[number] = {**message, "content": f"{words} {words}"}
+            if self._render(replace(conversation, messages=other)) == text:
+                detail = f"turn {number} ({message['role']}) is printed nowhere"
+                return "template_drops_context", detail, excerpt(words)
+        return None
+
+    def nulls(self, conversation: Conversation) -> Sighting | None:
+        """Return null members that change what the template prints."""
+        paths: list[str] = []
+        known = {_tool_name(tool): _properties(tool) for tool in conversation.tools or ()}
+        tools = None if conversation.tools is None else _pruned(conversation.tools, "tools", paths)
+        messages = [
+            _pruned_message(message, f"turn {number}", paths, known)
+            for number, message in enumerate(conversation.messages)
+        ]
+        if not paths:
+            return None
+        as_is = self._render(conversation)
+        pruned = replace(conversation, messages=messages, tools=tools)
+        if as_is is None or as_is == self._render(pruned):
+            return None
+        more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
+        return (
+            "null_tool_keys",
+            f"{paths[0]} is null{more}",
+            excerpt(as_is, max(0, as_is.find("null"))),
+        )
+
+    def lost_thinking(self, conversation: Conversation, text: str) -> Sighting | None:
+        """Return earlier assistant turns whose thinking the template drops."""
+        assistants = [n for n, m in enumerate(conversation.messages) if m["role"] == "assistant"]
+        lost, first = [], ""
+        for number in assistants[:-1]:
+            thoughts = list(self._thoughts(conversation.messages[number], conversation.tools))
+            missing = [thought for thought in thoughts if thought not in text]
+            if missing:
+                lost.append(number)
+                first = first or missing[0]
+        if not lost:
+            return None
+        numbers = ", ".join(map(str, lost[:8])) + (" …" if len(lost) > 8 else "")
+        which = "turn" if len(lost) == 1 else "turns"
+        detail = (
+            f"{which} {numbers} of {len(conversation.messages)}: thinking is not printed in history"
+        )
+        return "rewrites_history", detail, excerpt(first)
+
+    def _thoughts(self, message: dict[str, Any], tools: list[Any] | None) -> Iterator[str]:
+        for key in REASONING_KEYS:
+            value = message.get(key)
+            if isinstance(value, str) and value.strip():
+                yield value.strip()
+        content = message.get("content")
+        if isinstance(content, str) and "<" in content:
+            tags = self._thinking(self._renderer.reference(tools))
+            yield from (run for kind, run in cut(content, tags) if kind == REASONING)
+
+    def _thinking(self, template: ReferenceTemplate) -> re.Pattern[str] | None:
+        if template.source not in self._tags:
+            self._tags[template.source] = any_of(thinking_tags(literals(template.tree)))
+        return self._tags[template.source]
+
+    def differing_history(self, conversation: Conversation) -> Sighting | None:
+        """Return whether the trained text of a turn changes once another turn follows.
+
+        Tried with short words in the same roles and the row's variables, on the first assistant
+        turn: if a later turn is printed differently in history, so is the first.
+        """
+        roles = tuple(message["role"] for message in conversation.messages)
+        asked = roles, repr(conversation.variables)
+        if asked not in self._histories and len(self._histories) < MAX_HISTORIES:
+            self._histories[asked] = self._ask_history(roles, conversation.variables)
+        return self._histories.get(asked)
+
+    def _ask_history(
+        self, roles: tuple[str, ...], variables: dict[str, Any] | None
+    ) -> Sighting | None:
+        words = [{"role": role, "content": f"Word {n}."} for n, role in enumerate(roles)]
+        first = roles.index("assistant") + 1
+        rows = [{"messages": part, VARIABLES_KEY: variables} for part in (words[:first], words)]
+        made = self._probe.render(rows)
+        if made.source != [0, 1]:
+            return None
+        trained = []
+        for text, spans in zip(made.texts, made.spans, strict=True):
+            start, end = (spans or [(0, 0)])[0]
+            trained.append(text[start:end])
+        last, history = trained
+        if last == history:
+            return None
+        return "history_differs", f"as the last turn {last!r}, as history {history!r}", ""
+
+    @cached_property
+    def _probe(self) -> Renderer:
+        spec, own = self._renderer.spec, self._renderer
+        return Renderer(
+            type(spec)(template_kwargs=spec.template_kwargs, date=spec.date, trailing="trim"),
+            own.reference().source,
+            own.special_tokens,
+            renderer="jinja2",
+        )
+
+
+def _with_calls(message: dict[str, Any], count: int) -> dict[str, Any]:
+    """Return a message with its first calls only."""
+    kept = {key: value for key, value in message.items() if key not in CALL_KEYS}
+    calls = message.get("tool_calls")
+    return {**kept, "tool_calls": calls[:count]} if count and isinstance(calls, list) else kept
+
+
+def _words(conversation: Conversation) -> str:
+    content = conversation.messages[0].get("content") if conversation.messages else ""
+    return excerpt(content) if isinstance(content, str) else ""
+
+
+def _called(message: dict[str, Any]) -> list[str]:
+    calls = message.get("tool_calls")
+    found = [*(calls if isinstance(calls, list) else ()), message.get("function_call")]
+    names = (function_of(call).get("name") for call in found)
+    return [name for name in names if isinstance(name, str)]
+
+
+def _tool_name(tool: Any) -> str:
+    name = function_of(tool).get("name")
+    return name if isinstance(name, str) else ""
+
+
+def _properties(tool: Any) -> set[str]:
+    parameters = function_of(tool).get("parameters")
+    properties = parameters.get("properties") if isinstance(parameters, dict) else None
+    return set(properties) if isinstance(properties, dict) else set()
+
+
+def _pruned(
+    value: Any, path: str, paths: list[str], keep: tuple[str, ...] | set[str] = MEANT
+) -> Any:
+    """Return the value without null members, and append their paths to ``paths``."""
+    if isinstance(value, list):
+        return [_pruned(item, f"{path}[{n}]", paths, keep) for n, item in enumerate(value)]
+    if not isinstance(value, dict):
+        return value
+    kept = {}
+    for name, item in value.items():
+        if item is None and name not in keep:
+            paths.append(f"{path}.{name}")
+        else:
+            kept[name] = item if name in MEANT else _pruned(item, f"{path}.{name}", paths, keep)
+    return kept
+
+
+def _pruned_message(
+    message: dict[str, Any], path: str, paths: list[str], known: dict[str, set[str]]
+) -> dict[str, Any]:
+    """Return a message without null members about tools; a declared argument may be null."""
+    if len(message) <= 2:
+        return message
+    kept: dict[str, Any] = {}
+    declared = set().union(*(known.get(name, set()) for name in _called(message)), MEANT)
+    for name, item in message.items():
+        if name in NULLABLE and item is None:
+            paths.append(f"{path}.{name}")
+        elif name in CALL_KEYS:
+            kept[name] = _pruned(item, f"{path}.{name}", paths, declared)
+        else:
+            kept[name] = item
+    return kept
