@@ -41,9 +41,8 @@ from tokenmill.report.lint.rules import (
 from tokenmill.sampling import Permutation, derive_key
 from tokenmill.source import Rows
 from tokenmill.work import Done, Executor, Setup, Task, run_tasks
-from tokenmill.work.blocks import BlockJob, BlockTask, size_of
+from tokenmill.work.blocks import BlockJob, BlockTask, cache_of, open_sources, size_of
 from tokenmill.work.identity import identity_card
-from tokenmill.work.inputs import cache_of, open_sources
 from tokenmill.work.processor import processor_card, tokenizer_choice
 from tokenmill.work.progress import open_progress
 
