@@ -81,6 +81,7 @@ AS_WORDS = {
 FUNCTIONS = {"raise_exception", "strftime_now", "namespace", "dict", "range"}
 MOST_PARTS = 256  # of a text that is put together before it becomes one
 LAZY = {"items", "select", "reject", "selectattr", "rejectattr", "map", "unique", "reverse"}
+ITERATING = {*LAZY, "dictsort", "groupby", "join", "list", "max", "min", "sort"}
 ARITHMETIC = (nodes.Add, nodes.Sub, nodes.Mul, nodes.Div, nodes.FloorDiv, nodes.Mod)
 MAKING = (nodes.BinExpr, nodes.Call, nodes.Concat, nodes.Filter)
 Known = TypeVar("Known")
@@ -799,6 +800,9 @@ class Expressions(Recorder):
         sources = frozenset().union(sources_of(value), *(sources_of(item) for item in arguments))
         codes = [self._code(value), *map(self._code, given)]
         codes += [f"{key}={self._code(item)}" for key, item in named.items()]
+        if name in ITERATING and self._sized(value):
+            names = sum(len(item) for item in arguments if isinstance(item, str))
+            self._emit("iterate", codes[0], 3 + (names >> 4))
         kind = FILTERS[name]
         if name in ("trim", "upper", "lower") and self._kind(value) is str and not arguments:
             method = "strip" if name == "trim" else name

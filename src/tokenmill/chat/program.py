@@ -588,6 +588,8 @@ def _write_operation(name: str, rest: list[Any], indent: str, lines: list[str]) 
         add(f"{indent}{namespace}.owners[{attribute!r}] = {owner}")
     elif name == "none":
         add(f"{indent}R.nones += 1")
+    elif name == "iterate":
+        add(f"{indent}R.work += {rest[1]} * len({rest[0]})")
     elif name == "charge":
         add(f"{indent}R.work += len({rest[0]}) >> 4")
     elif name == "keep":
