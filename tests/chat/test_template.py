@@ -212,6 +212,7 @@ def test_limits_leave_room_for_long_conversations() -> None:
     assert len(render(CHATML, messages)) > 3_000_000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "heavy",
     [

@@ -556,11 +556,20 @@ class _CountingGenerator(jinja2.compiler.CodeGenerator):
         self.writeline("environment.counter.count({}, {})".format(*body_cost(nodes)))
         super().blockvisit(nodes, frame)
 
+    def _count_before(self, node: jinja2.nodes.Node) -> None:
+        """Count an expression outside a body each time that it is evaluated."""
+        steps, size = body_cost([node])
+        self._calls[id(node)] = f"(environment.counter.count({steps}, {size}) or "
+
     def visit_For(self, node: jinja2.nodes.For, frame: Any) -> None:  # noqa: N802
         if node.test is not None:
-            steps, size = body_cost([node.test])
-            self._calls[id(node.test)] = f"(environment.counter.count({steps}, {size}) or "
+            self._count_before(node.test)
         super().visit_For(node, frame)
+
+    def macro_body(self, node: Any, frame: Any) -> Any:
+        for default in node.defaults:
+            self._count_before(default)
+        return super().macro_body(node, frame)
 
     def visit_Dict(self, node: jinja2.nodes.Dict, frame: Any) -> None:  # noqa: N802
         for pair in node.items:

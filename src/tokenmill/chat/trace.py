@@ -545,7 +545,9 @@ class Tracer(Expressions):
             if parameter in arguments:
                 value = arguments[parameter]
             elif parameter in defaults:
-                value = self._value(defaults[parameter])
+                default = defaults[parameter]
+                self._emit("body", *self._names.cost([default]))
+                value = self._value(default)
             else:
                 value = Undefined(name=parameter)
             self._frame.scopes[-1][parameter] = value
