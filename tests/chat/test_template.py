@@ -254,3 +254,11 @@ def test_run_within_its_limits_is_within_those_of_the_reference(shared: Path) ->
             assert BASE_SIZE - counter.size <= 16 * run.size + (64 << 10)
             runs += 1
     assert runs > 200
+
+
+def test_every_run_along_a_path_has_an_allowance_of_its_own() -> None:
+    source = "{% for m in messages %}{{ [m.content] | map('upper') | join }}{% endfor %}"
+    traced = TracedTemplate(ReferenceTemplate(source, {}, None))
+    for number in range(300):  # 800 kB each, as `upper` is counted
+        run = traced.follow([{"role": "user", "content": f"{number}x" * 20_000}], None)
+        assert run.text == f"{number}X" * 20_000

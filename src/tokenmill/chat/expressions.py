@@ -70,7 +70,7 @@ FILTERS: dict[str, type | None] = {
     "items": None, "select": None, "reject": None, "selectattr": None, "rejectattr": None,
     "map": None, "unique": None, "min": None, "max": None, "int": None, "float": float,
     "abs": None, "round": None, "attr": None, "groupby": None, "escape": None, "e": None,
-    "safe": None, "indent": str, "bool": bool,
+    "safe": None, "indent": str,
 }  # fmt: skip
 # Filters that make a word of what is no text.
 AS_WORDS = {
@@ -811,8 +811,6 @@ class Expressions(Recorder):
             code, sources = f"len({codes[0]})", NOTHING
         else:
             code = f"F_{name}({', '.join(codes)})"
-        if kind is bool:
-            return self._ask(code, call())
         if name in ("safe", "escape", "e", "reverse") and self._kind(value) not in (str, list):
             raise Untraceable(f"{name} of something else than a text")
         made = self._attempt(code, call, sources, kind, fresh=name in LAZY)

@@ -693,6 +693,8 @@ class TracedTemplate:
         memo: Memo | None = None
         if tools:
             tools, memo = self._interned(tools)
+        counter = self.reference.environment.counter
+        counter.start(0)  # filters that others call by name count, such as map("upper")
         try:
             return tracer.program.run(given, tools, memo)
         except Unlearned:
@@ -774,6 +776,7 @@ class TracedTemplate:
             self._start()
             assert isinstance(self._tracer, Tracer)
             tracer = self._tracer
+        self.reference.environment.counter.start(0)
         try:
             tracer.learn(given, tools)
             run = tracer.program.run(given, tools)
